@@ -1,0 +1,1 @@
+//! The event loop, sync tasks and the executor.

@@ -1,0 +1,466 @@
+//! What crosses the runtime seam (`runtime::Runtime`), in the words of CRI v1. Data only.
+//!
+//! Differences from CRI: an instance is ordered by [`Order`], never by wall time (boards boot without a clock), and
+//! times are optional because a clock may not have been trusted.
+
+use alloc::collections::BTreeMap;
+use core::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ContainerId, PodUid, SandboxId, Wall};
+
+/// Label: pod name.
+pub const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
+/// Label: pod namespace.
+pub const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+/// Label: pod UID.
+pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
+/// Label: container name.
+pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";
+/// Annotation: spec hash of the container (ACT-42), hexadecimal.
+pub const ANNOTATION_HASH: &str = "io.kubernetes.container.hash";
+/// Annotation: restart count of the instance.
+pub const ANNOTATION_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+/// Annotation: where the container sees its termination log.
+pub const ANNOTATION_TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+/// Annotation: `File` or `FallbackToLogsOnError`.
+pub const ANNOTATION_TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+/// Annotation: grace period of the pod, seconds.
+pub const ANNOTATION_POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
+/// Annotation: deletion grace period of the pod, seconds.
+pub const ANNOTATION_POD_DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
+/// Annotation: preStop handler, JSON.
+pub const ANNOTATION_PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+/// Annotation: container ports, JSON.
+pub const ANNOTATION_PORTS: &str = "io.kubernetes.container.ports";
+
+/// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Order(pub u32, pub u32);
+
+/// Where a namespace comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NamespaceMode {
+    /// Shared by the containers of the pod.
+    #[default]
+    Pod,
+    /// One for each container (PID only).
+    Container,
+    /// The machine's own.
+    Node,
+    /// That of another container (PID only, ephemeral containers).
+    Target,
+}
+
+/// Namespace modes of a sandbox or container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceOptions {
+    /// `Pod` or `Node`.
+    pub network: NamespaceMode,
+    /// `Pod` or `Node`.
+    pub ipc: NamespaceMode,
+    /// `Pod`, `Container`, `Node` or `Target`.
+    pub pid: NamespaceMode,
+}
+
+/// Contents of a resolver file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DnsConfig {
+    /// `nameserver` lines.
+    pub servers: Vec<String>,
+    /// Words of the one `search` line.
+    pub searches: Vec<String>,
+    /// Words of the one `options` line.
+    pub options: Vec<String>,
+}
+
+/// One hostPort.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortMapping {
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// Port in the pod.
+    pub container_port: u16,
+    /// Port on the host; 0 means none.
+    pub host_port: u16,
+    /// Address on the host; empty means all.
+    pub host_ip: String,
+}
+
+/// Seccomp or AppArmor profile to apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SecurityProfile {
+    /// The agent's own default profile.
+    RuntimeDefault,
+    /// None.
+    #[default]
+    Unconfined,
+    /// Seccomp: absolute path of a profile file. AppArmor: name of a loaded profile.
+    Localhost(String),
+}
+
+/// Everything needed to make a pod sandbox. Serialised into the sandbox record of the run dir.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxConfig {
+    /// Pod name.
+    pub name: String,
+    /// Pod namespace.
+    pub namespace: String,
+    /// Pod UID.
+    pub uid: PodUid,
+    /// 0 for the first sandbox of the pod.
+    pub attempt: u32,
+    /// Kernel hostname; empty for host-network pods.
+    pub hostname: String,
+    /// Directory for the pod's container logs, absolute.
+    pub log_directory: String,
+    /// Resolver file contents.
+    pub dns: DnsConfig,
+    /// hostPorts and declared ports.
+    pub port_mappings: Vec<PortMapping>,
+    /// Pod labels and the three `io.kubernetes.pod.*` ones.
+    pub labels: BTreeMap<String, String>,
+    /// Pod annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Cgroup of the pod, absolute within the hierarchy (`/kubepods/burstable/pod<uid>`).
+    pub cgroup_parent: String,
+    /// Sysctls in dotted form.
+    pub sysctls: BTreeMap<String, String>,
+    /// Namespace modes.
+    pub namespaces: NamespaceOptions,
+    /// Whether privileged containers may be made in it.
+    pub privileged: bool,
+    /// RuntimeClass handler; empty means the default one.
+    pub runtime_handler: String,
+}
+
+/// Whether a sandbox can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SandboxState {
+    /// Namespaces exist, network is set up.
+    Ready,
+    /// Stopped, half made, or its namespaces are gone.
+    NotReady,
+}
+
+/// A sandbox as the runtime sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxStatus {
+    /// Id.
+    pub id: SandboxId,
+    /// Pod UID.
+    pub uid: PodUid,
+    /// Pod name.
+    pub name: String,
+    /// Pod namespace.
+    pub namespace: String,
+    /// Attempt.
+    pub attempt: u32,
+    /// State.
+    pub state: SandboxState,
+    /// Creation order.
+    pub created: Order,
+    /// Creation time.
+    pub created_at: Wall,
+    /// Pod IPs, primary first; empty for host network.
+    pub ips: Vec<IpAddr>,
+    /// Namespace modes.
+    pub namespaces: NamespaceOptions,
+}
+
+/// Mount propagation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Propagation {
+    /// `None` in the API.
+    #[default]
+    Private,
+    /// rslave.
+    HostToContainer,
+    /// rshared.
+    Bidirectional,
+}
+
+/// A bind mount into a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Absolute path on the host.
+    pub host_path: String,
+    /// Absolute path in the container.
+    pub container_path: String,
+    /// Read-only.
+    pub read_only: bool,
+    /// Read-only including submounts.
+    pub recursive_read_only: bool,
+    /// Propagation.
+    pub propagation: Propagation,
+}
+
+/// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinuxResources {
+    /// cpu.shares.
+    pub cpu_shares: Option<u64>,
+    /// CFS quota, microseconds.
+    pub cpu_quota_us: Option<i64>,
+    /// CFS period, microseconds.
+    pub cpu_period_us: Option<u64>,
+    /// Memory limit, bytes.
+    pub memory_limit_bytes: Option<i64>,
+    /// Memory plus swap limit (v1) or their sum as OCI words it, bytes.
+    pub memory_swap_bytes: Option<i64>,
+    /// −1000..=1000.
+    pub oom_score_adj: i32,
+    /// pids.max.
+    pub pids_limit: Option<i64>,
+    /// Page size name (`2MB`) to bytes.
+    pub hugepage_limits: BTreeMap<String, u64>,
+    /// Raw cgroup v2 files (`memory.oom.group` → `1`).
+    pub unified: BTreeMap<String, String>,
+}
+
+/// Linux security settings of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinuxSecurity {
+    /// Privileged.
+    pub privileged: bool,
+    /// Capabilities to add, as written (`ALL`, `NET_ADMIN`, `CAP_…`).
+    pub add_capabilities: Vec<String>,
+    /// Capabilities to drop, as written.
+    pub drop_capabilities: Vec<String>,
+    /// Namespace modes.
+    pub namespaces: NamespaceOptions,
+    /// PID namespace donor, for `NamespaceMode::Target`.
+    pub target: Option<ContainerId>,
+    /// UID; wins over `username`.
+    pub run_as_user: Option<i64>,
+    /// GID.
+    pub run_as_group: Option<i64>,
+    /// User name of the image, resolved in its passwd file.
+    pub username: String,
+    /// Supplementary groups.
+    pub supplemental_groups: Vec<i64>,
+    /// Policy `Strict`: groups of the image's group file are not added.
+    pub strict_supplemental_groups: bool,
+    /// Read-only root file system.
+    pub readonly_rootfs: bool,
+    /// Sets no_new_privs.
+    pub no_new_privs: bool,
+    /// procMount `Unmasked`: both path lists empty.
+    pub unmasked_proc: bool,
+    /// Seccomp profile.
+    pub seccomp: SecurityProfile,
+    /// AppArmor profile; `Unconfined` asks for nothing.
+    pub apparmor: SecurityProfile,
+    /// SELinux process label, empty for none.
+    pub selinux_label: String,
+}
+
+/// Everything needed to create a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerConfig {
+    /// Container name.
+    pub name: String,
+    /// Restart count.
+    pub attempt: u32,
+    /// Image reference that lookup or pull returned (an image id).
+    pub image: String,
+    /// The user's own string.
+    pub user_image: String,
+    /// Replaces the image's entrypoint when not empty.
+    pub command: Vec<String>,
+    /// Replaces the image's cmd when not empty.
+    pub args: Vec<String>,
+    /// Working directory, empty for the image's.
+    pub working_dir: String,
+    /// Environment, in order, without duplicates.
+    pub env: Vec<(String, String)>,
+    /// Mounts, in order.
+    pub mounts: Vec<Mount>,
+    /// `io.kubernetes.*` labels.
+    pub labels: BTreeMap<String, String>,
+    /// `io.kubernetes.*` annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Log file, relative to the sandbox's log directory.
+    pub log_path: String,
+    /// Keep stdin open.
+    pub stdin: bool,
+    /// Close stdin when the first attached client leaves.
+    pub stdin_once: bool,
+    /// Terminal.
+    pub tty: bool,
+    /// Stop signal name, empty for the image's.
+    pub stop_signal: String,
+    /// Limits.
+    pub resources: LinuxResources,
+    /// Security.
+    pub security: LinuxSecurity,
+}
+
+/// State of an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ContainerState {
+    /// Created, not started.
+    Created,
+    /// Its process runs.
+    Running,
+    /// It ended, or never could start.
+    Exited,
+    /// The runtime lost track of it.
+    Unknown,
+}
+
+/// An instance as the runtime sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerStatus {
+    /// Id.
+    pub id: ContainerId,
+    /// Sandbox it lives in.
+    pub sandbox: SandboxId,
+    /// Container name.
+    pub name: String,
+    /// Restart count of the instance.
+    pub restart_count: u32,
+    /// State.
+    pub state: ContainerState,
+    /// Creation order.
+    pub created: Order,
+    /// Creation time.
+    pub created_at: Wall,
+    /// Start time, if it was started.
+    pub started_at: Option<Wall>,
+    /// End, if it ended.
+    pub finished_at: Option<Wall>,
+    /// End on the agent's monotonic clock, for back-off; `None` if it ended in an earlier boot.
+    pub finished_mono: Option<super::Mono>,
+    /// Exit code; 128 + signal for a signalled process. Meaningful when `Exited`.
+    pub exit_code: i32,
+    /// `Completed`, `Error`, `OOMKilled`, `StartError`, `ContainerStatusUnknown` or empty.
+    pub reason: String,
+    /// Message of the runtime, then of the termination log (TMSG-01).
+    pub message: String,
+    /// Image as the user named it.
+    pub image: String,
+    /// Image id (digest).
+    pub image_id: String,
+    /// Spec hash (ACT-42).
+    pub hash: u64,
+    /// uid, gid and supplementary groups in force.
+    pub user: Option<(i64, i64, Vec<i64>)>,
+    /// Process id of the container's init while it runs; 0 otherwise.
+    pub pid: i32,
+    /// Absolute path of the log file.
+    pub log_path: String,
+}
+
+/// All that the runtime knows of one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRuntimeStatus {
+    /// Pod UID.
+    pub uid: PodUid,
+    /// Pod name.
+    pub name: String,
+    /// Pod namespace.
+    pub namespace: String,
+    /// Pod IPs; see PLEG-11 and SYNC-01.
+    pub ips: Vec<IpAddr>,
+    /// Highest attempt first, then newest, then lowest id.
+    pub sandboxes: Vec<SandboxStatus>,
+    /// Newest first.
+    pub containers: Vec<ContainerStatus>,
+}
+
+impl PodRuntimeStatus {
+    /// The newest instance of container `name`.
+    #[must_use]
+    pub fn newest(&self, name: &str) -> Option<&ContainerStatus> {
+        self.containers.iter().find(|c| c.name == name)
+    }
+
+    /// Instances of container `name`, newest first.
+    pub fn instances<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a ContainerStatus> {
+        self.containers.iter().filter(move |c| c.name == name)
+    }
+
+    /// Whether anything of the pod runs: a READY sandbox or a running container.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.sandboxes
+            .iter()
+            .any(|s| s.state == SandboxState::Ready)
+            || self.has_running_container()
+    }
+
+    /// Whether a container runs.
+    #[must_use]
+    pub fn has_running_container(&self) -> bool {
+        self.containers
+            .iter()
+            .any(|c| c.state == ContainerState::Running)
+    }
+}
+
+/// An image in the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// Id: `sha256:` and the digest of the image configuration.
+    pub id: String,
+    /// Tagged references, normalised (`docker.io/library/busybox:1.36`).
+    pub repo_tags: Vec<String>,
+    /// Digested references.
+    pub repo_digests: Vec<String>,
+    /// Bytes on disk, unpacked.
+    pub size_bytes: u64,
+    /// Numeric user of the image, if numeric.
+    pub uid: Option<i64>,
+    /// User name of the image, if not numeric.
+    pub username: String,
+    /// Never garbage-collected.
+    pub pinned: bool,
+}
+
+/// One runtime condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Whether it holds.
+    pub ok: bool,
+    /// CamelCase reason when it does not.
+    pub reason: String,
+    /// What is wrong and how to mend it.
+    pub message: String,
+}
+
+/// Answer of the runtime's status call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// Pods can be run.
+    pub runtime_ready: Condition,
+    /// Pods can have a network.
+    pub network_ready: Condition,
+}
+
+/// Disk use of the image store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FsInfo {
+    /// Bytes of the file system.
+    pub capacity_bytes: u64,
+    /// Bytes available.
+    pub available_bytes: u64,
+    /// Inodes of the file system.
+    pub inodes: u64,
+    /// Inodes free.
+    pub inodes_free: u64,
+}
+
+/// Outcome of an exec that was waited for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Exit code.
+    pub exit_code: i32,
+    /// Standard output, cut at the caller's limit.
+    pub stdout: Vec<u8>,
+    /// Standard error, cut likewise.
+    pub stderr: Vec<u8>,
+}

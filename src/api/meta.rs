@@ -1,0 +1,49 @@
+//! Object metadata.
+
+use alloc::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{PodUid, Wall};
+
+/// `metadata` of an object, limited to what the agent reads or writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of meta/v1 ObjectMeta"
+)]
+pub struct ObjectMeta {
+    pub name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    #[serde(skip_serializing_if = "is_empty_uid")]
+    pub uid: PodUid,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub resource_version: String,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub generation: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_timestamp: Option<Wall>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<Wall>,
+    /// Seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_grace_period_seconds: Option<i64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+fn is_empty_uid(uid: &PodUid) -> bool {
+    uid.is_empty()
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(n: &i64) -> bool {
+    *n == 0
+}

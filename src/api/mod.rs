@@ -1,0 +1,28 @@
+//! Kubernetes objects this agent uses: data only, no decisions and no effects.
+//!
+//! - [`meta`], [`pod`], [`pod_status`], [`config_map`]: the core/v1 kinds, limited to the fields the agent reads.
+//!   What is not modelled here is kept in the pod record as received and takes part in the pod's digest.
+//! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
+//! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
+//! - [`time`], [`quantity`], [`ids`]: small value types.
+//!
+//! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
+//! before decoding (`config::decode`).
+
+pub mod config_map;
+pub mod cri;
+pub mod ids;
+pub mod meta;
+pub mod oci;
+pub mod pod;
+pub mod pod_status;
+pub mod quantity;
+pub mod time;
+
+pub use config_map::{ConfigMap, Secret};
+pub use ids::{ContainerId, PodUid, SandboxId};
+pub use meta::ObjectMeta;
+pub use pod::{Container, Pod, PodSpec};
+pub use pod_status::PodStatus;
+pub use quantity::Quantity;
+pub use time::{Mono, Wall};

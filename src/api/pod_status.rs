@@ -1,0 +1,189 @@
+//! core/v1 PodStatus: what the agent reports.
+#![expect(missing_docs, reason = "field names and meanings are those of core/v1")]
+
+use alloc::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Quantity, Wall, pod::Resources};
+
+/// Pod phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    #[default]
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    Unknown,
+}
+
+impl Phase {
+    /// `Succeeded` or `Failed`.
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+
+    /// The API's word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QosClass {
+    Guaranteed,
+    Burstable,
+    BestEffort,
+}
+
+macro_rules! object {
+    ($(#[$m:meta])* $name:ident { $($(#[$fm:meta])* $field:ident : $ty:ty),* $(,)? }) => {
+        $(#[$m])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        pub struct $name { $($(#[$fm])* pub $field: $ty),* }
+    };
+}
+
+object!(PodStatus {
+    phase: Phase,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conditions: Vec<PodCondition>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(rename = "hostIP", skip_serializing_if = "String::is_empty")]
+    host_ip: String,
+    #[serde(rename = "hostIPs", skip_serializing_if = "Vec::is_empty")]
+    host_ips: Vec<IpEntry>,
+    #[serde(rename = "podIP", skip_serializing_if = "String::is_empty")]
+    pod_ip: String,
+    #[serde(rename = "podIPs", skip_serializing_if = "Vec::is_empty")]
+    pod_ips: Vec<IpEntry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start_time: Option<Wall>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    init_container_statuses: Vec<ContainerStatus>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    container_statuses: Vec<ContainerStatus>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ephemeral_container_statuses: Vec<ContainerStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qos_class: Option<QosClass>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed_generation: Option<i64>,
+});
+
+object!(IpEntry { ip: String });
+
+object!(PodCondition {
+    #[serde(rename = "type")]
+    kind: String,
+    /// `True`, `False` or `Unknown`.
+    status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_transition_time: Option<Wall>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed_generation: Option<i64>,
+});
+
+object!(ContainerStatus {
+    name: String,
+    state: ContainerState,
+    last_state: ContainerState,
+    ready: bool,
+    restart_count: u32,
+    image: String,
+    #[serde(rename = "imageID")]
+    image_id: String,
+    /// `picolet://<id>`; empty before creation.
+    #[serde(rename = "containerID", skip_serializing_if = "String::is_empty")]
+    container_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    started: Option<bool>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    allocated_resources: BTreeMap<String, Quantity>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resources: Option<Resources>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    volume_mounts: Vec<VolumeMountStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<ContainerUser>,
+});
+
+object!(
+    /// At most one of the three is set.
+    ContainerState {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        waiting: Option<Waiting>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        running: Option<Running>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        terminated: Option<Box<Terminated>>,
+    }
+);
+
+object!(Waiting {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+});
+
+object!(Running { started_at: Option<Wall> });
+
+object!(Terminated {
+    exit_code: i32,
+    #[serde(skip_serializing_if = "is_zero")]
+    signal: i32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+    started_at: Option<Wall>,
+    finished_at: Option<Wall>,
+    #[serde(rename = "containerID", skip_serializing_if = "String::is_empty")]
+    container_id: String,
+});
+
+object!(VolumeMountStatus {
+    name: String,
+    mount_path: String,
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    read_only: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recursive_read_only: Option<String>,
+});
+
+object!(ContainerUser {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    linux: Option<LinuxContainerUser>,
+});
+object!(LinuxContainerUser {
+    uid: i64,
+    gid: i64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    supplemental_groups: Vec<i64>,
+});
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(n: &i32) -> bool {
+    *n == 0
+}

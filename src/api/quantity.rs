@@ -1,0 +1,188 @@
+//! Resource quantities: `100m`, `1.5Gi`, `2e3`.
+
+use core::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+/// A quantity as it was written, checked to be well formed.
+///
+/// - Shape: the original text is kept, so that what is read is what is shown.
+/// - Source: apimachinery `pkg/api/resource/quantity.go`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Quantity(Box<str>);
+
+/// The text is not a quantity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a quantity (number with an optional suffix such as m, k, Mi, Gi)")]
+pub struct QuantityError(Box<str>);
+
+impl Quantity {
+    /// Checks `text`. Fails on anything that upstream's parser refuses, and on values over 2^63 units.
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        match nanos(text) {
+            Some(_) => Ok(Self(text.into())),
+            None => Err(QuantityError(text.into())),
+        }
+    }
+
+    /// Whole units, rounded away from zero as upstream's `Value()` does.
+    #[must_use]
+    pub fn value(&self) -> i64 {
+        self.scaled(1_000_000_000)
+    }
+
+    /// Thousandths, rounded away from zero as upstream's `MilliValue()` does.
+    #[must_use]
+    pub fn milli(&self) -> i64 {
+        self.scaled(1_000_000)
+    }
+
+    /// As written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    fn scaled(&self, unit_nanos: i128) -> i64 {
+        let n = nanos(&self.0).unwrap_or(0);
+        let up = if n >= 0 {
+            (n + unit_nanos - 1) / unit_nanos
+        } else {
+            (n - unit_nanos + 1) / unit_nanos
+        };
+        i64::try_from(up).unwrap_or(if up > 0 { i64::MAX } else { i64::MIN })
+    }
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Value in billionths; digits beyond that are rounded up. `None` if malformed or out of range.
+fn nanos(text: &str) -> Option<i128> {
+    let (negative, rest) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let end = rest
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(rest.len());
+    let (number, suffix) = rest.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || number.len() > 40 {
+        return None;
+    }
+    let mut mantissa: i128 = 0;
+    for digit in whole.bytes().chain(fraction.bytes()) {
+        mantissa = mantissa
+            .checked_mul(10)?
+            .checked_add(i128::from(digit - b'0'))?;
+    }
+    let (binary, power10): (u32, i32) = match suffix {
+        "" => (0, 0),
+        "n" => (0, -9),
+        "u" => (0, -6),
+        "m" => (0, -3),
+        "k" => (0, 3),
+        "M" => (0, 6),
+        "G" => (0, 9),
+        "T" => (0, 12),
+        "P" => (0, 15),
+        "E" => (0, 18),
+        "Ki" => (10, 0),
+        "Mi" => (20, 0),
+        "Gi" => (30, 0),
+        "Ti" => (40, 0),
+        "Pi" => (50, 0),
+        "Ei" => (60, 0),
+        _ => (
+            0,
+            suffix
+                .strip_prefix(['e', 'E'])?
+                .parse()
+                .ok()
+                .filter(|e| (-40..=40).contains(e))?,
+        ),
+    };
+    let scaled = mantissa.checked_mul(1i128 << binary)?;
+    let power = power10 + 9 - i32::try_from(fraction.len()).ok()?;
+    let value = if power >= 0 {
+        scaled.checked_mul(10i128.checked_pow(power.unsigned_abs())?)?
+    } else {
+        match 10i128.checked_pow(power.unsigned_abs()) {
+            Some(divisor) => (scaled + divisor - 1) / divisor,
+            None => i128::from(scaled != 0),
+        }
+    };
+    let value = if negative { -value } else { value };
+    (value.unsigned_abs() <= (1u128 << 63) * 1_000_000_000).then_some(value)
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Quantity;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a quantity")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
+                Quantity::parse(text).map_err(E::custom)
+            }
+            fn visit_i64<E: de::Error>(self, n: i64) -> Result<Quantity, E> {
+                self.visit_str(&n.to_string())
+            }
+            fn visit_u64<E: de::Error>(self, n: u64) -> Result<Quantity, E> {
+                self.visit_str(&n.to_string())
+            }
+            fn visit_f64<E: de::Error>(self, n: f64) -> Result<Quantity, E> {
+                self.visit_str(&n.to_string())
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values() {
+        for (text, value, milli) in [
+            ("0", 0, 0),
+            ("100m", 1, 100),
+            ("0.1", 1, 100),
+            ("1.5", 2, 1500),
+            ("2", 2, 2000),
+            ("64Mi", 64 << 20, (64 << 20) * 1000),
+            ("1.5Gi", 3 << 29, (3 << 29) * 1000),
+            ("1k", 1000, 1_000_000),
+            ("2e3", 2000, 2_000_000),
+            ("1n", 1, 1),
+            ("-1500m", -2, -1500),
+            (".5", 1, 500),
+            ("1E", 1_000_000_000_000_000_000, i64::MAX),
+        ] {
+            let q = Quantity::parse(text).expect(text);
+            assert_eq!((q.value(), q.milli()), (value, milli), "{text}");
+        }
+        for bad in [
+            "",
+            "m",
+            "1.2.3",
+            "1Q",
+            "1 Gi",
+            "--1",
+            "1e999",
+            "9999999999999999999999E",
+            ".",
+        ] {
+            assert!(Quantity::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The two clocks of the agent. Reading them is `sys::clock`'s work; this file only names the values.
+
+use core::{
+    fmt,
+    ops::{Add, Sub},
+    time::Duration,
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+/// Monotonic time in milliseconds since boot, suspend included (`CLOCK_BOOTTIME`). Every deadline uses it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Mono(pub u64);
+
+impl Mono {
+    /// Milliseconds from `earlier` to `self`; 0 if `earlier` is later.
+    #[must_use]
+    pub const fn since_ms(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Mono {
+    type Output = Self;
+    fn add(self, rhs: Duration) -> Self {
+        let ms = u64::try_from(rhs.as_millis()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(ms))
+    }
+}
+
+impl Sub for Mono {
+    type Output = Duration;
+    /// Saturates at zero.
+    fn sub(self, rhs: Self) -> Duration {
+        Duration::from_millis(self.since_ms(rhs))
+    }
+}
+
+/// Wall-clock time in nanoseconds since 1970, for API timestamps and log lines only.
+///
+/// Never subtract two of them to get a duration: most boards boot without a battery clock, so this jumps.
+/// Serialises as RFC 3339 in UTC with second precision, as API timestamps do; decodes any RFC 3339 text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Wall(pub i64);
+
+impl Wall {
+    /// `seconds` since 1970.
+    #[must_use]
+    pub const fn from_secs(seconds: i64) -> Self {
+        Self(seconds.saturating_mul(1_000_000_000))
+    }
+
+    /// Whole seconds since 1970, rounded down.
+    #[must_use]
+    pub const fn secs(self) -> i64 {
+        self.0.div_euclid(1_000_000_000)
+    }
+
+    /// The same instant cut to whole seconds, the precision of API timestamps.
+    #[must_use]
+    pub const fn truncated(self) -> Self {
+        Self::from_secs(self.secs())
+    }
+
+    /// Parses RFC 3339 with any offset and fraction. `None` if malformed or outside 1678–2262.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let at = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+        i64::try_from(at.unix_timestamp_nanos()).ok().map(Self)
+    }
+
+    /// RFC 3339 in UTC with exactly nine fractional digits, as CRI log lines and `config.seen` carry it.
+    #[must_use]
+    pub fn rfc3339_nanos(self) -> String {
+        let mut text = self.truncated().to_string();
+        text.pop(); // the `Z`
+        let nanos = self.0.rem_euclid(1_000_000_000);
+        text + &format!(".{nanos:09}Z")
+    }
+
+    /// The civil date and time in UTC.
+    #[must_use]
+    pub fn date_time(self) -> OffsetDateTime {
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0))
+            .unwrap_or(OffsetDateTime::UNIX_EPOCH)
+    }
+}
+
+impl fmt::Display for Wall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self
+            .truncated()
+            .date_time()
+            .format(&Rfc3339)
+            .map_err(|_| fmt::Error)?;
+        f.write_str(&text)
+    }
+}
+
+impl Serialize for Wall {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Wall {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = alloc::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        Self::parse(&text)
+            .ok_or_else(|| de::Error::custom(format_args!("{text:?} is not an RFC 3339 time")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wall_text() {
+        for (nanos, short, long) in [
+            (0, "1970-01-01T00:00:00Z", "1970-01-01T00:00:00.000000000Z"),
+            (
+                1_700_000_000_123_456_789,
+                "2023-11-14T22:13:20Z",
+                "2023-11-14T22:13:20.123456789Z",
+            ),
+            (
+                4_102_444_800_000_000_001,
+                "2100-01-01T00:00:00Z",
+                "2100-01-01T00:00:00.000000001Z",
+            ),
+            (-1, "1969-12-31T23:59:59Z", "1969-12-31T23:59:59.999999999Z"),
+        ] {
+            assert_eq!(Wall(nanos).to_string(), short);
+            assert_eq!(Wall(nanos).rfc3339_nanos(), long);
+            assert_eq!(Wall::parse(long), Some(Wall(nanos)));
+        }
+        assert_eq!(
+            Wall::parse("2023-11-14T23:13:20+01:00"),
+            Some(Wall::from_secs(1_700_000_000))
+        );
+        assert_eq!(Wall::parse("yesterday"), None);
+    }
+}

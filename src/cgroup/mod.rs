@@ -1,0 +1,1 @@
+//! Pod and tier cgroups, v1 hybrid and v2.

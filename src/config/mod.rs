@@ -1,0 +1,1 @@
+//! KubeletConfiguration, flags and defaults.

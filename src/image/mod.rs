@@ -1,0 +1,1 @@
+//! Content store, layers, snapshots, import.

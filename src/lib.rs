@@ -1,0 +1,34 @@
+//! Picolet: a kubelet for very small machines.
+//!
+//! Arrows point one way: `main → agent → logic → api` and `agent → effects → sys`. Effects and logic share `api` and
+//! nothing else; only `agent` knows both.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`api`] | Kubernetes objects and the runtime seam's data |
+//! | [`logic`] | pure decisions: names only `core::` and `alloc::` |
+//! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
+//! | [`config`] | KubeletConfiguration, flags, defaults with units |
+//! | [`source`] | where pods come from: manifest directory |
+//! | [`runtime`] | trait `Runtime`; `runc` (direct backend), `fake` |
+//! | [`shim`] | the process beside each container that outlives the agent |
+//! | [`image`], [`volume`], [`cgroup`] | one world each |
+//! | [`server`] | HTTP over the unix socket |
+//! | [`cli`] | what was typed, and the local commands |
+//! | [`sys`] | every unsafe block, every clock read |
+
+extern crate alloc;
+
+pub mod agent;
+pub mod api;
+pub mod cgroup;
+pub mod cli;
+pub mod config;
+pub mod image;
+pub mod logic;
+pub mod runtime;
+pub mod server;
+pub mod shim;
+pub mod source;
+pub mod sys;
+pub mod volume;

@@ -1,0 +1,8 @@
+//! Pure decisions: plain data in, next state and a list of effects out.
+//!
+//! Nothing here names a clock, file, socket, thread, environment or unordered map; `tests/layers.rs` holds it.
+#![warn(
+    clippy::std_instead_of_core,
+    clippy::std_instead_of_alloc,
+    clippy::wildcard_enum_match_arm
+)]

@@ -1,0 +1,100 @@
+//! The runtime seam: one trait in CRI's words, and its backends.
+//!
+//! - `runc`: the direct backend, which calls an OCI runtime and CNI plugins itself.
+//! - `fake`: an in-memory runtime for simulations and tests.
+//!
+//! Contract of every backend (`tests/spec/lifecycle.md` PROV, `runtime.md` RTM): stop and remove are idempotent,
+//! "not found" is success for them; creation is separate from start; nothing is lost across an agent restart.
+
+use core::{future::Future, pin::Pin, time::Duration};
+
+use crate::api::cri::{
+    ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
+    SandboxStatus,
+};
+use crate::api::{ContainerId, PodUid, SandboxId};
+
+/// A call to the runtime. Dropping it does not cancel what it started; see design section "Worker".
+pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, RuntimeError>> + 'a>>;
+
+/// What can go wrong for the caller of the runtime.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuntimeError {
+    /// The sandbox, container or image does not exist. Stop and remove never return it.
+    #[error("{0} not found")]
+    NotFound(String),
+    /// The configuration cannot be honoured; repeating the call unchanged is useless.
+    #[error("{0}")]
+    Invalid(String),
+    /// A call did not end in time; whatever it started has been killed.
+    #[error("{what} timed out after {after:?}")]
+    Timeout {
+        /// The step.
+        what: String,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// Anything else: the step that failed and the whole chain of causes.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A container runtime. One pod's calls never overlap; calls for different pods do.
+pub trait Runtime {
+    /// Prefix of container ids in the API (`picolet`), and the runtime's name and version for `nodeInfo`.
+    fn name(&self) -> &'static str;
+    /// Name and version of what runs containers, e.g. `runc://1.1.5`.
+    fn version(&self) -> String;
+    /// Conditions; cheap enough for every 5 s.
+    fn status(&self) -> Call<'_, RuntimeStatus>;
+
+    /// Lists all pods with every sandbox and instance, exited ones included (the relist).
+    /// Sorted by UID; at most the pods the table can hold plus orphans.
+    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>>;
+    /// Reads one pod anew, termination messages included. Unknown UID: an empty status carrying it.
+    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus>;
+    /// Resolves when something at the runtime may have changed (a container ended). May be late or lost.
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+
+    /// Makes a sandbox and its network. On error nothing usable is left; what is left is listed as not ready.
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus>;
+    /// Kills what runs in it, releases its network. Idempotent.
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+    /// Stops, removes its containers and every trace of it. Idempotent.
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+
+    /// Creates an instance. The id is derived from (uid, name, attempt).
+    fn create_container<'a>(
+        &'a self,
+        sandbox: &'a SandboxId,
+        config: &'a ContainerConfig,
+    ) -> Call<'a, ContainerId>;
+    /// Starts a created instance. A failure leaves it `Exited` with reason `StartError` and code 128.
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
+    /// Sends the stop signal once, waits `grace`, kills all its processes, waits for the end. Idempotent.
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()>;
+    /// Removes the instance, its root file system and its logs. Kills it first if it runs. Idempotent.
+    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
+    /// Reopens the log file after a rotation.
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
+    /// Runs a command in a running container and collects at most `limit` bytes of each stream.
+    /// After `timeout` the process in the container is killed and [`RuntimeError::Timeout`] returned.
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Call<'a, ExecOutput>;
+
+    /// The image that `reference` names, if it is in the store.
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
+    /// All images, sorted by id.
+    fn list_images(&self) -> Call<'_, Vec<Image>>;
+    /// Pulls `reference` and returns the image id.
+    fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String>;
+    /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
+    /// Disk use of the image store.
+    fn image_fs_info(&self) -> Call<'_, FsInfo>;
+}

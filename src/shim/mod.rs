@@ -1,0 +1,1 @@
+//! The process beside each container.

@@ -1,0 +1,69 @@
+//! Lanes: fixed threads of our own for what must block. The deciding thread never does.
+//!
+//! A lane is one thread with a named stack size and a bounded queue. No lane waits for another.
+
+use std::{io, thread};
+
+/// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run`]).
+pub const LANE_QUEUE: usize = 128;
+/// Stack of a lane's thread in bytes: the deepest job (unpacking a layer) was measured well below half of it.
+pub const LANE_STACK_BYTES: usize = 256 * 1024;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// One worker thread and its queue.
+#[derive(Clone)]
+pub struct Lane {
+    jobs: smol::channel::Sender<Job>,
+}
+
+impl Lane {
+    /// Starts the lane's thread. Fails only if the system refuses a thread.
+    pub fn start(name: &str) -> io::Result<Self> {
+        let (jobs, queue) = smol::channel::bounded::<Job>(LANE_QUEUE);
+        thread::Builder::new()
+            .name(name.into())
+            .stack_size(LANE_STACK_BYTES)
+            .spawn(move || {
+                while let Ok(job) = queue.recv_blocking() {
+                    job();
+                }
+            })?;
+        Ok(Self { jobs })
+    }
+
+    /// Runs `job` on the lane's thread and returns its result. Waits while the queue is full.
+    /// Dropping the future does not stop a job that was queued.
+    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (reply, answer) = smol::channel::bounded(1);
+        let job: Job = Box::new(move || {
+            // The asker may have gone: nobody needs the answer then.
+            let _ = reply.try_send(job());
+        });
+        self.jobs
+            .send(job)
+            .await
+            .expect("a lane's thread lives as long as the agent");
+        answer.recv().await.expect("a lane answers every job")
+    }
+}
+
+/// Runs `job` on a thread of its own that ends with it, for jobs that change the thread's namespaces.
+pub async fn on_fresh_thread<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (reply, answer) = smol::channel::bounded(1);
+    let handle = thread::Builder::new()
+        .name(name.into())
+        .stack_size(LANE_STACK_BYTES)
+        .spawn(move || {
+            let _ = reply.try_send(job());
+        })?;
+    let result = answer
+        .recv()
+        .await
+        .map_err(|_| io::Error::other("thread ended without an answer"));
+    drop(handle);
+    result
+}

@@ -1,0 +1,1 @@
+//! Volumes: set up, tear down, subPath.

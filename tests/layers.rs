@@ -1,0 +1,117 @@
+//! Holds the layers of the crate: reads the tree, so that a forbidden import fails a test, not a review.
+
+use std::{fs, path::Path};
+
+/// Every source file below `dir`, with its path.
+fn sources(dir: &Path, out: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(dir).expect("source directory") {
+        let path = entry.expect("entry").path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push((
+                path.display().to_string(),
+                fs::read_to_string(&path).expect("source"),
+            ));
+        }
+    }
+}
+
+fn offenders(layer: &str, forbidden: &[&str]) -> Vec<String> {
+    let mut files = Vec::new();
+    sources(
+        &Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("src")
+            .join(layer),
+        &mut files,
+    );
+    assert!(!files.is_empty(), "layer {layer} has no files");
+    let mut found = Vec::new();
+    for (path, text) in files {
+        for (n, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            for word in forbidden {
+                // A whole path segment: `std::` but not `my_std::`.
+                let hit = code.match_indices(word).any(|(at, _)| {
+                    !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                });
+                if hit {
+                    found.push(format!("{path}:{}: {}", n + 1, line.trim()));
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn logic_is_pure() {
+    let outside = [
+        "std::",
+        "nix::",
+        "libc::",
+        "smol::",
+        "async_io::",
+        "log::",
+        "crate::sys",
+        "crate::agent",
+        "crate::runtime",
+        "crate::image",
+        "crate::volume",
+        "crate::server",
+        "crate::config",
+        "crate::shim",
+        "crate::cgroup",
+        "crate::source",
+        "crate::cli",
+    ];
+    assert_eq!(offenders("logic", &outside), Vec::<String>::new());
+}
+
+#[test]
+fn api_is_data() {
+    assert_eq!(
+        offenders(
+            "api",
+            &[
+                "nix::",
+                "libc::",
+                "smol::",
+                "crate::sys",
+                "crate::logic",
+                "crate::agent"
+            ]
+        ),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
+fn effects_do_not_know_decisions() {
+    for layer in [
+        "runtime", "image", "volume", "cgroup", "shim", "source", "sys",
+    ] {
+        assert_eq!(
+            offenders(layer, &["crate::logic", "crate::agent"]),
+            Vec::<String>::new(),
+            "{layer}"
+        );
+    }
+}
+
+#[test]
+fn clocks_are_read_in_one_place() {
+    let mut files = Vec::new();
+    sources(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut files,
+    );
+    for (path, text) in files {
+        if !path.ends_with("sys/clock.rs") {
+            assert!(
+                !text.contains("Instant::now(") && !text.contains("SystemTime::now("),
+                "{path} reads a clock"
+            );
+        }
+    }
+}

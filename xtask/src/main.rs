@@ -1,0 +1,3 @@
+//! Tasks of the project: `demo`, `test`, `spec`, `bench`.
+
+fn main() {}
