@@ -1,1 +1,298 @@
-//! Pod and tier cgroups, v1 hybrid and v2.
+//! Control groups of pods, tiers and shims: made, limited, emptied and removed. Values come in as data.
+//!
+//! Two layouts exist on boards: version 1 (each controller its own mount, perhaps with a bare version 2 tree beside it) and
+//! version 2 (one tree). [`Cgroups`] hides which. Containers' own groups are made by the OCI runtime below the pod's.
+//!
+//! Paths are absolute within the hierarchy (`/kubepods/burstable/pod<uid>`), never file names.
+
+mod hierarchy;
+mod kill;
+mod values;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::api::{PodUid, cri::LinuxResources};
+
+pub use hierarchy::{Hierarchy, Version};
+
+/// Longest control file that is read, in bytes; `cgroup.procs` of a fork bomb is cut, and read again next round.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// What can go wrong with a control group.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The mount table shows no usable hierarchy.
+    #[error("no control group hierarchy is mounted: mount cgroup2 on /sys/fs/cgroup")]
+    NotMounted,
+    /// A limit was asked for that this kernel cannot hold.
+    #[error(
+        "control group controller {0:?} is not available: enable it on the kernel command line"
+    )]
+    NoController(&'static str),
+    /// The path is not absolute or tries to leave the hierarchy.
+    #[error("control group path {0:?} is not absolute and plain")]
+    BadPath(String),
+    /// A file of the control group file system could not be read or written.
+    #[error("{}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Processes outlived every round of killing.
+    #[error("{path}: {left} processes outlived SIGKILL")]
+    Busy {
+        /// The group.
+        path: String,
+        /// How many are left.
+        left: usize,
+    },
+}
+
+impl CgroupError {
+    fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// The machine's control groups.
+#[derive(Clone, Debug)]
+pub struct Cgroups {
+    hierarchy: Hierarchy,
+}
+
+impl Cgroups {
+    /// Reads the mount table of this process.
+    ///
+    /// # Errors
+    /// [`CgroupError::NotMounted`], or the mount table cannot be read.
+    pub fn detect() -> Result<Self, CgroupError> {
+        let path = Path::new("/proc/self/mountinfo");
+        let text = fs::read_to_string(path).map_err(|e| CgroupError::io(path, e))?;
+        Ok(Self {
+            hierarchy: Hierarchy::parse(&text).ok_or(CgroupError::NotMounted)?,
+        })
+    }
+
+    /// Uses a hierarchy found elsewhere (tests).
+    #[must_use]
+    pub const fn with(hierarchy: Hierarchy) -> Self {
+        Self { hierarchy }
+    }
+
+    /// Which layout the machine has.
+    #[must_use]
+    pub const fn version(&self) -> Version {
+        self.hierarchy.version()
+    }
+
+    /// Controllers that pods need (`cpu`, `memory`, `pids`) and this machine lacks.
+    #[must_use]
+    pub fn missing_controllers(&self) -> Vec<&'static str> {
+        ["cpu", "memory", "pids"]
+            .into_iter()
+            .filter(|c| !self.hierarchy.has(c))
+            .collect()
+    }
+
+    /// Makes a group with all its parents and writes its limits. An existing group gets the limits written again.
+    ///
+    /// # Errors
+    /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
+    pub fn create(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+        self.make(path)?;
+        values::write(&self.hierarchy, path, values)
+    }
+
+    /// Writes the limits of an existing group. Fields that are `None` keep what they have.
+    ///
+    /// # Errors
+    /// See [`CgroupError`].
+    pub fn update(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+        plain(path)?;
+        values::write(&self.hierarchy, path, values)
+    }
+
+    /// Makes a group for processes of our own, without limits (the leaf that shims live in).
+    ///
+    /// # Errors
+    /// See [`CgroupError`].
+    pub fn create_leaf(&self, path: &str) -> Result<(), CgroupError> {
+        plain(path)?;
+        for dir in self.hierarchy.dirs(path) {
+            match fs::create_dir_all(&dir) {
+                Ok(()) => values::inherit_cpuset(&dir),
+                Err(e) => return Err(CgroupError::io(&dir, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the group exists where limits are kept.
+    #[must_use]
+    pub fn exists(&self, path: &str) -> bool {
+        self.hierarchy
+            .dir("memory", path)
+            .is_some_and(|d| d.is_dir())
+            || self.hierarchy.dir("cpu", path).is_some_and(|d| d.is_dir())
+    }
+
+    /// The directory whose files count memory and OOM kills of the group.
+    #[must_use]
+    pub fn memory_dir(&self, path: &str) -> Option<PathBuf> {
+        self.hierarchy.dir("memory", path)
+    }
+
+    /// Moves a process into the group (all its threads).
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`].
+    pub fn join(&self, path: &str, pid: i32) -> Result<(), CgroupError> {
+        plain(path)?;
+        for dir in self.hierarchy.dirs(path) {
+            let procs = dir.join("cgroup.procs");
+            fs::write(&procs, pid.to_string()).map_err(|e| CgroupError::io(&procs, e))?;
+        }
+        Ok(())
+    }
+
+    /// Processes of the group and everything below it, sorted.
+    #[must_use]
+    pub fn pids(&self, path: &str) -> Vec<i32> {
+        kill::pids(&self.hierarchy, path)
+    }
+
+    /// Sends SIGKILL to every process of the group and below, once, and returns how many there were.
+    /// A group that does not exist counts as empty.
+    pub fn kill(&self, path: &str) -> usize {
+        kill::once(&self.hierarchy, path)
+    }
+
+    /// Kills what is left in the group and below, then removes it everywhere. Absent counts as done.
+    ///
+    /// # Errors
+    /// [`CgroupError::Busy`] after five rounds; the caller tries again later.
+    pub async fn destroy(&self, path: &str) -> Result<(), CgroupError> {
+        plain(path)?;
+        kill::destroy(&self.hierarchy, path).await
+    }
+
+    /// Takes nearly all cpu from a group that may not be removed yet (an orphan whose volumes are still mounted).
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`].
+    pub fn reduce_cpu(&self, path: &str) -> Result<(), CgroupError> {
+        /// The kernel's smallest shares.
+        const MINIMUM_SHARES: u64 = 2;
+        self.update(
+            path,
+            &LinuxResources {
+                cpu_shares: Some(MINIMUM_SHARES),
+                ..LinuxResources::default()
+            },
+        )
+    }
+
+    /// Pod groups below `kubepods`, those of every tier, sorted by UID, with their paths.
+    #[must_use]
+    pub fn list_pods(&self, kubepods: &str) -> Vec<(PodUid, String)> {
+        let mut found = Vec::new();
+        for tier in ["", "/burstable", "/besteffort"] {
+            let parent = format!("{kubepods}{tier}");
+            for dir in self.hierarchy.dirs(&parent) {
+                let Ok(entries) = fs::read_dir(dir) else {
+                    continue;
+                };
+                for entry in entries.flatten() {
+                    let name = entry.file_name();
+                    if let Some(uid) = name.to_str().and_then(|n| n.strip_prefix("pod"))
+                        && entry.file_type().is_ok_and(|t| t.is_dir())
+                    {
+                        found.push((PodUid::new(uid), format!("{parent}/pod{uid}")));
+                    }
+                }
+            }
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    /// Whether groups can be made below `parent`: makes and removes one.
+    ///
+    /// # Errors
+    /// [`CgroupError::Io`] with the reason.
+    pub fn probe_writable(&self, parent: &str) -> Result<(), CgroupError> {
+        plain(parent)?;
+        for dir in self.hierarchy.limit_dirs(parent) {
+            fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
+        }
+        Ok(())
+    }
+
+    fn make(&self, path: &str) -> Result<(), CgroupError> {
+        plain(path)?;
+        match self.version() {
+            Version::V1 => {
+                for dir in self.hierarchy.limit_dirs(path) {
+                    fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
+                }
+                Ok(())
+            }
+            Version::V2 => values::make_v2(&self.hierarchy, path),
+        }
+    }
+}
+
+/// Refuses paths that would leave the hierarchy.
+fn plain(path: &str) -> Result<(), CgroupError> {
+    let ok = path.len() > 1
+        && path.starts_with('/')
+        && !path.contains('\0')
+        && path[1..]
+            .split('/')
+            .all(|part| !part.is_empty() && part != "." && part != "..");
+    if ok {
+        Ok(())
+    } else {
+        Err(CgroupError::BadPath(path.to_owned()))
+    }
+}
+
+/// Reads a small control file.
+fn read_file(path: &Path) -> io::Result<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    fs::File::open(path)?
+        .take(FILE_LIMIT)
+        .read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_stay_inside() {
+        for (path, ok) in [
+            ("/kubepods/burstable/pod1", true),
+            ("/kubepods", true),
+            ("kubepods", false),
+            ("/", false),
+            ("/kubepods/../etc", false),
+            ("/kubepods//x", false),
+            ("/kubepods/./x", false),
+            ("", false),
+        ] {
+            assert_eq!(plain(path).is_ok(), ok, "{path}");
+        }
+    }
+}

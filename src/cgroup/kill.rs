@@ -1,0 +1,124 @@
+//! Emptying and removing groups.
+
+use core::time::Duration;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::{CgroupError, Hierarchy, Version, read_file};
+
+/// Rounds of "kill all, try to remove" before giving up (RES-16).
+pub(super) const ROUNDS: u32 = 5;
+/// Wait after the first round; it doubles, so that all rounds together take about 0.6 s.
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+/// Nesting that is followed below a pod group: pod, container, and what a container nests itself.
+const MAX_DEPTH: usize = 16;
+
+/// Processes of `path` and below in any hierarchy, sorted, each once.
+pub(super) fn pids(hierarchy: &Hierarchy, path: &str) -> Vec<i32> {
+    let mut all = Vec::new();
+    for dir in hierarchy.dirs(path) {
+        for group in subtree(&dir) {
+            let Ok(text) = read_file(&group.join("cgroup.procs")) else {
+                continue;
+            };
+            // 0 stands for a process of a foreign PID namespace: not ours to signal.
+            all.extend(
+                text.lines()
+                    .filter_map(|l| l.parse::<i32>().ok())
+                    .filter(|p| *p > 0),
+            );
+        }
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
+    let found = pids(hierarchy, path);
+    if found.is_empty() {
+        return 0;
+    }
+    // One write that no fork outruns, since 5.14.
+    if hierarchy.version() == Version::V2
+        && let Some(dir) = hierarchy.dir("", path)
+        && fs::write(dir.join("cgroup.kill"), "1").is_ok()
+    {
+        return found.len();
+    }
+    for pid in &found {
+        // Gone meanwhile is what we want.
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+    }
+    found.len()
+}
+
+pub(super) async fn destroy(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
+    let mut wait = FIRST_WAIT;
+    let mut last = Ok(());
+    for _ in 0..ROUNDS {
+        once(hierarchy, path);
+        last = remove(hierarchy, path);
+        match &last {
+            Ok(()) => return Ok(()),
+            Err(CgroupError::Io { source, .. }) if is_busy(source) => {}
+            Err(_) => return last,
+        }
+        async_io::Timer::after(wait).await;
+        wait *= 2;
+    }
+    match last {
+        Err(CgroupError::Io { source, .. }) if is_busy(&source) => Err(CgroupError::Busy {
+            path: path.to_owned(),
+            left: pids(hierarchy, path).len(),
+        }),
+        other => other,
+    }
+}
+
+fn is_busy(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::ResourceBusy || e.kind() == io::ErrorKind::DirectoryNotEmpty
+}
+
+fn remove(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
+    for dir in hierarchy.dirs(path) {
+        let mut groups = subtree(&dir);
+        groups.reverse(); // children before parents
+        for group in groups {
+            match fs::remove_dir(&group) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(CgroupError::io(&group, e)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `dir` and all groups below it, parents first. Empty if `dir` does not exist.
+fn subtree(dir: &Path) -> Vec<PathBuf> {
+    fn walk(dir: &Path, depth: usize, out: &mut Vec<PathBuf>) {
+        let Ok(entries) = fs::read_dir(dir) else {
+            return;
+        };
+        out.push(dir.to_owned());
+        if depth == 0 {
+            return;
+        }
+        for entry in entries.flatten() {
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                walk(&entry.path(), depth - 1, out);
+            }
+        }
+    }
+    let mut out = Vec::new();
+    walk(dir, MAX_DEPTH, &mut out);
+    out
+}

@@ -1,0 +1,212 @@
+//! Writing limits.
+
+use std::{fs, io, path::Path};
+
+use super::{CgroupError, Hierarchy, Version, read_file};
+use crate::api::cri::LinuxResources;
+
+/// Writes the fields that are set. Memory first: a lowered memory limit is the write that can be refused.
+pub(super) fn write(
+    hierarchy: &Hierarchy,
+    path: &str,
+    values: &LinuxResources,
+) -> Result<(), CgroupError> {
+    match hierarchy.version() {
+        Version::V1 => write_v1(hierarchy, path, values),
+        Version::V2 => write_v2(hierarchy, path, values),
+    }
+}
+
+/// Source: kernel documentation `admin-guide/cgroup-v1`.
+fn write_v1(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+    let put = |controller: &'static str, file: &str, value: String| {
+        let dir = hierarchy
+            .dir(controller, path)
+            .ok_or(CgroupError::NoController(controller))?;
+        put_file(&dir.join(file), &value)
+    };
+    if let Some(bytes) = values.memory_limit_bytes {
+        put("memory", "memory.limit_in_bytes", unlimited(bytes, "-1"))?;
+    }
+    if let Some(bytes) = values.memory_swap_bytes
+        // Absent when the kernel does not account swap.
+        && hierarchy
+            .dir("memory", path)
+            .is_some_and(|d| d.join("memory.memsw.limit_in_bytes").exists())
+    {
+        put(
+            "memory",
+            "memory.memsw.limit_in_bytes",
+            unlimited(bytes, "-1"),
+        )?;
+    }
+    if let Some(shares) = values.cpu_shares {
+        put("cpu", "cpu.shares", shares.to_string())?;
+    }
+    if let Some(period) = values.cpu_period_us {
+        put("cpu", "cpu.cfs_period_us", period.to_string())?;
+    }
+    if let Some(quota) = values.cpu_quota_us {
+        // 0 is "unset" above this layer; the kernel's word is -1.
+        put("cpu", "cpu.cfs_quota_us", unlimited(quota, "-1"))?;
+    }
+    if let Some(limit) = values.pids_limit {
+        put("pids", "pids.max", unlimited(limit, "max"))?;
+    }
+    for (size, bytes) in &values.hugepage_limits {
+        let file = format!("hugetlb.{size}.limit_in_bytes");
+        put_if_present(hierarchy.dir("hugetlb", path).map(|d| d.join(file)), bytes)?;
+    }
+    Ok(())
+}
+
+/// Source: kernel documentation `admin-guide/cgroup-v2.rst`.
+fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+    let Some(dir) = hierarchy.dir("", path) else {
+        return Err(CgroupError::NotMounted);
+    };
+    let put = |controller: &'static str, file: &str, value: String| match put_file(
+        &dir.join(file),
+        &value,
+    ) {
+        Err(CgroupError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(CgroupError::NoController(controller))
+        }
+        other => other,
+    };
+    if let Some(bytes) = values.memory_limit_bytes {
+        put("memory", "memory.max", unlimited(bytes, "max"))?;
+    }
+    if let Some(shares) = values.cpu_shares {
+        put("cpu", "cpu.weight", weight(shares).to_string())?;
+    }
+    if values.cpu_quota_us.is_some() || values.cpu_period_us.is_some() {
+        /// The kernel's own default, microseconds.
+        const DEFAULT_PERIOD_US: u64 = 100_000;
+        let quota = unlimited(values.cpu_quota_us.unwrap_or(-1), "max");
+        let period = values.cpu_period_us.unwrap_or(DEFAULT_PERIOD_US);
+        put("cpu", "cpu.max", format!("{quota} {period}"))?;
+    }
+    if let Some(limit) = values.pids_limit {
+        put("pids", "pids.max", unlimited(limit, "max"))?;
+    }
+    for (size, bytes) in &values.hugepage_limits {
+        put_if_present(Some(dir.join(format!("hugetlb.{size}.max"))), bytes)?;
+    }
+    for (file, value) in &values.unified {
+        if file.contains('/') {
+            return Err(CgroupError::BadPath(file.clone()));
+        }
+        put_file(&dir.join(file), value)?;
+    }
+    Ok(())
+}
+
+/// Shares (2..=262144) as a weight (1..=10000), the conversion a kubelet applies to pod and tier groups (RES-14).
+fn weight(shares: u64) -> u64 {
+    1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142
+}
+
+/// Zero or below means no limit.
+fn unlimited(value: i64, word: &str) -> String {
+    if value > 0 {
+        value.to_string()
+    } else {
+        word.to_owned()
+    }
+}
+
+/// Makes `path` and hands the controllers down to it and to what will lie below it.
+///
+/// A parent with processes of its own cannot hand down (EBUSY); the root can.
+pub(super) fn make_v2(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
+    let root = hierarchy.tree().ok_or(CgroupError::NotMounted)?;
+    let mut dir = root.to_owned();
+    enable_controllers(&dir)?;
+    for part in path.split('/').filter(|p| !p.is_empty()) {
+        dir.push(part);
+        match fs::create_dir(&dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(CgroupError::io(&dir, e));
+            }
+            Ok(()) | Err(_) => enable_controllers(&dir)?,
+        }
+    }
+    Ok(())
+}
+
+fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
+    /// Those that containers below may need.
+    const WANTED: [&str; 6] = ["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
+    let read = |file: &str| {
+        let path = dir.join(file);
+        read_file(&path).map_err(|e| CgroupError::io(&path, e))
+    };
+    let available = read("cgroup.controllers")?;
+    let enabled = read("cgroup.subtree_control")?;
+    let has = |list: &str, name| list.split_whitespace().any(|c| c == name);
+    for name in WANTED {
+        if has(&available, name) && !has(&enabled, name) {
+            // One by one: a controller that cannot be handed down must not take the others with it.
+            put_file(&dir.join("cgroup.subtree_control"), &format!("+{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A version 1 cpuset starts without cpus and takes no process before it has some: takes its parent's.
+/// Best effort: without the controller, or when it is filled already, there is nothing to do.
+pub(super) fn inherit_cpuset(dir: &Path) {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let own = dir.join(file);
+        if read_file(&own).is_ok_and(|text| text.trim().is_empty())
+            && let Some(parent) = dir.parent()
+            && let Ok(value) = read_file(&parent.join(file))
+            && let Err(e) = put_file(&own, value.trim())
+        {
+            log::debug!("cpuset: {e}");
+        }
+    }
+}
+
+fn put_file(path: &Path, value: &str) -> Result<(), CgroupError> {
+    fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|mut f| io::Write::write_all(&mut f, value.as_bytes()))
+        .map_err(|e| CgroupError::io(path, e))
+}
+
+/// Huge page limits: a machine without the controller or the page size has nothing to limit.
+fn put_if_present(path: Option<std::path::PathBuf>, bytes: &u64) -> Result<(), CgroupError> {
+    match path {
+        Some(path) if path.exists() => put_file(&path, &bytes.to_string()),
+        Some(_) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_become_weight() {
+        // RES-14
+        for (shares, want) in [
+            (0, 1),
+            (2, 1),
+            (1024, 39),
+            (262_144, 10_000),
+            (u64::MAX, 10_000),
+        ] {
+            assert_eq!(weight(shares), want, "{shares}");
+        }
+    }
+
+    #[test]
+    fn no_limit_has_a_word() {
+        assert_eq!(unlimited(0, "max"), "max");
+        assert_eq!(unlimited(-1, "-1"), "-1");
+        assert_eq!(unlimited(4096, "max"), "4096");
+    }
+}
