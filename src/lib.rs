@@ -32,3 +32,6 @@ pub mod shim;
 pub mod source;
 pub mod sys;
 pub mod volume;
+
+/// Version of this build.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,1 +1,9 @@
 //! The event loop, sync tasks and the executor.
+
+use std::{ffi::OsString, process::ExitCode};
+
+/// `picolet run`.
+#[must_use]
+pub fn main(_words: Vec<OsString>) -> ExitCode {
+    ExitCode::FAILURE
+}

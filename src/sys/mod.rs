@@ -4,3 +4,4 @@ pub mod child;
 pub mod clock;
 pub mod lane;
 pub mod pidfd;
+pub mod tty;

@@ -1,0 +1,133 @@
+//! The client side of the local socket: blocking, one request a connection.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
+
+use super::CliError;
+
+/// Bytes of an answer head.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Bytes of an answer that is read whole (a list of pods or images).
+const MAX_BODY_BYTES: u64 = 64 << 20;
+
+/// Where the agent listens.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    socket: PathBuf,
+}
+
+/// An answer: its status and the connection, placed at the body.
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: BufReader<UnixStream>,
+}
+
+impl Client {
+    pub(super) fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.into(),
+        }
+    }
+
+    /// Sends a request without a body and reads the head of the answer. An answer of 400 or more is an error
+    /// carrying the agent's text.
+    pub(super) fn send(
+        &self,
+        method: &str,
+        target: &str,
+        headers: &str,
+    ) -> Result<Answer, CliError> {
+        let mut stream = UnixStream::connect(&self.socket).map_err(|e| {
+            let hint = match e.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    "; is the agent running (picolet run)?"
+                }
+                io::ErrorKind::PermissionDenied => "; only root may talk to the agent",
+                _ => "",
+            };
+            CliError::new(format!(
+                "cannot reach the agent at {}: {e}{hint}",
+                self.socket.display()
+            ))
+        })?;
+        let head = format!("{method} {target} HTTP/1.1\r\nHost: picolet\r\n{headers}\r\n");
+        let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
+        stream.write_all(head.as_bytes()).map_err(lost)?;
+        let mut answer = Answer {
+            status: 0,
+            body: BufReader::new(stream),
+        };
+        let mut left = MAX_HEAD_BYTES;
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let limit = u64::try_from(left).unwrap_or(0);
+            let n = (&mut answer.body)
+                .take(limit)
+                .read_line(&mut line)
+                .map_err(lost)?;
+            left -= n;
+            let text = line.trim_end();
+            if n == 0 || left == 0 {
+                return Err(CliError::new(
+                    "the agent closed the connection without an answer",
+                ));
+            }
+            if answer.status == 0 {
+                let code = text.split(' ').nth(1).and_then(|c| c.parse().ok());
+                answer.status = code.ok_or_else(|| {
+                    CliError::new("what listens at the socket is no picolet agent")
+                })?;
+            } else if text.is_empty() {
+                break;
+            }
+        }
+        if answer.status >= 400 {
+            let text = answer.text()?;
+            return Err(CliError::from_server(answer.status, text.trim_end()));
+        }
+        Ok(answer)
+    }
+
+    /// A request whose whole answer is JSON.
+    pub(super) fn json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
+        let text = self.send(method, target, "")?.text()?;
+        serde_json::from_str(&text)
+            .map_err(|e| CliError::new(format!("the agent's answer is no JSON: {e}")))
+    }
+}
+
+impl Answer {
+    /// The whole body as text, at most [`MAX_BODY_BYTES`].
+    pub(super) fn text(&mut self) -> Result<String, CliError> {
+        let mut text = String::new();
+        (&mut self.body)
+            .take(MAX_BODY_BYTES)
+            .read_to_string(&mut text)
+            .map_err(|e| CliError::new(format!("connection to the agent failed: {e}")))?;
+        Ok(text)
+    }
+
+    /// Copies the body to `out` as it comes.
+    pub(super) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
+        loop {
+            let chunk = self
+                .body
+                .fill_buf()
+                .map_err(|e| CliError::new(format!("connection to the agent failed: {e}")))?;
+            if chunk.is_empty() {
+                return Ok(());
+            }
+            let n = chunk.len();
+            match out.write_all(chunk).and_then(|()| out.flush()) {
+                Ok(()) => self.body.consume(n),
+                // The reader left (`| head`): that is the end, not an error.
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                Err(e) => return Err(CliError::new(format!("cannot write: {e}"))),
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `picolet logs POD`.
+
+use core::fmt::Write as _;
+
+use super::{
+    CliError,
+    args::{Word, Words, duration_ms, unexpected},
+    get::DEFAULT_NAMESPACE,
+};
+use crate::server::http::encode;
+
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+    let mut namespace = DEFAULT_NAMESPACE.to_owned();
+    let mut container = String::new();
+    let mut names: Vec<String> = Vec::new();
+    let mut query = String::new();
+    let mut ask = |name: &str, value: &str| {
+        let _ = write!(query, "&{name}={}", encode(value));
+    };
+    let mut since = None;
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Short('n') => namespace = words.value()?,
+            Word::Short('c') => container = words.value()?,
+            Word::Short('f') => ask("follow", "true"),
+            Word::Short('p') => ask("previous", "true"),
+            Word::Long(name) => match name.as_str() {
+                "namespace" => namespace = words.value()?,
+                "container" => container = words.value()?,
+                "follow" => ask("follow", &words.switch()?.to_string()),
+                "previous" => ask("previous", &words.switch()?.to_string()),
+                "timestamps" => ask("timestamps", &words.switch()?.to_string()),
+                "tail" => {
+                    let lines: i64 = words.number("--tail")?;
+                    if lines >= 0 {
+                        ask("tailLines", &lines.to_string());
+                    }
+                }
+                "limit-bytes" => ask(
+                    "limitBytes",
+                    &words.number::<u64>("--limit-bytes")?.to_string(),
+                ),
+                "since" => {
+                    let text = words.value()?;
+                    let ms = duration_ms(&text).ok_or_else(|| {
+                        CliError::new(format!("invalid argument {text:?} for \"--since\""))
+                    })?;
+                    since = Some("--since");
+                    ask("sinceSeconds", &ms.div_ceil(1000).to_string());
+                }
+                "since-time" if since.is_some() => {
+                    return Err(CliError::new(
+                        "only one of --since-time / --since may be used",
+                    ));
+                }
+                "since-time" => ask("sinceTime", &words.value()?),
+                _ => return Err(unexpected(Word::Long(name))),
+            },
+            Word::Value(value) => names.push(value),
+            other @ Word::Short(_) => return Err(unexpected(other)),
+        }
+    }
+    let mut names = names.into_iter();
+    let pod = names
+        .next()
+        .ok_or_else(|| CliError::new("expected 'logs POD [-c CONTAINER]'"))?;
+    let pod = pod
+        .strip_prefix("pod/")
+        .or_else(|| pod.strip_prefix("pods/"))
+        .unwrap_or(&pod);
+    if let Some(second) = names.next() {
+        container = second;
+    }
+    let target = format!(
+        "/containerLogs/{}/{}/{}?{query}",
+        encode(&namespace),
+        encode(pod),
+        encode(or_default(&container))
+    );
+    let mut answer = words.client().send("GET", &target, "")?;
+    answer.copy_to(&mut std::io::stdout())
+}
+
+/// A path segment for "the container the agent would choose".
+pub(super) fn or_default(container: &str) -> &str {
+    if container.is_empty() { "-" } else { container }
+}

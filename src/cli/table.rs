@@ -1,0 +1,458 @@
+//! What `get` prints: kubectl's columns and words.
+//!
+//! Source: kubernetes `pkg/printers/internalversion/printers.go` (`printPod`), apimachinery `util/duration`.
+
+use crate::api::{
+    Pod, Wall,
+    cri::Image,
+    pod_status::{ContainerState, ContainerStatus, Phase},
+};
+
+/// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
+pub(super) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|h| h.len()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
+    for row in core::iter::once(&header).chain(rows) {
+        for (i, cell) in row.iter().enumerate() {
+            out.push_str(cell);
+            if i + 1 < row.len() {
+                out.extend(core::iter::repeat_n(
+                    ' ',
+                    widths[i] + 3 - cell.chars().count(),
+                ));
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// `45s`, `3m10s`, `5h`, `2d3h`: kubectl's short form of a duration in seconds.
+pub(super) fn human_duration(seconds: i64) -> String {
+    let (m, h, d) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        i64::MIN..=-2 => "<invalid>".into(),
+        -1 => "0s".into(),
+        0..120 => format!("{seconds}s"),
+        120..600 if seconds % 60 == 0 => format!("{m}m"),
+        120..600 => format!("{m}m{}s", seconds % 60),
+        600..10_800 => format!("{m}m"),
+        10_800..28_800 if m % 60 == 0 => format!("{h}h"),
+        10_800..28_800 => format!("{h}h{}m", m % 60),
+        28_800..172_800 => format!("{h}h"),
+        172_800..691_200 if h % 24 == 0 => format!("{d}d"),
+        172_800..691_200 => format!("{d}d{}h", h % 24),
+        691_200..63_072_000 => format!("{d}d"),
+        63_072_000..252_288_000 if d % 365 == 0 => format!("{}y", d / 365),
+        63_072_000..252_288_000 => format!("{}y{}d", d / 365, d % 365),
+        _ => format!("{}y", d / 365),
+    }
+}
+
+fn age(since: Option<Wall>, now: Wall) -> String {
+    since.map_or_else(
+        || "<unknown>".into(),
+        |at| human_duration(now.secs() - at.secs()),
+    )
+}
+
+/// Header of `get pods`.
+pub(super) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> {
+    let mut header = vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"];
+    if all_namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    if wide {
+        header.extend(["IP", "NODE", "NOMINATED NODE", "READINESS GATES"]);
+    }
+    header
+}
+
+/// One row of `get pods`.
+pub(super) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) -> Vec<String> {
+    let summary = summarise(pod);
+    let restarts = match summary.last_restart {
+        Some(at) if summary.restarts > 0 => {
+            format!(
+                "{} ({} ago)",
+                summary.restarts,
+                human_duration(now.secs() - at.secs())
+            )
+        }
+        _ => summary.restarts.to_string(),
+    };
+    let mut row = vec![
+        pod.metadata.name.clone(),
+        format!("{}/{}", summary.ready, summary.total),
+        summary.reason,
+        restarts,
+        age(pod.metadata.creation_timestamp, now),
+    ];
+    if all_namespaces {
+        row.insert(0, pod.metadata.namespace.clone());
+    }
+    if wide {
+        let or_none = |text: &str| {
+            if text.is_empty() {
+                "<none>".to_owned()
+            } else {
+                text.to_owned()
+            }
+        };
+        row.extend([
+            or_none(&pod.status.pod_ip),
+            or_none(&pod.spec.node_name),
+            or_none(""),
+            or_none(""),
+        ]);
+    }
+    row
+}
+
+struct Summary {
+    ready: usize,
+    total: usize,
+    restarts: u32,
+    last_restart: Option<Wall>,
+    reason: String,
+}
+
+fn finished(state: &ContainerState) -> Option<Wall> {
+    state.terminated.as_ref().and_then(|t| t.finished_at)
+}
+
+fn exit_word(prefix: &str, state: &ContainerState) -> Option<String> {
+    let end = state.terminated.as_ref()?;
+    Some(match (end.reason.as_str(), end.signal) {
+        ("", 0) => format!("{prefix}ExitCode:{}", end.exit_code),
+        ("", signal) => format!("{prefix}Signal:{signal}"),
+        (reason, _) => format!("{prefix}{reason}"),
+    })
+}
+
+/// The words of the STATUS column and the counts beside it.
+fn summarise(pod: &Pod) -> Summary {
+    let status = &pod.status;
+    let spec = &pod.spec;
+    let is_sidecar = |name: &str| {
+        spec.init_containers
+            .iter()
+            .any(|c| c.name == name && c.is_sidecar())
+    };
+    let sidecars = spec
+        .init_containers
+        .iter()
+        .filter(|c| c.is_sidecar())
+        .count();
+    let mut s = Summary {
+        ready: 0,
+        total: spec.containers.len() + sidecars,
+        restarts: 0,
+        last_restart: None,
+        reason: if status.reason.is_empty() {
+            status.phase.as_str().to_owned()
+        } else {
+            status.reason.clone()
+        },
+    };
+    let (mut init_restarts, mut init_last) = (0, None);
+    let (mut sidecar_restarts, mut sidecar_last) = (0, None);
+    let mut initializing = false;
+    for (i, c) in status.init_container_statuses.iter().enumerate() {
+        let sidecar = is_sidecar(&c.name);
+        init_restarts += c.restart_count;
+        init_last = init_last.max(finished(&c.last_state));
+        if sidecar {
+            sidecar_restarts += c.restart_count;
+            sidecar_last = sidecar_last.max(finished(&c.last_state));
+        }
+        let done = c
+            .state
+            .terminated
+            .as_ref()
+            .is_some_and(|t| t.exit_code == 0);
+        let started = sidecar && c.started == Some(true);
+        if started && c.ready {
+            s.ready += 1;
+        }
+        if done || started || initializing {
+            continue;
+        }
+        initializing = true;
+        s.reason = exit_word("Init:", &c.state).unwrap_or_else(|| match &c.state.waiting {
+            Some(w) if !w.reason.is_empty() && w.reason != "PodInitializing" => {
+                format!("Init:{}", w.reason)
+            }
+            _ => format!("Init:{i}/{}", spec.init_containers.len()),
+        });
+    }
+    let initialized = status
+        .conditions
+        .iter()
+        .any(|c| c.kind == "Initialized" && c.status == "True");
+    if initializing && !initialized {
+        s.restarts = init_restarts;
+        s.last_restart = init_last;
+    } else {
+        s.restarts = sidecar_restarts;
+        s.last_restart = sidecar_last;
+        let mut running = false;
+        for c in status.container_statuses.iter().rev() {
+            s.restarts += c.restart_count;
+            s.last_restart = s.last_restart.max(finished(&c.last_state));
+            let waiting = c.state.waiting.as_ref().filter(|w| !w.reason.is_empty());
+            if let Some(w) = waiting {
+                s.reason.clone_from(&w.reason);
+            } else if let Some(word) = exit_word("", &c.state) {
+                s.reason = word;
+            } else if is_ready_and_running(c) {
+                running = true;
+                s.ready += 1;
+            }
+        }
+        if s.reason == "Completed" && running {
+            let ready = status
+                .conditions
+                .iter()
+                .any(|c| c.kind == "Ready" && c.status == "True");
+            s.reason = if ready {
+                "Running".into()
+            } else {
+                "NotReady".into()
+            };
+        }
+    }
+    if pod.metadata.deletion_timestamp.is_some() && !status.phase.is_terminal() {
+        s.reason = if status.reason == "NodeLost" {
+            "Unknown".into()
+        } else {
+            "Terminating".into()
+        };
+    }
+    if status.phase == Phase::Unknown {
+        s.reason = "Unknown".into();
+    }
+    s
+}
+
+fn is_ready_and_running(c: &ContainerStatus) -> bool {
+    c.ready && c.state.running.is_some()
+}
+
+/// Header of `get images`, after crictl.
+pub(super) const IMAGE_HEADER: [&str; 4] = ["IMAGE", "TAG", "IMAGE ID", "SIZE"];
+
+/// Rows of `get images`: one for each tag, or one for an image without any.
+pub(super) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
+    let id = image.id.strip_prefix("sha256:").unwrap_or(&image.id);
+    let id = if wide { id } else { id.get(..13).unwrap_or(id) };
+    let size = human_bytes(image.size_bytes);
+    let row =
+        |name: &str, tag: &str| vec![name.to_owned(), tag.to_owned(), id.to_owned(), size.clone()];
+    let tagged: Vec<_> = image
+        .repo_tags
+        .iter()
+        .map(|reference| {
+            let slash = reference.rfind('/').map_or(0, |at| at + 1);
+            let colon = reference[slash..].rfind(':').map(|at| slash + at);
+            colon.map_or_else(
+                || row(reference, "<none>"),
+                |at| row(&reference[..at], &reference[at + 1..]),
+            )
+        })
+        .collect();
+    if !tagged.is_empty() {
+        return tagged;
+    }
+    let name = image
+        .repo_digests
+        .first()
+        .and_then(|d| d.split('@').next())
+        .unwrap_or("<none>");
+    vec![row(name, "<none>")]
+}
+
+/// `4.5MB`: decimal units with three significant digits, as crictl prints sizes.
+fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let (mut tenths, mut unit) = (u128::from(bytes) * 10, 0);
+    while tenths >= 10_000 && unit + 1 < UNITS.len() {
+        tenths /= 1000;
+        unit += 1;
+    }
+    if unit == 0 || tenths >= 1000 {
+        format!("{}{}", tenths / 10, UNITS[unit])
+    } else {
+        format!("{}.{}{}", tenths / 10, tenths % 10, UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (seconds, text) in [
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (190, "3m10s"),
+            (3600, "60m"),
+            (10_860, "3h1m"),
+            (28_800, "8h"),
+            (172_800, "2d"),
+            (176_400, "2d1h"),
+            (691_200, "8d"),
+            (63_072_000, "2y"),
+            (63_158_400, "2y1d"),
+            (315_360_000, "10y"),
+        ] {
+            assert_eq!(human_duration(seconds), text);
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (bytes, text) in [
+            (0, "0B"),
+            (999, "999B"),
+            (1234, "1.2kB"),
+            (4_500_000, "4.5MB"),
+            (145_000_000, "145MB"),
+        ] {
+            assert_eq!(human_bytes(bytes), text);
+        }
+    }
+
+    fn pod(text: &str) -> Pod {
+        serde_json::from_str(text).expect("pod")
+    }
+
+    #[test]
+    fn status_words() {
+        let two = r#""spec":{"containers":[{"name":"a"},{"name":"b"}]}"#;
+        let init = r#""spec":{"initContainers":[{"name":"i"},{"name":"s","restartPolicy":"Always"}],"containers":[{"name":"a"}]}"#;
+        let run = r#""ready":true,"state":{"running":{}}"#;
+        for (name, spec, status, ready, word, restarts) in [
+            (
+                "new",
+                two,
+                String::from(r#""phase":"Pending""#),
+                "0/2",
+                "Pending",
+                "0",
+            ),
+            (
+                "running",
+                two,
+                format!(
+                    r#""phase":"Running","containerStatuses":[{{"name":"a",{run}}},{{"name":"b",{run},"restartCount":2}}]"#
+                ),
+                "2/2",
+                "Running",
+                "2",
+            ),
+            (
+                "crash loop with the time of the last end",
+                two,
+                format!(
+                    r#""phase":"Running","containerStatuses":[{{"name":"a","restartCount":3,"state":{{"waiting":{{"reason":"CrashLoopBackOff"}}}},"lastState":{{"terminated":{{"exitCode":1,"finishedAt":"2024-01-01T00:00:00Z"}}}}}},{{"name":"b",{run}}}]"#
+                ),
+                "1/2",
+                "CrashLoopBackOff",
+                "3 (60s ago)",
+            ),
+            (
+                "one completed, one running",
+                two,
+                format!(
+                    r#""phase":"Running","containerStatuses":[{{"name":"a","state":{{"terminated":{{"exitCode":0,"reason":"Completed"}}}}}},{{"name":"b",{run}}}]"#
+                ),
+                "1/2",
+                "NotReady",
+                "0",
+            ),
+            (
+                "init waits",
+                init,
+                String::from(
+                    r#""phase":"Pending","initContainerStatuses":[{"name":"i","state":{"running":{}}},{"name":"s"}]"#,
+                ),
+                "0/2",
+                "Init:0/2",
+                "0",
+            ),
+            (
+                "init failed without reason",
+                init,
+                String::from(
+                    r#""phase":"Pending","initContainerStatuses":[{"name":"i","restartCount":1,"state":{"terminated":{"exitCode":3}}},{"name":"s"}]"#,
+                ),
+                "0/2",
+                "Init:ExitCode:3",
+                "1",
+            ),
+            (
+                "sidecar counts",
+                init,
+                format!(
+                    r#""phase":"Running","conditions":[{{"type":"Initialized","status":"True"}}],"initContainerStatuses":[{{"name":"i","state":{{"terminated":{{"exitCode":0,"reason":"Completed"}}}}}},{{"name":"s","started":true,{run}}}],"containerStatuses":[{{"name":"a",{run}}}]"#
+                ),
+                "2/2",
+                "Running",
+                "0",
+            ),
+        ] {
+            let pod = pod(&format!(
+                r#"{{"metadata":{{"name":"p"}},{spec},"status":{{{status}}}}}"#
+            ));
+            let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
+            let row = pod_row(&pod, now, false, false);
+            assert_eq!(
+                row[1..4],
+                [ready.to_owned(), word.to_owned(), restarts.to_owned()],
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn images_by_tag() {
+        let image = Image {
+            id: "sha256:0123456789abcdef0123".into(),
+            repo_tags: vec![
+                "localhost:5000/a/b:1".into(),
+                "docker.io/library/c:2".into(),
+            ],
+            size_bytes: 1_234_567,
+            ..Image::default()
+        };
+        let rows = image_rows(&image, false);
+        assert_eq!(
+            rows[0],
+            ["localhost:5000/a/b", "1", "0123456789abc", "1.2MB"]
+        );
+        assert_eq!(rows[1][0], "docker.io/library/c");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [
+            vec!["a".to_owned(), "1/1".to_owned()],
+            vec!["longer-name".to_owned(), "0/1".to_owned()],
+        ];
+        assert_eq!(
+            render(&["NAME", "READY"], &rows),
+            "NAME          READY\na             1/1\nlonger-name   0/1\n"
+        );
+    }
+}

@@ -1,0 +1,429 @@
+//! Reading container logs: CRI records in, the text that `kubectl logs` shows out.
+//!
+//! Blocking and chunk-wise: the caller runs [`LogReader::next_chunk`] on the disk lane, so that a large log neither
+//! stands in memory nor holds the loop. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::OFlag;
+
+use crate::api::Wall;
+
+/// Bytes read from the file at once, and about the size of an answered chunk.
+const CHUNK_BYTES: usize = 32 * 1024;
+/// Bytes of one record at most: content is split at 16 KiB by the writer; longer lines are damage and skipped.
+const MAX_RECORD_BYTES: usize = 64 * 1024;
+/// Bytes stepped back at once while looking for the tail.
+const TAIL_STEP_BYTES: u64 = 16 * 1024;
+
+/// What to show of a log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Go on at the end of the file until the container is done.
+    pub follow: bool,
+    /// Records from the end; `None` for all.
+    pub tail: Option<u64>,
+    /// Nothing older.
+    pub since: Option<Wall>,
+    /// Prefix each line with its time.
+    pub timestamps: bool,
+    /// Stop after so many bytes, mid-line if need be.
+    pub limit_bytes: Option<u64>,
+    /// Only `stdout` or `stderr`.
+    pub stream: Option<String>,
+}
+
+/// A log being read.
+pub struct LogReader {
+    path: PathBuf,
+    file: File,
+    options: LogOptions,
+    /// Bytes read and not yet shown: at most a record.
+    pending: Vec<u8>,
+    /// The last record shown was partial: the next one continues its line.
+    in_line: bool,
+    left: u64,
+    skipping: bool,
+}
+
+/// What a call of [`LogReader::next_chunk`] brought.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Chunk {
+    /// Text to show; may be empty when everything read was filtered out.
+    Text(Vec<u8>),
+    /// The end of the file, for now.
+    End,
+    /// `limit_bytes` is reached.
+    Limit,
+}
+
+impl LogReader {
+    /// Opens the log at `path`, at the start or where the tail begins. Never follows a link.
+    pub fn open(path: &Path, options: LogOptions) -> io::Result<Self> {
+        let mut file = open(path)?;
+        if let Some(lines) = options.tail {
+            let at = tail_offset(&mut file, lines)?;
+            file.seek(SeekFrom::Start(at))?;
+        }
+        let left = options.limit_bytes.unwrap_or(u64::MAX);
+        Ok(Self {
+            path: path.into(),
+            file,
+            options,
+            pending: Vec::new(),
+            in_line: false,
+            left,
+            skipping: false,
+        })
+    }
+
+    /// Reads on. Blocking, bounded by [`CHUNK_BYTES`].
+    pub fn next_chunk(&mut self) -> io::Result<Chunk> {
+        if self.left == 0 {
+            return Ok(Chunk::Limit);
+        }
+        let at = self.pending.len();
+        self.pending.resize(at + CHUNK_BYTES, 0);
+        let n = self.file.read(&mut self.pending[at..])?;
+        self.pending.truncate(at + n);
+        if n == 0 && !self.reopen_if_rotated()? {
+            return Ok(Chunk::End);
+        }
+        let mut out = Vec::with_capacity(n);
+        let mut done = 0;
+        while let Some(length) = self.pending[done..].iter().position(|&b| b == b'\n') {
+            let record = &self.pending[done..done + length];
+            done += length + 1;
+            if core::mem::take(&mut self.skipping) {
+                continue; // the end of an over-long record
+            }
+            render(record, &self.options, &mut self.in_line, &mut out);
+        }
+        self.pending.drain(..done);
+        if self.pending.len() > MAX_RECORD_BYTES {
+            self.pending.clear();
+            self.skipping = true;
+        }
+        let keep = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(out.len());
+        out.truncate(keep);
+        self.left -= u64::try_from(keep).unwrap_or(0);
+        Ok(Chunk::Text(out))
+    }
+
+    /// At the end of the file: if another file now stands at the path, goes on with that one.
+    fn reopen_if_rotated(&mut self) -> io::Result<bool> {
+        if !self.options.follow {
+            return Ok(false);
+        }
+        let current = match open(&self.path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        let (old, new) = (self.file.metadata()?, current.metadata()?);
+        if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
+            return Ok(false);
+        }
+        self.file = current;
+        self.pending.clear();
+        Ok(true)
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
+    }
+    Ok(file)
+}
+
+/// Offset at which the last `lines` records begin.
+fn tail_offset(file: &mut File, lines: u64) -> io::Result<u64> {
+    let size = file.metadata()?.len();
+    if lines == 0 {
+        return Ok(size);
+    }
+    let mut block = vec![0; usize::try_from(TAIL_STEP_BYTES).unwrap_or(4096)];
+    let mut end = size;
+    let mut seen = 0;
+    while end > 0 {
+        let start = end.saturating_sub(TAIL_STEP_BYTES);
+        let length = usize::try_from(end - start).unwrap_or(0);
+        file.seek(SeekFrom::Start(start))?;
+        file.read_exact(&mut block[..length])?;
+        for (i, &b) in block[..length].iter().enumerate().rev() {
+            let at = start + u64::try_from(i).unwrap_or(0);
+            // The newline that ends the file does not begin a record.
+            if b == b'\n' && at + 1 != size {
+                seen += 1;
+                if seen == lines {
+                    return Ok(at + 1);
+                }
+            }
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+/// One CRI record: `time stream tags content`.
+struct Record<'a> {
+    time: &'a str,
+    stream: &'a str,
+    partial: bool,
+    content: &'a [u8],
+}
+
+fn parse(record: &[u8]) -> Option<Record<'_>> {
+    let mut fields = record.splitn(4, |&b| b == b' ');
+    let time = core::str::from_utf8(fields.next()?).ok()?;
+    let stream = core::str::from_utf8(fields.next()?).ok()?;
+    let tags = fields.next()?;
+    let content = fields.next()?;
+    let partial = match tags.split(|&b| b == b':').next()? {
+        b"F" => false,
+        b"P" => true,
+        _ => return None,
+    };
+    matches!(stream, "stdout" | "stderr").then_some(Record {
+        time,
+        stream,
+        partial,
+        content,
+    })
+}
+
+/// Appends what is to be shown of `record`; an unparsable one is skipped.
+fn render(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec<u8>) {
+    let Some(record) = parse(record) else { return };
+    if options
+        .stream
+        .as_deref()
+        .is_some_and(|wanted| wanted != record.stream)
+    {
+        return;
+    }
+    if options.since.is_some() || options.timestamps {
+        let Some(time) = Wall::parse(record.time) else {
+            return;
+        };
+        if options.since.is_some_and(|since| time < since) {
+            return;
+        }
+        if options.timestamps && !*in_line {
+            out.extend_from_slice(time.rfc3339_nanos().as_bytes());
+            out.push(b' ');
+        }
+    }
+    out.extend_from_slice(record.content);
+    if !record.partial {
+        out.push(b'\n');
+    }
+    *in_line = record.partial;
+}
+
+/// The last `lines` records of the log at `path` as text, of that at most the last `bytes` (TMSG-02).
+/// Blocking; reads at most `lines` records.
+pub fn read_tail(path: &Path, lines: u64, bytes: usize) -> io::Result<Vec<u8>> {
+    let options = LogOptions {
+        tail: Some(lines),
+        ..LogOptions::default()
+    };
+    let mut reader = LogReader::open(path, options)?;
+    let mut text = Vec::new();
+    while let Chunk::Text(chunk) = reader.next_chunk()? {
+        text.extend_from_slice(&chunk);
+        if text.len() > bytes {
+            text.drain(..text.len() - bytes);
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write as _};
+
+    use super::*;
+
+    const T: &str = "2024-01-02T03:04:05";
+
+    struct Scratch(PathBuf);
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn scratch(name: &str) -> Scratch {
+        let dir = std::env::temp_dir().join(format!("picolet-log-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).expect("scratch directory");
+        Scratch(dir)
+    }
+
+    fn all(reader: &mut LogReader) -> String {
+        let mut text = Vec::new();
+        while let Chunk::Text(chunk) = reader.next_chunk().expect("read") {
+            text.extend(chunk);
+        }
+        String::from_utf8(text).expect("text")
+    }
+
+    fn sample() -> String {
+        format!(
+            "{T}.1Z stdout F one\n{T}.2Z stderr F two\nrubbish\n{T}.3Z stdout P thr\n{T}.4Z stdout F:x ee\n{T}.5Z stdout F \n"
+        )
+    }
+
+    #[test]
+    fn options_choose_what_is_shown() {
+        // LOG-01 LOG-03
+        let dir = scratch("options");
+        let path = dir.0.join("0.log");
+        fs::write(&path, sample()).expect("write");
+        let stamp = |tenth: u8| format!("{T}.{tenth}00000000Z ");
+        let none = LogOptions::default();
+        for (name, options, expected) in [
+            ("all", none.clone(), "one\ntwo\nthree\n\n".to_owned()),
+            (
+                "tail 0",
+                LogOptions {
+                    tail: Some(0),
+                    ..none.clone()
+                },
+                String::new(),
+            ),
+            (
+                "tail counts records",
+                LogOptions {
+                    tail: Some(2),
+                    ..none.clone()
+                },
+                "ee\n\n".into(),
+            ),
+            (
+                "tail beyond",
+                LogOptions {
+                    tail: Some(99),
+                    ..none.clone()
+                },
+                "one\ntwo\nthree\n\n".into(),
+            ),
+            (
+                "stderr",
+                LogOptions {
+                    stream: Some("stderr".into()),
+                    ..none.clone()
+                },
+                "two\n".into(),
+            ),
+            (
+                "timestamps only at line starts",
+                LogOptions {
+                    timestamps: true,
+                    ..none.clone()
+                },
+                format!(
+                    "{}one\n{}two\n{}three\n{}\n",
+                    stamp(1),
+                    stamp(2),
+                    stamp(3),
+                    stamp(5)
+                ),
+            ),
+            (
+                "since",
+                LogOptions {
+                    since: Wall::parse(&format!("{T}.2Z")),
+                    ..none.clone()
+                },
+                "two\nthree\n\n".into(),
+            ),
+            (
+                "limit cuts mid-line",
+                LogOptions {
+                    limit_bytes: Some(6),
+                    ..none.clone()
+                },
+                "one\ntw".into(),
+            ),
+        ] {
+            let mut reader = LogReader::open(&path, options).expect("open");
+            assert_eq!(all(&mut reader), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn follow_survives_rotation() {
+        // LOG-03
+        let dir = scratch("rotation");
+        let path = dir.0.join("0.log");
+        fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
+        let mut reader = LogReader::open(
+            &path,
+            LogOptions {
+                follow: true,
+                ..LogOptions::default()
+            },
+        )
+        .expect("open");
+        assert_eq!(all(&mut reader), "one\n");
+        let mut file = File::options().append(true).open(&path).expect("append");
+        write!(file, "{T}Z stdout F two\n{T}Z stdout F cut").expect("append");
+        assert_eq!(all(&mut reader), "two\n");
+        writeln!(file, "-end").expect("append");
+        fs::rename(&path, dir.0.join("0.log.old")).expect("rotate");
+        fs::write(&path, format!("{T}Z stdout F new\n")).expect("write");
+        assert_eq!(all(&mut reader), "cut-end\nnew\n");
+    }
+
+    #[test]
+    fn hostile_logs() {
+        let dir = scratch("hostile");
+        let path = dir.0.join("0.log");
+        let mut text = vec![b'x'; MAX_RECORD_BYTES * 3];
+        text.extend_from_slice(format!("\n{T}Z stdout F fine\n").as_bytes());
+        fs::write(&path, text).expect("write");
+        let mut reader = LogReader::open(&path, LogOptions::default()).expect("open");
+        assert_eq!(all(&mut reader), "fine\n");
+        let link = dir.0.join("1.log");
+        std::os::unix::fs::symlink(&path, &link).expect("link");
+        assert!(
+            LogReader::open(&link, LogOptions::default()).is_err(),
+            "a link is never followed"
+        );
+        assert!(
+            LogReader::open(&dir.0, LogOptions::default()).is_err(),
+            "a directory is no log"
+        );
+    }
+
+    #[test]
+    fn tail_for_messages() {
+        // TMSG-02
+        let dir = scratch("tail");
+        let path = dir.0.join("0.log");
+        fs::write(&path, sample()).expect("write");
+        assert_eq!(
+            read_tail(&path, 80, 2048).expect("tail"),
+            b"one\ntwo\nthree\n\n"
+        );
+        assert_eq!(read_tail(&path, 80, 5).expect("tail"), b"ree\n\n");
+    }
+}
