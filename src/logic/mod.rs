@@ -6,3 +6,8 @@
     clippy::std_instead_of_alloc,
     clippy::wildcard_enum_match_arm
 )]
+
+pub mod capabilities;
+pub mod oci;
+pub mod seccomp;
+pub mod user;

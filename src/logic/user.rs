@@ -1,0 +1,252 @@
+//! Which ids a container runs as, from its settings, its image and the image's `/etc/passwd` and `/etc/group`.
+//!
+//! Reading those two files inside the container's root file system is the backend's; the rule is here.
+
+use alloc::collections::BTreeSet;
+
+use crate::api::{cri::LinuxSecurity, oci::ResolvedUser};
+
+/// Decides uid, gid and supplementary groups (RTM-10, SEC-04).
+///
+/// - `image_user`: `config.User` of the image; used when neither a uid nor a name is given.
+/// - `passwd`, `group`: contents of the files; empty if absent. Malformed lines are skipped, as the C library does.
+/// - Errors: a name that the files do not have; a group without a user; an id outside 0..2^31.
+pub fn resolve_user(
+    security: &LinuxSecurity,
+    image_user: &str,
+    passwd: &str,
+    group: &str,
+) -> Result<ResolvedUser, String> {
+    let from_image = security.run_as_user.is_none() && security.username.is_empty();
+    if from_image && security.run_as_group.is_some() {
+        return Err("a group to run as is given without a user".into());
+    }
+    let (image_name, image_group) = image_user.split_once(':').unwrap_or((image_user, ""));
+    let uid_text;
+    let who = match security.run_as_user {
+        Some(uid) => {
+            uid_text = uid.to_string();
+            &uid_text
+        }
+        None if !security.username.is_empty() => &security.username,
+        None => image_name,
+    };
+    let account = account(if who.is_empty() { "0" } else { who }, passwd)?;
+    let gid = match security.run_as_group {
+        Some(gid) => id(gid)?,
+        None if from_image && !image_group.is_empty() => group_id(image_group, group)?,
+        None => account.gid,
+    };
+    let mut groups: BTreeSet<u32> = [gid].into();
+    if !security.strict_supplemental_groups
+        && let Some(name) = account.name
+    {
+        groups.extend(member_of(name, group));
+    }
+    for &gid in &security.supplemental_groups {
+        groups.insert(id(gid)?);
+    }
+    Ok(ResolvedUser {
+        uid: account.uid,
+        gid,
+        additional_gids: groups.into_iter().collect(),
+    })
+}
+
+struct Account<'a> {
+    name: Option<&'a str>,
+    uid: u32,
+    gid: u32,
+}
+
+fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, String> {
+    let entries = passwd.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let uid = fields.nth(1)?.trim().parse().ok()?;
+        let gid = fields.next()?.trim().parse().ok()?;
+        Some(Account {
+            name: Some(name),
+            uid,
+            gid,
+        })
+    });
+    if let Ok(number) = who.parse::<i64>() {
+        let uid = id(number)?;
+        let mut entries = entries;
+        return Ok(entries.find(|entry| entry.uid == uid).unwrap_or(Account {
+            name: None,
+            uid,
+            gid: 0,
+        }));
+    }
+    let mut entries = entries;
+    entries
+        .find(|entry| entry.name == Some(who))
+        .ok_or_else(|| format!("user {who:?} is not in /etc/passwd of the image"))
+}
+
+/// (name, gid, members) of each group.
+fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
+    group.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let gid = fields.nth(1)?.trim().parse().ok()?;
+        Some((name, gid, fields.next().unwrap_or("")))
+    })
+}
+
+fn group_id(who: &str, group: &str) -> Result<u32, String> {
+    if let Ok(number) = who.parse::<i64>() {
+        return id(number);
+    }
+    groups(group)
+        .find(|(name, ..)| *name == who)
+        .map(|(_, gid, _)| gid)
+        .ok_or_else(|| format!("group {who:?} is not in /etc/group of the image"))
+}
+
+fn member_of<'a>(name: &'a str, group: &'a str) -> impl Iterator<Item = u32> {
+    groups(group)
+        .filter(move |(_, _, members)| members.split(',').any(|member| member.trim() == name))
+        .map(|(_, gid, _)| gid)
+}
+
+/// The API allows 0..2^31 for every id.
+fn id(number: i64) -> Result<u32, String> {
+    i32::try_from(number)
+        .ok()
+        .and_then(|number| u32::try_from(number).ok())
+        .ok_or_else(|| format!("{number} is not a user or group id (0 to 2147483647)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nbroken line\napp:x:1000:50::/:/bin/sh\n";
+    const GROUP: &str = "root:x:0:\nwheel:x:10:root\nbroken\nstaff:x:50:\nvideo:x:44:pi, app\n";
+
+    fn security(uid: Option<i64>, name: &str, gid: Option<i64>) -> LinuxSecurity {
+        LinuxSecurity {
+            run_as_user: uid,
+            username: name.into(),
+            run_as_group: gid,
+            ..LinuxSecurity::default()
+        }
+    }
+
+    fn ids(uid: u32, gid: u32, groups: &[u32]) -> Result<ResolvedUser, String> {
+        Ok(ResolvedUser {
+            uid,
+            gid,
+            additional_gids: groups.to_vec(),
+        })
+    }
+
+    #[test]
+    fn rules() {
+        // RTM-10 SEC-02
+        for (name, security, image, want) in [
+            (
+                "nothing said",
+                security(None, "", None),
+                "",
+                ids(0, 0, &[0, 10]),
+            ),
+            (
+                "known uid",
+                security(Some(1000), "", None),
+                "",
+                ids(1000, 50, &[44, 50]),
+            ),
+            (
+                "unknown uid has group 0",
+                security(Some(7), "", None),
+                "app",
+                ids(7, 0, &[0]),
+            ),
+            (
+                "uid and group",
+                security(Some(1000), "", Some(9)),
+                "",
+                ids(1000, 9, &[9, 44]),
+            ),
+            (
+                "uid wins over name",
+                security(Some(7), "app", None),
+                "",
+                ids(7, 0, &[0]),
+            ),
+            (
+                "name",
+                security(None, "app", None),
+                "",
+                ids(1000, 50, &[44, 50]),
+            ),
+            (
+                "image name",
+                security(None, "", None),
+                "app",
+                ids(1000, 50, &[44, 50]),
+            ),
+            (
+                "image name and group",
+                security(None, "", None),
+                "app:wheel",
+                ids(1000, 10, &[10, 44]),
+            ),
+            (
+                "image ids",
+                security(None, "", None),
+                "5:6",
+                ids(5, 6, &[6]),
+            ),
+            (
+                "unknown name",
+                security(None, "ghost", None),
+                "",
+                Err("user \"ghost\" is not in /etc/passwd of the image".into()),
+            ),
+            (
+                "unknown group",
+                security(None, "", None),
+                "app:ghost",
+                Err("group \"ghost\" is not in /etc/group of the image".into()),
+            ),
+            (
+                "group without user",
+                security(None, "", Some(5)),
+                "app",
+                Err("a group to run as is given without a user".into()),
+            ),
+            (
+                "negative",
+                security(Some(-1), "", None),
+                "",
+                Err("-1 is not a user or group id (0 to 2147483647)".into()),
+            ),
+        ] {
+            assert_eq!(
+                resolve_user(&security, image, PASSWD, GROUP),
+                want,
+                "{name}"
+            );
+        }
+        let none = resolve_user(&security(Some(3), "", None), "", "", "");
+        assert_eq!(none, ids(3, 0, &[0]), "no files in the image");
+    }
+
+    #[test]
+    fn supplementary_groups() {
+        // SEC-04
+        let mut security = security(Some(1000), "", None);
+        security.supplemental_groups = vec![3000, 44, 2000];
+        let merged = resolve_user(&security, "", PASSWD, GROUP);
+        assert_eq!(merged, ids(1000, 50, &[44, 50, 2000, 3000]), "Merge");
+        security.supplemental_groups = vec![3000];
+        security.strict_supplemental_groups = true;
+        let strict = resolve_user(&security, "", PASSWD, GROUP);
+        assert_eq!(strict, ids(1000, 50, &[50, 3000]), "Strict");
+    }
+}
