@@ -1,1 +1,57 @@
-//! The process beside each container.
+//! The process beside each container: parent of its init, owner of its output, keeper of its exit code.
+//!
+//! A shim lives as long as its container and needs no agent: the agent may be killed, replaced or absent. All they share
+//! is the container's run directory, which is also the bundle (`config.json` is there before [`launch`] is called):
+//!
+//! | file | made by | what |
+//! |---|---|---|
+//! | `shim.lock` | agent | locked while the launch or the shim lives |
+//! | `stdin`, `stdout`, `stderr` | agent | FIFOs; the container holds its outputs open for reading too, so that a dead shim neither kills it nor loses a byte |
+//! | `init.pid`, `runtime.log` | runtime | its pid file and its JSON log |
+//! | `state` | shim | [`State`]: written when the container is created |
+//! | `exit` | shim | [`Exit`]: the last thing a shim writes; its end is the doorbell |
+//! | `ctl` | shim | control socket: attach, resize, close stdin, reopen the log ([`control`]) |
+//!
+//! A free lock without `exit` means that the shim died. The agent then starts a log-only shim ([`launch_log_only`]), which
+//! takes the FIFOs over, and kills the container.
+//!
+//! The shim itself (`process` and below) is started before the Rust runtime, keeps its buffers in pages that it gives
+//! back when idle, and touches neither executor nor JSON parser: see `SPECIFICATION.md` for its memory.
+
+pub mod control;
+mod launch;
+pub mod record;
+
+pub use control::{attach, close_stdin, reopen_log, resize};
+pub use launch::{
+    CREATE_TIMEOUT, Launch, LaunchError, Launched, LogOnly, is_alive, launch, launch_log_only,
+    open, runtime_message,
+};
+pub use record::{Exit, RecordError, State, read_exit, read_state};
+
+/// Names of the files in the container's run directory.
+pub mod file {
+    /// The lock.
+    pub const LOCK: &str = "shim.lock";
+    /// Standard input of a container that has one.
+    pub const STDIN: &str = "stdin";
+    /// Standard output.
+    pub const STDOUT: &str = "stdout";
+    /// Standard error.
+    pub const STDERR: &str = "stderr";
+    /// Pid of the container's init in the host's numbering, written by the runtime.
+    pub const PID: &str = "init.pid";
+    /// The runtime's JSON log.
+    pub const RUNTIME_LOG: &str = "runtime.log";
+    /// State record.
+    pub const STATE: &str = "state";
+    /// Exit record.
+    pub const EXIT: &str = "exit";
+    /// Control socket.
+    pub const CTL: &str = "ctl";
+    /// Where the runtime hands over the terminal; exists only while a container with one is created.
+    pub const CONSOLE: &str = "console";
+}
+
+/// The build that wrote a record.
+pub const BUILD: &str = env!("CARGO_PKG_VERSION");

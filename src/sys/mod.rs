@@ -3,5 +3,7 @@
 pub mod child;
 pub mod clock;
 pub mod lane;
+pub mod lock;
 pub mod pidfd;
+pub mod proc;
 pub mod tty;

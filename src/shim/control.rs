@@ -1,0 +1,224 @@
+//! The control socket of a shim: a packet socket (`SOCK_SEQPACKET`), so that neither side needs framing buffers.
+//!
+//! Every packet is a kind byte and data. Client to shim:
+//!
+//! | kind | data | answer |
+//! |---|---|---|
+//! | `R` reopen the log | none | `k`, or `!` and text |
+//! | `W` resize the terminal | width, height: two u16, little endian | `k`, or `!` and text |
+//! | `C` close standard input | none | `k` |
+//! | `A` attach | one byte of [`Streams`] bits | `k`, then `o`/`e` packets until `x` or the end of the connection |
+//! | `I` input | 1 to [`MAX_DATA_BYTES`] bytes; only after `A` with standard input | none; the shim reads on when the container has read |
+//!
+//! A client that does not keep up is disconnected: the log never waits for it.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use async_io::{Async, Timer};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket,
+};
+use smol::future;
+
+use super::file;
+
+/// Largest data of a packet in bytes.
+pub const MAX_DATA_BYTES: usize = 4096;
+/// Clients that a shim serves at a time; a further one is disconnected at once.
+pub const MAX_CLIENTS: usize = 4;
+/// How long a command may take; a shim answers at once unless its disk hangs.
+const COMMAND_TIMEOUT: core::time::Duration = core::time::Duration::from_secs(10);
+
+/// Kinds of packets.
+pub mod kind {
+    /// Reopen the log.
+    pub const REOPEN: u8 = b'R';
+    /// Resize the terminal.
+    pub const RESIZE: u8 = b'W';
+    /// Close standard input.
+    pub const CLOSE_STDIN: u8 = b'C';
+    /// Attach.
+    pub const ATTACH: u8 = b'A';
+    /// Input.
+    pub const INPUT: u8 = b'I';
+    /// Done.
+    pub const OK: u8 = b'k';
+    /// Failed, with text.
+    pub const FAILED: u8 = b'!';
+    /// Standard output.
+    pub const STDOUT: u8 = b'o';
+    /// Standard error.
+    pub const STDERR: u8 = b'e';
+    /// The container has ended and all its output was sent.
+    pub const END: u8 = b'x';
+}
+
+/// Which streams an attached client wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Send input.
+    pub stdin: bool,
+    /// Receive standard output (with a terminal: everything).
+    pub stdout: bool,
+    /// Receive standard error.
+    pub stderr: bool,
+}
+
+impl Streams {
+    /// The byte of an attach packet.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        (self.stdin as u8) | ((self.stdout as u8) << 1) | ((self.stderr as u8) << 2)
+    }
+
+    /// Reads the byte of an attach packet; unknown bits are ignored.
+    #[must_use]
+    pub const fn from_bits(bits: u8) -> Self {
+        Self {
+            stdin: bits & 1 != 0,
+            stdout: bits & 2 != 0,
+            stderr: bits & 4 != 0,
+        }
+    }
+}
+
+/// Has the shim of `dir` open its log file anew, after a rotation renamed it. On an error it writes on to the old file.
+pub async fn reopen_log(dir: &Path) -> io::Result<()> {
+    command(dir, &[kind::REOPEN]).await
+}
+
+/// Sets the size of the container's terminal in characters.
+pub async fn resize(dir: &Path, width: u16, height: u16) -> io::Result<()> {
+    let ([a, b], [c, d]) = (width.to_le_bytes(), height.to_le_bytes());
+    command(dir, &[kind::RESIZE, a, b, c, d]).await
+}
+
+/// Ends the container's standard input. Does nothing for one with a terminal or without input.
+pub async fn close_stdin(dir: &Path) -> io::Result<()> {
+    command(dir, &[kind::CLOSE_STDIN]).await
+}
+
+/// Connects to the container's streams. Output from before this call is in the log only.
+pub async fn attach(dir: &Path, streams: Streams) -> io::Result<Attached> {
+    let attached = Attached { socket: open(dir)? };
+    attached.send(&[kind::ATTACH, streams.bits()]).await?;
+    attached.expect_ok().await?;
+    Ok(attached)
+}
+
+/// What an attached client is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Standard output, 1 to [`MAX_DATA_BYTES`] bytes.
+    Stdout(Vec<u8>),
+    /// Standard error, 1 to [`MAX_DATA_BYTES`] bytes.
+    Stderr(Vec<u8>),
+    /// The container has ended; nothing follows.
+    End,
+}
+
+/// A connection to a container's streams. Closing it, by dropping, ends standard input if that was asked for once.
+#[derive(Debug)]
+pub struct Attached {
+    socket: Async<OwnedFd>,
+}
+
+impl Attached {
+    /// The next event. `UnexpectedEof`: the shim died, or this client did not keep up and was disconnected.
+    pub async fn event(&self) -> io::Result<Event> {
+        loop {
+            let (kind, data) = self.receive().await?;
+            match kind {
+                kind::STDOUT => return Ok(Event::Stdout(data)),
+                kind::STDERR => return Ok(Event::Stderr(data)),
+                kind::END => return Ok(Event::End),
+                // A later shim's news.
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends input; waits while the container does not read.
+    pub async fn input(&self, bytes: &[u8]) -> io::Result<()> {
+        for part in bytes.chunks(MAX_DATA_BYTES) {
+            let mut packet = Vec::with_capacity(part.len() + 1);
+            packet.push(kind::INPUT);
+            packet.extend_from_slice(part);
+            self.send(&packet).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&self, packet: &[u8]) -> io::Result<()> {
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        self.socket
+            .write_with(|s| send(s.as_raw_fd(), packet, flags).map_err(io::Error::from))
+            .await
+            .map(drop)
+    }
+
+    async fn receive(&self) -> io::Result<(u8, Vec<u8>)> {
+        let mut packet = vec![0; MAX_DATA_BYTES + 1];
+        let len = self
+            .socket
+            .read_with(|s| {
+                recv(s.as_raw_fd(), &mut packet, MsgFlags::empty()).map_err(io::Error::from)
+            })
+            .await?;
+        packet.truncate(len);
+        let kind = *packet.first().ok_or(io::ErrorKind::UnexpectedEof)?;
+        packet.remove(0);
+        Ok((kind, packet))
+    }
+
+    async fn expect_ok(&self) -> io::Result<()> {
+        match self.receive().await? {
+            (kind::OK, _) => Ok(()),
+            (_, text) => Err(io::Error::other(
+                String::from_utf8_lossy(&text).into_owned(),
+            )),
+        }
+    }
+}
+
+async fn command(dir: &Path, packet: &[u8]) -> io::Result<()> {
+    let connection = Attached { socket: open(dir)? };
+    let done = async {
+        connection.send(packet).await?;
+        connection.expect_ok().await
+    };
+    let late = async {
+        Timer::after(COMMAND_TIMEOUT).await;
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the shim does not answer",
+        ))
+    };
+    future::or(done, late).await
+}
+
+/// Connects by way of the opened directory: a socket's path may have 107 bytes only.
+fn open(dir: &Path) -> io::Result<Async<OwnedFd>> {
+    let dir = std::fs::File::open(dir)?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    let path = format!("/proc/self/fd/{}/{}", dir.as_raw_fd(), file::CTL);
+    // Never waits: a full queue is EAGAIN.
+    connect(fd.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
+    Async::new(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_bits() {
+        for bits in 0..8 {
+            assert_eq!(Streams::from_bits(bits).bits(), bits);
+        }
+        assert_eq!(Streams::from_bits(0xf8), Streams::default());
+    }
+}

@@ -1,0 +1,337 @@
+//! The agent's side: starting a shim, and finding one again.
+
+use core::time::Duration;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_io::{Async, Timer};
+use nix::sys::stat::Mode;
+use smol::future;
+
+use super::file;
+use super::record::{self, State};
+use crate::sys::child::{Command, Sink};
+use crate::sys::{lock, pidfd, proc};
+
+/// How long the runtime may take to create a container before the shim kills it.
+pub const CREATE_TIMEOUT: Duration = Duration::from_secs(120);
+/// How much longer than the create the agent waits for the shim's answer.
+const ANSWER_MARGIN: Duration = Duration::from_secs(10);
+/// Bytes of the shim's answer that are read: a word, numbers, the end of the runtime's log.
+const MAX_ANSWER_BYTES: u64 = 8192;
+
+/// A container to be created. `dir` holds `config.json` and none of the shim's files yet, or those of a failed try.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The agent's own executable, opened at its start.
+    pub exe: Arc<OwnedFd>,
+    /// The container's run directory and bundle; absolute.
+    pub dir: PathBuf,
+    /// The container's id at the runtime.
+    pub id: String,
+    /// The runtime's program; absolute.
+    pub runtime: PathBuf,
+    /// The runtime's `--root`.
+    pub runtime_root: PathBuf,
+    /// The log file; its directory exists.
+    pub log: PathBuf,
+    /// The container has a terminal: then all its output is `stdout`.
+    pub tty: bool,
+    /// The container reads standard input; otherwise it gets `/dev/null`.
+    pub stdin: bool,
+    /// Standard input ends with the first attached client that had it.
+    pub stdin_once: bool,
+    /// Directory of the container's memory cgroup (v1: in the memory hierarchy), whose OOM counter is read at its end.
+    pub memory_cgroup: Option<PathBuf>,
+    /// cgroup directories that the shim moves into before it does anything; one per hierarchy on v1.
+    pub shim_cgroups: Vec<PathBuf>,
+    /// `oom_score_adj` of the shim; clamped to what is allowed.
+    pub oom_score_adj: Option<i32>,
+}
+
+/// A living shim and its container.
+#[derive(Debug)]
+pub struct Launched {
+    /// Pid of the container's init.
+    pub pid: i32,
+    /// Pid of the shim.
+    pub shim_pid: i32,
+    /// The shim: when it has ended, the exit record is there. It is no child of the agent: nothing is to be reaped.
+    pub pidfd: OwnedFd,
+}
+
+/// Why a container was not created. Nothing runs; the exit record, if there is one, says `created: false`.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The shim could not be started or did not answer.
+    #[error("start the shim: {0}")]
+    Shim(#[source] io::Error),
+    /// A shim for this directory lives already.
+    #[error("a shim holds {0}")]
+    Busy(PathBuf),
+    /// The runtime failed. `delete --force` is still to be called: it may have left something.
+    #[error("{message}")]
+    Runtime {
+        /// Its exit code; 128 + signal.
+        code: i32,
+        /// Its last error message; the raw text if that cannot be read.
+        message: String,
+    },
+}
+
+/// Starts a shim and has it create the container. Returns when the runtime's `create` has ended.
+///
+/// Blocks for the making of a few files in `dir` (tmpfs) and a fork. If the future is dropped, or the agent dies, the shim
+/// goes on: [`open`] finds it.
+pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
+    let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
+        .args(["shim", "--dir"])
+        .arg(&launch.dir)
+        .args(["--id", &launch.id, "--runtime"])
+        .arg(&launch.runtime)
+        .arg("--root")
+        .arg(&launch.runtime_root)
+        .arg("--log")
+        .arg(&launch.log)
+        .args(["--create-ms", &CREATE_TIMEOUT.as_millis().to_string()]);
+    if let Some(dir) = &launch.memory_cgroup {
+        command = command.arg("--memory-cgroup").arg(dir);
+    }
+    if let Some(adj) = launch.oom_score_adj {
+        command = command.args(["--oom-score-adj", &adj.to_string()]);
+    }
+    for (set, flag) in [
+        (launch.tty, "--tty"),
+        (launch.stdin, "--stdin"),
+        (launch.stdin_once, "--stdin-once"),
+    ] {
+        if set {
+            command = command.arg(flag);
+        }
+    }
+    for dir in &launch.shim_cgroups {
+        command = command.cgroup(dir);
+    }
+    start(&launch.dir, command).await
+}
+
+/// A container whose shim died.
+#[derive(Clone, Debug)]
+pub struct LogOnly {
+    /// The agent's own executable, opened at its start.
+    pub exe: Arc<OwnedFd>,
+    /// The container's run directory.
+    pub dir: PathBuf,
+    /// The log file.
+    pub log: PathBuf,
+    /// As in [`Launch::memory_cgroup`].
+    pub memory_cgroup: Option<PathBuf>,
+    /// As in [`Launch::shim_cgroups`].
+    pub shim_cgroups: Vec<PathBuf>,
+    /// As in [`Launch::oom_score_adj`].
+    pub oom_score_adj: Option<i32>,
+}
+
+/// Starts a shim that takes over the output of a container whose shim died, waits for the end of init and writes an exit
+/// record with `known: false`. Killing the container is the caller's affair; do it after this call.
+///
+/// Without a state record (the shim died during create) it drains the FIFOs and ends at once.
+pub async fn launch_log_only(launch: &LogOnly) -> Result<Launched, LaunchError> {
+    let state = record::read_state(&launch.dir).ok().flatten();
+    let (pid, start_time) = state.map_or((0, 0), |s| (s.pid, s.start_time));
+    let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
+        .args(["shim", "--dir"])
+        .arg(&launch.dir)
+        .arg("--log")
+        .arg(&launch.log)
+        .args(["--init", &pid.to_string()])
+        .args(["--init-start", &start_time.to_string()]);
+    if let Some(dir) = &launch.memory_cgroup {
+        command = command.arg("--memory-cgroup").arg(dir);
+    }
+    if let Some(adj) = launch.oom_score_adj {
+        command = command.args(["--oom-score-adj", &adj.to_string()]);
+    }
+    for dir in &launch.shim_cgroups {
+        command = command.cgroup(dir);
+    }
+    start(&launch.dir, command).await
+}
+
+/// Whether a shim, or a launch, holds `dir`.
+pub fn is_alive(dir: &Path) -> io::Result<bool> {
+    lock::is_locked(&dir.join(file::LOCK))
+}
+
+/// Finds the living shim of `dir` after a restart of the agent.
+///
+/// `None` if it has ended, or if it is still creating the container (then [`is_alive`] says true and there is neither
+/// record: look again later; it gives up by itself after [`CREATE_TIMEOUT`]).
+pub fn open(dir: &Path) -> io::Result<Option<Launched>> {
+    let Some(state) = record::read_state(dir).map_err(io::Error::other)? else {
+        return Ok(None);
+    };
+    if !is_alive(dir)? {
+        return Ok(None);
+    }
+    open_shim(&state)
+}
+
+fn open_shim(state: &State) -> io::Result<Option<Launched>> {
+    let gone = |e: io::Error| match e.raw_os_error() {
+        Some(libc::ESRCH | libc::ENOENT) => Ok(None),
+        _ => Err(e),
+    };
+    let pidfd = match pidfd::open(state.shim_pid) {
+        Ok(fd) => fd,
+        Err(e) => return gone(e),
+    };
+    match proc::start_time(state.shim_pid) {
+        Ok(at) if at == state.shim_start_time => {}
+        Ok(_) => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    }
+    Ok(Some(Launched {
+        pid: state.pid,
+        shim_pid: state.shim_pid,
+        pidfd,
+    }))
+}
+
+async fn start(dir: &Path, command: Command) -> Result<Launched, LaunchError> {
+    // Locked from before the shim exists until it ends: whoever finds the directory meanwhile keeps off.
+    let lock = lock::try_lock(&dir.join(file::LOCK))
+        .map_err(LaunchError::Shim)?
+        .ok_or_else(|| LaunchError::Busy(dir.into()))?;
+    make_fifos(dir).map_err(LaunchError::Shim)?;
+    let (reader, writer) = io::pipe().map_err(LaunchError::Shim)?;
+    let number = lock.as_raw_fd().to_string();
+    let spawn = || -> io::Result<_> {
+        let command = command
+            .args(["--lock", &number])
+            .keep(lock.into())
+            .session()
+            .stdout(Sink::Fd(writer.into()));
+        Ok((command.spawn()?, Async::new(reader)?))
+    };
+    let (mut child, reader) = spawn().map_err(LaunchError::Shim)?;
+    let answer = async {
+        // The child forks and ends; the shim proper is init's child.
+        child.wait().await?;
+        let mut bytes = Vec::new();
+        let mut chunk = [0; 512];
+        loop {
+            let n = reader.read_with(|mut r| r.read(&mut chunk)).await?;
+            if n == 0 || u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_ANSWER_BYTES {
+                return Ok(bytes);
+            }
+            bytes.extend_from_slice(&chunk[..n]);
+        }
+    };
+    let late = async {
+        Timer::after(CREATE_TIMEOUT + ANSWER_MARGIN).await;
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the shim does not answer",
+        ))
+    };
+    let bytes = future::or(answer, late).await.map_err(LaunchError::Shim)?;
+    understand(dir, &bytes)
+}
+
+/// Reads the shim's answer: `ok`, or `error <code>` and raw text, or `shim` and text.
+fn understand(dir: &Path, answer: &[u8]) -> Result<Launched, LaunchError> {
+    let text = String::from_utf8_lossy(answer);
+    let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    if head == "ok" {
+        let found = record::read_state(dir).map_err(|e| LaunchError::Shim(io::Error::other(e)))?;
+        let found = found
+            .map(|s| open_shim(&s))
+            .transpose()
+            .map_err(LaunchError::Shim)?;
+        // The container may have ended already, and its shim with it.
+        return found.flatten().map_or_else(
+            || Err(LaunchError::Shim(io::Error::other("the shim has ended"))),
+            Ok,
+        );
+    }
+    if let Some(code) = head.strip_prefix("error ").and_then(|c| c.parse().ok()) {
+        return Err(LaunchError::Runtime {
+            code,
+            message: runtime_message(rest),
+        });
+    }
+    let why = if text.is_empty() {
+        "the shim ended without an answer"
+    } else {
+        text.trim()
+    };
+    Err(LaunchError::Shim(io::Error::other(why.to_string())))
+}
+
+/// The last message of a runtime's log: JSON lines with `level` and `msg`. Falls back to the last line as it is.
+#[must_use]
+pub fn runtime_message(log: &str) -> String {
+    #[derive(serde::Deserialize)]
+    struct Line {
+        #[serde(default)]
+        level: String,
+        msg: String,
+    }
+    let lines = || log.lines().rev().filter(|l| !l.trim().is_empty());
+    let parsed = || lines().filter_map(|l| serde_json::from_str::<Line>(l).ok());
+    parsed()
+        .find(|l| matches!(l.level.as_str(), "error" | "fatal" | "panic"))
+        .or_else(|| parsed().next())
+        .map(|l| l.msg)
+        .or_else(|| lines().next().map(|l| l.trim().to_string()))
+        .unwrap_or_else(|| "the runtime failed without a message".into())
+}
+
+fn make_fifos(dir: &Path) -> io::Result<()> {
+    for name in [file::STDIN, file::STDOUT, file::STDERR] {
+        match nix::unistd::mkfifo(&dir.join(name), Mode::from_bits_truncate(0o600)) {
+            Ok(()) | Err(nix::Error::EEXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtime_messages() {
+        for (name, log, message) in [
+            (
+                "one error",
+                "{\"level\":\"error\",\"msg\":\"no such file\",\"time\":\"x\"}\n",
+                "no such file",
+            ),
+            (
+                "warning after it",
+                "{\"level\":\"error\",\"msg\":\"bad\"}\n{\"level\":\"warning\",\"msg\":\"hm\"}\n",
+                "bad",
+            ),
+            (
+                "only a warning",
+                "{\"level\":\"warning\",\"msg\":\"hm\"}\n",
+                "hm",
+            ),
+            ("plain text", "a\nrunc: not JSON\n\n", "runc: not JSON"),
+            (
+                "cut first line",
+                "sg\":\"x\"}\n{\"level\":\"error\",\"msg\":\"bad\"}\n",
+                "bad",
+            ),
+            ("nothing", "", "the runtime failed without a message"),
+        ] {
+            assert_eq!(runtime_message(log), message, "{name}");
+        }
+    }
+}
