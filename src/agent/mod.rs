@@ -1,5 +1,9 @@
 //! The event loop, sync tasks and the executor.
 
+pub mod clock;
+pub mod pod_store;
+pub mod recorder;
+
 use std::{ffi::OsString, process::ExitCode};
 
 /// `picolet run`.

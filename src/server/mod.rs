@@ -1,5 +1,112 @@
-//! HTTP over the local unix socket.
+//! HTTP over the local unix socket. Only root may connect: the socket is 0600 and the peer's credentials are checked.
 
+pub mod backend;
+mod exec;
 pub mod http;
 pub mod log_reader;
+pub mod routes;
 pub mod stream;
+
+use std::{
+    cell::Cell,
+    fs, io,
+    os::unix::{
+        fs::PermissionsExt as _,
+        net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    rc::Rc,
+};
+
+use async_io::Async;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+
+use backend::Backend;
+
+/// Connections served at once; a further one is answered 503.
+pub const MAX_CONNECTIONS: usize = 32;
+
+/// The listening socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Async<UnixListener>,
+}
+
+impl Listener {
+    /// Binds `path`, replacing the socket of an agent that is gone. The caller holds the lock that makes it the only
+    /// agent of this run dir.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let socket = UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(Self {
+            socket: Async::new(socket)?,
+        })
+    }
+
+    /// Accepts and serves until the executor drops it.
+    pub async fn serve(self, backend: Rc<dyn Backend>, executor: Rc<smol::LocalExecutor<'static>>) {
+        let open = Rc::new(Cell::new(0));
+        loop {
+            let connection = match self.socket.accept().await {
+                Ok((connection, _)) => connection,
+                Err(e) => {
+                    // Out of descriptors: what is being served must end first.
+                    log::warn!("local socket: cannot accept: {e}");
+                    async_io::Timer::after(core::time::Duration::from_secs(1)).await;
+                    continue;
+                }
+            };
+            if !may_talk(&connection) {
+                continue;
+            }
+            let guard = Guard::enter(&open);
+            let backend = Rc::clone(&backend);
+            executor
+                .spawn(async move {
+                    let served = if guard.0.get() > MAX_CONNECTIONS {
+                        let busy = http::Refusal::new(
+                            503,
+                            format!("more than {MAX_CONNECTIONS} connections"),
+                        );
+                        http::refuse(&connection, &busy).await
+                    } else {
+                        routes::serve(backend.as_ref(), connection).await
+                    };
+                    if let Err(e) = served {
+                        log::debug!("local socket: {e}");
+                    }
+                    drop(guard);
+                })
+                .detach();
+        }
+    }
+}
+
+/// Counts open connections.
+struct Guard(Rc<Cell<usize>>);
+
+impl Guard {
+    fn enter(open: &Rc<Cell<usize>>) -> Self {
+        open.set(open.get() + 1);
+        Self(Rc::clone(open))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Root, or whoever the agent runs as.
+fn may_talk(connection: &Async<UnixStream>) -> bool {
+    getsockopt(connection, PeerCredentials)
+        .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == nix::unistd::geteuid().as_raw())
+}

@@ -1,0 +1,50 @@
+//! The seam for time: the simulator drives it, the agent reads the machine's clocks through it.
+
+use core::{future::Future, pin::Pin, time::Duration};
+
+use crate::{
+    api::{Mono, Wall},
+    sys,
+};
+
+/// A future that resolves at some time.
+pub type Alarm = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Where the agent's time comes from.
+pub trait Clock {
+    /// For deadlines.
+    fn now(&self) -> Mono;
+    /// For API timestamps.
+    fn wall(&self) -> Wall;
+    /// Resolves once `now()` is at least `deadline`; may be late.
+    fn until(&self, deadline: Mono) -> Alarm;
+}
+
+/// The machine's clocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+/// A wait is cut into pieces of this length: timers stand still while the machine is suspended, deadlines do not.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+impl Clock for SystemClock {
+    fn now(&self) -> Mono {
+        sys::clock::mono()
+    }
+
+    fn wall(&self) -> Wall {
+        sys::clock::wall()
+    }
+
+    fn until(&self, deadline: Mono) -> Alarm {
+        Box::pin(async move {
+            loop {
+                let now = sys::clock::mono();
+                if now >= deadline {
+                    return;
+                }
+                async_io::Timer::after((deadline - now).min(LONGEST_WAIT)).await;
+            }
+        })
+    }
+}

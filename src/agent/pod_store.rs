@@ -1,0 +1,202 @@
+//! Pod specs on disk: `<root>/pods/<uid>/pod.json`, read when a sync needs one and dropped after.
+//!
+//! ```text
+//! {"v":1,"source":"file","resourceVersion":"","digest":123}\n
+//! {…the object as received, defaulted…}\n
+//! ```
+//!
+//! Written once a change, by rename, mode 0600. What a record holds is never trusted to be whole: an unreadable one is
+//! an error of that pod alone.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Pod, PodUid};
+
+/// Version of the record's form.
+pub const RECORD_VERSION: u32 = 1;
+/// Bytes of a record: a manifest's limit and room for defaults.
+pub const MAX_RECORD_BYTES: u64 = 12 << 20;
+/// Mode of a pod's directory (SYNC-08).
+const POD_DIR_MODE: u32 = 0o750;
+
+/// First line of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Header {
+    /// [`RECORD_VERSION`].
+    pub v: u32,
+    /// `file`, `http` or `api`.
+    pub source: String,
+    /// Version at the apiserver; empty for static pods.
+    #[serde(default)]
+    pub resource_version: String,
+    /// Semantic digest of the object.
+    #[serde(default)]
+    pub digest: u64,
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file system said no.
+    #[error("pod record {path}")]
+    Io {
+        /// The record.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The record is damaged or of another version.
+    #[error("pod record {path} is unusable: {why}")]
+    Damaged {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// The records of one agent.
+#[derive(Clone, Debug)]
+pub struct PodStore {
+    pods: PathBuf,
+}
+
+impl PodStore {
+    /// Records below `root`, which must exist.
+    #[must_use]
+    pub fn new(root: &Path) -> Self {
+        Self {
+            pods: root.join("pods"),
+        }
+    }
+
+    /// Directory of one pod.
+    #[must_use]
+    pub fn dir(&self, uid: &PodUid) -> PathBuf {
+        self.pods.join(uid.as_str())
+    }
+
+    /// Writes the record of one pod.
+    pub fn write(
+        &self,
+        uid: &PodUid,
+        header: &Header,
+        object: &serde_json::Value,
+    ) -> Result<(), StoreError> {
+        let dir = self.dir(uid);
+        let path = dir.join("pod.json");
+        let staged = dir.join(".pod.json.new");
+        let attempt = || -> io::Result<()> {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(POD_DIR_MODE)
+                .create(&dir)?;
+            let file = fs::File::options()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&staged)?;
+            let mut out = io::BufWriter::new(file);
+            serde_json::to_writer(&mut out, header)?;
+            out.write_all(b"\n")?;
+            serde_json::to_writer(&mut out, object)?;
+            out.write_all(b"\n")?;
+            out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            fs::rename(&staged, &path)
+        };
+        attempt().map_err(|source| StoreError::Io {
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// Reads header and object of one pod.
+    pub fn read<T: serde::de::DeserializeOwned>(
+        &self,
+        uid: &PodUid,
+    ) -> Result<(Header, T), StoreError> {
+        let path = self.dir(uid).join("pod.json");
+        let damaged = |why: String| StoreError::Damaged {
+            path: path.clone(),
+            why,
+        };
+        let mut text = Vec::new();
+        fs::File::open(&path)
+            .and_then(|file| file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut text))
+            .map_err(|source| StoreError::Io {
+                path: path.clone(),
+                source,
+            })?;
+        if text.len() as u64 > MAX_RECORD_BYTES {
+            return Err(damaged(format!("over {MAX_RECORD_BYTES} bytes")));
+        }
+        let at = text
+            .iter()
+            .position(|&b| b == b'\n')
+            .ok_or_else(|| damaged("no header line".into()))?;
+        let header: Header =
+            serde_json::from_slice(&text[..at]).map_err(|e| damaged(format!("header: {e}")))?;
+        if header.v != RECORD_VERSION {
+            return Err(damaged(format!(
+                "version {} is not {RECORD_VERSION}",
+                header.v
+            )));
+        }
+        let object = serde_json::from_slice(&text[at + 1..]).map_err(|e| damaged(e.to_string()))?;
+        Ok((header, object))
+    }
+
+    /// The typed pod of a record.
+    pub fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
+        self.read(uid).map(|(_, pod)| pod)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_damage_is_named() {
+        let root = std::env::temp_dir().join(format!("picolet-store-{}", std::process::id()));
+        let store = PodStore::new(&root);
+        let uid = PodUid::from("abc");
+        let header = Header {
+            v: RECORD_VERSION,
+            source: "file".into(),
+            digest: 7,
+            ..Header::default()
+        };
+        let object = serde_json::json!({"metadata": {"name": "p", "uid": "abc"}, "spec": {"unknownField": 1}});
+        store.write(&uid, &header, &object).expect("write");
+        let (back, value) = store.read::<serde_json::Value>(&uid).expect("read");
+        assert_eq!(
+            (back, &value),
+            (header.clone(), &object),
+            "fields that are not modelled are kept"
+        );
+        assert_eq!(store.pod(&uid).expect("pod").metadata.name, "p");
+        let path = store.dir(&uid).join("pod.json");
+        for (name, text) in [
+            ("empty", ""),
+            ("no object", "{\"v\":1,\"source\":\"file\"}\n"),
+            ("torn", "{\"v\":1,\"source\":\"file\"}\n{\"metadata\":{\"na"),
+            ("other version", "{\"v\":9,\"source\":\"file\"}\n{}\n"),
+        ] {
+            fs::write(&path, text).expect("write");
+            let error = store.pod(&uid).expect_err(name).to_string();
+            assert!(error.contains("pod.json is unusable"), "{name}: {error}");
+        }
+        fs::remove_dir_all(&root).expect("clean up");
+        assert!(matches!(store.pod(&uid), Err(StoreError::Io { .. })));
+    }
+}
