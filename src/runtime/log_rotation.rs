@@ -1,0 +1,206 @@
+//! Rotation of container logs: blocking, run on the disk lane. Rows LOG-06, LOG-07.
+//!
+//! The live file is renamed, the writer reopens it, and older rotated files are compressed, in this order, so that no
+//! line is lost and at most one of the rotated files is plain text.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use flate2::{Compression, write::GzEncoder};
+use nix::fcntl::OFlag;
+
+use crate::api::Wall;
+
+/// Whether the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
+pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => Ok(meta.len() >= limit),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(e),
+    }
+}
+
+/// Makes room among the rotated files, then renames the live file. Returns its new name, `None` if there was none.
+///
+/// - Shape: `max_files` counts the live file too and is at least 2.
+/// - Errors: nothing was renamed; try again at the next check.
+pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<PathBuf>> {
+    let mut rotated = rotated_files(path)?;
+    for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
+        fs::remove_file(leftover)?;
+    }
+    // A crash between compression and removal leaves both: the compressed one is whole.
+    let compressed: Vec<_> = rotated
+        .iter()
+        .filter(|p| is_compressed(p))
+        .map(|p| p.with_extension(""))
+        .collect();
+    for twin in rotated.extract_if(.., |p| !is_compressed(p) && compressed.contains(p)) {
+        fs::remove_file(twin)?;
+    }
+    // One place for the live file, one for the file rotated now.
+    let keep = max_files.saturating_sub(2);
+    let excess = rotated.len().saturating_sub(keep);
+    for oldest in rotated.drain(..excess) {
+        fs::remove_file(oldest)?;
+    }
+    for plain in rotated.iter().filter(|p| !is_compressed(p)) {
+        compress(plain)?;
+    }
+    let target = rotated_name(path, now);
+    match fs::rename(path, &target) {
+        Ok(()) => Ok(Some(target)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Takes a rotation back because the writer could not reopen.
+pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
+    fs::rename(rotated, path)
+}
+
+/// `<N>.log.<YYYYMMDD-HHMMSS>`.
+fn rotated_name(path: &Path, now: Wall) -> PathBuf {
+    let at = now.date_time();
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(
+        ".{:04}{:02}{:02}-{:02}{:02}{:02}",
+        at.year(),
+        u8::from(at.month()),
+        at.day(),
+        at.hour(),
+        at.minute(),
+        at.second()
+    ));
+    PathBuf::from(name)
+}
+
+fn is_compressed(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "gz")
+}
+
+/// Rotated files beside the live one, oldest first by name.
+fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let missing = || {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "log path has no file name or directory",
+        )
+    };
+    let prefix = path
+        .file_name()
+        .and_then(|n| n.to_str())
+        .ok_or_else(missing)?
+        .to_owned()
+        + ".";
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path.parent().ok_or_else(missing)?)? {
+        let entry = entry?;
+        if entry
+            .file_name()
+            .to_str()
+            .is_some_and(|n| n.starts_with(&prefix))
+        {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Replaces `plain` by `plain.gz`, written aside and renamed.
+fn compress(plain: &Path) -> io::Result<()> {
+    let with = |suffix: &str| {
+        let mut name = plain.as_os_str().to_owned();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    let (staged, done) = (with(".tmp"), with(".gz"));
+    let mut source = File::options()
+        .read(true)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(plain)?;
+    let target = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o640)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(&staged)?;
+    let mut encoder = GzEncoder::new(target, Compression::fast());
+    io::copy(&mut source, &mut encoder)?;
+    encoder.finish()?.flush()?;
+    fs::rename(&staged, &done)?;
+    fs::remove_file(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .expect("directory")
+            .map(|e| e.expect("entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn keeps_the_newest_and_compresses_all_but_the_last() {
+        // LOG-07
+        let dir = std::env::temp_dir().join(format!("picolet-rotate-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("scratch");
+        let path = dir.join("0.log");
+        let at = |n: i64| Wall::from_secs(1_700_000_000 + n);
+        for n in 0..5 {
+            fs::write(&path, format!("line {n}\n")).expect("write");
+            assert!(rotate(&path, 4, at(n)).expect("rotate").is_some());
+        }
+        assert_eq!(
+            names(&dir),
+            [
+                "0.log.20231114-221322.gz",
+                "0.log.20231114-221323.gz",
+                "0.log.20231114-221324"
+            ],
+            "with the live file: four"
+        );
+        let mut text = String::new();
+        let file = File::open(dir.join("0.log.20231114-221323.gz")).expect("open");
+        flate2::read::GzDecoder::new(file)
+            .read_to_string(&mut text)
+            .expect("unzip");
+        assert_eq!(text, "line 3\n");
+
+        // What a crash leaves: a staged file and a plain twin.
+        fs::write(dir.join("0.log.20231114-221324.tmp"), "half").expect("write");
+        fs::write(dir.join("0.log.20231114-221323"), "twin").expect("write");
+        fs::write(&path, "last\n").expect("write");
+        let rotated = rotate(&path, 4, at(9)).expect("rotate").expect("renamed");
+        assert_eq!(
+            names(&dir),
+            [
+                "0.log.20231114-221323.gz",
+                "0.log.20231114-221324.gz",
+                "0.log.20231114-221329"
+            ]
+        );
+        undo(&path, &rotated).expect("undo");
+        assert!(!is_due(&path, 6).expect("size") && is_due(&path, 5).expect("size"));
+        fs::remove_file(&path).expect("remove");
+        assert!(
+            is_due(&path, 6).expect("missing"),
+            "a missing live file must be reopened"
+        );
+        assert_eq!(rotate(&path, 4, at(10)).expect("rotate"), None);
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+}
