@@ -16,6 +16,7 @@ pub mod meta;
 pub mod oci;
 pub mod pod;
 pub mod pod_status;
+pub mod projected;
 pub mod quantity;
 pub mod time;
 
@@ -24,5 +25,6 @@ pub use ids::{ContainerId, PodUid, SandboxId};
 pub use meta::ObjectMeta;
 pub use pod::{Container, Pod, PodSpec};
 pub use pod_status::PodStatus;
+pub use projected::ProjectedFile;
 pub use quantity::Quantity;
 pub use time::{Mono, Wall};

@@ -1,1 +1,188 @@
 //! Volumes: set up, tear down, subPath.
+//!
+//! Everything lies below `<root>/pods/<uid>/`, named as a kubelet names it, so that what is found after a restart needs
+//! no record beside it:
+//!
+//! ```text
+//! volumes/kubernetes.io~<plugin>/<volume>             the volume: directory or mount point
+//! volume-subpaths/<volume>/<container>/<mount index>  bind mount of one subPath
+//! plugins/kubernetes.io~<plugin>/<volume>/ready       marker: the volume was set up completely once
+//! containers/<container>/<instance>                   termination log of one instance
+//! ```
+//!
+//! All functions block and belong on the disk lane. They decide nothing: what a volume holds is passed in. Invariants:
+//!
+//! - nothing below a volume's root is ever reached through a path that a container can redirect: descriptors are
+//!   opened with `openat2(2)` beneath a directory of ours (Linux 5.6);
+//! - nothing is deleted across a mount point: unmounting comes first, and a mount found on the way is an error;
+//! - a host path is never deleted, never changes its owner.
+
+mod atomic;
+mod beneath;
+mod empty_dir;
+mod fs_group;
+mod host_path;
+mod mounts;
+mod orphan;
+mod remove;
+mod request;
+mod set_up;
+mod sub_path;
+mod tear_down;
+mod termination_log;
+#[cfg(test)]
+mod testing;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+pub use fs_group::ChangePolicy;
+pub use host_path::HostPathType;
+pub use request::{Files, Medium, PodVolume, PodVolumes, RequestError, Source};
+pub use set_up::{MountedVolume, SetUp};
+pub use sub_path::SubPath;
+
+use crate::api::PodUid;
+
+/// The pod directories of one agent.
+#[derive(Clone, Debug)]
+pub struct Volumes {
+    /// `<root>/pods`, without symbolic links, as mountinfo shows it.
+    pods: PathBuf,
+}
+
+/// What went wrong with a volume. The texts are the ones events show after `FailedMount`.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// One volume of the pod could not be set up, or not be refreshed.
+    #[error("MountVolume.SetUp failed for volume {volume:?} : {cause}")]
+    SetUp {
+        /// The volume's name in the pod.
+        volume: String,
+        /// What happened.
+        cause: Cause,
+    },
+    /// A subPath could not be prepared. Neither this text nor its source names a host path.
+    #[error(
+        "failed to prepare subPath for volumeMount {volume:?} of container {container:?}: {cause}"
+    )]
+    SubPath {
+        /// The volume's name in the pod.
+        volume: String,
+        /// The container that mounts it.
+        container: String,
+        /// What happened.
+        cause: Cause,
+    },
+    /// A volume could not be taken down; the pod directory stays and the caller tries again.
+    #[error("failed to tear down volume {volume:?}: {cause}")]
+    TearDown {
+        /// The volume's name, or the directory's where no name is known.
+        volume: String,
+        /// What happened.
+        cause: Cause,
+    },
+    /// The pod still has mounts, or its mounts could not be read: its directory must not be touched.
+    #[error("pod {uid} still has mounted volumes: {cause}")]
+    Mounted {
+        /// The pod.
+        uid: PodUid,
+        /// One mount point, or why the mounts are not known.
+        cause: Cause,
+    },
+    /// The orphaned pod directory holds something that only a tear-down may delete.
+    #[error("orphaned pod {uid} found, but {cause}")]
+    Orphan {
+        /// The pod.
+        uid: PodUid,
+        /// Which step failed.
+        cause: Cause,
+    },
+}
+
+/// The inner half of a [`VolumeError`].
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// A system call failed while doing what the text says.
+    #[error("{0}: {1}")]
+    Io(&'static str, #[source] io::Error),
+    /// The pod asks for what cannot be done; the text is complete.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Names the step in which an I/O error happened.
+trait Step<T> {
+    fn step(self, what: &'static str) -> Result<T, Cause>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, what: &'static str) -> Result<T, Cause> {
+        self.map_err(|e| Cause::Io(what, e.into()))
+    }
+}
+
+impl Volumes {
+    /// Opens the pod directories below `root`, making `<root>/pods` (0750) if it is missing.
+    ///
+    /// - Errors: the directory cannot be made or resolved.
+    pub fn new(root: &Path) -> io::Result<Self> {
+        let pods = root.join("pods");
+        mkdir_all(&pods, 0o750)?;
+        Ok(Self {
+            pods: fs::canonicalize(pods)?,
+        })
+    }
+
+    /// `<root>/pods/<uid>`.
+    #[must_use]
+    pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        self.pods.join(uid.as_str())
+    }
+
+    fn volume_dir(&self, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
+        self.pod_dir(uid).join(VOLUMES).join(plugin).join(volume)
+    }
+
+    fn ready_marker(&self, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
+        self.pod_dir(uid)
+            .join(PLUGINS)
+            .join(plugin)
+            .join(volume)
+            .join("ready")
+    }
+}
+
+const VOLUMES: &str = "volumes";
+const SUBPATHS: &str = "volume-subpaths";
+const PLUGINS: &str = "plugins";
+
+/// Whether `name` is one plain path component: what every name from a pod must be before it becomes part of a path.
+fn is_component(name: &str) -> bool {
+    !name.is_empty()
+        && name != "."
+        && name != ".."
+        && name.len() <= 255
+        && !name.contains(['/', '\0'])
+}
+
+/// Makes `path` and its missing parents, all with `mode` whatever the umask. What exists keeps its mode.
+fn mkdir_all(path: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if fs::metadata(path).is_ok_and(|m| m.is_dir()) {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        mkdir_all(parent, mode)?;
+    }
+    match fs::create_dir(path) {
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
+        // Somebody was faster, or a file is in the way.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && fs::metadata(path)?.is_dir() => {
+            Ok(())
+        }
+        Err(e) => Err(e),
+    }
+}

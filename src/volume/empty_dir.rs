@@ -1,0 +1,58 @@
+//! Directories that belong to the pod: emptyDir, and what projected volumes are written into.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use super::{Cause, Step, beneath, mkdir_all, mounts};
+
+/// Where the directory's data lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// The disk of the root directory.
+    Disk,
+    /// A tmpfs of at most this many bytes.
+    Memory(Option<u64>),
+}
+
+/// Whether the volume was set up completely and is still there. A reboot takes a tmpfs and leaves the marker.
+pub(super) fn is_ready(dir: &Path, marker: &Path, backing: Backing) -> Result<bool, Cause> {
+    if !marker.exists() {
+        return Ok(false);
+    }
+    match backing {
+        Backing::Disk => Ok(fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir())),
+        Backing::Memory(_) => {
+            beneath::is_mount_point(dir).step("failed to look for the volume's mount")
+        }
+    }
+}
+
+/// Makes `dir` (0777 whatever the umask) and mounts a tmpfs on it if it is to have one and has none.
+pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
+    if let Some(parent) = dir.parent() {
+        mkdir_all(parent, 0o750).step("failed to make the volume's directory")?;
+    }
+    mkdir_all(dir, 0o777).step("failed to make the volume's directory")?;
+    match backing {
+        // A half-made one may have had other bits.
+        Backing::Disk => fs::set_permissions(dir, Permissions::from_mode(0o777))
+            .step("failed to set the volume's mode"),
+        Backing::Memory(limit) => {
+            if beneath::is_mount_point(dir).step("failed to look for the volume's mount")? {
+                return Ok(());
+            }
+            mounts::mount_tmpfs(dir, limit).step("failed to mount a tmpfs")
+        }
+    }
+}
+
+/// Writes the ready marker.
+pub(super) fn mark_ready(marker: &Path) -> Result<(), Cause> {
+    if let Some(parent) = marker.parent() {
+        mkdir_all(parent, 0o750).step("failed to mark the volume as ready")?;
+    }
+    fs::write(marker, "").step("failed to mark the volume as ready")
+}

@@ -1,0 +1,187 @@
+//! hostPath: checks, and at most makes, what the pod names. Nothing is mounted and nothing ever removed.
+
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::{Component, Path, PathBuf},
+};
+
+use super::{Cause, Step, mkdir_all};
+
+/// What a hostPath must be. Source: core/v1 `HostPathType`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum HostPathType {
+    /// Not checked, not made.
+    #[default]
+    Unset,
+    /// Made with 0755 if missing.
+    DirectoryOrCreate,
+    /// Must exist.
+    Directory,
+    /// Made with 0644 if missing; its directory must exist.
+    FileOrCreate,
+    /// Must exist.
+    File,
+    /// A unix socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// Not a type this agent knows, as written.
+    Other(String),
+}
+
+impl From<&str> for HostPathType {
+    fn from(text: &str) -> Self {
+        match text {
+            "" => Self::Unset,
+            "DirectoryOrCreate" => Self::DirectoryOrCreate,
+            "Directory" => Self::Directory,
+            "FileOrCreate" => Self::FileOrCreate,
+            "File" => Self::File,
+            "Socket" => Self::Socket,
+            "CharDevice" => Self::CharDevice,
+            "BlockDevice" => Self::BlockDevice,
+            other => Self::Other(other.into()),
+        }
+    }
+}
+
+/// Checks `path` and returns it.
+///
+/// - Source: kubelet `pkg/volume/hostpath/host_path.go`; symbolic links are followed, as there.
+pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, Cause> {
+    let path = Path::new(path);
+    if path.components().any(|c| c == Component::ParentDir) {
+        return Err(Cause::Refused(format!(
+            "invalid HostPath {:?}: must not contain '..'",
+            path.display()
+        )));
+    }
+    if !path.is_absolute() {
+        return Err(Cause::Refused(format!(
+            "invalid HostPath {:?}: must be an absolute path",
+            path.display()
+        )));
+    }
+    let found = match fs::metadata(path) {
+        Ok(found) => Some(found),
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            None
+        }
+        Err(_) if *kind == HostPathType::Unset => None,
+        Err(e) => return Err(e).step("hostPath type check failed"),
+    };
+    let is = |test: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(|m| test(&m.file_type()));
+    let (right, what) = match kind {
+        HostPathType::Unset => return Ok(path.into()),
+        HostPathType::DirectoryOrCreate if found.is_none() => {
+            mkdir_all(path, 0o755).step("failed to make the directory of the hostPath")?;
+            return Ok(path.into());
+        }
+        HostPathType::FileOrCreate if found.is_none() => {
+            make_file(path).step("failed to make the file of the hostPath")?;
+            return Ok(path.into());
+        }
+        HostPathType::DirectoryOrCreate | HostPathType::Directory => {
+            (is(fs::FileType::is_dir), "a directory")
+        }
+        HostPathType::FileOrCreate | HostPathType::File => (is(fs::FileType::is_file), "a file"),
+        HostPathType::Socket => (is(fs::FileType::is_socket), "a socket file"),
+        HostPathType::CharDevice => (is(fs::FileType::is_char_device), "a character device"),
+        HostPathType::BlockDevice => (is(fs::FileType::is_block_device), "a block device"),
+        HostPathType::Other(text) => {
+            return Err(Cause::Refused(format!("{text} is an invalid volume type")));
+        }
+    };
+    if right {
+        Ok(path.into())
+    } else {
+        Err(Cause::Refused(format!(
+            "hostPath type check failed: {} is not {what}",
+            path.display()
+        )))
+    }
+}
+
+fn make_file(path: &Path) -> io::Result<()> {
+    let file = File::options().write(true).create_new(true).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o644))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::{super::testing::Scratch, *};
+
+    #[test]
+    fn types() {
+        // VOL-15
+        let scratch = Scratch::new();
+        let base = scratch.path();
+        fs::create_dir(base.join("dir")).unwrap();
+        fs::write(base.join("file"), "").unwrap();
+        let _socket = UnixListener::bind(base.join("socket")).unwrap();
+        let at = |name: &str| {
+            if name.starts_with('/') {
+                name.to_owned()
+            } else {
+                base.join(name).display().to_string()
+            }
+        };
+        let fails = |name: &str, what: &str| {
+            Some(format!(
+                "hostPath type check failed: {} is not {what}",
+                at(name)
+            ))
+        };
+        for (kind, path, error) in [
+            ("", "missing", None),
+            ("Directory", "dir", None),
+            ("Directory", "file", fails("file", "a directory")),
+            ("Directory", "missing", fails("missing", "a directory")),
+            ("DirectoryOrCreate", "dir", None),
+            ("DirectoryOrCreate", "file", fails("file", "a directory")),
+            ("DirectoryOrCreate", "new/deep", None),
+            ("File", "file", None),
+            ("File", "dir", fails("dir", "a file")),
+            ("File", "missing", fails("missing", "a file")),
+            ("FileOrCreate", "file", None),
+            ("FileOrCreate", "dir", fails("dir", "a file")),
+            ("FileOrCreate", "dir/new", None),
+            (
+                "FileOrCreate",
+                "no-parent/new",
+                Some("failed to make the file of the hostPath: No such file or directory (os error 2)".into()),
+            ),
+            ("Socket", "socket", None),
+            ("Socket", "file", fails("file", "a socket file")),
+            ("CharDevice", "/dev/null", None),
+            ("CharDevice", "file", fails("file", "a character device")),
+            ("BlockDevice", "/dev/null", fails("/dev/null", "a block device")),
+            ("Door", "file", Some("Door is an invalid volume type".into())),
+            (
+                "",
+                "/a/../b",
+                Some("invalid HostPath \"/a/../b\": must not contain '..'".into()),
+            ),
+        ] {
+            let answer = set_up(&at(path), &HostPathType::from(kind));
+            assert_eq!(answer.err().map(|e| e.to_string()), error, "{kind} {path}");
+        }
+        assert!(!base.join("missing").exists(), "no type makes nothing");
+        let mode =
+            |name: &str| fs::metadata(base.join(name)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode("new"), 0o755);
+        assert_eq!(mode("new/deep"), 0o755);
+        assert_eq!(mode("dir/new"), 0o644);
+    }
+}

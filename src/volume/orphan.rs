@@ -1,0 +1,146 @@
+//! Directories of pods that nobody knows any more. Nothing here deletes a volume's data: that is the tear-down's.
+
+use std::{fs, io, path::Path};
+
+use super::{
+    Cause, SUBPATHS, Step, VOLUMES, VolumeError, Volumes, beneath, is_component, remove,
+    tear_down::{SUBPATH_DEPTH, all_names, entry, remove_leaf, remove_leaves},
+};
+use crate::api::PodUid;
+
+impl Volumes {
+    /// Every pod directory on disk, sorted.
+    pub fn list_pod_dirs(&self) -> io::Result<Vec<PodUid>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.pods)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir()
+                && let Some(name) = entry.file_name().to_str()
+                && is_component(name)
+            {
+                found.push(PodUid::new(name));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Removes the directory of a pod whose volumes are torn down. Missing is success.
+    ///
+    /// - Errors: [`VolumeError::Mounted`] if something is mounted below it or the mount table cannot be read: nothing was touched;
+    ///   [`VolumeError::Orphan`] if a volume still holds data or a file could not be removed. The caller tries again later.
+    /// - Source: kubelet `pkg/kubelet/kubelet_volumes.go`.
+    pub fn remove_pod_dir(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let Some(pod) = self.open_pod(uid)? else {
+            return Ok(());
+        };
+        let mounted = |cause| VolumeError::Mounted {
+            uid: uid.clone(),
+            cause,
+        };
+        let points = super::mounts::mounts_below(&self.pod_dir(uid))
+            .step("failed to read the mount table")
+            .map_err(mounted)?;
+        if let Some(point) = points.first() {
+            return Err(mounted(Cause::Refused(point.display().to_string())));
+        }
+        self.remove_unmounted(uid, &pod)
+            .map_err(|cause| VolumeError::Orphan {
+                uid: uid.clone(),
+                cause,
+            })
+    }
+
+    fn remove_unmounted(&self, uid: &PodUid, pod: &std::os::fd::OwnedFd) -> Result<(), Cause> {
+        // volumes/<plugin>/<name>: two levels, each only if empty.
+        remove_leaves(pod, Path::new(VOLUMES), 1).step("failed to rmdir a volume")?;
+        remove_leaves(pod, Path::new(SUBPATHS), SUBPATH_DEPTH)
+            .step("failed to remove the subPath directories")?;
+        for name in all_names(pod).step("failed to read the pod's directory")? {
+            remove::remove_tree(pod, &name).step("failed to remove the pod's files")?;
+        }
+        let pods = beneath::dir(&self.pods).step("failed to open the pods' directory")?;
+        remove_leaf(&pods, uid.as_ref()).step("failed to rmdir the pod's directory")?;
+        debug_assert!(entry(&pods, uid.as_str()).is_ok());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::{
+        super::{
+            mounts,
+            testing::{Scratch, can_mount, uid},
+        },
+        *,
+    };
+
+    #[test]
+    fn directories_on_disk_are_the_list() {
+        // CLEAN-05
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        for name in ["b", "a"] {
+            fs::create_dir(volumes.pod_dir(&name.into())).unwrap();
+        }
+        fs::write(volumes.pods.join("file"), "").unwrap();
+        assert_eq!(volumes.list_pod_dirs().unwrap(), ["a".into(), "b".into()]);
+    }
+
+    #[test]
+    fn a_mounted_orphan_is_skipped() {
+        // CLEAN-06
+        if !can_mount("a_mounted_orphan_is_skipped") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let dir = volumes.pod_dir(&uid());
+        let point = dir.join("volumes/kubernetes.io~secret/s");
+        fs::create_dir_all(&point).unwrap();
+        fs::write(dir.join("pod.json"), "{}").unwrap();
+        mounts::mount_tmpfs(&point, Some(4096)).unwrap();
+        let error = volumes.remove_pod_dir(&uid()).unwrap_err();
+        assert!(matches!(error, VolumeError::Mounted { .. }), "{error}");
+        assert!(dir.join("pod.json").exists());
+    }
+
+    #[test]
+    fn an_orphan_goes_but_no_data() {
+        // CLEAN-07 CLEAN-08
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let outside = scratch.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("kept"), "x").unwrap();
+        let dir = volumes.pod_dir(&uid());
+        let data = dir.join("volumes/kubernetes.io~empty-dir/data");
+        fs::create_dir_all(&data).unwrap();
+        fs::create_dir_all(dir.join("volume-subpaths/data/main/0")).unwrap();
+        fs::write(dir.join("volume-subpaths/data/main/1"), "").unwrap();
+        fs::create_dir_all(dir.join("plugins/kubernetes.io~empty-dir/data")).unwrap();
+        fs::write(dir.join("plugins/kubernetes.io~empty-dir/data/ready"), "").unwrap();
+        fs::create_dir_all(dir.join("containers/main")).unwrap();
+        symlink(&outside, dir.join("containers/main/link")).unwrap();
+        fs::write(data.join("precious"), "x").unwrap();
+
+        let error = volumes.remove_pod_dir(&uid()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("found, but failed to rmdir a volume"),
+            "{error}"
+        );
+        assert!(data.join("precious").exists());
+        assert!(dir.join("containers/main").exists());
+
+        fs::remove_file(data.join("precious")).unwrap();
+        volumes.remove_pod_dir(&uid()).unwrap();
+        assert!(!dir.exists());
+        assert!(outside.join("kept").exists());
+        volumes.remove_pod_dir(&uid()).expect("again is success");
+    }
+}

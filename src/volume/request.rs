@@ -1,0 +1,284 @@
+//! What the agent asks of this module: a pod's volumes, reduced to what setting them up needs.
+
+use std::{collections::BTreeMap, path::Path};
+
+use super::{ChangePolicy, HostPathType, is_component};
+use crate::api::{Pod, PodUid, ProjectedFile, pod::Volume};
+
+/// The volumes of one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodVolumes {
+    /// The pod.
+    pub uid: PodUid,
+    /// Group that may use the volumes.
+    pub fs_group: Option<u32>,
+    /// When ownership is changed again.
+    pub change_policy: ChangePolicy,
+    /// Most bytes one tmpfs may hold: the smaller of node allocatable memory and the pod's memory limit.
+    pub tmpfs_limit: Option<u64>,
+    /// In the pod's order.
+    pub volumes: Vec<PodVolume>,
+}
+
+/// One volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodVolume {
+    /// Its name in the pod.
+    pub name: String,
+    /// What it is.
+    pub source: Source,
+    /// Mount points of other volumes inside this one, relative to its root: made as directories in a read-only volume,
+    /// where the runtime could not.
+    pub nested: Vec<String>,
+}
+
+/// What a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// An empty directory that lives as long as the pod.
+    EmptyDir {
+        /// Where its data is.
+        medium: Medium,
+        /// Most bytes; held by the kernel for [`Medium::Memory`], by eviction otherwise.
+        size_limit: Option<u64>,
+    },
+    /// A path of the host.
+    HostPath {
+        /// Absolute, as the pod names it.
+        path: String,
+        /// What it must be.
+        kind: HostPathType,
+    },
+    /// A ConfigMap's keys, on disk.
+    ConfigMap(Files),
+    /// A Secret's keys, in memory.
+    Secret(Files),
+    /// The pod's own fields, in memory.
+    DownwardApi(Files),
+    /// Several sources in one directory, in memory.
+    Projected(Files),
+    /// A source this agent cannot mount; the text names its type.
+    Unsupported(String),
+}
+
+/// Files of a projected volume, or why they are not known just now. A volume that is mounted already keeps what it holds.
+pub type Files = Result<Vec<ProjectedFile>, String>;
+
+/// Medium of an emptyDir.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Medium {
+    /// The disk of the root directory.
+    #[default]
+    Default,
+    /// tmpfs.
+    Memory,
+    /// Anything else, as written: huge pages among them, which this agent does not mount.
+    Other(String),
+}
+
+/// The pod's volumes cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// A volume's name would not be one path component.
+    #[error("volume name {0:?} is not a plain file name")]
+    Name(String),
+    /// Numbers of the security context are out of range.
+    #[error("securityContext.fsGroup: {0} is not a group id")]
+    FsGroup(i64),
+}
+
+impl PodVolumes {
+    /// Reads the volumes that some container of `pod` mounts; the others are left out.
+    ///
+    /// `files` holds, by volume name, what each configMap, secret, downwardAPI and projected volume contains; one that is
+    /// missing there counts as not known.
+    pub fn of(
+        pod: &Pod,
+        tmpfs_limit: Option<u64>,
+        mut files: BTreeMap<String, Files>,
+    ) -> Result<Self, RequestError> {
+        let security = pod.spec.security_context.as_ref();
+        let fs_group = match security.and_then(|s| s.fs_group) {
+            None => None,
+            Some(id) => Some(u32::try_from(id).map_err(|_| RequestError::FsGroup(id))?),
+        };
+        let change_policy = match security.and_then(|s| s.fs_group_change_policy.as_deref()) {
+            Some("OnRootMismatch") => ChangePolicy::OnRootMismatch,
+            _ => ChangePolicy::Always,
+        };
+        let mut volumes = Vec::new();
+        for volume in &pod.spec.volumes {
+            if !is_component(&volume.name) {
+                return Err(RequestError::Name(volume.name.clone()));
+            }
+            let used = pod.spec.all_containers().any(|c| {
+                c.volume_mounts.iter().any(|m| m.name == volume.name)
+                    || c.volume_devices.iter().any(|d| d.name == volume.name)
+            });
+            if !used {
+                continue;
+            }
+            volumes.push(PodVolume {
+                name: volume.name.clone(),
+                source: source(volume, files.remove(&volume.name)),
+                nested: nested_mount_points(pod, &volume.name),
+            });
+        }
+        Ok(Self {
+            uid: pod.metadata.uid.as_str().into(),
+            fs_group,
+            change_policy,
+            tmpfs_limit,
+            volumes,
+        })
+    }
+}
+
+fn source(volume: &Volume, files: Option<Files>) -> Source {
+    let files = || files.unwrap_or_else(|| Err("its content is not known".into()));
+    if let Some(empty) = &volume.empty_dir {
+        Source::EmptyDir {
+            medium: match empty.medium.as_str() {
+                "" => Medium::Default,
+                "Memory" => Medium::Memory,
+                other => Medium::Other(other.into()),
+            },
+            // Zero means no limit, as upstream reads it.
+            size_limit: empty
+                .size_limit
+                .as_ref()
+                .and_then(|q| u64::try_from(q.value()).ok())
+                .filter(|bytes| *bytes > 0),
+        }
+    } else if let Some(host) = &volume.host_path {
+        Source::HostPath {
+            path: host.path.clone(),
+            kind: host.kind.as_deref().unwrap_or_default().into(),
+        }
+    } else if volume.config_map.is_some() {
+        Source::ConfigMap(files())
+    } else if volume.secret.is_some() {
+        Source::Secret(files())
+    } else if volume.downward_api.is_some() {
+        Source::DownwardApi(files())
+    } else if volume.projected.is_some() {
+        Source::Projected(files())
+    } else {
+        let kind = if volume.nfs.is_some() {
+            "nfs"
+        } else if volume.persistent_volume_claim.is_some() {
+            "persistentVolumeClaim"
+        } else if volume.image.is_some() {
+            "image"
+        } else {
+            "unknown"
+        };
+        Source::Unsupported(kind.into())
+    }
+}
+
+/// Where other volumes are mounted below volume `name`, relative to its root, sorted, only the outermost.
+fn nested_mount_points(pod: &Pod, name: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for container in pod.spec.all_containers() {
+        for outer in container.volume_mounts.iter().filter(|m| m.name == name) {
+            // With a subPath the volume's root is not what the other mount lies in.
+            if !outer.sub_path.is_empty() || !outer.sub_path_expr.is_empty() {
+                continue;
+            }
+            let base = Path::new(&outer.mount_path);
+            for inner in container.volume_mounts.iter().filter(|m| m.name != name) {
+                if let Ok(rest) = Path::new(&inner.mount_path).strip_prefix(base)
+                    && let Some(rest) = rest.to_str()
+                    && !rest.is_empty()
+                {
+                    found.push(rest.trim_end_matches('/').to_owned());
+                }
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    let mut outermost: Vec<String> = Vec::new();
+    for path in found {
+        if !outermost
+            .last()
+            .is_some_and(|o| Path::new(&path).starts_with(o))
+        {
+            outermost.push(path);
+        }
+    }
+    outermost
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{"uid":"u"}},"spec":{spec}}}"#))
+            .expect("pod")
+    }
+
+    #[test]
+    fn only_used_volumes() {
+        // VOL-27
+        let pod = pod(
+            r#"{"volumes":[{"name":"a","emptyDir":{"medium":"Memory","sizeLimit":"1Mi"}},{"name":"unused","nfs":{}},
+            {"name":"b","nfs":{}},{"name":"c","hostPath":{"path":"/x"}}],
+            "containers":[{"volumeMounts":[{"name":"a","mountPath":"/a"},{"name":"b","mountPath":"/b"}]}],
+            "initContainers":[{"volumeMounts":[{"name":"c","mountPath":"/c"}]}]}"#,
+        );
+        let read = PodVolumes::of(&pod, None, BTreeMap::new()).unwrap();
+        let sources: Vec<_> = read
+            .volumes
+            .iter()
+            .map(|v| (v.name.as_str(), &v.source))
+            .collect();
+        assert_eq!(
+            sources,
+            [
+                (
+                    "a",
+                    &Source::EmptyDir {
+                        medium: Medium::Memory,
+                        size_limit: Some(1 << 20)
+                    }
+                ),
+                ("b", &Source::Unsupported("nfs".into())),
+                (
+                    "c",
+                    &Source::HostPath {
+                        path: "/x".into(),
+                        kind: HostPathType::Unset
+                    }
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn names_stay_components() {
+        for name in ["..", "a/b", ""] {
+            let pod = pod(&format!(
+                r#"{{"volumes":[{{"name":"{name}","emptyDir":{{}}}}]}}"#
+            ));
+            assert_eq!(
+                PodVolumes::of(&pod, None, BTreeMap::new()),
+                Err(RequestError::Name(name.into())),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn mount_points_in_a_volume() {
+        // VOL-10
+        let pod = pod(
+            r#"{"containers":[{"volumeMounts":[{"name":"s","mountPath":"/etc/s"},{"name":"t","mountPath":"/etc/s/deep/t"},
+            {"name":"u","mountPath":"/etc/s/deep/t/u/"},{"name":"v","mountPath":"/etc/sibling"},{"name":"w","mountPath":"/etc/s/w/"}]}]}"#,
+        );
+        assert_eq!(nested_mount_points(&pod, "s"), ["deep/t", "w"]);
+        assert_eq!(nested_mount_points(&pod, "w"), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,506 @@
+//! Setting up the volumes of a pod: idempotent, repeated at each sync.
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use super::{
+    Cause, Files, Medium, PodVolume, PodVolumes, Source, Step, VolumeError, Volumes, atomic,
+    empty_dir::{self, Backing},
+    fs_group, host_path, is_component,
+    tear_down::plugin,
+};
+
+/// A volume that containers may mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountedVolume {
+    /// What is bind-mounted into containers.
+    pub host_path: PathBuf,
+    /// The volume is read-only whatever a mount says.
+    pub read_only: bool,
+    /// Bytes this volume may hold before eviction acts; only emptyDir on disk has one here.
+    pub size_limit: Option<u64>,
+}
+
+/// What [`Volumes::set_up`] reached.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct SetUp {
+    /// Volumes that can be mounted now, by name.
+    pub mounted: BTreeMap<String, MountedVolume>,
+    /// One entry per volume that failed; each is worth a `FailedMount` event. One that is also in `mounted` could not be
+    /// refreshed and holds what it held before.
+    pub failed: Vec<VolumeError>,
+}
+
+impl SetUp {
+    /// The mounted volumes, or the first failure that keeps the pod's containers from starting.
+    pub fn into_result(self) -> Result<BTreeMap<String, MountedVolume>, VolumeError> {
+        let Self { mounted, failed } = self;
+        let fatal = failed.into_iter().find(
+            |e| !matches!(e, VolumeError::SetUp { volume, .. } if mounted.contains_key(volume)),
+        );
+        fatal.map_or(Ok(mounted), Err)
+    }
+}
+
+impl Volumes {
+    /// Sets up every volume of `pod` and refreshes the projected ones. What is set up already is left alone.
+    ///
+    /// - Errors: none; a failed volume is listed and its half-made remains are taken down.
+    pub fn set_up(&self, pod: &PodVolumes) -> SetUp {
+        let mut result = SetUp::default();
+        for volume in &pod.volumes {
+            let (mounted, failure) = match self.set_up_one(pod, volume) {
+                Ok((mounted, None)) => (Some(mounted), None),
+                Ok((mounted, failure)) => (Some(mounted), failure),
+                Err(cause) => (None, Some(cause)),
+            };
+            if let Some(mounted) = mounted {
+                result.mounted.insert(volume.name.clone(), mounted);
+            }
+            if let Some(cause) = failure {
+                result.failed.push(VolumeError::SetUp {
+                    volume: volume.name.clone(),
+                    cause,
+                });
+            }
+        }
+        result
+    }
+
+    fn set_up_one(
+        &self,
+        pod: &PodVolumes,
+        volume: &PodVolume,
+    ) -> Result<(MountedVolume, Option<Cause>), Cause> {
+        if !is_component(&volume.name) || !is_component(&pod.uid) {
+            return Err(Cause::Refused("its name is not a plain file name".into()));
+        }
+        match &volume.source {
+            Source::EmptyDir { medium, size_limit } => {
+                let mounted = self.set_up_empty_dir(pod, volume, medium, *size_limit)?;
+                Ok((mounted, None))
+            }
+            Source::HostPath { path, kind } => {
+                let mounted = MountedVolume {
+                    host_path: host_path::set_up(path, kind)?,
+                    read_only: false,
+                    size_limit: None,
+                };
+                Ok((mounted, None))
+            }
+            Source::ConfigMap(files) => {
+                self.set_up_files(pod, volume, plugin::CONFIG_MAP, files, Backing::Disk)
+            }
+            Source::Secret(files) => self.set_up_in_memory(pod, volume, plugin::SECRET, files),
+            Source::DownwardApi(files) => {
+                self.set_up_in_memory(pod, volume, plugin::DOWNWARD_API, files)
+            }
+            Source::Projected(files) => {
+                self.set_up_in_memory(pod, volume, plugin::PROJECTED, files)
+            }
+            Source::Unsupported(kind) => Err(Cause::Refused(format!(
+                "volumes of type {kind:?} are not supported by this agent"
+            ))),
+        }
+    }
+
+    fn set_up_empty_dir(
+        &self,
+        pod: &PodVolumes,
+        volume: &PodVolume,
+        medium: &Medium,
+        size_limit: Option<u64>,
+    ) -> Result<MountedVolume, Cause> {
+        let backing = match medium {
+            Medium::Default => Backing::Disk,
+            Medium::Memory => Backing::Memory(size_limit.into_iter().chain(pod.tmpfs_limit).min()),
+            Medium::Other(text) => {
+                return Err(Cause::Refused(format!(
+                    "emptyDir medium {text:?} is not supported by this agent"
+                )));
+            }
+        };
+        let dir = self.volume_dir(&pod.uid, plugin::EMPTY_DIR, &volume.name);
+        let marker = self.ready_marker(&pod.uid, plugin::EMPTY_DIR, &volume.name);
+        if !empty_dir::is_ready(&dir, &marker, backing)? {
+            // A failure leaves what is there: a lost marker must not cost a pod its data.
+            empty_dir::make(&dir, backing)?;
+            if let Some(group) = pod.fs_group {
+                fs_group::apply(&dir, group, pod.change_policy, false)?;
+            }
+            empty_dir::mark_ready(&marker)?;
+        }
+        Ok(MountedVolume {
+            host_path: dir,
+            read_only: false,
+            size_limit: size_limit.filter(|_| backing == Backing::Disk),
+        })
+    }
+
+    fn set_up_in_memory(
+        &self,
+        pod: &PodVolumes,
+        volume: &PodVolume,
+        plugin: &str,
+        files: &Files,
+    ) -> Result<(MountedVolume, Option<Cause>), Cause> {
+        self.set_up_files(pod, volume, plugin, files, Backing::Memory(pod.tmpfs_limit))
+    }
+
+    fn set_up_files(
+        &self,
+        pod: &PodVolumes,
+        volume: &PodVolume,
+        plugin: &str,
+        files: &Files,
+        backing: Backing,
+    ) -> Result<(MountedVolume, Option<Cause>), Cause> {
+        let dir = self.volume_dir(&pod.uid, plugin, &volume.name);
+        let marker = self.ready_marker(&pod.uid, plugin, &volume.name);
+        let ready = empty_dir::is_ready(&dir, &marker, backing)?;
+        let done = match files {
+            Err(why) => Err(Cause::Refused(why.clone())),
+            Ok(files) => (if ready {
+                Ok(())
+            } else {
+                empty_dir::make(&dir, backing)
+            })
+            .and_then(|()| atomic::make_nested(&dir, &volume.nested))
+            .and_then(|()| {
+                atomic::publish(&dir, files, || match pod.fs_group {
+                    Some(group) => fs_group::apply(&dir, group, super::ChangePolicy::Always, true),
+                    None => Ok(()),
+                })
+            })
+            .and_then(|_| {
+                if ready {
+                    Ok(())
+                } else {
+                    empty_dir::mark_ready(&marker)
+                }
+            }),
+        };
+        let mounted = MountedVolume {
+            host_path: dir,
+            read_only: true,
+            size_limit: None,
+        };
+        match done {
+            Ok(()) => Ok((mounted, None)),
+            // Its containers may be running: what they read stays.
+            Err(cause) if ready => Ok((mounted, Some(cause))),
+            Err(cause) => {
+                self.drop_half_made(pod, volume, plugin);
+                Err(cause)
+            }
+        }
+    }
+
+    /// Takes down what a failed first set-up left. A failure is no news: the next set-up or the tear-down meets it again.
+    fn drop_half_made(&self, pod: &PodVolumes, volume: &PodVolume, plugin: &str) {
+        if let Err(e) = self.tear_down_volume(&pod.uid, plugin, volume.name.as_ref()) {
+            log::debug!(
+                "half-made volume {:?} stays: {e} uid={}",
+                volume.name,
+                pod.uid
+            );
+        }
+    }
+
+    /// Names of the volumes on disk as (plugin directory, volume), sorted: all that an agent needs to know after a restart.
+    ///
+    /// - Errors: the pod directory cannot be read.
+    pub fn volumes_on_disk(&self, uid: &str) -> Result<Vec<(String, String)>, Cause> {
+        let mut found = Vec::new();
+        let base = self.pods.join(uid).join(super::VOLUMES);
+        for plugin in sub_directories(&base).step("failed to read the pod's volumes")? {
+            for volume in
+                sub_directories(&base.join(&plugin)).step("failed to read the pod's volumes")?
+            {
+                found.push((plugin.clone(), volume));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+}
+
+fn sub_directories(dir: &std::path::Path) -> std::io::Result<Vec<String>> {
+    match fs::read_dir(dir) {
+        Ok(entries) => entries
+            .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
+            .collect(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::{
+        super::testing::{Scratch, can_mount, pod, uid},
+        *,
+    };
+    use crate::{api::ProjectedFile, volume::beneath};
+
+    fn volume(name: &str, source: Source) -> PodVolume {
+        PodVolume {
+            name: name.into(),
+            source,
+            nested: Vec::new(),
+        }
+    }
+
+    fn empty(name: &str, medium: Medium, size_limit: Option<u64>) -> PodVolume {
+        volume(name, Source::EmptyDir { medium, size_limit })
+    }
+
+    fn files(data: &str) -> Files {
+        Ok(vec![ProjectedFile {
+            path: "key".into(),
+            data: data.into(),
+            mode: 0o400,
+            owner: None,
+        }])
+    }
+
+    #[test]
+    fn empty_dir_on_disk() {
+        // VOL-13
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let pod = pod(vec![empty("data", Medium::Default, Some(10))]);
+        let mounted = volumes.set_up(&pod).into_result().unwrap();
+        let dir = &mounted["data"].host_path;
+        assert_eq!(
+            *dir,
+            scratch
+                .path()
+                .join("root/pods")
+                .join(uid().as_str())
+                .join("volumes/kubernetes.io~empty-dir/data")
+        );
+        assert_eq!(
+            (mounted["data"].read_only, mounted["data"].size_limit),
+            (false, Some(10))
+        );
+        assert_eq!(
+            fs::metadata(dir).unwrap().permissions().mode() & 0o7777,
+            0o777
+        );
+        fs::write(dir.join("kept"), "x").unwrap();
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).unwrap();
+        // Another agent on the same directory: the marker says ready, so nothing is touched.
+        let again = scratch.volumes().set_up(&pod).into_result().unwrap();
+        assert_eq!(again, mounted);
+        assert_eq!(
+            fs::metadata(dir).unwrap().permissions().mode() & 0o7777,
+            0o700
+        );
+        assert!(dir.join("kept").exists());
+        // Without the marker it counts as half made and is brought in order, its data kept.
+        fs::remove_file(volumes.ready_marker(&uid(), plugin::EMPTY_DIR, "data")).unwrap();
+        volumes.set_up(&pod).into_result().unwrap();
+        assert_eq!(
+            fs::metadata(dir).unwrap().permissions().mode() & 0o7777,
+            0o777
+        );
+        assert!(dir.join("kept").exists());
+        assert_eq!(
+            volumes.volumes_on_disk(&uid()).unwrap(),
+            [("kubernetes.io~empty-dir".into(), "data".into())]
+        );
+    }
+
+    #[test]
+    fn empty_dir_in_memory() {
+        // VOL-14 VOL-10
+        if !can_mount("empty_dir_in_memory") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        for (name, size_limit, tmpfs_limit, expected) in [
+            ("own", Some(65536), Some(1 << 20), 65536),
+            ("node", Some(1 << 20), Some(131_072), 131_072),
+            ("none", None, Some(262_144), 262_144),
+        ] {
+            let mut pod = pod(vec![empty(name, Medium::Memory, size_limit)]);
+            pod.tmpfs_limit = tmpfs_limit;
+            let mounted = volumes.set_up(&pod).into_result().unwrap();
+            let dir = &mounted[name].host_path;
+            let status = nix::sys::statvfs::statvfs(dir).unwrap();
+            assert_eq!(
+                u64::from(status.blocks()) * u64::from(status.fragment_size()),
+                expected,
+                "{name}"
+            );
+            fs::write(dir.join("kept"), "x").unwrap();
+            let device = fs::metadata(dir).unwrap().dev();
+            // A restarted agent finds the mount and does not mount again.
+            let _ = scratch.volumes().set_up(&pod).into_result().unwrap();
+            assert_eq!(fs::metadata(dir).unwrap().dev(), device, "{name}");
+            assert!(dir.join("kept").exists(), "{name}");
+            assert_eq!(
+                crate::volume::mounts::mounts_below(dir).unwrap().len(),
+                1,
+                "{name}"
+            );
+            // A reboot takes the mount and leaves the marker.
+            crate::volume::mounts::unmount(dir).unwrap();
+            volumes.set_up(&pod).into_result().unwrap();
+            assert!(beneath::is_mount_point(dir).unwrap(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        // VOL-27
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let set_up = volumes.set_up(&pod(vec![
+            volume("share", Source::Unsupported("nfs".into())),
+            empty("pages", Medium::Other("HugePages-2Mi".into()), None),
+            empty("fine", Medium::Default, None),
+        ]));
+        assert_eq!(set_up.mounted.keys().collect::<Vec<_>>(), ["fine"]);
+        assert_eq!(
+            set_up
+                .failed
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+            [
+                "MountVolume.SetUp failed for volume \"share\" : volumes of type \"nfs\" are not supported by this agent",
+                "MountVolume.SetUp failed for volume \"pages\" : emptyDir medium \"HugePages-2Mi\" is not supported by this agent",
+            ]
+        );
+        assert!(set_up.into_result().is_err());
+    }
+
+    #[test]
+    fn secrets_never_touch_the_disk() {
+        // VOL-10
+        if !can_mount("secrets_never_touch_the_disk") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let mut request = pod(vec![
+            volume("config", Source::ConfigMap(files("c"))),
+            volume("secret", Source::Secret(files("s"))),
+            volume("down", Source::DownwardApi(files("d"))),
+            volume("all", Source::Projected(files("p"))),
+        ]);
+        request.volumes[1].nested = vec!["inner/mount".into()];
+        request.tmpfs_limit = Some(65536);
+        let mounted = volumes.set_up(&request).into_result().unwrap();
+        for (name, in_memory, data) in [
+            ("config", false, "c"),
+            ("secret", true, "s"),
+            ("down", true, "d"),
+            ("all", true, "p"),
+        ] {
+            let volume = &mounted[name];
+            assert!(volume.read_only, "{name}");
+            assert_eq!(
+                beneath::is_mount_point(&volume.host_path).unwrap(),
+                in_memory,
+                "{name}"
+            );
+            assert_eq!(
+                fs::read_to_string(volume.host_path.join("key")).unwrap(),
+                data,
+                "{name}"
+            );
+        }
+        assert!(mounted["secret"].host_path.join("inner/mount").is_dir());
+    }
+
+    #[test]
+    fn a_volume_that_is_mounted_keeps_its_files() {
+        // VOL-07 VOL-08
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let missing: Files = Err("configmap \"c\" not found".into());
+        let first = volumes.set_up(&pod(vec![volume(
+            "config",
+            Source::ConfigMap(missing.clone()),
+        )]));
+        assert!(first.mounted.is_empty());
+        assert_eq!(
+            first.into_result().unwrap_err().to_string(),
+            "MountVolume.SetUp failed for volume \"config\" : configmap \"c\" not found"
+        );
+        assert_eq!(
+            volumes.volumes_on_disk(&uid()).unwrap(),
+            [],
+            "nothing half made stays"
+        );
+
+        volumes
+            .set_up(&pod(vec![volume("config", Source::ConfigMap(files("1")))]))
+            .into_result()
+            .unwrap();
+        let later = volumes.set_up(&pod(vec![volume("config", Source::ConfigMap(missing))]));
+        assert_eq!(later.failed.len(), 1);
+        let mounted = later.into_result().unwrap();
+        assert_eq!(
+            fs::read_to_string(mounted["config"].host_path.join("key")).unwrap(),
+            "1"
+        );
+
+        // Optional and gone: the source contributes nothing, the files go.
+        let mounted = volumes
+            .set_up(&pod(vec![volume(
+                "config",
+                Source::ConfigMap(Ok(Vec::new())),
+            )]))
+            .into_result()
+            .unwrap();
+        assert!(!mounted["config"].host_path.join("key").exists());
+    }
+
+    #[test]
+    fn fs_group_reaches_each_kind() {
+        // VOL-21
+        if !can_mount("fs_group_reaches_each_kind") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let host = scratch.path().join("host");
+        fs::create_dir(&host).unwrap();
+        let mut request = pod(vec![
+            empty("data", Medium::Default, None),
+            empty("fast", Medium::Memory, None),
+            volume("secret", Source::Secret(files("s"))),
+            volume("config", Source::ConfigMap(files("c"))),
+            volume(
+                "host",
+                Source::HostPath {
+                    path: host.display().to_string(),
+                    kind: super::super::HostPathType::Directory,
+                },
+            ),
+        ]);
+        request.fs_group = Some(4321);
+        let mounted = scratch.volumes().set_up(&request).into_result().unwrap();
+        for (path, gid, mode) in [
+            (mounted["data"].host_path.clone(), 4321, 0o2777),
+            (mounted["fast"].host_path.clone(), 4321, 0o3777),
+            (mounted["secret"].host_path.join("key"), 4321, 0o440),
+            (mounted["config"].host_path.join("key"), 4321, 0o440),
+            (host, 0, 0o755),
+        ] {
+            let status = fs::metadata(&path).unwrap();
+            assert_eq!(
+                (status.gid(), status.mode() & 0o7777),
+                (gid, mode),
+                "{}",
+                path.display()
+            );
+        }
+    }
+}

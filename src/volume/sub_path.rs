@@ -1,0 +1,373 @@
+//! subPath: a part of a volume, pinned by a bind mount so that no rename in the volume can redirect it.
+//!
+//! The container (or another one that shares the volume) may change what a name means at any moment. So the target is opened
+//! once, beneath the volume's root, and from then on only the descriptor is used (CVE-2017-1002101, CVE-2021-25741).
+
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{MetadataExt, PermissionsExt},
+    },
+    path::{Component, Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::OFlag,
+    sys::stat::{Mode, mkdirat},
+};
+
+use super::{
+    Cause, MountedVolume, SUBPATHS, VolumeError, Volumes,
+    beneath::{self, fd_path, metadata, open_beneath, open_child},
+    is_component, mkdir_all, mounts,
+};
+use crate::api::PodUid;
+
+/// One `volumeMounts` entry with a subPath, its variables expanded.
+#[derive(Clone, Copy, Debug)]
+pub struct SubPath<'a> {
+    /// The volume's name in the pod.
+    pub volume: &'a str,
+    /// The container that mounts it.
+    pub container: &'a str,
+    /// Place of the entry in the container's list.
+    pub mount_index: usize,
+    /// Relative path in the volume.
+    pub path: &'a str,
+}
+
+impl Volumes {
+    /// Pins a subPath of `volume` and returns the path to give to the runtime. A missing directory is made.
+    ///
+    /// - Shape: what is pinned already and still right is used again.
+    /// - Errors: [`VolumeError::SubPath`]; its text may be shown to the pod's owner.
+    /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`.
+    pub fn sub_path(
+        &self,
+        uid: &PodUid,
+        volume: &MountedVolume,
+        sub: &SubPath<'_>,
+    ) -> Result<PathBuf, VolumeError> {
+        self.pin(uid, &volume.host_path, sub)
+            .map_err(|cause| VolumeError::SubPath {
+                volume: sub.volume.into(),
+                container: sub.container.into(),
+                cause,
+            })
+    }
+
+    fn pin(&self, uid: &PodUid, root: &Path, sub: &SubPath<'_>) -> Result<PathBuf, Cause> {
+        for name in [uid.as_str(), sub.volume, sub.container] {
+            if !is_component(name) {
+                return Err(Cause::Refused(format!("{name:?} is not a plain file name")));
+            }
+        }
+        let path = check(sub.path)?;
+        let root = beneath::dir(root).map_err(explain)?;
+        let target = open_or_make(&root, &path).map_err(explain)?;
+        let point = self
+            .pod_dir(uid)
+            .join(SUBPATHS)
+            .join(sub.volume)
+            .join(sub.container)
+            .join(sub.mount_index.to_string());
+        self.bind(&target, &point).map_err(explain)?;
+        Ok(point)
+    }
+
+    fn bind(&self, target: &OwnedFd, point: &Path) -> io::Result<()> {
+        let status = metadata(target)?;
+        while beneath::is_mount_point(point)? {
+            let there = fs::symlink_metadata(point)?;
+            if (there.dev(), there.ino()) == (status.dev(), status.ino()) {
+                return Ok(());
+            }
+            mounts::unmount(point)?;
+        }
+        if let Some(parent) = point.parent() {
+            mkdir_all(parent, 0o750)?;
+        }
+        // What an earlier instance left may be of the other kind.
+        match fs::symlink_metadata(point) {
+            Ok(there) if there.is_dir() && !status.is_dir() => fs::remove_dir(point)?,
+            Ok(there) if !there.is_dir() && status.is_dir() => fs::remove_file(point)?,
+            _ => {}
+        }
+        if status.is_dir() {
+            mkdir_all(point, 0o750)?;
+        } else {
+            File::options()
+                .append(true)
+                .create(true)
+                .open(point)?
+                .set_permissions(Permissions::from_mode(0o640))?;
+        }
+        mounts::bind(&fd_path(target), point)
+    }
+}
+
+fn check(text: &str) -> Result<PathBuf, Cause> {
+    let mut clean = PathBuf::new();
+    for component in Path::new(text).components() {
+        match component {
+            Component::Normal(name) => clean.push(name),
+            Component::CurDir => {}
+            Component::ParentDir => {
+                return Err(Cause::Refused(format!(
+                    "subPath {text:?} must not contain '..'"
+                )));
+            }
+            Component::RootDir | Component::Prefix(_) => {
+                return Err(Cause::Refused(format!(
+                    "subPath {text:?} must not be an absolute path"
+                )));
+            }
+        }
+    }
+    if clean.as_os_str().is_empty() {
+        clean.push(".");
+    }
+    Ok(clean)
+}
+
+/// An errno without any path: the volume's owner must not learn the host's directories.
+fn explain(error: io::Error) -> Cause {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EXDEV | Errno::ELOOP) => {
+            Cause::Refused("subPath leads out of the volume".into())
+        }
+        Some(Errno::ENOTDIR) => {
+            Cause::Refused("subPath goes through something that is not a directory".into())
+        }
+        _ => Cause::Io("subPath could not be opened", error),
+    }
+}
+
+/// Opens `path` below `root`, making the directories that are missing.
+fn open_or_make(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    match open_beneath(root, path, OFlag::O_PATH) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    let bits = metadata(root)?.mode() & 0o777;
+    let mut done = PathBuf::from(".");
+    let mut at = open_beneath(root, &done, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+    for component in path.components() {
+        done.push(component);
+        at = match open_beneath(root, &done, OFlag::O_PATH | OFlag::O_DIRECTORY) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                make(&at, Path::new(&component), bits)?
+            }
+            opened => opened?,
+        };
+    }
+    Ok(at)
+}
+
+/// Makes directory `name` with the bits of the volume's root. One that somebody else made meanwhile is taken, a symbolic link is not.
+fn make(parent: &OwnedFd, name: &Path, bits: u32) -> io::Result<OwnedFd> {
+    match mkdirat(parent, name, Mode::from_bits_truncate(bits)) {
+        Ok(()) => {
+            let made = open_child(parent, name, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+            // The umask took bits away; setgid came from the parent and stays, for fsGroup lives on it.
+            let setgid = metadata(&made)?.mode() & 0o2000;
+            fs::set_permissions(fd_path(&made), Permissions::from_mode(bits | setgid))?;
+            Ok(made)
+        }
+        Err(Errno::EEXIST) => open_child(parent, name, OFlag::O_PATH | OFlag::O_DIRECTORY),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::fs::symlink,
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+    use super::{
+        super::testing::{Scratch, can_mount, uid},
+        *,
+    };
+
+    fn volume_in(scratch: &Scratch) -> MountedVolume {
+        let host_path = scratch.path().join("volume");
+        fs::create_dir(&host_path).unwrap();
+        fs::set_permissions(&host_path, Permissions::from_mode(0o2771)).unwrap();
+        MountedVolume {
+            host_path,
+            read_only: false,
+            size_limit: None,
+        }
+    }
+
+    fn sub(path: &str) -> SubPath<'_> {
+        SubPath {
+            volume: "v",
+            container: "main",
+            mount_index: 0,
+            path,
+        }
+    }
+
+    fn inode(path: &Path) -> (u64, u64) {
+        let status = fs::metadata(path).unwrap();
+        (status.dev(), status.ino())
+    }
+
+    #[test]
+    fn targets() {
+        // VOL-24 VOL-25 CFG-35 CFG-38
+        if !can_mount("targets") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volume = volume_in(&scratch);
+        let at = |name: &str| volume.host_path.join(name);
+        fs::create_dir_all(at("dir/inner")).unwrap();
+        fs::write(at("dir/file"), "x").unwrap();
+        symlink("dir/inner", at("within")).unwrap();
+        symlink("../dir", at("dir/inner/back")).unwrap();
+        let volumes = scratch.volumes();
+        for (path, is) in [
+            ("dir", "dir"),
+            ("./dir//inner", "dir/inner"),
+            (".", "."),
+            ("dir/file", "dir/file"),
+            ("within", "dir/inner"),
+            ("new", "new"),
+            ("within/made/deep", "dir/inner/made/deep"),
+        ] {
+            let point = volumes.sub_path(&uid(), &volume, &sub(path)).unwrap();
+            assert_eq!(
+                point,
+                volumes.pod_dir(&uid()).join("volume-subpaths/v/main/0"),
+                "{path}"
+            );
+            assert_eq!(inode(&point), inode(&at(is)), "{path}");
+            let again = volumes.sub_path(&uid(), &volume, &sub(path)).unwrap();
+            assert_eq!(
+                mounts::mounts_below(&again).unwrap().len(),
+                1,
+                "{path}: used again"
+            );
+        }
+        let mode = |name: &str| fs::metadata(at(name)).unwrap().mode() & 0o7777;
+        assert_eq!(mode("new"), 0o2771);
+        assert_eq!(
+            mode("dir/inner/made"),
+            0o2771,
+            "setgid comes down from the root"
+        );
+    }
+
+    #[test]
+    fn ways_out_are_refused() {
+        // VOL-24 VOL-26 CFG-35
+        // CVE-2017-1002101: a symbolic link in the volume names a directory of the host.
+        let scratch = Scratch::new();
+        let volume = volume_in(&scratch);
+        let at = |name: &str| volume.host_path.join(name);
+        let outside = scratch.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        symlink(&outside, at("absolute")).unwrap();
+        symlink("../outside", at("relative")).unwrap();
+        symlink("../outside/missing", at("dangling")).unwrap();
+        symlink("missing", at("dangling-inside")).unwrap();
+        symlink("/proc/self/root", at("magic")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        let volumes = scratch.volumes();
+        for (path, why) in [
+            ("absolute", "subPath leads out of the volume"),
+            ("absolute/new", "subPath leads out of the volume"),
+            ("relative", "subPath leads out of the volume"),
+            ("relative/new", "subPath leads out of the volume"),
+            ("dangling", "subPath leads out of the volume"),
+            (
+                "dangling-inside/new",
+                "subPath goes through something that is not a directory",
+            ),
+            ("magic/etc", "subPath leads out of the volume"),
+            ("loop/x", "subPath leads out of the volume"),
+            (
+                "file/x",
+                "subPath goes through something that is not a directory",
+            ),
+            ("a/../b", "subPath \"a/../b\" must not contain '..'"),
+            ("/etc", "subPath \"/etc\" must not be an absolute path"),
+        ] {
+            let error = volumes
+                .sub_path(&uid(), &volume, &sub(path))
+                .expect_err(path);
+            let text = error.to_string();
+            assert_eq!(
+                text,
+                format!(
+                    "failed to prepare subPath for volumeMount \"v\" of container \"main\": {why}"
+                ),
+                "{path}"
+            );
+            assert!(!text.contains(scratch.path().to_str().unwrap()), "{text}");
+        }
+        assert_eq!(
+            fs::read_dir(&outside).unwrap().count(),
+            0,
+            "nothing was made out there"
+        );
+        assert!(!volumes.pod_dir(&uid()).exists(), "nothing was mounted");
+    }
+
+    #[test]
+    fn a_swapped_link_cannot_redirect_the_mount() {
+        // VOL-25
+        // CVE-2021-25741: the directory becomes a link to the host between check and mount.
+        if !can_mount("a_swapped_link_cannot_redirect_the_mount") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volume = volume_in(&scratch);
+        let outside = scratch.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::create_dir(volume.host_path.join("sub")).unwrap();
+        symlink(&outside, volume.host_path.join("link")).unwrap();
+        let (inside, outside_id) = (inode(&volume.host_path.join("sub")), inode(&outside));
+        let volumes = scratch.volumes();
+        let done = AtomicBool::new(false);
+        let (mut right, mut refused) = (0, 0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (a, b) = (volume.host_path.join("sub"), volume.host_path.join("link"));
+                while !done.load(Ordering::Acquire) {
+                    renameat2(AT_FDCWD, &a, AT_FDCWD, &b, RenameFlags::RENAME_EXCHANGE).unwrap();
+                }
+            });
+            for _ in 0..400 {
+                match volumes.sub_path(&uid(), &volume, &sub("sub")) {
+                    Ok(point) => {
+                        assert_eq!(inode(&point), inside);
+                        mounts::unmount(&point).unwrap();
+                        right += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+                // A directory below the swapped name must not be made outside either.
+                let _ = open_or_make(
+                    &beneath::dir(&volume.host_path).unwrap(),
+                    Path::new("sub/new"),
+                );
+            }
+            done.store(true, Ordering::Release);
+        });
+        assert_eq!(right + refused, 400);
+        assert_eq!(inode(&outside), outside_id);
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,76 @@
+//! Help for the tests of this folder.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use super::{PodVolumes, Volumes, beneath, mounts, remove};
+use crate::api::PodUid;
+
+/// A directory that disappears with the value, mounts in it first.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let dir = env::temp_dir().join(format!(
+            "picolet-volume-{}-{}",
+            process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
+        fs::create_dir_all(&dir).expect("scratch directory");
+        Self(fs::canonicalize(dir).expect("scratch directory"))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn volumes(&self) -> Volumes {
+        Volumes::new(&self.0.join("root")).expect("root")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for point in mounts::mounts_below(&self.0)
+            .unwrap_or_default()
+            .iter()
+            .rev()
+        {
+            let _ = mounts::unmount(point);
+        }
+        if let (Some(parent), Some(name)) = (self.0.parent(), self.0.file_name())
+            && let Ok(parent) = beneath::dir(parent)
+        {
+            let _ = remove::remove_tree(&parent, name);
+        }
+    }
+}
+
+pub(super) fn uid() -> PodUid {
+    PodUid::new("0f0e0d0c-0000-4000-8000-000000000001")
+}
+
+/// A pod with these volumes and nothing else.
+pub(super) fn pod(volumes: Vec<super::PodVolume>) -> PodVolumes {
+    PodVolumes {
+        uid: uid(),
+        volumes,
+        ..PodVolumes::default()
+    }
+}
+
+/// Whether this test may mount; says so if not, for a skipped test must be seen.
+pub(super) fn can_mount(test: &str) -> bool {
+    let scratch = Scratch::new();
+    let root =
+        nix::unistd::geteuid().is_root() && mounts::mount_tmpfs(scratch.path(), Some(4096)).is_ok();
+    if !root {
+        eprintln!("SKIPPED {test}: needs root and the right to mount");
+    }
+    root
+}
