@@ -2,8 +2,14 @@
 
 pub mod child;
 pub mod clock;
+pub mod file;
 pub mod lane;
+pub mod limits;
 pub mod lock;
+pub mod mount;
+pub mod namespaces;
+pub mod notify;
+pub mod open;
 pub mod pidfd;
 pub mod proc;
 pub mod tty;

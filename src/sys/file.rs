@@ -1,0 +1,87 @@
+//! Whole-file writes that are seen either not at all or complete.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Replaces the file at `path` by one with `bytes` and exactly `mode` (no umask), through a temporary file beside it.
+///
+/// - `durable`: the content and the name survive a power cut once this returns (two fsyncs); otherwise only the order is
+///   kept by the file system: never use that for state that must survive.
+/// - Errors: the old file is untouched and the temporary one removed; only the last fsync can fail with the new one in place.
+///
+/// Two writers of one path must not run at a time.
+pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<()> {
+    let temporary = temporary_name(path)?;
+    let result = write_new(&temporary, bytes, mode, durable)
+        .and_then(|()| std::fs::rename(&temporary, path));
+    if let Err(e) = result {
+        let _ = std::fs::remove_file(&temporary);
+        return Err(e);
+    }
+    if durable {
+        // A written file has a parent; the path names it unless it is a bare name.
+        let dir = path.parent().filter(|d| !d.as_os_str().is_empty());
+        sync_dir(dir.unwrap_or_else(|| Path::new(".")))?;
+    }
+    Ok(())
+}
+
+/// Makes names that were created, renamed or removed in `dir` survive a power cut.
+pub fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// `.name.tmp` beside `path`: left over only by a crash, and replaced by the next write.
+fn temporary_name(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(".tmp");
+    Ok(path.with_file_name(temporary))
+}
+
+fn write_new(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    // create_new never follows a link that somebody put there meanwhile.
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)?;
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    if durable {
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaces_whole_files() {
+        let dir = std::env::temp_dir().join(format!("picolet-file-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("dir");
+        let path = dir.join("record");
+        for (text, mode, durable) in [("one", 0o600, true), ("two", 0o666, false)] {
+            // What a crash left.
+            std::fs::write(dir.join(".record.tmp"), "half").expect("left over");
+            write_atomic(&path, text.as_bytes(), mode, durable).expect("write");
+            assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
+            let found = std::fs::metadata(&path).expect("stat").permissions().mode();
+            assert_eq!(found & 0o7777, mode);
+            assert_eq!(std::fs::read_dir(&dir).expect("list").count(), 1);
+        }
+        std::fs::create_dir(dir.join("busy")).expect("dir");
+        assert!(write_atomic(&dir.join("busy"), b"x", 0o600, true).is_err());
+        assert_eq!(std::fs::read_dir(&dir).expect("list").count(), 2);
+        std::fs::remove_dir_all(&dir).expect("remove");
+    }
+}

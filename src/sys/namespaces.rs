@@ -1,0 +1,290 @@
+//! Namespaces that outlive every process: made on a thread of their own and pinned by bind mounts.
+
+#![expect(unsafe_code, reason = "ioctl has no safe wrapper in nix")]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use super::mount as mounts;
+
+/// The namespaces of one sandbox. A kind without a path stays the host's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sandbox {
+    /// File to pin the network namespace at; its `lo` is brought up.
+    pub net: Option<PathBuf>,
+    /// File to pin the IPC namespace at.
+    pub ipc: Option<PathBuf>,
+    /// File to pin the UTS namespace at.
+    pub uts: Option<PathBuf>,
+    /// Host name, set only with a UTS namespace of its own.
+    pub hostname: String,
+    /// Directory to mount the IPC namespace's message queues at; only with an IPC namespace of its own.
+    pub mqueue: Option<PathBuf>,
+    /// Kernel parameters in the order of setting, as sysctl(8) writes them. Whether they are namespaced, and belong to a
+    /// namespace of this sandbox, was checked before.
+    pub sysctls: Vec<(String, String)>,
+}
+
+impl Sandbox {
+    fn pins(&self) -> impl Iterator<Item = (&Path, &'static str, CloneFlags)> {
+        [
+            (&self.net, "net", CloneFlags::CLONE_NEWNET),
+            (&self.ipc, "ipc", CloneFlags::CLONE_NEWIPC),
+            (&self.uts, "uts", CloneFlags::CLONE_NEWUTS),
+        ]
+        .into_iter()
+        .filter_map(|(path, name, flag)| Some((path.as_deref()?, name, flag)))
+    }
+}
+
+/// Why a sandbox could not be made. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}")]
+pub struct NamespaceError {
+    /// What failed.
+    pub step: String,
+    /// Why.
+    pub source: io::Error,
+}
+
+fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> NamespaceError {
+    let step = step.into();
+    move |source| NamespaceError { step, source }
+}
+
+/// Makes and pins the namespaces. **The calling thread stays in them**: call it on one that ends afterwards
+/// ([`super::lane::on_fresh_thread`]).
+pub fn create(sandbox: &Sandbox) -> Result<(), NamespaceError> {
+    let flags = sandbox
+        .pins()
+        .fold(CloneFlags::empty(), |all, (_, _, flag)| all | flag);
+    if flags.is_empty() {
+        return Ok(());
+    }
+    let result = fill(sandbox, flags);
+    if result.is_err() {
+        // The first error counts.
+        let _ = remove(sandbox);
+    }
+    result
+}
+
+fn fill(sandbox: &Sandbox, flags: CloneFlags) -> Result<(), NamespaceError> {
+    unshare(flags).map_err(|e| at("make namespaces")(e.into()))?;
+    if sandbox.uts.is_some() && !sandbox.hostname.is_empty() {
+        nix::unistd::sethostname(&sandbox.hostname)
+            .map_err(|e| at(format!("set host name {:?}", sandbox.hostname))(e.into()))?;
+    }
+    if sandbox.net.is_some() {
+        loopback_up().map_err(at("bring lo up"))?;
+    }
+    for (name, value) in &sandbox.sysctls {
+        set_sysctl(name, value).map_err(at(format!("set sysctl {name}={value}")))?;
+    }
+    if let (Some(dir), true) = (&sandbox.mqueue, sandbox.ipc.is_some()) {
+        let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let kind = Some("mqueue");
+        mount(kind, dir, kind, safe, None::<&str>).map_err(|e| at("mount mqueue")(e.into()))?;
+    }
+    for (path, name, _) in sandbox.pins() {
+        pin(path, name).map_err(at(format!(
+            "pin the {name} namespace at {}",
+            path.display()
+        )))?;
+    }
+    Ok(())
+}
+
+/// Unpins the namespaces; the kernel ends them with their last process. Idempotent; goes on after an error and returns
+/// the first.
+pub fn remove(sandbox: &Sandbox) -> io::Result<()> {
+    let mut result = Ok(());
+    for (path, _, _) in sandbox.pins() {
+        // More than one mount can lie here if a crash came between pin and record.
+        let gone = mounts::unmount_below(path).and_then(|_| match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        });
+        result = result.and(gone);
+    }
+    if let Some(dir) = &sandbox.mqueue {
+        let gone = mounts::unmount_below(dir).map(drop);
+        result = result.and(gone);
+    }
+    result
+}
+
+/// Whether a namespace is pinned at `path`: after a reboot, or an unmount by hand, the file may be there without it.
+#[must_use]
+pub fn is_pinned(path: &Path) -> bool {
+    const NSFS_MAGIC: nix::sys::statfs::FsType = nix::sys::statfs::FsType(0x6e73_6673);
+    nix::sys::statfs::statfs(path).is_ok_and(|s| s.filesystem_type() == NSFS_MAGIC)
+}
+
+/// Moves the calling thread into the namespace pinned at `path`: call it on a thread that ends afterwards.
+pub fn join(path: &Path) -> io::Result<()> {
+    let file: OwnedFd = File::open(path)?.into();
+    Ok(setns(file, CloneFlags::empty())?)
+}
+
+/// Whether this process sees the host's mounts, judged by PID 1. A pin made elsewhere is invisible to the runtime.
+pub fn in_host_mount_namespace() -> io::Result<bool> {
+    Ok(fs::read_link("/proc/self/ns/mnt")? == fs::read_link("/proc/1/ns/mnt")?)
+}
+
+fn pin(path: &Path, name: &str) -> io::Result<()> {
+    File::create(path)?;
+    mounts::bind(
+        Path::new(&format!("/proc/thread-self/ns/{name}")),
+        path,
+        false,
+    )
+}
+
+/// Writes one kernel parameter of the calling thread's namespaces.
+pub fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
+    let path = sysctl_path(name).ok_or(io::ErrorKind::InvalidInput)?;
+    fs::write(path, value)
+}
+
+/// Path of a parameter. Dots separate unless a slash comes first: then a name may hold dots (`net/ipv4/conf/eth0.1/...`);
+/// the other sign is part of a name in either form, written as its opposite. Source: sysctl.d(5).
+fn sysctl_path(name: &str) -> Option<PathBuf> {
+    let slashes = name
+        .find(['.', '/'])
+        .is_some_and(|at| name.as_bytes()[at] == b'/');
+    let relative: String = if slashes {
+        name.into()
+    } else {
+        let swap = |c| match c {
+            '.' => '/',
+            '/' => '.',
+            c => c,
+        };
+        name.chars().map(swap).collect()
+    };
+    let proper = relative
+        .split('/')
+        .all(|part| !matches!(part, "" | "." | ".."));
+    proper.then(|| Path::new("/proc/sys").join(relative))
+}
+
+/// Brings `lo` of the calling thread's network namespace up. Source: netdevice(7).
+fn loopback_up() -> io::Result<()> {
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: all zeros is a valid `ifreq`: byte arrays and numbers.
+    let mut request: libc::ifreq = unsafe { core::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+        *to = libc::c_char::try_from(*from).unwrap_or(0);
+    }
+    request.ifr_ifru.ifru_flags =
+        libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or(0);
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq` through the pointer, which is valid for the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    nix::Error::result(result).map(drop).map_err(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sysctl_paths() {
+        for (name, path) in [
+            ("net.ipv4.ip_forward", Some("net/ipv4/ip_forward")),
+            ("net/ipv4/ip_forward", Some("net/ipv4/ip_forward")),
+            (
+                "net.ipv4.conf.eth0/1.rp_filter",
+                Some("net/ipv4/conf/eth0.1/rp_filter"),
+            ),
+            (
+                "net/ipv4/conf/eth0.1/rp_filter",
+                Some("net/ipv4/conf/eth0.1/rp_filter"),
+            ),
+            ("net/../../self/mem", None),
+            ("", None),
+            ("a..b", None),
+        ] {
+            let expected = path.map(|p| Path::new("/proc/sys").join(p));
+            assert_eq!(sysctl_path(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn made_joined_and_removed() {
+        // RTM-12
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("picolet-ns-{}", std::process::id()));
+        fs::create_dir_all(dir.join("mqueue")).expect("dir");
+        let sandbox = Sandbox {
+            net: Some(dir.join("net")),
+            ipc: Some(dir.join("ipc")),
+            uts: Some(dir.join("uts")),
+            hostname: "pod-7".into(),
+            mqueue: Some(dir.join("mqueue")),
+            sysctls: vec![
+                ("net.ipv4.ip_unprivileged_port_start".into(), "77".into()),
+                ("kernel.msgmax".into(), "4242".into()),
+            ],
+        };
+        let wanted = sandbox.clone();
+        let made = std::thread::spawn(move || create(&wanted))
+            .join()
+            .expect("thread");
+        made.expect("create");
+        assert!(
+            is_pinned(&dir.join("net"))
+                && mounts::is_mount_point(&dir.join("mqueue")).expect("mounts")
+        );
+        let (net, uts, ipc) = (dir.join("net"), dir.join("uts"), dir.join("ipc"));
+        let facts = std::thread::spawn(move || {
+            for path in [net, uts, ipc] {
+                join(&path).expect("join");
+            }
+            let read = |path| fs::read_to_string(path).expect("read").trim().to_string();
+            // Only a loopback that is up can be bound and reached.
+            let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+            let address = socket.local_addr().expect("address");
+            socket.send_to(b"x", address).expect("send");
+            (
+                nix::unistd::gethostname().expect("name"),
+                read("/proc/sys/net/ipv4/ip_unprivileged_port_start"),
+                read("/proc/sys/kernel/msgmax"),
+            )
+        });
+        let facts = facts.join().expect("thread");
+        assert_eq!(facts, ("pod-7".into(), "77".into(), "4242".into()));
+        remove(&sandbox).expect("remove");
+        remove(&sandbox).expect("idempotent");
+        assert!(!dir.join("net").exists());
+        let bad = Sandbox {
+            sysctls: vec![("net.no.such".into(), "1".into())],
+            ..sandbox
+        };
+        let error = std::thread::spawn(move || create(&bad))
+            .join()
+            .expect("thread");
+        assert_eq!(
+            error.expect_err("no such parameter").step,
+            "set sysctl net.no.such=1"
+        );
+        assert!(
+            !dir.join("net").exists() && mounts::mounts_below(&dir).expect("mounts").is_empty()
+        );
+        fs::remove_dir_all(&dir).expect("remove");
+    }
+}
