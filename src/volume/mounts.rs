@@ -13,8 +13,13 @@ use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
 };
 
+use super::beneath::is_mount_point;
+
 /// Most bytes of `/proc/self/mountinfo` that are read; the kernel's default limit of 100 000 mounts fits.
 const MOUNTINFO_LIMIT_BYTES: u64 = 32 * 1024 * 1024;
+
+/// Mounts stacked on one point that are taken off before giving up. More than one is an accident already.
+const STACK_LIMIT: u32 = 16;
 
 /// Mount points at or below `dir`, in the order of the table (a later one may cover an earlier one).
 ///
@@ -72,6 +77,19 @@ pub(super) fn unmount(point: &Path) -> io::Result<()> {
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
         Err(e) => Err(e.into()),
     }
+}
+
+/// Unmounts everything that is stacked on `point`, whose parent's path is trusted.
+///
+/// - Errors: EBUSY if something is still mounted there, for whatever reason.
+pub(super) fn unmount_all(point: &Path) -> io::Result<()> {
+    for _ in 0..STACK_LIMIT {
+        if !is_mount_point(point)? {
+            return Ok(());
+        }
+        unmount(point)?;
+    }
+    Err(Errno::EBUSY.into())
 }
 
 /// Mounts a tmpfs of at most `size` bytes on `point`, kept out of swap where the kernel can (Linux 6.4).

@@ -80,12 +80,12 @@ impl Volumes {
 
     fn bind(&self, target: &OwnedFd, point: &Path) -> io::Result<()> {
         let status = metadata(target)?;
-        while beneath::is_mount_point(point)? {
+        if beneath::is_mount_point(point)? {
             let there = fs::symlink_metadata(point)?;
             if (there.dev(), there.ino()) == (status.dev(), status.ino()) {
                 return Ok(());
             }
-            mounts::unmount(point)?;
+            mounts::unmount_all(point)?;
         }
         if let Some(parent) = point.parent() {
             mkdir_all(parent, 0o750)?;

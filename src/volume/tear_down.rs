@@ -104,9 +104,7 @@ impl Volumes {
         let pod = self.pods.join(uid);
         let volumes = pod.join(VOLUMES).join(plugin);
         let dir = volumes.join(volume);
-        while beneath::is_mount_point(&dir).step("failed to look for the volume's mount")? {
-            mounts::unmount(&dir).step("failed to unmount")?;
-        }
+        mounts::unmount_all(&dir).step("failed to unmount")?;
         let marker = pod.join(PLUGINS).join(plugin).join(volume).join("ready");
         match std::fs::remove_file(marker) {
             Err(e)
