@@ -8,6 +8,12 @@
 )]
 
 pub mod capabilities;
+pub mod dns;
+pub mod downward;
+pub mod env;
+pub mod expansion;
+pub mod hosts;
 pub mod oci;
 pub mod seccomp;
+pub mod service_env;
 pub mod user;
