@@ -17,3 +17,16 @@ pub mod oci;
 pub mod seccomp;
 pub mod service_env;
 pub mod user;
+
+// Containers and status.
+pub mod actions;
+pub mod backoff;
+pub mod fnv;
+pub mod kill;
+pub mod pod_kind;
+pub mod probe;
+pub mod reason_cache;
+pub mod restart;
+#[cfg(test)]
+mod testing;
+pub mod text;

@@ -1,0 +1,526 @@
+//! What one sync must do to a pod's sandbox and containers, as a value. Names follow kubelet
+//! `kuberuntime/kuberuntime_manager.go` (`computePodActions`).
+//!
+//! The result is carried out in this order (ACT-03): kill pod, or kill single containers; remove instances; create
+//! sandbox; start ephemeral, init, regular containers. It contains no time: back-off and image pulls belong to the
+//! start of a container.
+
+use crate::api::{
+    Container, ContainerId, Pod, SandboxId,
+    cri::{
+        ContainerState, ContainerStatus, NamespaceMode, PodRuntimeStatus, SandboxState,
+        SandboxStatus,
+    },
+    pod::RestartPolicy,
+};
+
+use super::kill::{KillCause, single_kill_grace_s};
+pub use super::probe::{NoProbes, ProbeResult, Probes};
+pub use super::restart::restartable;
+use super::restart::{
+    effective_policy, init_failed, restart_all_pending, restarts_after_exit, triggers_restart_all,
+};
+
+/// One container to kill by itself; its sandbox and the other containers are untouched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerToKill {
+    /// Instance.
+    pub id: ContainerId,
+    /// Container name.
+    pub name: String,
+    /// Why.
+    pub cause: KillCause,
+    /// Text of the `Killing` event.
+    pub message: String,
+    /// Grace, seconds; the stop call never gets less than 2 (KILL-05).
+    pub grace_s: i64,
+}
+
+/// What to do. Indexes point into the spec's list of that kind and ascend; a container is in at most one start list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodActions {
+    /// Kill everything that runs and stop every sandbox ([`super::kill::pod_kill`]).
+    pub kill_pod: bool,
+    /// Then make a new sandbox.
+    pub create_sandbox: bool,
+    /// Attempt of the sandbox to make or to use.
+    pub attempt: u32,
+    /// The sandbox to use; when one is to be made, the one it replaces (`SandboxChanged` is emitted if there is one).
+    pub sandbox_id: Option<SandboxId>,
+    /// Single containers to kill. Empty if `kill_pod`.
+    pub to_kill: Vec<ContainerToKill>,
+    /// Instances to remove after the kills, in this order.
+    pub to_remove: Vec<ContainerId>,
+    /// The removals start the whole pod over (ACT-72): logs are kept, and the next sync follows at once.
+    pub restart_all: bool,
+    /// Indexes into `spec.ephemeralContainers`.
+    pub ephemeral_to_start: Vec<usize>,
+    /// Indexes into `spec.initContainers`. A failed start of a plain one ends the pass, of a sidecar not (ACT-04).
+    pub init_to_start: Vec<usize>,
+    /// Indexes into `spec.containers`.
+    pub to_start: Vec<usize>,
+}
+
+impl PodActions {
+    /// Whether there is nothing to do at the runtime (SYNC-18).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        !self.kill_pod
+            && !self.create_sandbox
+            && self.to_kill.is_empty()
+            && self.to_remove.is_empty()
+            && !self.starts_anything()
+    }
+
+    /// Whether any container is to be started.
+    #[must_use]
+    pub fn starts_anything(&self) -> bool {
+        !(self.ephemeral_to_start.is_empty()
+            && self.init_to_start.is_empty()
+            && self.to_start.is_empty())
+    }
+}
+
+/// Hash of what a change of makes a running container obsolete: its name and its image, nothing else (ACT-42).
+///
+/// FNV-1a, 64 bit, over `name 0xff image`; it is stored with the instance, so it never changes between releases.
+#[must_use]
+pub fn spec_hash(container: &Container) -> u64 {
+    let bytes = container
+        .name
+        .bytes()
+        .chain([0xff])
+        .chain(container.image.bytes());
+    super::fnv::fnv1a(bytes)
+}
+
+/// Whether the pod needs a new sandbox, its attempt, and the sandbox in use or replaced (ACT-10..ACT-15).
+#[must_use]
+pub fn sandbox_changed(pod: &Pod, status: &PodRuntimeStatus) -> (bool, u32, Option<SandboxId>) {
+    // Not trusting the order given costs nothing: a pod has one or two sandboxes.
+    let order = |s: &&SandboxStatus| (s.attempt, s.created, core::cmp::Reverse(s.id.clone()));
+    let Some(latest) = status.sandboxes.iter().max_by_key(order) else {
+        return (true, 0, None);
+    };
+    let next = latest.attempt.saturating_add(1);
+    let ready = status
+        .sandboxes
+        .iter()
+        .filter(|s| s.state == SandboxState::Ready)
+        .count();
+    if ready > 1 || latest.state != SandboxState::Ready {
+        return (true, next, Some(latest.id.clone()));
+    }
+    let on_host = latest.namespaces.network == NamespaceMode::Node;
+    if on_host != pod.spec.host_network {
+        return (true, next, None);
+    }
+    if !pod.spec.host_network && latest.ips.is_empty() {
+        return (true, next, Some(latest.id.clone()));
+    }
+    (false, latest.attempt, Some(latest.id.clone()))
+}
+
+/// Whether the pod counts as initialised because a regular container was created or runs (ACT-50).
+#[must_use]
+pub fn is_initialized(pod: &Pod, status: &PodRuntimeStatus) -> bool {
+    pod.spec.containers.iter().any(|c| {
+        status
+            .newest(&c.name)
+            .is_some_and(|s| matches!(s.state, ContainerState::Created | ContainerState::Running))
+    })
+}
+
+/// Whether any regular container has an instance that was created, runs or ran.
+#[must_use]
+pub fn any_regular_created(pod: &Pod, status: &PodRuntimeStatus) -> bool {
+    pod.spec.containers.iter().any(|c| {
+        status
+            .newest(&c.name)
+            .is_some_and(|s| s.state != ContainerState::Unknown)
+    })
+}
+
+/// Decides what one sync does.
+///
+/// - Shape: `status` has the newest instance of each container first.
+/// - With a deletionTimestamp nothing starts and no single container is killed (KILL-18): the pod is only ever killed.
+/// - Source: runtime.md section 1.
+#[must_use]
+pub fn compute_pod_actions(
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    probes: &dyn Probes,
+) -> PodActions {
+    let (create_sandbox, attempt, sandbox_id) = sandbox_changed(pod, status);
+    let mut actions = PodActions {
+        kill_pod: create_sandbox,
+        create_sandbox,
+        attempt,
+        sandbox_id,
+        ..PodActions::default()
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        actions.create_sandbox = false;
+        let keeps = |c: &Container| {
+            status
+                .newest(&c.name)
+                .is_some_and(|s| s.state == ContainerState::Running)
+        };
+        let plain = |c: &&Container| !c.is_sidecar();
+        actions.kill_pod |= !(pod.spec.containers.iter().any(keeps)
+            || pod.spec.init_containers.iter().filter(plain).any(keeps));
+        return actions;
+    }
+    if create_sandbox {
+        recreate(pod, status, &mut actions);
+        return actions;
+    }
+    if restart_all_pending(pod, status) {
+        restart_all(pod, status, &mut actions);
+        return actions;
+    }
+    actions.ephemeral_to_start = indexes(&pod.spec.ephemeral_containers, |c| {
+        status.newest(&c.name).is_none()
+    });
+    let initialized = init_actions(pod, status, probes, &mut actions);
+    if !actions.kill_pod && initialized {
+        regular_actions(pod, status, probes, &mut actions);
+    }
+    if actions.kill_pod {
+        // Killing the pod covers the single kills, and nothing may start in a pod that ends.
+        actions.to_kill.clear();
+        actions.init_to_start.clear();
+        actions.ephemeral_to_start.clear();
+    } else {
+        actions.to_remove = surplus_inits(pod, status);
+    }
+    actions
+}
+
+/// A pod that needs a new sandbox starts over, or ends (ACT-16..ACT-18).
+fn recreate(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
+    if pod.spec.restart_policy == RestartPolicy::Never
+        && actions.attempt > 0
+        && !status.containers.is_empty()
+    {
+        actions.create_sandbox = false;
+        return;
+    }
+    let candidates = indexes(&pod.spec.containers, |c| {
+        effective_policy(pod, c) != RestartPolicy::OnFailure
+            || !status
+                .newest(&c.name)
+                .is_some_and(|s| s.state == ContainerState::Exited && s.exit_code == 0)
+    });
+    if candidates.is_empty() && any_regular_created(pod, status) {
+        actions.create_sandbox = false;
+        return;
+    }
+    let is_init = |s: &&ContainerStatus| pod.spec.init_containers.iter().any(|c| c.name == s.name);
+    actions.to_remove = status
+        .containers
+        .iter()
+        .filter(is_init)
+        .map(|s| s.id.clone())
+        .collect();
+    if pod.spec.init_containers.is_empty() {
+        actions.to_start = candidates;
+    } else {
+        actions.init_to_start = vec![0];
+    }
+}
+
+/// Everything is killed and removed in the same sandbox; the containers that asked for it go last, so that a pass that
+/// is cut short decides the same again (ACT-72).
+fn restart_all(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
+    let source = |c: &Container| triggers_restart_all(c, status.newest(&c.name));
+    let mut order: Vec<&Container> = Vec::new();
+    for wanted in [false, true] {
+        order.extend(pod.spec.containers.iter().filter(|c| source(c) == wanted));
+        order.extend(
+            pod.spec
+                .init_containers
+                .iter()
+                .filter(|c| source(c) == wanted),
+        );
+    }
+    for container in order {
+        for instance in status.instances(&container.name) {
+            if instance.state != ContainerState::Exited {
+                let message = format!(
+                    "Container {} will be restarted with its pod",
+                    container.name
+                );
+                kill(
+                    actions,
+                    pod,
+                    container,
+                    instance,
+                    KillCause::RestartAll,
+                    message,
+                );
+            }
+            actions.to_remove.push(instance.id.clone());
+        }
+    }
+    actions.restart_all = true;
+}
+
+/// Init containers, from last to first (ACT-50..ACT-59). Returns whether the pod is initialised.
+fn init_actions(
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    probes: &dyn Probes,
+    actions: &mut PodActions,
+) -> bool {
+    let inits = &pod.spec.init_containers;
+    if inits.is_empty() {
+        return true;
+    }
+    let mut initialized = is_initialized(pod, status);
+    // True once the frontier is behind us: what comes now was passed before.
+    let mut passed = initialized;
+    for (index, container) in inits.iter().enumerate().rev() {
+        let newest = status.newest(&container.name);
+        let sidecar = container.is_sidecar();
+        let Some(instance) = newest else {
+            if passed && sidecar {
+                actions.init_to_start.push(index);
+            }
+            continue;
+        };
+        if passed && !sidecar {
+            continue;
+        }
+        let step = if sidecar {
+            sidecar_step(pod, container, instance, probes, actions)
+        } else {
+            plain_step(pod, container, instance, actions)
+        };
+        match step {
+            InitStep::Start => actions.init_to_start.push(index),
+            InitStep::Wait => {}
+            InitStep::Done { restart } => {
+                if !passed {
+                    if index + 1 == inits.len() {
+                        initialized = true;
+                    } else {
+                        actions.init_to_start.push(index + 1);
+                    }
+                }
+                if restart {
+                    actions.init_to_start.push(index);
+                }
+            }
+            InitStep::Fail => {
+                actions.kill_pod = true;
+                return false;
+            }
+        }
+        passed = true;
+    }
+    if !passed {
+        actions.init_to_start.push(0);
+    }
+    actions.init_to_start.sort_unstable();
+    initialized
+}
+
+/// What an init container's newest instance asks for.
+enum InitStep {
+    /// Start it (again).
+    Start,
+    /// Nothing yet; what follows waits.
+    Wait,
+    /// What follows may start. `restart`: it is itself to be replaced.
+    Done {
+        /// Start it again.
+        restart: bool,
+    },
+    /// The pod cannot be initialised.
+    Fail,
+}
+
+/// A plain init container at the frontier (ACT-53).
+fn plain_step(
+    pod: &Pod,
+    container: &Container,
+    instance: &ContainerStatus,
+    actions: &mut PodActions,
+) -> InitStep {
+    match instance.state {
+        ContainerState::Created => InitStep::Start,
+        ContainerState::Running => InitStep::Wait,
+        ContainerState::Exited if !init_failed(instance) => InitStep::Done { restart: false },
+        ContainerState::Exited if restarts_after_exit(pod, container, instance.exit_code) => {
+            InitStep::Start
+        }
+        ContainerState::Unknown if effective_policy(pod, container) != RestartPolicy::Never => {
+            kill_unknown(actions, pod, container, instance);
+            InitStep::Start
+        }
+        ContainerState::Exited | ContainerState::Unknown => InitStep::Fail,
+    }
+}
+
+/// A sidecar, at the frontier or before it (ACT-55, ACT-57).
+fn sidecar_step(
+    pod: &Pod,
+    container: &Container,
+    instance: &ContainerStatus,
+    probes: &dyn Probes,
+    actions: &mut PodActions,
+) -> InitStep {
+    match instance.state {
+        ContainerState::Created | ContainerState::Exited => return InitStep::Start,
+        ContainerState::Unknown => {
+            kill_unknown(actions, pod, container, instance);
+            return InitStep::Start;
+        }
+        ContainerState::Running => {}
+    }
+    let name = &container.name;
+    if container.startup_probe.is_some() {
+        match probes.startup(&instance.id) {
+            Some(ProbeResult::Success) => {}
+            Some(ProbeResult::Failure) => {
+                let message =
+                    format!("Init container {name} failed startup probe, will be restarted");
+                kill(
+                    actions,
+                    pod,
+                    container,
+                    instance,
+                    KillCause::Startup,
+                    message,
+                );
+                return InitStep::Start;
+            }
+            Some(ProbeResult::Unknown) | None => return InitStep::Wait,
+        }
+    }
+    let (cause, what) = if instance.hash != spec_hash(container) {
+        (KillCause::Changed, "definition changed")
+    } else if container.liveness_probe.is_some()
+        && probes.liveness(&instance.id) == Some(ProbeResult::Failure)
+    {
+        (KillCause::Liveness, "failed liveness probe")
+    } else {
+        return InitStep::Done { restart: false };
+    };
+    let message = format!("Init container {name} {what}, will be restarted");
+    kill(actions, pod, container, instance, cause, message);
+    InitStep::Done { restart: true }
+}
+
+/// Regular containers of an initialised pod (ACT-30..ACT-39).
+fn regular_actions(
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    probes: &dyn Probes,
+    actions: &mut PodActions,
+) {
+    let mut kept = 0;
+    for (index, container) in pod.spec.containers.iter().enumerate() {
+        let newest = status.newest(&container.name);
+        let Some(instance) = newest.filter(|s| s.state == ContainerState::Running) else {
+            if restartable(pod, container, newest) {
+                actions.to_start.push(index);
+                if let Some(lost) = newest.filter(|s| s.state == ContainerState::Unknown) {
+                    // It may still run: two instances at once would be worse than one kill too many.
+                    kill_unknown(actions, pod, container, lost);
+                }
+            }
+            continue;
+        };
+        let failed = |result| result == Some(ProbeResult::Failure);
+        let (cause, what, restart) = if instance.hash != spec_hash(container) {
+            (KillCause::Changed, "definition changed", true)
+        } else {
+            let restart = effective_policy(pod, container) != RestartPolicy::Never;
+            if failed(probes.liveness(&instance.id)) {
+                (KillCause::Liveness, "failed liveness probe", restart)
+            } else if failed(probes.startup(&instance.id)) {
+                (KillCause::Startup, "failed startup probe", restart)
+            } else {
+                kept += 1;
+                continue;
+            }
+        };
+        let name = &container.name;
+        let after = if restart { ", will be restarted" } else { "" };
+        let message = format!("Container {name} {what}{after}");
+        kill(actions, pod, container, instance, cause, message);
+        if restart {
+            actions.to_start.push(index);
+        }
+    }
+    if kept == 0 && actions.to_start.is_empty() {
+        actions.kill_pod = true;
+    }
+}
+
+fn kill(
+    actions: &mut PodActions,
+    pod: &Pod,
+    container: &Container,
+    instance: &ContainerStatus,
+    cause: KillCause,
+    message: String,
+) {
+    actions.to_kill.push(ContainerToKill {
+        id: instance.id.clone(),
+        name: instance.name.clone(),
+        cause,
+        message,
+        grace_s: single_kill_grace_s(pod, Some(container), cause),
+    });
+}
+
+fn kill_unknown(
+    actions: &mut PodActions,
+    pod: &Pod,
+    container: &Container,
+    instance: &ContainerStatus,
+) {
+    let message = format!(
+        "Container {} is in \"unknown\" state, try killing it before restart",
+        container.name
+    );
+    kill(
+        actions,
+        pod,
+        container,
+        instance,
+        KillCause::Unknown,
+        message,
+    );
+}
+
+/// Per init container every ended instance but the newest one (ACT-59).
+fn surplus_inits(pod: &Pod, status: &PodRuntimeStatus) -> Vec<ContainerId> {
+    pod.spec
+        .init_containers
+        .iter()
+        .flat_map(|c| {
+            status
+                .instances(&c.name)
+                .filter(|s| matches!(s.state, ContainerState::Exited | ContainerState::Unknown))
+                .skip(1)
+                .map(|s| s.id.clone())
+        })
+        .collect()
+}
+
+fn indexes(containers: &[Container], wanted: impl Fn(&Container) -> bool) -> Vec<usize> {
+    containers
+        .iter()
+        .enumerate()
+        .filter(|(_, c)| wanted(c))
+        .map(|(index, _)| index)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

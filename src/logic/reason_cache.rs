@@ -1,0 +1,153 @@
+//! Why a container last failed to start, for its waiting state (CLEAN-17, WAIT-01).
+
+use alloc::collections::BTreeMap;
+use core::cell::Cell;
+
+use crate::api::PodUid;
+
+/// Entries kept.
+pub const CAPACITY: usize = 1000;
+/// Longest message kept, bytes: the status shows at most 12 KiB divided by the number of containers (TMSG-04).
+pub const MAX_MESSAGE_BYTES: usize = 2048;
+
+/// A failed start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartFailure {
+    /// Waiting reason (`CrashLoopBackOff`, `ErrImagePull`, …).
+    pub reason: Box<str>,
+    /// Waiting message.
+    pub message: Box<str>,
+}
+
+struct Entry {
+    failure: StartFailure,
+    used: Cell<u64>,
+}
+
+/// Last start failure per pod and container.
+///
+/// - Shape: at most [`CAPACITY`] entries; when full, the one longest neither stored nor read goes. Its container then
+///   shows the plain waiting reason until it fails again.
+/// - Source: kubelet `reason_cache.go`.
+#[derive(Default)]
+pub struct ReasonCache {
+    entries: BTreeMap<PodUid, BTreeMap<Box<str>, Entry>>,
+    len: usize,
+    clock: Cell<u64>,
+}
+
+impl ReasonCache {
+    /// Remembers that `container` failed to start.
+    pub fn failed(&mut self, uid: &PodUid, container: &str, reason: &str, message: &str) {
+        self.started(uid, container);
+        if self.len >= CAPACITY {
+            self.drop_oldest();
+        }
+        let entry = Entry {
+            failure: StartFailure {
+                reason: reason.into(),
+                message: super::text::cut(message, MAX_MESSAGE_BYTES).into(),
+            },
+            used: Cell::new(self.tick()),
+        };
+        self.entries
+            .entry(uid.clone())
+            .or_default()
+            .insert(container.into(), entry);
+        self.len += 1;
+    }
+
+    /// Forgets the failure: `container` started.
+    pub fn started(&mut self, uid: &PodUid, container: &str) {
+        if let Some(pod) = self.entries.get_mut(uid) {
+            self.len -= usize::from(pod.remove(container).is_some());
+            if pod.is_empty() {
+                self.entries.remove(uid);
+            }
+        }
+    }
+
+    /// Forgets a pod.
+    pub fn forget_pod(&mut self, uid: &PodUid) {
+        self.len -= self.entries.remove(uid).map_or(0, |pod| pod.len());
+    }
+
+    /// The last failure of `container`, if it has not started since.
+    #[must_use]
+    pub fn get(&self, uid: &PodUid, container: &str) -> Option<&StartFailure> {
+        let entry = self.entries.get(uid)?.get(container)?;
+        entry.used.set(self.tick());
+        Some(&entry.failure)
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.set(self.clock.get() + 1);
+        self.clock.get()
+    }
+
+    fn drop_oldest(&mut self) {
+        let oldest = self
+            .entries
+            .iter()
+            .flat_map(|(uid, pod)| pod.iter().map(move |(name, e)| (e.used.get(), uid, name)))
+            .min();
+        if let Some((_, uid, name)) = oldest {
+            let (uid, name) = (uid.clone(), name.clone());
+            self.started(&uid, &name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remembers_until_started() {
+        // CLEAN-17 WAIT-01
+        let (uid, other) = (PodUid::from("u"), PodUid::from("v"));
+        let mut cache = ReasonCache::default();
+        cache.failed(&uid, "a", "ErrImagePull", "first");
+        cache.failed(&uid, "a", "ImagePullBackOff", "second");
+        assert_eq!(cache.len(), 1);
+        assert_eq!(&*cache.get(&uid, "a").expect("entry").message, "second");
+        assert_eq!(cache.get(&uid, "b"), None);
+        assert_eq!(cache.get(&other, "a"), None);
+        cache.started(&other, "a");
+        cache.started(&uid, "a");
+        assert!(cache.get(&uid, "a").is_none() && cache.is_empty());
+        cache.failed(&uid, "a", "x", "");
+        cache.failed(&uid, "b", "x", "");
+        cache.forget_pod(&uid);
+        assert!(cache.is_empty());
+    }
+
+    #[test]
+    fn least_recently_used_goes() {
+        // CLEAN-17
+        let uid = PodUid::from("u");
+        let mut cache = ReasonCache::default();
+        for n in 0..CAPACITY {
+            cache.failed(&uid, &format!("c{n}"), "r", "");
+        }
+        assert!(cache.get(&uid, "c0").is_some(), "read, hence recent");
+        cache.failed(&uid, "new", "r", &"x".repeat(MAX_MESSAGE_BYTES + 1));
+        assert_eq!(cache.len(), CAPACITY);
+        assert!(cache.get(&uid, "c0").is_some());
+        assert!(cache.get(&uid, "c1").is_none());
+        let message = &cache.get(&uid, "new").expect("entry").message;
+        assert_eq!(message.len(), MAX_MESSAGE_BYTES);
+    }
+}

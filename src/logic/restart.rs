@@ -1,0 +1,205 @@
+//! Whether a container may run again: pod policy, container policy, exit-code rules (ACT-40, ACT-41).
+//!
+//! Names follow kubelet `container/helpers.go`.
+
+use crate::api::{
+    Container, Pod,
+    cri::{ContainerState, ContainerStatus, PodRuntimeStatus},
+    pod::RestartPolicy,
+};
+
+/// Action of a restart rule: this container only.
+const ACTION_RESTART: &str = "Restart";
+/// Action of a restart rule: every container of the pod starts over.
+const ACTION_RESTART_ALL: &str = "RestartAllContainers";
+
+/// The container's own policy, else the pod's. Exit-code rules are not looked at (ACT-41).
+#[must_use]
+pub fn effective_policy(pod: &Pod, container: &Container) -> RestartPolicy {
+    container.restart_policy.unwrap_or(pod.spec.restart_policy)
+}
+
+/// Action of the first rule that matches `exit_code`; rules count only beside a policy of the container's own.
+fn rule_action(container: &Container, exit_code: i32) -> Option<&str> {
+    container.restart_policy?;
+    container
+        .restart_policy_rules
+        .iter()
+        .find(|rule| {
+            rule.exit_codes.as_ref().is_some_and(|codes| {
+                let listed = codes.values.contains(&exit_code);
+                match codes.operator.as_str() {
+                    "In" => listed,
+                    "NotIn" => !listed,
+                    _ => false,
+                }
+            })
+        })
+        .map(|rule| rule.action.as_str())
+}
+
+/// Whether an exit with `exit_code` is followed by a restart, deletion of the pod aside.
+#[must_use]
+pub fn restarts_after_exit(pod: &Pod, container: &Container, exit_code: i32) -> bool {
+    if let Some(ACTION_RESTART | ACTION_RESTART_ALL) = rule_action(container, exit_code) {
+        return true;
+    }
+    match effective_policy(pod, container) {
+        RestartPolicy::Always => true,
+        RestartPolicy::OnFailure => exit_code != 0,
+        RestartPolicy::Never => false,
+    }
+}
+
+/// Whether the next sync should start an instance, given the newest one.
+///
+/// Nothing starts once the pod has a deletionTimestamp. A running instance is left as it is.
+#[must_use]
+pub fn restartable(pod: &Pod, container: &Container, newest: Option<&ContainerStatus>) -> bool {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return false;
+    }
+    match newest.map(|c| c.state) {
+        None | Some(ContainerState::Created | ContainerState::Unknown) => true,
+        Some(ContainerState::Running) => false,
+        Some(ContainerState::Exited) => {
+            newest.is_some_and(|c| restarts_after_exit(pod, container, c.exit_code))
+        }
+    }
+}
+
+/// Whether some container of the pod has a rule that restarts all of them.
+#[must_use]
+pub fn has_restart_all_rule(pod: &Pod) -> bool {
+    pod.spec
+        .init_containers
+        .iter()
+        .chain(&pod.spec.containers)
+        .any(|c| {
+            c.restart_policy.is_some()
+                && c.restart_policy_rules
+                    .iter()
+                    .any(|rule| rule.action == ACTION_RESTART_ALL)
+        })
+}
+
+/// Whether the newest instance of `container` ended in a way that restarts the whole pod (ACT-72).
+#[must_use]
+pub fn triggers_restart_all(container: &Container, newest: Option<&ContainerStatus>) -> bool {
+    newest.is_some_and(|c| {
+        c.state == ContainerState::Exited
+            && rule_action(container, c.exit_code) == Some(ACTION_RESTART_ALL)
+    })
+}
+
+/// Whether any container of the pod triggers [`triggers_restart_all`] and the pod is not being deleted.
+#[must_use]
+pub fn restart_all_pending(pod: &Pod, status: &PodRuntimeStatus) -> bool {
+    pod.metadata.deletion_timestamp.is_none()
+        && pod
+            .spec
+            .init_containers
+            .iter()
+            .chain(&pod.spec.containers)
+            .any(|c| triggers_restart_all(c, status.newest(&c.name)))
+}
+
+/// Whether a plain init container's instance has failed: wrong exit code, killed for memory, or lost (ACT-54).
+#[must_use]
+pub fn init_failed(status: &ContainerStatus) -> bool {
+    status.state == ContainerState::Unknown
+        || (status.state == ContainerState::Exited
+            && (status.exit_code != 0 || status.reason == "OOMKilled"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::pod::{RestartRule, RestartRuleExitCodes};
+    use RestartPolicy::{Always, Never, OnFailure};
+
+    fn rule(operator: &str, values: &[i32], action: &str) -> RestartRule {
+        RestartRule {
+            action: action.into(),
+            exit_codes: Some(RestartRuleExitCodes {
+                operator: operator.into(),
+                values: values.to_vec(),
+            }),
+        }
+    }
+
+    #[test]
+    fn after_exit() {
+        // ACT-40
+        for (name, pod_policy, own, rules, code, expected) in [
+            ("always, ok", Always, None, vec![], 0, true),
+            ("on failure, ok", OnFailure, None, vec![], 0, false),
+            ("on failure, failed", OnFailure, None, vec![], 3, true),
+            ("never, failed", Never, None, vec![], 3, false),
+            ("own policy wins", Never, Some(Always), vec![], 0, true),
+            ("own never wins", Always, Some(Never), vec![], 1, false),
+            ("own on failure", Never, Some(OnFailure), vec![], 1, true),
+            (
+                "rule In",
+                Never,
+                Some(Never),
+                vec![rule("In", &[42], "Restart")],
+                42,
+                true,
+            ),
+            (
+                "rule In, other code falls back to the policy",
+                Always,
+                Some(Never),
+                vec![rule("In", &[42], "Restart")],
+                41,
+                false,
+            ),
+            (
+                "rule NotIn",
+                Never,
+                Some(Never),
+                vec![rule("NotIn", &[1, 2], "Restart")],
+                3,
+                true,
+            ),
+            (
+                "rule for all containers restarts this one too",
+                Never,
+                Some(Never),
+                vec![rule("In", &[7], "RestartAllContainers")],
+                7,
+                true,
+            ),
+            (
+                "first match decides",
+                Never,
+                Some(Never),
+                vec![rule("In", &[7], "Unheard"), rule("In", &[7], "Restart")],
+                7,
+                false,
+            ),
+            (
+                "rules without an own policy are ignored",
+                Never,
+                None,
+                vec![rule("In", &[42], "Restart")],
+                42,
+                false,
+            ),
+        ] {
+            let mut pod = Pod::default();
+            pod.spec.restart_policy = pod_policy;
+            let container = Container {
+                restart_policy: own,
+                restart_policy_rules: rules,
+                ..Container::default()
+            };
+            assert_eq!(
+                restarts_after_exit(&pod, &container, code),
+                expected,
+                "{name}"
+            );
+        }
+    }
+}

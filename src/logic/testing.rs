@@ -1,0 +1,128 @@
+//! One-line builders, so that a test's row reads as a sentence. Only built for tests.
+
+use crate::api::{
+    Container, ContainerId, Pod, PodUid, SandboxId, Wall,
+    cri::{
+        ContainerState, ContainerStatus, NamespaceOptions, Order, PodRuntimeStatus, SandboxState,
+        SandboxStatus,
+    },
+    pod::RestartPolicy,
+};
+use crate::logic::actions::spec_hash;
+
+/// A container of that name with image `img`.
+pub(crate) fn container(name: &str) -> Container {
+    Container {
+        name: name.into(),
+        image: "img".into(),
+        ..Container::default()
+    }
+}
+
+/// An init container that goes on running.
+pub(crate) fn sidecar(name: &str) -> Container {
+    Container {
+        restart_policy: Some(RestartPolicy::Always),
+        ..container(name)
+    }
+}
+
+/// Pod `ns/p` with these regular containers and policy `Always`.
+pub(crate) fn pod_with(regular: &[&str]) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.name = "p".into();
+    pod.metadata.namespace = "ns".into();
+    pod.metadata.uid = PodUid::from("uid");
+    pod.spec.termination_grace_period_seconds = Some(30);
+    pod.spec.containers = regular.iter().map(|name| container(name)).collect();
+    pod
+}
+
+/// A first instance (`<name>-0`), created first; exited ones with code 0.
+pub(crate) fn instance(name: &str, state: ContainerState) -> ContainerStatus {
+    ContainerStatus {
+        id: ContainerId::new(format!("{name}-0")),
+        sandbox: SandboxId::from("sb-0"),
+        name: name.into(),
+        restart_count: 0,
+        state,
+        created: Order(1, 0),
+        created_at: Wall::from_secs(100),
+        started_at: (state != ContainerState::Created).then_some(Wall::from_secs(101)),
+        finished_at: (state == ContainerState::Exited).then_some(Wall::from_secs(102)),
+        finished_mono: None,
+        exit_code: 0,
+        reason: String::new(),
+        message: String::new(),
+        image: "img".into(),
+        image_id: "img@sha256:1".into(),
+        hash: spec_hash(&container(name)),
+        user: None,
+        pid: 0,
+        log_path: String::new(),
+    }
+}
+
+/// An exited instance with that code.
+pub(crate) fn exited(name: &str, exit_code: i32) -> ContainerStatus {
+    ContainerStatus {
+        exit_code,
+        reason: if exit_code == 0 { "Completed" } else { "Error" }.into(),
+        ..instance(name, ContainerState::Exited)
+    }
+}
+
+/// The `n`th instance of a container: id, restart count and order follow.
+pub(crate) fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
+    status.id = ContainerId::new(format!("{}-{n}", status.name));
+    status.restart_count = n;
+    status.created = Order(1, n);
+    status
+}
+
+/// Sandbox `sb-<attempt>` with one IP.
+pub(crate) fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
+    SandboxStatus {
+        id: SandboxId::new(format!("sb-{attempt}")),
+        uid: PodUid::from("uid"),
+        name: "p".into(),
+        namespace: "ns".into(),
+        attempt,
+        state,
+        created: Order(1, attempt),
+        created_at: Wall::from_secs(100),
+        ips: vec!["10.0.0.2".parse().expect("address")],
+        namespaces: NamespaceOptions::default(),
+    }
+}
+
+/// A pod with one ready sandbox and these instances, newest first.
+pub(crate) fn running_pod(containers: Vec<ContainerStatus>) -> PodRuntimeStatus {
+    PodRuntimeStatus {
+        uid: PodUid::from("uid"),
+        name: "p".into(),
+        namespace: "ns".into(),
+        ips: vec!["10.0.0.2".parse().expect("address")],
+        sandboxes: vec![sandbox(0, SandboxState::Ready)],
+        containers,
+    }
+}
+
+/// A small seeded generator (SplitMix64): tests stay reproducible without a dependency.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    /// A number below `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+
+    /// True once in `n`.
+    pub(crate) fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
