@@ -24,9 +24,12 @@ pub mod backoff;
 pub mod fnv;
 pub mod kill;
 pub mod pod_kind;
+pub mod pod_table;
+pub mod pod_worker;
 pub mod probe;
 pub mod reason_cache;
 pub mod restart;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod work_queue;

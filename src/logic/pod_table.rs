@@ -1,0 +1,800 @@
+//! All pods of the node: one boxed array of slots, and the rules between pods.
+//!
+//! Updates go in ([`PodTable::update`]), effects come out ([`PodTable::poll_effect`]), ends of calls come back
+//! ([`PodTable::on_done`]). The table never grows: when no slot is free the caller is told. A [`Handle`] names a slot
+//! and the pod that lived in it, so a late answer for a pod that is gone finds nobody.
+//!
+//! Invariants, held by the exploration test below: one call per pod at a time; no [`Call::Sync`] once termination is
+//! requested; grace only shrinks; stages only advance; one started static pod per full name.
+//!
+//! Names and rules follow kubelet `pod_workers.go`.
+
+use core::time::Duration;
+
+use crate::api::{Mono, PodUid};
+
+use super::pod_worker::{
+    Call, Outcome, PodFacts, Stage, StopStatus, Subject, Taken, Update, UpdateKind, Work, Worker,
+};
+use super::work_queue::{Ended, Jitter, RETRY, Retry, SYNC_FREQUENCY, Timer, requeue_delay};
+
+/// Names one pod in the table for as long as its slot is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle {
+    index: u32,
+    generation: u32,
+}
+
+/// How many slots a table has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Pods that may be admitted (`maxPods`).
+    pub max_pods: u16,
+    /// Of all slots, kept for static pods and for pods that only the runtime knows.
+    pub reserved: u16,
+    /// For pods on their way out while their successors start.
+    pub margin: u16,
+}
+
+impl Capacity {
+    /// All slots.
+    #[must_use]
+    pub fn slots(self) -> usize {
+        usize::from(self.max_pods) + usize::from(self.reserved) + usize::from(self.margin)
+    }
+}
+
+/// No slot is free for this pod. Try again after a pod has gone; the next relist or poll brings it anyway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("pod table is full ({slots} slots)")]
+pub struct TableFull {
+    /// All slots of the table.
+    pub slots: usize,
+}
+
+/// Answer to an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The pod's slot.
+    pub handle: Handle,
+    /// What became of the update.
+    pub taken: Taken,
+    /// The killer that asked for a signal need not wait: nothing runs, or nothing was killed. Otherwise
+    /// [`Effect::Stopped`] tells it.
+    pub signal_now: bool,
+}
+
+/// Something for the caller to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Run this call and report its end with [`PodTable::on_done`]. Its future is never dropped.
+    Start(Start),
+    /// Set the cancellation flag of the pod's running call. The grace in force, if the pod is terminating, is that
+    /// of [`PodTable::grace_s`]: a stop in progress may shorten its wait to it.
+    Cancel(Handle),
+    /// A call waits for a status of this pod that is newer than its last one: a relist of it would help.
+    NeedStatus(Handle),
+    /// The pod's status could not be read (`Warning/FailedSync "error determining status: …"`); the call was put off.
+    StatusFailed(Handle),
+    /// Nothing of the pod runs any more, or ever will: tell who waits for that.
+    Stopped(Handle),
+    /// The slot is free again. The pod's record and what else is kept for this incarnation may go.
+    Gone {
+        /// The handle, dead by now.
+        handle: Handle,
+        /// UID.
+        uid: PodUid,
+        /// A pod of the same UID shall be created again.
+        restart: bool,
+    },
+}
+
+/// A call to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Pod.
+    pub handle: Handle,
+    /// Operation.
+    pub call: Call,
+    /// Kind of the update that led to it.
+    pub kind: UpdateKind,
+    /// When the oldest update it serves arrived.
+    pub since: Mono,
+    /// This is the pod's first call.
+    pub first: bool,
+}
+
+/// Whether the runtime cache can serve a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// Its status of the pod is not newer yet.
+    Stale,
+    /// It is.
+    Fresh,
+    /// The newest answer is an error.
+    Failed,
+}
+
+/// The runtime cache, as the table asks it.
+pub trait StatusAge {
+    /// Whether what is known of `uid` is newer than `after`; `Mono(0)` asks for any status at all.
+    fn newer_than(&self, uid: &PodUid, after: Mono) -> Freshness;
+}
+
+/// State of a worker as housekeeping sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorkState {
+    /// Syncing or waiting to start.
+    Sync,
+    /// Termination requested or under way.
+    Terminating,
+    /// Nothing runs any more.
+    Terminated,
+}
+
+/// One row of [`PodTable::sync_known_pods`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// UID.
+    pub uid: PodUid,
+    /// State.
+    pub state: WorkState,
+    /// Not desired by any source.
+    pub orphan: bool,
+    /// An object of it is known; otherwise only the runtime's word.
+    pub has_config: bool,
+    /// Static.
+    pub is_static: bool,
+}
+
+/// Who a pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity<'a> {
+    /// UID.
+    pub uid: &'a PodUid,
+    /// Name.
+    pub name: &'a str,
+    /// Namespace.
+    pub namespace: &'a str,
+}
+
+#[derive(Clone, Debug)]
+enum Occupancy {
+    Free,
+    Used,
+    /// [`Effect::Gone`] was not fetched yet.
+    Leaving {
+        restart: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    uid: PodUid,
+    name: Box<str>,
+    namespace: Box<str>,
+    /// Of the UID: spares a look at its text.
+    hash: u32,
+    generation: u32,
+    occupancy: Occupancy,
+    /// Place in the line for its full name; 0 for pods that need not queue.
+    turn: u32,
+    worker: Worker,
+}
+
+const _: () = assert!(
+    size_of::<Slot>() <= 240,
+    "one per pod, and as many as the node may ever hold"
+);
+
+impl Slot {
+    fn is_used(&self) -> bool {
+        matches!(self.occupancy, Occupancy::Used)
+    }
+
+    fn has_name(&self, name: &str, namespace: &str) -> bool {
+        *self.name == *name && *self.namespace == *namespace
+    }
+
+    /// Stands in the line for its full name, and those behind it must wait.
+    fn blocks_line(&self) -> bool {
+        self.is_used()
+            && self.turn != 0
+            && !self.worker.started
+            && !self.worker.stage.is_requested()
+    }
+
+    /// Owns its full name.
+    fn holds_name(&self) -> bool {
+        self.is_used() && self.turn != 0 && self.worker.started && !self.worker.stage.is_finished()
+    }
+}
+
+/// The pods of the node. See the module's words.
+#[derive(Clone, Debug)]
+pub struct PodTable {
+    slots: Box<[Slot]>,
+    capacity: Capacity,
+    used: usize,
+    /// Where the next search for a call begins, so that no pod starves another.
+    cursor: usize,
+    next_turn: u32,
+    /// `sync_known_pods` has run: a UID that is not here really is nobody's.
+    synced: bool,
+    sync_frequency: Duration,
+    jitter: Jitter,
+}
+
+impl PodTable {
+    /// An empty table. `seed` decides the spread of delays; all slots are allocated at once.
+    #[must_use]
+    pub fn new(capacity: Capacity, seed: u64) -> Self {
+        let free = Slot {
+            uid: PodUid::default(),
+            name: Box::default(),
+            namespace: Box::default(),
+            hash: 0,
+            generation: 0,
+            occupancy: Occupancy::Free,
+            turn: 0,
+            worker: Worker::new(&Update::runtime_only(&PodUid::default(), "", "")),
+        };
+        Self {
+            slots: vec![free; capacity.slots()].into_boxed_slice(),
+            capacity,
+            used: 0,
+            cursor: 0,
+            next_turn: 1,
+            synced: false,
+            sync_frequency: SYNC_FREQUENCY,
+            jitter: Jitter::new(seed),
+        }
+    }
+
+    /// Sets the time between syncs of a pod that is well (`syncFrequency`).
+    #[must_use]
+    pub fn with_sync_frequency(mut self, sync_frequency: Duration) -> Self {
+        self.sync_frequency = sync_frequency;
+        self
+    }
+
+    /// Takes an update in.
+    ///
+    /// - Errors: [`TableFull`] for a UID that is not in the table; nothing has changed then.
+    /// - Source: kubelet `pod_workers.go`, `UpdatePod`.
+    pub fn update(&mut self, update: Update<'_>, now: Mono) -> Result<Answer, TableFull> {
+        let (uid, name, namespace) = update.subject.identity();
+        let runtime_only = matches!(update.subject, Subject::Runtime { .. });
+        let (index, first_time) = match self.find(uid) {
+            Some(index) => (index, false),
+            None => {
+                let is_static = matches!(update.subject, Subject::Pod(facts) if facts.is_static);
+                let index = self.free_slot(is_static || runtime_only)?;
+                let turn = if is_static { self.next_turn } else { 0 };
+                self.next_turn += u32::from(is_static);
+                let slot = &mut self.slots[index];
+                slot.uid = uid.clone();
+                slot.name = name.into();
+                slot.namespace = namespace.into();
+                slot.hash = fnv(uid);
+                slot.occupancy = Occupancy::Used;
+                slot.turn = turn;
+                slot.worker = Worker::new(&update);
+                self.used += 1;
+                (index, true)
+            }
+        };
+        let (taken, signal_now) = self.slots[index].worker.update(first_time, update, now);
+        Ok(Answer {
+            handle: self.handle_at(index),
+            taken,
+            signal_now,
+        })
+    }
+
+    /// A `sync` update with the facts delivered last. `None` if the UID is unknown or only the runtime knows it.
+    pub fn resync(&mut self, uid: &PodUid, now: Mono) -> Option<Answer> {
+        let index = self.find(uid)?;
+        self.resync_at(index, now)
+    }
+
+    /// The next thing to do, `None` when there is nothing (until the next input). Drain it after every input.
+    ///
+    /// Cancellations, stops and departures come before starts. Starts take turns among pods.
+    pub fn poll_effect(&mut self, status: &dyn StatusAge, now: Mono) -> Option<Effect> {
+        for index in 0..self.slots.len() {
+            let handle = self.handle_at(index);
+            let slot = &mut self.slots[index];
+            if core::mem::take(&mut slot.worker.cancel_due) {
+                return Some(Effect::Cancel(handle));
+            }
+            if core::mem::take(&mut slot.worker.signal_due) {
+                return Some(Effect::Stopped(handle));
+            }
+            if let Occupancy::Leaving { restart } = slot.occupancy {
+                let uid = core::mem::take(&mut slot.uid);
+                slot.name = Box::default();
+                slot.namespace = Box::default();
+                slot.occupancy = Occupancy::Free;
+                slot.generation = slot.generation.wrapping_add(1);
+                self.used -= 1;
+                return Some(Effect::Gone {
+                    handle,
+                    uid,
+                    restart,
+                });
+            }
+        }
+        for _ in 0..self.slots.len() {
+            let index = self.cursor;
+            self.cursor = (self.cursor + 1) % self.slots.len();
+            if let Some(effect) = self.poll_slot(index, status, now) {
+                return Some(effect);
+            }
+        }
+        None
+    }
+
+    fn poll_slot(&mut self, index: usize, status: &dyn StatusAge, now: Mono) -> Option<Effect> {
+        let slot = &self.slots[index];
+        let worker = &slot.worker;
+        if !slot.is_used() || !worker.woken || worker.call.is_some() {
+            return None;
+        }
+        let pending = worker.pending?;
+        let handle = self.handle_at(index);
+
+        if !worker.started && slot.turn != 0 {
+            if worker.stage.is_requested() {
+                self.finish(index);
+                let told = core::mem::take(&mut self.slots[index].worker.signal_due);
+                return told.then_some(Effect::Stopped(handle));
+            }
+            if !self.may_start(index) {
+                let delay = self.jitter.stretch(RETRY);
+                let worker = &mut self.slots[index].worker;
+                worker.woken = false;
+                worker.timers.set(Timer::Requeue, now + delay);
+                return None;
+            }
+        }
+
+        if pending.has_spec {
+            match status.newer_than(&slot.uid, worker.last_end) {
+                Freshness::Fresh => {}
+                Freshness::Stale => {
+                    let worker = &mut self.slots[index].worker;
+                    let asked = core::mem::replace(&mut worker.status_asked, true);
+                    return (!asked).then_some(Effect::NeedStatus(handle));
+                }
+                Freshness::Failed => {
+                    let delay = self.delay(Ended::Failed(Retry::Error), now);
+                    let worker = &mut self.slots[index].worker;
+                    worker.woken = false;
+                    worker.status_asked = false;
+                    worker.timers.set(Timer::Requeue, now + delay);
+                    return Some(Effect::StatusFailed(handle));
+                }
+            }
+        }
+
+        let worker = &mut self.slots[index].worker;
+        let first = !worker.started;
+        let (call, Work { kind, since, .. }) = worker.pick_up()?;
+        Some(Effect::Start(Start {
+            handle,
+            call,
+            kind,
+            since,
+            first,
+        }))
+    }
+
+    /// Takes in that a call has ended. Returns false, and does nothing, if the pod is gone or ran no call.
+    ///
+    /// Source: kubelet `pod_workers.go`, `podWorkerLoop`, `completeWork`.
+    pub fn on_done(&mut self, handle: Handle, outcome: Outcome, now: Mono) -> bool {
+        let Some(index) = self.index_of(handle) else {
+            return false;
+        };
+        let worker = &mut self.slots[index].worker;
+        let Some(call) = worker.call.take() else {
+            return false;
+        };
+        worker.cancelled = false;
+        worker.cancel_due = false;
+        worker.last_end = now;
+        let ended = match (outcome, call) {
+            (Outcome::Canceled, _) => Ended::Failed(Retry::Error),
+            (Outcome::Failed(retry), _) => Ended::Failed(retry),
+            (Outcome::Done | Outcome::Terminal, Call::Terminated) => {
+                self.finish(index);
+                return true;
+            }
+            (Outcome::Done | Outcome::Terminal, Call::TerminatingRuntime) => {
+                worker.announce_stop();
+                self.purge(index);
+                return true;
+            }
+            (Outcome::Done | Outcome::Terminal, Call::Terminating { .. }) => {
+                worker.stage = Stage::Terminated;
+                worker.announce_stop();
+                worker.replay();
+                Ended::Transition
+            }
+            (Outcome::Terminal, Call::Sync) => {
+                worker.stage = Stage::Terminating;
+                worker.replay();
+                Ended::Transition
+            }
+            (Outcome::Done, Call::Sync) => Ended::Well,
+        };
+        let delay = self.delay(ended, now);
+        let worker = &mut self.slots[index].worker;
+        worker.woken = worker.pending.is_some();
+        if worker.woken {
+            // The next call follows at once, which is what a delay of zero means as well.
+            worker.timers.clear(Timer::Requeue);
+        } else {
+            worker.timers.set(Timer::Requeue, now + delay);
+        }
+        true
+    }
+
+    /// The first instant at which [`PodTable::on_timeout`] has something to do.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Mono> {
+        self.used_slots()
+            .filter_map(|slot| slot.worker.timers.next_timeout())
+            .min()
+    }
+
+    /// Wakes the pods that are due.
+    ///
+    /// A pod that ends is driven on by its own timer, whether or not a source still has it: were that left to
+    /// others, a stop that failed after a forced deletion would never be tried again. A syncing pod that no source
+    /// has is left alone; it is an orphan for [`PodTable::sync_known_pods`].
+    pub fn on_timeout(&mut self, is_config: &dyn Fn(&PodUid) -> bool, now: Mono) {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if !slot.is_used() {
+                continue;
+            }
+            let mut due = false;
+            for timer in Timer::ALL {
+                due |= slot.worker.timers.take_due(timer, now);
+            }
+            if !due || slot.worker.stage.is_finished() {
+                continue;
+            }
+            if is_config(&slot.uid) && self.resync_at(index, now).is_some() {
+                continue;
+            }
+            let worker = &mut self.slots[index].worker;
+            if worker.stage.is_requested() {
+                worker.replay();
+            } else if worker.pending.is_some() {
+                worker.woken = true;
+            }
+        }
+    }
+
+    /// Compares the table with the pods that the sources want, drives orphans on, and forgets finished ones.
+    ///
+    /// - Shape: sorted by UID, at most one row a slot. Rows that were forgotten are missing: an active pod that is
+    ///   wanted and missing is to be created.
+    /// - Source: kubelet `pod_workers.go`, `SyncKnownPods`, `removeTerminatedWorker`.
+    pub fn sync_known_pods(&mut self, desired: &dyn Fn(&PodUid) -> bool) -> Vec<Known> {
+        self.synced = true;
+        let mut known = Vec::new();
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if !slot.is_used() {
+                continue;
+            }
+            let worker = &mut slot.worker;
+            let orphan = !desired(&slot.uid);
+            if worker.stage.is_finished() {
+                if orphan || worker.restart_requested {
+                    self.purge(index);
+                    continue;
+                }
+            } else if orphan {
+                if !worker.started && !worker.observed_runtime {
+                    worker.announce_stop();
+                    self.purge(index);
+                    continue;
+                }
+                worker.orphan();
+            }
+            let slot = &self.slots[index];
+            let worker = &slot.worker;
+            let source = worker.active.or(worker.pending);
+            let has_config = source.is_some_and(|work| work.has_spec);
+            known.push(Known {
+                uid: slot.uid.clone(),
+                state: match worker.stage {
+                    Stage::Sync => WorkState::Sync,
+                    Stage::Requested | Stage::Terminating => WorkState::Terminating,
+                    Stage::Terminated | Stage::Finished | Stage::FinishedUnstarted => {
+                        WorkState::Terminated
+                    }
+                },
+                orphan,
+                has_config,
+                is_static: has_config && worker.is_static,
+            });
+        }
+        known.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        known
+    }
+
+    /// Sets or clears the instant at which the pod's active deadline passes.
+    pub fn set_active_deadline(&mut self, handle: Handle, at: Option<Mono>) {
+        if let Some(index) = self.index_of(handle) {
+            let timers = &mut self.slots[index].worker.timers;
+            match at {
+                Some(at) => timers.set(Timer::ActiveDeadline, at),
+                None => timers.clear(Timer::ActiveDeadline),
+            }
+        }
+    }
+
+    /// The slot of `uid`.
+    #[must_use]
+    pub fn handle(&self, uid: &PodUid) -> Option<Handle> {
+        self.find(uid).map(|index| self.handle_at(index))
+    }
+
+    /// Who lives there, until [`Effect::Gone`] was fetched.
+    #[must_use]
+    pub fn identity(&self, handle: Handle) -> Option<Identity<'_>> {
+        let slot = self.slots.get(usize::try_from(handle.index).ok()?)?;
+        let there = slot.generation == handle.generation;
+        (there && !matches!(slot.occupancy, Occupancy::Free)).then_some(Identity {
+            uid: &slot.uid,
+            name: &slot.name,
+            namespace: &slot.namespace,
+        })
+    }
+
+    /// Where the pod stands.
+    #[must_use]
+    pub fn stage(&self, handle: Handle) -> Option<Stage> {
+        Some(self.slots[self.index_of(handle)?].worker.stage)
+    }
+
+    /// Grace in force in seconds, once the pod terminates.
+    #[must_use]
+    pub fn grace_s(&self, handle: Handle) -> Option<u32> {
+        let grace_s = self.slots[self.index_of(handle)?].worker.grace_s;
+        (grace_s != 0).then_some(grace_s)
+    }
+
+    /// Whether the pod's running call was told to end early.
+    #[must_use]
+    pub fn is_cancelled(&self, handle: Handle) -> bool {
+        self.index_of(handle)
+            .is_some_and(|index| self.slots[index].worker.cancelled)
+    }
+
+    /// Status to put over the computed one in a terminating call.
+    #[must_use]
+    pub fn stop_status(&self, handle: Handle) -> Option<&StopStatus> {
+        self.slots[self.index_of(handle)?]
+            .worker
+            .stop_status
+            .as_deref()
+    }
+
+    /// Slots in use, pods not fetched as [`Effect::Gone`] yet included.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// Whether no slot is in use.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Handles of all pods, in slot order.
+    pub fn handles(&self) -> impl Iterator<Item = Handle> + '_ {
+        (0..self.slots.len())
+            .filter(|index| self.slots[*index].is_used())
+            .map(|index| self.handle_at(index))
+    }
+
+    // The questions that other parts must ask here, not of the configuration (PW-36).
+
+    /// The pod is known and nothing of it runs any more.
+    #[must_use]
+    pub fn is_pod_known_terminated(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, |worker| worker.stage.is_terminated())
+    }
+
+    /// A container of the pod may run.
+    #[must_use]
+    pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
+        self.ask(uid, !self.synced, |worker| !worker.stage.is_terminated())
+    }
+
+    /// All of the pod is cleaned up.
+    #[must_use]
+    pub fn should_pod_be_finished(&self, uid: &PodUid) -> bool {
+        self.ask(uid, self.synced, |worker| worker.stage.is_finished())
+    }
+
+    /// The pod was told to end.
+    #[must_use]
+    pub fn is_pod_termination_requested(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, |worker| worker.stage.is_requested())
+    }
+
+    /// Containers of the pod are being stopped: no new volume is set up.
+    #[must_use]
+    pub fn should_pod_containers_be_terminating(&self, uid: &PodUid) -> bool {
+        self.ask(uid, self.synced, |worker| {
+            worker.stage.termination_started()
+        })
+    }
+
+    /// Volumes may be unmounted.
+    #[must_use]
+    pub fn should_pod_runtime_be_removed(&self, uid: &PodUid) -> bool {
+        self.ask(uid, self.synced, |worker| worker.stage.is_terminated())
+    }
+
+    /// Containers, sandboxes and logs may be removed.
+    #[must_use]
+    pub fn should_pod_content_be_removed(&self, uid: &PodUid) -> bool {
+        self.ask(uid, self.synced, |worker| {
+            worker.evicted || (worker.deleted && worker.stage.is_terminated())
+        })
+    }
+
+    /// The static pod that holds this full name ends but has not stopped: its mirror must stay.
+    #[must_use]
+    pub fn is_pod_for_mirror_pod_terminating(&self, name: &str, namespace: &str) -> bool {
+        self.slots
+            .iter()
+            .filter(|slot| slot.holds_name() && slot.has_name(name, namespace))
+            .any(|slot| slot.worker.stage.is_requested() && !slot.worker.stage.is_terminated())
+    }
+
+    fn ask(&self, uid: &PodUid, unknown: bool, known: impl Fn(&Worker) -> bool) -> bool {
+        self.find(uid)
+            .map_or(unknown, |index| known(&self.slots[index].worker))
+    }
+
+    fn used_slots(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().filter(|slot| slot.is_used())
+    }
+
+    fn find(&self, uid: &PodUid) -> Option<usize> {
+        let hash = fnv(uid);
+        self.slots
+            .iter()
+            .position(|slot| slot.hash == hash && slot.is_used() && slot.uid == *uid)
+    }
+
+    fn index_of(&self, handle: Handle) -> Option<usize> {
+        let index = usize::try_from(handle.index).ok()?;
+        let slot = self.slots.get(index)?;
+        (slot.is_used() && slot.generation == handle.generation).then_some(index)
+    }
+
+    fn handle_at(&self, index: usize) -> Handle {
+        Handle {
+            index: u32::try_from(index).expect("three 16-bit counts make fewer slots than that"),
+            generation: self.slots[index].generation,
+        }
+    }
+
+    /// A free slot. Pods of the apiserver leave those reserved for others alone.
+    fn free_slot(&self, privileged: bool) -> Result<usize, TableFull> {
+        let full = TableFull {
+            slots: self.slots.len(),
+        };
+        let served = |slot: &&Slot| {
+            let runtime_only = slot.worker.newest().is_some_and(|work| !work.has_spec);
+            slot.worker.is_static || runtime_only
+        };
+        let taken = self.used_slots().filter(served).count();
+        let kept = usize::from(self.capacity.reserved).saturating_sub(taken);
+        if !privileged && self.slots.len() - self.used <= kept {
+            return Err(full);
+        }
+        let free = |slot: &Slot| matches!(slot.occupancy, Occupancy::Free);
+        self.slots.iter().position(free).ok_or(full)
+    }
+
+    /// Whether a static pod that has not started is next in line for its full name.
+    fn may_start(&self, index: usize) -> bool {
+        let own = &self.slots[index];
+        !self.slots.iter().any(|other| {
+            (other.holds_name() || (other.blocks_line() && other.turn < own.turn))
+                && other.has_name(&own.name, &own.namespace)
+        })
+    }
+
+    fn resync_at(&mut self, index: usize, now: Mono) -> Option<Answer> {
+        let slot = &mut self.slots[index];
+        let work = slot.worker.newest().filter(|work| work.has_spec)?;
+        let facts = PodFacts {
+            uid: &slot.uid,
+            name: &slot.name,
+            namespace: &slot.namespace,
+            is_static: slot.worker.is_static,
+            // Both were acted upon when they were delivered.
+            deletion_requested: false,
+            phase_terminal: false,
+            deletion_grace_s: work.deletion_grace_s.map(i64::from),
+            spec_grace_s: work.spec_grace_s.map(i64::from),
+        };
+        let update = Update::of(UpdateKind::Sync, facts);
+        let (taken, signal_now) = slot.worker.update(false, update, now);
+        Some(Answer {
+            handle: self.handle_at(index),
+            taken,
+            signal_now,
+        })
+    }
+
+    fn delay(&mut self, ended: Ended, now: Mono) -> Duration {
+        requeue_delay(ended, now, self.sync_frequency, &mut self.jitter)
+    }
+
+    fn finish(&mut self, index: usize) {
+        let worker = &mut self.slots[index].worker;
+        worker.stage = if worker.stage.termination_started() {
+            Stage::Finished
+        } else {
+            Stage::FinishedUnstarted
+        };
+        worker.pending = None;
+        worker.woken = false;
+        worker.timers = super::work_queue::Timers::UNSET;
+        worker.announce_stop();
+        self.wake_line(index);
+    }
+
+    /// Forgets the pod. Its slot is free once [`Effect::Gone`] was fetched.
+    fn purge(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        slot.occupancy = Occupancy::Leaving {
+            restart: slot.worker.restart_requested,
+        };
+        slot.worker.cancel_due = false;
+        self.wake_line(index);
+    }
+
+    /// Lets the static pods that wait for the name of `index` try again now; their timers would do it later.
+    fn wake_line(&mut self, index: usize) {
+        if self.slots[index].turn == 0 {
+            return;
+        }
+        let (name, namespace) = (
+            self.slots[index].name.clone(),
+            self.slots[index].namespace.clone(),
+        );
+        for slot in &mut self.slots {
+            if slot.blocks_line() && slot.has_name(&name, &namespace) {
+                slot.worker.woken = slot.worker.pending.is_some();
+            }
+        }
+    }
+}
+
+/// FNV-1a, 32 bits.
+fn fnv(uid: &PodUid) -> u32 {
+    uid.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+#[cfg(test)]
+mod explore;
+#[cfg(test)]
+mod tests;

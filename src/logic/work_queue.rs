@@ -1,0 +1,247 @@
+//! When a pod worker looks at its pod again: the small timers of a slot, and the delays after a call.
+//!
+//! There is no queue: each slot carries its own due times, so the queue can neither grow nor lose a pod. Names and
+//! figures follow kubelet `util/queue/work_queue.go` and `completeWork` of `pod_workers.go`.
+
+use core::time::Duration;
+
+use crate::api::Mono;
+
+/// Time between two syncs of a pod that is well, unless configured otherwise (`syncFrequency`).
+pub const SYNC_FREQUENCY: Duration = Duration::from_secs(60);
+/// Base delay after an ordinary error, and of a static pod that waits for its full name.
+pub const RETRY: Duration = Duration::from_secs(10);
+/// Base delay after an error that says the network is not ready.
+pub const RETRY_NETWORK: Duration = Duration::from_secs(1);
+
+/// Spreads delays so that pods which failed together do not retry together. Seeded, so a run can be replayed.
+#[derive(Clone, Debug)]
+pub struct Jitter(u64);
+
+impl Jitter {
+    /// A sequence decided by `seed`.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// `base` lengthened by 0–50 % (the upper bound excluded); exact to the millisecond.
+    pub fn stretch(&mut self, base: Duration) -> Duration {
+        let half_ms = u64::try_from(base.as_millis() / 2).unwrap_or(u64::MAX);
+        let extra_ms = (u128::from(self.next()) * u128::from(half_ms)) >> 64;
+        base + Duration::from_millis(u64::try_from(extra_ms).unwrap_or(half_ms))
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood 2014): one addition and a mix, good enough to spread timers.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+/// Why a call of a worker failed, as far as the time of the next attempt depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// The network is not ready; wins over every other cause.
+    NetworkNotReady,
+    /// A crash-loop back-off runs until then.
+    BackOff(Mono),
+    /// Anything else.
+    Error,
+}
+
+impl Retry {
+    /// The cause that decides when a call failed for two.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::NetworkNotReady, _) | (_, Self::NetworkNotReady) => Self::NetworkNotReady,
+            (Self::BackOff(a), Self::BackOff(b)) => Self::BackOff(a.min(b)),
+            (until @ Self::BackOff(_), Self::Error) | (Self::Error, until @ Self::BackOff(_)) => {
+                until
+            }
+            (Self::Error, Self::Error) => Self::Error,
+        }
+    }
+}
+
+/// How a call of a worker ended, as far as the time of the next one depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The pod moved to its next stage.
+    Transition,
+    /// It went well and the pod stays where it is.
+    Well,
+    /// It failed.
+    Failed(Retry),
+}
+
+/// Delay before the next call when no update arrives earlier.
+///
+/// Source: kubelet `pod_workers.go`, `completeWork`.
+pub fn requeue_delay(
+    ended: Ended,
+    now: Mono,
+    sync_frequency: Duration,
+    jitter: &mut Jitter,
+) -> Duration {
+    let base = match ended {
+        Ended::Transition => return Duration::ZERO,
+        Ended::Well => sync_frequency,
+        Ended::Failed(Retry::NetworkNotReady) => RETRY_NETWORK,
+        Ended::Failed(Retry::BackOff(until)) => (until - now).min(sync_frequency),
+        Ended::Failed(Retry::Error) => RETRY,
+    };
+    jitter.stretch(base)
+}
+
+/// What a timer of a slot is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timer {
+    /// The pod is due for a sync, or a static pod tries again to get its full name.
+    Requeue,
+    /// `activeDeadlineSeconds` runs out.
+    ActiveDeadline,
+}
+
+impl Timer {
+    /// Every timer, in index order.
+    pub const ALL: [Self; 2] = [Self::Requeue, Self::ActiveDeadline];
+}
+
+/// The timers of one slot: one due time each, set again at will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timers([Mono; Timer::ALL.len()]);
+
+/// Due time of a timer that is not set.
+const NEVER: Mono = Mono(u64::MAX);
+
+impl Timers {
+    /// None set.
+    pub const UNSET: Self = Self([NEVER; Timer::ALL.len()]);
+
+    /// Sets `timer`; an earlier setting is forgotten, be it earlier or later.
+    pub const fn set(&mut self, timer: Timer, due: Mono) {
+        self.0[timer as usize] = due;
+    }
+
+    /// Clears `timer`.
+    pub const fn clear(&mut self, timer: Timer) {
+        self.0[timer as usize] = NEVER;
+    }
+
+    /// Whether `timer` was due before `now`; it is cleared by that.
+    pub fn take_due(&mut self, timer: Timer, now: Mono) -> bool {
+        let due = self.0[timer as usize] < now;
+        if due {
+            self.clear(timer);
+        }
+        due
+    }
+
+    /// The first instant at which [`Timers::take_due`] has something to give.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Mono> {
+        let first = self.0.into_iter().min().filter(|due| *due != NEVER)?;
+        Some(first + Duration::from_millis(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn delays() {
+        let at = |seconds: u64| Mono(seconds * 1000);
+        // PW-27 PW-28
+        for (name, ended, base) in [
+            ("state change", Ended::Transition, s(0)),
+            ("success", Ended::Well, s(60)),
+            ("network", Ended::Failed(Retry::NetworkNotReady), s(1)),
+            ("error", Ended::Failed(Retry::Error), s(10)),
+            ("back-off", Ended::Failed(Retry::BackOff(at(120))), s(20)),
+            (
+                "back-off that ran out",
+                Ended::Failed(Retry::BackOff(at(50))),
+                s(0),
+            ),
+            (
+                "back-off longer than a sync period",
+                Ended::Failed(Retry::BackOff(at(500))),
+                s(60),
+            ),
+        ] {
+            let mut jitter = Jitter::new(7);
+            let mut longest = Duration::ZERO;
+            for _ in 0..500 {
+                let delay = requeue_delay(ended, at(100), SYNC_FREQUENCY, &mut jitter);
+                assert!(
+                    delay == base || (delay > base && delay < base + base / 2),
+                    "{name}: {delay:?}"
+                );
+                longest = longest.max(delay);
+            }
+            assert!(longest >= base + base * 2 / 5, "{name}: not spread");
+        }
+    }
+
+    #[test]
+    fn the_deciding_cause() {
+        let until = |ms| Retry::BackOff(Mono(ms));
+        // PW-28
+        for (name, a, b, both) in [
+            ("earliest back-off", until(5), until(3), until(3)),
+            ("back-off beats error", Retry::Error, until(3), until(3)),
+            (
+                "network beats back-off",
+                until(1),
+                Retry::NetworkNotReady,
+                Retry::NetworkNotReady,
+            ),
+            (
+                "network beats error",
+                Retry::NetworkNotReady,
+                Retry::Error,
+                Retry::NetworkNotReady,
+            ),
+            ("errors", Retry::Error, Retry::Error, Retry::Error),
+        ] {
+            assert_eq!(a.and(b), both, "{name}");
+            assert_eq!(b.and(a), both, "{name}, swapped");
+        }
+    }
+
+    #[test]
+    fn one_due_time_each() {
+        // CLEAN-16
+        let mut timers = Timers::UNSET;
+        assert_eq!(timers.next_timeout(), None);
+        timers.set(Timer::Requeue, Mono(10));
+        timers.set(Timer::Requeue, Mono(30));
+        assert!(
+            !timers.take_due(Timer::Requeue, Mono(20)),
+            "the later setting holds"
+        );
+        timers.set(Timer::Requeue, Mono(20));
+        assert!(
+            !timers.take_due(Timer::Requeue, Mono(20)),
+            "strictly after its time"
+        );
+        assert_eq!(timers.next_timeout(), Some(Mono(21)));
+        assert!(timers.take_due(Timer::Requeue, Mono(21)));
+        assert!(
+            !timers.take_due(Timer::Requeue, Mono(22)),
+            "taken, therefore gone"
+        );
+        timers.set(Timer::ActiveDeadline, Mono(5));
+        timers.set(Timer::Requeue, Mono(9));
+        assert_eq!(timers.next_timeout(), Some(Mono(6)));
+    }
+}
