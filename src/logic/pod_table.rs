@@ -13,6 +13,7 @@ use core::time::Duration;
 
 use crate::api::{Mono, PodUid};
 
+use super::fnv::fnv1a;
 use super::pod_worker::{
     Call, Outcome, PodFacts, Stage, StopStatus, Subject, Taken, Update, UpdateKind, Work, Worker,
 };
@@ -174,7 +175,7 @@ struct Slot {
     name: Box<str>,
     namespace: Box<str>,
     /// Of the UID: spares a look at its text.
-    hash: u32,
+    hash: u64,
     generation: u32,
     occupancy: Occupancy,
     /// Place in the line for its full name; 0 for pods that need not queue.
@@ -276,7 +277,7 @@ impl PodTable {
                 slot.uid = uid.clone();
                 slot.name = name.into();
                 slot.namespace = namespace.into();
-                slot.hash = fnv(uid);
+                slot.hash = fnv1a(uid.bytes());
                 slot.occupancy = Occupancy::Used;
                 slot.turn = turn;
                 slot.worker = Worker::new(&update);
@@ -673,7 +674,7 @@ impl PodTable {
     }
 
     fn find(&self, uid: &PodUid) -> Option<usize> {
-        let hash = fnv(uid);
+        let hash = fnv1a(uid.bytes());
         self.slots
             .iter()
             .position(|slot| slot.hash == hash && slot.is_used() && slot.uid == *uid)
@@ -785,13 +786,6 @@ impl PodTable {
             }
         }
     }
-}
-
-/// FNV-1a, 32 bits.
-fn fnv(uid: &PodUid) -> u32 {
-    uid.bytes().fold(0x811c_9dc5, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    })
 }
 
 #[cfg(test)]

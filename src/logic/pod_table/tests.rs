@@ -150,14 +150,13 @@ impl Bench {
 
     /// The calls that start now; other effects are dropped.
     fn starts(&mut self) -> Vec<(Handle, Call)> {
-        let starts = self
-            .effects()
-            .into_iter()
-            .filter_map(|effect| match effect {
-                Effect::Start(start) => Some((start.handle, start.call)),
-                _ => None,
-            });
-        starts.collect()
+        let mut starts = Vec::new();
+        for effect in self.effects() {
+            if let Effect::Start(start) = effect {
+                starts.push((start.handle, start.call));
+            }
+        }
+        starts
     }
 
     fn done(&mut self, handle: Handle, outcome: Outcome) {
