@@ -4,6 +4,7 @@
 //!   What is not modelled here is kept in the pod record as received and takes part in the pod's digest.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
+//! - [`received`]: a pod on its way from a source to the pod table.
 //! - [`time`], [`quantity`], [`ids`]: small value types.
 //!
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
@@ -18,6 +19,7 @@ pub mod pod;
 pub mod pod_status;
 pub mod projected;
 pub mod quantity;
+pub mod received;
 pub mod time;
 
 pub use config_map::{ConfigMap, Secret};

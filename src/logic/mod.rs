@@ -7,6 +7,13 @@
     clippy::wildcard_enum_match_arm
 )]
 
+// Sources.
+pub mod defaults;
+pub mod digest;
+pub mod mux;
+pub mod static_pod;
+pub mod validation;
+
 pub mod capabilities;
 pub mod dns;
 pub mod downward;

@@ -1,0 +1,484 @@
+//! YAML or JSON text → JSON value → typed value.
+//!
+//! One reader for the configuration and for manifests. What it hands out is plain: `null` fields are dropped (Go reads
+//! them as absent), merge keys (`<<`) are resolved, aliases are expanded within a budget. Documents are hostile until
+//! read: size, depth, number of values and expanded size are bounded before memory is spent on them.
+
+use core::fmt;
+
+use serde::de::{self, DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// Bytes of one document; reaching the limit is an error (SRC-20).
+pub const MAX_DOCUMENT_BYTES: usize = 10 << 20;
+/// Maps and lists within each other.
+pub const MAX_DEPTH: usize = 100;
+/// Values in one document, each expansion of an alias counted.
+pub const MAX_VALUES: usize = 200_000;
+/// Bytes of all texts in one document, each expansion of an alias counted.
+pub const MAX_TEXT_BYTES: usize = 2 * MAX_DOCUMENT_BYTES;
+/// Places in a YAML text where a value may start. The parser keeps about 100 bytes for each before it hands out the
+/// first, so they are counted beforehand.
+const MAX_YAML_MARKS: usize = 1_000_000;
+/// `[` and `{` open at once. The YAML scanner's time per token grows with it, so it is counted beforehand.
+const MAX_OPEN_BRACKETS: usize = 500;
+
+/// A document as plain JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// The value, without `null` fields.
+    pub value: Value,
+    /// Paths of fields that occur twice in one map, in document order; the last occurrence is the one in `value`.
+    pub duplicates: Vec<String>,
+}
+
+/// Why a text is not a document, or a document not what was expected.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// Larger than [`MAX_DOCUMENT_BYTES`].
+    #[error("document is too large: {MAX_DOCUMENT_BYTES} bytes or more")]
+    TooLarge,
+    /// Not UTF-8 text.
+    #[error("not UTF-8 text: bad byte at offset {0}")]
+    NotText(usize),
+    /// Nothing but space and comments.
+    #[error("document is empty")]
+    Empty,
+    /// More than one document in one file.
+    #[error("more than one document: a file holds one object")]
+    Several,
+    /// Neither YAML nor JSON, or over one of the limits.
+    #[error("{0}")]
+    Syntax(String),
+    /// A value of the wrong kind.
+    #[error("{path}: {message}")]
+    Value {
+        /// Path of the field, such as `spec.containers[0].image`.
+        path: String,
+        /// What was found and what was expected.
+        message: String,
+    },
+}
+
+/// Reads one YAML or JSON document.
+///
+/// Leading and trailing empty documents (`---` alone) count as nothing; a second document with content is an error.
+pub fn parse(bytes: &[u8]) -> Result<Document, DecodeError> {
+    if bytes.len() >= MAX_DOCUMENT_BYTES {
+        return Err(DecodeError::TooLarge);
+    }
+    let text = core::str::from_utf8(bytes).map_err(|e| DecodeError::NotText(e.valid_up_to()))?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if text.trim_start().starts_with('{')
+        && let Ok(document) = parse_json(text)
+    {
+        return Ok(document);
+    }
+    parse_yaml(text)
+}
+
+/// Turns a JSON value into `T`; a wrong value is named with its path.
+pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
+    serde_path_to_error::deserialize(value).map_err(|e| DecodeError::Value {
+        path: e.path().to_string(),
+        message: e.inner().to_string(),
+    })
+}
+
+fn parse_json(text: &str) -> Result<Document, serde_json::Error> {
+    let mut budget = Budget::default();
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let value = Node {
+        budget: &mut budget,
+    }
+    .deserialize(&mut reader)?;
+    reader.end()?;
+    Ok(budget.document(value))
+}
+
+fn parse_yaml(text: &str) -> Result<Document, DecodeError> {
+    check_shape(text)?;
+    let mut found = None;
+    for reader in serde_yaml_ng::Deserializer::from_str(text) {
+        let mut budget = Budget::default();
+        let value = Node {
+            budget: &mut budget,
+        }
+        .deserialize(reader)
+        .map_err(|e| DecodeError::Syntax(e.to_string()))?;
+        if value.is_null() {
+            continue;
+        }
+        if found.is_some() {
+            return Err(DecodeError::Several);
+        }
+        found = Some(budget.document(value));
+    }
+    found.ok_or(DecodeError::Empty)
+}
+
+/// Bounds what the YAML parser will spend on `text`, from the text alone. Overestimates: brackets and commas inside
+/// quoted or block text count too, so the limits are far above any real manifest.
+fn check_shape(text: &str) -> Result<(), DecodeError> {
+    let mut marks = 0usize;
+    let mut open = 0usize;
+    let mut before = b'\n';
+    for byte in text.bytes() {
+        match byte {
+            // An opening bracket starts a list or map only after a space or an indicator.
+            b'[' | b'{'
+                if matches!(
+                    before,
+                    b' ' | b'\t' | b'\r' | b'\n' | b'[' | b'{' | b',' | b':' | b'-' | b'?'
+                ) =>
+            {
+                marks += 1;
+                open += 1;
+                if open > MAX_OPEN_BRACKETS {
+                    return Err(DecodeError::Syntax(format!(
+                        "more than {MAX_OPEN_BRACKETS} brackets are open at once"
+                    )));
+                }
+            }
+            b']' | b'}' => open = open.saturating_sub(1),
+            b',' | b'\n' | b':' => marks += 1,
+            // A list in a list on one line: `- - -`.
+            b'-' | b'?' if matches!(before, b' ' | b'\n') => marks += 1,
+            _ => {}
+        }
+        before = byte;
+    }
+    if marks > MAX_YAML_MARKS {
+        return Err(DecodeError::Syntax(format!(
+            "more than {MAX_YAML_MARKS} lines and separators"
+        )));
+    }
+    Ok(())
+}
+
+/// What may still be spent on one document, and where the reader stands.
+#[derive(Default)]
+struct Budget {
+    values: usize,
+    text: usize,
+    path: Vec<String>,
+    duplicates: Vec<String>,
+}
+
+impl Budget {
+    fn value<E: de::Error>(&mut self) -> Result<(), E> {
+        self.values += 1;
+        if self.values > MAX_VALUES {
+            return Err(E::custom(format_args!(
+                "more than {MAX_VALUES} values (aliases expanded)"
+            )));
+        }
+        Ok(())
+    }
+
+    fn text<E: de::Error>(&mut self, bytes: usize) -> Result<(), E> {
+        self.text = self.text.saturating_add(bytes);
+        if self.text > MAX_TEXT_BYTES {
+            return Err(E::custom(format_args!(
+                "more than {MAX_TEXT_BYTES} bytes of text (aliases expanded)"
+            )));
+        }
+        Ok(())
+    }
+
+    fn enter<E: de::Error>(&mut self, step: String) -> Result<(), E> {
+        if self.path.len() >= MAX_DEPTH {
+            return Err(E::custom(format_args!(
+                "more than {MAX_DEPTH} maps and lists within each other"
+            )));
+        }
+        self.path.push(step);
+        Ok(())
+    }
+
+    fn document(self, value: Value) -> Document {
+        Document {
+            value,
+            duplicates: self.duplicates,
+        }
+    }
+}
+
+/// `a.b[0].c` from steps that carry their own brackets.
+fn join(path: &[String], last: &str) -> String {
+    let mut text = String::new();
+    for step in path.iter().map(String::as_str).chain([last]) {
+        if !text.is_empty() && !step.starts_with('[') {
+            text.push('.');
+        }
+        text.push_str(step);
+    }
+    text
+}
+
+struct Node<'a> {
+    budget: &'a mut Budget,
+}
+
+impl<'de> DeserializeSeed<'de> for Node<'_> {
+    type Value = Value;
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
+        self.budget.value()?;
+        reader.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Node<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value without a tag of its own")
+    }
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_some<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
+        reader.deserialize_any(self)
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
+        Number::from_f64(value)
+            .map(Value::Number)
+            .ok_or_else(|| E::custom("infinite numbers have no JSON form"))
+    }
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
+        self.budget.text(value.len())?;
+        Ok(value.into())
+    }
+    fn visit_string<E: de::Error>(self, value: String) -> Result<Value, E> {
+        self.budget.text(value.len())?;
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        loop {
+            self.budget.enter(format!("[{}]", list.len()))?;
+            let item = items.next_element_seed(Node {
+                budget: self.budget,
+            })?;
+            self.budget.path.pop();
+            match item {
+                Some(item) => list.push(item),
+                None => return Ok(Value::Array(list)),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        let mut seen_null = Vec::new();
+        let mut merged = Vec::new();
+        while let Some(Key(name)) = fields.next_key()? {
+            self.budget.text(name.len())?;
+            self.budget.enter(name.clone())?;
+            let value = fields.next_value_seed(Node {
+                budget: self.budget,
+            })?;
+            self.budget.path.pop();
+            if name == "<<" {
+                merged.push(value);
+                continue;
+            }
+            if map.contains_key(&name) || seen_null.contains(&name) {
+                let path = join(&self.budget.path, &name);
+                self.budget.duplicates.push(path);
+            }
+            if value.is_null() {
+                map.remove(&name);
+                seen_null.push(name);
+            } else {
+                map.insert(name, value);
+            }
+        }
+        for value in merged {
+            merge(&mut map, value, &seen_null).map_err(de::Error::custom)?;
+        }
+        Ok(Value::Object(map))
+    }
+}
+
+/// YAML 1.1 merge key: fields of `value` that `map` does not have itself.
+fn merge(
+    map: &mut Map<String, Value>,
+    value: Value,
+    own_nulls: &[String],
+) -> Result<(), &'static str> {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if !own_nulls.contains(&name) {
+                    map.entry(name).or_insert(value);
+                }
+            }
+            Ok(())
+        }
+        Value::Array(items) => items.into_iter().try_for_each(|item| match item {
+            Value::Object(_) => merge(map, item, own_nulls),
+            _ => Err("a merge key (<<) takes a map or a list of maps"),
+        }),
+        _ => Err("a merge key (<<) takes a map or a list of maps"),
+    }
+}
+
+/// A field name. YAML allows numbers and booleans there; they become text as in upstream's reader.
+struct Key(String);
+
+impl<'de> de::Deserialize<'de> for Key {
+    fn deserialize<D: de::Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct KeyVisitor;
+        impl Visitor<'_> for KeyVisitor {
+            type Value = Key;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a field name")
+            }
+            fn visit_str<E>(self, name: &str) -> Result<Key, E> {
+                Ok(Key(name.into()))
+            }
+            fn visit_bool<E>(self, name: bool) -> Result<Key, E> {
+                Ok(Key(name.to_string()))
+            }
+            fn visit_i64<E>(self, name: i64) -> Result<Key, E> {
+                Ok(Key(name.to_string()))
+            }
+            fn visit_u64<E>(self, name: u64) -> Result<Key, E> {
+                Ok(Key(name.to_string()))
+            }
+            fn visit_f64<E>(self, name: f64) -> Result<Key, E> {
+                Ok(Key(name.to_string()))
+            }
+        }
+        reader.deserialize_any(KeyVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Document, DecodeError> {
+        parse(text.as_bytes())
+    }
+
+    #[test]
+    fn documents() {
+        for (name, text, value) in [
+            (
+                "yaml",
+                "a: 1\nb: [x, 'y']\n",
+                json!({"a": 1, "b": ["x", "y"]}),
+            ),
+            ("json", "{\"a\": \"\\ud83d\\ude00\"}", json!({"a": "😀"})),
+            ("yaml that starts like json", "{a: 1}", json!({"a": 1})),
+            (
+                "nulls are absent",
+                "a: null\nb: ~\nc:\nd: 1",
+                json!({"d": 1}),
+            ),
+            (
+                "number as key",
+                "1: a\ntrue: b",
+                json!({"1": "a", "true": "b"}),
+            ),
+            (
+                "empty documents around",
+                "---\n---\na: 1\n---\n",
+                json!({"a": 1}),
+            ),
+            ("byte order mark", "\u{feff}a: 1", json!({"a": 1})),
+            (
+                "alias and merge key",
+                "x: &x {a: 1, b: 2}\ny:\n  <<: *x\n  b: 3",
+                json!({"x": {"a": 1, "b": 2}, "y": {"a": 1, "b": 3}}),
+            ),
+            (
+                "merge key takes a list, first wins",
+                "y:\n  <<: [{a: 1}, {a: 2, b: 2}]",
+                json!({"y": {"a": 1, "b": 2}}),
+            ),
+        ] {
+            let document = read(text).expect(name);
+            assert_eq!(document.value, value, "{name}");
+            assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");
+        }
+    }
+
+    #[test]
+    fn duplicates_are_named() {
+        let document = read("a:\n- b: 1\n  b: 2\nc: 1\nc:\n").expect("lenient");
+        assert_eq!(document.value, json!({"a": [{"b": 2}]}));
+        assert_eq!(document.duplicates, ["a[0].b", "c"]);
+    }
+
+    #[test]
+    fn wrong_values_have_a_path() {
+        let document = read("spec:\n  containers:\n  - name: a\n    image: [1]\n").expect("yaml");
+        let error = typed::<crate::api::Pod>(&document.value).expect_err("image is a list");
+        assert_eq!(
+            error.to_string(),
+            "spec.containers[0].image: invalid type: sequence, expected a string"
+        );
+    }
+
+    #[test]
+    fn hostile() {
+        let bomb = {
+            let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+            for n in 1..10 {
+                let alias = format!("*a{}, ", n - 1).repeat(10);
+                text += &format!("a{n}: &a{n} [{alias}]\n");
+            }
+            text
+        };
+        let fat_alias = format!("a: &a {}\nb: [{}]", "x".repeat(1 << 20), "*a, ".repeat(100));
+        for (name, text, says) in [
+            ("empty", String::new(), "document is empty"),
+            (
+                "comments only",
+                "# nothing\n---\n".into(),
+                "document is empty",
+            ),
+            (
+                "two documents",
+                "a: 1\n---\nb: 1\n".into(),
+                "more than one document",
+            ),
+            ("alias bomb", bomb, "repetition limit"),
+            ("alias of a large text", fat_alias, "bytes of text"),
+            ("alias of itself", "a: &a [*a]".into(), "within each other"),
+            ("deep flow", "[".repeat(9 << 20), "brackets"),
+            ("deep flow, spaced", "[ ".repeat(4 << 20), "brackets"),
+            ("deep flow, few", "[".repeat(300), "within each other"),
+            ("deep json", "{\"a\":".repeat(400), "within each other"),
+            ("deep block", "- ".repeat(5000), "within each other"),
+            ("very deep block", "- ".repeat(4 << 20), "separators"),
+            ("many values", "- a\n".repeat(300_000), "values"),
+            ("10 MiB", " ".repeat(MAX_DOCUMENT_BYTES), "too large"),
+            ("tag", "a: !x 1".into(), "tag"),
+            ("not a number", "a: .nan".into(), "JSON form"),
+            ("bad syntax", "a: [1\nb: 2\n".into(), "line"),
+        ] {
+            let error = read(&text).expect_err(name).to_string();
+            assert!(error.contains(says), "{name}: {error}");
+        }
+        assert!(matches!(parse(b"a: \xff"), Err(DecodeError::NotText(3))));
+    }
+}

@@ -1,0 +1,399 @@
+//! API defaulting of a pod, as the apiserver would do it before the agent sees the pod. Applying it twice changes nothing.
+//!
+//! Source: `pkg/apis/core/v1/defaults.go`.
+
+use serde_json::Value;
+
+use crate::api::pod::{
+    Container, EmptyDirVolume, FieldRef, HttpGetAction, LifecycleHandler, Pod, PodSecurityContext,
+    PodSpec, Probe, Resources, Volume,
+};
+use crate::api::{Quantity, pod::DownwardApiVolume};
+
+/// `defaultMode` of projected files.
+pub const FILE_MODE: i32 = 0o644;
+/// `terminationGracePeriodSeconds` of a pod, in seconds.
+pub const GRACE_S: i64 = 30;
+
+/// Fills in what the object leaves open.
+pub fn pod(pod: &mut Pod) {
+    let spec = &mut pod.spec;
+    text(&mut spec.dns_policy, "ClusterFirst");
+    text(&mut spec.scheduler_name, "default-scheduler");
+    spec.enable_service_links.get_or_insert(true);
+    spec.termination_grace_period_seconds.get_or_insert(GRACE_S);
+    spec.security_context
+        .get_or_insert_with(PodSecurityContext::default);
+    for volume in &mut spec.volumes {
+        self::volume(volume);
+    }
+    let host_network = spec.host_network;
+    for container in spec
+        .init_containers
+        .iter_mut()
+        .chain(&mut spec.containers)
+        .chain(&mut spec.ephemeral_containers)
+    {
+        self::container(container, host_network);
+    }
+    pod_requests(spec);
+}
+
+/// Gives every volume that names no source at all an emptyDir. Reads the raw object, for a source that is not modelled
+/// must not turn into one.
+pub fn sourceless_volumes(pod: &mut Pod, raw: &Value) {
+    for (n, volume) in pod.spec.volumes.iter_mut().enumerate() {
+        let bare = raw["spec"]["volumes"][n]
+            .as_object()
+            .is_some_and(|fields| fields.keys().all(|name| name == "name"));
+        if bare {
+            volume.empty_dir = Some(EmptyDirVolume::default());
+        }
+    }
+}
+
+/// Rewrites octal texts in file modes of volumes to numbers: `defaultMode: 0644` is a number in YAML 1.1, which
+/// manifests are written in, and a text in YAML 1.2, which the reader knows.
+pub fn octal_modes(raw: &mut Value) {
+    fn walk(value: &mut Value) {
+        match value {
+            Value::Array(items) => items.iter_mut().for_each(walk),
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    match field {
+                        Value::String(text) if name == "mode" || name == "defaultMode" => {
+                            let digits = text.strip_prefix("0o").or_else(|| text.strip_prefix('0'));
+                            if let Some(Ok(mode)) = digits.map(|d| i32::from_str_radix(d, 8)) {
+                                *field = mode.into();
+                            }
+                        }
+                        _ => walk(field),
+                    }
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    if let Some(volumes) = raw.pointer_mut("/spec/volumes") {
+        walk(volumes);
+    }
+}
+
+/// The default `imagePullPolicy` of an image reference (IMG-03).
+#[must_use]
+pub fn pull_policy(image: &str) -> &'static str {
+    let (name, digest) = image
+        .split_once('@')
+        .map_or((image, None), |(name, digest)| (name, Some(digest)));
+    let last = name.rsplit('/').next().unwrap_or(name);
+    match (last.split_once(':'), digest) {
+        (Some((_, "latest")), _) | (None, None) => "Always",
+        (Some(_), _) | (None, Some(_)) => "IfNotPresent",
+    }
+}
+
+fn text(field: &mut String, default: &str) {
+    if field.is_empty() {
+        field.push_str(default);
+    }
+}
+
+fn number(field: &mut i32, default: i32) {
+    if *field == 0 {
+        *field = default;
+    }
+}
+
+fn volume(volume: &mut Volume) {
+    if let Some(source) = &mut volume.config_map {
+        source.default_mode.get_or_insert(FILE_MODE);
+    }
+    if let Some(source) = &mut volume.secret {
+        source.default_mode.get_or_insert(FILE_MODE);
+    }
+    if let Some(source) = &mut volume.downward_api {
+        source.default_mode.get_or_insert(FILE_MODE);
+        field_refs(source);
+    }
+    if let Some(source) = &mut volume.projected {
+        source.default_mode.get_or_insert(FILE_MODE);
+        for source in &mut source.sources {
+            if let Some(downward) = &mut source.downward_api {
+                field_refs(downward);
+            }
+            if let Some(token) = &mut source.service_account_token {
+                token.expiration_seconds.get_or_insert(3600);
+            }
+        }
+    }
+    if let Some(source) = &mut volume.host_path {
+        source.kind.get_or_insert_with(String::new);
+    }
+    if let Some(source) = &mut volume.image {
+        text(&mut source.pull_policy, pull_policy(&source.reference));
+    }
+}
+
+fn field_refs(source: &mut DownwardApiVolume) {
+    for item in &mut source.items {
+        field_ref(item.field_ref.as_mut());
+    }
+}
+
+fn field_ref(field: Option<&mut FieldRef>) {
+    if let Some(field) = field {
+        text(&mut field.api_version, "v1");
+    }
+}
+
+fn container(container: &mut Container, host_network: bool) {
+    text(
+        &mut container.image_pull_policy,
+        pull_policy(&container.image),
+    );
+    text(&mut container.termination_message_policy, "File");
+    let path = &mut container.termination_message_path;
+    if path.as_ref().is_none_or(String::is_empty) {
+        *path = Some("/dev/termination-log".into());
+    }
+    for port in &mut container.ports {
+        text(&mut port.protocol, "TCP");
+        if host_network && port.host_port == 0 {
+            port.host_port = port.container_port;
+        }
+    }
+    for env in &mut container.env {
+        if let Some(source) = &mut env.value_from {
+            field_ref(source.field_ref.as_mut());
+        }
+    }
+    requests(&mut container.resources);
+    for probe in [
+        &mut container.liveness_probe,
+        &mut container.readiness_probe,
+        &mut container.startup_probe,
+    ]
+    .into_iter()
+    .flatten()
+    {
+        self::probe(probe);
+    }
+    if let Some(lifecycle) = &mut container.lifecycle {
+        for LifecycleHandler { http_get, .. } in
+            [&mut lifecycle.post_start, &mut lifecycle.pre_stop]
+                .into_iter()
+                .flatten()
+        {
+            self::http_get(http_get.as_mut());
+        }
+    }
+}
+
+fn probe(probe: &mut Probe) {
+    number(&mut probe.timeout_seconds, 1);
+    number(&mut probe.period_seconds, 10);
+    number(&mut probe.success_threshold, 1);
+    number(&mut probe.failure_threshold, 3);
+    http_get(probe.http_get.as_mut());
+    if let Some(grpc) = &mut probe.grpc {
+        grpc.service.get_or_insert_with(String::new);
+    }
+}
+
+fn http_get(action: Option<&mut HttpGetAction>) {
+    if let Some(action) = action {
+        text(&mut action.path, "/");
+        text(&mut action.scheme, "HTTP");
+    }
+}
+
+/// A request that is not set equals the limit.
+fn requests(resources: &mut Resources) {
+    for (name, limit) in &resources.limits {
+        if !resources.requests.contains_key(name) {
+            resources.requests.insert(name.clone(), limit.clone());
+        }
+    }
+}
+
+/// Requests of the pod as a whole, where the pod sets limits or requests itself: for each resource what the containers
+/// ask for, else the pod's limit.
+fn pod_requests(spec: &mut PodSpec) {
+    let Some(mut own) = spec.resources.take() else {
+        return;
+    };
+    let whole = |name: &str| name == "cpu" || name == "memory" || name.starts_with("hugepages-");
+    let names: alloc::collections::BTreeSet<String> = spec
+        .containers
+        .iter()
+        .chain(&spec.init_containers)
+        .flat_map(|c| c.resources.requests.keys())
+        .chain(own.limits.keys())
+        .filter(|name| whole(name) && !own.requests.contains_key(*name))
+        .cloned()
+        .collect();
+    for name in names {
+        let sum = containers_request(spec, &name).or_else(|| own.limits.get(&name).cloned());
+        if let Some(sum) = sum {
+            own.requests.insert(name, sum);
+        }
+    }
+    spec.resources = Some(own);
+}
+
+/// What the containers together ask of `name` at once (ADM-07); `None` if none asks for it.
+fn containers_request(spec: &PodSpec, name: &str) -> Option<Quantity> {
+    let milli = |c: &Container| c.resources.requests.get(name).map(Quantity::milli);
+    let asked = spec
+        .containers
+        .iter()
+        .chain(&spec.init_containers)
+        .any(|c| milli(c).is_some());
+    if !asked {
+        return None;
+    }
+    let mut sidecars = 0i64;
+    let mut peak = 0i64;
+    for init in &spec.init_containers {
+        let own = milli(init).unwrap_or(0);
+        peak = peak.max(sidecars.saturating_add(own));
+        if init.is_sidecar() {
+            sidecars = sidecars.saturating_add(own);
+        }
+    }
+    let regular = spec
+        .containers
+        .iter()
+        .filter_map(milli)
+        .fold(sidecars, i64::saturating_add);
+    let sum = peak.max(regular);
+    let text = if sum % 1000 == 0 {
+        (sum / 1000).to_string()
+    } else {
+        format!("{sum}m")
+    };
+    Quantity::parse(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn defaulted(spec: Value) -> Value {
+        let mut raw = json!({"metadata": {"name": "a"}, "spec": spec});
+        octal_modes(&mut raw);
+        let decoded = super::super::static_pod::decode(&raw).expect("pod");
+        let mut twice = decoded.clone();
+        pod(&mut twice);
+        assert_eq!(decoded, twice, "defaulting is idempotent");
+        serde_json::to_value(decoded).expect("json")["spec"].clone()
+    }
+
+    #[test]
+    fn image_pull_policy() {
+        // IMG-03
+        for (image, policy) in [
+            ("busybox", "Always"),
+            ("busybox:latest", "Always"),
+            ("busybox:1.36", "IfNotPresent"),
+            ("reg:5000/busybox", "Always"),
+            ("reg:5000/busybox:1", "IfNotPresent"),
+            ("busybox@sha256:0123", "IfNotPresent"),
+            ("busybox:latest@sha256:0123", "Always"),
+        ] {
+            assert_eq!(pull_policy(image), policy, "{image}");
+        }
+    }
+
+    #[test]
+    fn fields() {
+        // SRC-20
+        let spec = defaulted(json!({
+            "hostNetwork": true,
+            "containers": [{
+                "name": "c", "image": "i:1",
+                "ports": [{"containerPort": 80}, {"containerPort": 81, "hostPort": 82, "protocol": "UDP"}],
+                "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+                "resources": {"limits": {"cpu": "1", "memory": "1Mi"}, "requests": {"cpu": "500m"}},
+                "livenessProbe": {"httpGet": {"port": 80}},
+                "readinessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 5},
+                "lifecycle": {"preStop": {"httpGet": {"port": 80}}},
+            }],
+            "volumes": [
+                {"name": "bare"}, {"name": "odd", "iscsi": {}},
+                {"name": "cm", "configMap": {"name": "x", "items": [{"key": "k", "path": "p", "mode": "0600"}]}},
+                {"name": "s", "secret": {"secretName": "x", "defaultMode": "0400"}},
+            ],
+        }));
+        let container = &spec["containers"][0];
+        for (pointer, value) in [
+            ("/dnsPolicy", json!("ClusterFirst")),
+            ("/schedulerName", json!("default-scheduler")),
+            ("/terminationGracePeriodSeconds", json!(30)),
+            ("/enableServiceLinks", json!(true)),
+            ("/securityContext", json!({})),
+            ("/volumes/0/emptyDir", json!({})),
+            ("/volumes/2/configMap/defaultMode", json!(0o644)),
+            ("/volumes/2/configMap/items/0/mode", json!(0o600)),
+            ("/volumes/3/secret/defaultMode", json!(0o400)),
+        ] {
+            assert_eq!(spec.pointer(pointer), Some(&value), "{pointer}");
+        }
+        assert_eq!(spec.pointer("/volumes/1/emptyDir"), None);
+        for (pointer, value) in [
+            ("/imagePullPolicy", json!("IfNotPresent")),
+            ("/terminationMessagePath", json!("/dev/termination-log")),
+            ("/terminationMessagePolicy", json!("File")),
+            (
+                "/ports/0",
+                json!({"containerPort": 80, "hostPort": 80, "protocol": "TCP"}),
+            ),
+            ("/ports/1/hostPort", json!(82)),
+            ("/ports/1/protocol", json!("UDP")),
+            ("/env/0/valueFrom/fieldRef/apiVersion", json!("v1")),
+            (
+                "/resources/requests",
+                json!({"cpu": "500m", "memory": "1Mi"}),
+            ),
+            ("/livenessProbe/httpGet/path", json!("/")),
+            ("/livenessProbe/httpGet/scheme", json!("HTTP")),
+            ("/livenessProbe/timeoutSeconds", json!(1)),
+            ("/livenessProbe/periodSeconds", json!(10)),
+            ("/livenessProbe/successThreshold", json!(1)),
+            ("/livenessProbe/failureThreshold", json!(3)),
+            ("/readinessProbe/periodSeconds", json!(5)),
+            ("/lifecycle/preStop/httpGet/path", json!("/")),
+        ] {
+            assert_eq!(container.pointer(pointer), Some(&value), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn whole_pod_requests() {
+        let ask = |cpu: &str| json!({"requests": {"cpu": cpu}});
+        for (name, spec, requests) in [
+            (
+                "containers ask",
+                json!({"resources": {"limits": {"cpu": "4", "memory": "1Gi"}}, "containers": [
+                    {"name": "a", "resources": ask("1")}, {"name": "b", "resources": ask("250m")}]}),
+                json!({"cpu": "1250m", "memory": "1Gi"}),
+            ),
+            (
+                "the largest init container beside the sidecars before it",
+                json!({"resources": {"limits": {"cpu": "4"}}, "containers": [{"name": "a", "resources": ask("1")}],
+                    "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": ask("1")},
+                        {"name": "i", "resources": ask("3")}]}),
+                json!({"cpu": "4"}),
+            ),
+            (
+                "set by hand",
+                json!({"resources": {"requests": {"cpu": "2"}}, "containers": [{"name": "a", "resources": ask("1")}]}),
+                json!({"cpu": "2"}),
+            ),
+        ] {
+            assert_eq!(defaulted(spec)["resources"]["requests"], requests, "{name}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Static pods: pods that come from a manifest instead of the apiserver. Names follow kubelet `config/common.go` and
+//! `types/pod_update.go`.
+
+use serde_json::{Value, json};
+
+use super::digest::Fnv;
+use super::mux::annotate;
+use super::{defaults, validation};
+use crate::api::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SOURCE, Toleration};
+use crate::api::pod_status::Phase;
+use crate::api::received::ReceivedPod;
+use crate::api::{Pod, PodUid};
+
+/// Longest uid a manifest may bring: it becomes part of file names.
+pub const MAX_UID_BYTES: usize = 128;
+
+/// Turns a manifest into a pod of this node: identity, defaults, full validation (SRC-20, SRC-25 to SRC-28).
+///
+/// - `raw`: the whole object, without `null` fields. `node`: the node's name, lower case. `file`: the manifest's path.
+/// - Errors: one text that names every wrong field with its path; nothing of the pod may run then.
+/// - Source: kubelet `config/file.go` (`extractFromFile`), `config/common.go` (`applyDefaults`).
+pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, String> {
+    for part in ["/metadata", "/metadata/annotations", "/spec", "/status"] {
+        // The typed decoder would take a list for a struct, field by field.
+        if raw.pointer(part).is_some_and(|value| !value.is_object()) {
+            let path = part[1..].replace('/', ".");
+            return Err(format!("{path}: invalid type: expected a map"));
+        }
+    }
+    defaults::octal_modes(&mut raw);
+    let pod = decode(&raw)?;
+    if pod.metadata.name.is_empty() {
+        return Err("metadata.name: Required value: name or generateName is required".into());
+    }
+    let uid = if pod.metadata.uid.is_empty() {
+        uid(&raw, node, file)
+    } else {
+        check_uid(&pod.metadata.uid)?;
+        pod.metadata.uid.clone()
+    };
+    let mut received = Box::new(ReceivedPod {
+        pod,
+        raw,
+        origin: file.into(),
+    });
+    adopt(&mut received, uid, node);
+    let mut errors = validation::unmodelled(&received.raw);
+    errors.extend(validation::pod(&received.pod));
+    errors.extend(validation::static_references(&received.pod));
+    if errors.is_empty() {
+        return Ok(received);
+    }
+    let shown: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let name = &received.pod.metadata.name;
+    Err(format!("Pod {name:?} is invalid: {}", shown.join("; ")))
+}
+
+/// Decodes and defaults a pod from its raw form, as it is kept in a pod record.
+///
+/// Errors: the path of the first value of a wrong kind.
+pub fn decode(raw: &Value) -> Result<Pod, String> {
+    let mut pod: Pod = serde_path_to_error::deserialize(raw)
+        .map_err(|e| format!("{}: {}", e.path(), e.inner()))?;
+    defaults::sourceless_volumes(&mut pod, raw);
+    defaults::pod(&mut pod);
+    Ok(pod)
+}
+
+/// 32 hexadecimal digits that change with the content, the node and the file (SRC-25).
+fn uid(raw: &Value, node: &str, file: &str) -> PodUid {
+    let mut fnv = Fnv::default();
+    fnv.value(raw);
+    fnv.text("host:");
+    fnv.text(node);
+    fnv.text("file:");
+    fnv.text(file);
+    PodUid::new(format!("{:032x}", fnv.finish()))
+}
+
+/// A uid names directories, so it must be one plain path component.
+fn check_uid(uid: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if uid.len() <= MAX_UID_BYTES && uid.chars().all(plain) && !uid.starts_with('.') {
+        return Ok(());
+    }
+    Err(format!(
+        "metadata.uid: Invalid value: {uid:?}: must be at most {MAX_UID_BYTES} letters, digits, '-', '_' or '.', and not start with '.'"
+    ))
+}
+
+/// Gives the pod its identity on this node, in both forms (SRC-26, SRC-27).
+fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str) {
+    let tolerate_all = Toleration {
+        operator: "Exists".into(),
+        effect: "NoExecute".into(),
+        ..Toleration::default()
+    };
+    let ReceivedPod { pod, raw, .. } = received;
+    let metadata = &mut pod.metadata;
+    metadata.name = format!("{}-{node}", metadata.name);
+    if metadata.namespace.is_empty() {
+        metadata.namespace = "default".into();
+    }
+    raw["metadata"]["name"] = json!(metadata.name);
+    raw["metadata"]["namespace"] = json!(metadata.namespace);
+    raw["metadata"]["uid"] = json!(uid);
+    metadata.uid = uid.clone();
+    pod.spec.node_name = node.into();
+    for part in ["spec", "status"] {
+        if !raw[part].is_object() {
+            raw[part] = json!({});
+        }
+    }
+    raw["spec"]["nodeName"] = json!(node);
+    pod.status.phase = Phase::Pending;
+    raw["status"]["phase"] = json!("Pending");
+    if !raw["spec"]["tolerations"].is_array() {
+        raw["spec"]["tolerations"] = json!([]);
+    }
+    if let Some(tolerations) = raw["spec"]["tolerations"].as_array_mut() {
+        tolerations.push(json!(tolerate_all));
+    }
+    pod.spec.tolerations.push(tolerate_all);
+    annotate(received, CONFIG_HASH, &uid);
+}
+
+/// Whether the pod came from a manifest (SRC-12).
+#[must_use]
+pub fn is_static(pod: &Pod) -> bool {
+    pod.metadata
+        .annotations
+        .get(CONFIG_SOURCE)
+        .is_some_and(|source| source != "api")
+}
+
+/// Whether the pod is the apiserver's picture of a static pod (SRC-12).
+#[must_use]
+pub fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.contains_key(CONFIG_MIRROR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        })
+    }
+
+    fn prepared(raw: Value, node: &str, file: &str) -> ReceivedPod {
+        *prepare(raw, node, file).expect("valid")
+    }
+
+    #[test]
+    fn identity() {
+        // SRC-26 SRC-27
+        let ReceivedPod { pod, raw, origin } = prepared(manifest(), "board", "/m/web.yaml");
+        let metadata = &pod.metadata;
+        assert_eq!(
+            (&*metadata.name, &*metadata.namespace),
+            ("web-board", "default")
+        );
+        assert_eq!(pod.spec.node_name, "board");
+        assert_eq!(pod.status.phase, Phase::Pending);
+        assert_eq!(metadata.annotations[CONFIG_HASH], *metadata.uid);
+        let [toleration] = &*pod.spec.tolerations else {
+            panic!("{:?}", pod.spec.tolerations)
+        };
+        assert_eq!(
+            (&*toleration.operator, &*toleration.effect),
+            ("Exists", "NoExecute")
+        );
+        assert_eq!(&*origin, "/m/web.yaml");
+        assert_eq!(decode(&raw).expect("raw carries the identity"), pod);
+        let mut own = manifest();
+        own["metadata"]["namespace"] = json!("other");
+        assert_eq!(prepared(own, "board", "f").pod.metadata.namespace, "other");
+    }
+
+    #[test]
+    fn uids() {
+        // SRC-25
+        let uid = |raw: Value, node: &str, file: &str| prepared(raw, node, file).pod.metadata.uid;
+        let base = uid(manifest(), "n", "/m/a");
+        assert_eq!(base, uid(manifest(), "n", "/m/a"), "stable");
+        assert!(
+            base.len() == 32
+                && base
+                    .bytes()
+                    .all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c))
+        );
+        let mut edited = manifest();
+        edited["spec"]["containers"][0]["image"] = json!("j");
+        let mut unmodelled = manifest();
+        unmodelled["spec"]["someday"] = json!(1);
+        for (name, other) in [
+            ("content", uid(edited, "n", "/m/a")),
+            (
+                "content without a field of ours",
+                uid(unmodelled, "n", "/m/a"),
+            ),
+            ("node", uid(manifest(), "m", "/m/a")),
+            ("path", uid(manifest(), "n", "/m/b")),
+        ] {
+            assert_ne!(base, other, "{name}");
+        }
+    }
+
+    #[test]
+    fn explicit_uid() {
+        // SRC-28
+        let mut raw = manifest();
+        raw["metadata"]["uid"] = json!("My-uid.1");
+        let pod = prepared(raw.clone(), "n", "f").pod;
+        assert_eq!(&*pod.metadata.uid, "My-uid.1");
+        assert_eq!(pod.metadata.annotations[CONFIG_HASH], "My-uid.1");
+        for bad in ["../../etc", "a/b", ".", "..", "a b", &"x".repeat(129)] {
+            raw["metadata"]["uid"] = json!(bad);
+            let error = prepare(raw.clone(), "n", "f").expect_err(bad);
+            assert!(error.starts_with("metadata.uid: Invalid value"), "{error}");
+        }
+    }
+
+    #[test]
+    fn refused() {
+        // SRC-20
+        for (pointer, value, says) in [
+            (
+                "/metadata/name",
+                json!(""),
+                "metadata.name: Required value: name or generateName is required",
+            ),
+            (
+                "/metadata/name",
+                json!(5),
+                "metadata.name: invalid type: integer `5`, expected a string",
+            ),
+            (
+                "/metadata/labels/a",
+                json!(true),
+                "metadata.labels.a: invalid type: boolean `true`, expected a string",
+            ),
+            (
+                "/spec/containers/0/image",
+                json!(""),
+                "Pod \"web-n\" is invalid: spec.containers[0].image: Required value",
+            ),
+            (
+                "/spec/containers/0/ports",
+                json!([{"containerPort": 70000}]),
+                "spec.containers[0].ports[0].containerPort: invalid value: integer `70000`, expected u16",
+            ),
+            (
+                "/spec/containers/0/resources",
+                json!({"limits": {"cpu": "lots"}}),
+                "spec.containers[0].resources.limits.cpu: \"lots\" is not a quantity",
+            ),
+            (
+                "/spec/restartPolicy",
+                json!("Sometimes"),
+                "spec.restartPolicy: unknown variant `Sometimes`, expected one of `Always`, `OnFailure`, `Never`",
+            ),
+            ("/spec", json!([]), "spec: invalid type: expected a map"),
+            (
+                "/spec/volumes",
+                json!({"a": 1}),
+                "spec.volumes: invalid type: map, expected a sequence",
+            ),
+        ] {
+            let mut raw = manifest();
+            let (parent, field) = pointer.rsplit_once('/').expect("pointer");
+            raw.pointer_mut(parent).expect("parent")[field] = value;
+            let error = prepare(raw, "n", "f").expect_err(pointer);
+            assert!(error.starts_with(says), "{pointer}: {error}");
+        }
+        // Never a panic, whatever the object is.
+        for odd in [
+            json!(null),
+            json!([]),
+            json!("x"),
+            json!({"metadata": []}),
+            json!({"metadata": {"name": "a"}, "spec": {"volumes": [1]}}),
+        ] {
+            prepare(odd.clone(), "n", "f").expect_err(&odd.to_string());
+        }
+    }
+
+    #[test]
+    fn kinds_of_pods() {
+        // SRC-12
+        for (source, mirror, is_static, is_mirror) in [
+            (None, None, false, false),
+            (Some("file"), None, true, false),
+            (Some("http"), None, true, false),
+            (Some("api"), None, false, false),
+            (Some("api"), Some(""), false, true),
+        ] {
+            let mut pod = Pod::default();
+            let annotations = &mut pod.metadata.annotations;
+            annotations.extend(source.map(|s| (CONFIG_SOURCE.into(), s.into())));
+            annotations.extend(mirror.map(|m: &str| (CONFIG_MIRROR.into(), m.into())));
+            assert_eq!(
+                (super::is_static(&pod), super::is_mirror(&pod)),
+                (is_static, is_mirror)
+            );
+        }
+    }
+}

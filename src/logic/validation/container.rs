@@ -1,0 +1,636 @@
+//! Containers: names, ports, environment, mounts, probes, lifecycle.
+
+use alloc::collections::BTreeSet;
+use core::net::IpAddr;
+
+use super::field::{
+    Errors, config_key, dns_label, dns_subdomain, env_name, port_name, qualified_name,
+};
+use super::volume::sub_path;
+use super::{Seen, resources, security};
+use crate::api::pod::{
+    Container, EnvFromSource, EnvVar, EnvVarSource, ExecAction, FieldRef, HttpGetAction,
+    IntOrString, Lifecycle, LifecycleHandler, PodSpec, Probe, ResourceFieldRef, TcpSocketAction,
+    VolumeMount,
+};
+
+/// Values of `imagePullPolicy`.
+pub(super) const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
+/// `fieldPath` of an environment variable.
+const ENV_FIELDS: [&str; 9] = [
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+/// `fieldPath` of a file in a downward API volume.
+pub(super) const VOLUME_FIELDS: [&str; 5] = [
+    "metadata.annotations",
+    "metadata.labels",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+];
+const RESOURCE_FIELDS: [&str; 6] = [
+    "limits.cpu",
+    "limits.ephemeral-storage",
+    "limits.memory",
+    "requests.cpu",
+    "requests.ephemeral-storage",
+    "requests.memory",
+];
+/// What an init container that runs to its end must not have.
+const NOT_FOR_INIT: &str = "may not be set for init containers without restartPolicy=Always";
+const IN_PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Init,
+    Sidecar,
+    Regular,
+}
+
+struct Context<'a> {
+    spec: &'a PodSpec,
+    volumes: &'a BTreeSet<&'a str>,
+}
+
+/// Checks all containers; `volumes` are the names of the pod's volumes.
+pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut Errors) {
+    let context = Context { spec, volumes };
+    let mut names = Seen::default();
+    let mut host_ports = BTreeSet::new();
+    if spec.containers.is_empty() {
+        errors.required("spec.containers", "");
+    }
+    for (n, container) in spec.containers.iter().enumerate() {
+        let path = format!("spec.containers[{n}]");
+        names.once(&format!("{path}.name"), &container.name, errors);
+        context.container(container, Role::Regular, &path, &mut host_ports, errors);
+    }
+    for (n, container) in spec.init_containers.iter().enumerate() {
+        let path = format!("spec.initContainers[{n}]");
+        names.once(&format!("{path}.name"), &container.name, errors);
+        let role = if container.is_sidecar() {
+            Role::Sidecar
+        } else {
+            Role::Init
+        };
+        // Plain init containers run one after the other, each may use the same port.
+        let mut own = BTreeSet::new();
+        let ports = if role == Role::Sidecar {
+            &mut host_ports
+        } else {
+            &mut own
+        };
+        context.container(container, role, &path, ports, errors);
+    }
+    if !spec.ephemeral_containers.is_empty() {
+        errors.forbidden("spec.ephemeralContainers", "cannot be set on create");
+    }
+}
+
+type HostPorts<'a> = BTreeSet<(&'a str, &'a str, u16)>;
+
+impl Context<'_> {
+    fn container<'c>(
+        &self,
+        container: &'c Container,
+        role: Role,
+        path: &str,
+        host_ports: &mut HostPorts<'c>,
+        errors: &mut Errors,
+    ) {
+        errors.name(&format!("{path}.name"), &container.name, dns_label);
+        if container.image.is_empty() {
+            errors.required(&format!("{path}.image"), "");
+        } else if container.image.trim() != container.image {
+            errors.invalid(
+                &format!("{path}.image"),
+                &container.image,
+                "must not have leading or trailing whitespace",
+            );
+        }
+        errors.one_of(
+            &format!("{path}.imagePullPolicy"),
+            &container.image_pull_policy,
+            &PULL_POLICIES,
+        );
+        errors.one_of(
+            &format!("{path}.terminationMessagePolicy"),
+            &container.termination_message_policy,
+            &["FallbackToLogsOnError", "File"],
+        );
+        self.ports(container, path, host_ports, errors);
+        for (n, env) in container.env.iter().enumerate() {
+            self::env(env, self.volumes, &format!("{path}.env[{n}]"), errors);
+        }
+        for (n, source) in container.env_from.iter().enumerate() {
+            env_from(source, &format!("{path}.envFrom[{n}]"), errors);
+        }
+        self.mounts(container, path, errors);
+        if !container.volume_devices.is_empty() {
+            errors.forbidden(
+                &format!("{path}.volumeDevices"),
+                "block volumes need a PersistentVolumeClaim, which this version does not support",
+            );
+        }
+        for (name, probe) in [
+            ("livenessProbe", &container.liveness_probe),
+            ("readinessProbe", &container.readiness_probe),
+            ("startupProbe", &container.startup_probe),
+        ] {
+            if let Some(probe) = probe {
+                let path = format!("{path}.{name}");
+                if role == Role::Init {
+                    errors.forbidden(&path, NOT_FOR_INIT);
+                } else {
+                    self::probe(probe, name, &path, errors);
+                }
+            }
+        }
+        if let Some(lifecycle) = &container.lifecycle {
+            let path = format!("{path}.lifecycle");
+            if role == Role::Init
+                && (lifecycle.post_start.is_some() || lifecycle.pre_stop.is_some())
+            {
+                errors.forbidden(&path, NOT_FOR_INIT);
+            } else {
+                self.lifecycle(lifecycle, &path, errors);
+            }
+        }
+        self.restart(container, path, errors);
+        resources::of_container(&container.resources, &format!("{path}.resources"), errors);
+        security::container(container, self.spec, path, errors);
+    }
+
+    fn ports<'c>(
+        &self,
+        container: &'c Container,
+        path: &str,
+        host_ports: &mut HostPorts<'c>,
+        errors: &mut Errors,
+    ) {
+        let mut names = Seen::default();
+        for (n, port) in container.ports.iter().enumerate() {
+            let path = format!("{path}.ports[{n}]");
+            if !port.name.is_empty() {
+                errors.name(&format!("{path}.name"), &port.name, port_name);
+                names.once(&format!("{path}.name"), &port.name, errors);
+            }
+            if port.container_port == 0 {
+                errors.required(&format!("{path}.containerPort"), "");
+            }
+            errors.one_of(
+                &format!("{path}.protocol"),
+                &port.protocol,
+                &["SCTP", "TCP", "UDP"],
+            );
+            if !port.host_ip.is_empty() {
+                super::ip(&format!("{path}.hostIP"), &port.host_ip, errors);
+            }
+            if port.host_port == 0 {
+                continue;
+            }
+            if self.spec.host_network && port.host_port != port.container_port {
+                errors.invalid(
+                    &format!("{path}.hostPort"),
+                    port.host_port,
+                    "must match `containerPort` when `hostNetwork` is true",
+                );
+            }
+            if !host_ports.insert((&port.protocol, &port.host_ip, port.host_port)) {
+                errors.duplicate(
+                    &format!("{path}.hostPort"),
+                    format_args!("{}/{}/{}", port.protocol, port.host_ip, port.host_port),
+                );
+            }
+        }
+    }
+
+    fn mounts(&self, container: &Container, path: &str, errors: &mut Errors) {
+        let privileged = container
+            .security_context
+            .as_ref()
+            .is_some_and(|c| c.privileged == Some(true));
+        let mut targets = BTreeSet::new();
+        for (n, mount) in container.volume_mounts.iter().enumerate() {
+            let path = format!("{path}.volumeMounts[{n}]");
+            if mount.name.is_empty() {
+                errors.required(&format!("{path}.name"), "");
+            } else if !self.volumes.contains(mount.name.as_str()) {
+                errors.not_found(&format!("{path}.name"), &mount.name);
+            }
+            let target = format!("{path}.mountPath");
+            if mount.mount_path.is_empty() {
+                errors.required(&target, "");
+            } else if mount.mount_path.contains(':') {
+                errors.invalid(&target, &mount.mount_path, "must not contain ':'");
+            } else if !targets.insert(mount.mount_path.as_str()) {
+                errors.invalid(&target, &mount.mount_path, "must be unique");
+            }
+            self::mount(mount, privileged, &path, errors);
+        }
+    }
+
+    fn lifecycle(&self, lifecycle: &Lifecycle, path: &str, errors: &mut Errors) {
+        let grace = self.spec.termination_grace_period_seconds.unwrap_or(0);
+        for (name, hook) in [
+            ("postStart", &lifecycle.post_start),
+            ("preStop", &lifecycle.pre_stop),
+        ] {
+            if let Some(hook) = hook {
+                let path = format!("{path}.{name}");
+                let LifecycleHandler {
+                    exec,
+                    http_get,
+                    tcp_socket,
+                    sleep,
+                } = hook;
+                let set = [
+                    exec.is_some(),
+                    http_get.is_some(),
+                    tcp_socket.is_some(),
+                    sleep.is_some(),
+                ];
+                one_handler(&set, &path, errors);
+                exec.iter().for_each(|a| command(a, &path, errors));
+                http_get.iter().for_each(|a| http(a, &path, errors));
+                tcp_socket.iter().for_each(|a| tcp(a, &path, errors));
+                if let Some(sleep) = sleep
+                    && !(0..=grace).contains(&sleep.seconds)
+                {
+                    errors.invalid(
+                        &format!("{path}.sleep"),
+                        sleep.seconds,
+                        &format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})"),
+                    );
+                }
+            }
+        }
+        if lifecycle.stop_signal.is_some() && self.spec.os.is_none() {
+            errors.forbidden(
+                &format!("{path}.stopSignal"),
+                "may not be set for containers with empty `spec.os.name`",
+            );
+        }
+    }
+
+    fn restart(&self, container: &Container, path: &str, errors: &mut Errors) {
+        if !container.restart_policy_rules.is_empty() && container.restart_policy.is_none() {
+            errors.required(
+                &format!("{path}.restartPolicy"),
+                "must specify restartPolicy when restart rules are used",
+            );
+        }
+        for (n, rule) in container.restart_policy_rules.iter().enumerate() {
+            let path = format!("{path}.restartPolicyRules[{n}]");
+            errors.one_of(
+                &format!("{path}.action"),
+                &rule.action,
+                &["Restart", "RestartAllContainers"],
+            );
+            match &rule.exit_codes {
+                None => errors.required(&format!("{path}.exitCodes"), "must be specified"),
+                Some(codes) => {
+                    errors.one_of(
+                        &format!("{path}.exitCodes.operator"),
+                        &codes.operator,
+                        &["In", "NotIn"],
+                    );
+                    if codes.values.is_empty() || codes.values.len() > 255 {
+                        errors.invalid(
+                            &format!("{path}.exitCodes.values"),
+                            codes.values.len(),
+                            "must have between 1 and 255 values",
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut Errors) {
+    sub_path(&format!("{path}.subPath"), &mount.sub_path, errors);
+    sub_path(&format!("{path}.subPathExpr"), &mount.sub_path_expr, errors);
+    if !mount.sub_path.is_empty() && !mount.sub_path_expr.is_empty() {
+        errors.invalid(
+            &format!("{path}.subPathExpr"),
+            &mount.sub_path_expr,
+            "subPathExpr and subPath are mutually exclusive",
+        );
+    }
+    if let Some(propagation) = &mount.mount_propagation {
+        let path = format!("{path}.mountPropagation");
+        errors.one_of(
+            &path,
+            propagation,
+            &["Bidirectional", "HostToContainer", "None"],
+        );
+        if propagation == "Bidirectional" && !privileged {
+            errors.forbidden(
+                &path,
+                "Bidirectional mount propagation is available only to privileged containers",
+            );
+        }
+    }
+    if let Some(mode) = &mount.recursive_read_only {
+        let path = format!("{path}.recursiveReadOnly");
+        errors.one_of(&path, mode, &["Disabled", "Enabled", "IfPossible"]);
+        if mode == "Disabled" {
+            return;
+        }
+        if !mount.read_only {
+            errors.forbidden(&path, "may only be specified when readOnly is true");
+        }
+        if mount
+            .mount_propagation
+            .as_deref()
+            .is_some_and(|p| p != "None")
+        {
+            errors.forbidden(
+                &path,
+                "may only be specified when mountPropagation is None or not specified",
+            );
+        }
+    }
+}
+
+fn env(env: &EnvVar, volumes: &BTreeSet<&str>, path: &str, errors: &mut Errors) {
+    errors.name(&format!("{path}.name"), &env.name, env_name);
+    let Some(source) = &env.value_from else {
+        return;
+    };
+    let path = format!("{path}.valueFrom");
+    let EnvVarSource {
+        field_ref,
+        resource_field_ref,
+        config_map_key_ref,
+        secret_key_ref,
+        file_key_ref,
+    } = source;
+    let set = usize::from(field_ref.is_some())
+        + usize::from(resource_field_ref.is_some())
+        + usize::from(config_map_key_ref.is_some())
+        + usize::from(secret_key_ref.is_some())
+        + usize::from(file_key_ref.is_some());
+    if set == 0 {
+        errors.invalid(
+            &path,
+            "",
+            "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`",
+        );
+    } else if !env.value.is_empty() {
+        errors.invalid(&path, "", "may not be specified when `value` is not empty");
+    } else if set > 1 {
+        errors.invalid(
+            &path,
+            "",
+            "may not have more than one field specified at a time",
+        );
+    }
+    if let Some(field) = field_ref {
+        self::field_ref(field, &ENV_FIELDS, &format!("{path}.fieldRef"), errors);
+    }
+    if let Some(resource) = resource_field_ref {
+        resource_ref(resource, false, &format!("{path}.resourceFieldRef"), errors);
+    }
+    for (kind, key) in [
+        ("configMapKeyRef", config_map_key_ref),
+        ("secretKeyRef", secret_key_ref),
+    ] {
+        if let Some(key) = key {
+            let path = format!("{path}.{kind}");
+            errors.name(&format!("{path}.name"), &key.name, dns_subdomain);
+            errors.name(&format!("{path}.key"), &key.key, config_key);
+        }
+    }
+    if let Some(file) = file_key_ref {
+        let path = format!("{path}.fileKeyRef");
+        errors.name(&format!("{path}.key"), &file.key, env_name);
+        super::payload_path(&format!("{path}.path"), &file.path, errors);
+        if !volumes.contains(file.volume_name.as_str()) {
+            errors.not_found(&format!("{path}.volumeName"), &file.volume_name);
+        }
+    }
+}
+
+fn env_from(source: &EnvFromSource, path: &str, errors: &mut Errors) {
+    if !source.prefix.is_empty()
+        && let Some(detail) = env_name(&source.prefix)
+    {
+        errors.invalid(&format!("{path}.prefix"), &source.prefix, detail);
+    }
+    match (&source.config_map_ref, &source.secret_ref) {
+        (None, None) => errors.invalid(
+            path,
+            "",
+            "must specify one of: `configMapRef` or `secretRef`",
+        ),
+        (Some(_), Some(_)) => {
+            errors.invalid(
+                path,
+                "",
+                "may not have more than one field specified at a time",
+            );
+        }
+        (Some(object), None) => {
+            errors.name(
+                &format!("{path}.configMapRef.name"),
+                &object.name,
+                dns_subdomain,
+            );
+        }
+        (None, Some(object)) => {
+            errors.name(
+                &format!("{path}.secretRef.name"),
+                &object.name,
+                dns_subdomain,
+            );
+        }
+    }
+}
+
+/// Checks a downward API field; `known` are the plain paths, `metadata.labels['k']` and the like always count.
+pub(super) fn field_ref(field: &FieldRef, known: &[&str], path: &str, errors: &mut Errors) {
+    if field.api_version != "v1" {
+        errors.one_of(&format!("{path}.apiVersion"), &field.api_version, &["v1"]);
+    }
+    let path = format!("{path}.fieldPath");
+    if field.field_path.is_empty() {
+        errors.required(&path, "");
+        return;
+    }
+    let subscript = field
+        .field_path
+        .strip_suffix("']")
+        .and_then(|rest| rest.split_once("['"));
+    match subscript {
+        Some(("metadata.labels" | "metadata.annotations", key)) => {
+            if let Some(detail) = qualified_name(&key.to_ascii_lowercase()) {
+                errors.invalid(&path, key, detail);
+            }
+        }
+        Some((other, _)) => {
+            errors.invalid(&path, other, "does not support subscript");
+        }
+        None => errors.one_of(&path, &field.field_path, known),
+    }
+}
+
+/// Checks a resource field; in a volume the container must be named.
+pub(super) fn resource_ref(
+    resource: &ResourceFieldRef,
+    in_volume: bool,
+    path: &str,
+    errors: &mut Errors,
+) {
+    if in_volume && resource.container_name.is_empty() {
+        errors.required(&format!("{path}.containerName"), "");
+    }
+    if resource.resource.is_empty() {
+        errors.required(&format!("{path}.resource"), "");
+        return;
+    }
+    let huge = ["limits.hugepages-", "requests.hugepages-"]
+        .iter()
+        .any(|p| resource.resource.starts_with(p));
+    if !huge {
+        errors.one_of(
+            &format!("{path}.resource"),
+            &resource.resource,
+            &RESOURCE_FIELDS,
+        );
+    }
+    let Some(divisor) = resource.divisor.as_ref().filter(|d| d.milli() != 0) else {
+        return;
+    };
+    let allowed: &[&str] = if resource.resource.ends_with(".cpu") {
+        &["1m", "1"]
+    } else {
+        &[
+            "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei",
+        ]
+    };
+    errors.one_of(&format!("{path}.divisor"), divisor.as_str(), allowed);
+}
+
+fn probe(probe: &Probe, name: &str, path: &str, errors: &mut Errors) {
+    let Probe {
+        exec,
+        http_get,
+        tcp_socket,
+        grpc,
+        ..
+    } = probe;
+    let set = [
+        exec.is_some(),
+        http_get.is_some(),
+        tcp_socket.is_some(),
+        grpc.is_some(),
+    ];
+    one_handler(&set, path, errors);
+    exec.iter().for_each(|a| command(a, path, errors));
+    http_get.iter().for_each(|a| http(a, path, errors));
+    tcp_socket.iter().for_each(|a| tcp(a, path, errors));
+    if let Some(grpc) = grpc
+        && !(1..=65535).contains(&grpc.port)
+    {
+        errors.invalid(&format!("{path}.grpc.port"), grpc.port, IN_PORT_RANGE);
+    }
+    for (field, value) in [
+        ("initialDelaySeconds", probe.initial_delay_seconds),
+        ("timeoutSeconds", probe.timeout_seconds),
+        ("periodSeconds", probe.period_seconds),
+        ("successThreshold", probe.success_threshold),
+        ("failureThreshold", probe.failure_threshold),
+    ] {
+        if value < 0 {
+            errors.invalid(
+                &format!("{path}.{field}"),
+                value,
+                "must be greater than or equal to 0",
+            );
+        }
+    }
+    let readiness = name == "readinessProbe";
+    if !readiness && probe.success_threshold != 1 {
+        errors.invalid(
+            &format!("{path}.successThreshold"),
+            probe.success_threshold,
+            "must be 1",
+        );
+    }
+    if let Some(grace) = probe.termination_grace_period_seconds {
+        let path = format!("{path}.terminationGracePeriodSeconds");
+        if readiness {
+            errors.invalid(&path, grace, "must not be set for readinessProbes");
+        } else if grace <= 0 {
+            errors.invalid(&path, grace, "must be greater than 0");
+        }
+    }
+}
+
+fn one_handler(set: &[bool], path: &str, errors: &mut Errors) {
+    match set.iter().filter(|set| **set).count() {
+        0 => errors.required(path, "must specify a handler type"),
+        1 => {}
+        _ => errors.forbidden(path, "may not specify more than 1 handler type"),
+    }
+}
+
+fn command(action: &ExecAction, path: &str, errors: &mut Errors) {
+    if action.command.is_empty() {
+        errors.required(&format!("{path}.exec.command"), "");
+    }
+}
+
+fn http(action: &HttpGetAction, path: &str, errors: &mut Errors) {
+    let path = format!("{path}.httpGet");
+    if action.path.is_empty() {
+        errors.required(&format!("{path}.path"), "");
+    }
+    port(&action.port, &format!("{path}.port"), errors);
+    errors.one_of(
+        &format!("{path}.scheme"),
+        &action.scheme,
+        &["HTTP", "HTTPS"],
+    );
+    for (n, header) in action.http_headers.iter().enumerate() {
+        let name = &header.name;
+        let ok = !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-');
+        if !ok {
+            errors.invalid(
+                &format!("{path}.httpHeaders[{n}].name"),
+                name,
+                "a valid HTTP header must consist of alphanumeric characters or '-'",
+            );
+        }
+    }
+}
+
+fn tcp(action: &TcpSocketAction, path: &str, errors: &mut Errors) {
+    port(&action.port, &format!("{path}.tcpSocket.port"), errors);
+    let host = action.host.as_str();
+    if !host.is_empty() && host.parse::<IpAddr>().is_err() && host.contains(char::is_whitespace) {
+        errors.invalid(
+            &format!("{path}.tcpSocket.host"),
+            host,
+            "must be a host name or an IP address",
+        );
+    }
+}
+
+fn port(port: &IntOrString, path: &str, errors: &mut Errors) {
+    match port {
+        IntOrString::Int(n) if (1..=65535).contains(n) => {}
+        IntOrString::Int(n) => errors.invalid(path, n, IN_PORT_RANGE),
+        IntOrString::Text(name) => errors.name(path, name, port_name),
+    }
+}

@@ -1,0 +1,378 @@
+//! API create-validation of a pod, as far as the agent models its fields. Wording and paths follow upstream, so that
+//! what is known from an apiserver's answer is found again here.
+//!
+//! The apiserver has validated the pods it sends; manifests are validated here. Everything is checked before anything
+//! runs, and a pod with one wrong field does not run at all.
+//!
+//! Source: `pkg/apis/core/validation/validation.go`.
+
+use alloc::collections::BTreeSet;
+use core::net::IpAddr;
+
+use serde_json::Value;
+
+use crate::api::Pod;
+use crate::api::pod::{PodDnsConfig, PodSpec, Toleration};
+
+mod container;
+mod field;
+mod resources;
+mod security;
+mod volume;
+
+use field::{Errors, dns_label, dns_subdomain, label_value, qualified_name};
+pub use field::{FieldError, MAX_ERRORS};
+
+/// Bytes of all annotations of an object together.
+const MAX_ANNOTATION_BYTES: usize = 256 << 10;
+/// Name servers, as many as a resolver reads.
+const MAX_NAMESERVERS: usize = 3;
+/// Search domains of a pod.
+const MAX_SEARCHES: usize = 32;
+/// Characters of all search domains together.
+const MAX_SEARCH_CHARS: usize = 2048;
+/// Sources a volume may have in this version.
+const VOLUME_SOURCES: [&str; 9] = [
+    "configMap",
+    "downwardAPI",
+    "emptyDir",
+    "hostPath",
+    "image",
+    "nfs",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+];
+/// Sources a projected volume may have in this version.
+const PROJECTED_SOURCES: [&str; 4] = ["configMap", "downwardAPI", "secret", "serviceAccountToken"];
+
+/// Everything that is wrong with a defaulted pod; at most [`MAX_ERRORS`], empty if it may run.
+#[must_use]
+pub fn pod(pod: &Pod) -> Vec<FieldError> {
+    let mut errors = Errors::default();
+    metadata(pod, &mut errors);
+    spec(&pod.spec, &mut errors);
+    errors.0
+}
+
+/// What the raw object asks for and this version has no field for: volume sources and resource claims. Anything else
+/// that is unknown is ignored, as upstream ignores it.
+#[must_use]
+pub fn unmodelled(raw: &Value) -> Vec<FieldError> {
+    let mut errors = Errors::default();
+    for (n, volume) in list(&raw["spec"]["volumes"]).enumerate() {
+        let path = format!("spec.volumes[{n}]");
+        unsupported(volume, &path, &VOLUME_SOURCES, &mut errors);
+        for (n, source) in list(&volume["projected"]["sources"]).enumerate() {
+            let path = format!("{path}.projected.sources[{n}]");
+            unsupported(source, &path, &PROJECTED_SOURCES, &mut errors);
+        }
+    }
+    if list(&raw["spec"]["resourceClaims"]).next().is_some() {
+        errors.forbidden(
+            "spec.resourceClaims",
+            "static pods may not reference resourceclaims",
+        );
+    }
+    errors.0
+}
+
+/// What a static pod must not refer to (SRC-21). ConfigMaps and Secrets are allowed: manifests beside the pod's serve
+/// them, and one that is missing holds up the pod as it would hold up a pod of an apiserver.
+#[must_use]
+pub fn static_references(pod: &Pod) -> Vec<FieldError> {
+    let mut errors = Errors::default();
+    if !pod.spec.service_account_name.is_empty() {
+        errors.forbidden(
+            "spec.serviceAccountName",
+            "static pods may not reference serviceaccounts",
+        );
+    }
+    for (n, volume) in pod.spec.volumes.iter().enumerate() {
+        if volume.persistent_volume_claim.is_some() {
+            errors.forbidden(
+                &format!("spec.volumes[{n}].persistentVolumeClaim"),
+                "static pods may not reference persistentvolumeclaims",
+            );
+        }
+        for (m, source) in volume.projected.iter().flat_map(|p| &p.sources).enumerate() {
+            if source.service_account_token.is_some() {
+                errors.forbidden(
+                    &format!("spec.volumes[{n}].projected.sources[{m}].serviceAccountToken"),
+                    "static pods may not reference serviceaccounts",
+                );
+            }
+        }
+    }
+    errors.0
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn unsupported(object: &Value, path: &str, known: &[&str], errors: &mut Errors) {
+    let fields = object.as_object().into_iter().flat_map(|o| o.keys());
+    for name in fields.filter(|name| *name != "name" && !known.contains(&name.as_str())) {
+        errors.forbidden(
+            &format!("{path}.{name}"),
+            &format!(
+                "unknown or unsupported volume source; supported: {}",
+                known.join(", ")
+            ),
+        );
+    }
+}
+
+fn metadata(pod: &Pod, errors: &mut Errors) {
+    let metadata = &pod.metadata;
+    errors.name("metadata.name", &metadata.name, dns_subdomain);
+    errors.name("metadata.namespace", &metadata.namespace, dns_label);
+    for (name, value) in &metadata.labels {
+        if let Some(detail) = qualified_name(name) {
+            errors.invalid("metadata.labels", name, detail);
+        }
+        if let Some(detail) = label_value(value) {
+            errors.invalid(&format!("metadata.labels[{name}]"), value, detail);
+        }
+    }
+    let mut bytes = 0;
+    for (name, value) in &metadata.annotations {
+        if let Some(detail) = qualified_name(&name.to_ascii_lowercase()) {
+            errors.invalid("metadata.annotations", name, detail);
+        }
+        bytes += name.len() + value.len();
+    }
+    if bytes > MAX_ANNOTATION_BYTES {
+        errors.forbidden(
+            "metadata.annotations",
+            &format!("may not be more than {MAX_ANNOTATION_BYTES} bytes"),
+        );
+    }
+}
+
+fn spec(spec: &PodSpec, errors: &mut Errors) {
+    let volumes = volume::volumes(spec, errors);
+    container::containers(spec, &volumes, errors);
+    security::pod(spec, errors);
+    dns(spec, errors);
+    if let Some(grace) = spec.termination_grace_period_seconds
+        && grace < 0
+    {
+        errors.invalid(
+            "spec.terminationGracePeriodSeconds",
+            grace,
+            "must be greater than or equal to 0",
+        );
+    }
+    if let Some(seconds) = spec.active_deadline_seconds
+        && !(1..=i64::from(i32::MAX)).contains(&seconds)
+    {
+        errors.invalid(
+            "spec.activeDeadlineSeconds",
+            seconds,
+            "must be between 1 and 2147483647, inclusive",
+        );
+    }
+    for (name, value, rule) in [
+        ("hostname", &spec.hostname, dns_label as fn(&str) -> _),
+        ("subdomain", &spec.subdomain, dns_label),
+        (
+            "serviceAccountName",
+            &spec.service_account_name,
+            dns_subdomain,
+        ),
+        ("nodeName", &spec.node_name, dns_subdomain),
+        (
+            "runtimeClassName",
+            spec.runtime_class_name.as_ref().unwrap_or(&String::new()),
+            dns_subdomain,
+        ),
+        (
+            "priorityClassName",
+            &spec.priority_class_name,
+            dns_subdomain,
+        ),
+        (
+            "hostnameOverride",
+            spec.hostname_override.as_ref().unwrap_or(&String::new()),
+            dns_subdomain,
+        ),
+    ] {
+        if !value.is_empty() {
+            errors.name(&format!("spec.{name}"), value, rule);
+        }
+    }
+    for (name, value) in &spec.node_selector {
+        if let Some(detail) = qualified_name(name).or_else(|| label_value(value)) {
+            errors.invalid("spec.nodeSelector", format_args!("{name}={value}"), detail);
+        }
+    }
+    for (n, toleration) in spec.tolerations.iter().enumerate() {
+        self::toleration(toleration, &format!("spec.tolerations[{n}]"), errors);
+    }
+    for (n, gate) in spec.readiness_gates.iter().enumerate() {
+        errors.name(
+            &format!("spec.readinessGates[{n}].conditionType"),
+            &gate.condition_type,
+            qualified_name,
+        );
+    }
+    for (n, secret) in spec.image_pull_secrets.iter().enumerate() {
+        errors.name(
+            &format!("spec.imagePullSecrets[{n}].name"),
+            &secret.name,
+            dns_subdomain,
+        );
+    }
+    if let Some(os) = &spec.os {
+        errors.one_of("spec.os.name", &os.name, &["linux", "windows"]);
+    }
+    resources::quantities(&spec.overhead, "spec.overhead", errors);
+    if let Some(own) = &spec.resources {
+        resources::of_pod(own, errors);
+    }
+}
+
+fn toleration(toleration: &Toleration, path: &str, errors: &mut Errors) {
+    if !toleration.key.is_empty() {
+        errors.name(&format!("{path}.key"), &toleration.key, qualified_name);
+    } else if toleration.operator != "Exists" {
+        errors.invalid(
+            &format!("{path}.operator"),
+            &toleration.operator,
+            "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
+        );
+    }
+    match toleration.operator.as_str() {
+        "" | "Equal" => {
+            if let Some(detail) = label_value(&toleration.value) {
+                errors.invalid(&format!("{path}.value"), &toleration.value, detail);
+            }
+        }
+        "Exists" if toleration.value.is_empty() => {}
+        "Exists" => errors.invalid(
+            &format!("{path}.operator"),
+            &toleration.value,
+            "value must be empty when `operator` is 'Exists'",
+        ),
+        other => errors.one_of(&format!("{path}.operator"), other, &["Equal", "Exists"]),
+    }
+    errors.one_of(
+        &format!("{path}.effect"),
+        &toleration.effect,
+        &["", "NoSchedule", "PreferNoSchedule", "NoExecute"],
+    );
+    if toleration.toleration_seconds.is_some() && toleration.effect != "NoExecute" {
+        errors.invalid(
+            &format!("{path}.effect"),
+            &toleration.effect,
+            "effect must be 'NoExecute' when `tolerationSeconds` is set",
+        );
+    }
+}
+
+fn dns(spec: &PodSpec, errors: &mut Errors) {
+    errors.one_of(
+        "spec.dnsPolicy",
+        &spec.dns_policy,
+        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+    );
+    let empty = PodDnsConfig::default();
+    let config = spec.dns_config.as_ref().unwrap_or(&empty);
+    let path = "spec.dnsConfig";
+    if spec.dns_policy == "None" && config.nameservers.is_empty() {
+        errors.required(
+            &format!("{path}.nameservers"),
+            "must provide at least one DNS nameserver when `dnsPolicy` is None",
+        );
+    }
+    if config.nameservers.len() > MAX_NAMESERVERS {
+        errors.invalid(
+            &format!("{path}.nameservers"),
+            &config.nameservers,
+            "must not have more than 3 nameservers",
+        );
+    }
+    for (n, server) in config.nameservers.iter().enumerate() {
+        ip(&format!("{path}.nameservers[{n}]"), server, errors);
+    }
+    let chars = config.searches.iter().map(|s| s.len() + 1).sum::<usize>();
+    if config.searches.len() > MAX_SEARCHES || chars > MAX_SEARCH_CHARS + 1 {
+        errors.invalid(
+            &format!("{path}.searches"),
+            config.searches.len(),
+            "must not have more than 32 search paths, nor more than 2048 characters (including spaces) in the search list",
+        );
+    }
+    for (n, search) in config.searches.iter().enumerate() {
+        let bare = search.strip_suffix('.').unwrap_or(search);
+        // Search paths may have underscores (SRV names); the root alone is a search path too.
+        if search != "."
+            && let Some(detail) = dns_subdomain(&bare.replace('_', "a"))
+        {
+            errors.invalid(&format!("{path}.searches[{n}]"), search, detail);
+        }
+    }
+    for (n, option) in config.options.iter().enumerate() {
+        if option.name.is_empty() {
+            errors.required(&format!("{path}.options[{n}]"), "must not be empty");
+        }
+    }
+    for (n, alias) in spec.host_aliases.iter().enumerate() {
+        ip(&format!("spec.hostAliases[{n}].ip"), &alias.ip, errors);
+        for (m, name) in alias.hostnames.iter().enumerate() {
+            errors.name(
+                &format!("spec.hostAliases[{n}].hostnames[{m}]"),
+                name,
+                dns_subdomain,
+            );
+        }
+    }
+}
+
+fn ip(path: &str, text: &str, errors: &mut Errors) {
+    if text.parse::<IpAddr>().is_err() {
+        errors.invalid(
+            path,
+            text,
+            "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+        );
+    }
+}
+
+/// Whether `text` is a path that stays below the directory it is joined to.
+fn local_path(text: &str) -> Option<&'static str> {
+    if text.starts_with('/') {
+        return Some("must be a relative path");
+    }
+    text.split('/')
+        .any(|part| part == "..")
+        .then_some("must not contain '..'")
+}
+
+/// A payload path of a projected volume: local, and not one of the names the volume itself uses.
+fn payload_path(path: &str, text: &str, errors: &mut Errors) {
+    if text.is_empty() {
+        errors.required(path, "");
+    } else if let Some(detail) = local_path(text) {
+        errors.invalid(path, text, detail);
+    } else if text.starts_with("..") {
+        errors.invalid(path, text, "must not start with '..'");
+    }
+}
+
+/// Names seen so far of one kind.
+#[derive(Default)]
+struct Seen<'a>(BTreeSet<&'a str>);
+
+impl<'a> Seen<'a> {
+    fn once(&mut self, path: &str, name: &'a str, errors: &mut Errors) {
+        if !name.is_empty() && !self.0.insert(name) {
+            errors.duplicate(path, name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! Security contexts of pods and containers, sysctls.
+
+use super::Seen;
+use super::field::{Errors, sysctl_name};
+use crate::api::pod::{Container, PodSpec, SeccompProfile};
+
+/// Largest user or group id a pod may name.
+const MAX_ID: i64 = i32::MAX as i64;
+
+/// The pod's own security context and its namespaces.
+pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
+    let path = "spec.securityContext";
+    if spec.share_process_namespace == Some(true) && spec.host_pid {
+        errors.invalid(
+            "spec.shareProcessNamespace",
+            true,
+            "ShareProcessNamespace and HostPID cannot both be enabled",
+        );
+    }
+    if spec.host_users == Some(false) {
+        for (name, set) in [
+            ("hostNetwork", spec.host_network),
+            ("hostPID", spec.host_pid),
+            ("hostIPC", spec.host_ipc),
+        ] {
+            if set {
+                errors.forbidden(&format!("spec.{name}"), "when `hostUsers` is false");
+            }
+        }
+    }
+    let Some(context) = &spec.security_context else {
+        return;
+    };
+    id(context.run_as_user, &format!("{path}.runAsUser"), errors);
+    id(context.run_as_group, &format!("{path}.runAsGroup"), errors);
+    id(context.fs_group, &format!("{path}.fsGroup"), errors);
+    for (n, group) in context.supplemental_groups.iter().enumerate() {
+        id(
+            Some(*group),
+            &format!("{path}.supplementalGroups[{n}]"),
+            errors,
+        );
+    }
+    if let Some(policy) = &context.fs_group_change_policy {
+        let known = ["Always", "OnRootMismatch"];
+        errors.one_of(&format!("{path}.fsGroupChangePolicy"), policy, &known);
+    }
+    if let Some(policy) = &context.supplemental_groups_policy {
+        errors.one_of(
+            &format!("{path}.supplementalGroupsPolicy"),
+            policy,
+            &["Merge", "Strict"],
+        );
+    }
+    profile(
+        context.seccomp_profile.as_ref(),
+        &format!("{path}.seccompProfile"),
+        errors,
+    );
+    profile(
+        context.app_armor_profile.as_ref(),
+        &format!("{path}.appArmorProfile"),
+        errors,
+    );
+    let mut names = Seen::default();
+    for (n, sysctl) in context.sysctls.iter().enumerate() {
+        let path = format!("{path}.sysctls[{n}].name");
+        errors.name(&path, &sysctl.name, sysctl_name);
+        names.once(&path, &sysctl.name, errors);
+        let dotted = sysctl.name.replace('/', ".");
+        if spec.host_network && dotted.starts_with("net.") {
+            errors.invalid(
+                &path,
+                &sysctl.name,
+                "may not be specified when 'hostNetwork' is true",
+            );
+        }
+        let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."]
+            .iter()
+            .any(|p| dotted.starts_with(p))
+            || dotted == "kernel.sem";
+        if spec.host_ipc && ipc {
+            errors.invalid(
+                &path,
+                &sysctl.name,
+                "may not be specified when 'hostIPC' is true",
+            );
+        }
+    }
+}
+
+/// A container's security context.
+pub(super) fn container(container: &Container, spec: &PodSpec, path: &str, errors: &mut Errors) {
+    let Some(context) = &container.security_context else {
+        return;
+    };
+    let path = format!("{path}.securityContext");
+    id(context.run_as_user, &format!("{path}.runAsUser"), errors);
+    id(context.run_as_group, &format!("{path}.runAsGroup"), errors);
+    profile(
+        context.seccomp_profile.as_ref(),
+        &format!("{path}.seccompProfile"),
+        errors,
+    );
+    profile(
+        context.app_armor_profile.as_ref(),
+        &format!("{path}.appArmorProfile"),
+        errors,
+    );
+    if let Some(mount) = &context.proc_mount {
+        errors.one_of(
+            &format!("{path}.procMount"),
+            mount,
+            &["Default", "Unmasked"],
+        );
+        if mount == "Unmasked" && spec.host_users != Some(false) {
+            errors.invalid(
+                &format!("{path}.procMount"),
+                mount,
+                "`hostUsers` must be false to use `Unmasked`",
+            );
+        }
+    }
+    if context.allow_privilege_escalation == Some(false) {
+        if context.privileged == Some(true) {
+            errors.invalid(
+                &path,
+                "allowPrivilegeEscalation",
+                "cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+            );
+        }
+        let added = context
+            .capabilities
+            .as_ref()
+            .is_some_and(|c| c.add.iter().any(|name| name == "CAP_SYS_ADMIN"));
+        if added {
+            errors.invalid(
+                &path,
+                "allowPrivilegeEscalation",
+                "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN",
+            );
+        }
+    }
+}
+
+fn id(id: Option<i64>, path: &str, errors: &mut Errors) {
+    if let Some(id) = id
+        && !(0..=MAX_ID).contains(&id)
+    {
+        errors.invalid(path, id, "must be between 0 and 2147483647, inclusive");
+    }
+}
+
+fn profile(profile: Option<&SeccompProfile>, path: &str, errors: &mut Errors) {
+    let Some(profile) = profile else {
+        return;
+    };
+    if profile.kind.is_empty() {
+        errors.required(
+            &format!("{path}.type"),
+            "type is required when the profile is set",
+        );
+        return;
+    }
+    let known = ["Localhost", "RuntimeDefault", "Unconfined"];
+    errors.one_of(&format!("{path}.type"), &profile.kind, &known);
+    let path = format!("{path}.localhostProfile");
+    match (
+        profile.kind == "Localhost",
+        profile.localhost_profile.as_deref(),
+    ) {
+        (true, None | Some("")) => errors.required(&path, "must be set when the type is Localhost"),
+        (true, Some(name)) => super::volume::sub_path(&path, name, errors),
+        (false, Some(name)) => {
+            errors.invalid(&path, name, "can only be set when the type is Localhost");
+        }
+        (false, None) => {}
+    }
+}

@@ -1,0 +1,524 @@
+use serde_json::json;
+
+use super::*;
+use crate::logic::static_pod;
+
+/// Merges `patch` into `base`; a list in `patch` replaces.
+fn patch(base: &mut Value, patch: Value) {
+    match (base, patch) {
+        (Value::Object(base), Value::Object(fields)) => {
+            for (name, value) in fields {
+                self::patch(base.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (base, value) => *base = value,
+    }
+}
+
+/// Errors of a valid pod with `spec` patched in and `container` patched into its only container.
+fn errors(spec: Value, container: Value) -> Vec<String> {
+    let mut raw = json!({
+        "metadata": {"name": "pod", "namespace": "default"},
+        "spec": {"containers": [], "volumes": [{"name": "v", "emptyDir": {}}]},
+    });
+    let mut own = json!({"name": "c", "image": "i"});
+    patch(&mut own, container);
+    raw["spec"]["containers"] = json!([own]);
+    patch(&mut raw["spec"], spec);
+    let pod = static_pod::decode(&raw).expect("decodes");
+    let mut all = unmodelled(&raw);
+    all.extend(super::pod(&pod));
+    all.extend(static_references(&pod));
+    all.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn valid() {
+    let none = Vec::<String>::new();
+    assert_eq!(errors(json!({}), json!({})), none);
+    let spec = json!({
+        "initContainers": [
+            {"name": "i", "image": "i", "ports": [{"containerPort": 1, "hostPort": 80}]},
+            {"name": "s", "image": "i", "restartPolicy": "Always", "startupProbe": {"exec": {"command": ["a"]}}},
+        ],
+        "volumes": [
+            {"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            {"name": "h", "hostPath": {"path": "/a", "type": "Directory"}},
+            {"name": "m", "configMap": {"name": "a.b", "items": [{"key": "K_1", "path": "d/f"}]}},
+            {"name": "s", "secret": {"secretName": "a", "optional": true}},
+            {"name": "d", "downwardAPI": {"items": [
+                {"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}},
+                {"path": "a", "fieldRef": {"fieldPath": "metadata.annotations['a.io/B']"}},
+                {"path": "c", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu", "divisor": "1m"}},
+            ]}},
+            {"name": "p", "projected": {"sources": [
+                {"configMap": {"name": "a", "items": [{"key": "k", "path": "x"}]}},
+                {"secret": {"name": "a", "items": [{"key": "k", "path": "y"}]}},
+            ]}},
+        ],
+        "tolerations": [{"operator": "Exists"}, {"key": "a", "value": "b", "effect": "NoExecute", "tolerationSeconds": 3}],
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["::1"], "searches": ["_a.b.", "."], "options": [{"name": "ndots", "value": "2"}]},
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a.b"]}],
+        "securityContext": {"sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}], "runAsUser": 0},
+        "imagePullSecrets": [{"name": "a"}],
+    });
+    let container = json!({
+        "ports": [{"name": "http", "containerPort": 80, "hostPort": 80}, {"containerPort": 53, "hostPort": 80, "protocol": "UDP"}],
+        "env": [{"name": "a.b", "value": "c"}, {"name": "X", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+        "envFrom": [{"prefix": "P_", "configMapRef": {"name": "a", "optional": true}}],
+        "volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "b/c"}, {"name": "h", "mountPath": "/b", "readOnly": true, "recursiveReadOnly": "Enabled"}],
+        "resources": {"limits": {"cpu": "1", "memory": "64Mi"}, "requests": {"cpu": "500m"}},
+        "livenessProbe": {"httpGet": {"port": "http"}, "terminationGracePeriodSeconds": 5},
+        "lifecycle": {"preStop": {"sleep": {"seconds": 30}}},
+        "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}}],
+        "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}},
+    });
+    assert_eq!(errors(spec, container), none);
+}
+
+#[test]
+fn wrong_pods() {
+    // SRC-20
+    for (spec, says) in [
+        (json!({"containers": []}), "spec.containers: Required value"),
+        (
+            json!({"containers": [{"name": "c", "image": "i"}, {"name": "c", "image": "i"}]}),
+            "spec.containers[1].name: Duplicate value: \"c\"",
+        ),
+        (
+            json!({"initContainers": [{"name": "c", "image": "i"}]}),
+            "spec.initContainers[0].name: Duplicate value: \"c\"",
+        ),
+        (
+            json!({"initContainers": [{"name": "i", "image": "i", "livenessProbe": {"exec": {"command": ["a"]}}}]}),
+            "spec.initContainers[0].livenessProbe: Forbidden: may not be set for init containers without restartPolicy=Always",
+        ),
+        (
+            json!({"initContainers": [{"name": "i", "image": "i", "lifecycle": {"preStop": {"exec": {"command": ["a"]}}}}]}),
+            "spec.initContainers[0].lifecycle: Forbidden: may not be set for init containers without restartPolicy=Always",
+        ),
+        (
+            json!({"ephemeralContainers": [{"name": "e", "image": "i"}]}),
+            "spec.ephemeralContainers: Forbidden: cannot be set on create",
+        ),
+        (
+            json!({"volumes": [{"name": "v"}, {"name": "v"}]}),
+            "spec.volumes[1].name: Duplicate value: \"v\"",
+        ),
+        (
+            json!({"volumes": [{"name": "V"}]}),
+            "spec.volumes[0].name: Invalid value: \"V\": a lowercase RFC 1123 label",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "emptyDir": {}, "hostPath": {"path": "/"}}]}),
+            "spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "iscsi": {"iqn": "x"}}]}),
+            "spec.volumes[0].iscsi: Forbidden: unknown or unsupported volume source",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {}}]}}]}),
+            "spec.volumes[0].projected.sources[0].clusterTrustBundle: Forbidden: unknown or unsupported",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "hostPath": {}}]}),
+            "spec.volumes[0].hostPath.path: Required value",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "hostPath": {"path": "/a/../b"}}]}),
+            "spec.volumes[0].hostPath.path: Invalid value: \"/a/../b\": must not contain '..'",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "hostPath": {"path": "/a", "type": "Dir"}}]}),
+            "spec.volumes[0].hostPath.type: Unsupported value: \"Dir\": supported values: \"BlockDevice\"",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "configMap": {}}]}),
+            "spec.volumes[0].configMap.name: Required value",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "configMap": {"name": "a", "defaultMode": 512}}]}),
+            "spec.volumes[0].configMap.defaultMode: Invalid value: 512: must be a number between 0 and 0777",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "secret": {"secretName": "a", "items": [{"key": "k", "path": "../x"}]}}]}),
+            "spec.volumes[0].secret.items[0].path: Invalid value: \"../x\": must not contain '..'",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "..x", "fieldRef": {"fieldPath": "status.podIP"}}]}}]}),
+            "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath: Unsupported value: \"status.podIP\"",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "projected": {"sources": [
+                {"secret": {"name": "a", "items": [{"key": "k", "path": "x"}]}},
+                {"configMap": {"name": "a", "items": [{"key": "k", "path": "x"}]}}]}}]}),
+            "Duplicate value: \"x\"",
+        ),
+        (
+            json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": -1}),
+            "spec.terminationGracePeriodSeconds: Invalid value: -1",
+        ),
+        (
+            json!({"activeDeadlineSeconds": 0}),
+            "spec.activeDeadlineSeconds: Invalid value: 0",
+        ),
+        (
+            json!({"dnsPolicy": "Some"}),
+            "spec.dnsPolicy: Unsupported value: \"Some\"",
+        ),
+        (
+            json!({"dnsPolicy": "None"}),
+            "spec.dnsConfig.nameservers: Required value",
+        ),
+        (
+            json!({"dnsConfig": {"nameservers": ["x"]}}),
+            "spec.dnsConfig.nameservers[0]: Invalid value: \"x\": must be a valid IP address",
+        ),
+        (
+            json!({"dnsConfig": {"searches": ["a b"]}}),
+            "spec.dnsConfig.searches[0]: Invalid value",
+        ),
+        (
+            json!({"hostAliases": [{"ip": "a"}]}),
+            "spec.hostAliases[0].ip: Invalid value",
+        ),
+        (
+            json!({"hostname": "a.b"}),
+            "spec.hostname: Invalid value: \"a.b\"",
+        ),
+        (
+            json!({"tolerations": [{"operator": "Equal"}]}),
+            "spec.tolerations[0].operator: Invalid value: \"Equal\": operator must be Exists",
+        ),
+        (
+            json!({"tolerations": [{"operator": "Exists", "effect": "X"}]}),
+            "spec.tolerations[0].effect: Unsupported value: \"X\"",
+        ),
+        (
+            json!({"os": {"name": "plan9"}}),
+            "spec.os.name: Unsupported value: \"plan9\"",
+        ),
+        (
+            json!({"shareProcessNamespace": true, "hostPID": true}),
+            "spec.shareProcessNamespace: Invalid value: true",
+        ),
+        (
+            json!({"securityContext": {"sysctls": [{"name": "a b", "value": "1"}]}}),
+            "spec.securityContext.sysctls[0].name: Invalid value: \"a b\"",
+        ),
+        (
+            json!({"hostNetwork": true, "securityContext": {"sysctls": [{"name": "net.core.somaxconn", "value": "1"}]}}),
+            "may not be specified when 'hostNetwork' is true",
+        ),
+        (
+            json!({"securityContext": {"runAsUser": -1}}),
+            "spec.securityContext.runAsUser: Invalid value: -1: must be between 0 and 2147483647",
+        ),
+        (
+            json!({"securityContext": {"seccompProfile": {"type": "Localhost"}}}),
+            "spec.securityContext.seccompProfile.localhostProfile: Required value",
+        ),
+        (
+            json!({"overhead": {"cpu": "-1"}}),
+            "spec.overhead[cpu]: Invalid value: \"-1\"",
+        ),
+        (
+            json!({"resources": {"limits": {"ephemeral-storage": "1"}}}),
+            "spec.resources.limits[ephemeral-storage]: Unsupported value",
+        ),
+    ] {
+        let shown = spec.to_string();
+        let all = errors(spec, json!({}));
+        assert!(
+            all.iter().any(|e| e.contains(says)),
+            "{shown}\n wants {says}\n got {all:#?}"
+        );
+    }
+}
+
+#[test]
+fn wrong_containers() {
+    // SRC-20
+    for (container, says) in [
+        (json!({"name": ""}), ".name: Required value"),
+        (json!({"name": "A"}), ".name: Invalid value: \"A\""),
+        (json!({"image": ""}), ".image: Required value"),
+        (
+            json!({"image": " i"}),
+            ".image: Invalid value: \" i\": must not have leading or trailing whitespace",
+        ),
+        (
+            json!({"imagePullPolicy": "Maybe"}),
+            ".imagePullPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"IfNotPresent\", \"Never\"",
+        ),
+        (
+            json!({"ports": [{}]}),
+            ".ports[0].containerPort: Required value",
+        ),
+        (
+            json!({"ports": [{"containerPort": 1, "name": "1"}]}),
+            ".ports[0].name: Invalid value: \"1\"",
+        ),
+        (
+            json!({"ports": [{"containerPort": 1, "protocol": "tcp"}]}),
+            ".ports[0].protocol: Unsupported value: \"tcp\"",
+        ),
+        (
+            json!({"ports": [{"containerPort": 1, "hostPort": 5}, {"containerPort": 2, "hostPort": 5}]}),
+            ".ports[1].hostPort: Duplicate value: TCP//5",
+        ),
+        (
+            json!({"env": [{"name": "A=B"}]}),
+            ".env[0].name: Invalid value: \"A=B\"",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {}}]}),
+            ".env[0].valueFrom: Invalid value: \"\": must specify one of",
+        ),
+        (
+            json!({"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}),
+            ".env[0].valueFrom: Invalid value: \"\": may not be specified when `value` is not empty",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.hostname"}}}]}),
+            ".env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.hostname\"",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "a"}}}]}),
+            ".env[0].valueFrom.configMapKeyRef.key: Required value",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}]}),
+            ".env[0].valueFrom.resourceFieldRef.resource: Unsupported value: \"limits.gpu\"",
+        ),
+        (
+            json!({"envFrom": [{}]}),
+            ".envFrom[0]: Invalid value: \"\": must specify one of",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "x", "mountPath": "/a"}]}),
+            ".volumeMounts[0].name: Not found: \"x\"",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v"}]}),
+            ".volumeMounts[0].mountPath: Required value",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/a"}]}),
+            ".volumeMounts[1].mountPath: Invalid value: \"/a\": must be unique",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "/b"}]}),
+            ".volumeMounts[0].subPath: Invalid value: \"/b\": must be a relative path",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "a/../b"}]}),
+            ".volumeMounts[0].subPath: Invalid value: \"a/../b\": must not contain '..'",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}]}),
+            ".volumeMounts[0].mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged containers",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "recursiveReadOnly": "Enabled"}]}),
+            ".volumeMounts[0].recursiveReadOnly: Forbidden: may only be specified when readOnly is true",
+        ),
+        (
+            json!({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}),
+            ".resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+        ),
+        (
+            json!({"resources": {"limits": {"memory": "-1"}}}),
+            ".resources.limits[memory]: Invalid value: \"-1\": must be greater than or equal to 0",
+        ),
+        (
+            json!({"resources": {"limits": {"gpu": "1"}}}),
+            ".resources.limits[gpu]: Invalid value: \"gpu\": must be a standard resource type or fully qualified",
+        ),
+        (
+            json!({"resources": {"limits": {"x.io/gpu": "500m"}}}),
+            ".resources.limits[x.io/gpu]: Invalid value: \"500m\": must be an integer",
+        ),
+        (
+            json!({"resources": {"limits": {"x.io/gpu": "2"}, "requests": {"x.io/gpu": "1"}}}),
+            "must be equal to x.io/gpu limit of 2",
+        ),
+        (
+            json!({"livenessProbe": {}}),
+            ".livenessProbe: Required value: must specify a handler type",
+        ),
+        (
+            json!({"livenessProbe": {"exec": {"command": ["a"]}, "tcpSocket": {"port": 1}}}),
+            ".livenessProbe: Forbidden: may not specify more than 1 handler type",
+        ),
+        (
+            json!({"livenessProbe": {"exec": {}}}),
+            ".livenessProbe.exec.command: Required value",
+        ),
+        (
+            json!({"livenessProbe": {"httpGet": {"port": 0}}}),
+            ".livenessProbe.httpGet.port: Invalid value: 0: must be between 1 and 65535",
+        ),
+        (
+            json!({"startupProbe": {"tcpSocket": {"port": 1}, "successThreshold": 2}}),
+            ".startupProbe.successThreshold: Invalid value: 2: must be 1",
+        ),
+        (
+            json!({"readinessProbe": {"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": 2}}),
+            ".readinessProbe.terminationGracePeriodSeconds: Invalid value: 2: must not be set for readinessProbes",
+        ),
+        (
+            json!({"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": -2}}),
+            ".readinessProbe.periodSeconds: Invalid value: -2",
+        ),
+        (
+            json!({"lifecycle": {"preStop": {}}}),
+            ".lifecycle.preStop: Required value: must specify a handler type",
+        ),
+        (
+            json!({"lifecycle": {"preStop": {"sleep": {"seconds": 31}}}}),
+            ".lifecycle.preStop.sleep: Invalid value: 31",
+        ),
+        (
+            json!({"lifecycle": {"stopSignal": "SIGINT"}}),
+            ".lifecycle.stopSignal: Forbidden",
+        ),
+        (
+            json!({"restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}]}),
+            ".restartPolicy: Required value: must specify restartPolicy when restart rules are used",
+        ),
+        (
+            json!({"securityContext": {"procMount": "Unmasked"}}),
+            ".securityContext.procMount: Invalid value: \"Unmasked\": `hostUsers` must be false",
+        ),
+        (
+            json!({"securityContext": {"privileged": true, "allowPrivilegeEscalation": false}}),
+            "cannot set `allowPrivilegeEscalation` to false and `privileged` to true",
+        ),
+        (
+            json!({"volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]}),
+            ".volumeDevices: Forbidden",
+        ),
+    ] {
+        let shown = container.to_string();
+        let all = errors(json!({}), container);
+        let hit = |e: &String| {
+            e.strip_prefix("spec.containers[0]").is_some_and(|rest| {
+                if says.starts_with('.') {
+                    rest.starts_with(says)
+                } else {
+                    rest.contains(says)
+                }
+            })
+        };
+        assert!(all.iter().any(hit), "{shown}\n wants {says}\n got {all:#?}");
+    }
+    let sidecar_port = json!({"initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always",
+        "ports": [{"containerPort": 1, "hostPort": 5}]}]});
+    assert_eq!(
+        errors(
+            sidecar_port,
+            json!({"ports": [{"containerPort": 1, "hostPort": 5}]})
+        ),
+        ["spec.initContainers[0].ports[0].hostPort: Duplicate value: TCP//5"]
+    );
+    assert_eq!(
+        errors(
+            json!({"hostNetwork": true}),
+            json!({"ports": [{"containerPort": 1, "hostPort": 5}]})
+        ),
+        [
+            "spec.containers[0].ports[0].hostPort: Invalid value: 5: must match `containerPort` when `hostNetwork` is true"
+        ]
+    );
+}
+
+#[test]
+fn static_pods_refer_to_no_api_objects() {
+    // SRC-21, with the extension that ConfigMaps and Secrets of the manifest directory may be named
+    for (spec, says) in [
+        (
+            json!({"serviceAccountName": "a"}),
+            "static pods may not reference serviceaccounts",
+        ),
+        (
+            json!({"resourceClaims": [{"name": "a"}]}),
+            "static pods may not reference resourceclaims",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "a"}}]}),
+            "static pods may not reference persistentvolumeclaims",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "csi": {"driver": "a"}}]}),
+            "spec.volumes[0].csi: Forbidden",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "ephemeral": {}}]}),
+            "spec.volumes[0].ephemeral: Forbidden",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "glusterfs": {}}]}),
+            "spec.volumes[0].glusterfs: Forbidden",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "azureFile": {}}]}),
+            "spec.volumes[0].azureFile: Forbidden",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}),
+            "spec.volumes[0].projected.sources[0].serviceAccountToken: Forbidden: static pods may not reference serviceaccounts",
+        ),
+    ] {
+        let shown = spec.to_string();
+        let all = errors(spec, json!({}));
+        assert!(all.iter().any(|e| e.contains(says)), "{shown}: {all:?}");
+    }
+}
+
+#[test]
+fn many_errors_are_cut() {
+    let containers: Vec<Value> = (0..1000).map(|_| json!({})).collect();
+    assert_eq!(
+        errors(json!({"containers": containers}), json!({})).len(),
+        MAX_ERRORS
+    );
+}
+
+#[test]
+fn metadata_rules() {
+    for (metadata, says) in [
+        (
+            json!({"name": "A", "namespace": "default"}),
+            "metadata.name: Invalid value: \"A\"",
+        ),
+        (
+            json!({"name": "a", "namespace": "a.b"}),
+            "metadata.namespace: Invalid value: \"a.b\"",
+        ),
+        (
+            json!({"name": "a", "namespace": "b", "labels": {"-": "x"}}),
+            "metadata.labels: Invalid value: \"-\"",
+        ),
+        (
+            json!({"name": "a", "namespace": "b", "labels": {"a": "x y"}}),
+            "metadata.labels[a]: Invalid value: \"x y\"",
+        ),
+        (
+            json!({"name": "a", "namespace": "b", "annotations": {"a b": ""}}),
+            "metadata.annotations: Invalid value: \"a b\"",
+        ),
+        (
+            json!({"name": "a", "namespace": "b", "annotations": {"a": "x".repeat(MAX_ANNOTATION_BYTES)}}),
+            "metadata.annotations: Forbidden: may not be more than",
+        ),
+    ] {
+        let raw =
+            json!({"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        let all = pod(&static_pod::decode(&raw).expect("pod"));
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].to_string().starts_with(says), "{all:?}");
+    }
+}
