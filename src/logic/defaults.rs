@@ -60,19 +60,21 @@ pub fn octal_modes(raw: &mut Value) {
             Value::Array(items) => items.iter_mut().for_each(walk),
             Value::Object(fields) => {
                 for (name, field) in fields {
-                    match field {
-                        Value::String(text) if name == "mode" || name == "defaultMode" => {
-                            let digits = text.strip_prefix("0o").or_else(|| text.strip_prefix('0'));
-                            if let Some(Ok(mode)) = digits.map(|d| i32::from_str_radix(d, 8)) {
-                                *field = mode.into();
-                            }
-                        }
-                        _ => walk(field),
+                    let octal = (name == "mode" || name == "defaultMode")
+                        .then(|| field.as_str().and_then(octal))
+                        .flatten();
+                    match octal {
+                        Some(mode) => *field = mode.into(),
+                        None => walk(field),
                     }
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
+    }
+    fn octal(text: &str) -> Option<i32> {
+        let digits = text.strip_prefix("0o").or_else(|| text.strip_prefix('0'))?;
+        i32::from_str_radix(digits, 8).ok()
     }
     if let Some(volumes) = raw.pointer_mut("/spec/volumes") {
         walk(volumes);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::digest::Fnv;
 use super::mux::annotate;
 use super::{defaults, validation};
-use crate::api::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SOURCE, Toleration};
+use crate::api::pod::{CONFIG_HASH, Toleration};
 use crate::api::pod_status::Phase;
 use crate::api::received::ReceivedPod;
 use crate::api::{Pod, PodUid};
@@ -124,24 +124,11 @@ fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str) {
     annotate(received, CONFIG_HASH, &uid);
 }
 
-/// Whether the pod came from a manifest (SRC-12).
-#[must_use]
-pub fn is_static(pod: &Pod) -> bool {
-    pod.metadata
-        .annotations
-        .get(CONFIG_SOURCE)
-        .is_some_and(|source| source != "api")
-}
-
-/// Whether the pod is the apiserver's picture of a static pod (SRC-12).
-#[must_use]
-pub fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata.annotations.contains_key(CONFIG_MIRROR)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::pod::{CONFIG_MIRROR, CONFIG_SOURCE};
+    use crate::logic::pod_kind;
 
     fn manifest() -> Value {
         json!({
@@ -304,7 +291,7 @@ mod tests {
             annotations.extend(source.map(|s| (CONFIG_SOURCE.into(), s.into())));
             annotations.extend(mirror.map(|m: &str| (CONFIG_MIRROR.into(), m.into())));
             assert_eq!(
-                (super::is_static(&pod), super::is_mirror(&pod)),
+                (pod_kind::is_static(&pod), pod_kind::is_mirror(&pod)),
                 (is_static, is_mirror)
             );
         }
