@@ -30,12 +30,14 @@ pub mod actions;
 pub mod backoff;
 pub mod fnv;
 pub mod kill;
+pub mod pleg;
 pub mod pod_kind;
 pub mod pod_table;
 pub mod pod_worker;
 pub mod probe;
 pub mod reason_cache;
 pub mod restart;
+pub mod runtime_cache;
 #[cfg(test)]
 mod testing;
 pub mod text;

@@ -73,8 +73,14 @@ pub enum Effect {
     /// Set the cancellation flag of the pod's running call. The grace in force, if the pod is terminating, is that
     /// of [`PodTable::grace_s`]: a stop in progress may shorten its wait to it.
     Cancel(Handle),
-    /// A call waits for a status of this pod that is newer than its last one: a relist of it would help.
-    NeedStatus(Handle),
+    /// A call waits for a status of this pod that is newer than the end of its last one: a relist of it would help.
+    /// Said once; the call starts as soon as the cache has it.
+    NeedStatus {
+        /// Pod.
+        handle: Handle,
+        /// What the status must be newer than.
+        after: Mono,
+    },
     /// The pod's status could not be read (`Warning/FailedSync "error determining status: …"`); the call was put off.
     StatusFailed(Handle),
     /// Nothing of the pod runs any more, or ever will: tell who waits for that.
@@ -366,7 +372,8 @@ impl PodTable {
                 Freshness::Stale => {
                     let worker = &mut self.slots[index].worker;
                     let asked = core::mem::replace(&mut worker.status_asked, true);
-                    return (!asked).then_some(Effect::NeedStatus(handle));
+                    let after = worker.last_end;
+                    return (!asked).then_some(Effect::NeedStatus { handle, after });
                 }
                 Freshness::Failed => {
                     let delay = self.delay(Ended::Failed(Retry::Error), now);

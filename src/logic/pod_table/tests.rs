@@ -722,7 +722,10 @@ fn the_runtime_status_must_be_newer() {
     let handle = bench.create(&a);
     assert_eq!(
         bench.effects(),
-        [Effect::NeedStatus(handle)],
+        [Effect::NeedStatus {
+            handle,
+            after: Mono(0)
+        }],
         "the first call takes any status, but there is none"
     );
     assert_eq!(bench.effects(), [], "asked once");
@@ -737,7 +740,12 @@ fn the_runtime_status_must_be_newer() {
         let ended = bench.now;
         bench.update(UpdateKind::Update, &a);
         bench.age.status_at = ended;
-        assert_eq!(bench.effects(), [Effect::NeedStatus(handle)], "{outcome:?}");
+        let after = Mono(ended);
+        assert_eq!(
+            bench.effects(),
+            [Effect::NeedStatus { handle, after }],
+            "{outcome:?}"
+        );
         bench.age.status_at = ended + 1;
         assert_eq!(bench.starts(), [(handle, Call::Sync)], "{outcome:?}");
     }

@@ -1,0 +1,806 @@
+//! Pod lifecycle event generator: what changed at the runtime between two relists.
+//!
+//! A relist is four steps of the caller, which alone talks to the runtime: take a [`Pleg::stamp`], list all pods,
+//! hand the list to [`Pleg::listed`], read each pod that it names and hand that to [`Pleg::inspected`], then close
+//! with [`Pleg::relisted`]. Relists never overlap. A listing that fails is simply not handed over. Afterwards
+//! [`Pleg::poll_event`] yields what happened; the cache is by then at least as new as the event.
+//!
+//! A container that is created and removed between two relists is invisible: exited containers must be kept for a
+//! while. Names and rules follow kubelet `pleg/generic.go`.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use core::{cmp::Ordering, time::Duration};
+
+use crate::api::{
+    Mono, PodUid,
+    cri::{ContainerState, PodRuntimeStatus, SandboxState},
+};
+
+use super::runtime_cache::RuntimeCache;
+
+/// Time from the end of a relist to the start of the next.
+pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
+/// A relist that began longer ago than this makes the PLEG unhealthy.
+pub const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+/// Events that may wait. More are dropped and counted; their pods are synced at their next resync.
+pub const MAX_EVENTS: usize = 1000;
+/// Single pods that may wait for a relist, and for a reinspection. More are refused: the next full relist serves them.
+pub const MAX_REQUESTS: usize = 200;
+/// Capacity of the event list that is kept for the next burst.
+const KEPT_EVENTS: usize = 64;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EventKind {
+    /// A container or sandbox runs.
+    ContainerStarted,
+    /// It ended.
+    ContainerDied,
+    /// The runtime has forgotten it.
+    ContainerRemoved,
+    /// Its state is not known. Never delivered, but it makes the pod be read.
+    ContainerChanged,
+    /// The pod was read again on request.
+    PodSync,
+}
+
+/// One thing that happened to one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Pod.
+    pub uid: PodUid,
+    /// What.
+    pub kind: EventKind,
+    /// Container or sandbox; empty for [`EventKind::PodSync`].
+    pub id: Box<str>,
+}
+
+/// State of a container or sandbox as far as events depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Running,
+    Exited,
+    Unknown,
+    NonExistent,
+}
+
+/// One container or sandbox. Sorted by id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Item {
+    id: Box<str>,
+    is_sandbox: bool,
+    state: State,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Record {
+    /// As of the last successful inspection.
+    old: Vec<Item>,
+    /// As of the last listing, where that differs from `old`.
+    current: Option<Vec<Item>>,
+    reinspect: bool,
+}
+
+/// Why the PLEG is unhealthy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unhealthy {
+    /// No relist has succeeded.
+    #[error("pleg has yet to be successful")]
+    Never,
+    /// The last successful one began that long ago.
+    #[error("pleg was last seen active {} s ago, threshold is {} s", .0.as_secs(), RELIST_THRESHOLD.as_secs())]
+    Late(Duration),
+}
+
+/// Sandboxes and containers that run or ran, for the gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunningCounts {
+    /// Pods with at least one running sandbox.
+    pub pods: usize,
+    /// Containers that run.
+    pub running: usize,
+    /// Containers that ended.
+    pub exited: usize,
+    /// Containers created but not started, or lost track of.
+    pub unknown: usize,
+}
+
+/// See the module's words.
+#[derive(Clone, Debug, Default)]
+pub struct Pleg {
+    records: BTreeMap<PodUid, Record>,
+    /// UIDs that are to be read again once they are listed.
+    reinspect: BTreeSet<PodUid>,
+    requests: VecDeque<(PodUid, Mono)>,
+    /// Newest instant that a request asked to be newer than.
+    newest_request: Mono,
+    events: VecDeque<Event>,
+    dropped: u64,
+    /// When the last successful listing began.
+    relist_began: Option<Mono>,
+    /// When the last relist ended.
+    relist_ended: Option<Mono>,
+}
+
+impl Pleg {
+    /// The time of a listing that begins now.
+    ///
+    /// It is later than what any request so far asked to be newer than: two things in the same millisecond still
+    /// have an order.
+    #[must_use]
+    pub fn stamp(&self, now: Mono) -> Mono {
+        now.max(self.newest_request + Duration::from_millis(1))
+    }
+
+    /// Takes a complete list of all pods, and names those that must be read.
+    ///
+    /// - Shape: `pods` in any order; the answer is sorted by UID.
+    /// - Source: kubelet `pleg/generic.go`, `Relist`.
+    pub fn listed(
+        &mut self,
+        pods: &[PodRuntimeStatus],
+        cache: &mut RuntimeCache,
+        stamp: Mono,
+    ) -> Vec<PodUid> {
+        self.relist_began = Some(stamp);
+        let listed: BTreeMap<&PodUid, &PodRuntimeStatus> =
+            pods.iter().map(|pod| (&pod.uid, pod)).collect();
+        let gone: Vec<PodUid> = self
+            .records
+            .keys()
+            .filter(|uid| !listed.contains_key(uid))
+            .cloned()
+            .collect();
+        for uid in gone {
+            let record = self.records.remove(&uid).unwrap_or_default();
+            cache.delete(&uid);
+            self.deliver(&uid, &record.old, &[]);
+        }
+        let mut inspect = Vec::new();
+        for (uid, pod) in listed {
+            if self.note(uid, pod) {
+                inspect.push(uid.clone());
+            }
+        }
+        inspect
+    }
+
+    /// Takes what the runtime said about a pod that [`Pleg::listed`] named.
+    pub fn inspected(
+        &mut self,
+        uid: &PodUid,
+        status: Result<PodRuntimeStatus, String>,
+        cache: &mut RuntimeCache,
+        stamp: Mono,
+    ) {
+        let Some(record) = self.records.get_mut(uid) else {
+            return;
+        };
+        if status.is_err() {
+            // The same differences come up again in the next relist.
+            record.reinspect = true;
+            cache.set(uid, status, stamp);
+            return;
+        }
+        cache.set(uid, status, stamp);
+        let reinspected = core::mem::take(&mut record.reinspect);
+        let Some(current) = record.current.take() else {
+            if reinspected {
+                self.push(uid, EventKind::PodSync, "");
+            }
+            return;
+        };
+        let old = core::mem::replace(&mut record.old, current.clone());
+        self.deliver(uid, &old, &current);
+    }
+
+    /// Closes a relist: whoever waits for something newer than `stamp` is served.
+    pub fn relisted(&mut self, cache: &mut RuntimeCache, stamp: Mono, now: Mono) {
+        cache.set_time(stamp);
+        self.relist_ended = Some(now);
+    }
+
+    /// When the next relist is due: at once before the first.
+    #[must_use]
+    pub fn next_relist(&self) -> Mono {
+        self.relist_ended
+            .map_or(Mono(0), |ended| ended + RELIST_PERIOD)
+    }
+
+    /// Asks for a relist of one pod that begins after `after`. False if too many wait: the full relist will do.
+    pub fn request(&mut self, uid: &PodUid, after: Mono) -> bool {
+        self.newest_request = self.newest_request.max(after);
+        if self.requests.len() >= MAX_REQUESTS {
+            return false;
+        }
+        self.requests.push_back((uid.clone(), after));
+        true
+    }
+
+    /// The next pod to relist alone. Requests that a full relist has served are skipped; a due full relist goes
+    /// before all of them.
+    pub fn next_request(&mut self, now: Mono) -> Option<PodUid> {
+        if self.next_relist() <= now {
+            return None;
+        }
+        while let Some((uid, after)) = self.requests.pop_front() {
+            if self.relist_began.is_none_or(|began| began <= after) {
+                return Some(uid);
+            }
+        }
+        None
+    }
+
+    /// Takes what the runtime said about one pod that was asked for alone.
+    ///
+    /// A failure, or a pod the runtime does not know, is left to the full relist: false.
+    pub fn relisted_one(
+        &mut self,
+        uid: &PodUid,
+        status: Result<PodRuntimeStatus, String>,
+        cache: &mut RuntimeCache,
+        stamp: Mono,
+    ) -> bool {
+        let Some(pod) = status
+            .ok()
+            .filter(|pod| !pod.sandboxes.is_empty() || !pod.containers.is_empty())
+        else {
+            return false;
+        };
+        if self.note(uid, &pod) {
+            self.inspected(uid, Ok(pod), cache, stamp);
+        } else {
+            cache.mark_observed(uid, stamp);
+        }
+        true
+    }
+
+    /// Has a pod read in the next relist that lists it, changed or not. False if too many wait.
+    pub fn request_reinspection(&mut self, uid: &PodUid) -> bool {
+        if let Some(record) = self.records.get_mut(uid) {
+            record.reinspect = true;
+            return true;
+        }
+        let room = self.reinspect.len() < MAX_REQUESTS || self.reinspect.contains(uid);
+        if room {
+            self.reinspect.insert(uid.clone());
+        }
+        room
+    }
+
+    /// Forgets a reinspection asked for a pod that never came.
+    pub fn cancel_reinspection(&mut self, uid: &PodUid) {
+        self.reinspect.remove(uid);
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        let event = self.events.pop_front();
+        if self.events.is_empty() && self.events.capacity() > KEPT_EVENTS {
+            self.events.shrink_to(KEPT_EVENTS);
+        }
+        event
+    }
+
+    /// Events dropped because the list was full.
+    #[must_use]
+    pub const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Whether relists succeed.
+    ///
+    /// - Errors: [`Unhealthy`]; no pod is handled meanwhile.
+    pub fn healthy(&self, now: Mono) -> Result<(), Unhealthy> {
+        let began = self.relist_began.ok_or(Unhealthy::Never)?;
+        let age = now - began;
+        if age > RELIST_THRESHOLD {
+            return Err(Unhealthy::Late(age));
+        }
+        Ok(())
+    }
+
+    /// What the last relist saw.
+    #[must_use]
+    pub fn counts(&self) -> RunningCounts {
+        let mut counts = RunningCounts::default();
+        for record in self.records.values() {
+            let items = record.current.as_ref().unwrap_or(&record.old);
+            let runs = |item: &Item| item.is_sandbox && item.state == State::Running;
+            counts.pods += usize::from(items.iter().any(runs));
+            for item in items.iter().filter(|item| !item.is_sandbox) {
+                match item.state {
+                    State::Running => counts.running += 1,
+                    State::Exited => counts.exited += 1,
+                    State::Unknown | State::NonExistent => counts.unknown += 1,
+                }
+            }
+        }
+        counts
+    }
+
+    /// Notes the listed state of a pod. Returns whether the pod must be read.
+    fn note(&mut self, uid: &PodUid, pod: &PodRuntimeStatus) -> bool {
+        let asked = self.reinspect.remove(uid);
+        if !self.records.contains_key(uid) {
+            self.records.insert(uid.clone(), Record::default());
+        }
+        let Some(record) = self.records.get_mut(uid) else {
+            return false;
+        };
+        record.reinspect |= asked;
+        let items = items(pod);
+        record.current = (items != record.old).then_some(items);
+        record.reinspect || record.current.is_some()
+    }
+
+    fn deliver(&mut self, uid: &PodUid, old: &[Item], new: &[Item]) {
+        let mut happened = Vec::new();
+        diff(old, new, |id, kind| {
+            happened.push((Box::<str>::from(id), kind))
+        });
+        for (id, kind) in happened {
+            self.push(uid, kind, &id);
+        }
+    }
+
+    fn push(&mut self, uid: &PodUid, kind: EventKind, id: &str) {
+        if kind == EventKind::ContainerChanged {
+            return;
+        }
+        if self.events.len() >= MAX_EVENTS {
+            self.dropped += 1;
+            return;
+        }
+        self.events.push_back(Event {
+            uid: uid.clone(),
+            kind,
+            id: id.into(),
+        });
+    }
+}
+
+fn items(pod: &PodRuntimeStatus) -> Vec<Item> {
+    let containers = pod.containers.iter().map(|container| Item {
+        id: container.id.as_str().into(),
+        is_sandbox: false,
+        state: match container.state {
+            ContainerState::Running => State::Running,
+            ContainerState::Exited => State::Exited,
+            ContainerState::Created | ContainerState::Unknown => State::Unknown,
+        },
+    });
+    let sandboxes = pod.sandboxes.iter().map(|sandbox| Item {
+        id: sandbox.id.as_str().into(),
+        is_sandbox: true,
+        state: match sandbox.state {
+            SandboxState::Ready => State::Running,
+            SandboxState::NotReady => State::Exited,
+        },
+    });
+    let mut items: Vec<Item> = containers.chain(sandboxes).collect();
+    items.sort_unstable();
+    items
+}
+
+/// Walks two sorted lists of items and says what happened to each.
+fn diff(old: &[Item], new: &[Item], mut tell: impl FnMut(&str, EventKind)) {
+    let (mut left, mut right) = (old.iter().peekable(), new.iter().peekable());
+    loop {
+        let order = match (left.peek(), right.peek()) {
+            (Some(a), Some(b)) => a.id.cmp(&b.id),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return,
+        };
+        let before = if order.is_le() { left.next() } else { None };
+        let after = if order.is_ge() { right.next() } else { None };
+        let state = |item: Option<&Item>| item.map_or(State::NonExistent, |item| item.state);
+        if let Some(item) = before.or(after) {
+            for kind in what_happened(state(before), state(after)) {
+                tell(&item.id, *kind);
+            }
+        }
+    }
+}
+
+/// Events of one container or sandbox whose state went from `old` to `new`.
+const fn what_happened(old: State, new: State) -> &'static [EventKind] {
+    use EventKind::{
+        ContainerChanged as Changed, ContainerDied as Died, ContainerRemoved as Removed,
+        ContainerStarted as Started,
+    };
+    match (old, new) {
+        (State::Running, State::Running)
+        | (State::Exited, State::Exited)
+        | (State::Unknown, State::Unknown)
+        | (State::NonExistent, State::NonExistent) => &[],
+        (_, State::Running) => &[Started],
+        (_, State::Exited) => &[Died],
+        (_, State::Unknown) => &[Changed],
+        (State::Exited, State::NonExistent) => &[Removed],
+        (State::Running | State::Unknown, State::NonExistent) => &[Died, Removed],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{
+        ContainerId, SandboxId, Wall,
+        cri::{ContainerStatus, NamespaceOptions, Order, SandboxStatus},
+    };
+    use crate::logic::pod_table::{Freshness, StatusAge};
+
+    use ContainerState::{Created, Exited, Running, Unknown};
+    use EventKind::{ContainerDied, ContainerRemoved, ContainerStarted, PodSync};
+
+    fn container(id: &str, state: ContainerState) -> ContainerStatus {
+        ContainerStatus {
+            id: ContainerId::new(id),
+            sandbox: SandboxId::new("s"),
+            name: "c".into(),
+            restart_count: 0,
+            state,
+            created: Order(1, 1),
+            created_at: Wall(0),
+            started_at: None,
+            finished_at: None,
+            finished_mono: None,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            image: String::new(),
+            image_id: String::new(),
+            hash: 0,
+            user: None,
+            pid: 0,
+            log_path: String::new(),
+        }
+    }
+
+    fn sandbox(id: &str, state: SandboxState) -> SandboxStatus {
+        SandboxStatus {
+            id: SandboxId::new(id),
+            uid: "a".into(),
+            name: String::new(),
+            namespace: String::new(),
+            attempt: 0,
+            state,
+            created: Order(1, 1),
+            created_at: Wall(0),
+            ips: Vec::new(),
+            namespaces: NamespaceOptions::default(),
+        }
+    }
+
+    fn pod(containers: &[(&str, ContainerState)]) -> PodRuntimeStatus {
+        PodRuntimeStatus {
+            uid: "a".into(),
+            containers: containers.iter().map(|(id, s)| container(id, *s)).collect(),
+            ..PodRuntimeStatus::default()
+        }
+    }
+
+    #[derive(Default)]
+    struct Bench {
+        pleg: Pleg,
+        cache: RuntimeCache,
+        now: u64,
+    }
+
+    impl Bench {
+        /// A whole relist in which each inspection answers what was listed, or fails.
+        fn relist(&mut self, pods: &[PodRuntimeStatus], fail: bool) -> usize {
+            self.now += 1000;
+            let stamp = self.pleg.stamp(Mono(self.now));
+            let inspect = self.pleg.listed(pods, &mut self.cache, stamp);
+            for uid in &inspect {
+                let listed = pods.iter().find(|pod| pod.uid == *uid).cloned();
+                let status = match fail {
+                    true => Err("no answer".into()),
+                    false => Ok(listed.expect("only listed pods are read")),
+                };
+                self.pleg.inspected(uid, status, &mut self.cache, stamp);
+            }
+            self.pleg.relisted(&mut self.cache, stamp, Mono(self.now));
+            inspect.len()
+        }
+
+        fn events(&mut self) -> Vec<(EventKind, Box<str>)> {
+            let mut all = Vec::new();
+            while let Some(event) = self.pleg.poll_event() {
+                all.push((event.kind, event.id));
+            }
+            all
+        }
+    }
+
+    #[test]
+    fn event_table() {
+        // PLEG-04 PLEG-05 PLEG-06
+        let states = [Some(Running), Some(Exited), Some(Created), None];
+        let expected: [[&[EventKind]; 4]; 4] = [
+            [
+                &[],
+                &[ContainerDied],
+                &[],
+                &[ContainerDied, ContainerRemoved],
+            ],
+            [&[ContainerStarted], &[], &[], &[ContainerRemoved]],
+            [
+                &[ContainerStarted],
+                &[ContainerDied],
+                &[],
+                &[ContainerDied, ContainerRemoved],
+            ],
+            [&[ContainerStarted], &[ContainerDied], &[], &[]],
+        ];
+        // The second container keeps the pod listed.
+        let with = |state: Option<ContainerState>| {
+            let mut all = vec![("other", Exited)];
+            all.extend(state.map(|state| ("x", state)));
+            pod(&all)
+        };
+        for (old, row) in states.into_iter().zip(expected) {
+            for (new, kinds) in states.into_iter().zip(row) {
+                let mut bench = Bench::default();
+                bench.relist(&[with(old)], false);
+                bench.events();
+                let inspected = bench.relist(&[with(new)], false);
+                let events = bench.events();
+                let seen: Vec<_> = events.iter().map(|(kind, _)| *kind).collect();
+                assert_eq!(seen, kinds, "{old:?} to {new:?}");
+                assert!(events.iter().all(|(_, id)| &**id == "x"));
+                assert_eq!(
+                    inspected,
+                    usize::from(old != new),
+                    "a change is read even if it is not delivered: {old:?} to {new:?}"
+                );
+            }
+        }
+        // Created and unknown are one state.
+        let mut bench = Bench::default();
+        bench.relist(&[pod(&[("x", Created)])], false);
+        assert_eq!(bench.relist(&[pod(&[("x", Unknown)])], false), 0);
+    }
+
+    #[test]
+    fn sandboxes_have_events_too() {
+        // PLEG-04
+        let mut bench = Bench::default();
+        let mut one = pod(&[]);
+        one.sandboxes = vec![sandbox("s", SandboxState::Ready)];
+        bench.relist(&[one.clone()], false);
+        assert_eq!(bench.events(), [(ContainerStarted, "s".into())]);
+        one.sandboxes = vec![sandbox("s", SandboxState::NotReady)];
+        bench.relist(&[one], false);
+        assert_eq!(bench.events(), [(ContainerDied, "s".into())]);
+    }
+
+    #[test]
+    fn a_failed_listing_changes_nothing() {
+        // PLEG-02
+        let mut bench = Bench::default();
+        bench.relist(&[pod(&[("x", Running)])], false);
+        let before = bench.pleg.relist_began;
+        bench.now += 5000;
+        let _stamp = bench.pleg.stamp(Mono(bench.now));
+        assert_eq!(bench.pleg.relist_began, before);
+        let freshness = bench.cache.newer_than(&"a".into(), Mono(1000));
+        assert_eq!(freshness, Freshness::Stale);
+    }
+
+    #[test]
+    fn the_time_is_that_before_listing() {
+        // PLEG-03 PLEG-01
+        let mut bench = Bench::default();
+        assert_eq!(bench.pleg.next_relist(), Mono(0), "first at once");
+        let pods = [pod(&[("x", Running)])];
+        let stamp = bench.pleg.stamp(Mono(100));
+        let inspect = bench.pleg.listed(&pods, &mut bench.cache, stamp);
+        assert_eq!(bench.pleg.relist_began, Some(Mono(100)));
+        let unknown: PodUid = "b".into();
+        assert_eq!(
+            bench.cache.newer_than(&unknown, Mono(0)),
+            Freshness::Stale,
+            "not before all pods are done"
+        );
+        for uid in inspect {
+            let failed = Err("no answer".into());
+            bench.pleg.inspected(&uid, failed, &mut bench.cache, stamp);
+        }
+        bench.pleg.relisted(&mut bench.cache, stamp, Mono(250));
+        assert_eq!(bench.cache.newer_than(&unknown, Mono(99)), Freshness::Fresh);
+        assert_eq!(
+            bench.cache.newer_than(&unknown, Mono(100)),
+            Freshness::Stale
+        );
+        assert_eq!(bench.pleg.next_relist(), Mono(1250), "after its end");
+    }
+
+    #[test]
+    fn only_changed_pods_are_read_and_the_cache_comes_first() {
+        // PLEG-07
+        let mut bench = Bench::default();
+        let mut other = pod(&[("y", Running)]);
+        other.uid = "b".into();
+        assert_eq!(
+            bench.relist(&[pod(&[("x", Running)]), other.clone()], false),
+            2
+        );
+        assert_eq!(
+            bench.relist(&[pod(&[("x", Running)]), other.clone()], false),
+            0
+        );
+        bench.events();
+        let pods = [pod(&[("x", Exited)]), other];
+        let stamp = Mono(9000);
+        assert_eq!(
+            bench.pleg.listed(&pods, &mut bench.cache, stamp),
+            ["a".into()]
+        );
+        assert_eq!(bench.events(), [], "not before the pod was read");
+        let read = Ok(pods[0].clone());
+        bench
+            .pleg
+            .inspected(&"a".into(), read, &mut bench.cache, stamp);
+        let cached = bench.cache.get(&"a".into()).expect("status");
+        assert_eq!(cached.containers[0].state, Exited);
+        assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
+    }
+
+    #[test]
+    fn a_failed_inspection_is_repeated() {
+        // PLEG-08 PLEG-09
+        let mut bench = Bench::default();
+        let (up, down) = (pod(&[("x", Running)]), pod(&[("x", Exited)]));
+        bench.relist(&[up.clone()], false);
+        bench.events();
+        assert_eq!(bench.relist(&[down.clone()], true), 1);
+        assert_eq!(bench.events(), [], "withheld");
+        assert!(
+            bench.cache.get(&"a".into()).is_err(),
+            "waiters get the error"
+        );
+        assert_eq!(bench.relist(&[down], false), 1);
+        assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
+
+        // Back to what it was: no event of a container, but the pod was flagged.
+        let mut bench = Bench::default();
+        bench.relist(&[up.clone()], false);
+        bench.events();
+        bench.relist(&[pod(&[("x", Exited)])], true);
+        assert_eq!(bench.relist(&[up.clone()], false), 1);
+        assert_eq!(bench.events(), [(PodSync, "".into())]);
+        assert_eq!(bench.relist(&[up], false), 0, "once");
+    }
+
+    #[test]
+    fn reinspection_on_request() {
+        // PLEG-09
+        let mut bench = Bench::default();
+        let up = pod(&[("x", Running)]);
+        assert!(bench.pleg.request_reinspection(&"a".into()));
+        assert_eq!(bench.relist(&[], false), 0);
+        assert_eq!(
+            bench.relist(&[up.clone()], false),
+            1,
+            "kept until it is listed"
+        );
+        assert_eq!(bench.events(), [(ContainerStarted, "x".into())]);
+        bench.pleg.request_reinspection(&"a".into());
+        assert_eq!(bench.relist(&[up], false), 1);
+        assert_eq!(bench.events(), [(PodSync, "".into())]);
+    }
+
+    #[test]
+    fn a_pod_that_is_gone() {
+        // PLEG-10
+        let mut bench = Bench::default();
+        bench.relist(&[pod(&[("x", Running)])], false);
+        bench.events();
+        assert_eq!(bench.relist(&[], false), 0, "there is nothing to read");
+        assert_eq!(
+            bench.events(),
+            [(ContainerDied, "x".into()), (ContainerRemoved, "x".into())]
+        );
+        assert_eq!(bench.cache.iter().count(), 0);
+        assert!(bench.pleg.records.is_empty());
+    }
+
+    #[test]
+    fn events_are_bounded() {
+        // PLEG-12
+        let mut bench = Bench::default();
+        let ids: Vec<String> = (0..MAX_EVENTS + 5).map(|n| format!("c{n:05}")).collect();
+        let all: Vec<_> = ids.iter().map(|id| (id.as_str(), Running)).collect();
+        bench.relist(&[pod(&all)], false);
+        assert_eq!(bench.pleg.dropped(), 5);
+        assert_eq!(bench.events().len(), MAX_EVENTS);
+        assert_eq!(bench.relist(&[pod(&all)], false), 0, "relists go on");
+        assert!(bench.pleg.events.capacity() <= KEPT_EVENTS * 2);
+    }
+
+    #[test]
+    fn tombstones_make_short_lives_visible() {
+        // PLEG-13
+        let mut bench = Bench::default();
+        bench.relist(&[], false);
+        bench.relist(&[pod(&[("x", Exited)])], false);
+        assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
+    }
+
+    #[test]
+    fn health() {
+        // PLEG-14
+        let mut bench = Bench::default();
+        assert_eq!(bench.pleg.healthy(Mono(1)), Err(Unhealthy::Never));
+        bench.relist(&[], false);
+        assert_eq!(bench.pleg.healthy(Mono(181_000)), Ok(()));
+        let late = Unhealthy::Late(Duration::from_millis(180_001));
+        assert_eq!(bench.pleg.healthy(Mono(181_001)), Err(late));
+        assert_eq!(
+            late.to_string(),
+            "pleg was last seen active 180 s ago, threshold is 180 s"
+        );
+    }
+
+    #[test]
+    fn single_pods_on_demand() {
+        let a: PodUid = "a".into();
+        // PLEG-15 PLEG-16
+        let mut bench = Bench::default();
+        bench.pleg.request(&a, Mono(1));
+        assert_eq!(bench.pleg.next_request(Mono(1)), None, "the full one first");
+        bench.relist(&[pod(&[("x", Running)])], false);
+        bench.events();
+        assert_eq!(bench.pleg.next_request(Mono(1000)), None, "served by it");
+        for n in 0..MAX_REQUESTS {
+            assert!(bench.pleg.request(&a, Mono(1000)), "{n}");
+        }
+        assert!(!bench.pleg.request(&a, Mono(1000)), "the queue is full");
+        assert_eq!(bench.pleg.next_request(Mono(1000)), Some(a.clone()));
+
+        // Listed in the millisecond of the request, and yet newer than that.
+        let stamp = bench.pleg.stamp(Mono(1000));
+        assert_eq!(stamp, Mono(1001));
+        let one = |bench: &mut Bench, status, stamp| {
+            let Bench { pleg, cache, .. } = bench;
+            pleg.relisted_one(&"a".into(), status, cache, stamp)
+        };
+        assert!(one(&mut bench, Ok(pod(&[("x", Running)])), stamp));
+        assert_eq!(bench.events(), [], "nothing new, but observed");
+        assert_eq!(bench.cache.newer_than(&a, Mono(1000)), Freshness::Fresh);
+        assert_eq!(
+            bench.cache.newer_than(&"b".into(), Mono(1000)),
+            Freshness::Stale,
+            "others wait on"
+        );
+        assert!(one(&mut bench, Ok(pod(&[("x", Exited)])), Mono(1200)));
+        assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
+        // Errors and absence are the full relist's business.
+        assert!(!one(&mut bench, Err("no answer".into()), Mono(1300)));
+        assert!(!one(&mut bench, Ok(pod(&[])), Mono(1300)));
+        assert!(bench.cache.get(&a).is_ok());
+        assert_eq!(bench.events(), []);
+    }
+
+    #[test]
+    fn gauges() {
+        // PLEG-17
+        let mut bench = Bench::default();
+        let mut one = pod(&[("x", Running), ("y", Exited), ("z", Created)]);
+        one.sandboxes = vec![sandbox("s", SandboxState::Ready)];
+        bench.relist(&[one], false);
+        assert_eq!(
+            bench.pleg.counts(),
+            RunningCounts {
+                pods: 1,
+                running: 1,
+                exited: 1,
+                unknown: 1
+            }
+        );
+    }
+}

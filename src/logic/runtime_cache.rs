@@ -1,0 +1,364 @@
+//! What the runtime said last about each pod, and how old that is.
+//!
+//! Times are those at which a listing *began*: what was listed is at least that new. Names and rules follow kubelet
+//! `container/cache.go` and `container/runtime_cache.go`.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::time::Duration;
+
+use crate::api::{
+    Mono, PodUid,
+    cri::{PodRuntimeStatus, SandboxState},
+};
+
+use super::pod_table::{Freshness, StatusAge};
+
+/// How long a list of running pods may be used.
+pub const RUNNING_PODS_TTL: Duration = Duration::from_secs(3);
+
+/// The status of a pod, or why it could not be read.
+pub type Status = Result<Rc<PodRuntimeStatus>, Rc<str>>;
+
+#[derive(Clone, Debug)]
+struct Entry {
+    status: Status,
+    /// When the listing began that led to `status`.
+    modified: Mono,
+    /// When the last listing began that found nothing new.
+    observed: Mono,
+}
+
+/// One status a pod. At most as many as the runtime lists.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeCache {
+    entries: BTreeMap<PodUid, Entry>,
+    /// When the last complete relist began; 0 before the first.
+    time: Mono,
+}
+
+impl RuntimeCache {
+    /// The newest answer about `uid`. A pod the runtime does not know has an empty status.
+    pub fn get(&self, uid: &PodUid) -> Status {
+        self.entries.get(uid).map_or_else(
+            || {
+                Ok(Rc::new(PodRuntimeStatus {
+                    uid: uid.clone(),
+                    ..PodRuntimeStatus::default()
+                }))
+            },
+            |entry| entry.status.clone(),
+        )
+    }
+
+    /// Replaces the answer about `uid` by that of a listing which began at `at`.
+    pub fn set(&mut self, uid: &PodUid, status: Result<PodRuntimeStatus, String>, at: Mono) {
+        let entry = Entry {
+            status: match status {
+                Ok(mut status) => {
+                    self.keep_ips(uid, &mut status);
+                    Ok(Rc::new(status))
+                }
+                Err(text) => Err(text.into()),
+            },
+            modified: at,
+            observed: at,
+        };
+        self.entries.insert(uid.clone(), entry);
+    }
+
+    /// A stopped sandbox no longer reports its addresses, but the pod's status still shows them.
+    fn keep_ips(&self, uid: &PodUid, status: &mut PodRuntimeStatus) {
+        let ready = |state| state == SandboxState::Ready;
+        if status.ips.is_empty()
+            && !status.sandboxes.iter().any(|sandbox| ready(sandbox.state))
+            && let Some(Ok(before)) = self.entries.get(uid).map(|entry| &entry.status)
+        {
+            status.ips.clone_from(&before.ips);
+        }
+    }
+
+    /// A listing that began at `at` found `uid` as it is known.
+    pub fn mark_observed(&mut self, uid: &PodUid, at: Mono) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.observed = at;
+        }
+    }
+
+    /// The runtime has forgotten `uid`. Who waits for something newer waits for [`RuntimeCache::set_time`].
+    pub fn delete(&mut self, uid: &PodUid) {
+        self.entries.remove(uid);
+    }
+
+    /// A complete relist that began at `at` has been taken in.
+    pub fn set_time(&mut self, at: Mono) {
+        self.time = self.time.max(at);
+    }
+
+    /// Whether a relist was taken in and nothing of `uid` runs. An error is not idle.
+    #[must_use]
+    pub fn is_idle(&self, uid: &PodUid) -> bool {
+        let idle = |status: &Status| status.as_ref().is_ok_and(|status| !status.is_running());
+        self.time > Mono(0)
+            && self
+                .entries
+                .get(uid)
+                .is_none_or(|entry| idle(&entry.status))
+    }
+
+    /// All pods the runtime knows, sorted by UID.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Status)> {
+        self.entries.iter().map(|(uid, entry)| (uid, &entry.status))
+    }
+}
+
+impl StatusAge for RuntimeCache {
+    fn newer_than(&self, uid: &PodUid, after: Mono) -> Freshness {
+        let entry = self.entries.get(uid);
+        let newest = entry.map_or(self.time, |entry| {
+            self.time.max(entry.modified).max(entry.observed)
+        });
+        match entry {
+            _ if newest <= after => Freshness::Stale,
+            Some(Entry { status: Err(_), .. }) => Freshness::Failed,
+            Some(Entry { status: Ok(_), .. }) | None => Freshness::Fresh,
+        }
+    }
+}
+
+/// A pod that runs as far as the runtime knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningPod {
+    /// UID.
+    pub uid: PodUid,
+    /// Name.
+    pub name: Box<str>,
+    /// Namespace.
+    pub namespace: Box<str>,
+}
+
+/// The pods with a READY sandbox or a running container, as one listing found them. Sorted by UID.
+#[derive(Clone, Debug, Default)]
+pub struct RunningPods {
+    pods: Vec<RunningPod>,
+    /// When the listing began.
+    at: Option<Mono>,
+}
+
+impl RunningPods {
+    /// Takes the listing of all pods that began at `at`.
+    pub fn set(&mut self, listed: &[PodRuntimeStatus], at: Mono) {
+        let running = listed.iter().filter(|pod| pod.is_running());
+        self.pods = running
+            .map(|pod| RunningPod {
+                uid: pod.uid.clone(),
+                name: pod.name.as_str().into(),
+                namespace: pod.namespace.as_str().into(),
+            })
+            .collect();
+        self.pods.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        self.at = Some(at);
+    }
+
+    /// The list, unless it is too old at `now`.
+    #[must_use]
+    pub fn fresh(&self, now: Mono) -> Option<&[RunningPod]> {
+        let young = |at| now - at <= RUNNING_PODS_TTL;
+        self.at.is_some_and(young).then_some(&self.pods[..])
+    }
+
+    /// The list, unless its listing began before `at`: what housekeeping needs.
+    #[must_use]
+    pub fn since(&self, at: Mono) -> Option<&[RunningPod]> {
+        self.at
+            .is_some_and(|listed| listed >= at)
+            .then_some(&self.pods[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+    use crate::api::{
+        SandboxId, Wall,
+        cri::{NamespaceOptions, Order, SandboxStatus},
+    };
+
+    const IP: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn uid(text: &str) -> PodUid {
+        text.into()
+    }
+
+    fn status(ips: &[IpAddr], sandbox: Option<SandboxState>) -> PodRuntimeStatus {
+        PodRuntimeStatus {
+            uid: uid("a"),
+            ips: ips.to_vec(),
+            sandboxes: sandbox
+                .map(|state| SandboxStatus {
+                    id: SandboxId::new("s"),
+                    uid: uid("a"),
+                    name: String::new(),
+                    namespace: String::new(),
+                    attempt: 0,
+                    state,
+                    created: Order(1, 1),
+                    created_at: Wall(0),
+                    ips: ips.to_vec(),
+                    namespaces: NamespaceOptions::default(),
+                })
+                .into_iter()
+                .collect(),
+            ..PodRuntimeStatus::default()
+        }
+    }
+
+    #[test]
+    fn unknown_pods_are_empty() {
+        // CACHE-01
+        let status = RuntimeCache::default().get(&uid("x")).expect("no error");
+        assert_eq!(status.uid, uid("x"));
+        assert!(status.sandboxes.is_empty() && status.containers.is_empty());
+    }
+
+    #[test]
+    fn newer_than() {
+        use Freshness::{Failed, Fresh, Stale};
+        let ok = || Ok(status(&[], None));
+        // CACHE-02 CACHE-03
+        for (name, time, set, observed, after, expected) in [
+            ("before the first relist", 0, None, None, 0, Stale),
+            ("absent, relist newer", 5, None, None, 4, Fresh),
+            ("absent, relist as old", 5, None, None, 5, Stale),
+            (
+                "present, modified newer",
+                0,
+                Some((ok(), 7)),
+                None,
+                6,
+                Fresh,
+            ),
+            (
+                "present, modified as old",
+                0,
+                Some((ok(), 7)),
+                None,
+                7,
+                Stale,
+            ),
+            (
+                "present, observed newer",
+                0,
+                Some((ok(), 3)),
+                Some(9),
+                8,
+                Fresh,
+            ),
+            ("present, relist newer", 9, Some((ok(), 3)), None, 8, Fresh),
+            ("present, all older", 9, Some((ok(), 3)), Some(8), 9, Stale),
+            (
+                "an error is an answer",
+                0,
+                Some((Err("x".into()), 7)),
+                None,
+                6,
+                Failed,
+            ),
+            (
+                "an old error is not",
+                0,
+                Some((Err("x".into()), 7)),
+                None,
+                7,
+                Stale,
+            ),
+        ] {
+            let mut cache = RuntimeCache::default();
+            cache.set_time(Mono(time));
+            if let Some((status, at)) = set {
+                cache.set(&uid("a"), status, Mono(at));
+            }
+            if let Some(at) = observed {
+                cache.mark_observed(&uid("a"), Mono(at));
+            }
+            assert_eq!(cache.newer_than(&uid("a"), Mono(after)), expected, "{name}");
+        }
+        // A deletion releases nobody by itself; the time of the relist that saw it does.
+        let mut cache = RuntimeCache::default();
+        cache.set_time(Mono(3));
+        cache.set(&uid("a"), ok(), Mono(5));
+        cache.delete(&uid("a"));
+        assert_eq!(cache.newer_than(&uid("a"), Mono(4)), Stale);
+        cache.set_time(Mono(5));
+        assert_eq!(cache.newer_than(&uid("a"), Mono(4)), Fresh);
+    }
+
+    #[test]
+    fn addresses_are_kept() {
+        use SandboxState::{NotReady, Ready};
+        // PLEG-11
+        for (name, before, sandbox, after, expected) in [
+            ("stopped sandbox", Some(IP), Some(NotReady), None, Some(IP)),
+            ("no sandbox", Some(IP), None, None, Some(IP)),
+            (
+                "a READY sandbox without one",
+                Some(IP),
+                Some(Ready),
+                None,
+                None,
+            ),
+            ("a new one", None, Some(Ready), Some(IP), Some(IP)),
+            ("never had one", None, Some(NotReady), None, None),
+        ] {
+            let mut cache = RuntimeCache::default();
+            cache.set(
+                &uid("a"),
+                Ok(status(before.as_slice(), Some(Ready))),
+                Mono(1),
+            );
+            cache.set(&uid("a"), Ok(status(after.as_slice(), sandbox)), Mono(2));
+            let ips = cache.get(&uid("a")).expect("status").ips.clone();
+            assert_eq!(ips, expected.as_slice(), "{name}");
+        }
+    }
+
+    #[test]
+    fn idle() {
+        // PW-06
+        let mut cache = RuntimeCache::default();
+        assert!(!cache.is_idle(&uid("a")), "not before the first relist");
+        cache.set_time(Mono(1));
+        assert!(cache.is_idle(&uid("a")), "an empty entry counts");
+        for (status, idle) in [
+            (Ok(status(&[], Some(SandboxState::NotReady))), true),
+            (Ok(status(&[], Some(SandboxState::Ready))), false),
+            (Err("unreadable".into()), false),
+        ] {
+            cache.set(&uid("a"), status, Mono(1));
+            assert_eq!(cache.is_idle(&uid("a")), idle);
+        }
+    }
+
+    #[test]
+    fn running_pods() {
+        // CACHE-04
+        let mut running = RunningPods::default();
+        assert_eq!(running.fresh(Mono(0)), None);
+        let mut other = status(&[], Some(SandboxState::NotReady));
+        other.uid = uid("b");
+        running.set(
+            &[other, status(&[], Some(SandboxState::Ready))],
+            Mono(10_000),
+        );
+        let uids = |pods: &[RunningPod]| pods.iter().map(|p| p.uid.clone()).collect::<Vec<_>>();
+        assert_eq!(running.fresh(Mono(13_000)).map(uids), Some(vec![uid("a")]));
+        assert_eq!(running.fresh(Mono(13_001)), None, "expired");
+        assert_eq!(running.since(Mono(10_000)).map(uids), Some(vec![uid("a")]));
+        assert_eq!(
+            running.since(Mono(10_001)),
+            None,
+            "listed before it was asked for"
+        );
+    }
+}
