@@ -425,6 +425,8 @@ const fn what_happened(old: State, new: State) -> &'static [EventKind] {
 
 #[cfg(test)]
 mod tests {
+    use core::slice;
+
     use super::*;
     use crate::api::{
         ContainerId, SandboxId, Wall,
@@ -655,9 +657,9 @@ mod tests {
         // PLEG-08 PLEG-09
         let mut bench = Bench::default();
         let (up, down) = (pod(&[("x", Running)]), pod(&[("x", Exited)]));
-        bench.relist(&[up.clone()], false);
+        bench.relist(slice::from_ref(&up), false);
         bench.events();
-        assert_eq!(bench.relist(&[down.clone()], true), 1);
+        assert_eq!(bench.relist(slice::from_ref(&down), true), 1);
         assert_eq!(bench.events(), [], "withheld");
         assert!(
             bench.cache.get(&"a".into()).is_err(),
@@ -668,10 +670,10 @@ mod tests {
 
         // Back to what it was: no event of a container, but the pod was flagged.
         let mut bench = Bench::default();
-        bench.relist(&[up.clone()], false);
+        bench.relist(slice::from_ref(&up), false);
         bench.events();
         bench.relist(&[pod(&[("x", Exited)])], true);
-        assert_eq!(bench.relist(&[up.clone()], false), 1);
+        assert_eq!(bench.relist(slice::from_ref(&up), false), 1);
         assert_eq!(bench.events(), [(PodSync, "".into())]);
         assert_eq!(bench.relist(&[up], false), 0, "once");
     }
@@ -684,7 +686,7 @@ mod tests {
         assert!(bench.pleg.request_reinspection(&"a".into()));
         assert_eq!(bench.relist(&[], false), 0);
         assert_eq!(
-            bench.relist(&[up.clone()], false),
+            bench.relist(slice::from_ref(&up), false),
             1,
             "kept until it is listed"
         );
