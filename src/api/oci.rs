@@ -3,8 +3,8 @@
 //! - Written, never read: [`Spec`] and what it holds, limited to what a Linux container of a pod needs.
 //! - Read, never written: [`Index`], [`Manifest`], [`ImageConfig`]. Docker's own media types have the same shape.
 //! - Both: [`Seccomp`], because a `Localhost` profile is a file of that type.
-//! - [`SpecInput`] is what the direct backend gathers for `logic::oci::container_spec`; [`cgroup`](CgroupValues)
-//!   values are what `logic::cgroup` decides and `crate::cgroup` writes.
+//! - [`SpecInput`] is what the direct backend gathers for `logic::oci::container_spec`; [`PodCgroup`] is
+//!   what `logic::cgroup` decides and `crate::cgroup` writes.
 //!
 //! Source: opencontainers/runtime-spec `config.md`, `config-linux.md` (1.0.2); opencontainers/image-spec (1.1).
 
@@ -12,7 +12,7 @@ use alloc::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use super::cri::{ContainerConfig, Mount as BindMount, SandboxConfig};
+use super::cri::{ContainerConfig, LinuxResources, Mount as BindMount, SandboxConfig};
 
 /// Version of the runtime specification that [`Spec`] follows.
 pub const SPEC_VERSION: &str = "1.0.2";
@@ -468,27 +468,10 @@ pub struct HostFacts {
     pub apparmor: bool,
     /// Name of the loaded profile that `RuntimeDefault` stands for; empty if there is none.
     pub apparmor_default: String,
+    /// SELinux is enabled; without it labels are left out.
+    pub selinux: bool,
     /// The kernel has seccomp filters.
     pub seccomp: bool,
-}
-
-/// Values for one cgroup that the agent itself makes (root `kubepods`, tier or pod). `None` leaves a file alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CgroupValues {
-    /// cpu.shares, 2..=262144; on v2 written as the weight of RES-14.
-    pub cpu_shares: Option<u64>,
-    /// cpu.weight of the same, 1..=10000, already converted.
-    pub cpu_weight: Option<u64>,
-    /// CFS quota, microseconds; −1 means no limit.
-    pub cpu_quota_us: Option<i64>,
-    /// CFS period, microseconds.
-    pub cpu_period_us: Option<u64>,
-    /// Memory limit, bytes.
-    pub memory_bytes: Option<i64>,
-    /// pids.max.
-    pub pids: Option<i64>,
-    /// Page size name (`2MB`) to bytes.
-    pub hugetlb: BTreeMap<String, u64>,
 }
 
 /// One pod's cgroup: where and what.
@@ -497,7 +480,7 @@ pub struct PodCgroup {
     /// Absolute within the hierarchy, `cgroupRoot` included (`/kubepods/burstable/pod<uid>`).
     pub path: String,
     /// What to write.
-    pub values: CgroupValues,
+    pub values: LinuxResources,
 }
 
 macro_rules! read {

@@ -16,6 +16,12 @@ pub trait Objects {
     fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, String>;
     /// Text of a file inside one of the pod's mounted volumes, for fileKeyRef.
     fn volume_file(&self, volume: &str, path: &str) -> Result<String, String>;
+    /// A token of the pod's service account, for `serviceAccountToken` in a projected volume. `expiration`: seconds.
+    fn service_account_token(
+        &self,
+        audience: &str,
+        expiration: Option<i64>,
+    ) -> Result<Vec<u8>, String>;
 }
 
 /// No objects at all.
@@ -30,6 +36,9 @@ impl Objects for NoObjects {
     }
     fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
         Err(format!("no file {path:?} in volume {volume:?}"))
+    }
+    fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
+        Err("service account tokens need an API server".into())
     }
 }
 
@@ -298,6 +307,9 @@ mod tests {
                 }
                 _ => Err("no such volume".into()),
             }
+        }
+        fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
+            Err("none".into())
         }
     }
 

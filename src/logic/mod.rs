@@ -15,12 +15,15 @@ pub mod static_pod;
 pub mod validation;
 
 pub mod capabilities;
+pub mod cgroup;
 pub mod dns;
 pub mod downward;
 pub mod env;
 pub mod expansion;
 pub mod hosts;
 pub mod oci;
+pub mod pod_resources;
+pub mod projection;
 pub mod seccomp;
 pub mod service_env;
 pub mod user;

@@ -148,7 +148,12 @@ fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, 
                 .oom_score_adj
                 .max(input.host.min_oom_score_adj),
         ),
-        selinux_label: security.selinux_label.clone(),
+        // Runtimes refuse a label that the kernel would not look at.
+        selinux_label: if input.host.selinux {
+            security.selinux_label.clone()
+        } else {
+            String::new()
+        },
     })
 }
 

@@ -1,0 +1,735 @@
+//! Values of cgroups (RES-01 to RES-14, CG-02, CG-07 to CG-15): where a pod's is, and what is written to it and to its
+//! containers'. Writing is `crate::cgroup`'s; containers' values travel through the OCI runtime.
+
+use alloc::collections::BTreeMap;
+
+use crate::api::cri::LinuxResources;
+use crate::api::oci::PodCgroup;
+use crate::api::pod_status::QosClass;
+use crate::api::{Container, Pod, Quantity};
+use crate::logic::pod_resources::{
+    Amount, container_amount, containers_sum, names, pod_level, pod_sum,
+};
+
+/// Fewest shares the kernel takes.
+pub const MIN_SHARES: u64 = 2;
+/// Most shares the kernel takes.
+pub const MAX_SHARES: u64 = 262_144;
+/// Shortest quota the kernel takes, microseconds.
+pub const MIN_QUOTA_US: i64 = 1000;
+/// Default of `cpuCFSQuotaPeriod`, microseconds.
+pub const DEFAULT_PERIOD_US: u64 = 100_000;
+/// oom_score_adj of Guaranteed and node-critical pods.
+const GUARANTEED_OOM: i64 = -997;
+/// Priority of `system-node-critical`.
+const NODE_CRITICAL_PRIORITY: i32 = 2_000_001_000;
+/// "Unlimited" huge pages of the tiers, bytes.
+const HUGETLB_UNLIMITED: u64 = 1 << 62;
+/// Name of the group above all pods.
+const KUBEPODS: &str = "kubepods";
+
+/// What the machine and the configuration contribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupSettings {
+    /// `cgroupRoot`; empty or `/` for none.
+    pub cgroup_root: String,
+    /// `cpuCFSQuota`.
+    pub cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod`, microseconds.
+    pub cfs_period_us: u64,
+    /// `podPidsLimit`; not positive means none.
+    pub pod_pids_limit: i64,
+    /// `singleProcessOOMKill`.
+    pub single_process_oom_kill: bool,
+    /// `memorySwap.swapBehavior` is `LimitedSwap`.
+    pub limited_swap: bool,
+    /// Unified hierarchy.
+    pub v2: bool,
+    /// The kernel accounts swap (`memory.swap.max` or `memory.memsw.*` exists).
+    pub swap_controller: bool,
+    /// Memory of the machine, bytes.
+    pub node_memory_bytes: i64,
+    /// Swap of the machine, bytes.
+    pub node_swap_bytes: i64,
+    /// Huge page sizes of the machine, bytes.
+    pub hugepage_sizes: Vec<u64>,
+}
+
+impl Default for CgroupSettings {
+    fn default() -> Self {
+        Self {
+            cgroup_root: String::new(),
+            cfs_quota: true,
+            cfs_period_us: DEFAULT_PERIOD_US,
+            pod_pids_limit: -1,
+            single_process_oom_kill: false,
+            limited_swap: false,
+            v2: true,
+            swap_controller: false,
+            node_memory_bytes: 0,
+            node_swap_bytes: 0,
+            hugepage_sizes: Vec::new(),
+        }
+    }
+}
+
+/// cpu.shares for a CPU request in thousandths (RES-01).
+#[must_use]
+pub fn shares(cpu_milli: i64) -> u64 {
+    let milli = u64::try_from(cpu_milli).unwrap_or(0);
+    (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// CFS quota in microseconds for a CPU limit in thousandths (RES-02); 0 for no limit.
+#[must_use]
+pub fn quota(cpu_milli: i64, period_us: u64) -> i64 {
+    if cpu_milli <= 0 {
+        return 0;
+    }
+    let us = i128::from(cpu_milli) * i128::from(period_us) / 1000;
+    i64::try_from(us).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
+}
+
+/// cpu.weight of cgroup v2 for pod and tier groups (RES-14). Never apply it to a container's: the runtime converts.
+#[must_use]
+pub fn weight(shares: u64) -> u64 {
+    1 + (shares.clamp(MIN_SHARES, MAX_SHARES) - MIN_SHARES) * 9999 / (MAX_SHARES - MIN_SHARES)
+}
+
+/// Absolute path of the group above all pods: `/kubepods` below `cgroupRoot`.
+#[must_use]
+pub fn kubepods_path(cgroup_root: &str) -> String {
+    match cgroup_root.trim_matches('/') {
+        "" => format!("/{KUBEPODS}"),
+        root => format!("/{root}/{KUBEPODS}"),
+    }
+}
+
+/// Absolute path of a tier; Guaranteed pods have none and stand directly below `kubepods`.
+#[must_use]
+pub fn tier_path(cgroup_root: &str, qos: QosClass) -> String {
+    let root = kubepods_path(cgroup_root);
+    match qos {
+        QosClass::Guaranteed => root,
+        QosClass::Burstable => root + "/burstable",
+        QosClass::BestEffort => root + "/besteffort",
+    }
+}
+
+/// Absolute path of a pod's group (RES-10, cgroupfs driver).
+#[must_use]
+pub fn pod_path(cgroup_root: &str, qos: QosClass, uid: &str) -> String {
+    format!("{}/pod{uid}", tier_path(cgroup_root, qos))
+}
+
+/// Path and values of a pod's group (RES-11).
+#[must_use]
+pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgroup {
+    let mut values = LinuxResources {
+        cpu_shares: Some(MIN_SHARES),
+        pids_limit: Some(settings.pod_pids_limit).filter(|&limit| limit > 0),
+        hugepage_limits: hugepages(settings, |size| {
+            hugepage_sum(pod, Amount::Requests, size).unwrap_or(0)
+        }),
+        ..LinuxResources::default()
+    };
+    if qos != QosClass::BestEffort {
+        values.cpu_shares = Some(shares(pod_sum(pod, Amount::Requests, "cpu").unwrap_or(0)));
+        let declared = |name| qos == QosClass::Guaranteed || every_container_is_limited(pod, name);
+        if declared("cpu") {
+            let limit = pod_sum(pod, Amount::Limits, "cpu").unwrap_or(0);
+            values.cpu_quota_us = Some(match (settings.cfs_quota, limit) {
+                (true, 1..) => quota(limit, settings.cfs_period_us),
+                (_, _) => -1,
+            });
+            values.cpu_period_us = Some(settings.cfs_period_us);
+        }
+        if declared("memory") {
+            values.memory_limit_bytes =
+                pod_sum(pod, Amount::Limits, "memory").filter(|&limit| limit > 0);
+        }
+    }
+    PodCgroup {
+        path: pod_path(&settings.cgroup_root, qos, &pod.metadata.uid),
+        values,
+    }
+}
+
+/// A pod's own limit counts for all its containers; otherwise one without a limit makes the pod's sum meaningless.
+fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
+    let limited = |limit: Option<i64>| limit.is_some_and(|limit| limit > 0);
+    let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    limited(pod_level(pod, Amount::Limits, name))
+        || containers.all(|container| limited(container_amount(container, Amount::Limits, name)))
+}
+
+/// Values of a tier (RES-13). `burstable_milli`: sum of the CPU requests of the running Burstable pods, thousandths.
+#[must_use]
+pub fn tier_values(
+    qos: QosClass,
+    burstable_milli: i64,
+    settings: &CgroupSettings,
+) -> LinuxResources {
+    let sizes = settings.hugepage_sizes.iter();
+    LinuxResources {
+        cpu_shares: match qos {
+            QosClass::Guaranteed => None,
+            QosClass::Burstable => Some(shares(burstable_milli)),
+            QosClass::BestEffort => Some(MIN_SHARES),
+        },
+        hugepage_limits: sizes
+            .map(|&size| (page_size_name(size), HUGETLB_UNLIMITED))
+            .collect(),
+        ..LinuxResources::default()
+    }
+}
+
+/// Values of `kubepods` (CG-12): what is left for pods after reservations. `pids`: `None` leaves it alone.
+#[must_use]
+pub fn kubepods_values(cpu_milli: i64, memory_bytes: i64, pids: Option<i64>) -> LinuxResources {
+    LinuxResources {
+        cpu_shares: Some(shares(cpu_milli)),
+        memory_limit_bytes: Some(memory_bytes),
+        pids_limit: pids,
+        ..LinuxResources::default()
+    }
+}
+
+/// Values of one container (RES-01 to RES-08), for the OCI runtime.
+#[must_use]
+pub fn container_resources(
+    pod: &Pod,
+    container: &Container,
+    qos: QosClass,
+    settings: &CgroupSettings,
+) -> LinuxResources {
+    let limit = |name| {
+        let own = container_amount(container, Amount::Limits, name).filter(|&limit| limit > 0);
+        own.or_else(|| pod_level(pod, Amount::Limits, name))
+            .filter(|&limit| limit > 0)
+    };
+    let cpu_limit = limit("cpu");
+    let cpu_request = container_amount(container, Amount::Requests, "cpu").or(cpu_limit);
+    let memory_limit = limit("memory");
+    let quota = cpu_limit
+        .filter(|_| settings.cfs_quota)
+        .map(|limit| quota(limit, settings.cfs_period_us));
+    let mut values = LinuxResources {
+        cpu_shares: Some(shares(cpu_request.unwrap_or(0))),
+        cpu_quota_us: quota,
+        cpu_period_us: quota.map(|_| settings.cfs_period_us),
+        memory_limit_bytes: memory_limit,
+        oom_score_adj: oom_score_adj(pod, container, qos, settings.node_memory_bytes),
+        hugepage_limits: hugepages(settings, |size| {
+            let own = hugepage_amount(Amount::Limits.of(&container.resources), size);
+            let whole = pod.spec.resources.as_ref();
+            own.or_else(|| whole.and_then(|r| hugepage_amount(Amount::Limits.of(r), size)))
+                .unwrap_or(0)
+        }),
+        ..LinuxResources::default()
+    };
+    if settings.v2 && !settings.single_process_oom_kill {
+        values.unified.insert("memory.oom.group".into(), "1".into());
+    }
+    if settings.swap_controller {
+        if settings.v2 {
+            let swap = swap_bytes(pod, container, qos, settings);
+            values
+                .unified
+                .insert("memory.swap.max".into(), swap.to_string());
+        } else {
+            values.memory_swap_bytes = memory_limit;
+        }
+    }
+    values
+}
+
+/// Swap of a container, bytes (RES-08). Only cgroup v2 can share swap out.
+fn swap_bytes(pod: &Pod, container: &Container, qos: QosClass, settings: &CgroupSettings) -> i64 {
+    let request = container_amount(container, Amount::Requests, "memory").unwrap_or(0);
+    let limit = container_amount(container, Amount::Limits, "memory");
+    let gets_some = settings.limited_swap
+        && qos == QosClass::Burstable
+        && !crate::logic::pod_kind::is_critical(pod)
+        && request > 0
+        && limit != Some(request)
+        && settings.node_memory_bytes > 0;
+    if !gets_some {
+        return 0;
+    }
+    let share = i128::from(request) * i128::from(settings.node_swap_bytes)
+        / i128::from(settings.node_memory_bytes);
+    i64::try_from(share).unwrap_or(i64::MAX)
+}
+
+/// oom_score_adj of a container (RES-04).
+#[must_use]
+pub fn oom_score_adj(
+    pod: &Pod,
+    container: &Container,
+    qos: QosClass,
+    node_memory_bytes: i64,
+) -> i32 {
+    let critical = pod
+        .spec
+        .priority
+        .is_some_and(|priority| priority >= NODE_CRITICAL_PRIORITY);
+    let score = match qos {
+        _ if critical => GUARANTEED_OOM,
+        QosClass::Guaranteed => GUARANTEED_OOM,
+        QosClass::BestEffort => 1000,
+        QosClass::Burstable => burstable_oom(pod, container, node_memory_bytes),
+    };
+    i32::try_from(score).unwrap_or(1000)
+}
+
+fn burstable_oom(pod: &Pod, container: &Container, node_memory_bytes: i64) -> i64 {
+    let request = |container: &Container| {
+        container_amount(container, Amount::Requests, "memory").unwrap_or(0)
+    };
+    let extra = unallocated_share(pod);
+    let score = |bytes: i64| {
+        let bytes = i128::from(bytes.saturating_add(extra));
+        let part = (1000 * bytes).checked_div(i128::from(node_memory_bytes));
+        1000 - i64::try_from(part.unwrap_or(0)).unwrap_or(1000).min(1000)
+    };
+    let mut own = score(request(container));
+    // A sidecar must not be killed before the containers it serves.
+    let is_sidecar = container.is_sidecar()
+        && pod
+            .spec
+            .init_containers
+            .iter()
+            .any(|init| init.name == container.name);
+    if is_sidecar && let Some(smallest) = pod.spec.containers.iter().map(request).min() {
+        own = own.min(score(smallest));
+    }
+    match own.max(1000 + GUARANTEED_OOM) {
+        1000 => 999,
+        own => own,
+    }
+}
+
+/// Each container's share of the memory that the pod requests beyond its containers' requests.
+fn unallocated_share(pod: &Pod) -> i64 {
+    let Some(whole) = pod_level(pod, Amount::Requests, "memory").filter(|&whole| whole > 0) else {
+        return 0;
+    };
+    let count = pod.spec.containers.len() + pod.spec.init_containers.len();
+    let spare = whole - containers_sum(pod, Amount::Requests, "memory").unwrap_or(0);
+    let count = i64::try_from(count).unwrap_or(i64::MAX).max(1);
+    spare.max(0) / count
+}
+
+/// One entry for every page size of the machine (RES-06).
+fn hugepages(settings: &CgroupSettings, bytes: impl Fn(u64) -> i64) -> BTreeMap<String, u64> {
+    let sizes = settings.hugepage_sizes.iter();
+    sizes
+        .map(|&size| {
+            let limit = u64::try_from(bytes(size)).unwrap_or(0);
+            (page_size_name(size), limit)
+        })
+        .collect()
+}
+
+/// The pod's sum for one page size, however its name is written.
+fn hugepage_sum(pod: &Pod, which: Amount, size: u64) -> Option<i64> {
+    let name = names(pod, which)
+        .into_iter()
+        .find(|name| is_page_size(name, size))?;
+    pod_sum(pod, which, name)
+}
+
+fn hugepage_amount(map: &BTreeMap<String, Quantity>, size: u64) -> Option<i64> {
+    map.iter()
+        .find(|(name, _)| is_page_size(name, size))
+        .map(|(_, quantity)| quantity.value())
+}
+
+/// Whether `hugepages-2Mi` names pages of `size` bytes.
+fn is_page_size(resource: &str, size: u64) -> bool {
+    resource
+        .strip_prefix("hugepages-")
+        .and_then(|text| Quantity::parse(text).ok())
+        .is_some_and(|quantity| u64::try_from(quantity.value()) == Ok(size))
+}
+
+/// The kernel's name of a page size: `2MB`.
+#[must_use]
+pub fn page_size_name(bytes: u64) -> String {
+    let units = ["B", "KB", "MB", "GB"];
+    let mut size = bytes;
+    let mut unit = 0;
+    while size >= 1024 && size.is_multiple_of(1024) && unit + 1 < units.len() {
+        size /= 1024;
+        unit += 1;
+    }
+    let name = units.get(unit).copied().unwrap_or_default();
+    format!("{size}{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use QosClass::{BestEffort, Burstable, Guaranteed};
+
+    const GIB: i64 = 1 << 30;
+
+    fn pod(spec: &str) -> Pod {
+        let text = format!(r#"{{"metadata":{{"uid":"u-1"}},"spec":{spec}}}"#);
+        serde_json::from_str(&text).expect("pod")
+    }
+
+    #[test]
+    fn conversions() {
+        // RES-01 RES-14 CG-07 CG-08
+        for (milli, want_shares, want_weight) in [
+            (-5, 2, 1),
+            (0, 2, 1),
+            (1, 2, 1),
+            (100, 102, 4),
+            (250, 256, 10),
+            (1000, 1024, 39),
+            (256_000, 262_144, 10_000),
+            (i64::MAX, 262_144, 10_000),
+        ] {
+            assert_eq!(shares(milli), want_shares, "{milli}");
+            assert_eq!(weight(want_shares), want_weight, "{milli}");
+        }
+        // RES-02
+        for (milli, period, want) in [
+            (0, 100_000, 0),
+            (1, 100_000, 1000),
+            (10, 100_000, 1000),
+            (11, 100_000, 1100),
+            (200, 100_000, 20_000),
+            (1500, 10_000, 15_000),
+            (i64::MAX, 1_000_000, i64::MAX),
+        ] {
+            assert_eq!(quota(milli, period), want, "{milli} {period}");
+        }
+    }
+
+    #[test]
+    fn paths() {
+        // RES-10 CG-02
+        for (root, qos, want) in [
+            ("", Guaranteed, "/kubepods/podu"),
+            ("/", Burstable, "/kubepods/burstable/podu"),
+            ("/a/b/", BestEffort, "/a/b/kubepods/besteffort/podu"),
+        ] {
+            assert_eq!(pod_path(root, qos, "u"), want);
+        }
+    }
+
+    fn facts() -> CgroupSettings {
+        CgroupSettings {
+            node_memory_bytes: 4 * GIB,
+            node_swap_bytes: 2 * GIB,
+            hugepage_sizes: vec![2 << 20, 1 << 30],
+            ..CgroupSettings::default()
+        }
+    }
+
+    const LIMITED: &str = r#"{"resources":{"requests":{"cpu":"250m","memory":"64Mi"},
+        "limits":{"cpu":"500m","memory":"128Mi"}}}"#;
+
+    #[test]
+    fn pod_values() {
+        // RES-11 CG-10
+        let (both, one) = (
+            format!(r#"{{"containers":[{LIMITED},{LIMITED}]}}"#),
+            format!(r#"{{"containers":[{LIMITED},{{}}]}}"#),
+        );
+        let init = format!(r#"{{"initContainers":[{{}}],"containers":[{LIMITED}]}}"#);
+        let whole = format!(
+            r#"{{"resources":{{"limits":{{"cpu":"2","memory":"1Gi"}}}},"containers":[{LIMITED},{{}}]}}"#
+        );
+        for (name, spec, qos, cfs, want) in [
+            (
+                "all limited",
+                &both,
+                Burstable,
+                true,
+                (512, Some(100_000), Some(256 << 20)),
+            ),
+            (
+                "one without limit",
+                &one,
+                Burstable,
+                true,
+                (256, None, None),
+            ),
+            (
+                "an init container without limit",
+                &init,
+                Burstable,
+                true,
+                (256, None, None),
+            ),
+            (
+                "pod limits stand in",
+                &whole,
+                Burstable,
+                true,
+                (256, Some(200_000), Some(GIB)),
+            ),
+            (
+                "guaranteed",
+                &both,
+                Guaranteed,
+                true,
+                (512, Some(100_000), Some(256 << 20)),
+            ),
+            (
+                "no quotas",
+                &both,
+                Guaranteed,
+                false,
+                (512, Some(-1), Some(256 << 20)),
+            ),
+            ("best effort", &both, BestEffort, true, (2, None, None)),
+        ] {
+            let settings = CgroupSettings {
+                cfs_quota: cfs,
+                ..facts()
+            };
+            let got = pod_cgroup(&pod(spec), qos, &settings).values;
+            let (shares, quota, memory) = want;
+            assert_eq!(got.cpu_shares, Some(shares), "{name}");
+            assert_eq!(got.cpu_quota_us, quota, "{name}");
+            assert_eq!(got.cpu_period_us, quota.map(|_| 100_000), "{name}");
+            assert_eq!(got.memory_limit_bytes, memory, "{name}");
+            assert_eq!(got.pids_limit, None, "{name}");
+            assert_eq!(got.hugepage_limits["2MB"], 0, "{name}");
+        }
+        let huge = r#"{"containers":[{"resources":{"requests":{"hugepages-2Mi":"4Mi"},
+            "limits":{"hugepages-2Mi":"4Mi"}}}]}"#;
+        let settings = CgroupSettings {
+            pod_pids_limit: 100,
+            ..facts()
+        };
+        let got = pod_cgroup(&pod(huge), Burstable, &settings);
+        assert_eq!(got.path, "/kubepods/burstable/podu-1");
+        assert_eq!(got.values.pids_limit, Some(100));
+        assert_eq!(got.values.hugepage_limits["2MB"], 4 << 20);
+        assert_eq!(got.values.hugepage_limits["1GB"], 0);
+    }
+
+    #[test]
+    fn tiers_and_root() {
+        // RES-13 CG-11 CG-12
+        let settings = facts();
+        for (qos, milli, want) in [
+            (BestEffort, 5000, Some(2)),
+            (Burstable, 0, Some(2)),
+            (Burstable, 1000, Some(1024)),
+            (Guaranteed, 1000, None),
+        ] {
+            let values = tier_values(qos, milli, &settings);
+            assert_eq!(values.cpu_shares, want);
+            assert_eq!(values.hugepage_limits["1GB"], 1 << 62);
+        }
+        let root = kubepods_values(4000, GIB, Some(1000));
+        assert_eq!(
+            (root.cpu_shares, root.memory_limit_bytes, root.pids_limit),
+            (Some(4096), Some(GIB), Some(1000))
+        );
+    }
+
+    #[test]
+    fn container_values() {
+        // RES-01 RES-02 RES-03 RES-06 CG-14
+        let pod_limits =
+            r#""resources":{"limits":{"cpu":"1","memory":"1Gi","hugepages-2Mi":"8Mi"}},"#;
+        for (name, whole, resources, want) in [
+            ("nothing", "", "{}", (2, None, None, 0)),
+            (
+                "both",
+                "",
+                r#"{"requests":{"cpu":"100m","memory":"1Mi"},"limits":{"cpu":"200m","memory":"2Mi"}}"#,
+                (102, Some(20_000), Some(2 << 20), 0),
+            ),
+            (
+                "limit stands for the request",
+                "",
+                r#"{"limits":{"cpu":"1"}}"#,
+                (1024, Some(100_000), None, 0),
+            ),
+            (
+                "a zero request is a request",
+                "",
+                r#"{"requests":{"cpu":"0"},"limits":{"cpu":"1"}}"#,
+                (2, Some(100_000), None, 0),
+            ),
+            (
+                "pod limits",
+                pod_limits,
+                "{}",
+                (1024, Some(100_000), Some(GIB), 8 << 20),
+            ),
+            (
+                "own limits first",
+                pod_limits,
+                r#"{"limits":{"cpu":"500m","memory":"2Mi","hugepages-2Mi":"2Mi"}}"#,
+                (512, Some(50_000), Some(2 << 20), 2 << 20),
+            ),
+        ] {
+            let pod = pod(&format!(
+                r#"{{{whole}"containers":[{{"resources":{resources}}}]}}"#
+            ));
+            let got = container_resources(&pod, &pod.spec.containers[0], Burstable, &facts());
+            let (shares, quota, memory, huge) = want;
+            assert_eq!(got.cpu_shares, Some(shares), "{name}");
+            assert_eq!(got.cpu_quota_us, quota, "{name}");
+            assert_eq!(got.memory_limit_bytes, memory, "{name}");
+            assert_eq!(got.hugepage_limits["2MB"], huge, "{name}");
+            assert_eq!(got.hugepage_limits["1GB"], 0, "{name}");
+            assert_eq!(got.unified["memory.oom.group"], "1", "{name}");
+            assert!(!got.unified.contains_key("memory.swap.max"), "{name}");
+        }
+        let pod = pod(&format!(r#"{{"containers":[{LIMITED}]}}"#));
+        let settings = CgroupSettings {
+            single_process_oom_kill: true,
+            cfs_quota: false,
+            ..facts()
+        };
+        let got = container_resources(&pod, &pod.spec.containers[0], Burstable, &settings);
+        assert_eq!((got.cpu_quota_us, got.cpu_period_us), (None, None));
+        assert!(got.unified.is_empty());
+    }
+
+    #[test]
+    fn swap() {
+        // RES-08 CG-17
+        let pod = pod(&format!(
+            r#"{{"containers":[{LIMITED},{{"resources":{{
+            "requests":{{"memory":"1Gi"}},"limits":{{"memory":"1Gi"}}}}}}]}}"#
+        ));
+        let mut settings = CgroupSettings {
+            swap_controller: true,
+            ..facts()
+        };
+        let swap = |n: usize, qos, settings: &CgroupSettings| {
+            let got = container_resources(&pod, &pod.spec.containers[n], qos, settings);
+            (
+                got.unified.get("memory.swap.max").cloned(),
+                got.memory_swap_bytes,
+            )
+        };
+        assert_eq!(
+            swap(0, Burstable, &settings),
+            (Some("0".into()), None),
+            "NoSwap"
+        );
+        settings.limited_swap = true;
+        assert_eq!(
+            swap(0, Burstable, &settings),
+            (Some((32 << 20).to_string()), None),
+            "its share"
+        );
+        assert_eq!(
+            swap(1, Burstable, &settings).0,
+            Some("0".into()),
+            "request is the limit"
+        );
+        assert_eq!(
+            swap(0, Guaranteed, &settings).0,
+            Some("0".into()),
+            "guaranteed"
+        );
+        settings.v2 = false;
+        assert_eq!(swap(0, Burstable, &settings), (None, Some(128 << 20)), "v1");
+    }
+
+    #[test]
+    fn oom_scores() {
+        // RES-04 CG-15
+        let memory = |request: &str| {
+            format!(
+                r#"{{"name":"c{request}","resources":{{"requests":{{"memory":"{request}"}}}}}}"#
+            )
+        };
+        for (name, spec, qos, want) in [
+            (
+                "guaranteed",
+                format!(r#"{{"containers":[{}]}}"#, memory("1Gi")),
+                Guaranteed,
+                -997,
+            ),
+            (
+                "best effort",
+                r#"{"containers":[{}]}"#.into(),
+                BestEffort,
+                1000,
+            ),
+            (
+                "node critical",
+                r#"{"priority":2000001000,"containers":[{}]}"#.into(),
+                BestEffort,
+                -997,
+            ),
+            (
+                "cluster critical is not enough",
+                r#"{"priority":2000000000,"containers":[{}]}"#.into(),
+                BestEffort,
+                1000,
+            ),
+            (
+                "a quarter",
+                format!(r#"{{"containers":[{}]}}"#, memory("1Gi")),
+                Burstable,
+                750,
+            ),
+            ("nothing", r#"{"containers":[{}]}"#.into(), Burstable, 999),
+            (
+                "everything",
+                format!(r#"{{"containers":[{}]}}"#, memory("4Gi")),
+                Burstable,
+                3,
+            ),
+            (
+                "more than there is",
+                format!(r#"{{"containers":[{}]}}"#, memory("9Gi")),
+                Burstable,
+                3,
+            ),
+            (
+                "unallocated part is shared",
+                format!(
+                    r#"{{"resources":{{"requests":{{"memory":"3Gi"}}}},"containers":[{},{{}}]}}"#,
+                    memory("1Gi")
+                ),
+                Burstable,
+                500,
+            ),
+        ] {
+            let pod = pod(&spec);
+            let got = oom_score_adj(&pod, &pod.spec.containers[0], qos, 4 * GIB);
+            assert_eq!(got, want, "{name}");
+        }
+        let pod = pod(&format!(
+            r#"{{"initContainers":[{{"name":"side","restartPolicy":"Always"}}],"containers":[{},{}]}}"#,
+            memory("1Gi"),
+            memory("2Gi")
+        ));
+        let side = &pod.spec.init_containers[0];
+        assert_eq!(
+            oom_score_adj(&pod, side, Burstable, 4 * GIB),
+            750,
+            "sidecar"
+        );
+    }
+
+    #[test]
+    fn page_sizes() {
+        for (bytes, want) in [
+            (64 << 10, "64KB"),
+            (2 << 20, "2MB"),
+            (1 << 30, "1GB"),
+            (16 << 30, "16GB"),
+        ] {
+            assert_eq!(page_size_name(bytes), want);
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! Contents of configMap, secret, downwardAPI and projected volumes (VOL-04 to VOL-12). Writing them is `crate::volume`'s.
+
+use alloc::collections::BTreeMap;
+
+use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
+use crate::api::{Pod, ProjectedFile};
+use crate::logic::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
+use crate::logic::env::{Objects, not_found};
+
+/// Longest path component, bytes.
+const MAX_COMPONENT: usize = 255;
+/// Longest path, bytes.
+const MAX_PATH: usize = 4096;
+/// Mode of a token file when some user or group is to read it.
+const TOKEN_MODE: u32 = 0o600;
+
+/// Files of a volume sorted by path, or why they are not known: all reasons together.
+pub type Files = Result<Vec<ProjectedFile>, String>;
+
+/// Contents of every volume of the pod that is made of objects, by volume name.
+///
+/// An error never means "empty": a volume that is mounted keeps what it holds.
+pub fn pod_files(pod: &Pod, objects: &dyn Objects, node: Allocatable) -> BTreeMap<String, Files> {
+    let volumes = pod.spec.volumes.iter();
+    volumes
+        .filter_map(|volume| {
+            volume_files(pod, volume, objects, node).map(|files| (volume.name.clone(), files))
+        })
+        .collect()
+}
+
+/// Contents of one volume; `None` if it is of another kind.
+pub fn volume_files(
+    pod: &Pod,
+    volume: &Volume,
+    objects: &dyn Objects,
+    node: Allocatable,
+) -> Option<Files> {
+    let mut payload = Payload {
+        pod,
+        objects,
+        node,
+        default_mode: 0,
+        files: BTreeMap::new(),
+        errors: Vec::new(),
+    };
+    let (mode, add): (_, &dyn Fn(&mut Payload<'_>) -> Result<(), String>) =
+        if let Some(v) = &volume.config_map {
+            (v.default_mode, &|payload| {
+                payload.config_map(&v.name, &v.items, v.optional)
+            })
+        } else if let Some(v) = &volume.secret {
+            (v.default_mode, &|payload| {
+                payload.secret(&v.secret_name, &v.items, v.optional)
+            })
+        } else if let Some(v) = &volume.downward_api {
+            (v.default_mode, &|payload| payload.downward_api(v))
+        } else if let Some(v) = &volume.projected {
+            (v.default_mode, &|payload| {
+                for source in &v.sources {
+                    if let Err(error) = payload.source(source) {
+                        payload.errors.push(error);
+                    }
+                }
+                Ok(())
+            })
+        } else {
+            return None;
+        };
+    let made = match mode.map(file_mode) {
+        None => Err("no defaultMode is given".into()),
+        Some(Err(error)) => Err(error),
+        Some(Ok(mode)) => {
+            payload.default_mode = mode;
+            add(&mut payload)
+        }
+    };
+    payload.errors.extend(made.err());
+    Some(if payload.errors.is_empty() {
+        Ok(payload.files.into_values().collect())
+    } else {
+        Err(payload.errors.join("; "))
+    })
+}
+
+struct Payload<'a> {
+    pod: &'a Pod,
+    objects: &'a dyn Objects,
+    node: Allocatable,
+    default_mode: u32,
+    /// By path: a later source wins.
+    files: BTreeMap<String, ProjectedFile>,
+    errors: Vec<String>,
+}
+
+impl Payload<'_> {
+    fn source(&mut self, source: &ProjectedSource) -> Result<(), String> {
+        if let Some(v) = &source.config_map {
+            self.config_map(&v.name, &v.items, v.optional)
+        } else if let Some(v) = &source.secret {
+            self.secret(&v.name, &v.items, v.optional)
+        } else if let Some(v) = &source.downward_api {
+            self.downward_api(v)
+        } else if let Some(v) = &source.service_account_token {
+            let token = self
+                .objects
+                .service_account_token(&v.audience, v.expiration_seconds)?;
+            let security = self.pod.spec.security_context.as_ref();
+            let fs_group = security.and_then(|security| security.fs_group);
+            let owner = common_user(self.pod);
+            let mode = if owner.is_some() || fs_group.is_some() {
+                TOKEN_MODE
+            } else {
+                self.default_mode
+            };
+            self.put(&v.path, token, mode, owner)
+        } else {
+            Err("a source of the projected volume is of a kind this agent does not know".into())
+        }
+    }
+
+    fn config_map(
+        &mut self,
+        name: &str,
+        items: &[KeyToPath],
+        optional: Option<bool>,
+    ) -> Result<(), String> {
+        let namespace = &self.pod.metadata.namespace;
+        let Some(map) = self.objects.config_map(namespace, name)? else {
+            return missing_object("configmap", name, optional);
+        };
+        let text = map.data.iter().map(|(key, text)| (key, text.as_bytes()));
+        let binary = map.binary_data.iter().map(|(key, b)| (key, b.0.as_slice()));
+        let data = text.chain(binary);
+        self.keys("configmap", name, &data.collect(), items, optional)
+    }
+
+    fn secret(
+        &mut self,
+        name: &str,
+        items: &[KeyToPath],
+        optional: Option<bool>,
+    ) -> Result<(), String> {
+        let namespace = &self.pod.metadata.namespace;
+        let Some(secret) = self.objects.secret(namespace, name)? else {
+            return missing_object("secret", name, optional);
+        };
+        let data = secret.data.iter().map(|(key, b)| (key, b.0.as_slice()));
+        self.keys("secret", name, &data.collect(), items, optional)
+    }
+
+    fn keys(
+        &mut self,
+        kind: &str,
+        name: &str,
+        data: &BTreeMap<&String, &[u8]>,
+        items: &[KeyToPath],
+        optional: Option<bool>,
+    ) -> Result<(), String> {
+        if items.is_empty() {
+            for (key, bytes) in data {
+                self.put(key, bytes.to_vec(), self.default_mode, None)?;
+            }
+            return Ok(());
+        }
+        for item in items {
+            match data.get(&item.key) {
+                Some(bytes) => {
+                    let mode = self.mode(item.mode)?;
+                    self.put(&item.path, bytes.to_vec(), mode, None)?;
+                }
+                None if optional == Some(true) => {}
+                None => {
+                    return Err(format!(
+                        "{kind} {name:?} references non-existent key: {}",
+                        item.key
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn downward_api(&mut self, volume: &DownwardApiVolume) -> Result<(), String> {
+        for item in &volume.items {
+            let value = if let Some(field) = &item.field_ref {
+                metadata_field(self.pod, &field.field_path)?
+            } else if let Some(field) = &item.resource_field_ref {
+                resource_field(self.pod, None, field, self.node, UnsetLimit::Node)?
+            } else {
+                return Err(format!("downwardAPI item {:?} names no field", item.path));
+            };
+            let mode = self.mode(item.mode)?;
+            self.put(&item.path, value.into_bytes(), mode, None)?;
+        }
+        Ok(())
+    }
+
+    fn mode(&self, item: Option<i32>) -> Result<u32, String> {
+        item.map_or(Ok(self.default_mode), file_mode)
+    }
+
+    fn put(
+        &mut self,
+        path: &str,
+        data: Vec<u8>,
+        mode: u32,
+        owner: Option<u32>,
+    ) -> Result<(), String> {
+        check_path(path)?;
+        let file = ProjectedFile {
+            path: path.into(),
+            data,
+            mode,
+            owner,
+        };
+        self.files.insert(path.into(), file);
+        Ok(())
+    }
+}
+
+fn missing_object(kind: &str, name: &str, optional: Option<bool>) -> Result<(), String> {
+    match optional {
+        Some(true) => Ok(()),
+        Some(false) | None => Err(not_found(kind, name)),
+    }
+}
+
+/// The API allows 0 to 0777.
+fn file_mode(mode: i32) -> Result<u32, String> {
+    u32::try_from(mode)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| format!("file mode {mode} is not between 0 and 0777"))
+}
+
+fn check_path(path: &str) -> Result<(), String> {
+    let bad = |why| Err(format!("path {path:?} {why}"));
+    if path.is_empty() || path.starts_with('/') {
+        return bad("must be relative");
+    }
+    if path.len() > MAX_PATH {
+        return bad("is too long");
+    }
+    // Names of the layout itself (`..data`) begin so.
+    if path.starts_with("..") {
+        return bad("must not begin with '..'");
+    }
+    for part in path.split('/') {
+        if part == ".." {
+            return bad("must not contain '..'");
+        }
+        if part.len() > MAX_COMPONENT {
+            return bad("has a component that is too long");
+        }
+    }
+    Ok(())
+}
+
+/// The one user that all containers run as, if the pod says so: then token files belong to it.
+fn common_user(pod: &Pod) -> Option<u32> {
+    let whole = pod.spec.security_context.as_ref();
+    let whole = whole.and_then(|security| security.run_as_user);
+    let mut users = pod.spec.all_containers().map(|container| {
+        let own = container.security_context.as_ref();
+        own.and_then(|security| security.run_as_user).or(whole)
+    });
+    let first = users.next()??;
+    users
+        .all(|user| user == Some(first))
+        .then(|| u32::try_from(first).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{ConfigMap, Secret};
+
+    struct Fixed(ConfigMap, Secret);
+    impl Objects for Fixed {
+        fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, String> {
+            match name {
+                "cm" => Ok(Some(&self.0)),
+                "late" => Err("timed out".into()),
+                _ => Ok(None),
+            }
+        }
+        fn secret(&self, _: &str, name: &str) -> Result<Option<&Secret>, String> {
+            Ok((name == "sec").then_some(&self.1))
+        }
+        fn volume_file(&self, _: &str, _: &str) -> Result<String, String> {
+            Err("none".into())
+        }
+        fn service_account_token(&self, audience: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
+            Ok(audience.as_bytes().to_vec())
+        }
+    }
+
+    fn show_pod(volume: &str, spec: &str) -> String {
+        let objects = Fixed(
+            serde_json::from_str(r#"{"data":{"a":"1","k":"cm"},"binaryData":{"b":"AAE="}}"#)
+                .expect("configmap"),
+            serde_json::from_str(r#"{"data":{"k":"c2Vj"}}"#).expect("secret"),
+        );
+        let pod: Pod = serde_json::from_str(&format!(
+            r#"{{"metadata":{{"name":"web","namespace":"prod","labels":{{"l":"v"}}}},
+                "spec":{{"volumes":[{{"name":"v",{volume}}}],
+                "containers":[{{"name":"app","resources":{{"limits":{{"memory":"1Mi"}}}}}}]{spec}}}}}"#
+        ))
+        .expect(volume);
+        match pod_files(&pod, &objects, Allocatable::default()).remove("v") {
+            None => "none".into(),
+            Some(Err(error)) => format!("error: {error}"),
+            Some(Ok(files)) => {
+                let show = |file: &ProjectedFile| {
+                    let text = String::from_utf8_lossy(&file.data);
+                    let owner = file.owner.map(|uid| format!("@{uid}")).unwrap_or_default();
+                    format!("{}={:?}:{:o}{owner}", file.path, text, file.mode)
+                };
+                files.iter().map(show).collect::<Vec<_>>().join(" ")
+            }
+        }
+    }
+
+    #[test]
+    fn volumes() {
+        for (name, volume, want) in [
+            // VOL-05 VOL-06
+            (
+                "every key of both maps",
+                r#""configMap":{"name":"cm","defaultMode":420}"#,
+                "a=\"1\":644 b=\"\\0\\u{1}\":644 k=\"cm\":644",
+            ),
+            (
+                "items with modes",
+                r#""configMap":{"name":"cm","defaultMode":420,"items":[{"key":"k","path":"z/y","mode":256},
+                    {"key":"a","path":"c"}]}"#,
+                "c=\"1\":644 z/y=\"cm\":400",
+            ),
+            (
+                "missing key",
+                r#""configMap":{"name":"cm","defaultMode":420,"items":[{"key":"no","path":"c"}]}"#,
+                "error: configmap \"cm\" references non-existent key: no",
+            ),
+            (
+                "missing key of an optional source",
+                r#""configMap":{"name":"cm","optional":true,"defaultMode":420,
+                    "items":[{"key":"no","path":"c"},{"key":"a","path":"a"}]}"#,
+                "a=\"1\":644",
+            ),
+            (
+                "no mode",
+                r#""configMap":{"name":"cm"}"#,
+                "error: no defaultMode is given",
+            ),
+            (
+                "mode out of range",
+                r#""secret":{"secretName":"sec","defaultMode":512}"#,
+                "error: file mode 512 is not between 0 and 0777",
+            ),
+            // VOL-07 VOL-08
+            (
+                "missing object",
+                r#""secret":{"secretName":"no","defaultMode":420}"#,
+                "error: secret \"no\" not found",
+            ),
+            (
+                "missing optional object",
+                r#""secret":{"secretName":"no","optional":true,"defaultMode":420}"#,
+                "",
+            ),
+            (
+                "unreadable object, though optional",
+                r#""configMap":{"name":"late","optional":true,"defaultMode":420}"#,
+                "error: timed out",
+            ),
+            // VOL-09
+            (
+                "later sources win",
+                r#""projected":{"defaultMode":292,"sources":[{"configMap":{"name":"cm"}},
+                    {"secret":{"name":"sec"}},{"downwardAPI":{"items":[
+                    {"path":"a","fieldRef":{"fieldPath":"metadata.name"}}]}}]}"#,
+                "a=\"web\":444 b=\"\\0\\u{1}\":444 k=\"sec\":444",
+            ),
+            (
+                "errors together",
+                r#""projected":{"defaultMode":292,"sources":[{"configMap":{"name":"no"}},
+                    {"secret":{"name":"sec"}},{"secret":{"name":"no"}}]}"#,
+                "error: configmap \"no\" not found; secret \"no\" not found",
+            ),
+            (
+                "unknown source",
+                r#""projected":{"defaultMode":292,"sources":[{}]}"#,
+                "error: a source of the projected volume is of a kind this agent does not know",
+            ),
+            // VOL-11 VOL-12
+            (
+                "downward API",
+                r#""downwardAPI":{"defaultMode":420,"items":[
+                    {"path":"labels","fieldRef":{"fieldPath":"metadata.labels"}},
+                    {"path":"mem","mode":384,"resourceFieldRef":{"containerName":"app","resource":"limits.memory"}}]}"#,
+                "labels=\"l=\\\"v\\\"\":644 mem=\"1048576\":600",
+            ),
+            (
+                "a field only env has",
+                r#""downwardAPI":{"defaultMode":420,"items":[
+                    {"path":"ip","fieldRef":{"fieldPath":"status.podIP"}}]}"#,
+                "error: unsupported fieldPath: status.podIP",
+            ),
+            ("another kind", r#""emptyDir":{}"#, "none"),
+        ] {
+            assert_eq!(show_pod(volume, ""), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn tokens() {
+        let volume = r#""projected":{"defaultMode":420,"sources":[
+            {"serviceAccountToken":{"audience":"me","path":"token"}}]}"#;
+        for (name, spec, want) in [
+            ("plain", "", "token=\"me\":644"),
+            (
+                "group",
+                r#","securityContext":{"fsGroup":5}"#,
+                "token=\"me\":600",
+            ),
+            (
+                "user",
+                r#","securityContext":{"runAsUser":7}"#,
+                "token=\"me\":600@7",
+            ),
+            (
+                "two users",
+                r#","securityContext":{"runAsUser":7},"initContainers":[{"securityContext":{"runAsUser":8}}]"#,
+                "token=\"me\":644",
+            ),
+        ] {
+            assert_eq!(show_pod(volume, spec), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn paths() {
+        // VOL-04
+        let long = "x".repeat(256);
+        let deep = "a/".repeat(2048) + "a";
+        for (path, ok) in [
+            ("a", true),
+            ("a/b..c/.d", true),
+            ("a/...", true),
+            ("", false),
+            ("/a", false),
+            ("..a", false),
+            ("a/../b", false),
+            ("a/..", false),
+            (&long, false),
+            (&deep, false),
+        ] {
+            assert_eq!(check_path(path).is_ok(), ok, "{path}");
+        }
+    }
+}
