@@ -7,6 +7,7 @@ use crate::api::cri::LinuxResources;
 use crate::api::oci::PodCgroup;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, Quantity};
+use crate::logic::pod_kind;
 use crate::logic::pod_resources::{
     Amount, container_amount, containers_sum, names, pod_level, pod_sum,
 };
@@ -21,8 +22,6 @@ pub const MIN_QUOTA_US: i64 = 1000;
 pub const DEFAULT_PERIOD_US: u64 = 100_000;
 /// oom_score_adj of Guaranteed and node-critical pods.
 const GUARANTEED_OOM: i64 = -997;
-/// Priority of `system-node-critical`.
-const NODE_CRITICAL_PRIORITY: i32 = 2_000_001_000;
 /// "Unlimited" huge pages of the tiers, bytes.
 const HUGETLB_UNLIMITED: u64 = 1 << 62;
 /// Name of the group above all pods.
@@ -250,7 +249,7 @@ fn swap_bytes(pod: &Pod, container: &Container, qos: QosClass, settings: &Cgroup
     let limit = container_amount(container, Amount::Limits, "memory");
     let gets_some = settings.limited_swap
         && qos == QosClass::Burstable
-        && !crate::logic::pod_kind::is_critical(pod)
+        && !pod_kind::is_critical(pod)
         && request > 0
         && limit != Some(request)
         && settings.node_memory_bytes > 0;
@@ -270,12 +269,8 @@ pub fn oom_score_adj(
     qos: QosClass,
     node_memory_bytes: i64,
 ) -> i32 {
-    let critical = pod
-        .spec
-        .priority
-        .is_some_and(|priority| priority >= NODE_CRITICAL_PRIORITY);
     let score = match qos {
-        _ if critical => GUARANTEED_OOM,
+        _ if pod_kind::is_node_critical(pod) => GUARANTEED_OOM,
         QosClass::Guaranteed => GUARANTEED_OOM,
         QosClass::BestEffort => 1000,
         QosClass::Burstable => burstable_oom(pod, container, node_memory_bytes),

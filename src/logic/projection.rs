@@ -36,50 +36,29 @@ pub fn volume_files(
     objects: &dyn Objects,
     node: Allocatable,
 ) -> Option<Files> {
+    let mode = [
+        volume.config_map.as_ref().map(|v| v.default_mode),
+        volume.secret.as_ref().map(|v| v.default_mode),
+        volume.downward_api.as_ref().map(|v| v.default_mode),
+        volume.projected.as_ref().map(|v| v.default_mode),
+    ];
+    let default_mode = match mode.into_iter().flatten().next()?.map(file_mode) {
+        None => return Some(Err("no defaultMode is given".into())),
+        Some(Err(error)) => return Some(Err(error)),
+        Some(Ok(mode)) => mode,
+    };
     let mut payload = Payload {
         pod,
         objects,
         node,
-        default_mode: 0,
+        default_mode,
         files: BTreeMap::new(),
-        errors: Vec::new(),
     };
-    let (mode, add): (_, &dyn Fn(&mut Payload<'_>) -> Result<(), String>) =
-        if let Some(v) = &volume.config_map {
-            (v.default_mode, &|payload| {
-                payload.config_map(&v.name, &v.items, v.optional)
-            })
-        } else if let Some(v) = &volume.secret {
-            (v.default_mode, &|payload| {
-                payload.secret(&v.secret_name, &v.items, v.optional)
-            })
-        } else if let Some(v) = &volume.downward_api {
-            (v.default_mode, &|payload| payload.downward_api(v))
-        } else if let Some(v) = &volume.projected {
-            (v.default_mode, &|payload| {
-                for source in &v.sources {
-                    if let Err(error) = payload.source(source) {
-                        payload.errors.push(error);
-                    }
-                }
-                Ok(())
-            })
-        } else {
-            return None;
-        };
-    let made = match mode.map(file_mode) {
-        None => Err("no defaultMode is given".into()),
-        Some(Err(error)) => Err(error),
-        Some(Ok(mode)) => {
-            payload.default_mode = mode;
-            add(&mut payload)
-        }
-    };
-    payload.errors.extend(made.err());
-    Some(if payload.errors.is_empty() {
+    let errors = payload.volume(volume);
+    Some(if errors.is_empty() {
         Ok(payload.files.into_values().collect())
     } else {
-        Err(payload.errors.join("; "))
+        Err(errors.join("; "))
     })
 }
 
@@ -90,10 +69,26 @@ struct Payload<'a> {
     default_mode: u32,
     /// By path: a later source wins.
     files: BTreeMap<String, ProjectedFile>,
-    errors: Vec<String>,
 }
 
 impl Payload<'_> {
+    /// Adds all files; returns what went wrong, one entry for each source.
+    fn volume(&mut self, volume: &Volume) -> Vec<String> {
+        let made = if let Some(v) = &volume.config_map {
+            self.config_map(&v.name, &v.items, v.optional)
+        } else if let Some(v) = &volume.secret {
+            self.secret(&v.secret_name, &v.items, v.optional)
+        } else if let Some(v) = &volume.downward_api {
+            self.downward_api(v)
+        } else if let Some(v) = &volume.projected {
+            let sources = v.sources.iter();
+            return sources.filter_map(|s| self.source(s).err()).collect();
+        } else {
+            Ok(())
+        };
+        made.err().into_iter().collect()
+    }
+
     fn source(&mut self, source: &ProjectedSource) -> Result<(), String> {
         if let Some(v) = &source.config_map {
             self.config_map(&v.name, &v.items, v.optional)
