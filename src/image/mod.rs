@@ -1,1 +1,39 @@
-//! Content store, layers, snapshots, import.
+//! Images: from archives, unpacked, ready for overlayfs.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`reference`], [`digest`], [`platform`] | names, digests, which machine an image is for |
+//! | [`store`], [`record`] | what is there: durable before visible, repaired at open |
+//! | [`archive`], [`plan`], [`import`] | docker-archives and OCI layouts: first the documents, then the layers |
+//! | [`compress`], [`tarball`] | bounded readers |
+//! | [`layer`], [`tree`] | unpacking, never leaving the layer's root |
+//!
+//! What comes from an archive is untrusted: every length is bounded by a named constant, every digest checked, and an
+//! error names archive, member, entry and what is wrong. An archive is read front to back, once for its documents and
+//! once for its layers; memory does not grow with it.
+//!
+//! There is no registry client here: [`Store::pull`] answers for one.
+
+pub mod archive;
+pub mod compress;
+pub mod digest;
+pub mod error;
+pub mod import;
+pub mod layer;
+pub mod plan;
+pub mod platform;
+pub mod record;
+pub mod reference;
+pub mod store;
+pub mod tarball;
+#[cfg(test)]
+mod testing;
+pub mod tree;
+
+pub use digest::Digest;
+pub use error::{ImageError, Problem};
+pub use import::{ImportOptions, Progress};
+pub use plan::{MAX_JSON_BYTES, MAX_LAYERS};
+pub use record::{ImageRecord, LayerRecord};
+pub use reference::Reference;
+pub use store::Store;

@@ -13,3 +13,4 @@ pub mod open;
 pub mod pidfd;
 pub mod proc;
 pub mod tty;
+pub mod xattr;

@@ -1,0 +1,268 @@
+//! Image archives as a sequence of members, read front to back: a tar file (plain, gzip, zstd) or a directory.
+//!
+//! A member is named as the archive's own documents name it: no `./`, no leading `/`.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use super::compress::{self, Coding};
+use super::error::Problem;
+use super::tarball::{Input, Kind, Tar};
+
+/// Members of one archive: an image of 127 layers has about 400.
+pub const MAX_MEMBERS: u64 = 20_000;
+/// Longest member name taken note of, bytes.
+pub const MAX_MEMBER_NAME_BYTES: usize = 512;
+
+/// What a member is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MemberKind {
+    /// A file of this many bytes.
+    File(u64),
+    /// A link to the member of this name, resolved against the archive's root.
+    Link(String),
+}
+
+/// An archive that can be gone through more than once.
+pub(super) struct Archive {
+    path: PathBuf,
+    form: Form,
+}
+
+enum Form {
+    Directory,
+    Tar,
+}
+
+/// Gets each member. What it does not read of the data is skipped.
+pub(super) type Visit<'v> =
+    &'v mut dyn FnMut(&str, &MemberKind, &mut dyn Read) -> Result<(), Problem>;
+
+impl Archive {
+    /// Looks at what `path` is. Only regular files and directories are archives.
+    pub(super) fn open(path: &Path) -> Result<Self, Problem> {
+        let kind = fs::metadata(path).map_err(Problem::Read)?;
+        let form = if kind.is_dir() {
+            Form::Directory
+        } else if kind.is_file() {
+            Form::Tar
+        } else {
+            return Err(Problem::Unsupported(
+                "it is neither a file nor a directory".into(),
+            ));
+        };
+        Ok(Self {
+            path: path.into(),
+            form,
+        })
+    }
+
+    /// Goes through all members once. A plain archive's unread data is passed over by seeking.
+    pub(super) fn each(&self, visit: Visit<'_>) -> Result<(), Problem> {
+        match self.form {
+            Form::Directory => self.each_file(visit),
+            Form::Tar => self.each_entry(visit),
+        }
+    }
+
+    fn each_entry(&self, visit: Visit<'_>) -> Result<(), Problem> {
+        let mut file = File::open(&self.path).map_err(Problem::Read)?;
+        let mut head = [0; 8];
+        let n = compress::read_up_to(&mut file, &mut head).map_err(Problem::Read)?;
+        file.seek(SeekFrom::Start(0)).map_err(Problem::Read)?;
+        if n == 0 {
+            return Err(Problem::Truncated);
+        }
+        match compress::detect(&head[..n]).map_err(Problem::from_read)? {
+            Coding::Plain => {
+                let length = file.metadata().map_err(Problem::Read)?.len();
+                each_of_tar(
+                    &mut Plain {
+                        file,
+                        at: 0,
+                        length,
+                    },
+                    visit,
+                )
+            }
+            Coding::Gzip | Coding::Zstd => {
+                let (_, mut input) = compress::decoder(file).map_err(Problem::from_read)?;
+                each_of_tar(&mut Decoded(&mut *input), visit)
+            }
+        }
+    }
+
+    /// An OCI layout: two documents and the blobs.
+    fn each_file(&self, visit: Visit<'_>) -> Result<(), Problem> {
+        for name in ["oci-layout", "index.json"] {
+            self.one_file(name, visit)?;
+        }
+        let blobs = "blobs/sha256";
+        let mut names = Vec::new();
+        let list = match fs::read_dir(self.path.join(blobs)) {
+            Ok(list) => list,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(Problem::Read(e)),
+        };
+        for entry in list {
+            if let Ok(name) = entry.map_err(Problem::Read)?.file_name().into_string() {
+                names.push(name);
+            }
+            check_count(names.len() as u64)?;
+        }
+        names.sort();
+        for name in names {
+            self.one_file(&format!("{blobs}/{name}"), visit)?;
+        }
+        Ok(())
+    }
+
+    fn one_file(&self, name: &str, visit: Visit<'_>) -> Result<(), Problem> {
+        let path = self.path.join(name);
+        match fs::metadata(&path) {
+            Ok(stat) if stat.is_file() => {
+                let mut file = File::open(&path).map_err(Problem::Read)?;
+                visit(name, &MemberKind::File(stat.len()), &mut file)
+            }
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(Problem::Read(e)),
+        }
+    }
+}
+
+fn check_count(members: u64) -> Result<(), Problem> {
+    if members > MAX_MEMBERS {
+        return Err(Problem::Limit {
+            what: "members in an archive",
+            limit: MAX_MEMBERS,
+        });
+    }
+    Ok(())
+}
+
+fn each_of_tar(input: &mut dyn Input, visit: Visit<'_>) -> Result<(), Problem> {
+    let mut tar = Tar::new(input);
+    let mut members = 0;
+    while let Some(entry) = tar.next().map_err(|error| first_entry(members, error))? {
+        members += 1;
+        check_count(members)?;
+        let Some(name) = member_name("", &entry.path) else {
+            continue;
+        };
+        let kind = match entry.kind {
+            Kind::File if entry.sparse.is_none() => MemberKind::File(entry.size),
+            // A hard link names its target from the root, a symbolic one from its own directory.
+            Kind::HardLink => match member_name("", &entry.link) {
+                Some(target) => MemberKind::Link(target),
+                None => continue,
+            },
+            Kind::Symlink => {
+                let dir = name.rsplit_once('/').map_or("", |(dir, _)| dir);
+                match member_name(dir, &entry.link) {
+                    Some(target) => MemberKind::Link(target),
+                    None => continue,
+                }
+            }
+            _ => continue,
+        };
+        visit(&name, &kind, &mut tar)?;
+    }
+    Ok(())
+}
+
+/// A file whose very first block is no tar header is not a damaged archive but something else.
+fn first_entry(members: u64, error: io::Error) -> Problem {
+    if members == 0 && error.kind() == io::ErrorKind::InvalidData {
+        return Problem::Unsupported(
+            "it is not an image archive (docker-archive or OCI layout as tar, gzip or zstd)".into(),
+        );
+    }
+    Problem::from_read(error)
+}
+
+/// The name of a member, relative paths resolved against `dir`. `None` for what no document can name.
+pub(super) fn member_name(dir: &str, path: &[u8]) -> Option<String> {
+    let path = core::str::from_utf8(path).ok()?;
+    let mut parts: Vec<&str> = if path.starts_with('/') {
+        Vec::new()
+    } else {
+        dir.split('/').filter(|part| !part.is_empty()).collect()
+    };
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            part => parts.push(part),
+        }
+    }
+    let name = parts.join("/");
+    (!name.is_empty() && name.len() <= MAX_MEMBER_NAME_BYTES).then_some(name)
+}
+
+/// A plain file: skipping is seeking.
+struct Plain {
+    file: File,
+    at: u64,
+    length: u64,
+}
+
+impl Read for Plain {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(buf)?;
+        self.at += n as u64;
+        Ok(n)
+    }
+}
+
+impl Input for Plain {
+    fn skip(&mut self, n: u64) -> io::Result<()> {
+        // Seeking past the end would succeed.
+        let to = self.at.checked_add(n).filter(|&to| to <= self.length);
+        let to = to.ok_or(io::ErrorKind::UnexpectedEof)?;
+        if n > 0 {
+            self.file.seek(SeekFrom::Start(to))?;
+            self.at = to;
+        }
+        Ok(())
+    }
+}
+
+/// A decompressed stream.
+struct Decoded<'a>(&'a mut dyn Read);
+
+impl Read for Decoded<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buf)
+    }
+}
+
+impl Input for Decoded<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn member_names() {
+        for (dir, path, want) in [
+            ("", "a/b", Some("a/b")),
+            ("", "./a//b/", Some("a/b")),
+            ("", "/a", Some("a")),
+            ("x/y", "../z/layer.tar", Some("x/z/layer.tar")),
+            ("x", "../../etc/passwd", None),
+            ("x", "/abs", Some("abs")),
+            ("", ".", None),
+        ] {
+            assert_eq!(
+                member_name(dir, path.as_bytes()).as_deref(),
+                want,
+                "{dir} {path}"
+            );
+        }
+        assert_eq!(member_name("", &[0xff]), None);
+    }
+}

@@ -1,0 +1,206 @@
+//! What can go wrong with images.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::digest::Digest;
+
+/// Errors of the image store. The cause is in `source`: print the chain ([`ImageError::chain`]).
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Not a reference. The API's reason is `InvalidImageName`; repeating is useless.
+    #[error("invalid image reference {reference:?}: {reason}")]
+    InvalidReference {
+        /// As given, cut.
+        reference: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A pull was asked for, and nothing but the store can be asked.
+    #[error(
+        "image {0:?} is not in the store, and there is no registry client yet: \
+         import it with `picolet image import ARCHIVE`, or put its archive into the image drop-in directory"
+    )]
+    NotPresent(String),
+    /// No such image.
+    #[error("no image {0:?}")]
+    NotFound(String),
+    /// More than one image has an id that starts like this.
+    #[error("image id {0:?} is ambiguous")]
+    Ambiguous(String),
+    /// A container uses the image.
+    #[error("image {0} is in use by a container")]
+    InUse(String),
+    /// An archive could not be imported. Nothing of it is visible.
+    #[error("cannot import {}{}", archive.display(), place(blob.as_deref(), entry.as_deref()))]
+    Import {
+        /// The archive.
+        archive: PathBuf,
+        /// Blob or member of the archive, if the problem lies in one.
+        blob: Option<String>,
+        /// Entry of the layer, if the problem lies in one.
+        entry: Option<String>,
+        /// What is wrong.
+        source: Box<Problem>,
+    },
+    /// Another process has the store open.
+    #[error("image store {} is in use by another process", .0.display())]
+    Locked(PathBuf),
+    /// The store's own files.
+    #[error("cannot {action} {}", path.display())]
+    Store {
+        /// Verb.
+        action: &'static str,
+        /// What.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+}
+
+fn place(blob: Option<&str>, entry: Option<&str>) -> String {
+    let mut text = String::new();
+    if let Some(blob) = blob {
+        text.push_str(": ");
+        text.push_str(blob);
+    }
+    if let Some(entry) = entry {
+        text.push_str(&format!(": entry {entry:?}"));
+    }
+    text
+}
+
+/// What is wrong with an archive, a blob or an entry of a layer.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// The bytes do not follow the format.
+    #[error("{0}")]
+    Damaged(String),
+    /// Well-formed, but not something that this program takes.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A limit of this program is passed.
+    #[error("more than {limit} {what}")]
+    Limit {
+        /// What there is too much of, with its unit.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// The path, or what it leads to, is outside the layer.
+    #[error("path leads out of the layer")]
+    Escape,
+    /// The content is not what its name promises.
+    #[error("digest is {found}, not {expected}")]
+    WrongDigest {
+        /// Promised.
+        expected: Digest,
+        /// Computed.
+        found: Digest,
+    },
+    /// The disk would be full.
+    #[error(
+        "not enough disk space: {available} bytes may be used, the layers unpacked so far need more"
+    )]
+    NoSpace {
+        /// What may be used: free bytes without the reserve.
+        available: u64,
+    },
+    /// The file system would be out of inodes.
+    #[error("not enough inodes: {available} may be used, the layers unpacked so far need more")]
+    NoInodes {
+        /// What may be used.
+        available: u64,
+    },
+    /// The archive ends before what it announces.
+    #[error("archive ends early (truncated, or still being copied)")]
+    Truncated,
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+    /// Reading the archive failed.
+    #[error("cannot read")]
+    Read(#[source] io::Error),
+    /// Writing the unpacked files failed.
+    #[error("cannot {action}")]
+    Write {
+        /// Verb.
+        action: &'static str,
+        /// Cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Problem {
+    /// A reader's error: decoders and the tar reader speak through [`io::Error`].
+    pub(super) fn from_read(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Truncated,
+            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+                Self::Damaged(error.to_string())
+            }
+            io::ErrorKind::Unsupported => Self::Unsupported(error.to_string()),
+            io::ErrorKind::Other if error.raw_os_error().is_none() => {
+                Self::Damaged(error.to_string())
+            }
+            _ => Self::Read(error),
+        }
+    }
+
+    /// For `map_err`: a failed write, with its verb.
+    pub(super) fn write<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Write {
+            action,
+            source: source.into(),
+        }
+    }
+}
+
+impl ImageError {
+    /// For `map_err`: an error of the store's own files.
+    pub(super) fn store<E: Into<io::Error>>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |source| Self::Store {
+            action,
+            path,
+            source: source.into(),
+        }
+    }
+
+    /// Whether the same call may succeed later without the archive being changed (disk full, I/O error).
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Store { .. } | Self::Locked(_) | Self::InUse(_) => true,
+            Self::Import { source, .. } => matches!(
+                **source,
+                Problem::NoSpace { .. }
+                    | Problem::NoInodes { .. }
+                    | Problem::Cancelled
+                    | Problem::Read(_)
+                    | Problem::Write { .. }
+            ),
+            Self::InvalidReference { .. }
+            | Self::NotPresent(_)
+            | Self::NotFound(_)
+            | Self::Ambiguous(_) => false,
+        }
+    }
+
+    /// The error and its causes in one line.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = core::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}

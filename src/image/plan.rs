@@ -1,0 +1,699 @@
+//! What an archive holds: read from its documents in a first pass, before any layer is unpacked.
+
+use alloc::collections::BTreeMap;
+use std::io::Read;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::archive::{Archive, MemberKind, member_name};
+use super::digest::Digest;
+use super::error::Problem;
+use super::platform::Machine;
+use super::reference::Reference;
+use super::store::insert_sorted;
+use crate::api::oci::{Descriptor, ImageConfig, Index, Manifest, Platform};
+
+/// Largest document (manifest, index, configuration), bytes.
+pub const MAX_JSON_BYTES: u64 = 4 * 1024 * 1024;
+/// All documents of one archive together, bytes: what a pass keeps in memory.
+pub const MAX_JSON_TOTAL_BYTES: u64 = 16 * 1024 * 1024;
+/// Layers of one image. The kernel's overlayfs takes 500, every runtime in use at least this many.
+pub const MAX_LAYERS: usize = 127;
+/// Images in one archive.
+pub const MAX_ARCHIVE_IMAGES: usize = 256;
+/// Indexes within indexes.
+const MAX_NESTING: usize = 4;
+/// Links from member to member.
+const MAX_LINKS: usize = 8;
+
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+
+/// A problem and the member it lies in.
+pub(super) type Located = (Option<String>, Problem);
+
+/// An image to import.
+#[derive(Debug)]
+pub(super) struct PlannedImage {
+    pub(super) id: Digest,
+    pub(super) config: ImageConfig,
+    /// Lowest first.
+    pub(super) layers: Vec<PlannedLayer>,
+    /// Normalised names with tags, sorted.
+    pub(super) names: Vec<String>,
+    /// Normalised names with digests, sorted.
+    pub(super) digests: Vec<String>,
+}
+
+/// A layer to unpack.
+#[derive(Clone, Debug)]
+pub(super) struct PlannedLayer {
+    pub(super) diff_id: Digest,
+    /// Member of the archive that holds it.
+    pub(super) member: String,
+    /// Digest and size of the member, if the archive says.
+    pub(super) blob: Option<(Digest, u64)>,
+}
+
+/// First pass: reads the documents, follows them, checks them.
+///
+/// `names`, if not empty, replace the archive's own and need it to hold exactly one image.
+pub(super) fn plan(
+    archive: &Archive,
+    names: &[Reference],
+    machine: Machine,
+) -> Result<Vec<PlannedImage>, Located> {
+    let mut members = Members::read(archive).map_err(|problem| (None, problem))?;
+    let mut images = if members.document("oci-layout").is_some() {
+        from_layout(&mut members, machine, names)?
+    } else if members.document("manifest.json").is_some() {
+        from_docker(&mut members, machine)?
+    } else if members.0.contains_key("repositories") {
+        return Err((
+            None,
+            Problem::Unsupported(
+                "it has no manifest.json: it was saved by Docker before 1.10; save it again".into(),
+            ),
+        ));
+    } else {
+        return Err((
+            None,
+            Problem::Unsupported("it has neither oci-layout nor manifest.json".into()),
+        ));
+    };
+    if !names.is_empty() {
+        let [image] = images.as_mut_slice() else {
+            return Err((
+                None,
+                Problem::Unsupported(format!(
+                    "it holds {} images: names can be given for one only",
+                    images.len()
+                )),
+            ));
+        };
+        name_as_asked(image, names).map_err(|problem| (None, problem))?;
+    }
+    for image in &images {
+        if image.names.is_empty() && image.digests.is_empty() {
+            return Err((
+                None,
+                Problem::Unsupported(
+                    "it does not say what its image is called: import it with a name".into(),
+                ),
+            ));
+        }
+    }
+    Ok(images)
+}
+
+/// The caller's names instead of the archive's. Names by digest keep what was found about the manifest.
+fn name_as_asked(image: &mut PlannedImage, names: &[Reference]) -> Result<(), Problem> {
+    let manifests: Vec<Digest> = image
+        .digests
+        .iter()
+        .filter_map(|name| Digest::parse(name.split_once('@')?.1).ok())
+        .collect();
+    image.names.clear();
+    image.digests.clear();
+    for name in names {
+        add_name(image, name, &manifests)?;
+    }
+    Ok(())
+}
+
+fn add_name(
+    image: &mut PlannedImage,
+    name: &Reference,
+    manifests: &[Digest],
+) -> Result<(), Problem> {
+    if let Some(digest) = name.digest()
+        && !manifests.contains(&digest)
+    {
+        return Err(Problem::Damaged(format!(
+            "it is called {name}, but no manifest of it has that digest"
+        )));
+    }
+    if let Some(tagged) = name.tagged() {
+        insert_sorted(&mut image.names, tagged);
+    }
+    for digest in manifests {
+        insert_sorted(
+            &mut image.digests,
+            format!("{}@{digest}", name.repository()),
+        );
+    }
+    Ok(())
+}
+
+/// What the members are, and the text of those that may be documents.
+struct Members(BTreeMap<String, Member>);
+
+enum Member {
+    File {
+        size: u64,
+        document: Option<Vec<u8>>,
+    },
+    Link(String),
+}
+
+impl Members {
+    fn read(archive: &Archive) -> Result<Self, Problem> {
+        let mut members = BTreeMap::new();
+        let mut kept: u64 = 0;
+        archive.each(&mut |name, kind, data| {
+            let member = match kind {
+                MemberKind::Link(target) => Member::Link(target.clone()),
+                MemberKind::File(size) => {
+                    let document = read_document(name, *size, data, kept)?;
+                    kept += document.as_ref().map_or(0, |d| d.len() as u64);
+                    Member::File {
+                        size: *size,
+                        document,
+                    }
+                }
+            };
+            members.insert(name.to_owned(), member);
+            Ok(())
+        })?;
+        Ok(Self(members))
+    }
+
+    /// Follows links to a file.
+    fn file(&self, name: &str) -> Option<(&str, u64)> {
+        let mut name = name;
+        for _ in 0..MAX_LINKS {
+            match self.0.get_key_value(name)? {
+                (name, Member::File { size, .. }) => return Some((name, *size)),
+                (_, Member::Link(target)) => name = target,
+            }
+        }
+        None
+    }
+
+    fn document(&self, name: &str) -> Option<&[u8]> {
+        let (name, _) = self.file(name)?;
+        match self.0.get(name)? {
+            Member::File { document, .. } => document.as_deref(),
+            Member::Link(_) => None,
+        }
+    }
+
+    /// A blob of an OCI layout that must be a document, its digest and size checked.
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, &[u8]), Located> {
+        let (digest, name) = blob_name(descriptor)?;
+        let at = |problem| (Some(name.clone()), problem);
+        if self.file(&name).is_none() {
+            return Err(at(Problem::Damaged("it is not in the archive".into())));
+        }
+        let data = self.document(&name).ok_or_else(|| {
+            at(Problem::Damaged(format!(
+                "it is not a JSON document of at most {MAX_JSON_BYTES} bytes"
+            )))
+        })?;
+        let found = Digest::of(data);
+        if found != digest {
+            return Err(at(Problem::WrongDigest {
+                expected: digest,
+                found,
+            }));
+        }
+        Ok((digest, data))
+    }
+}
+
+fn blob_name(descriptor: &Descriptor) -> Result<(Digest, String), Located> {
+    let digest = Digest::parse(&descriptor.digest)
+        .map_err(|why| (Some(descriptor.digest.clone()), Problem::Unsupported(why)))?;
+    Ok((digest, format!("blobs/sha256/{}", digest.hex())))
+}
+
+/// Keeps a member if it looks like JSON: blobs carry no type in their names.
+fn read_document(
+    name: &str,
+    size: u64,
+    data: &mut dyn Read,
+    kept: u64,
+) -> Result<Option<Vec<u8>>, Problem> {
+    let candidate = name == "oci-layout"
+        || name.starts_with("blobs/")
+        // The directories of old layers have a document each that nobody needs.
+        || (name.ends_with(".json") && !name.contains('/'));
+    if !candidate || size > MAX_JSON_BYTES || size == 0 {
+        return Ok(None);
+    }
+    let mut head = [0; 1];
+    data.read_exact(&mut head).map_err(Problem::from_read)?;
+    if !matches!(head[0], b'{' | b'[' | b' ' | b'\n' | b'\t' | b'\r') {
+        return Ok(None);
+    }
+    if kept + size > MAX_JSON_TOTAL_BYTES {
+        return Err(Problem::Limit {
+            what: "bytes of documents in an archive",
+            limit: MAX_JSON_TOTAL_BYTES,
+        });
+    }
+    let mut text = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    text.push(head[0]);
+    data.take(size - 1)
+        .read_to_end(&mut text)
+        .map_err(Problem::from_read)?;
+    if text.len() as u64 != size {
+        return Err(Problem::Truncated);
+    }
+    Ok(Some(text))
+}
+
+fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, Located> {
+    serde_json::from_slice(data)
+        .map_err(|e| (Some(name.to_owned()), Problem::Damaged(e.to_string())))
+}
+
+// --- OCI layout ---
+
+fn from_layout(
+    members: &mut Members,
+    machine: Machine,
+    names: &[Reference],
+) -> Result<Vec<PlannedImage>, Located> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Layout {
+        image_layout_version: String,
+    }
+    let layout: Layout = json("oci-layout", members.document("oci-layout").unwrap_or(b""))?;
+    if !layout.image_layout_version.starts_with("1.") {
+        return Err((
+            Some("oci-layout".into()),
+            Problem::Unsupported(format!("version {:?}", layout.image_layout_version)),
+        ));
+    }
+    let Some(index) = members.document("index.json") else {
+        return Err((
+            Some("index.json".into()),
+            Problem::Damaged("it is not in the archive".into()),
+        ));
+    };
+    let index: Index = json("index.json", index)?;
+    let mut images: Vec<PlannedImage> = Vec::new();
+    let mut wrong_machine = Vec::new();
+    for descriptor in &index.manifests {
+        if is_not_an_image(descriptor) {
+            continue;
+        }
+        let choice = choose(members, descriptor, machine, MAX_NESTING)?;
+        let (manifest_digest, manifest, config_digest, config) = match choice {
+            Choice::Image(found) => *found,
+            Choice::OtherMachines(what) => {
+                wrong_machine.extend(what);
+                continue;
+            }
+        };
+        let at = images.iter().position(|image| image.id == config_digest);
+        let at = match at {
+            Some(at) => at,
+            None => {
+                let layers = layout_layers(&manifest, &config)?;
+                images.push(PlannedImage {
+                    id: config_digest,
+                    config,
+                    layers,
+                    names: Vec::new(),
+                    digests: Vec::new(),
+                });
+                images.len() - 1
+            }
+        };
+        if images.len() > MAX_ARCHIVE_IMAGES {
+            return Err((
+                None,
+                Problem::Limit {
+                    what: "images in an archive",
+                    limit: MAX_ARCHIVE_IMAGES as u64,
+                },
+            ));
+        }
+        let top = Digest::parse(&descriptor.digest).unwrap_or(manifest_digest);
+        let mut manifests = vec![top];
+        if manifest_digest != top {
+            manifests.push(manifest_digest);
+        }
+        name_from_annotations(&mut images[at], descriptor, &manifests, names)
+            .map_err(|problem| (Some("index.json".into()), problem))?;
+    }
+    if images.is_empty() {
+        return Err((None, nothing_for(machine, &wrong_machine)));
+    }
+    for image in &images {
+        for layer in &image.layers {
+            check_blob_present(members, layer)?;
+        }
+    }
+    Ok(images)
+}
+
+fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Located> {
+    let at = |problem| Err((Some(layer.member.clone()), problem));
+    match (members.file(&layer.member), layer.blob) {
+        (None, _) => at(Problem::Damaged("it is not in the archive".into())),
+        (Some((_, found)), Some((_, size))) if found != size => at(Problem::Damaged(format!(
+            "it has {found} bytes, its manifest says {size}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn nothing_for(machine: Machine, others: &[String]) -> Problem {
+    if others.is_empty() {
+        return Problem::Damaged("it holds no image".into());
+    }
+    Problem::Unsupported(format!(
+        "it has no image for linux/{} (it has {})",
+        machine.architecture,
+        others.join(", ")
+    ))
+}
+
+/// Signatures and attestations lie in the same index as the image they are about.
+fn is_not_an_image(descriptor: &Descriptor) -> bool {
+    descriptor
+        .annotations
+        .contains_key("vnd.docker.reference.type")
+        || descriptor
+            .platform
+            .as_ref()
+            .is_some_and(|p| p.os == "unknown" && p.architecture == "unknown")
+}
+
+enum Choice {
+    Image(Box<(Digest, Manifest, Digest, ImageConfig)>),
+    /// Nothing for this machine: what there is instead.
+    OtherMachines(Vec<String>),
+}
+
+/// Follows a descriptor to the image for this machine.
+fn choose(
+    members: &Members,
+    descriptor: &Descriptor,
+    machine: Machine,
+    nesting: usize,
+) -> Result<Choice, Located> {
+    let (digest, data) = members.blob(descriptor)?;
+    let name = digest.to_string();
+    // Some writers leave the type out; only an index has `manifests`.
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Probe {
+        manifests: Option<serde::de::IgnoredAny>,
+    }
+    let is_index = match descriptor.media_type.as_str() {
+        "application/vnd.oci.image.index.v1+json"
+        | "application/vnd.docker.distribution.manifest.list.v2+json" => true,
+        "application/vnd.oci.image.manifest.v1+json"
+        | "application/vnd.docker.distribution.manifest.v2+json" => false,
+        "" => json::<Probe>(&name, data)?.manifests.is_some(),
+        other => {
+            return Err((
+                Some(name),
+                Problem::Unsupported(format!("media type {other:?}")),
+            ));
+        }
+    };
+    if !is_index {
+        return image_of(members, digest, json(&name, data)?, machine);
+    }
+    if nesting == 0 {
+        return Err((
+            Some(name),
+            Problem::Limit {
+                what: "indexes within each other",
+                limit: MAX_NESTING as u64,
+            },
+        ));
+    }
+    let index: Index = json(&name, data)?;
+    // Best first; of equals the first listed.
+    let mut ranked: Vec<(u8, &Descriptor)> = Vec::new();
+    let mut others = Vec::new();
+    for inner in index.manifests.iter().filter(|d| !is_not_an_image(d)) {
+        match &inner.platform {
+            Some(platform) if !platform.architecture.is_empty() => match machine.rank(platform) {
+                Some(rank) => ranked.push((rank, inner)),
+                None => others.push(platform_name(platform)),
+            },
+            // The configuration will tell.
+            _ => ranked.push((0, inner)),
+        }
+    }
+    ranked.sort_by_key(|(rank, _)| core::cmp::Reverse(*rank));
+    for (_, inner) in ranked {
+        match choose(members, inner, machine, nesting - 1)? {
+            Choice::OtherMachines(more) => others.extend(more),
+            image @ Choice::Image(_) => return Ok(image),
+        }
+    }
+    Ok(Choice::OtherMachines(others))
+}
+
+fn image_of(
+    members: &Members,
+    manifest_digest: Digest,
+    manifest: Manifest,
+    machine: Machine,
+) -> Result<Choice, Located> {
+    let (config_digest, data) = members.blob(&manifest.config)?;
+    let config: ImageConfig = json(&config_digest.to_string(), data)?;
+    if let Some(other) = unsuitable(&config, machine) {
+        return Ok(Choice::OtherMachines(vec![other]));
+    }
+    Ok(Choice::Image(Box::new((
+        manifest_digest,
+        manifest,
+        config_digest,
+        config,
+    ))))
+}
+
+/// The platform of a configuration that this machine cannot run. One that says nothing is trusted.
+fn unsuitable(config: &ImageConfig, machine: Machine) -> Option<String> {
+    if config.architecture.is_empty() {
+        return None;
+    }
+    let platform = Platform {
+        architecture: config.architecture.clone(),
+        os: if config.os.is_empty() {
+            "linux".into()
+        } else {
+            config.os.clone()
+        },
+        variant: config.variant.clone(),
+    };
+    // In a configuration an arm variant is often absent: nothing to hold against it.
+    let lenient = Platform {
+        variant: if platform.variant.is_empty() && machine.architecture == "arm" {
+            format!("v{}", machine.variant)
+        } else {
+            platform.variant.clone()
+        },
+        ..platform.clone()
+    };
+    machine
+        .rank(&lenient)
+        .is_none()
+        .then(|| platform_name(&platform))
+}
+
+fn platform_name(platform: &Platform) -> String {
+    let mut name = format!("{}/{}", platform.os, platform.architecture);
+    if !platform.variant.is_empty() {
+        name.push('/');
+        name.push_str(&platform.variant);
+    }
+    name
+}
+
+fn layout_layers(manifest: &Manifest, config: &ImageConfig) -> Result<Vec<PlannedLayer>, Located> {
+    let diff_ids = diff_ids(config, manifest.layers.len())?;
+    manifest
+        .layers
+        .iter()
+        .zip(diff_ids)
+        .map(|(descriptor, diff_id)| {
+            if !is_layer_type(&descriptor.media_type) {
+                return Err((
+                    Some(descriptor.digest.clone()),
+                    Problem::Unsupported(format!("layer media type {:?}", descriptor.media_type)),
+                ));
+            }
+            let (digest, member) = blob_name(descriptor)?;
+            Ok(PlannedLayer {
+                diff_id,
+                member,
+                blob: Some((digest, descriptor.size)),
+            })
+        })
+        .collect()
+}
+
+/// Tar layers in any compression; the bytes tell which. Encrypted ones and other artifacts are not layers.
+fn is_layer_type(media_type: &str) -> bool {
+    let tar = [
+        "application/vnd.oci.image.layer.v1.tar",
+        "application/vnd.oci.image.layer.nondistributable.v1.tar",
+        "application/vnd.docker.image.rootfs.diff.tar",
+        "application/vnd.docker.image.rootfs.foreign.diff.tar",
+    ];
+    media_type.is_empty()
+        || tar.iter().any(|prefix| {
+            matches!(
+                media_type.strip_prefix(prefix),
+                Some("" | "+gzip" | "+zstd" | ".gzip" | ".zstd")
+            )
+        })
+}
+
+fn diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, Located> {
+    let wrong = |problem| Err((Some("configuration".to_owned()), problem));
+    if layers > MAX_LAYERS {
+        return wrong(Problem::Limit {
+            what: "layers in an image",
+            limit: MAX_LAYERS as u64,
+        });
+    }
+    let ids = &config.rootfs.diff_ids;
+    if ids.len() != layers {
+        return wrong(Problem::Damaged(format!(
+            "it lists {} layers, the manifest {layers}",
+            ids.len()
+        )));
+    }
+    ids.iter()
+        .map(|id| {
+            Digest::parse(id)
+                .map_err(|why| (Some("configuration".to_owned()), Problem::Unsupported(why)))
+        })
+        .collect()
+}
+
+fn name_from_annotations(
+    image: &mut PlannedImage,
+    descriptor: &Descriptor,
+    manifests: &[Digest],
+    asked: &[Reference],
+) -> Result<(), Problem> {
+    let annotation = |key| descriptor.annotations.get(key).filter(|v| !v.is_empty());
+    // containerd writes the whole name; the specification's annotation may be a name or a bare tag.
+    let name = annotation(CONTAINERD_NAME)
+        .or_else(|| annotation(REF_NAME).filter(|name| name.contains([':', '/', '@'])));
+    match name {
+        Some(name) => {
+            let reference = Reference::parse(name).map_err(|e| Problem::Damaged(e.to_string()))?;
+            add_name(image, &reference, manifests)
+        }
+        None => {
+            // Kept under a placeholder until the caller's names replace it.
+            if !asked.is_empty() {
+                for digest in manifests {
+                    insert_sorted(&mut image.digests, format!("unnamed@{digest}"));
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+// --- docker-archive ---
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct DockerImage {
+    config: String,
+    repo_tags: Option<Vec<String>>,
+    layers: Option<Vec<String>>,
+}
+
+fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedImage>, Located> {
+    let document = members.document("manifest.json").unwrap_or(b"");
+    let listed: Vec<DockerImage> = json("manifest.json", document)?;
+    if listed.len() > MAX_ARCHIVE_IMAGES {
+        return Err((
+            None,
+            Problem::Limit {
+                what: "images in an archive",
+                limit: MAX_ARCHIVE_IMAGES as u64,
+            },
+        ));
+    }
+    let mut images: Vec<PlannedImage> = Vec::new();
+    let mut others = Vec::new();
+    for listed in listed {
+        let config_name = member_name("", listed.config.as_bytes()).unwrap_or_default();
+        let at = |problem| (Some(config_name.clone()), problem);
+        let data = members.document(&config_name).ok_or_else(|| {
+            at(Problem::Damaged(
+                "the configuration is not in the archive".into(),
+            ))
+        })?;
+        let id = Digest::of(data);
+        // Named after its digest: then it must have it.
+        let stem = config_name.rsplit('/').next().unwrap_or(&config_name);
+        let stem = stem.strip_suffix(".json").unwrap_or(stem);
+        if let Some(expected) = Digest::from_hex(stem).filter(|&expected| expected != id) {
+            return Err(at(Problem::WrongDigest {
+                expected,
+                found: id,
+            }));
+        }
+        let config: ImageConfig = json(&config_name, data)?;
+        if let Some(other) = unsuitable(&config, machine) {
+            others.push(other);
+            continue;
+        }
+        let mut layers = Vec::new();
+        let listed_layers = listed.layers.unwrap_or_default();
+        for (layer, diff_id) in listed_layers
+            .iter()
+            .zip(diff_ids(&config, listed_layers.len())?)
+        {
+            let member = member_name("", layer.as_bytes())
+                .and_then(|name| members.file(&name).map(|(name, _)| name.to_owned()))
+                .ok_or_else(|| {
+                    (
+                        Some(layer.clone()),
+                        Problem::Damaged("it is not in the archive".into()),
+                    )
+                })?;
+            layers.push(PlannedLayer {
+                diff_id,
+                member,
+                blob: None,
+            });
+        }
+        let known = images.iter().position(|image| image.id == id);
+        let at = known.unwrap_or_else(|| {
+            images.push(PlannedImage {
+                id,
+                config,
+                layers,
+                names: Vec::new(),
+                digests: Vec::new(),
+            });
+            images.len() - 1
+        });
+        for tag in listed.repo_tags.unwrap_or_default() {
+            let name = Reference::parse(&tag).map_err(|e| {
+                (
+                    Some("manifest.json".to_owned()),
+                    Problem::Damaged(e.to_string()),
+                )
+            })?;
+            if let Some(tagged) = name.tagged() {
+                insert_sorted(&mut images[at].names, tagged);
+            }
+        }
+    }
+    if images.is_empty() {
+        return Err((None, nothing_for(machine, &others)));
+    }
+    Ok(images)
+}

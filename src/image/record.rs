@@ -1,0 +1,169 @@
+//! What the store remembers of an image: one versioned JSON file each.
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::cri;
+use crate::api::oci::ImageConfig;
+
+/// Version of the record written. Readers accept every released version; there is one so far.
+pub const RECORD_VERSION: u32 = 1;
+/// Largest record read, bytes: a configuration of [`super::MAX_JSON_BYTES`] with every byte escaped stays below.
+pub const MAX_RECORD_BYTES: u64 = 32 * 1024 * 1024;
+
+/// An image that is whole and on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ImageRecord {
+    /// [`RECORD_VERSION`].
+    pub v: u32,
+    /// `sha256:` and the digest of the image configuration.
+    pub id: String,
+    /// Order of writing within this store: of two records that claim one name, the higher has it.
+    pub sequence: u64,
+    /// Tagged names, normalised (`docker.io/library/busybox:1.36`), sorted.
+    pub names: Vec<String>,
+    /// Names by digest, normalised (`docker.io/library/busybox@sha256:…`), sorted. Empty for docker-archives.
+    pub digests: Vec<String>,
+    /// Bytes of the files of all layers, unpacked.
+    pub size_bytes: u64,
+    /// Kept by `prune` and image GC: its archive lies in the drop-in directory.
+    pub pinned: bool,
+    /// Lowest first, at most [`super::MAX_LAYERS`].
+    pub layers: Vec<LayerRecord>,
+    /// Configuration: entrypoint, command, environment, user, working directory, stop signal.
+    pub config: ImageConfig,
+}
+
+/// One unpacked layer, shared by every image that has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LayerRecord {
+    /// What it is shared by: the diff id, or the chain id if its content depends on the layers below
+    /// (see [`super::layer`]).
+    pub key: String,
+    /// Digest of its uncompressed tar stream.
+    pub diff_id: String,
+    /// Name of its directory below `layers/`: 16 hex digits.
+    pub dir: String,
+    /// Bytes of its files.
+    pub size_bytes: u64,
+    /// It leaves directories to the layers below, so that it may be shared as lowest layer only.
+    pub leans: bool,
+    /// It hides every layer below.
+    pub opaque: bool,
+}
+
+impl ImageRecord {
+    /// The image in CRI's words.
+    #[must_use]
+    pub fn to_cri(&self) -> cri::Image {
+        let user = self.config.config.user.split(':').next().unwrap_or("");
+        let uid = user.parse::<u32>().ok().map(i64::from);
+        cri::Image {
+            id: self.id.clone(),
+            repo_tags: self.names.clone(),
+            repo_digests: self.digests.clone(),
+            size_bytes: self.size_bytes,
+            uid,
+            username: if uid.is_none() {
+                user.to_owned()
+            } else {
+                String::new()
+            },
+            pinned: self.pinned,
+        }
+    }
+
+    /// What the API shows as `imageID`: the first name by digest, else the id.
+    #[must_use]
+    pub fn image_id(&self) -> &str {
+        self.digests.first().unwrap_or(&self.id)
+    }
+
+    /// Layer directories for overlayfs, top first, each once, cut below a layer that hides the rest.
+    /// Overlayfs refuses one directory twice; of equal layers only the upper one can be seen.
+    pub(super) fn lower_dirs(&self) -> Vec<&str> {
+        let mut dirs: Vec<&str> = Vec::with_capacity(self.layers.len());
+        for layer in self.layers.iter().rev() {
+            if !dirs.contains(&layer.dir.as_str()) {
+                dirs.push(&layer.dir);
+            }
+            if layer.opaque {
+                break;
+            }
+        }
+        dirs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(dir: &str, opaque: bool) -> LayerRecord {
+        LayerRecord {
+            dir: dir.into(),
+            opaque,
+            ..LayerRecord::default()
+        }
+    }
+
+    #[test]
+    fn lower_dirs() {
+        let record = |layers: &[(&str, bool)]| ImageRecord {
+            layers: layers.iter().map(|&(d, o)| layer(d, o)).collect(),
+            ..ImageRecord::default()
+        };
+        for (name, layers, want) in [
+            (
+                "top first",
+                &[("a", false), ("b", false)][..],
+                &["b", "a"][..],
+            ),
+            (
+                "equal layers once, the upper one stays",
+                &[("a", false), ("b", false), ("a", false)],
+                &["a", "b"],
+            ),
+            (
+                "nothing below an opaque root",
+                &[("a", false), ("b", true), ("c", false)],
+                &["c", "b"],
+            ),
+            ("no layers", &[], &[]),
+        ] {
+            assert_eq!(record(layers).lower_dirs(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn user_is_number_or_name() {
+        for (user, uid, name) in [
+            ("", None, ""),
+            ("0", Some(0), ""),
+            ("1000:100", Some(1000), ""),
+            ("www-data:www", None, "www-data"),
+            ("4294967296", None, "4294967296"),
+        ] {
+            let mut record = ImageRecord::default();
+            record.config.config.user = user.into();
+            let image = record.to_cri();
+            assert_eq!(
+                (image.uid, image.username.as_str()),
+                (uid, name),
+                "{user:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn record_of_version_1_is_still_read() {
+        let text = r#"{"v":1,"id":"sha256:00","sequence":3,"names":["docker.io/library/a:1"],"digests":[],
+            "sizeBytes":5,"pinned":true,
+            "layers":[{"key":"sha256:aa","diffId":"sha256:aa","dir":"00000000000000aa","sizeBytes":5,"leans":false,"opaque":false}],
+            "config":{"architecture":"arm64","os":"linux","config":{"Cmd":["sh"],"Env":["A=b"]},"rootfs":{"type":"layers","diff_ids":["sha256:aa"]}}}"#;
+        let record: ImageRecord = serde_json::from_str(text).expect("version 1");
+        assert_eq!(record.layers[0].dir, "00000000000000aa");
+        assert_eq!(record.config.config.env, ["A=b"]);
+    }
+}

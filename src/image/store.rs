@@ -1,0 +1,685 @@
+//! The store: images that are whole and on disk, and nothing else.
+//!
+//! ```text
+//! <root>/            0700: set-user-id files of images are out of reach of the machine's users
+//!   lock             held while the store is open
+//!   records/<64 hex>.json   one per image, written last
+//!   layers/<16 hex>/        one per unpacked layer, root of its own, 0755; `layers/empty` for images without any
+//!   staging/                what is being unpacked or removed; emptied at open
+//!   dropin.json             what was imported from the drop-in directory
+//! ```
+//!
+//! Order of a commit: files unpacked into `staging` → `syncfs` → layers renamed → directory synced → record written
+//! by rename. A power cut in between leaves staging files or layers without a record; [`Store::open`] removes both.
+//! Neither manifests nor blobs are kept: the record carries what running an image needs.
+//!
+//! **Mounting.** Layer names are short so that 127 of them fit into the 4096 bytes of `mount(2)` data: change into
+//! [`Store::layers_root`] and name them relative ([`Store::layer_names`], 17 bytes each), or add them one by one with
+//! `fsconfig("lowerdir+")` (Linux 6.5). The upper directory must be 0755 root: a layer's own root carries no metadata.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::statvfs::statvfs;
+
+use super::digest::Digest;
+use super::error::ImageError;
+use super::import::{self, ImportOptions, Limits, Tick};
+use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
+use super::reference::Reference;
+use super::tree;
+use crate::api::cri::FsInfo;
+
+/// Images a store holds at most. Each costs a few KiB of memory.
+pub const MAX_IMAGES: usize = 1000;
+/// Names an image has at most.
+pub const MAX_NAMES: usize = 256;
+/// Fewest hex digits that [`Store::find`] takes for the start of an id.
+pub const MIN_ID_PREFIX: usize = 4;
+/// Directory below `layers/` for images that have no layer: overlayfs wants at least one.
+const EMPTY: &str = "empty";
+
+/// The image store of one agent. Clones share it.
+///
+/// Reading calls take a short lock and touch no disk; calls that change something (`import_archive`, `tag`, `remove`,
+/// `prune`, `set_pinned`) block on the disk and on each other: run them on the unpack lane.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    root: PathBuf,
+    limits: Limits,
+    index: Mutex<Index>,
+    /// One change at a time.
+    change: Mutex<()>,
+    _lock: Flock<File>,
+}
+
+#[derive(Default)]
+struct Index {
+    /// By id.
+    images: BTreeMap<String, Arc<ImageRecord>>,
+    /// Highest sequence number given.
+    sequence: u64,
+}
+
+/// A layer that lies unpacked in `staging`.
+pub(super) struct StagedLayer {
+    /// Name below `staging/`.
+    pub(super) staged: String,
+    /// What it will be.
+    pub(super) record: LayerRecord,
+}
+
+impl Store {
+    /// Opens the store at `root` (made if absent) and repairs what a power cut left.
+    ///
+    /// Errors: [`ImageError::Locked`] if another process has it open; [`ImageError::Store`].
+    pub fn open(root: &Path) -> Result<Self, ImageError> {
+        Self::open_with(root, Limits::default())
+    }
+
+    pub(super) fn open_with(root: &Path, limits: Limits) -> Result<Self, ImageError> {
+        make_dir(root, 0o700)?;
+        let lock_path = root.join("lock");
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(ImageError::store("open", &lock_path))?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
+            .map_err(|_| ImageError::Locked(root.into()))?;
+        for (name, mode) in [("records", 0o700), ("layers", 0o755), ("staging", 0o700)] {
+            make_dir(&root.join(name), mode)?;
+        }
+        make_dir(&root.join("layers").join(EMPTY), 0o755)?;
+        let store = Self {
+            inner: Arc::new(Inner {
+                root: root.into(),
+                limits,
+                index: Mutex::new(Index::default()),
+                change: Mutex::new(()),
+                _lock: lock,
+            }),
+        };
+        store.clear_staging()?;
+        let index = store.load()?;
+        store.remove_orphan_layers(&index)?;
+        *store.index() = index;
+        Ok(store)
+    }
+
+    /// Imports every image of an archive: docker-archive or OCI layout, plain, gzip or zstd, or an OCI layout
+    /// directory. All of them become visible, or none. `tick` hears of progress and may stop the import.
+    ///
+    /// Returns the images in the order of the archive. Layers that the store has are not unpacked again.
+    /// A name that another image had moves to the new one.
+    ///
+    /// Errors: [`ImageError::Import`] names archive, blob, entry and what is wrong; see [`ImageError::is_transient`].
+    pub fn import_archive(
+        &self,
+        archive: &Path,
+        options: &ImportOptions,
+        tick: Tick<'_>,
+    ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
+        let _change = self.change();
+        let result = import::run(self, archive, options, tick);
+        // On success nothing is left in it but layers of a lost race with an equal one.
+        self.clear_staging()?;
+        result
+    }
+
+    /// The image that `reference` names: a name (normalised or not), a name by digest, or an id.
+    /// With tag and digest the digest decides.
+    ///
+    /// Errors: [`ImageError::InvalidReference`] (waiting reason `InvalidImageName`).
+    pub fn resolve(&self, reference: &str) -> Result<Option<Arc<ImageRecord>>, ImageError> {
+        let index = self.index();
+        if Digest::parse(reference).is_ok() {
+            return Ok(index.images.get(reference).cloned());
+        }
+        if Digest::from_hex(reference).is_some() {
+            return Ok(index.images.get(&format!("sha256:{reference}")).cloned());
+        }
+        let reference = Reference::parse(reference)?;
+        Ok(index.by_reference(&reference))
+    }
+
+    /// [`Store::resolve`], else the one image whose id starts with `text`. For people.
+    ///
+    /// Errors: [`ImageError::NotFound`], [`ImageError::Ambiguous`].
+    pub fn find(&self, text: &str) -> Result<Arc<ImageRecord>, ImageError> {
+        if let Ok(Some(image)) = self.resolve(text) {
+            return Ok(image);
+        }
+        let prefix = text.strip_prefix("sha256:").unwrap_or(text);
+        if prefix.len() < MIN_ID_PREFIX || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(ImageError::NotFound(text.into()));
+        }
+        let index = self.index();
+        let mut hits = index
+            .images
+            .values()
+            .filter(|image| image.id["sha256:".len()..].starts_with(prefix));
+        match (hits.next(), hits.next()) {
+            (Some(image), None) => Ok(Arc::clone(image)),
+            (None, _) => Err(ImageError::NotFound(text.into())),
+            (Some(_), Some(_)) => Err(ImageError::Ambiguous(text.into())),
+        }
+    }
+
+    /// Stands for a pull while there is no registry client: the store is the only place an image can come from,
+    /// so a present image is the answer, whatever the pull policy.
+    ///
+    /// Errors: [`ImageError::NotPresent`] says how to import it (waiting reason `ErrImagePull`).
+    pub fn pull(&self, reference: &str) -> Result<Arc<ImageRecord>, ImageError> {
+        self.resolve(reference)?
+            .ok_or_else(|| ImageError::NotPresent(reference.into()))
+    }
+
+    /// The image with this id (`sha256:…`).
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<Arc<ImageRecord>> {
+        self.index().images.get(id).cloned()
+    }
+
+    /// All images, sorted by id.
+    #[must_use]
+    pub fn list(&self) -> Vec<Arc<ImageRecord>> {
+        self.index().images.values().cloned().collect()
+    }
+
+    /// Gives an image a further name. The name moves from the image that had it.
+    pub fn tag(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
+        let _change = self.change();
+        let reference = Reference::parse(name)?;
+        let Some(name) = reference.tagged() else {
+            return Err(ImageError::InvalidReference {
+                reference: name.into(),
+                reason: "a digest cannot be given as a name".into(),
+            });
+        };
+        let image = self
+            .get(id)
+            .ok_or_else(|| ImageError::NotFound(id.into()))?;
+        let mut record = (*image).clone();
+        insert_sorted(&mut record.names, name);
+        self.put(record)
+    }
+
+    /// Marks an image as kept by `prune` and image GC, or takes the mark away.
+    pub fn set_pinned(&self, id: &str, pinned: bool) -> Result<(), ImageError> {
+        let _change = self.change();
+        match self.get(id) {
+            Some(image) if image.pinned != pinned => {
+                let mut record = (*image).clone();
+                record.pinned = pinned;
+                self.put(record).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes an image with all its names, and the layers that no other image has.
+    /// Returns the bytes freed; an image that is not there is a success.
+    ///
+    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers were made from) has it.
+    pub fn remove(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
+        let _change = self.change();
+        self.remove_locked(id, in_use)
+    }
+
+    /// Removes every image that is neither pinned nor in `in_use`. Returns the removed images and the bytes freed.
+    pub fn prune(
+        &self,
+        in_use: &BTreeSet<String>,
+    ) -> Result<(Vec<Arc<ImageRecord>>, u64), ImageError> {
+        let _change = self.change();
+        let mut removed = Vec::new();
+        let mut freed = 0;
+        for image in self.list() {
+            if !image.pinned && !in_use.contains(&image.id) {
+                freed += self.remove_locked(&image.id, in_use)?;
+                removed.push(image);
+            }
+        }
+        Ok((removed, freed))
+    }
+
+    /// Layer directories of an image for overlayfs, absolute, top first; at least one, at most [`super::MAX_LAYERS`].
+    #[must_use]
+    pub fn layer_dirs(&self, id: &str) -> Option<Vec<PathBuf>> {
+        let root = self.layers_root();
+        let names = self.layer_names(id)?;
+        Some(names.iter().map(|name| root.join(name)).collect())
+    }
+
+    /// The same as names below [`Store::layers_root`], at most 16 bytes each.
+    #[must_use]
+    pub fn layer_names(&self, id: &str) -> Option<Vec<String>> {
+        let image = self.get(id)?;
+        let mut names: Vec<String> = image.lower_dirs().into_iter().map(String::from).collect();
+        if names.is_empty() {
+            names.push(EMPTY.into());
+        }
+        Some(names)
+    }
+
+    /// Directory that holds the layers.
+    #[must_use]
+    pub fn layers_root(&self) -> PathBuf {
+        self.inner.root.join("layers")
+    }
+
+    /// Bytes that the unpacked layers of all images hold, each layer counted once.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.index().layers().values().map(|l| l.size_bytes).sum()
+    }
+
+    /// The file system that holds the store.
+    pub fn fs_info(&self) -> Result<FsInfo, ImageError> {
+        let root = &self.inner.root;
+        let stat = statvfs(root).map_err(ImageError::store("examine", root))?;
+        let unit = u64::from(stat.fragment_size());
+        Ok(FsInfo {
+            capacity_bytes: u64::from(stat.blocks()).saturating_mul(unit),
+            available_bytes: u64::from(stat.blocks_available()).saturating_mul(unit),
+            inodes: u64::from(stat.files()),
+            inodes_free: u64::from(stat.files_available()),
+        })
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.inner.root
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    /// Every layer of the store by its key.
+    pub(super) fn layers(&self) -> BTreeMap<String, LayerRecord> {
+        self.index().layers()
+    }
+
+    /// Makes staged layers and then images durable and visible, in that order. The caller holds the change lock.
+    /// The images get sequence numbers here; one that is there already gains the new names.
+    pub(super) fn commit(
+        &self,
+        staged: &[StagedLayer],
+        images: Vec<ImageRecord>,
+    ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
+        let root = &self.inner.root;
+        let layers = self.layers_root();
+        let new = images
+            .iter()
+            .filter(|image| self.get(&image.id).is_none())
+            .count();
+        if self.index().images.len() + new > MAX_IMAGES {
+            return Err(ImageError::Store {
+                action: "add to",
+                path: root.clone(),
+                source: io::Error::other(format!("it holds {MAX_IMAGES} images, its limit")),
+            });
+        }
+        if !staged.is_empty() {
+            let dir = open_dir(root)?;
+            nix::unistd::syncfs(&dir).map_err(ImageError::store("sync", root))?;
+            for layer in staged {
+                let target = layers.join(&layer.record.dir);
+                if target.exists() {
+                    // Left by a commit that failed after its renames: no record has it.
+                    let trash = root.join("staging").join(&layer.record.dir);
+                    fs::rename(&target, trash).map_err(ImageError::store("replace", &target))?;
+                }
+                fs::rename(root.join("staging").join(&layer.staged), &target)
+                    .map_err(ImageError::store("rename a layer to", target))?;
+            }
+            sync_dir(&layers)?;
+        }
+        let mut done = Vec::with_capacity(images.len());
+        for mut image in images {
+            if let Some(old) = self.get(&image.id) {
+                for name in &old.names {
+                    insert_sorted(&mut image.names, name.clone());
+                }
+                for digest in &old.digests {
+                    insert_sorted(&mut image.digests, digest.clone());
+                }
+                image.pinned |= old.pinned;
+            }
+            done.push(self.put(image)?);
+        }
+        Ok(done)
+    }
+
+    /// Writes a record and moves its names to it. A record that is equal to the present one is not written.
+    fn put(&self, mut record: ImageRecord) -> Result<Arc<ImageRecord>, ImageError> {
+        record.names.truncate(MAX_NAMES);
+        record.digests.truncate(MAX_NAMES);
+        let losers: Vec<ImageRecord> = {
+            let mut index = self.index();
+            if let Some(old) = index.images.get(&record.id) {
+                record.sequence = old.sequence;
+                if **old == record {
+                    return Ok(Arc::clone(old));
+                }
+            }
+            index.sequence += 1;
+            record.sequence = index.sequence;
+            index
+                .images
+                .values()
+                .filter(|i| i.id != record.id && i.names.iter().any(|n| record.names.contains(n)))
+                .map(|image| {
+                    let mut loser = (**image).clone();
+                    loser.names.retain(|name| !record.names.contains(name));
+                    loser
+                })
+                .collect()
+        };
+        self.write_record(&record)?;
+        let record = Arc::new(record);
+        {
+            let mut index = self.index();
+            index.images.insert(record.id.clone(), Arc::clone(&record));
+            for loser in &losers {
+                index
+                    .images
+                    .insert(loser.id.clone(), Arc::new(loser.clone()));
+            }
+        }
+        // After a crash in between, the sequence numbers tell whose the name is.
+        for loser in &losers {
+            self.write_record(loser)?;
+        }
+        Ok(record)
+    }
+
+    fn remove_locked(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
+        let Some(image) = self.get(id) else {
+            return Ok(0);
+        };
+        if in_use.contains(id) {
+            return Err(ImageError::InUse(id.into()));
+        }
+        let path = self.record_path(id);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(ImageError::store("remove", path)(e));
+            }
+            _ => sync_dir(&self.inner.root.join("records"))?,
+        }
+        let left = {
+            let mut index = self.index();
+            index.images.remove(id);
+            index.layers()
+        };
+        let mut freed = 0;
+        let mut gone = BTreeSet::new();
+        for layer in &image.layers {
+            if !left.contains_key(&layer.key) && gone.insert(&layer.dir) {
+                // Renamed first: half a layer must never stand under its name.
+                let path = self.layers_root().join(&layer.dir);
+                let trash = self.inner.root.join("staging").join(&layer.dir);
+                match fs::rename(&path, trash) {
+                    Ok(()) => freed += layer.size_bytes,
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    Err(e) => return Err(ImageError::store("remove", path)(e)),
+                }
+            }
+        }
+        self.clear_staging()?;
+        Ok(freed)
+    }
+
+    fn record_path(&self, id: &str) -> PathBuf {
+        let hex = id.strip_prefix("sha256:").unwrap_or(id);
+        self.inner.root.join("records").join(format!("{hex}.json"))
+    }
+
+    fn write_record(&self, record: &ImageRecord) -> Result<(), ImageError> {
+        let path = self.record_path(&record.id);
+        let bytes = serde_json::to_vec(record)
+            .map_err(io::Error::from)
+            .map_err(ImageError::store("write", &path))?;
+        write_durably(&path, &bytes)
+    }
+
+    fn clear_staging(&self) -> Result<(), ImageError> {
+        let path = self.inner.root.join("staging");
+        let dir = open_dir(&path)?;
+        tree::clear(dir).map_err(ImageError::store("empty", path))
+    }
+
+    /// Reads all records. A half, foreign or stale one is removed with a warning: an image is there whole or not at all.
+    fn load(&self) -> Result<Index, ImageError> {
+        let dir = self.inner.root.join("records");
+        let mut records: Vec<ImageRecord> = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(ImageError::store("list", &dir))? {
+            let path = entry.map_err(ImageError::store("list", &dir))?.path();
+            match self.load_one(&path) {
+                Ok(record) => records.push(record),
+                Err(reason) => {
+                    log::warn!("image record {} is dropped: {reason}", path.display());
+                    fs::remove_file(&path).map_err(ImageError::store("remove", &path))?;
+                }
+            }
+        }
+        records.sort_by_key(|record| core::cmp::Reverse(record.sequence));
+        let mut index = Index {
+            sequence: records.first().map_or(0, |record| record.sequence),
+            ..Index::default()
+        };
+        let mut claimed = BTreeSet::new();
+        for mut record in records {
+            record.names.retain(|name| claimed.insert(name.clone()));
+            index.images.insert(record.id.clone(), Arc::new(record));
+        }
+        Ok(index)
+    }
+
+    fn load_one(&self, path: &Path) -> Result<ImageRecord, String> {
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes))
+            .map_err(|e| e.to_string())?;
+        let record: ImageRecord = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+        if record.v != RECORD_VERSION {
+            return Err(format!("version {} is not known", record.v));
+        }
+        if Digest::parse(&record.id).is_err() || self.record_path(&record.id) != path {
+            return Err(format!("it is about {:?}", record.id));
+        }
+        for layer in &record.layers {
+            if !is_layer_name(&layer.dir) {
+                return Err(format!("{:?} is not a layer", layer.dir));
+            }
+            if !self.layers_root().join(&layer.dir).is_dir() {
+                return Err(format!("layer {} is missing", layer.dir));
+            }
+        }
+        Ok(record)
+    }
+
+    fn remove_orphan_layers(&self, index: &Index) -> Result<(), ImageError> {
+        let known: BTreeSet<String> = index.layers().into_values().map(|l| l.dir).collect();
+        let dir = self.layers_root();
+        let mut orphans = 0;
+        for entry in fs::read_dir(&dir).map_err(ImageError::store("list", &dir))? {
+            let entry = entry.map_err(ImageError::store("list", &dir))?;
+            let name = entry.file_name();
+            let kept = name
+                .to_str()
+                .is_some_and(|name| name == EMPTY || known.contains(name));
+            if !kept {
+                let trash = self.inner.root.join("staging").join(&name);
+                fs::rename(entry.path(), trash)
+                    .map_err(ImageError::store("remove", entry.path()))?;
+                orphans += 1;
+            }
+        }
+        if orphans > 0 {
+            log::info!("{orphans} layers without an image removed");
+            self.clear_staging()?;
+        }
+        Ok(())
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.inner
+            .index
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.inner
+            .change
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Index {
+    fn by_reference(&self, reference: &Reference) -> Option<Arc<ImageRecord>> {
+        let digest = reference
+            .digest()
+            .map(|digest| format!("{}@{digest}", reference.repository()));
+        let tagged = reference.tagged();
+        self.images
+            .values()
+            .find(|image| match (&digest, &tagged) {
+                (Some(digest), _) => image.digests.contains(digest),
+                (None, Some(tagged)) => image.names.contains(tagged),
+                (None, None) => false,
+            })
+            .cloned()
+    }
+
+    fn layers(&self) -> BTreeMap<String, LayerRecord> {
+        self.images
+            .values()
+            .flat_map(|image| &image.layers)
+            .map(|layer| (layer.key.clone(), layer.clone()))
+            .collect()
+    }
+}
+
+/// Inserts into a sorted list without duplicates.
+pub(super) fn insert_sorted(list: &mut Vec<String>, item: String) {
+    if let Err(at) = list.binary_search(&item) {
+        list.insert(at, item);
+    }
+}
+
+/// 16 lower-case hex digits: no record can lead out of `layers/`.
+fn is_layer_name(name: &str) -> bool {
+    name.len() == 16
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
+    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+    // The mode above passed through the umask.
+    made.and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
+        .map_err(ImageError::store("make", path))
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd, ImageError> {
+    File::open(path)
+        .map(OwnedFd::from)
+        .map_err(ImageError::store("open", path))
+}
+
+fn sync_dir(path: &Path) -> Result<(), ImageError> {
+    File::open(path)
+        .and_then(|dir| dir.sync_all())
+        .map_err(ImageError::store("sync", path))
+}
+
+/// Replaces `path` by rename, durable when this returns. 0600.
+pub(super) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
+    let temporary = path.with_extension("tmp");
+    let write = || {
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(ImageError::store("write", path))?;
+    sync_dir(path.parent().unwrap_or(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use core::ops::ControlFlow;
+
+    use super::super::testing::{Scratch, Stream, docker_archive};
+    use super::*;
+
+    fn go(_: import::Progress) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn import(store: &Store, scratch: &Scratch, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
+        let path = scratch.join("archive.tar");
+        fs::write(&path, archive).expect("scratch");
+        store
+            .import_archive(&path, &ImportOptions::default(), &mut go)
+            .unwrap_or_else(|e| panic!("{}", e.chain()))
+    }
+
+    #[test]
+    fn imported_image_is_found_by_every_form_of_its_name() {
+        // IMG-04
+        let scratch = Scratch::new();
+        let store = Store::open(&scratch.join("images")).expect("store");
+        let layer = Stream::new().file("a", b"1").bytes();
+        let image = import(&store, &scratch, &docker_archive("busybox:1", &[&layer]))
+            .pop()
+            .expect("one");
+        for name in [
+            "busybox:1",
+            "docker.io/library/busybox:1",
+            "docker.io/busybox:1",
+            &image.id,
+            &image.id[7..],
+        ] {
+            assert_eq!(
+                store.resolve(name).expect(name).as_ref(),
+                Some(&image),
+                "{name}"
+            );
+        }
+        assert_eq!(store.resolve("busybox").expect("valid"), None);
+        assert_eq!(store.find(&image.id[7..15]).expect("prefix"), image);
+        assert!(store.pull("busybox:1").is_ok());
+        let error = store.pull("busybox:2").expect_err("absent").to_string();
+        assert!(
+            error.contains("picolet image import") && error.contains("drop-in"),
+            "{error}"
+        );
+        let dirs = store.layer_dirs(&image.id).expect("layers");
+        assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
+    }
+}

@@ -1,0 +1,242 @@
+//! Archives built in memory, for the tests of this folder.
+
+#![expect(dead_code, reason = "the tests that use the rest follow")]
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tar::{Builder, EntryType, Header};
+
+use super::digest::Digest;
+
+/// A directory of its own, removed at the end.
+pub(super) struct Scratch(pub(super) PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "picolet-image-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).expect("scratch");
+        Self(path)
+    }
+
+    pub(super) fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds a tar stream. Names go in as they are, hostile ones too.
+pub(super) struct Stream(Builder<Vec<u8>>);
+
+impl Stream {
+    pub(super) fn new() -> Self {
+        Self(Builder::new(Vec::new()))
+    }
+
+    pub(super) fn entry(
+        mut self,
+        kind: EntryType,
+        path: &str,
+        link: &str,
+        mode: u32,
+        data: &[u8],
+    ) -> Self {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1_000_000);
+        header.set_size(data.len() as u64);
+        let gnu = header.as_gnu_mut().expect("gnu");
+        assert!(path.len() <= 100 && link.len() <= 100, "short names only");
+        gnu.name[..path.len()].copy_from_slice(path.as_bytes());
+        gnu.linkname[..link.len()].copy_from_slice(link.as_bytes());
+        header.set_cksum();
+        self.0.append(&header, data).expect("memory");
+        self
+    }
+
+    pub(super) fn file(self, path: &str, data: &[u8]) -> Self {
+        self.entry(EntryType::Regular, path, "", 0o644, data)
+    }
+
+    pub(super) fn dir(self, path: &str, mode: u32) -> Self {
+        self.entry(EntryType::Directory, path, "", mode, b"")
+    }
+
+    pub(super) fn symlink(self, path: &str, to: &str) -> Self {
+        self.entry(EntryType::Symlink, path, to, 0o777, b"")
+    }
+
+    pub(super) fn hard_link(self, path: &str, to: &str) -> Self {
+        self.entry(EntryType::Link, path, to, 0o644, b"")
+    }
+
+    pub(super) fn device(mut self, kind: EntryType, path: &str, major: u32, minor: u32) -> Self {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(0o600);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(0);
+        header.set_path(path).expect("short");
+        header.set_device_major(major).expect("gnu");
+        header.set_device_minor(minor).expect("gnu");
+        header.set_cksum();
+        self.0.append(&header, &b""[..]).expect("memory");
+        self
+    }
+
+    /// PAX records in front of the next entry.
+    pub(super) fn pax(mut self, records: &[(&str, &[u8])]) -> Self {
+        self.0
+            .append_pax_extensions(records.iter().copied())
+            .expect("memory");
+        self
+    }
+
+    pub(super) fn bytes(self) -> Vec<u8> {
+        self.0.into_inner().expect("memory")
+    }
+}
+
+pub(super) fn gzip(data: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(data).expect("memory");
+    encoder.finish().expect("memory")
+}
+
+pub(super) fn zstd(data: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(data, ruzstd::encoding::CompressionLevel::Fastest)
+}
+
+/// Go's name of the architecture of this machine.
+pub(super) fn architecture() -> &'static str {
+    super::platform::Machine::this().architecture
+}
+
+/// A configuration with these layers; `mark` makes it differ from others.
+pub(super) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
+    let diff_ids: Vec<String> = layers.iter().map(|l| Digest::of(l).to_string()).collect();
+    serde_json::json!({
+        "architecture": architecture(), "os": "linux",
+        "config": {"Env": [format!("MARK={mark}")], "Cmd": ["/bin/sh"], "User": "1000:100"},
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    })
+    .to_string()
+    .into_bytes()
+}
+
+/// A docker-archive with one image of uncompressed layers.
+pub(super) fn docker_archive(tag: &str, layers: &[&[u8]]) -> Vec<u8> {
+    let config = config(layers, tag);
+    let config_name = format!("{}.json", Digest::of(&config).hex());
+    let mut stream = Stream::new();
+    let mut names = Vec::new();
+    for (at, layer) in layers.iter().enumerate() {
+        let name = format!("{at}/layer.tar");
+        stream = stream.file(&name, layer);
+        names.push(name);
+    }
+    let manifest = serde_json::json!([{"Config": config_name, "RepoTags": [tag], "Layers": names}]);
+    stream
+        .file(&config_name, &config)
+        .file("manifest.json", manifest.to_string().as_bytes())
+        .bytes()
+}
+
+/// Blobs of an OCI layout in the making.
+pub(super) struct Layout {
+    pub(super) blobs: Vec<(String, Vec<u8>)>,
+    pub(super) manifests: Vec<serde_json::Value>,
+}
+
+impl Layout {
+    pub(super) fn new() -> Self {
+        Self {
+            blobs: Vec::new(),
+            manifests: Vec::new(),
+        }
+    }
+
+    /// Adds a blob and returns its descriptor.
+    pub(super) fn blob(&mut self, media_type: &str, data: &[u8]) -> serde_json::Value {
+        let digest = Digest::of(data);
+        let name = format!("blobs/sha256/{}", digest.hex());
+        if !self.blobs.iter().any(|(n, _)| *n == name) {
+            self.blobs.push((name, data.to_vec()));
+        }
+        serde_json::json!({"mediaType": media_type, "digest": digest.to_string(), "size": data.len()})
+    }
+
+    /// Adds an image and returns its manifest's descriptor.
+    pub(super) fn image(&mut self, config: &[u8], layers: &[Vec<u8>]) -> serde_json::Value {
+        let config = self.blob("application/vnd.oci.image.config.v1+json", config);
+        let layers: Vec<_> = layers
+            .iter()
+            .map(|l| self.blob("application/vnd.oci.image.layer.v1.tar", l))
+            .collect();
+        let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": layers});
+        self.blob(
+            "application/vnd.oci.image.manifest.v1+json",
+            manifest.to_string().as_bytes(),
+        )
+    }
+
+    pub(super) fn index(&mut self, manifests: &[serde_json::Value]) -> serde_json::Value {
+        let index = serde_json::json!({"schemaVersion": 2, "manifests": manifests});
+        self.blob(
+            "application/vnd.oci.image.index.v1+json",
+            index.to_string().as_bytes(),
+        )
+    }
+
+    pub(super) fn name(&mut self, mut descriptor: serde_json::Value, name: &str) {
+        descriptor["annotations"] = serde_json::json!({"org.opencontainers.image.ref.name": name});
+        self.manifests.push(descriptor);
+    }
+
+    fn members(&self) -> Vec<(String, Vec<u8>)> {
+        let index = serde_json::json!({"schemaVersion": 2, "manifests": self.manifests});
+        let mut members = vec![
+            (
+                "oci-layout".to_owned(),
+                br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec(),
+            ),
+            ("index.json".to_owned(), index.to_string().into_bytes()),
+        ];
+        members.extend(self.blobs.iter().cloned());
+        members
+    }
+
+    pub(super) fn tar(&self) -> Vec<u8> {
+        let mut stream = Stream::new();
+        for (name, data) in self.members() {
+            stream = stream.file(&name, &data);
+        }
+        stream.bytes()
+    }
+
+    pub(super) fn write_to(&self, dir: &Path) {
+        for (name, data) in self.members() {
+            let path = dir.join(name);
+            fs::create_dir_all(path.parent().expect("parent")).expect("scratch");
+            fs::write(path, data).expect("scratch");
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! File system calls below one directory that never leave it.
+//!
+//! Every directory is reached by `openat2` beneath the root without following any symbolic link; links inside a layer
+//! are resolved here, step by step, with the layer's root as `/`. What the layers announce can therefore not reach
+//! anything else on the machine, whatever their order. See `openat2(2)`.
+
+use alloc::collections::VecDeque;
+use core::ffi::CStr;
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use nix::dir::{Dir, OwningIter, Type};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::sys::stat::{
+    FileStat, Mode, SFlag, UtimensatFlags, fchmod, fstat, fstatat, futimens, makedev, mkdirat,
+    mknodat, utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use crate::sys::xattr;
+
+/// Deepest directory of a layer: bounds the descriptors that removing a tree holds open.
+pub const MAX_DEPTH: usize = 200;
+/// Symbolic links followed on the way to one entry, as in the kernel.
+pub const MAX_LINKS: usize = 40;
+/// Overlayfs's mark on a directory that hides what is below.
+pub(super) const OPAQUE: &CStr = c"trusted.overlay.opaque";
+
+/// One name of a path: neither empty nor `.` nor `..`, without `/` and NUL.
+pub(super) type Name = Box<[u8]>;
+
+/// Why a path could not be reached.
+#[derive(Debug)]
+pub(super) enum Blocked {
+    /// It has `..`, a NUL, or leads outside.
+    Escape,
+    /// More than [`MAX_DEPTH`] directories or [`MAX_LINKS`] links.
+    TooDeep,
+    /// A name on the way is no directory.
+    NotDirectory,
+    /// A name on the way is not there.
+    Missing,
+    /// The system said no.
+    Io(io::Error),
+}
+
+impl From<Errno> for Blocked {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            // EXDEV is openat2's word for a way out.
+            Errno::EXDEV => Self::Escape,
+            Errno::ENOENT => Self::Missing,
+            Errno::ENOTDIR => Self::NotDirectory,
+            Errno::ELOOP => Self::TooDeep,
+            errno => Self::Io(errno.into()),
+        }
+    }
+}
+
+/// Cuts a path of a layer into names. A leading `/` stands for the layer's root, `.` and `//` for nothing.
+pub(super) fn split(path: &[u8]) -> Result<Vec<Name>, Blocked> {
+    let mut names: Vec<Name> = Vec::new();
+    for part in path.split(|&b| b == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => return Err(Blocked::Escape),
+            part if part.contains(&0) => return Err(Blocked::Escape),
+            part => names.push(part.into()),
+        }
+    }
+    if names.len() > MAX_DEPTH {
+        return Err(Blocked::TooDeep);
+    }
+    Ok(names)
+}
+
+/// What to do where a directory on the way is missing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Absent {
+    /// Make it, 0755, and tell.
+    Make,
+    /// Give up.
+    Fail,
+}
+
+/// A directory that was reached.
+pub(super) struct Reached {
+    /// Open for reading.
+    pub(super) dir: OwnedFd,
+    /// Directories made on the way, joined with `/`, real paths from the root.
+    pub(super) made: Vec<Vec<u8>>,
+}
+
+/// Opens the directory `path` below `root`, following links with `root` as `/`.
+pub(super) fn reach(
+    root: BorrowedFd<'_>,
+    path: &[Name],
+    absent: Absent,
+) -> Result<Reached, Blocked> {
+    match beneath(root, path) {
+        Ok(dir) => Ok(Reached {
+            dir,
+            made: Vec::new(),
+        }),
+        Err(Errno::ELOOP | Errno::ENOTDIR) => walk(root, path, absent),
+        Err(Errno::ENOENT) if absent == Absent::Make => walk(root, path, absent),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Opens a directory by a path without links.
+pub(super) fn beneath(root: BorrowedFd<'_>, path: &[Name]) -> Result<OwnedFd, Errno> {
+    let joined = if path.is_empty() {
+        b".".to_vec()
+    } else {
+        path.join(&b'/')
+    };
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+        .resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_SYMLINKS
+                | ResolveFlag::RESOLVE_NO_MAGICLINKS
+                | ResolveFlag::RESOLVE_NO_XDEV,
+        );
+    loop {
+        match openat2(root, joined.as_slice(), how) {
+            // A rename elsewhere raced with the check: the kernel asks to try again.
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// The slow way: name by name.
+fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, Blocked> {
+    let mut todo: VecDeque<Name> = path.iter().cloned().collect();
+    // Real directories only: the way that `beneath` can open.
+    let mut real: Vec<Name> = Vec::new();
+    let mut dir = beneath(root, &real)?;
+    let mut links = 0;
+    let mut made = Vec::new();
+    while let Some(name) = todo.pop_front() {
+        if &*name == b".." {
+            // Above the root is the root.
+            real.pop();
+            dir = beneath(root, &real)?;
+            continue;
+        }
+        let kind = match entry(dir.as_fd(), &name) {
+            Ok(stat) if is_whiteout(&stat) && absent == Absent::Make => {
+                // Removed from the layers below, and now there is something in it: a new, opaque directory.
+                unlinkat(&dir, &*name, UnlinkatFlags::NoRemoveDir)?;
+                let fresh = make_dir(dir.as_fd(), &name)?;
+                xattr::set(fresh.as_fd(), OPAQUE, b"y").map_err(Blocked::Io)?;
+                SFlag::S_IFDIR
+            }
+            Ok(stat) => kind(&stat),
+            Err(Errno::ENOENT) if absent == Absent::Make => {
+                if real.len() >= MAX_DEPTH {
+                    return Err(Blocked::TooDeep);
+                }
+                make_dir(dir.as_fd(), &name)?;
+                let mut path = real.join(&b'/');
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&name);
+                made.push(path);
+                SFlag::S_IFDIR
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        if kind == SFlag::S_IFDIR {
+            real.push(name);
+            if real.len() > MAX_DEPTH {
+                return Err(Blocked::TooDeep);
+            }
+            dir = beneath(root, &real)?;
+        } else if kind == SFlag::S_IFLNK {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(Blocked::TooDeep);
+            }
+            let target = readlinkat(&dir, &*name)?.into_vec();
+            if target.first() == Some(&b'/') {
+                real.clear();
+                dir = beneath(root, &real)?;
+            }
+            for part in target.split(|&b| b == b'/').rev() {
+                if !matches!(part, b"" | b".") {
+                    todo.push_front(part.into());
+                }
+            }
+            if todo.len() > MAX_DEPTH * 2 {
+                return Err(Blocked::TooDeep);
+            }
+        } else {
+            return Err(Blocked::NotDirectory);
+        }
+    }
+    Ok(Reached { dir, made })
+}
+
+/// Makes a directory 0755 of root without moving the time of its parent, and opens it.
+fn make_dir(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Blocked> {
+    let before = fstat(parent)?;
+    mkdirat(parent, name, Mode::from_bits_truncate(0o755))?;
+    let dir = beneath(parent, &[name.into()])?;
+    fchmod(&dir, Mode::from_bits_truncate(0o755))?;
+    restore_mtime(parent, &before)?;
+    Ok(dir)
+}
+
+/// Sets the modification time back to what `before` says.
+pub(super) fn restore_mtime(dir: BorrowedFd<'_>, before: &FileStat) -> Result<(), Errno> {
+    futimens(
+        dir,
+        &TimeSpec::UTIME_OMIT,
+        &TimeSpec::new(before.st_mtime, before.st_mtime_nsec),
+    )
+}
+
+/// Sets the modification time of an entry that may be a link.
+pub(super) fn set_mtime(parent: BorrowedFd<'_>, name: &[u8], mtime: TimeSpec) -> Result<(), Errno> {
+    utimensat(
+        parent,
+        name,
+        &mtime,
+        &mtime,
+        UtimensatFlags::NoFollowSymlink,
+    )
+}
+
+/// Looks at an entry itself, never through it.
+pub(super) fn entry(parent: BorrowedFd<'_>, name: &[u8]) -> Result<FileStat, Errno> {
+    fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// The file type of a stat.
+pub(super) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
+}
+
+/// Whether it is overlayfs's mark for a removed name: a character device 0:0.
+pub(super) fn is_whiteout(stat: &FileStat) -> bool {
+    kind(stat) == SFlag::S_IFCHR && stat.st_rdev == 0
+}
+
+/// Makes such a mark.
+pub(super) fn make_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
+    mknodat(parent, name, SFlag::S_IFCHR, Mode::empty(), makedev(0, 0))
+}
+
+/// Path of an entry through its parent's descriptor, for calls that take paths only.
+pub(super) fn through(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<CString> {
+    use std::os::fd::AsRawFd;
+    let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    CString::new(path).map_err(io::Error::from)
+}
+
+/// Removes an entry, and everything in it if it is a directory.
+pub(super) fn remove(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    match unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) => Ok(()),
+        Err(Errno::EISDIR | Errno::EPERM) => {
+            clear(beneath(parent, &[name.into()])?)?;
+            Ok(unlinkat(parent, name, UnlinkatFlags::RemoveDir)?)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Removes everything in a directory. No recursion: a lane's stack is small. Follows no link.
+pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
+    /// A directory that is being emptied.
+    struct Level {
+        dir: OwnedFd,
+        list: OwningIter,
+        /// Its name in the level above.
+        name: CString,
+    }
+    fn level(dir: OwnedFd, name: CString) -> io::Result<Level> {
+        let list = Dir::from_fd(dir.try_clone()?)?.into_iter();
+        Ok(Level { dir, list, name })
+    }
+    let mut stack = vec![level(dir, CString::default())?];
+    while let Some(top) = stack.last_mut() {
+        let Some(entry) = top.list.next() else {
+            if let Some(done) = stack.pop()
+                && let Some(above) = stack.last()
+            {
+                gone(unlinkat(
+                    &above.dir,
+                    done.name.as_c_str(),
+                    UnlinkatFlags::RemoveDir,
+                ))?;
+            }
+            continue;
+        };
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        if entry.file_type() != Some(Type::Directory) {
+            match gone(unlinkat(&top.dir, name, UnlinkatFlags::NoRemoveDir)) {
+                // A file system that does not tell types.
+                Err(Errno::EISDIR | Errno::EPERM) => {}
+                result => {
+                    result?;
+                    continue;
+                }
+            }
+        }
+        match gone(unlinkat(&top.dir, name, UnlinkatFlags::RemoveDir)) {
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                let inner = beneath(top.dir.as_fd(), &[name.to_bytes().into()])?;
+                let inner = level(inner, name.to_owned())?;
+                stack.push(inner);
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// What is gone already need not be removed.
+fn gone(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+/// For messages: a path of a layer as text.
+pub(super) fn display(path: &[u8]) -> String {
+    OsStr::from_bytes(path).to_string_lossy().into_owned()
+}
