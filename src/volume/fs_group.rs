@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn bits_and_group() {
-        // VOL-21 VOL-22
+        // VOL-21
         if !can_mount("bits_and_group") {
             return;
         }

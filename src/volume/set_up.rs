@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn empty_dir_in_memory() {
-        // VOL-14 VOL-10
+        // VOL-10
         if !can_mount("empty_dir_in_memory") {
             return;
         }

@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn ways_out_are_refused() {
-        // VOL-24 VOL-26 CFG-35
+        // VOL-24 CFG-35
         // CVE-2017-1002101: a symbolic link in the volume names a directory of the host.
         let scratch = Scratch::new();
         let volume = volume_in(&scratch);

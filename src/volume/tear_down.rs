@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn everything_goes_after_an_agent_restart() {
-        // VOL-25 VOL-30 CFG-38
+        // VOL-25 CFG-38
         if !can_mount("everything_goes_after_an_agent_restart") {
             return;
         }
@@ -309,7 +309,6 @@ mod tests {
 
     #[test]
     fn a_mount_in_the_way_saves_its_data() {
-        // VOL-30
         if !can_mount("a_mount_in_the_way_saves_its_data") {
             return;
         }

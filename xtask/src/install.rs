@@ -1,0 +1,201 @@
+//! Installs what tests and demo call, by the names Debian gives the packages.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use crate::{
+    Failure,
+    process::{find, is_root},
+};
+
+/// Something that must be on the machine.
+pub(crate) struct Need {
+    /// Debian's package.
+    package: &'static str,
+    /// What it is needed for.
+    purpose: &'static str,
+    /// Whether it is there.
+    present: fn() -> bool,
+}
+
+/// The pod host itself.
+pub(crate) const HOST: [Need; 5] = [
+    Need {
+        package: "runc",
+        purpose: "runs the containers",
+        present: || find("runc").is_some(),
+    },
+    Need {
+        package: "containernetworking-plugins",
+        purpose: "bridge, host-local, loopback and portmap",
+        present: || {
+            ["/usr/lib/cni", "/opt/cni/bin"].iter().any(|dir| {
+                Path::new(dir).join("bridge").exists() && Path::new(dir).join("portmap").exists()
+            })
+        },
+    },
+    Need {
+        package: "iptables",
+        purpose: "called by the portmap plugin",
+        present: || find("iptables").is_some(),
+    },
+    Need {
+        package: "iproute2",
+        purpose: "shows and removes interfaces",
+        present: || find("ip").is_some(),
+    },
+    Need {
+        package: "busybox-static",
+        purpose: "content of the images",
+        present: || static_busybox().is_some(),
+    },
+];
+
+/// Building: the program is linked statically with glibc.
+pub(crate) const BUILD: [Need; 2] = [
+    Need {
+        package: "gcc",
+        purpose: "linker",
+        present: || find("cc").is_some(),
+    },
+    Need {
+        package: "libc6-dev",
+        purpose: "static C library",
+        present: || {
+            ["/usr/lib", "/usr/lib64"].iter().any(|dir| {
+                Path::new(dir).join("libc.a").exists()
+                    || fs::read_dir(dir).is_ok_and(|entries| {
+                        entries.flatten().any(|e| {
+                            e.file_name().to_string_lossy().contains("-linux-")
+                                && e.path().join("libc.a").exists()
+                        })
+                    })
+            })
+        },
+    },
+];
+
+/// Only tests: other tools' images, made and compared.
+pub(crate) const TEST: [Need; 3] = [
+    Need {
+        package: "skopeo",
+        purpose: "makes archives in other formats",
+        present: || find("skopeo").is_some(),
+    },
+    Need {
+        package: "umoci",
+        purpose: "makes OCI images",
+        present: || find("umoci").is_some(),
+    },
+    Need {
+        package: "zstd",
+        purpose: "compresses layers",
+        present: || find("zstd").is_some(),
+    },
+];
+
+/// Makes every need of `groups` present as far as that is possible, and returns what is still missing as "package (purpose)".
+pub(crate) fn ensure(groups: &[&[Need]]) -> Result<Vec<String>, Failure> {
+    let missing = || -> Vec<&Need> {
+        groups
+            .iter()
+            .flat_map(|group| group.iter())
+            .filter(|need| !(need.present)())
+            .collect()
+    };
+    let wanted = missing();
+    if !wanted.is_empty() && is_root() && find("apt-get").is_some() {
+        let names: Vec<_> = wanted.iter().map(|need| need.package).collect();
+        println!("Installing {}", names.join(" "));
+        // One unreachable source must not keep the others from being used.
+        if !apt_get(&["update"]) {
+            println!("apt-get update failed in part; trying with the package lists at hand");
+        }
+        if !install(&names) {
+            // One package that this release does not have must not keep the others away.
+            for name in names {
+                install(&[name]);
+            }
+        }
+    }
+    Ok(missing()
+        .iter()
+        .map(|need| format!("{} ({})", need.package, need.purpose))
+        .collect())
+}
+
+fn install(names: &[&str]) -> bool {
+    let mut words = vec!["install", "--yes", "--no-install-recommends"];
+    words.extend_from_slice(names);
+    apt_get(&words)
+}
+
+fn apt_get(words: &[&str]) -> bool {
+    Command::new("apt-get")
+        .args([
+            "-q",
+            "-o",
+            "DPkg::Lock::Timeout=120",
+            "-o",
+            "Dpkg::Use-Pty=0",
+        ])
+        .args(words)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// A busybox that runs without a file beside it.
+pub(crate) fn static_busybox() -> Option<std::path::PathBuf> {
+    [find("busybox"), Some("/bin/busybox".into())]
+        .into_iter()
+        .flatten()
+        .find(|path| fs::read(path).is_ok_and(|elf| !has_interpreter(&elf)))
+}
+
+/// Whether a program header asks for a dynamic loader (PT_INTERP).
+fn has_interpreter(elf: &[u8]) -> bool {
+    const PT_INTERP: u32 = 3;
+    let number = |at: usize, len: usize| -> Option<usize> {
+        let mut bytes = [0; 8];
+        bytes[..len].copy_from_slice(elf.get(at..at + len)?);
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    };
+    let wide = elf.get(4) == Some(&2);
+    let headers = || -> Option<bool> {
+        let (at, size, count) = if wide {
+            (number(32, 8)?, number(54, 2)?, number(56, 2)?)
+        } else {
+            (number(28, 4)?, number(42, 2)?, number(44, 2)?)
+        };
+        for n in 0..count {
+            if number(at.checked_add(n * size)?, 4)? == PT_INTERP as usize {
+                return Some(true);
+            }
+        }
+        Some(false)
+    };
+    !elf.starts_with(b"\x7fELF") || headers().unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn static_programs_are_told() {
+        // Tests of this project are linked statically, as the program is.
+        let own = fs::read("/proc/self/exe").unwrap();
+        assert!(!has_interpreter(&own));
+        assert!(has_interpreter(b"#!/bin/sh"));
+        assert!(
+            has_interpreter(&own[..20]),
+            "a file that is cut short does not count"
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! Programs that tasks call, and processes they look for.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::Failure;
+
+/// Runs `command` with this task's output and no input; an exit other than 0 is an error.
+pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
+    let status = command
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|e| format!("{}: {e}", show(command)))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{}: {status}", show(command)).into())
+    }
+}
+
+/// Runs `command` and returns its standard output; an exit other than 0 is an error with what it said.
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("{}: {e}", show(command)))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(format!("{}: {}: {}", show(command), output.status, said.trim()).into())
+    }
+}
+
+/// The command as it could be typed.
+pub(crate) fn show(command: &Command) -> String {
+    let mut text = command.get_program().to_string_lossy().into_owned();
+    for word in command.get_args() {
+        text.push(' ');
+        text.push_str(&word.to_string_lossy());
+    }
+    text
+}
+
+/// `cargo` of the toolchain that built this task.
+pub(crate) fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Where program `name` is: `PATH`, then the places that a user's `PATH` leaves out.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Whether this task runs as root.
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0)
+}
+
+/// Processes whose command line has a word that contains `mark`, sorted, this one left out.
+pub(crate) fn with_word(mark: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for pid in pids() {
+        let Ok(line) = fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")) else {
+            continue;
+        };
+        if pid != std::process::id()
+            && line
+                .split(|b| *b == 0)
+                .any(|word| String::from_utf8_lossy(word).contains(mark))
+        {
+            found.push(pid);
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Every process.
+pub(crate) fn pids() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// Sends SIGKILL.
+pub(crate) fn kill(pid: u32) -> Result<(), Failure> {
+    output(Command::new("kill").arg("-9").arg(pid.to_string())).map(drop)
+}

@@ -1,0 +1,366 @@
+//! One agent on directories of its own, as `demo` and `bench` need it: nothing of it touches an agent that the machine may
+//! already have, and everything of it can be found and removed by name.
+
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{self, Child, Command, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use crate::{
+    Failure, image,
+    process::{cargo, kill, output, run, with_word},
+    wait::until,
+};
+
+/// Name of the node; static pods carry it behind their own name.
+pub(crate) const NODE: &str = "stage";
+/// What the stage's images are called.
+pub(crate) const IMAGE: &str = "localhost/picolet/busybox:demo";
+/// An agent that does not answer by then does not start.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Ending all pods: their grace, and the kernel's time to take namespaces down.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// An agent, its directories and what it leaves.
+pub(crate) struct Stage {
+    /// Unique word: part of every path, interface and cgroup of this stage.
+    pub(crate) mark: String,
+    /// Survives what the agent survives: `<base>/{root,manifests,images,logs}`.
+    pub(crate) base: PathBuf,
+    run: PathBuf,
+    program: PathBuf,
+    agent: Option<Child>,
+}
+
+impl Stage {
+    /// Makes the directories. `name` is at most five letters, for the bridge has to be called after it.
+    pub(crate) fn new(name: &str) -> Result<Self, Failure> {
+        let mark = format!("{name}{}", process::id());
+        let base = PathBuf::from(format!("/var/lib/picolet-{mark}"));
+        let stage = Self {
+            run: PathBuf::from(format!("/run/picolet-{mark}")),
+            program: program()?,
+            agent: None,
+            base,
+            mark,
+        };
+        fs::create_dir_all(&stage.base)?;
+        // Inside a container the root filesystem is an overlay, on which no other overlay can write.
+        if output(
+            Command::new("stat")
+                .args(["-f", "-c", "%T"])
+                .arg(&stage.base),
+        )?
+        .trim()
+            == "overlayfs"
+        {
+            run(Command::new("mount")
+                .args(["-t", "tmpfs", "picolet-stage"])
+                .arg(&stage.base))?;
+        }
+        for dir in ["root", "manifests", "images", "logs", "cni"] {
+            fs::create_dir_all(stage.base.join(dir))?;
+        }
+        fs::set_permissions(&stage.base, fs::Permissions::from_mode(0o755))?;
+        Ok(stage)
+    }
+
+    /// Where images are dropped to be imported.
+    pub(crate) fn image_dir(&self) -> PathBuf {
+        self.base.join("images")
+    }
+
+    /// What the agent said so far.
+    pub(crate) fn agent_log(&self) -> String {
+        fs::read_to_string(self.base.join("agent.log")).unwrap_or_default()
+    }
+
+    /// Pid of the running agent.
+    pub(crate) fn agent_pid(&self) -> Option<u32> {
+        self.agent.as_ref().map(Child::id)
+    }
+
+    /// Starts the agent and waits until it answers.
+    pub(crate) fn start_agent(&mut self) -> Result<(), Failure> {
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.base.join("agent.log"))?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg("run")
+            .arg("--root-dir")
+            .arg(self.base.join("root"))
+            .arg("--run-dir")
+            .arg(&self.run)
+            .arg("--pod-manifest-path")
+            .arg(self.base.join("manifests"))
+            .arg("--image-dir")
+            .arg(self.image_dir())
+            .arg("--pod-logs-dir")
+            .arg(self.base.join("logs"))
+            .arg("--cni-conf-dir")
+            .arg(self.base.join("cni"))
+            .args(["--hostname-override", NODE])
+            .arg("--cgroup-root")
+            .arg(format!("/picolet-{}", self.mark))
+            .arg("--bridge-name")
+            .arg(&self.mark)
+            .args(["--pod-cidr", "10.213.0.0/16"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = command
+            .spawn()
+            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+        self.agent = Some(child);
+        until(START_LIMIT, || {
+            if let Some(child) = &mut self.agent
+                && let Some(status) = child.try_wait()?
+            {
+                return Ok(Err(format!("the agent ended: {status}")));
+            }
+            self.client(&["get", "node"]).map(Ok)
+        })??;
+        Ok(())
+    }
+
+    /// Kills the agent as a crash would.
+    pub(crate) fn kill_agent(&mut self) -> Result<(), Failure> {
+        let mut child = self.agent.take().ok_or("no agent runs")?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    /// Ends all pods, then the agent.
+    pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
+        self.client(&["stop", "--all"])?;
+        let mut child = self.agent.take().ok_or("no agent runs")?;
+        let status = until(STOP_LIMIT, || {
+            child
+                .try_wait()?
+                .ok_or_else(|| "the agent has not ended".into())
+        });
+        if status.is_err() {
+            child.kill()?;
+            child.wait()?;
+        }
+        match status? {
+            status if status.success() => Ok(()),
+            status => Err(format!("the agent ended: {status}").into()),
+        }
+    }
+
+    /// Calls `picolet <words>` against this agent and returns what it prints.
+    pub(crate) fn client(&self, words: &[&str]) -> Result<String, Failure> {
+        output(
+            Command::new(&self.program)
+                .args(words)
+                .env("PICOLET_SOCKET", self.run.join("picolet.sock")),
+        )
+    }
+
+    /// Writes a manifest the way an editor should: whole, then renamed.
+    pub(crate) fn write_manifest(&self, name: &str, text: &str) -> Result<(), Failure> {
+        let dir = self.base.join("manifests");
+        let hidden = dir.join(format!(".{name}.new"));
+        fs::write(&hidden, text)?;
+        fs::rename(hidden, dir.join(name))?;
+        Ok(())
+    }
+
+    pub(crate) fn remove_manifest(&self, name: &str) -> Result<(), Failure> {
+        Ok(fs::remove_file(self.base.join("manifests").join(name))?)
+    }
+
+    /// Writes the stage's image as an archive at `path`.
+    pub(crate) fn write_image(&self, path: &Path, reference: &str) -> Result<(), Failure> {
+        let busybox =
+            crate::install::static_busybox().ok_or("no static busybox on this machine")?;
+        image::write(path, reference, &fs::read(busybox)?)
+    }
+
+    /// Every pod, as Kubernetes objects.
+    pub(crate) fn pods(&self) -> Result<Vec<Value>, Failure> {
+        let text = self.client(&["get", "pods", "-A", "-o", "json"])?;
+        let list: Value = serde_json::from_str(&text)?;
+        match list.get("items") {
+            Some(Value::Array(items)) => Ok(items.clone()),
+            _ => Ok(vec![list]),
+        }
+    }
+
+    /// The static pod that its manifest calls `name`.
+    pub(crate) fn pod(&self, name: &str) -> Result<Value, Failure> {
+        let name = format!("{name}-{NODE}");
+        self.pods()?
+            .into_iter()
+            .find(|pod| pod["metadata"]["name"] == name.as_str())
+            .ok_or_else(|| format!("there is no pod {name}").into())
+    }
+
+    /// What this stage still has on the machine, one line each: processes, mounts, cgroups, interfaces.
+    pub(crate) fn traces(&self) -> Vec<String> {
+        let mut found: Vec<String> = with_word(&self.mark)
+            .into_iter()
+            .map(|pid| format!("process {pid}"))
+            .collect();
+        found.extend(self.mounts().iter().map(|m| format!("mount {m}")));
+        found.extend(
+            self.cgroups()
+                .iter()
+                .map(|c| format!("cgroup {}", c.display())),
+        );
+        if self.has_bridge() {
+            found.push(format!("interface {}", self.mark));
+        }
+        found
+    }
+
+    /// Mount points of this stage, later ones last; not the one the stage itself made.
+    fn mounts(&self) -> Vec<String> {
+        fs::read_to_string("/proc/self/mountinfo")
+            .unwrap_or_default()
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|point| point.contains(&format!("picolet-{}", self.mark)))
+            .filter(|point| Path::new(point) != self.base)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Cgroups of this stage in every hierarchy, children first.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let top = Path::new("/sys/fs/cgroup");
+        let mut roots = vec![top.to_path_buf()];
+        roots.extend(
+            fs::read_dir(top)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|e| e.path()),
+        );
+        for root in roots {
+            collect(&root.join(format!("picolet-{}", self.mark)), &mut found);
+        }
+        found
+    }
+
+    fn has_bridge(&self) -> bool {
+        Path::new("/sys/class/net").join(&self.mark).exists()
+    }
+
+    /// Removes the bridge: a node keeps it for the next pod, a stage must not.
+    pub(crate) fn remove_bridge(&self) -> Result<(), Failure> {
+        if self.has_bridge() {
+            output(Command::new("ip").args(["link", "delete", &self.mark]))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the directories. Everything must have ended.
+    pub(crate) fn remove_dirs(&self) -> Result<(), Failure> {
+        for dir in [&self.base, &self.run] {
+            let is_mount = fs::read_to_string("/proc/self/mountinfo")?
+                .lines()
+                .any(|line| {
+                    line.split(' ')
+                        .nth(4)
+                        .is_some_and(|p| Path::new(p) == dir.as_path())
+                });
+            if is_mount {
+                output(Command::new("umount").arg(dir))?;
+            }
+            match fs::remove_dir_all(dir) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(format!("{}: {e}", dir.display()).into());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes whatever is left, by force; for the way out after a failure.
+    fn clear(&mut self) {
+        if self.agent.is_some() {
+            let _ = self.stop_all();
+        }
+        if let Some(mut child) = self.agent.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = until(Duration::from_secs(5), || {
+            let left = with_word(&self.mark);
+            for pid in &left {
+                let _ = kill(*pid);
+            }
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err("processes are left".into())
+            }
+        });
+        for point in self.mounts().iter().rev() {
+            let _ = output(Command::new("umount").args(["-l", point]));
+        }
+        for dir in self.cgroups() {
+            let _ = fs::remove_dir(dir);
+        }
+        let _ = self.remove_bridge();
+        if let Err(e) = self.remove_dirs() {
+            eprintln!("left behind: {e}");
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            collect(&entry.path(), found);
+        }
+    }
+    found.push(dir.to_path_buf());
+}
+
+/// Builds the release program and returns where it is.
+pub(crate) fn program() -> Result<PathBuf, Failure> {
+    let build = || {
+        let mut command = cargo();
+        command.args([
+            "build",
+            "--release",
+            "--package",
+            "picolet",
+            "--bin",
+            "picolet",
+        ]);
+        command
+    };
+    run(build().arg("--quiet"))?;
+    // Nothing is built the second time: this only asks where the file is.
+    let messages = output(build().args(["--message-format", "json"]))?;
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .find_map(|m| Some(m.get("executable")?.as_str()?.into()))
+        .map(|path: PathBuf| env::current_dir().map(|dir| dir.join(path)))
+        .ok_or("cargo named no program")?
+        .map_err(Into::into)
+}

@@ -1,0 +1,122 @@
+//! `cargo xtask test`: everything a change has to pass, in one command.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Command, Stdio},
+};
+
+use crate::{
+    Failure, install,
+    process::{cargo, is_root, show},
+    wait::Watch,
+};
+
+/// What a test prints to standard error when it cannot run here.
+const SKIPPED: &str = "SKIPPED ";
+
+pub(crate) fn run() -> Result<(), Failure> {
+    let mut skipped = Vec::new();
+    for missing in install::ensure(&[&install::BUILD, &install::HOST, &install::TEST])? {
+        skipped.push(format!(
+            "tests that need {missing}: the package is not installed"
+        ));
+    }
+    if !is_root() {
+        skipped.push(
+            "kernel tests (mounts, namespaces, cgroups, runc): they need root; run `sudo -E cargo xtask test`"
+                .into(),
+        );
+    }
+
+    let mut failed = Vec::new();
+    let mut step = |name: &str, command: &mut Command, skipped: &mut Vec<String>| {
+        println!("\n== {name}: {}", show(command));
+        let watch = Watch::start();
+        let passed = watch_for_skips(command, skipped);
+        let word = match &passed {
+            Ok(()) => "passed".into(),
+            Err(e) => format!("FAILED ({e})"),
+        };
+        println!("== {name}: {word} in {} s", watch.elapsed().as_secs());
+        if passed.is_err() {
+            failed.push(name.to_owned());
+        }
+    };
+    step(
+        "format",
+        cargo().args(["fmt", "--all", "--check"]),
+        &mut skipped,
+    );
+    step(
+        "lints",
+        cargo().args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+        &mut skipped,
+    );
+    step(
+        "documentation",
+        cargo()
+            .args([
+                "doc",
+                "--workspace",
+                "--no-deps",
+                "--document-private-items",
+            ])
+            .env("RUSTDOCFLAGS", "-D warnings"),
+        &mut skipped,
+    );
+    // Last, so that what CI shows of a long log ends with the tests' own count.
+    step(
+        "tests",
+        cargo().args(["test", "--workspace", "--no-fail-fast"]),
+        &mut skipped,
+    );
+
+    println!();
+    skipped.sort();
+    skipped.dedup();
+    if skipped.is_empty() {
+        println!("Nothing was skipped.");
+    }
+    for what in &skipped {
+        println!("Skipped: {what}");
+    }
+    if failed.is_empty() {
+        println!("All passed: format, lints, documentation, tests.");
+        Ok(())
+    } else {
+        Err(format!("failed: {}", failed.join(", ")).into())
+    }
+}
+
+/// Runs `command`, passing its output on and noting what it says it skipped.
+fn watch_for_skips(command: &mut Command, skipped: &mut Vec<String>) -> Result<(), Failure> {
+    // The order of the two streams is kept: what was printed before must be out.
+    std::io::stdout().flush()?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(stderr) = child.stderr.take() {
+        for line in BufReader::new(stderr).split(b'\n') {
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            eprintln!("{line}");
+            if let Some(at) = line.find(SKIPPED) {
+                skipped.push(line[at + SKIPPED.len()..].to_owned());
+            }
+        }
+    }
+    let status = child.wait()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(status.to_string().into())
+    }
+}
