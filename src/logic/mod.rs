@@ -31,6 +31,8 @@ pub mod user;
 // Containers and status.
 pub mod actions;
 pub mod backoff;
+pub mod conditions;
+pub mod container_status;
 pub mod fnv;
 pub mod kill;
 pub mod pleg;
@@ -38,9 +40,12 @@ pub mod pod_kind;
 pub mod pod_table;
 pub mod pod_worker;
 pub mod probe;
+pub mod qos;
 pub mod reason_cache;
 pub mod restart;
 pub mod runtime_cache;
+pub mod status;
+pub mod status_update;
 #[cfg(test)]
 mod testing;
 pub mod text;

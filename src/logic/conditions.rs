@@ -1,0 +1,269 @@
+//! Pod conditions that the agent owns (STAT-40..STAT-47). Names follow kubelet `status/generate.go`.
+
+use crate::api::{
+    Pod, Wall,
+    cri::PodRuntimeStatus,
+    pod::PodSpec,
+    pod_status::{ContainerStatus, Phase, PodCondition, PodStatus},
+};
+
+use super::{
+    actions::sandbox_changed,
+    restart::{has_restart_all_rule, restart_all_pending},
+};
+
+/// Condition type: always true on a node.
+pub const POD_SCHEDULED: &str = "PodScheduled";
+/// Condition type: sandbox and network are up.
+pub const READY_TO_START: &str = "PodReadyToStartContainers";
+/// Condition type: init containers are done.
+pub const INITIALIZED: &str = "Initialized";
+/// Condition type: every container is ready.
+pub const CONTAINERS_READY: &str = "ContainersReady";
+/// Condition type: containers and readiness gates are ready.
+pub const READY: &str = "Ready";
+/// Condition type: a resize waits.
+pub const RESIZE_PENDING: &str = "PodResizePending";
+/// Condition type: a resize is under way.
+pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
+/// Condition type: all containers start over.
+pub const ALL_RESTARTING: &str = "AllContainersRestarting";
+/// Condition type shared with the control plane: the pod is about to be disrupted.
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+
+/// Whether the agent alone writes conditions of this type (STAT-40).
+#[must_use]
+pub fn is_owned(kind: &str) -> bool {
+    [
+        POD_SCHEDULED,
+        READY_TO_START,
+        INITIALIZED,
+        CONTAINERS_READY,
+        READY,
+        RESIZE_PENDING,
+        RESIZE_IN_PROGRESS,
+        ALL_RESTARTING,
+    ]
+    .contains(&kind)
+}
+
+/// The condition of that type.
+#[must_use]
+pub fn find<'a>(conditions: &'a [PodCondition], kind: &str) -> Option<&'a PodCondition> {
+    conditions.iter().find(|c| c.kind == kind)
+}
+
+/// Whether the condition of that type is there and `True`.
+#[must_use]
+pub fn is_true(conditions: &[PodCondition], kind: &str) -> bool {
+    find(conditions, kind).is_some_and(|c| c.status == "True")
+}
+
+fn condition(kind: &str, status: bool, reason: &str, message: String) -> PodCondition {
+    PodCondition {
+        kind: kind.into(),
+        status: if status { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message,
+        ..PodCondition::default()
+    }
+}
+
+/// `PodReadyToStartContainers`: no new sandbox is needed (STAT-42).
+#[must_use]
+pub fn ready_to_start(pod: &Pod, status: &PodRuntimeStatus) -> PodCondition {
+    let (changed, _, _) = sandbox_changed(pod, status);
+    condition(READY_TO_START, !changed, "", String::new())
+}
+
+/// The one condition that may be published before the next sync (ACT-24, SYNC-16).
+#[must_use]
+pub fn sandbox_is_up() -> PodCondition {
+    condition(READY_TO_START, true, "", String::new())
+}
+
+/// `Initialized` (STAT-43). `old` is the condition reported before.
+#[must_use]
+pub fn initialized(spec: &PodSpec, status: &PodStatus, old: Option<&PodCondition>) -> PodCondition {
+    let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
+    for container in &spec.init_containers {
+        match by_name(&status.init_container_statuses, &container.name) {
+            None => unknown.push(container.name.as_str()),
+            Some(s) if container.is_sidecar() && s.started == Some(true) => {}
+            Some(s) if !container.is_sidecar() && s.ready => {}
+            Some(_) => incomplete.push(container.name.as_str()),
+        }
+    }
+    if status.phase == Phase::Succeeded && unknown.is_empty() {
+        return condition(INITIALIZED, true, "PodCompleted", String::new());
+    }
+    let started = status
+        .container_statuses
+        .iter()
+        .any(|s| s.state.running.is_some() || s.state.terminated.is_some());
+    if started || old.is_some_and(|c| c.status == "True") {
+        return condition(INITIALIZED, true, "", String::new());
+    }
+    match lists(("unknown", &unknown), ("incomplete", &incomplete)) {
+        Some(message) => condition(INITIALIZED, false, "ContainersNotInitialized", message),
+        None => condition(INITIALIZED, true, "", String::new()),
+    }
+}
+
+/// `ContainersReady` (STAT-44).
+#[must_use]
+pub fn containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
+    let no = |reason, message| condition(CONTAINERS_READY, false, reason, message);
+    if status.container_statuses.is_empty()
+        && status.init_container_statuses.is_empty()
+        && !spec.containers.is_empty()
+    {
+        return match status.phase {
+            Phase::Failed => no("PodFailed", String::new()),
+            Phase::Pending | Phase::Running | Phase::Succeeded | Phase::Unknown => {
+                no("UnknownContainerStatuses", String::new())
+            }
+        };
+    }
+    let (mut unknown, mut unready) = (Vec::new(), Vec::new());
+    let sidecars = spec.init_containers.iter().filter(|c| c.is_sidecar());
+    let all = sidecars
+        .map(|c| (c, &status.init_container_statuses))
+        .chain(
+            spec.containers
+                .iter()
+                .map(|c| (c, &status.container_statuses)),
+        );
+    for (container, statuses) in all {
+        match by_name(statuses, &container.name) {
+            None => unknown.push(container.name.as_str()),
+            Some(s) if !s.ready => unready.push(container.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    match status.phase {
+        Phase::Succeeded if unknown.is_empty() => return no("PodCompleted", String::new()),
+        Phase::Failed => return no("PodFailed", String::new()),
+        Phase::Succeeded | Phase::Pending | Phase::Running | Phase::Unknown => {}
+    }
+    match lists(("unknown", &unknown), ("unready", &unready)) {
+        Some(message) => no("ContainersNotReady", message),
+        None => condition(CONTAINERS_READY, true, "", String::new()),
+    }
+}
+
+/// `Ready` (STAT-45): `ContainersReady`, then every readiness gate among `api`, the conditions in the API.
+#[must_use]
+pub fn ready(
+    spec: &PodSpec,
+    containers_ready: &PodCondition,
+    api: &[PodCondition],
+) -> PodCondition {
+    if containers_ready.status != "True" {
+        return PodCondition {
+            kind: READY.into(),
+            ..containers_ready.clone()
+        };
+    }
+    let missing: Vec<String> = spec
+        .readiness_gates
+        .iter()
+        .filter_map(|gate| {
+            let kind = &gate.condition_type;
+            match find(api, kind) {
+                None => Some(format!(
+                    "corresponding condition of pod readiness gate \"{kind}\" does not exist."
+                )),
+                Some(c) if c.status != "True" => Some(format!(
+                    "the status of pod readiness gate \"{kind}\" is not \"True\", but {}",
+                    c.status
+                )),
+                Some(_) => None,
+            }
+        })
+        .collect();
+    if missing.is_empty() {
+        condition(READY, true, "", String::new())
+    } else {
+        condition(READY, false, "ReadinessGatesNotReady", missing.join(", "))
+    }
+}
+
+/// `AllContainersRestarting`, only for pods that have such a rule (ACT-72).
+#[must_use]
+pub fn all_restarting(pod: &Pod, status: &PodRuntimeStatus) -> Option<PodCondition> {
+    has_restart_all_rule(pod).then(|| {
+        condition(
+            ALL_RESTARTING,
+            restart_all_pending(pod, status),
+            "",
+            String::new(),
+        )
+    })
+}
+
+/// `PodScheduled`.
+#[must_use]
+pub fn scheduled() -> PodCondition {
+    condition(POD_SCHEDULED, true, "", String::new())
+}
+
+/// `Ready` and `ContainersReady` of a pod in a terminal phase, forced (SM-08). `None` if the phase is not terminal.
+#[must_use]
+pub fn terminal_readiness(phase: Phase) -> Option<[PodCondition; 2]> {
+    let reason = match phase {
+        Phase::Succeeded => "PodCompleted",
+        Phase::Failed => "PodFailed",
+        Phase::Pending | Phase::Running | Phase::Unknown => return None,
+    };
+    Some([READY, CONTAINERS_READY].map(|kind| condition(kind, false, reason, String::new())))
+}
+
+/// Puts `new` in the place of the condition of its type, or at the end.
+pub fn replace_or_append(conditions: &mut Vec<PodCondition>, new: PodCondition) {
+    match conditions.iter_mut().find(|c| c.kind == new.kind) {
+        Some(old) => *old = new,
+        None => conditions.push(new),
+    }
+}
+
+/// Transition times and generations: a time moves only with the status value, a generation never goes back
+/// (STAT-33, STAT-47). Only the agent's own conditions are touched.
+pub fn stamp(conditions: &mut [PodCondition], old: &[PodCondition], generation: i64, now: Wall) {
+    for new in conditions
+        .iter_mut()
+        .filter(|c| is_owned(&c.kind) || c.kind == DISRUPTION_TARGET)
+    {
+        let before = find(old, &new.kind);
+        let kept = before
+            .filter(|o| o.status == new.status)
+            .and_then(|o| o.last_transition_time);
+        new.last_transition_time = Some(kept.unwrap_or(now).truncated());
+        if is_owned(&new.kind) {
+            let seen = before.and_then(|o| o.observed_generation);
+            new.observed_generation = newest_generation(seen, generation);
+        }
+    }
+}
+
+/// The larger of the generation reported before and the pod's; `None` if the pod has none (static pods).
+pub(super) fn newest_generation(seen: Option<i64>, generation: i64) -> Option<i64> {
+    seen.max((generation > 0).then_some(generation))
+}
+
+fn by_name<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
+    statuses.iter().find(|s| s.name == name)
+}
+
+/// `containers with unknown status: [a b], containers with unready status: [c]`, or `None` if both are empty.
+fn lists(first: (&str, &[&str]), second: (&str, &[&str])) -> Option<String> {
+    let parts: Vec<String> = [first, second]
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(what, names)| format!("containers with {what} status: [{}]", names.join(" ")))
+        .collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

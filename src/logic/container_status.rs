@@ -1,0 +1,408 @@
+//! The API's container statuses, from instances, the report before and the last start failure (STAT-20..STAT-28,
+//! WAIT). Names follow kubelet `kubelet_pods.go` (`convertToAPIContainerStatuses`).
+
+use crate::api::{
+    Container,
+    cri::{self, ContainerState as State},
+    pod_status::{
+        ContainerState, ContainerStatus, ContainerUser, LinuxContainerUser, Running, Terminated,
+        VolumeMountStatus, Waiting,
+    },
+};
+
+use super::{
+    actions::any_regular_created,
+    conditions::{self, ALL_RESTARTING, READY},
+    probe::ProbeResult,
+    restart::{restart_all_pending, restartable},
+    status::StatusInput,
+};
+
+/// Reason of an instance that was lost.
+pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
+/// Exit code reported for it: that of SIGKILL.
+pub const LOST_EXIT_CODE: i32 = 137;
+/// Waiting reason without init containers.
+pub const CONTAINER_CREATING: &str = "ContainerCreating";
+/// Waiting reason with init containers.
+pub const POD_INITIALIZING: &str = "PodInitializing";
+/// Waiting reason, and terminated reason, while all containers start over.
+pub const RESTARTING_ALL: &str = "RestartingAllContainers";
+
+/// Which list of the spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `spec.initContainers`; stays in spec order.
+    Init,
+    /// `spec.containers`; sorted by name.
+    Regular,
+    /// `spec.ephemeralContainers`; sorted by name.
+    Ephemeral,
+}
+
+/// One status per container of that kind.
+#[must_use]
+pub fn container_statuses(input: &StatusInput<'_>, kind: Kind) -> Vec<ContainerStatus> {
+    let spec = &input.pod.spec;
+    let previous = input.previous();
+    let (containers, old) = match kind {
+        Kind::Init => (&spec.init_containers, &previous.init_container_statuses),
+        Kind::Regular => (&spec.containers, &previous.container_statuses),
+        Kind::Ephemeral => (
+            &spec.ephemeral_containers,
+            &previous.ephemeral_container_statuses,
+        ),
+    };
+    let mut statuses: Vec<ContainerStatus> = containers
+        .iter()
+        .map(|container| {
+            let old = old.iter().find(|s| s.name == container.name);
+            container_status(input, kind, container, old)
+        })
+        .collect();
+    if kind != Kind::Init {
+        statuses.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    statuses
+}
+
+fn container_status(
+    input: &StatusInput<'_>,
+    kind: Kind,
+    container: &Container,
+    old: Option<&ContainerStatus>,
+) -> ContainerStatus {
+    let mut instances = input.runtime.instances(&container.name);
+    let newest = instances.next();
+    let mut status = match newest {
+        Some(instance) => from_instance(input, instance, instances.next(), old),
+        None => without_instance(input, kind, container, old),
+    };
+    show_start_failure(input, kind, container, newest, &mut status);
+    status.name.clone_from(&container.name);
+    readiness(input, kind, container, newest, old, &mut status);
+    describe(input, container, newest, &mut status);
+    status
+}
+
+/// Newest instance → state and count, second newest → last state (STAT-20, STAT-22).
+fn from_instance(
+    input: &StatusInput<'_>,
+    instance: &cri::ContainerStatus,
+    second: Option<&cri::ContainerStatus>,
+    old: Option<&ContainerStatus>,
+) -> ContainerStatus {
+    let container_id = container_id(input, instance);
+    let same = old.filter(|o| o.container_id == container_id);
+    let mut state = state_of(input, instance);
+    let mut restart_count = instance
+        .restart_count
+        .max(old.map_or(0, |o| o.restart_count));
+    match (instance.state, old) {
+        (State::Unknown, Some(o)) if o.state.running.is_some() => {
+            state = lost(instance.message.clone(), instance, container_id.clone());
+            restart_count = restart_count.max(o.restart_count.saturating_add(1));
+        }
+        // Reported as lost before: it stays so until it is replaced.
+        (State::Unknown, Some(_)) => {
+            if let Some(o) = same.filter(|o| o.state.terminated.is_some()) {
+                state = o.state.clone();
+            }
+        }
+        (State::Running, Some(o))
+            if o.state.terminated.is_some() && instance.restart_count <= o.restart_count =>
+        {
+            restart_count = o.restart_count.saturating_add(1);
+        }
+        (State::Created | State::Running | State::Exited | State::Unknown, _) => {}
+    }
+    let last_state = match (second, old) {
+        (Some(second), _) => state_of(input, second),
+        (None, Some(o)) if same.is_none() && o.state.terminated.is_some() => o.state.clone(),
+        (None, Some(o)) => o.last_state.clone(),
+        (None, None) => ContainerState::default(),
+    };
+    ContainerStatus {
+        state,
+        last_state,
+        restart_count,
+        image: instance.image.clone(),
+        image_id: instance.image_id.clone(),
+        container_id,
+        ..ContainerStatus::default()
+    }
+}
+
+/// The runtime knows no instance: what was reported before, and what can be inferred (STAT-24, STAT-25, WAIT-25).
+fn without_instance(
+    input: &StatusInput<'_>,
+    kind: Kind,
+    container: &Container,
+    old: Option<&ContainerStatus>,
+) -> ContainerStatus {
+    let restarting = restarting_all(input);
+    let old_state = old.map(|o| &o.state);
+    if let (Some(o), false) = (old, restarting)
+        && o.state.terminated.is_some()
+    {
+        return o.clone();
+    }
+    let mut status = ContainerStatus {
+        state: waiting(default_reason(input), String::new()),
+        image: container.image.clone(),
+        restart_count: old.map_or(0, |o| o.restart_count),
+        last_state: old.map(|o| o.last_state.clone()).unwrap_or_default(),
+        ..ContainerStatus::default()
+    };
+    if restarting && kind != Kind::Ephemeral && old.is_some() {
+        let ran = old_state.is_some_and(|s| s.running.is_some() || s.terminated.is_some());
+        let removed = old_state
+            .and_then(|s| s.waiting.as_ref())
+            .is_some_and(|w| w.reason == RESTARTING_ALL);
+        if ran || removed {
+            status.state = waiting(RESTARTING_ALL, String::new());
+        }
+        if ran {
+            status.last_state = terminated(LOST_EXIT_CODE, RESTARTING_ALL, "");
+            status.restart_count = status.restart_count.saturating_add(1);
+        }
+        return status;
+    }
+    let recorded = status.last_state.terminated.is_some();
+    if kind == Kind::Init
+        && !container.is_sidecar()
+        && !recorded
+        && any_regular_created(input.pod, input.runtime)
+    {
+        status.state = terminated(
+            0,
+            "Completed",
+            "The init container is gone from the runtime; the pod had been initialized, so it has succeeded",
+        );
+        return status;
+    }
+    if old_state.is_some_and(|s| s.running.is_some()) && !recorded {
+        status.last_state = terminated(
+            LOST_EXIT_CODE,
+            STATUS_UNKNOWN,
+            "The container could not be located when the pod was deleted.  The container used to be Running",
+        );
+        if input.pod.metadata.deletion_timestamp.is_none() {
+            status.restart_count = status.restart_count.saturating_add(1);
+        }
+    }
+    status
+}
+
+/// Whether the restart of all containers is under way: decided now, or reported and not yet over.
+fn restarting_all(input: &StatusInput<'_>) -> bool {
+    conditions::is_true(&input.previous().conditions, ALL_RESTARTING)
+        || input
+            .previous()
+            .container_statuses
+            .iter()
+            .chain(&input.previous().init_container_statuses)
+            .any(|s| {
+                s.state
+                    .waiting
+                    .as_ref()
+                    .is_some_and(|w| w.reason == RESTARTING_ALL)
+            })
+        || restart_all_pending(input.pod, input.runtime)
+}
+
+/// A container due to start shows why it did not (WAIT-01).
+fn show_start_failure(
+    input: &StatusInput<'_>,
+    kind: Kind,
+    container: &Container,
+    newest: Option<&cri::ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
+    let succeeded = newest.is_some_and(|n| n.state == State::Exited && n.exit_code == 0);
+    let due = match kind {
+        Kind::Init => !succeeded && restartable(input.pod, container, newest),
+        Kind::Regular => restartable(input.pod, container, newest),
+        Kind::Ephemeral => newest.is_none() && restartable(input.pod, container, None),
+    };
+    if !due {
+        return;
+    }
+    let Some(failure) = input.reasons.get(&input.pod.metadata.uid, &container.name) else {
+        return;
+    };
+    if status.state.terminated.is_some() {
+        status.last_state = core::mem::take(&mut status.state);
+    }
+    status.state = waiting(&failure.reason, failure.message.clone().into_string());
+}
+
+/// `started` and `ready` (PROBE-15, PROBE-40, PROBE-41).
+fn readiness(
+    input: &StatusInput<'_>,
+    kind: Kind,
+    container: &Container,
+    newest: Option<&cri::ContainerStatus>,
+    old: Option<&ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
+    status.ready = false;
+    status.started = None;
+    if kind == Kind::Ephemeral {
+        return;
+    }
+    let running = newest.filter(|_| status.state.running.is_some());
+    let adopted = old.is_some_and(|o| o.container_id == status.container_id);
+    let started = running.is_some_and(|instance| {
+        container.startup_probe.is_none()
+            || match input.probes.startup(&instance.id) {
+                Some(result) => result == ProbeResult::Success,
+                // Reported as started before an agent restart: kept until the probe says otherwise.
+                None => adopted && old.is_some_and(|o| o.started == Some(true)),
+            }
+    });
+    status.started = Some(started);
+    status.ready = if kind == Kind::Init && !container.is_sidecar() {
+        status
+            .state
+            .terminated
+            .as_ref()
+            .is_some_and(|t| t.exit_code == 0)
+    } else {
+        started
+            && running.is_some_and(|instance| {
+                container.readiness_probe.is_none()
+                    || match input.probes.readiness(&instance.id) {
+                        Some(result) => result == ProbeResult::Success,
+                        None => adopted && conditions::is_true(&input.pod.status.conditions, READY),
+                    }
+            })
+    };
+}
+
+/// What the spec and the runtime say beside the state (STAT-28).
+fn describe(
+    input: &StatusInput<'_>,
+    container: &Container,
+    newest: Option<&cri::ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
+    let resources = &container.resources;
+    status.allocated_resources.clone_from(&resources.requests);
+    status.resources =
+        (!resources.requests.is_empty() || !resources.limits.is_empty()).then(|| resources.clone());
+    status.volume_mounts = container
+        .volume_mounts
+        .iter()
+        .map(|mount| VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: mount.read_only,
+            recursive_read_only: mount.read_only.then(|| {
+                let on = match mount.recursive_read_only.as_deref() {
+                    Some("Enabled") => true,
+                    Some("IfPossible") => input.recursive_read_only,
+                    Some(_) | None => false,
+                };
+                if on { "Enabled" } else { "Disabled" }.into()
+            }),
+        })
+        .collect();
+    status.user = newest
+        .filter(|_| status.state.running.is_some())
+        .and_then(|instance| instance.user.as_ref())
+        .map(|(uid, gid, groups)| ContainerUser {
+            linux: Some(LinuxContainerUser {
+                uid: *uid,
+                gid: *gid,
+                supplemental_groups: groups.clone(),
+            }),
+        });
+}
+
+fn container_id(input: &StatusInput<'_>, instance: &cri::ContainerStatus) -> String {
+    format!("{}://{}", input.runtime_name, instance.id)
+}
+
+/// The instance's own state (WAIT-02, WAIT-20).
+fn state_of(input: &StatusInput<'_>, instance: &cri::ContainerStatus) -> ContainerState {
+    match instance.state {
+        State::Running => ContainerState {
+            running: Some(Running {
+                started_at: instance.started_at,
+            }),
+            ..ContainerState::default()
+        },
+        State::Exited => ContainerState {
+            terminated: Some(Box::new(Terminated {
+                exit_code: instance.exit_code,
+                signal: 0,
+                reason: instance.reason.clone(),
+                message: instance.message.clone(),
+                started_at: instance.started_at,
+                finished_at: instance.finished_at,
+                container_id: container_id(input, instance),
+            })),
+            ..ContainerState::default()
+        },
+        State::Created | State::Unknown => waiting("", String::new()),
+    }
+}
+
+fn lost(message: String, instance: &cri::ContainerStatus, container_id: String) -> ContainerState {
+    let message = if message.is_empty() {
+        LOST_MESSAGE.into()
+    } else {
+        message
+    };
+    ContainerState {
+        terminated: Some(Box::new(Terminated {
+            exit_code: LOST_EXIT_CODE,
+            signal: 0,
+            reason: STATUS_UNKNOWN.into(),
+            message,
+            started_at: instance.started_at,
+            finished_at: instance.finished_at,
+            container_id,
+        })),
+        ..ContainerState::default()
+    }
+}
+
+/// Message of a container whose end nobody saw.
+pub(super) const LOST_MESSAGE: &str =
+    "The container could not be located when the pod was terminated";
+
+/// A state nobody observed: no times, no id.
+pub(super) fn terminated(exit_code: i32, reason: &str, message: &str) -> ContainerState {
+    ContainerState {
+        terminated: Some(Box::new(Terminated {
+            exit_code,
+            reason: reason.into(),
+            message: message.into(),
+            ..Terminated::default()
+        })),
+        ..ContainerState::default()
+    }
+}
+
+fn waiting(reason: &str, message: String) -> ContainerState {
+    ContainerState {
+        waiting: Some(Waiting {
+            reason: reason.into(),
+            message,
+        }),
+        ..ContainerState::default()
+    }
+}
+
+fn default_reason(input: &StatusInput<'_>) -> &'static str {
+    if input.pod.spec.init_containers.is_empty() {
+        CONTAINER_CREATING
+    } else {
+        POD_INITIALIZING
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,374 @@
+//! The pod status the agent reports: phase, container statuses, addresses, conditions. Names follow kubelet
+//! `kubelet_pods.go` (`generateAPIPodStatus`, `getPhase`).
+//!
+//! What happens to a generated status afterwards (is it a change, may it be published) is [`super::status_update`].
+
+use core::{net::IpAddr, time::Duration};
+
+use crate::api::{
+    Pod, Wall,
+    cri::{PodRuntimeStatus, SandboxState},
+    pod_status::{ContainerState, ContainerStatus, IpEntry, Phase, PodStatus},
+};
+
+use super::{
+    conditions,
+    container_status::{Kind, container_statuses},
+    pod_kind::is_static,
+    probe::Probes,
+    qos::qos_class,
+    reason_cache::ReasonCache,
+    restart::restarts_after_exit,
+    status_update::finish,
+};
+
+/// Reason of a pod that outlived its `activeDeadlineSeconds`.
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+
+/// What the status is made of.
+#[derive(Clone, Copy)]
+pub struct StatusInput<'a> {
+    /// The pod; its `status` is what the API shows (the manifest's, for a static pod).
+    pub pod: &'a Pod,
+    /// What the runtime knows.
+    pub runtime: &'a PodRuntimeStatus,
+    /// The status stored locally before; `None` takes the API's (SYNC-01).
+    pub cached: Option<&'a PodStatus>,
+    /// Containers are being, or have been, stopped for good (SYNC-27): whatever the restart policy, nothing restarts.
+    pub finished: bool,
+    /// The agent itself fails the pod: eviction, deadline, preemption.
+    pub failure: Option<&'a PodFailure>,
+    /// Last start failures.
+    pub reasons: &'a ReasonCache,
+    /// Probe results.
+    pub probes: &'a dyn Probes,
+    /// Addresses of the node, primary first.
+    pub host_ips: &'a [IpAddr],
+    /// Prefix of container ids (`picolet`).
+    pub runtime_name: &'a str,
+    /// Whether the runtime can mount read-only recursively.
+    pub recursive_read_only: bool,
+    /// Wall-clock time.
+    pub now: Wall,
+}
+
+impl<'a> StatusInput<'a> {
+    /// The status this one builds on.
+    #[must_use]
+    pub fn previous(&self) -> &'a PodStatus {
+        self.cached.unwrap_or(&self.pod.status)
+    }
+}
+
+/// Why the agent fails a pod by itself; reason and message go into the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFailure {
+    /// `Evicted`, `DeadlineExceeded`, `Preempting`, …
+    pub reason: String,
+    /// Text for people.
+    pub message: String,
+}
+
+/// The status to report.
+///
+/// - Shape: normalised (see [`finish`]): seconds, cut messages, sorted lists; `startTime` set.
+/// - A terminal phase recorded before, here or in the API, is never left (STAT-12, SYNC-34).
+/// - Source: runtime.md section 14.
+#[must_use]
+pub fn generate_pod_status(input: &StatusInput<'_>) -> PodStatus {
+    let pod = input.pod;
+    let previous = input.previous();
+    let mut status = PodStatus {
+        init_container_statuses: container_statuses(input, Kind::Init),
+        container_statuses: container_statuses(input, Kind::Regular),
+        ephemeral_container_statuses: container_statuses(input, Kind::Ephemeral),
+        qos_class: Some(qos_class(pod)),
+        start_time: previous.start_time,
+        ..PodStatus::default()
+    };
+    status.phase = phase(input, &status);
+    decide_phase(input, &mut status);
+    set_ips(input, &mut status);
+    set_conditions(input, &mut status);
+    finish(pod, &mut status, previous, input.now);
+    status
+}
+
+/// Phase by the container statuses alone (STAT-01..STAT-10).
+fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
+    let spec = &input.pod.spec;
+    let find =
+        |statuses: &'_ [ContainerStatus], name: &str| statuses.iter().position(|s| s.name == name);
+    let (mut pending_init, mut pending_sidecar) = (false, false);
+    let mut count = Counts::default();
+    for container in &spec.init_containers {
+        let found = find(&status.init_container_statuses, &container.name)
+            .map(|at| &status.init_container_statuses[at]);
+        let view = found.map_or(View::None, |s| view(&s.state, &s.last_state));
+        if container.is_sidecar() {
+            match view {
+                View::Running => {
+                    count.running += 1;
+                    pending_sidecar |= found.is_none_or(|s| s.started != Some(true));
+                }
+                View::Waiting => {
+                    count.waiting += 1;
+                    pending_sidecar = true;
+                }
+                View::None => count.unknown += 1,
+                View::Succeeded | View::Stopped(_) => {}
+            }
+        } else {
+            match view {
+                View::Stopped(code)
+                    if code != 0 && !restarts_after_exit(input.pod, container, code) =>
+                {
+                    return Phase::Failed;
+                }
+                View::Running | View::Waiting | View::None => pending_init = true,
+                View::Succeeded | View::Stopped(_) => {}
+            }
+        }
+    }
+    let mut may_restart = false;
+    for container in &spec.containers {
+        let found = find(&status.container_statuses, &container.name)
+            .map(|at| &status.container_statuses[at]);
+        match found.map_or(View::None, |s| view(&s.state, &s.last_state)) {
+            View::Running => count.running += 1,
+            View::Waiting => count.waiting += 1,
+            View::None => count.unknown += 1,
+            View::Succeeded => {
+                count.stopped += 1;
+                count.succeeded += 1;
+                may_restart |= restarts_after_exit(input.pod, container, 0);
+            }
+            View::Stopped(code) => {
+                count.stopped += 1;
+                may_restart |= restarts_after_exit(input.pod, container, code);
+            }
+        }
+    }
+    let begun = || regular_in_ready_sandbox(input.pod, input.runtime);
+    if pending_init || (pending_sidecar && !begun()) || count.waiting > 0 {
+        return Phase::Pending;
+    }
+    if count.unknown > 0 {
+        return Phase::Pending;
+    }
+    if count.running > 0 {
+        return Phase::Running;
+    }
+    if count.stopped == 0 {
+        return Phase::Pending;
+    }
+    if may_restart && (!input.finished || is_static(input.pod)) {
+        return Phase::Running;
+    }
+    if count.stopped == count.succeeded {
+        Phase::Succeeded
+    } else {
+        Phase::Failed
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    unknown: u32,
+    running: u32,
+    waiting: u32,
+    stopped: u32,
+    succeeded: u32,
+}
+
+/// A status as the phase sees it.
+enum View {
+    /// No status, or one without any state.
+    None,
+    Running,
+    /// Waiting, never ran.
+    Waiting,
+    /// Terminated with 0.
+    Succeeded,
+    /// Terminated otherwise, or waiting after an end, with that exit code.
+    Stopped(i32),
+}
+
+fn view(state: &ContainerState, last: &ContainerState) -> View {
+    if state.running.is_some() {
+        View::Running
+    } else if let Some(t) = &state.terminated {
+        if t.exit_code == 0 {
+            View::Succeeded
+        } else {
+            View::Stopped(t.exit_code)
+        }
+    } else if state.waiting.is_some() {
+        last.terminated
+            .as_ref()
+            .map_or(View::Waiting, |t| View::Stopped(t.exit_code))
+    } else {
+        View::None
+    }
+}
+
+/// Whether a regular container has an instance in the sandbox in use (STAT-03).
+fn regular_in_ready_sandbox(pod: &Pod, runtime: &PodRuntimeStatus) -> bool {
+    runtime
+        .sandboxes
+        .first()
+        .filter(|s| s.state == SandboxState::Ready)
+        .is_some_and(|sandbox| {
+            runtime.containers.iter().any(|c| {
+                c.sandbox == sandbox.id && pod.spec.containers.iter().any(|r| r.name == c.name)
+            })
+        })
+}
+
+/// What was recorded before wins over the computed phase (STAT-12, SYNC-34).
+fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let (previous, api) = (input.previous(), &input.pod.status);
+    if !status.phase.is_terminal()
+        && let Some(recorded) = [previous.phase, api.phase]
+            .into_iter()
+            .find(|phase| phase.is_terminal())
+    {
+        status.phase = recorded;
+    }
+    let kept = if status.phase == previous.phase {
+        Some((previous, api))
+    } else if status.phase.is_terminal() && status.phase == api.phase {
+        // Ended by someone else, who said why.
+        Some((api, api))
+    } else {
+        None
+    };
+    if let Some((first, second)) = kept {
+        let text = |a: &String, b: &String| if a.is_empty() { b.clone() } else { a.clone() };
+        status.reason = text(&first.reason, &second.reason);
+        status.message = text(&first.message, &second.message);
+    }
+    if let Some(failure) = input.failure {
+        status.phase = Phase::Failed;
+        status.reason.clone_from(&failure.reason);
+        status.message.clone_from(&failure.message);
+    }
+    if api.phase.is_terminal() && status.phase != api.phase {
+        status.phase = api.phase;
+        status.reason.clone_from(&api.reason);
+        status.message.clone_from(&api.message);
+    }
+}
+
+/// Addresses of pod and host (STAT-30, STAT-32).
+fn set_ips(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let previous = input.previous();
+    let latest_ready = input
+        .runtime
+        .sandboxes
+        .first()
+        .filter(|s| s.state == SandboxState::Ready);
+    let known = match latest_ready {
+        Some(sandbox) if !sandbox.ips.is_empty() => &sandbox.ips,
+        Some(_) | None => &input.runtime.ips,
+    };
+    status.pod_ips = pick_ips(known, input.host_ips)
+        .into_iter()
+        .map(|ip| IpEntry { ip: ip.to_string() })
+        .collect();
+    if status.pod_ips.is_empty() && (latest_ready.is_none() || input.pod.spec.host_network) {
+        status.pod_ips.clone_from(&previous.pod_ips);
+    }
+    status.host_ips = input
+        .host_ips
+        .iter()
+        .map(|ip| IpEntry { ip: ip.to_string() })
+        .collect();
+    if input.pod.spec.host_network {
+        if status.pod_ips.is_empty() {
+            status.pod_ips.extend(status.host_ips.first().cloned());
+        }
+        // A node that becomes dual-stack gives its pods the second family, and nothing else ever changes.
+        if let ([only], [_, second]) = (status.pod_ips.as_slice(), input.host_ips)
+            && only
+                .ip
+                .parse::<IpAddr>()
+                .is_ok_and(|ip| ip.is_ipv6() != second.is_ipv6())
+        {
+            status.pod_ips.push(IpEntry {
+                ip: second.to_string(),
+            });
+        }
+    }
+    let first = |ips: &[IpEntry]| ips.first().map(|e| e.ip.clone()).unwrap_or_default();
+    status.pod_ip = first(&status.pod_ips);
+    status.host_ip = first(&status.host_ips);
+}
+
+/// The first address of the node's primary family, then the first of the other one.
+#[must_use]
+pub fn pick_ips(ips: &[IpAddr], host_ips: &[IpAddr]) -> Vec<IpAddr> {
+    let six_first = host_ips
+        .first()
+        .or_else(|| ips.first())
+        .is_some_and(IpAddr::is_ipv6);
+    [six_first, !six_first]
+        .into_iter()
+        .filter_map(|six| ips.iter().copied().find(|ip| ip.is_ipv6() == six))
+        .collect()
+}
+
+/// The agent's own conditions; foreign ones are passed through as the API has them (STAT-40).
+fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let (pod, previous) = (input.pod, input.previous());
+    let api = &pod.status.conditions;
+    let mut list: Vec<_> = api
+        .iter()
+        .filter(|c| !conditions::is_owned(&c.kind))
+        .cloned()
+        .collect();
+    if let Some(disruption) = conditions::find(&previous.conditions, conditions::DISRUPTION_TARGET)
+    {
+        conditions::replace_or_append(&mut list, disruption.clone());
+    }
+    list.push(conditions::ready_to_start(pod, input.runtime));
+    let old = conditions::find(&previous.conditions, conditions::INITIALIZED);
+    list.push(conditions::initialized(&pod.spec, status, old));
+    let containers_ready = conditions::containers_ready(&pod.spec, status);
+    list.push(conditions::ready(&pod.spec, &containers_ready, api));
+    list.push(containers_ready);
+    list.push(conditions::scheduled());
+    list.extend(conditions::all_restarting(pod, input.runtime));
+    status.conditions = list;
+}
+
+/// The status of a pod refused at admission: nothing of it will ever start (LOOP-10, STAT-14, ADM-03).
+#[must_use]
+pub fn rejected_status(pod: &Pod, reason: &str, message: &str, now: Wall) -> PodStatus {
+    let mut status = PodStatus {
+        phase: Phase::Failed,
+        reason: reason.into(),
+        message: format!("Pod was rejected: {message}"),
+        qos_class: Some(qos_class(pod)),
+        start_time: pod.status.start_time,
+        ..PodStatus::default()
+    };
+    finish(pod, &mut status, &pod.status, now);
+    status
+}
+
+/// Whether the pod has been active longer than it may (LOOP-19, KILL-21), as a failure to put into [`StatusInput`].
+///
+/// `active_for` is the time since `status.startTime`, measured on the monotonic clock as far as the agent can; `None`
+/// without a start time.
+#[must_use]
+pub fn past_active_deadline(pod: &Pod, active_for: Option<Duration>) -> Option<PodFailure> {
+    let limit = u64::try_from(pod.spec.active_deadline_seconds?).unwrap_or(0);
+    (active_for? >= Duration::from_secs(limit)).then(|| PodFailure {
+        reason: DEADLINE_EXCEEDED.into(),
+        message: "Pod was active on the node longer than the specified deadline".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! From a generated status to a stored and published one: normal form, equality, legal transitions, the end of a pod.
+//! Names follow kubelet `status/status_manager.go`.
+
+use crate::api::{
+    Pod, Wall,
+    pod::RestartPolicy,
+    pod_status::{ContainerState, ContainerStatus, Phase, PodStatus},
+};
+
+use super::{
+    conditions::{self, DISRUPTION_TARGET},
+    container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN, terminated},
+    pod_kind::is_static,
+    restart::{has_restart_all_rule, restarts_after_exit},
+    text::cut,
+};
+
+/// Termination messages of one pod together, bytes (TMSG-04).
+pub const MAX_MESSAGES_BYTES: usize = 12 * 1024;
+
+/// Brings a status into the form in which it is stored and compared (SM-01), and carries over from `previous` what does
+/// not change by itself: `startTime`, transition times, generations (STAT-33, STAT-47).
+///
+/// - Times have whole seconds; termination messages are cut to their share of 12 KiB (TMSG-04).
+/// - Regular and ephemeral statuses are sorted by name, init ones stay in spec order.
+pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: Wall) {
+    let started = previous.start_time.or(status.start_time).unwrap_or(now);
+    status.start_time = Some(started.truncated());
+    let generation = pod.metadata.generation;
+    status.observed_generation = conditions::newest_generation(
+        previous.observed_generation.max(status.observed_generation),
+        generation,
+    );
+    conditions::stamp(
+        &mut status.conditions,
+        &previous.conditions,
+        generation,
+        now,
+    );
+    let count = pod.spec.all_containers().count().max(1);
+    let limit = MAX_MESSAGES_BYTES / count;
+    for list in lists_mut(status) {
+        for container in list.iter_mut() {
+            normalise_state(&mut container.state, limit);
+            normalise_state(&mut container.last_state, limit);
+        }
+    }
+    status
+        .container_statuses
+        .sort_by(|a, b| a.name.cmp(&b.name));
+    status
+        .ephemeral_container_statuses
+        .sort_by(|a, b| a.name.cmp(&b.name));
+    let place = |name: &str| {
+        pod.spec
+            .init_containers
+            .iter()
+            .position(|c| c.name == name)
+            .unwrap_or(usize::MAX)
+    };
+    status
+        .init_container_statuses
+        .sort_by_key(|s| place(&s.name));
+}
+
+fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
+    [
+        &mut status.init_container_statuses,
+        &mut status.container_statuses,
+        &mut status.ephemeral_container_statuses,
+    ]
+}
+
+fn normalise_state(state: &mut ContainerState, limit: usize) {
+    if let Some(running) = &mut state.running {
+        running.started_at = running.started_at.map(Wall::truncated);
+    }
+    if let Some(t) = &mut state.terminated {
+        t.started_at = t.started_at.map(Wall::truncated);
+        t.finished_at = t.finished_at.map(Wall::truncated);
+        if t.message.len() > limit {
+            t.message = cut(&t.message, limit).into();
+        }
+    }
+}
+
+/// Whether two statuses say the same: of the conditions only the agent's own and `DisruptionTarget` count, and their
+/// times do not (SM-01).
+#[must_use]
+pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
+    let ours = |status: &PodStatus| {
+        let mut list: Vec<_> = status
+            .conditions
+            .iter()
+            .filter(|c| conditions::is_owned(&c.kind) || c.kind == DISRUPTION_TARGET)
+            .cloned()
+            .map(|mut c| {
+                c.last_transition_time = None;
+                c
+            })
+            .collect();
+        list.sort_by(|a, b| a.kind.cmp(&b.kind));
+        list
+    };
+    let rest = |status: &PodStatus| PodStatus {
+        conditions: Vec::new(),
+        ..status.clone()
+    };
+    ours(a) == ours(b) && rest(a) == rest(b)
+}
+
+/// What becomes of a generated status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Store it, grow the version, send it.
+    Changed,
+    /// Says what is stored already; nothing to send.
+    Same,
+    /// It would bring a container back that must not run again (SM-03): drop it.
+    Illegal {
+        /// Which one.
+        container: String,
+    },
+}
+
+/// Judges `new` against `cached`, the status stored before (SM-01, SM-03).
+///
+/// `force` makes an equal status count as changed: termination finished. A pod with a deletionTimestamp always does,
+/// so that its write is never lost (DEL-01).
+#[must_use]
+pub fn judge(pod: &Pod, cached: Option<&PodStatus>, new: &PodStatus, force: bool) -> Update {
+    let old = cached.unwrap_or(&pod.status);
+    if let Some(container) = illegal_transition(pod, old, new) {
+        return Update::Illegal {
+            container: container.into(),
+        };
+    }
+    let force = force || pod.metadata.deletion_timestamp.is_some();
+    match cached {
+        Some(cached) if !force && same_status(cached, new) => Update::Same,
+        Some(_) | None => Update::Changed,
+    }
+}
+
+/// The first container that was terminated, no longer is, and may not restart.
+fn illegal_transition<'a>(pod: &Pod, old: &'a PodStatus, new: &PodStatus) -> Option<&'a str> {
+    if pod.spec.restart_policy == RestartPolicy::Always || has_restart_all_rule(pod) {
+        return None;
+    }
+    let revived = |before: &ContainerStatus, after: &[ContainerStatus]| {
+        after
+            .iter()
+            .any(|s| s.name == before.name && s.state.terminated.is_none())
+    };
+    let check = |before: &'a [ContainerStatus], after: &[ContainerStatus], init: bool| {
+        before.iter().find_map(|status| {
+            let ended = status.state.terminated.as_ref()?;
+            let spec = pod
+                .spec
+                .init_containers
+                .iter()
+                .chain(&pod.spec.containers)
+                .find(|c| c.name == status.name)?;
+            let legal =
+                (init && spec.is_sidecar()) || restarts_after_exit(pod, spec, ended.exit_code);
+            (!legal && revived(status, after)).then_some(status.name.as_str())
+        })
+    };
+    check(&old.container_statuses, &new.container_statuses, false).or_else(|| {
+        check(
+            &old.init_container_statuses,
+            &new.init_container_statuses,
+            true,
+        )
+    })
+}
+
+/// The last status of a pod whose termination is finished (SM-10, DEL-03).
+///
+/// If the pod had initialised, every regular container without an end gets one: 137 `ContainerStatusUnknown`; so do the
+/// init containers up to the last that shows evidence of a start, at least the first. A pod of the API that is not
+/// terminal becomes `Failed`.
+#[must_use]
+pub fn finished_status(pod: &Pod, stored: &PodStatus, now: Wall) -> PodStatus {
+    let mut status = stored.clone();
+    if had_initialized(pod, &status) {
+        status
+            .container_statuses
+            .iter_mut()
+            .for_each(end_as_unknown);
+    }
+    let evidence = |s: &ContainerStatus| {
+        s.last_state.terminated.is_some()
+            || s.state.running.is_some()
+            || s.state.terminated.is_some()
+    };
+    let reached = status
+        .init_container_statuses
+        .iter()
+        .rposition(evidence)
+        .unwrap_or(0);
+    status
+        .init_container_statuses
+        .iter_mut()
+        .take(reached + 1)
+        .for_each(end_as_unknown);
+    if !is_static(pod) && !status.phase.is_terminal() {
+        status.phase = Phase::Failed;
+    }
+    for condition in conditions::terminal_readiness(status.phase)
+        .into_iter()
+        .flatten()
+    {
+        conditions::replace_or_append(&mut status.conditions, condition);
+    }
+    finish(pod, &mut status, stored, now);
+    status
+}
+
+fn end_as_unknown(status: &mut ContainerStatus) {
+    if status.state.terminated.is_none() {
+        status.state = terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, LOST_MESSAGE);
+        status.ready = false;
+        status.started = status.started.map(|_| false);
+    }
+}
+
+fn had_initialized(pod: &Pod, status: &PodStatus) -> bool {
+    let Some(last) = pod.spec.init_containers.last() else {
+        return true;
+    };
+    if status
+        .container_statuses
+        .iter()
+        .any(|s| s.last_state.terminated.is_some() || s.state.waiting.is_none())
+    {
+        return true;
+    }
+    status
+        .init_container_statuses
+        .iter()
+        .find(|s| s.name == last.name)
+        .is_some_and(|s| {
+            if last.is_sidecar() {
+                s.started == Some(true)
+            } else {
+                [&s.state, &s.last_state]
+                    .iter()
+                    .any(|state| state.terminated.as_ref().is_some_and(|t| t.exit_code == 0))
+            }
+        })
+}
+
+/// The status to send, from the stored one and the API's (SM-07, SM-08, DEL-02).
+///
+/// - Conditions of others are those of the API.
+/// - While containers may still run, a move to a terminal phase is withheld with its reason and message, and so is
+///   `DisruptionTarget`; everything else is sent.
+/// - With a terminal phase `Ready` and `ContainersReady` are False.
+#[must_use]
+pub fn merge_for_api(
+    api: &PodStatus,
+    stored: &PodStatus,
+    could_have_running_containers: bool,
+    now: Wall,
+) -> PodStatus {
+    let mut merged = stored.clone();
+    let ending = !api.phase.is_terminal() && stored.phase.is_terminal();
+    merged.conditions = api
+        .conditions
+        .iter()
+        .filter(|c| !conditions::is_owned(&c.kind))
+        .cloned()
+        .collect();
+    for condition in &stored.conditions {
+        if conditions::is_owned(&condition.kind) {
+            merged.conditions.push(condition.clone());
+        } else if condition.kind == DISRUPTION_TARGET && ending && !could_have_running_containers {
+            let mut disruption = condition.clone();
+            let same = conditions::find(&api.conditions, DISRUPTION_TARGET)
+                .filter(|c| c.status == disruption.status);
+            disruption.last_transition_time = same
+                .and_then(|c| c.last_transition_time)
+                .or_else(|| Some(now.truncated()));
+            conditions::replace_or_append(&mut merged.conditions, disruption);
+        }
+    }
+    if ending && could_have_running_containers {
+        merged.phase = api.phase;
+        merged.reason.clone_from(&api.reason);
+        merged.message.clone_from(&api.message);
+    }
+    for mut condition in conditions::terminal_readiness(merged.phase)
+        .into_iter()
+        .flatten()
+    {
+        let before = conditions::find(&stored.conditions, &condition.kind);
+        condition.observed_generation = before.and_then(|c| c.observed_generation);
+        condition.last_transition_time = before
+            .filter(|c| c.status == condition.status)
+            .and_then(|c| c.last_transition_time)
+            .or_else(|| Some(now.truncated()));
+        conditions::replace_or_append(&mut merged.conditions, condition);
+    }
+    merged
+}
+
+/// What a status says may still run: a container in it that neither waits nor has ended.
+#[must_use]
+pub fn has_running_status(status: &PodStatus) -> bool {
+    status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .chain(&status.ephemeral_container_statuses)
+        .any(|s| s.state.running.is_some())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,398 @@
+use super::*;
+use crate::api::pod::CONFIG_SOURCE;
+use crate::api::pod_status::{PodCondition, Running, Terminated, Waiting};
+use crate::logic::testing::{container, pod_with, sidecar};
+
+fn waits(name: &str) -> ContainerStatus {
+    ContainerStatus {
+        name: name.into(),
+        state: ContainerState {
+            waiting: Some(Waiting::default()),
+            ..ContainerState::default()
+        },
+        ..ContainerStatus::default()
+    }
+}
+
+fn runs(name: &str) -> ContainerStatus {
+    ContainerStatus {
+        name: name.into(),
+        state: ContainerState {
+            running: Some(Running {
+                started_at: Some(Wall(1_500_000_000)),
+            }),
+            ..ContainerState::default()
+        },
+        started: Some(true),
+        ready: true,
+        ..ContainerStatus::default()
+    }
+}
+
+fn ended(name: &str, exit_code: i32) -> ContainerStatus {
+    ContainerStatus {
+        name: name.into(),
+        state: ContainerState {
+            terminated: Some(Box::new(Terminated {
+                exit_code,
+                ..Terminated::default()
+            })),
+            ..ContainerState::default()
+        },
+        ..ContainerStatus::default()
+    }
+}
+
+fn condition(kind: &str, status: &str) -> PodCondition {
+    PodCondition {
+        kind: kind.into(),
+        status: status.into(),
+        ..PodCondition::default()
+    }
+}
+
+fn status(phase: Phase, regular: Vec<ContainerStatus>) -> PodStatus {
+    PodStatus {
+        phase,
+        container_statuses: regular,
+        ..PodStatus::default()
+    }
+}
+
+#[test]
+fn normal_form() {
+    // SM-01 TMSG-04 STAT-28
+    let mut pod = pod_with(&["b", "a"]);
+    pod.spec.init_containers = vec![container("z"), container("y")];
+    let mut long = ended("a", 1);
+    long.state.terminated.as_mut().expect("ended").message = "é".repeat(5000);
+    let mut new = status(Phase::Running, vec![runs("b"), long]);
+    new.init_container_statuses = vec![ended("y", 0), ended("z", 0)];
+    finish(&pod, &mut new, &PodStatus::default(), Wall(9_900_000_000));
+    let names = |list: &[ContainerStatus]| {
+        list.iter()
+            .map(|s| s.name.clone())
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    assert_eq!(names(&new.container_statuses), "a b");
+    assert_eq!(names(&new.init_container_statuses), "z y");
+    let message = &new.container_statuses[0]
+        .state
+        .terminated
+        .as_ref()
+        .expect("ended")
+        .message;
+    assert_eq!(message.len(), 3072, "four containers share 12 KiB");
+    let started = new.container_statuses[1].state.running.as_ref();
+    assert_eq!(started.and_then(|r| r.started_at), Some(Wall::from_secs(1)));
+    assert_eq!(new.start_time, Some(Wall::from_secs(9)));
+    let mut again = new.clone();
+    finish(&pod, &mut again, &new, Wall::from_secs(99));
+    assert_eq!(again, new, "normalising twice changes nothing");
+}
+
+#[test]
+fn equality() {
+    // SM-01
+    let base = || {
+        let mut s = status(Phase::Running, vec![runs("a")]);
+        s.conditions = vec![condition("Ready", "True"), condition("x/foreign", "True")];
+        s
+    };
+    type Edit = fn(&mut PodStatus);
+    let rows: [(&str, Edit, bool); 8] = [
+        ("nothing", |_| {}, true),
+        (
+            "condition time",
+            |s| s.conditions[0].last_transition_time = Some(Wall(1)),
+            true,
+        ),
+        ("condition order", |s| s.conditions.reverse(), true),
+        (
+            "foreign condition",
+            |s| s.conditions[1].status = "False".into(),
+            true,
+        ),
+        (
+            "own condition",
+            |s| s.conditions[0].status = "False".into(),
+            false,
+        ),
+        (
+            "own condition's message",
+            |s| s.conditions[0].message = "m".into(),
+            false,
+        ),
+        (
+            "restart count",
+            |s| s.container_statuses[0].restart_count = 1,
+            false,
+        ),
+        ("phase", |s| s.phase = Phase::Failed, false),
+    ];
+    for (name, edit, same) in rows {
+        let mut other = base();
+        edit(&mut other);
+        assert_eq!(same_status(&base(), &other), same, "{name}");
+    }
+}
+
+#[test]
+fn judging() {
+    use RestartPolicy::{Always, Never, OnFailure};
+    // SM-03
+    for (name, policy, own, code, legal) in [
+        ("always", Always, None, 1, true),
+        ("never", Never, None, 0, false),
+        ("on failure, failed", OnFailure, None, 1, true),
+        ("on failure, ok", OnFailure, None, 0, false),
+        ("own policy", Never, Some(Always), 0, true),
+    ] {
+        let mut pod = pod_with(&["a"]);
+        pod.spec.restart_policy = policy;
+        pod.spec.containers[0].restart_policy = own;
+        let old = status(Phase::Running, vec![ended("a", code)]);
+        let new = status(Phase::Running, vec![runs("a")]);
+        let expected = if legal {
+            Update::Changed
+        } else {
+            Update::Illegal {
+                container: "a".into(),
+            }
+        };
+        assert_eq!(judge(&pod, Some(&old), &new, false), expected, "{name}");
+        assert_eq!(
+            judge(&pod, Some(&old), &old, false),
+            Update::Same,
+            "{name}: unchanged"
+        );
+    }
+    let mut pod = pod_with(&["a"]);
+    pod.spec.restart_policy = Never;
+    pod.spec.init_containers = vec![sidecar("s"), container("i")];
+    let init = |list| PodStatus {
+        init_container_statuses: list,
+        ..PodStatus::default()
+    };
+    let old = init(vec![ended("s", 1), ended("i", 1)]);
+    let sidecar_back = init(vec![runs("s"), ended("i", 1)]);
+    assert_eq!(
+        judge(&pod, Some(&old), &sidecar_back, false),
+        Update::Changed
+    );
+    let init_back = init(vec![ended("s", 1), runs("i")]);
+    assert!(matches!(
+        judge(&pod, Some(&old), &init_back, false),
+        Update::Illegal { .. }
+    ));
+    // SM-01 DEL-01
+    let same = status(Phase::Running, vec![runs("a")]);
+    let mut pod = pod_with(&["a"]);
+    assert_eq!(judge(&pod, None, &same, false), Update::Changed, "first");
+    assert_eq!(judge(&pod, Some(&same), &same, false), Update::Same);
+    assert_eq!(
+        judge(&pod, Some(&same), &same, true),
+        Update::Changed,
+        "forced"
+    );
+    pod.metadata.deletion_timestamp = Some(Wall(1));
+    assert_eq!(
+        judge(&pod, Some(&same), &same, false),
+        Update::Changed,
+        "deleted"
+    );
+}
+
+#[test]
+fn end_of_termination() {
+    let line = |status: &PodStatus| {
+        status
+            .init_container_statuses
+            .iter()
+            .chain(&status.container_statuses)
+            .map(|s| {
+                let end = s.state.terminated.as_ref();
+                end.map_or_else(|| "-".into(), |t| t.exit_code.to_string())
+            })
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let restarted = |name: &str| ContainerStatus {
+        last_state: ended(name, 0).state,
+        ..waits(name)
+    };
+    let started = |name: &str| runs(name);
+    // SM-10 DEL-03
+    for (name, inits, init_statuses, regular, expected, phase) in [
+        (
+            "no inits",
+            vec![],
+            vec![],
+            vec![ended("a", 0), runs("b")],
+            "0 137",
+            Phase::Failed,
+        ),
+        (
+            "never initialised: regulars stay, the first init counts",
+            vec![container("i"), container("j")],
+            vec![waits("i"), waits("j")],
+            vec![waits("a"), waits("b")],
+            "137 - - -",
+            Phase::Failed,
+        ),
+        (
+            "the second init had begun",
+            vec![container("i"), container("j"), container("k")],
+            vec![ended("i", 0), runs("j"), waits("k")],
+            vec![waits("a"), waits("b")],
+            "0 137 - - -",
+            Phase::Failed,
+        ),
+        (
+            "evidence in the last state",
+            vec![container("i"), container("j")],
+            vec![
+                ended("i", 0),
+                ContainerStatus {
+                    last_state: ended("j", 1).state,
+                    ..waits("j")
+                },
+            ],
+            vec![waits("a"), waits("b")],
+            "0 137 - -",
+            Phase::Failed,
+        ),
+        (
+            "last init succeeded",
+            vec![container("i")],
+            vec![ended("i", 0)],
+            vec![waits("a"), waits("b")],
+            "0 137 137",
+            Phase::Failed,
+        ),
+        (
+            "last init is a started sidecar",
+            vec![sidecar("i")],
+            vec![started("i")],
+            vec![waits("a"), waits("b")],
+            "137 137 137",
+            Phase::Failed,
+        ),
+        (
+            "a regular container had run",
+            vec![container("i")],
+            vec![waits("i")],
+            vec![restarted("a"), waits("b")],
+            "137 137 137",
+            Phase::Failed,
+        ),
+    ] {
+        let mut pod = pod_with(&["a", "b"]);
+        pod.spec.init_containers = inits;
+        let mut stored = status(Phase::Running, regular);
+        stored.init_container_statuses = init_statuses;
+        let last = finished_status(&pod, &stored, Wall::from_secs(3));
+        assert_eq!(line(&last), expected, "{name}");
+        assert_eq!(last.phase, phase, "{name}");
+        assert!(!has_running_status(&last), "{name}");
+    }
+    let reasons = finished_status(
+        &pod_with(&["a"]),
+        &status(Phase::Running, vec![runs("a")]),
+        Wall::from_secs(3),
+    );
+    let end = reasons.container_statuses[0].state.terminated.as_ref();
+    assert_eq!(end.expect("ended").reason, "ContainerStatusUnknown");
+    assert!(!reasons.container_statuses[0].ready);
+    assert!(
+        reasons
+            .conditions
+            .iter()
+            .all(|c| c.status == "False" && c.reason == "PodFailed")
+    );
+    let done = status(Phase::Succeeded, vec![ended("a", 0)]);
+    let last = finished_status(&pod_with(&["a"]), &done, Wall::from_secs(3));
+    assert_eq!(last.phase, Phase::Succeeded, "a terminal phase stays");
+    let mut file = pod_with(&["a"]);
+    file.metadata
+        .annotations
+        .insert(CONFIG_SOURCE.into(), "file".into());
+    let last = finished_status(&file, &status(Phase::Running, vec![runs("a")]), Wall(0));
+    assert_eq!(
+        last.phase,
+        Phase::Running,
+        "static pods get no forced phase"
+    );
+}
+
+#[test]
+fn what_the_api_gets() {
+    let api = || {
+        let mut s = status(Phase::Running, vec![runs("a")]);
+        s.reason = "api".into();
+        s.conditions = vec![condition("x/foreign", "True"), condition("Ready", "True")];
+        s
+    };
+    let stored = |phase| {
+        let mut s = status(phase, vec![ended("a", 1)]);
+        s.reason = "local".into();
+        s.conditions = vec![
+            condition("Ready", "True"),
+            condition("ContainersReady", "True"),
+            condition("DisruptionTarget", "True"),
+            condition("x/foreign", "False"),
+        ];
+        s
+    };
+    let line = |s: &PodStatus| {
+        let mut words = vec![format!("{} {}", s.phase.as_str(), s.reason)];
+        words.extend(
+            s.conditions
+                .iter()
+                .map(|c| format!("{}={}", c.kind, c.status)),
+        );
+        words.join(", ")
+    };
+    let now = Wall::from_secs(50);
+    // SM-07 SM-08 DEL-02
+    for (name, phase, may_run, expected) in [
+        (
+            "running",
+            Phase::Running,
+            true,
+            "Running local, x/foreign=True, Ready=True, ContainersReady=True",
+        ),
+        (
+            "failed, containers may still run: withheld",
+            Phase::Failed,
+            true,
+            "Running api, x/foreign=True, Ready=True, ContainersReady=True",
+        ),
+        (
+            "failed and stopped",
+            Phase::Failed,
+            false,
+            "Failed local, x/foreign=True, Ready=False, ContainersReady=False, DisruptionTarget=True",
+        ),
+    ] {
+        let merged = merge_for_api(&api(), &stored(phase), may_run, now);
+        assert_eq!(line(&merged), expected, "{name}");
+        assert_eq!(
+            merged.container_statuses,
+            stored(phase).container_statuses,
+            "{name}"
+        );
+    }
+    let sent = merge_for_api(&api(), &stored(Phase::Failed), false, now);
+    let disruption = conditions::find(&sent.conditions, DISRUPTION_TARGET).expect("sent");
+    assert_eq!(disruption.last_transition_time, Some(now));
+    let mut ended_api = api();
+    ended_api.phase = Phase::Failed;
+    let again = merge_for_api(&ended_api, &stored(Phase::Failed), true, now);
+    assert_eq!(
+        again.phase,
+        Phase::Failed,
+        "already there: nothing to withhold"
+    );
+}
