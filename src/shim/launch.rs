@@ -71,6 +71,9 @@ pub enum LaunchError {
     /// A shim for this directory lives already.
     #[error("a shim holds {0}")]
     Busy(PathBuf),
+    /// The container was created, but has ended since: somebody killed it. The exit record is there.
+    #[error("the container was killed before it was started")]
+    Ended,
     /// The runtime failed. `delete --force` is still to be called: it may have left something.
     #[error("{message}")]
     Runtime {
@@ -114,7 +117,7 @@ pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
     for dir in &launch.shim_cgroups {
         command = command.cgroup(dir);
     }
-    start(&launch.dir, command).await
+    start(&launch.dir, command).await?.ok_or(LaunchError::Ended)
 }
 
 /// A container whose shim died.
@@ -137,8 +140,8 @@ pub struct LogOnly {
 /// Starts a shim that takes over the output of a container whose shim died, waits for the end of init and writes an exit
 /// record with `known: false`. Killing the container is the caller's affair; do it after this call.
 ///
-/// Without a state record (the shim died during create) it drains the FIFOs and ends at once.
-pub async fn launch_log_only(launch: &LogOnly) -> Result<Launched, LaunchError> {
+/// `None`: init has ended already, or the shim died during create: the output was saved and the exit record is there.
+pub async fn launch_log_only(launch: &LogOnly) -> Result<Option<Launched>, LaunchError> {
     let state = record::read_state(&launch.dir).ok().flatten();
     let (pid, start_time) = state.map_or((0, 0), |s| (s.pid, s.start_time));
     let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
@@ -201,7 +204,7 @@ fn open_shim(state: &State) -> io::Result<Option<Launched>> {
     }))
 }
 
-async fn start(dir: &Path, command: Command) -> Result<Launched, LaunchError> {
+async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchError> {
     // Locked from before the shim exists until it ends: whoever finds the directory meanwhile keeps off.
     let lock = lock::try_lock(&dir.join(file::LOCK))
         .map_err(LaunchError::Shim)?
@@ -242,21 +245,21 @@ async fn start(dir: &Path, command: Command) -> Result<Launched, LaunchError> {
     understand(dir, &bytes)
 }
 
-/// Reads the shim's answer: `ok`, or `error <code>` and raw text, or `shim` and text.
-fn understand(dir: &Path, answer: &[u8]) -> Result<Launched, LaunchError> {
+/// Reads the shim's answer: `ok`, or `ended`, or `error <code>` and raw text, or any other text about its own failure.
+fn understand(dir: &Path, answer: &[u8]) -> Result<Option<Launched>, LaunchError> {
     let text = String::from_utf8_lossy(answer);
     let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    if head == "ended" {
+        return Ok(None);
+    }
     if head == "ok" {
-        let found = record::read_state(dir).map_err(|e| LaunchError::Shim(io::Error::other(e)))?;
-        let found = found
+        let state = record::read_state(dir).map_err(|e| LaunchError::Shim(io::Error::other(e)))?;
+        // Without a state record the shim has ended in its last resort, see `record`.
+        let shim = state
             .map(|s| open_shim(&s))
             .transpose()
             .map_err(LaunchError::Shim)?;
-        // The container may have ended already, and its shim with it.
-        return found.flatten().map_or_else(
-            || Err(LaunchError::Shim(io::Error::other("the shim has ended"))),
-            Ok,
-        );
+        return Ok(shim.flatten());
     }
     if let Some(code) = head.strip_prefix("error ").and_then(|c| c.parse().ok()) {
         return Err(LaunchError::Runtime {

@@ -15,12 +15,18 @@
 //! A free lock without `exit` means that the shim died. The agent then starts a log-only shim ([`launch_log_only`]), which
 //! takes the FIFOs over, and kills the container.
 //!
-//! The shim itself (`process` and below) is started before the Rust runtime, keeps its buffers in pages that it gives
+//! The shim itself ([`process`]) is started before the Rust runtime, keeps its buffers in pages that it gives
 //! back when idle, and touches neither executor nor JSON parser: see `SPECIFICATION.md` for its memory.
 
+mod clients;
 pub mod control;
+mod create;
 mod launch;
+mod line;
+mod log;
+pub mod process;
 pub mod record;
+mod serve;
 
 pub use control::{attach, close_stdin, reopen_log, resize};
 pub use launch::{

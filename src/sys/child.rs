@@ -416,7 +416,7 @@ fn prepare(cgroups: &[File], keep: &[RawFd], session: bool) -> io::Result<()> {
 }
 
 /// Marks every descriptor from `first` on close-on-exec. They stay open until then: std reports an exec error by one.
-fn close_on_exec_from(first: libc::c_uint) {
+pub(super) fn close_on_exec_from(first: libc::c_uint) {
     const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
     /// What an old kernel's process of ours can hold open at most without having raised its limit.
     const OLD_KERNEL_FDS: libc::c_int = 1024;

@@ -1,0 +1,255 @@
+//! The log file of a container: records gathered in one buffer, written whole or not at all.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+
+use super::line::{MAX_TEXT_BYTES, RECORD_OVERHEAD, STAMP_BYTES, Tag};
+use crate::sys::{open, pages::Pages};
+
+/// Mode of a new log file: an administrators' group may read it, as every Kubernetes node has it.
+const LOG_MODE: u32 = 0o640;
+
+/// A log that never blocks its writer but for the disk itself, and outlives a full disk.
+#[derive(Debug)]
+pub(crate) struct Log {
+    /// Pinned at start: what its path names later is no business of ours.
+    dir: OwnedFd,
+    name: &'static OsStr,
+    file: Option<File>,
+    buffer: Pages,
+    len: usize,
+    lost: u64,
+}
+
+impl Log {
+    /// Opens the directory of `path`, and `path` itself.
+    pub(crate) fn open(path: &'static Path) -> io::Result<Self> {
+        let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let mut log = Self {
+            dir: open::dir(dir)?,
+            name,
+            file: None,
+            buffer: Pages::map(MAX_TEXT_BYTES + RECORD_OVERHEAD)?,
+            len: 0,
+            lost: 0,
+        };
+        log.reopen()?;
+        Ok(log)
+    }
+
+    /// Opens the file at the log's path anew, making it if need be. On an error the old one stays in use.
+    ///
+    /// A container may see this directory (hostPath on /var/log): links, and anything but a regular file, are refused.
+    pub(crate) fn reopen(&mut self) -> io::Result<()> {
+        self.flush();
+        let flags = OFlag::O_WRONLY
+            | OFlag::O_APPEND
+            | OFlag::O_CREAT
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_CLOEXEC
+            | OFlag::O_NOCTTY
+            // A FIFO without reader would block the open.
+            | OFlag::O_NONBLOCK;
+        let mode = Mode::from_bits_truncate(LOG_MODE);
+        let file = File::from(openat(&self.dir, self.name, flags, mode)?);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("the log is no regular file"));
+        }
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// Adds a record; writes earlier ones if the buffer is full.
+    pub(crate) fn append(
+        &mut self,
+        stamp: &[u8; STAMP_BYTES],
+        stream: &str,
+        tag: Tag,
+        text: &[u8],
+    ) {
+        if self.buffer.len() - self.len < text.len() + RECORD_OVERHEAD {
+            self.flush();
+        }
+        let tag: &[u8] = match tag {
+            Tag::Full => b" F ",
+            Tag::Partial => b" P ",
+        };
+        for part in [stamp, &b" "[..], stream.as_bytes(), tag, text, b"\n"] {
+            self.buffer[self.len..self.len + part.len()].copy_from_slice(part);
+            self.len += part.len();
+        }
+    }
+
+    /// Writes what is gathered. What the disk refuses is dropped and counted; no half record is left in the file.
+    pub(crate) fn flush(&mut self) {
+        let bytes = &self.buffer[..self.len];
+        let mut written = 0;
+        if let Some(file) = &mut self.file {
+            while written < bytes.len() {
+                match file.write(&bytes[written..]) {
+                    Ok(n) if n > 0 => written += n,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    _ => break,
+                }
+            }
+        }
+        if written < bytes.len() {
+            // A record holds one newline, its last byte.
+            let whole = bytes[..written]
+                .iter()
+                .rposition(|b| *b == b'\n')
+                .map_or(0, |at| at + 1);
+            if let (Some(file), torn @ 1..) = (&self.file, written - whole) {
+                let _ = cut(file, torn);
+            }
+            let lost = bytes[whole..].iter().filter(|b| **b == b'\n').count();
+            self.lost += u64::try_from(lost).unwrap_or(0);
+        }
+        self.len = 0;
+    }
+
+    /// Records that could not be written so far.
+    pub(crate) const fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Gives the buffer's memory back; to be called after a flush, when nothing is to be written.
+    pub(crate) fn release(&mut self) {
+        self.buffer.release(self.len);
+    }
+}
+
+/// Takes the last `count` bytes off the file. Nobody else writes to it.
+fn cut(file: &File, count: usize) -> io::Result<()> {
+    let count = u64::try_from(count).map_err(io::Error::other)?;
+    file.set_len(file.metadata()?.len().saturating_sub(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::PathBuf;
+
+    use nix::mount::MsFlags;
+
+    use super::*;
+    use crate::sys::mount;
+
+    fn path(dir: &Path) -> &'static Path {
+        Box::leak(dir.join("0.log").into_boxed_path())
+    }
+
+    fn fresh(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("picolet-log-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("dir");
+        dir
+    }
+
+    const STAMP: &[u8; STAMP_BYTES] = b"2023-11-14T22:13:20.123456789Z";
+
+    #[test]
+    fn records_and_rotation() {
+        // LOG-01 LOG-07
+        let dir = fresh("rotation");
+        let mut log = Log::open(path(&dir)).expect("open");
+        let mode = fs::metadata(dir.join("0.log"))
+            .expect("stat")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7137, 0, "{mode:o}");
+        log.append(STAMP, "stdout", Tag::Full, b"one");
+        fs::rename(dir.join("0.log"), dir.join("0.log.1")).expect("rotate");
+        log.append(STAMP, "stderr", Tag::Partial, b"two");
+        log.reopen().expect("reopen");
+        log.append(STAMP, "stdout", Tag::Full, b"");
+        log.flush();
+        let read = |name| fs::read_to_string(dir.join(name)).expect("read");
+        let golden = "2023-11-14T22:13:20.123456789Z stdout F one\n2023-11-14T22:13:20.123456789Z stderr P two\n";
+        assert_eq!(read("0.log.1"), golden);
+        assert_eq!(read("0.log"), "2023-11-14T22:13:20.123456789Z stdout F \n");
+        fs::remove_dir_all(&dir).expect("remove");
+    }
+
+    #[test]
+    fn traps_are_refused() {
+        let dir = fresh("traps");
+        let mut log = Log::open(path(&dir)).expect("open");
+        type Make = fn(&Path);
+        let traps: [(&str, Make); 3] = [
+            ("link", |p| {
+                symlink("/tmp/picolet-log-victim", p).expect("link")
+            }),
+            ("fifo", |p| {
+                nix::unistd::mkfifo(p, Mode::S_IRWXU).expect("fifo")
+            }),
+            ("directory", |p| fs::create_dir(p).expect("dir")),
+        ];
+        for (name, make) in traps {
+            fs::rename(dir.join("0.log"), dir.join("old")).expect("rotate");
+            make(&dir.join("0.log"));
+            assert!(log.reopen().is_err(), "{name}");
+            log.append(STAMP, "stdout", Tag::Full, name.as_bytes());
+            log.flush();
+            assert!(
+                fs::read_to_string(dir.join("old"))
+                    .expect("read")
+                    .contains(name),
+                "{name}"
+            );
+            fs::rename(dir.join("0.log"), dir.join(name)).expect("away");
+            fs::rename(dir.join("old"), dir.join("0.log")).expect("back");
+        }
+        fs::remove_dir_all(&dir).expect("remove");
+    }
+
+    #[test]
+    fn full_disk() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let dir = fresh("full");
+        mount::tmpfs(&dir, Some(16 * 1024), 0o755, MsFlags::empty()).expect("tmpfs");
+        let mut log = Log::open(path(&dir)).expect("open");
+        for n in 0..100 {
+            log.append(STAMP, "stdout", Tag::Full, format!("{n:>980}").as_bytes());
+            if n % 5 == 4 {
+                log.flush();
+            }
+        }
+        log.flush();
+        let text = fs::read_to_string(dir.join("0.log")).expect("read");
+        let whole = text.lines().count();
+        assert!(
+            text.ends_with('\n') && text.lines().all(|l| l.len() == 1020),
+            "no torn record"
+        );
+        assert!(whole > 10, "{whole}");
+        assert_eq!(log.lost(), 100 - u64::try_from(whole).expect("count"));
+        // Space again: it goes on.
+        log.file
+            .as_ref()
+            .expect("open")
+            .set_len(0)
+            .expect("truncate");
+        log.append(STAMP, "stdout", Tag::Full, b"after");
+        log.flush();
+        assert!(
+            fs::read_to_string(dir.join("0.log"))
+                .expect("read")
+                .ends_with("F after\n")
+        );
+        drop(log);
+        mount::unmount(&dir).expect("unmount");
+        fs::remove_dir(&dir).expect("remove");
+    }
+}

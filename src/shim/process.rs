@@ -1,0 +1,435 @@
+//! `picolet shim`: from its arguments to its exit record.
+//!
+//! ```text
+//! start ── fork ──▶ parent ends: the shim is nobody's child but init's
+//!   └▶ signals blocked, subreaper, log opened ──▶ runtime create ──▶ state, ctl, "ok" ──▶ serve ──▶ init ended
+//!                                                     └ failed ──▶ exit record, "error"       drain, exit record ◀┘
+//! ```
+
+use core::ffi::CStr;
+use core::str::FromStr;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::{Mode, umask};
+
+use super::clients::Clients;
+use super::create::{Created, Failure, create, open_fifo};
+use super::log::Log;
+use super::record::{self, Exit, State};
+use super::serve::{Ended, Init, Server, Source, Stdin};
+use super::{BUILD, file};
+use crate::sys::{clock, file as files, limits, pidfd, proc, start};
+
+/// What the launcher asks for. All texts are the process's own arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Args {
+    pub(crate) dir: &'static CStr,
+    pub(crate) id: &'static CStr,
+    pub(crate) runtime: &'static CStr,
+    pub(crate) root: &'static CStr,
+    pub(crate) log: &'static CStr,
+    pub(crate) memory_cgroup: &'static CStr,
+    pub(crate) oom_score_adj: Option<i32>,
+    pub(crate) tty: bool,
+    pub(crate) stdin: bool,
+    pub(crate) stdin_once: bool,
+    pub(crate) create_ms: u64,
+    /// Number of the inherited descriptor that holds the lock.
+    pub(crate) lock: i32,
+    /// Log-only: pid (0: none was created) and start time of init.
+    pub(crate) init: Option<(i32, u64)>,
+}
+
+impl Args {
+    fn parse(mut args: impl Iterator<Item = &'static CStr>) -> Result<Self, &'static CStr> {
+        let mut out = Self {
+            dir: c"",
+            id: c"",
+            runtime: c"",
+            root: c"",
+            log: c"",
+            memory_cgroup: c"",
+            oom_score_adj: None,
+            tty: false,
+            stdin: false,
+            stdin_once: false,
+            create_ms: 0,
+            lock: -1,
+            init: None,
+        };
+        let mut init_start = 0;
+        while let Some(name) = args.next() {
+            let flag = match name.to_bytes() {
+                b"--tty" => Some(&mut out.tty),
+                b"--stdin" => Some(&mut out.stdin),
+                b"--stdin-once" => Some(&mut out.stdin_once),
+                _ => None,
+            };
+            if let Some(flag) = flag {
+                *flag = true;
+                continue;
+            }
+            let value = args.next().ok_or(name)?;
+            match name.to_bytes() {
+                b"--dir" => out.dir = value,
+                b"--id" => out.id = value,
+                b"--runtime" => out.runtime = value,
+                b"--root" => out.root = value,
+                b"--log" => out.log = value,
+                b"--memory-cgroup" => out.memory_cgroup = value,
+                b"--oom-score-adj" => out.oom_score_adj = Some(number(value).ok_or(name)?),
+                b"--create-ms" => out.create_ms = number(value).ok_or(name)?,
+                b"--lock" => out.lock = number(value).ok_or(name)?,
+                b"--init" => out.init = Some((number(value).ok_or(name)?, 0)),
+                b"--init-start" => init_start = number(value).ok_or(name)?,
+                _ => return Err(name),
+            }
+        }
+        if let Some((_, start_time)) = &mut out.init {
+            *start_time = init_start;
+        } else if out.runtime.is_empty() || out.id.is_empty() {
+            return Err(c"--runtime");
+        }
+        if out.dir.is_empty() || out.log.is_empty() {
+            return Err(c"--dir");
+        }
+        Ok(out)
+    }
+}
+
+fn number<T: FromStr>(text: &CStr) -> Option<T> {
+    text.to_str().ok()?.parse().ok()
+}
+
+fn path(text: &'static CStr) -> &'static Path {
+    Path::new(OsStr::from_bytes(text.to_bytes()))
+}
+
+/// Entry point: `args` follow the word `shim`. Started by [`super::launch`](fn@super::launch) only.
+///
+/// Standard input is `/dev/null`, standard output the pipe to the launcher. Returns the exit code, which nobody looks at.
+pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {
+    let result = Args::parse(args)
+        .map_err(|name| io::Error::other(format!("bad argument {}", name.to_string_lossy())))
+        .and_then(|args| {
+            start::into_background()?;
+            shim(&args)
+        });
+    match result {
+        Ok(()) => 0,
+        Err(e) => {
+            start::write_stdout(format!("shim: {e}\n").as_bytes());
+            1
+        }
+    }
+}
+
+fn shim(args: &Args) -> io::Result<()> {
+    start::close_on_exec(args.lock);
+    prctl::set_name(c"picolet-shim")?;
+    prctl::set_child_subreaper(true)?;
+    // What the container inherits unless its configuration says otherwise.
+    umask(Mode::from_bits_truncate(0o022));
+    nix::unistd::chdir(args.dir)?;
+    if let Some(adj) = args.oom_score_adj {
+        limits::set_oom_score_adj(adj)?;
+    }
+    // Nothing but SIGKILL and its own faults ends a shim. Children get an empty mask.
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
+    let mut children = SigSet::empty();
+    children.add(Signal::SIGCHLD);
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let signals = SignalFd::with_flags(&children, flags)?;
+    let log = Log::open(path(args.log))?;
+    match args.init {
+        None => launch(args, signals, log),
+        Some((pid, start_time)) => take_over(args, signals, log, pid, start_time),
+    }
+}
+
+/// Creates a container and serves it.
+fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
+    let clients = Clients::listen()?;
+    let created = match create(args, &signals) {
+        Ok(created) => created,
+        Err(failure) => {
+            let code = match &failure {
+                Failure::Runtime { code, .. } => *code,
+                Failure::Shim(_) => -1,
+            };
+            let end = Some(Ended {
+                code: 128,
+                signal: 0,
+            });
+            // Also for an agent that has died meanwhile: it finds a container that never was.
+            write_exit(&exit(args, end, false, 0)?)?;
+            return match failure {
+                Failure::Runtime { text, len, .. } => {
+                    start::write_stdout(format!("error {code}\n").as_bytes());
+                    start::write_stdout(&text[..len]);
+                    Ok(())
+                }
+                Failure::Shim(e) => Err(e),
+            };
+        }
+    };
+    let Created {
+        pid,
+        ended,
+        stdout,
+        stderr,
+        stdin,
+        terminal,
+    } = created;
+    let mut server = Server {
+        signals,
+        init: Init::Child(pid),
+        stdout: Source::stdout(stdout)?,
+        stderr: stderr.map(Source::stderr).transpose()?,
+        stdin: Stdin::new(stdin, args.stdin_once),
+        terminal,
+        log,
+        clients,
+    };
+    if ended.is_none() {
+        // Gone already: then its end is about to be reaped, and the record will say so.
+        let start_time = proc::start_time(pid).unwrap_or(0);
+        write_state(pid, start_time)?;
+        answer(b"ok\n");
+    }
+    let end = match ended {
+        Some(end) => Some(end),
+        None => server.run()?,
+    };
+    finish(args, server, end)?;
+    // If nobody was told "ok", this is the answer; else nobody listens any more.
+    answer(b"ended\n");
+    Ok(())
+}
+
+/// Serves a container whose shim died.
+fn take_over(
+    args: &Args,
+    signals: SignalFd,
+    log: Log,
+    pid: i32,
+    start_time: u64,
+) -> io::Result<()> {
+    let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
+    let stdout = Source::stdout(open_fifo(file::STDOUT, flags)?)?;
+    let stderr = Source::stderr(open_fifo(file::STDERR, flags)?)?;
+    let init = foreign_init(pid, start_time);
+    let mut server = Server {
+        signals,
+        init: Init::Child(0),
+        stdout,
+        stderr: Some(stderr),
+        stdin: Stdin::default(),
+        terminal: None,
+        log,
+        clients: Clients::listen()?,
+    };
+    if let Some(pidfd) = init {
+        server.init = Init::Foreign(pidfd);
+        write_state(pid, start_time)?;
+        answer(b"ok\n");
+        server.run()?;
+    }
+    finish(args, server, None)?;
+    answer(b"ended\n");
+    Ok(())
+}
+
+/// The process, if it is still the one that was recorded and has not ended.
+fn foreign_init(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
+    if pid <= 0 {
+        return None;
+    }
+    let pidfd = pidfd::open(pid).ok()?;
+    let same = proc::start_time(pid).is_ok_and(|at| at == start_time);
+    (same && !pidfd::has_ended(pidfd.as_fd()).unwrap_or(true)).then_some(pidfd)
+}
+
+/// Saves the output and leaves the exit record, in this order; then the clients may know.
+fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()> {
+    let mut record = exit(args, end, true, 0)?;
+    server.drain();
+    record.log_lost = server.log.lost();
+    write_exit(&record)?;
+    server.clients.end();
+    Ok(())
+}
+
+/// The record of an end that has just been seen. `end` `None`: nobody knows how.
+fn exit(args: &Args, end: Option<Ended>, created: bool, log_lost: u64) -> io::Result<Exit> {
+    let (wall, mono) = (clock::wall(), clock::mono());
+    let how = end.unwrap_or(Ended {
+        code: 137,
+        signal: 9,
+    });
+    Ok(Exit {
+        v: record::VERSION,
+        code: how.code,
+        signal: how.signal,
+        created,
+        known: end.is_some(),
+        oom_kills: oom_kills(path(args.memory_cgroup)),
+        log_lost,
+        wall_ns: wall.0,
+        boot_ms: mono.0,
+        boot_id: proc::boot_id()?,
+        build: BUILD.into(),
+    })
+}
+
+/// How often the kernel killed in this cgroup for want of memory. Sources: cgroup-v2 `memory.events`, cgroup-v1
+/// `memory.oom_control` (Linux 4.13).
+fn oom_kills(dir: &Path) -> u64 {
+    let mut buffer = [0; 512];
+    for name in ["memory.events", "memory.oom_control"] {
+        let file = dir.join(name);
+        if let Some(file) = file.to_str()
+            && let Ok(text) = proc::read_small(file, &mut buffer)
+        {
+            let count = text.lines().find_map(|l| l.strip_prefix("oom_kill "));
+            return count.and_then(|c| c.trim().parse().ok()).unwrap_or(0);
+        }
+    }
+    0
+}
+
+fn write_state(pid: i32, start_time: u64) -> io::Result<()> {
+    let shim_pid = nix::unistd::getpid().as_raw();
+    let state = State {
+        v: record::VERSION,
+        pid,
+        start_time,
+        shim_pid,
+        shim_start_time: proc::start_time(shim_pid)?,
+        boot_id: proc::boot_id()?,
+        build: BUILD.into(),
+    };
+    files::write_atomic(
+        Path::new(file::STATE),
+        state.to_string().as_bytes(),
+        0o600,
+        false,
+    )
+}
+
+fn write_exit(exit: &Exit) -> io::Result<()> {
+    let text = exit.to_string();
+    let written = files::write_atomic(Path::new(file::EXIT), text.as_bytes(), 0o600, false);
+    written.or_else(|e| {
+        // No space left: the state record has a page already.
+        let mut state = fs::OpenOptions::new()
+            .write(true)
+            .open(file::STATE)
+            .map_err(|_| e)?;
+        state.write_all(text.as_bytes())?;
+        state.set_len(u64::try_from(text.len()).map_err(io::Error::other)?)?;
+        fs::rename(file::STATE, file::EXIT)
+    })
+}
+
+/// Tells the launcher, if it still listens, and lets it go.
+fn answer(text: &[u8]) {
+    start::write_stdout(text);
+    start::end_stdout();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments() {
+        let full = [
+            c"--dir",
+            c"/d",
+            c"--id",
+            c"c1",
+            c"--runtime",
+            c"/runc",
+            c"--root",
+            c"/r",
+            c"--log",
+            c"/l/0.log",
+            c"--create-ms",
+            c"5",
+            c"--tty",
+            c"--lock",
+            c"7",
+            c"--oom-score-adj",
+            c"-9",
+        ];
+        let args = Args::parse(full.into_iter()).expect("good");
+        assert_eq!(
+            (args.dir, args.tty, args.stdin, args.lock),
+            (c"/d", true, false, 7)
+        );
+        assert_eq!(
+            (args.create_ms, args.oom_score_adj, args.init),
+            (5, Some(-9), None)
+        );
+        let log_only = [
+            c"--init",
+            c"4",
+            c"--init-start",
+            c"9",
+            c"--dir",
+            c"/d",
+            c"--log",
+            c"/l",
+        ];
+        assert_eq!(
+            Args::parse(log_only.into_iter()).expect("good").init,
+            Some((4, 9))
+        );
+        for (name, bad) in [
+            ("unknown", &[c"--no", c"x"][..]),
+            ("no value", &[c"--dir"]),
+            ("no number", &[c"--lock", c"x"]),
+            ("nothing", &[]),
+            (
+                "neither create nor log-only",
+                &[c"--dir", c"/d", c"--log", c"/l"],
+            ),
+        ] {
+            assert!(Args::parse(bad.iter().copied()).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn oom_counters() {
+        // RTM-05
+        let dir = std::env::temp_dir().join(format!("picolet-oom-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("dir");
+        assert_eq!(oom_kills(&dir), 0);
+        for (name, text, count) in [
+            (
+                "memory.oom_control",
+                "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+                3,
+            ),
+            (
+                "memory.events",
+                "low 0\nhigh 0\nmax 7\noom 5\noom_kill 2\noom_group_kill 9\n",
+                2,
+            ),
+        ] {
+            fs::write(dir.join(name), text).expect("write");
+            assert_eq!(oom_kills(&dir), count, "{name}");
+        }
+        fs::remove_dir_all(&dir).expect("remove");
+    }
+}

@@ -1,0 +1,312 @@
+//! The shim's life between the creation of its container and the end of init: one poll over a dozen descriptors.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::ExitStatusExt;
+
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::{read, write};
+
+use super::clients::{Clients, Request};
+use super::control::{MAX_CLIENTS, kind};
+use super::line::{Lines, MAX_TEXT_BYTES, stamp};
+use super::log::Log;
+use crate::sys::{child, clock, pages::Pages, start, tty};
+
+/// Bytes that are read from a terminal at most after init has ended: more than its buffers hold.
+const TTY_DRAIN_BYTES: usize = 1024 * 1024;
+
+/// How init ended: exit code (128 + signal) and signal, 0 if none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) signal: i32,
+}
+
+/// Whose end the shim waits for.
+#[derive(Debug)]
+pub(crate) enum Init {
+    /// A child of the shim.
+    Child(i32),
+    /// A child of a shim that died.
+    Foreign(OwnedFd),
+}
+
+/// One output of the container.
+#[derive(Debug)]
+pub(crate) struct Source {
+    fd: OwnedFd,
+    lines: Lines<Pages>,
+    name: &'static str,
+    kind: u8,
+    /// All ends of the terminal are closed.
+    over: bool,
+}
+
+impl Source {
+    /// `fd` is non-blocking.
+    pub(crate) fn stdout(fd: OwnedFd) -> io::Result<Self> {
+        Self::new(fd, "stdout", kind::STDOUT)
+    }
+
+    /// `fd` is non-blocking.
+    pub(crate) fn stderr(fd: OwnedFd) -> io::Result<Self> {
+        Self::new(fd, "stderr", kind::STDERR)
+    }
+
+    fn new(fd: OwnedFd, name: &'static str, kind: u8) -> io::Result<Self> {
+        Ok(Self {
+            fd,
+            lines: Lines::new(Pages::map(MAX_TEXT_BYTES)?),
+            name,
+            kind,
+            over: false,
+        })
+    }
+
+    /// Reads once, passes the bytes on and gathers complete records. Returns how much was read; 0: nothing for now.
+    fn pump(&mut self, log: &mut Log, clients: &mut Clients) -> usize {
+        let space = self.lines.space();
+        let count = match read(&self.fd, space) {
+            Ok(n) if n > 0 => n,
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return 0,
+            // A terminal without open ends is EIO; a FIFO that we hold open for writing has no end.
+            _ => {
+                self.over = true;
+                return 0;
+            }
+        };
+        clients.output(self.kind, &space[..count]);
+        let now = stamp(clock::wall().0);
+        self.lines
+            .filled(count, |tag, text| log.append(&now, self.name, tag, text));
+        count
+    }
+
+    /// Reads what was written before init ended, no more: other processes may hold the stream and write on.
+    fn drain(&mut self, log: &mut Log, clients: &mut Clients) {
+        // What was written before is within the capacity of the FIFO.
+        let capacity = nix::fcntl::fcntl(&self.fd, nix::fcntl::FcntlArg::F_GETPIPE_SZ);
+        let capacity = capacity.ok().and_then(|n| usize::try_from(n).ok());
+        let mut left = capacity.unwrap_or(TTY_DRAIN_BYTES);
+        while left > 0 {
+            let count = self.pump(log, clients);
+            if count == 0 {
+                break;
+            }
+            left = left.saturating_sub(count);
+        }
+        let now = stamp(clock::wall().0);
+        self.lines
+            .finish(|tag, text| log.append(&now, self.name, tag, text));
+    }
+}
+
+/// The container's standard input.
+#[derive(Debug, Default)]
+pub(crate) struct Stdin {
+    target: Option<OwnedFd>,
+    /// Ends with the first attached client.
+    once: bool,
+    /// To be closed when what waits is written.
+    closing: bool,
+}
+
+impl Stdin {
+    /// Input goes to `target`, which is non-blocking.
+    pub(crate) const fn new(target: Option<OwnedFd>, once: bool) -> Self {
+        Self {
+            target,
+            once,
+            closing: false,
+        }
+    }
+}
+
+/// Everything that a shim holds while its container lives.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) signals: SignalFd,
+    pub(crate) init: Init,
+    pub(crate) stdout: Source,
+    pub(crate) stderr: Option<Source>,
+    pub(crate) stdin: Stdin,
+    /// The terminal's master.
+    pub(crate) terminal: Option<OwnedFd>,
+    pub(crate) log: Log,
+    pub(crate) clients: Clients,
+}
+
+/// Places in the poll set.
+const SIGNALS: usize = 0;
+const STDOUT: usize = 1;
+const STDERR: usize = 2;
+const STDIN: usize = 3;
+const LISTENER: usize = 4;
+const INIT: usize = 5;
+const FIRST_CLIENT: usize = 6;
+
+impl Server {
+    /// Serves until init has ended. `None`: how is unknown, because it was no child of this shim.
+    pub(crate) fn run(&mut self) -> io::Result<Option<Ended>> {
+        // Buffers hold memory that they do not need.
+        let mut dirty = true;
+        loop {
+            let mut fds = self.watched();
+            if start::poll(&mut fds, if dirty { 0 } else { -1 })? == 0 {
+                if dirty {
+                    self.release();
+                    dirty = false;
+                }
+                continue;
+            }
+            dirty = true;
+            let ready = |n: usize| fds[n].revents != 0;
+            if ready(STDOUT) {
+                self.stdout.pump(&mut self.log, &mut self.clients);
+            }
+            if let (true, Some(stderr)) = (ready(STDERR), &mut self.stderr) {
+                stderr.pump(&mut self.log, &mut self.clients);
+            }
+            self.log.flush();
+            for index in (0..MAX_CLIENTS).filter(|i| ready(FIRST_CLIENT + i)) {
+                self.serve(index);
+            }
+            // After the clients: a place that one of them left can be taken.
+            if ready(LISTENER) {
+                self.clients.accept();
+            }
+            self.feed();
+            if ready(INIT) {
+                return Ok(None);
+            }
+            if ready(SIGNALS)
+                && let Some(ended) = self.reap()?
+            {
+                return Ok(Some(ended));
+            }
+        }
+    }
+
+    /// After the end of init: saves what it wrote.
+    pub(crate) fn drain(&mut self) {
+        self.stdout.drain(&mut self.log, &mut self.clients);
+        if let Some(stderr) = &mut self.stderr {
+            stderr.drain(&mut self.log, &mut self.clients);
+        }
+        self.log.flush();
+    }
+
+    fn watched(&self) -> [libc::pollfd; FIRST_CLIENT + MAX_CLIENTS] {
+        let entry = |fd: RawFd, events| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let mut fds = [entry(-1, libc::POLLIN); FIRST_CLIENT + MAX_CLIENTS];
+        fds[SIGNALS].fd = self.signals.as_raw_fd();
+        fds[LISTENER].fd = self.clients.listener();
+        for (place, source) in [(STDOUT, Some(&self.stdout)), (STDERR, self.stderr.as_ref())] {
+            if let Some(source) = source.filter(|s| !s.over) {
+                fds[place].fd = source.fd.as_raw_fd();
+            }
+        }
+        if let (true, Some(target)) = (self.clients.has_input(), &self.stdin.target) {
+            fds[STDIN] = entry(target.as_raw_fd(), libc::POLLOUT);
+        }
+        if let Init::Foreign(pidfd) = &self.init {
+            fds[INIT].fd = pidfd.as_raw_fd();
+        }
+        for (place, fd) in fds[FIRST_CLIENT..].iter_mut().zip(self.clients.watched()) {
+            place.fd = fd;
+        }
+        fds
+    }
+
+    fn release(&mut self) {
+        for source in [Some(&mut self.stdout), self.stderr.as_mut()]
+            .into_iter()
+            .flatten()
+        {
+            let (len, pages) = source.lines.storage();
+            pages.release(len);
+        }
+        self.log.release();
+        self.clients.release();
+    }
+
+    fn serve(&mut self, index: usize) {
+        let request = match self.clients.receive(index) {
+            Ok(Some(request)) => request,
+            Ok(None) => return,
+            Err(had_stdin) => {
+                if had_stdin && self.stdin.once && !self.clients.any_stdin() {
+                    self.stdin.closing = true;
+                }
+                return;
+            }
+        };
+        match request {
+            Request::Reopen => match self.log.reopen() {
+                Ok(()) => self.clients.reply(index, Ok(())),
+                Err(e) => self.clients.reply(index, Err(&e.to_string())),
+            },
+            Request::Resize { width, height } => {
+                let result = match &self.terminal {
+                    Some(master) => {
+                        tty::set_window_size(master.as_fd(), width, height).map_err(|e| e.desc())
+                    }
+                    None => Err("the container has no terminal"),
+                };
+                self.clients.reply(index, result);
+            }
+            Request::CloseStdin => {
+                self.stdin.closing = true;
+                self.clients.reply(index, Ok(()));
+            }
+        }
+    }
+
+    /// Writes waiting input as far as the container takes it, and closes if that is due.
+    fn feed(&mut self) {
+        let target = &mut self.stdin.target;
+        self.clients.input(|bytes| {
+            let fd = target.as_ref()?;
+            match write(fd, bytes) {
+                Ok(n) => Some(n),
+                Err(nix::Error::EAGAIN | nix::Error::EINTR) => Some(0),
+                Err(_) => {
+                    // The container closed it.
+                    *target = None;
+                    None
+                }
+            }
+        });
+        // A terminal has no end of input; whoever attached sends the end-of-file character.
+        if self.stdin.closing && self.terminal.is_none() && !self.clients.has_input() {
+            self.stdin.target = None;
+        }
+    }
+
+    /// Reaps every child that has ended: init, and what other processes of the host's pid namespace left behind.
+    fn reap(&mut self) -> io::Result<Option<Ended>> {
+        while self.signals.read_signal()?.is_some() {}
+        let mut ended = None;
+        while let Some((pid, how)) = reap_one() {
+            if matches!(self.init, Init::Child(init) if init == pid) {
+                ended = Some(how);
+            }
+        }
+        Ok(ended)
+    }
+}
+
+/// Reaps one child, if one has ended.
+pub(crate) fn reap_one() -> Option<(i32, Ended)> {
+    let (pid, status) = start::reap()?;
+    let ended = Ended {
+        code: child::exit_code(status),
+        signal: status.signal().unwrap_or(0),
+    };
+    Some((pid, ended))
+}
