@@ -63,7 +63,7 @@ impl Stage {
                 .args(["-t", "tmpfs", "picolet-stage"])
                 .arg(&stage.base))?;
         }
-        for dir in ["root", "manifests", "images", "logs", "cni"] {
+        for dir in ["root", "manifests", "images", "logs", "log-links", "cni"] {
             fs::create_dir_all(stage.base.join(dir))?;
         }
         fs::set_permissions(&stage.base, fs::Permissions::from_mode(0o755))?;
@@ -104,14 +104,16 @@ impl Stage {
             .arg(self.image_dir())
             .arg("--pod-logs-dir")
             .arg(self.base.join("logs"))
+            .arg("--container-log-dir")
+            .arg(self.base.join("log-links"))
             .arg("--cni-conf-dir")
             .arg(self.base.join("cni"))
             .args(["--hostname-override", NODE])
             .arg("--cgroup-root")
             .arg(format!("/picolet-{}", self.mark))
-            .arg("--bridge-name")
+            .arg("--bridge")
             .arg(&self.mark)
-            .args(["--pod-cidr", "10.213.0.0/16"])
+            .args(["--pod-cidr", "10.213.0.0/16", "--fail-swap-on=false"])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
