@@ -4,5 +4,139 @@
 //! - [`file`]: the document named by `--config` and its known fields.
 //! - [`flags`]: one table of flags that feeds the parser and the help text.
 //! - [`Config`]: the result: defaults < file < flags (CONF-03), every limit with its unit.
+//!
+//! Defaults are a kubelet's, with these exceptions, each made because the agent must start on a board as it comes:
+//!
+//! | field | kubelet | here | why |
+//! |---|---|---|---|
+//! | `failCgroupV1` | true | false | boards still boot with cgroup v1 or hybrid; both are supported |
+//! | `failSwapOn` | true | false | board images come with swap; pods get none of it where the kernel can say so (v2) |
+//! | `staticPodPath` | none | `/etc/picolet/manifests` | without a control plane it is the only source; empty turns it off |
+//! | `containerRuntimeEndpoint` | containerd | none | containers are run by the agent itself |
+
+use std::io;
+use std::path::{Path, PathBuf};
 
 pub mod decode;
+pub mod duration;
+pub mod file;
+pub mod flags;
+mod resolve;
+mod values;
+
+pub use values::{
+    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
+    LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, Threshold, TimeConfig,
+};
+
+/// The file read when `--config` is absent and this one exists.
+pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
+
+/// What the machine says of itself, read once by the caller.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// Host name; used unless overridden (CONF-16).
+    pub hostname: String,
+}
+
+/// A configuration and what to say about how it came about.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The result.
+    pub config: Config,
+    /// The file that was read, if any.
+    pub file: Option<PathBuf>,
+    /// Sentences for the operator: unknown fields and the like. The configuration is usable all the same.
+    pub warnings: Vec<String>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is no document, or a field has a value of the wrong kind.
+    #[error("{path}: {source}")]
+    Decode {
+        /// The file, or `command line`.
+        path: String,
+        /// What is wrong, with the field's path.
+        source: decode::DecodeError,
+    },
+    /// A field has a value that cannot be used.
+    #[error("{path}: {field}: {message}")]
+    Invalid {
+        /// The file, or `command line`.
+        path: String,
+        /// The field's path.
+        field: String,
+        /// What it must be.
+        message: String,
+    },
+}
+
+/// Reads the file, lays the flags over it and checks the whole.
+///
+/// Blocks on reading one small file; meant for the start of the program.
+pub fn load(flags: flags::Flags, host: &Host) -> Result<Loaded, ConfigError> {
+    load_from(flags, host, Path::new(DEFAULT_CONFIG_FILE))
+}
+
+fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Loaded, ConfigError> {
+    let named = flags.config.is_some();
+    let path = flags.config.unwrap_or_else(|| default_file.into());
+    let (file, mut document) = match read_bounded(&path) {
+        Ok(bytes) => {
+            let dir = path.parent().unwrap_or_else(|| Path::new("/"));
+            let document = file::read(&bytes, dir).map_err(|source| ConfigError::Decode {
+                path: path.display().to_string(),
+                source,
+            })?;
+            (Some(path), document)
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound && !named => {
+            (None, file::Document::default())
+        }
+        Err(source) => return Err(ConfigError::Read { path, source }),
+    };
+    flags::lay_over(&mut document.value, flags.overlay);
+    let from = file
+        .as_ref()
+        .map_or_else(|| "command line".into(), |p| p.display().to_string());
+    let fields: file::Fields =
+        decode::typed(&document.value).map_err(|source| ConfigError::Decode {
+            path: from.clone(),
+            source,
+        })?;
+    let resolved = resolve::resolve(fields, &document.value, file.is_some(), host);
+    let config = resolved.map_err(|e| ConfigError::Invalid {
+        path: from,
+        field: e.field,
+        message: e.message,
+    })?;
+    Ok(Loaded {
+        config,
+        file,
+        warnings: document.warnings,
+    })
+}
+
+/// Reads at most one byte more than a document may have: the decoder then says that it is too large.
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    use io::Read as _;
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(decode::MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
+    std::fs::File::open(path)?
+        .take(limit)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests;

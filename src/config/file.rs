@@ -1,0 +1,425 @@
+//! The document named by `--config`: KubeletConfiguration v1beta1, and the agent's own keys under `picolet`.
+//!
+//! Fields of a kubelet that mean nothing to this agent are known, so that a kubelet's file loads without noise.
+
+use alloc::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::decode::{self, DecodeError};
+use super::duration::GoDuration;
+use crate::api::Quantity;
+
+/// `apiVersion` of the document.
+pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+/// `kind` of the document.
+pub const KIND: &str = "KubeletConfiguration";
+
+/// A document as read, before flags and defaults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Document {
+    /// All fields, relative paths resolved.
+    pub value: Value,
+    /// Unknown and duplicate fields, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Reads a document: strictly first; if only unknown or duplicate fields are wrong they become warnings (CONF-01).
+///
+/// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
+pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
+    let decode::Document {
+        mut value,
+        duplicates,
+    } = decode::parse(bytes)?;
+    for (field, want) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        if value[field].as_str() != Some(want) {
+            return Err(DecodeError::Value {
+                path: field.into(),
+                message: format!("is {}, must be {want:?}", value[field]),
+            });
+        }
+    }
+    let mut warnings: Vec<String> = duplicates
+        .into_iter()
+        .map(|path| format!("field {path} occurs twice, the last one counts"))
+        .collect();
+    let mut unknown = Vec::new();
+    unknown_fields(&value, "", "", &mut unknown);
+    warnings.extend(
+        unknown
+            .into_iter()
+            .map(|path| format!("unknown field {path} is ignored")),
+    );
+    for pointer in PATHS {
+        if let Some(Value::String(path)) = value.pointer_mut(pointer)
+            && !path.is_empty()
+            && !path.starts_with('/')
+        {
+            *path = dir.join(&path).to_string_lossy().into_owned();
+        }
+    }
+    Ok(Document { value, warnings })
+}
+
+/// Fields whose relative values are resolved against the directory of the file.
+const PATHS: [&str; 15] = [
+    "/staticPodPath",
+    "/authentication/x509/clientCAFile",
+    "/tlsCertFile",
+    "/tlsPrivateKeyFile",
+    "/resolvConf",
+    "/volumePluginDir",
+    "/podLogsDir",
+    "/picolet/rootDir",
+    "/picolet/runDir",
+    "/picolet/imageDir",
+    "/picolet/containerLogDir",
+    "/picolet/socket",
+    "/picolet/cniConfDir",
+    "/picolet/cniBinDir",
+    "/picolet/ociRuntimeRoot",
+];
+
+fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                let (shown, pattern) = if pattern.is_empty() {
+                    (name.clone(), name.clone())
+                } else {
+                    (format!("{shown}.{name}"), format!("{pattern}.{name}"))
+                };
+                match known(&pattern) {
+                    Known::Leaf => {}
+                    Known::Branch => unknown_fields(field, &shown, &pattern, unknown),
+                    Known::No => unknown.push(shown),
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (n, item) in items.iter().enumerate() {
+                unknown_fields(item, &format!("{shown}[{n}]"), pattern, unknown);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+enum Known {
+    /// Known, and nothing below it is checked.
+    Leaf,
+    /// Known, and so are some fields below it.
+    Branch,
+    No,
+}
+
+fn known(pattern: &str) -> Known {
+    // Sorted: the first field that is not before `pattern` is `pattern` itself or the first one below it, for no
+    // character of a field sorts before the dot.
+    let at = FIELDS.partition_point(|field| *field < pattern);
+    match FIELDS.get(at).and_then(|field| field.strip_prefix(pattern)) {
+        Some("") => Known::Leaf,
+        Some(rest) if rest.starts_with('.') => Known::Branch,
+        Some(_) | None => Known::No,
+    }
+}
+
+/// Whether the document has this field, or fields below it where the table is finer.
+#[cfg(test)]
+pub(super) fn is_known(field: &str) -> bool {
+    // `logging` is one entry: what is below it is not checked.
+    field.starts_with("logging.") || !matches!(known(field), Known::No)
+}
+
+/// Every field of KubeletConfiguration v1beta1 in 1.36 and of `picolet`, sorted. Maps with free keys are one entry.
+#[rustfmt::skip]
+const FIELDS: &[&str] = &[
+    "address", "allowedUnsafeSysctls", "apiVersion",
+    "authentication.anonymous.enabled", "authentication.webhook.cacheTTL", "authentication.webhook.enabled",
+    "authentication.x509.clientCAFile",
+    "authorization.mode", "authorization.webhook.cacheAuthorizedTTL", "authorization.webhook.cacheUnauthorizedTTL",
+    "cgroupDriver", "cgroupRoot", "cgroupsPerQOS", "clusterDNS", "clusterDomain",
+    "configMapAndSecretChangeDetectionStrategy",
+    "containerLogMaxFiles", "containerLogMaxSize", "containerLogMaxWorkers", "containerLogMonitorInterval",
+    "containerRuntimeEndpoint", "contentType", "cpuCFSQuota", "cpuCFSQuotaPeriod", "cpuManagerPolicy",
+    "cpuManagerPolicyOptions", "cpuManagerReconcilePeriod", "crashLoopBackOff.maxContainerRestartPeriod",
+    "enableContentionProfiling", "enableControllerAttachDetach", "enableDebugFlagsHandler",
+    "enableDebuggingHandlers", "enableProfilingHandler", "enableServer", "enableSystemLogHandler",
+    "enableSystemLogQuery", "enforceNodeAllocatable",
+    "eventBurst", "eventRecordQPS", "evictionHard", "evictionMaxPodGracePeriod", "evictionMinimumReclaim",
+    "evictionPressureTransitionPeriod", "evictionSoft", "evictionSoftGracePeriod",
+    "failCgroupV1", "failSwapOn", "featureGates", "fileCheckFrequency",
+    "hairpinMode", "healthzBindAddress", "healthzPort", "httpCheckFrequency",
+    "imageGCHighThresholdPercent", "imageGCLowThresholdPercent", "imageMaximumGCAge", "imageMinimumGCAge",
+    "imagePullCredentialsVerificationPolicy", "imageServiceEndpoint", "iptablesDropBit", "iptablesMasqueradeBit",
+    "kernelMemcgNotification", "kind", "kubeAPIBurst", "kubeAPIQPS", "kubeReserved", "kubeReservedCgroup",
+    "kubeletCgroups", "localStorageCapacityIsolation", "logging",
+    "makeIPTablesUtilChains", "maxOpenFiles", "maxParallelImagePulls", "maxPods", "memoryManagerPolicy",
+    "memoryReservationPolicy", "memorySwap.swapBehavior", "memoryThrottlingFactor", "mergeDefaultEvictionSettings",
+    "nodeLeaseDurationSeconds", "nodeStatusMaxImages", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency",
+    "oomScoreAdj",
+    "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
+    "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells",
+    "picolet.hostnameOverride", "picolet.imageDir", "picolet.maximumDeadContainers",
+    "picolet.maximumDeadContainersPerContainer", "picolet.minimumContainerTTLDuration", "picolet.nodeIP",
+    "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.rootDir", "picolet.runDir", "picolet.socket",
+    "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
+    "protectKernelDefaults", "providerID", "qosReserved",
+    "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
+    "registerWithTaints.timeAdded", "registerWithTaints.value", "registryBurst", "registryPullQPS",
+    "reservedMemory", "reservedSystemCPUs", "resolvConf", "rotateCertificates", "runOnce", "runtimeRequestTimeout",
+    "seccompDefault", "serializeImagePulls", "serverTLSBootstrap", "showHiddenMetricsForVersion",
+    "shutdownGracePeriod", "shutdownGracePeriodByPodPriority", "shutdownGracePeriodCriticalPods",
+    "singleProcessOOMKill", "staticPodPath", "staticPodURL", "staticPodURLHeader",
+    "streamingConnectionIdleTimeout", "syncFrequency", "systemCgroups", "systemReserved", "systemReservedCgroup",
+    "tlsCertFile", "tlsCipherSuites", "tlsCurvePreferences", "tlsMinVersion", "tlsPrivateKeyFile",
+    "topologyManagerPolicy", "topologyManagerPolicyOptions", "topologyManagerScope", "tracing",
+    "userNamespaces.idsPerPod", "volumePluginDir", "volumeStatsAggPeriod",
+];
+
+/// The fields this version acts on. Absent is `None`; what absence means is decided in one place, [`super::Config`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct Fields {
+    pub allowed_unsafe_sysctls: Vec<String>,
+    pub cgroup_driver: Option<String>,
+    pub cgroup_root: Option<String>,
+    #[serde(rename = "cgroupsPerQOS")]
+    pub cgroups_per_qos: Option<bool>,
+    #[serde(rename = "clusterDNS")]
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: Option<String>,
+    pub container_log_max_files: Option<i64>,
+    pub container_log_max_size: Option<Quantity>,
+    pub container_log_max_workers: Option<i64>,
+    pub container_log_monitor_interval: Option<GoDuration>,
+    pub container_runtime_endpoint: Option<String>,
+    #[serde(rename = "cpuCFSQuota")]
+    pub cpu_cfs_quota: Option<bool>,
+    #[serde(rename = "cpuCFSQuotaPeriod")]
+    pub cpu_cfs_quota_period: Option<GoDuration>,
+    pub crash_loop_back_off: CrashLoopBackOff,
+    pub enforce_node_allocatable: Option<Vec<String>>,
+    pub eviction_hard: Option<BTreeMap<String, String>>,
+    pub fail_cgroup_v1: Option<bool>,
+    pub fail_swap_on: Option<bool>,
+    pub feature_gates: BTreeMap<String, bool>,
+    pub file_check_frequency: Option<GoDuration>,
+    #[serde(rename = "imageGCHighThresholdPercent")]
+    pub image_gc_high_threshold_percent: Option<i64>,
+    #[serde(rename = "imageGCLowThresholdPercent")]
+    pub image_gc_low_threshold_percent: Option<i64>,
+    #[serde(rename = "imageMaximumGCAge")]
+    pub image_maximum_gc_age: Option<GoDuration>,
+    #[serde(rename = "imageMinimumGCAge")]
+    pub image_minimum_gc_age: Option<GoDuration>,
+    pub kube_reserved: BTreeMap<String, Quantity>,
+    pub local_storage_capacity_isolation: Option<bool>,
+    pub logging: Logging,
+    pub max_open_files: Option<i64>,
+    pub max_parallel_image_pulls: Option<i64>,
+    pub max_pods: Option<i64>,
+    pub memory_swap: MemorySwap,
+    pub memory_throttling_factor: Option<f64>,
+    pub merge_default_eviction_settings: Option<bool>,
+    pub oom_score_adj: Option<i64>,
+    pub picolet: Own,
+    #[serde(rename = "podCIDR")]
+    pub pod_cidr: Option<String>,
+    pub pod_logs_dir: Option<String>,
+    pub pod_pids_limit: Option<i64>,
+    pub pods_per_core: Option<i64>,
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: Option<String>,
+    pub resolv_conf: Option<String>,
+    pub run_once: Option<bool>,
+    pub runtime_request_timeout: Option<GoDuration>,
+    pub seccomp_default: Option<bool>,
+    pub serialize_image_pulls: Option<bool>,
+    pub shutdown_grace_period: Option<GoDuration>,
+    pub shutdown_grace_period_critical_pods: Option<GoDuration>,
+    #[serde(rename = "singleProcessOOMKill")]
+    pub single_process_oom_kill: Option<bool>,
+    pub static_pod_path: Option<String>,
+    #[serde(rename = "staticPodURL")]
+    pub static_pod_url: Option<String>,
+    pub sync_frequency: Option<GoDuration>,
+    pub system_reserved: BTreeMap<String, Quantity>,
+    pub volume_stats_agg_period: Option<GoDuration>,
+}
+
+/// `crashLoopBackOff`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct CrashLoopBackOff {
+    pub max_container_restart_period: Option<GoDuration>,
+}
+
+/// `logging`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct Logging {
+    pub verbosity: Option<i64>,
+}
+
+/// `memorySwap`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct MemorySwap {
+    pub swap_behavior: String,
+}
+
+/// `picolet`: what no kubelet has a field for.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct Own {
+    pub builtin_network: BuiltinNetwork,
+    pub cni_bin_dir: Option<String>,
+    pub cni_conf_dir: Option<String>,
+    pub container_log_dir: Option<String>,
+    pub doorbells: Option<bool>,
+    pub hostname_override: Option<String>,
+    pub image_dir: Option<String>,
+    pub maximum_dead_containers: Option<i64>,
+    pub maximum_dead_containers_per_container: Option<i64>,
+    #[serde(rename = "minimumContainerTTLDuration")]
+    pub minimum_container_ttl_duration: Option<GoDuration>,
+    #[serde(rename = "nodeIP")]
+    pub node_ip: Option<String>,
+    pub oci_runtime: Option<String>,
+    pub oci_runtime_root: Option<String>,
+    pub root_dir: Option<String>,
+    pub run_dir: Option<String>,
+    pub socket: Option<String>,
+}
+
+/// `picolet.builtinNetwork`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct BuiltinNetwork {
+    pub bridge: Option<String>,
+    pub subnet: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+    fn load(text: &str) -> Result<Document, DecodeError> {
+        read(format!("{HEAD}{text}").as_bytes(), Path::new("/etc/x"))
+    }
+
+    #[test]
+    fn fields_are_sorted() {
+        assert!(
+            FIELDS.is_sorted(),
+            "{:?}",
+            FIELDS.windows(2).find(|w| w[0] >= w[1])
+        );
+    }
+
+    #[test]
+    fn unknown_and_duplicate_fields_are_named() {
+        // CONF-01
+        let document = load(
+            "maxPods: 5\nmaxPods: 6\nmaxpods: 7\nauthentication:\n  x509: {clientCAFile: ca, other: 1}\n\
+             picolet: {rootDirectory: a}\nregisterWithTaints:\n- key: a\n- kez: b\nevictionHard: {memory.available: 1Mi}\n\
+             logging: {format: text, options: {anything: 1}}\n",
+        )
+        .expect("lenient");
+        assert_eq!(
+            document.warnings,
+            [
+                "field maxPods occurs twice, the last one counts",
+                "unknown field authentication.x509.other is ignored",
+                "unknown field maxpods is ignored",
+                "unknown field picolet.rootDirectory is ignored",
+                "unknown field registerWithTaints[1].kez is ignored",
+            ]
+        );
+        assert_eq!(document.value["maxPods"], 6);
+    }
+
+    #[test]
+    fn what_is_not_a_configuration() {
+        // CONF-01
+        for (text, says) in [
+            ("", "document is empty"),
+            ("# only a comment\n", "document is empty"),
+            (
+                "kind: KubeletConfiguration\n",
+                "apiVersion: is null, must be \"kubelet.config.k8s.io/v1beta1\"",
+            ),
+            (
+                "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: Pod\n",
+                "kind: is \"Pod\", must be \"KubeletConfiguration\"",
+            ),
+            ("- a\n", "apiVersion: is null"),
+            ("a: [", "line"),
+        ] {
+            let error = read(text.as_bytes(), Path::new("/"))
+                .expect_err(text)
+                .to_string();
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn relative_paths() {
+        // CONF-01
+        let value = load(
+            "staticPodPath: manifests\nauthentication: {x509: {clientCAFile: pki/ca.crt}}\ntlsCertFile: /abs\nresolvConf: \"\"\n\
+             podLogsDir: logs\npicolet: {rootDir: data}\n",
+        )
+        .expect("config")
+        .value;
+        for (pointer, path) in [
+            ("/staticPodPath", "/etc/x/manifests"),
+            ("/authentication/x509/clientCAFile", "/etc/x/pki/ca.crt"),
+            ("/tlsCertFile", "/abs"),
+            ("/resolvConf", ""),
+            ("/podLogsDir", "/etc/x/logs"),
+            ("/picolet/rootDir", "/etc/x/data"),
+        ] {
+            assert_eq!(
+                value.pointer(pointer).and_then(Value::as_str),
+                Some(path),
+                "{pointer}"
+            );
+        }
+    }
+
+    #[test]
+    fn json_is_read_too() {
+        // CONF-01
+        let text = format!(r#"{{"apiVersion": "{API_VERSION}", "kind": "{KIND}", "maxPods": 3}}"#);
+        let document = read(text.as_bytes(), Path::new("/")).expect("json");
+        assert_eq!(
+            (document.value["maxPods"].as_i64(), document.warnings.len()),
+            (Some(3), 0)
+        );
+    }
+}

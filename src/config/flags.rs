@@ -1,0 +1,473 @@
+//! One table of flags: it feeds the parser and the help text.
+//!
+//! Every flag stands for one field of the configuration document; what was typed becomes a document of its own that is
+//! laid over the file's (CONF-03).
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use lexopt::{Arg, ValueExt as _};
+use serde_json::{Map, Value};
+
+use super::duration;
+use crate::api::Quantity;
+
+/// What a flag takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// `--name` or `--name=false`.
+    Switch,
+    Number,
+    Text,
+    /// Relative ones count from the working directory.
+    Path,
+    Time,
+    Size,
+    /// Separated by commas; may be repeated.
+    List,
+    /// `key=value,…` with this separator; may be repeated.
+    Map(&'static str),
+    /// Like `Map("=")` with `true` and `false`.
+    Gates,
+}
+
+impl Kind {
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Switch => "",
+            Self::Number => " N",
+            Self::Text => " TEXT",
+            Self::Path => " PATH",
+            Self::Time => " DURATION",
+            Self::Size => " QUANTITY",
+            Self::List => " A,B,…",
+            Self::Map("<") => " SIGNAL<VALUE,…",
+            Self::Map(_) | Self::Gates => " KEY=VALUE,…",
+        }
+    }
+}
+
+struct Flag {
+    name: &'static str,
+    kind: Kind,
+    /// Dotted path of the field.
+    field: &'static str,
+    help: &'static str,
+}
+
+const fn flag(name: &'static str, kind: Kind, field: &'static str, help: &'static str) -> Flag {
+    Flag {
+        name,
+        kind,
+        field,
+        help,
+    }
+}
+
+/// Field of the table for `--config`, which is no field of the document.
+const CONFIG: &str = "";
+
+#[rustfmt::skip]
+const FLAGS: &[Flag] = &[
+    flag("config", Kind::Path, CONFIG, "KubeletConfiguration file (default /etc/picolet/config.yaml if it exists)"),
+    flag("root-dir", Kind::Path, "picolet.rootDir", "what survives a reboot: pods, images, volumes"),
+    flag("run-dir", Kind::Path, "picolet.runDir", "what ends with a reboot: sandboxes, containers, locks"),
+    flag("pod-manifest-path", Kind::Path, "staticPodPath", "directory or file of static pods"),
+    flag("image-dir", Kind::Path, "picolet.imageDir", "directory of image archives that are imported as they appear"),
+    flag("pod-logs-dir", Kind::Path, "podLogsDir", "logs of containers, one directory per pod"),
+    flag("container-log-dir", Kind::Path, "picolet.containerLogDir", "links to the logs of containers"),
+    flag("socket", Kind::Path, "picolet.socket", "socket of the local commands"),
+    flag("hostname-override", Kind::Text, "picolet.hostnameOverride", "name of the node instead of the host name"),
+    flag("node-ip", Kind::Text, "picolet.nodeIP", "address of the node, or one of each family"),
+    flag("max-pods", Kind::Number, "maxPods", "most pods on this node"),
+    flag("pods-per-core", Kind::Number, "podsPerCore", "most pods per processor; 0: no such limit"),
+    flag("oci-runtime", Kind::Text, "picolet.ociRuntime", "OCI runtime: a path, or a name looked up in PATH"),
+    flag("oci-runtime-root", Kind::Path, "picolet.ociRuntimeRoot", "state directory given to the OCI runtime"),
+    flag("runtime-request-timeout", Kind::Time, "runtimeRequestTimeout", "longest runtime operation"),
+    flag("cni-conf-dir", Kind::Path, "picolet.cniConfDir", "network configurations"),
+    flag("cni-bin-dir", Kind::Path, "picolet.cniBinDir", "network plugins"),
+    flag("pod-cidr", Kind::Text, "podCIDR", "subnet of the built-in network"),
+    flag("bridge", Kind::Text, "picolet.builtinNetwork.bridge", "bridge of the built-in network"),
+    flag("resolv-conf", Kind::Path, "resolvConf", "resolver file that pods inherit; empty: none"),
+    flag("cluster-dns", Kind::List, "clusterDNS", "name servers of pods with ClusterFirst"),
+    flag("cluster-domain", Kind::Text, "clusterDomain", "domain of the cluster"),
+    flag("cgroup-root", Kind::Text, "cgroupRoot", "cgroup below which kubepods is made"),
+    flag("cgroup-driver", Kind::Text, "cgroupDriver", "only cgroupfs in this version"),
+    flag("cgroups-per-qos", Kind::Switch, "cgroupsPerQOS", "one cgroup per pod and quality of service"),
+    flag("cpu-cfs-quota", Kind::Switch, "cpuCFSQuota", "hold cpu limits"),
+    flag("cpu-cfs-quota-period", Kind::Time, "cpuCFSQuotaPeriod", "period of cpu limits"),
+    flag("pod-max-pids", Kind::Number, "podPidsLimit", "most processes per pod; -1: the host's limit"),
+    flag("oom-score-adj", Kind::Number, "oomScoreAdj", "of the agent itself"),
+    flag("enforce-node-allocatable", Kind::List, "enforceNodeAllocatable", "none or pods"),
+    flag("system-reserved", Kind::Map("="), "systemReserved", "resources kept from pods for the system"),
+    flag("kube-reserved", Kind::Map("="), "kubeReserved", "resources kept from pods for the agent"),
+    flag("eviction-hard", Kind::Map("<"), "evictionHard", "resources kept free"),
+    flag("seccomp-default", Kind::Switch, "seccompDefault", "RuntimeDefault for containers that name no profile"),
+    flag("allowed-unsafe-sysctls", Kind::List, "allowedUnsafeSysctls", "sysctls or patterns (prefix*) pods may set"),
+    flag("fail-swap-on", Kind::Switch, "failSwapOn", "refuse to start while swap is on"),
+    flag("fail-cgroupv1", Kind::Switch, "failCgroupV1", "refuse to start on cgroup v1"),
+    flag("sync-frequency", Kind::Time, "syncFrequency", "longest time between two syncs of a pod"),
+    flag("file-check-frequency", Kind::Time, "fileCheckFrequency", "time between two reads of the manifests"),
+    flag("doorbells", Kind::Switch, "picolet.doorbells", "also react to notifications instead of polling alone"),
+    flag("container-log-max-size", Kind::Size, "containerLogMaxSize", "size at which a log is rotated"),
+    flag("container-log-max-files", Kind::Number, "containerLogMaxFiles", "files per log, the current one included"),
+    flag("image-gc-high-threshold", Kind::Number, "imageGCHighThresholdPercent", "disk use at which images are removed"),
+    flag("image-gc-low-threshold", Kind::Number, "imageGCLowThresholdPercent", "disk use down to which images are removed"),
+    flag("minimum-image-ttl-duration", Kind::Time, "imageMinimumGCAge", "age below which an unused image stays"),
+    flag("serialize-image-pulls", Kind::Switch, "serializeImagePulls", "one image at a time"),
+    flag("minimum-container-ttl-duration", Kind::Time, "picolet.minimumContainerTTLDuration", "age below which a dead container stays"),
+    flag("maximum-dead-containers-per-container", Kind::Number, "picolet.maximumDeadContainersPerContainer", "dead instances kept per container"),
+    flag("maximum-dead-containers", Kind::Number, "picolet.maximumDeadContainers", "dead instances kept in all; -1: no limit"),
+    flag("feature-gates", Kind::Gates, "featureGates", "accepted for a kubelet's sake"),
+    flag("v", Kind::Number, "logging.verbosity", "log level: 0 to 1 info, 2 to 4 debug, 5 and more trace"),
+];
+
+/// What was typed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Flags {
+    /// `--config`, absolute.
+    pub config: Option<PathBuf>,
+    /// The other flags as a document without `apiVersion` and `kind`.
+    pub overlay: Map<String, Value>,
+    /// `-h` or `--help` was among them: nothing else counts then.
+    pub help: bool,
+}
+
+/// Why the command line is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlagError {
+    /// No such flag.
+    #[error("unknown flag --{0} (try --help)")]
+    Unknown(String),
+    /// An argument that belongs to no flag (CONF-03).
+    #[error("unexpected argument {0:?}")]
+    Stray(String),
+    /// A flag with an unusable value, or without one.
+    #[error("--{flag}: {message}")]
+    Value {
+        /// The flag's name without dashes.
+        flag: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// Not UTF-8, or otherwise no flag.
+    #[error("{0}")]
+    Syntax(String),
+}
+
+/// Reads flags. `arguments` come without program and command name; `cwd` is absolute.
+pub fn parse(
+    arguments: impl IntoIterator<Item = OsString>,
+    cwd: &Path,
+) -> Result<Flags, FlagError> {
+    let mut parser = lexopt::Parser::from_args(arguments);
+    let mut flags = Flags::default();
+    loop {
+        let argument = parser
+            .next()
+            .map_err(|e| FlagError::Syntax(e.to_string()))?;
+        let name = match argument {
+            None => return Ok(flags),
+            Some(Arg::Short('h') | Arg::Long("help")) => {
+                flags.help = true;
+                return Ok(flags);
+            }
+            // klog's spelling of verbosity.
+            Some(Arg::Short('v')) => "v".to_owned(),
+            // A kubelet takes underscores for dashes.
+            Some(Arg::Long(name)) => name.replace('_', "-"),
+            Some(Arg::Short(c)) => return Err(FlagError::Unknown(c.into())),
+            Some(Arg::Value(text)) => return Err(FlagError::Stray(text.to_string_lossy().into())),
+        };
+        let flag = FLAGS
+            .iter()
+            .find(|f| f.name == name)
+            .ok_or_else(|| FlagError::Unknown(name.clone()))?;
+        let wrong = |message: String| FlagError::Value {
+            flag: name.clone(),
+            message,
+        };
+        let text = match (flag.kind, parser.optional_value()) {
+            (Kind::Switch, None) => "true".to_owned(),
+            (_, value) => value
+                .map_or_else(|| parser.value(), Ok)
+                .and_then(|v| v.string())
+                .map_err(|_| wrong("needs a value".into()))?,
+        };
+        if flag.field == CONFIG {
+            flags.config = Some(cwd.join(&text));
+            continue;
+        }
+        let place = place(&mut flags.overlay, flag.field);
+        set(place, flag.kind, &text, cwd).map_err(wrong)?;
+    }
+}
+
+/// The help text: all flags in the order of the table.
+#[must_use]
+pub fn help() -> String {
+    let left = |f: &Flag| format!("--{}{}", f.name, f.kind.hint());
+    let width = FLAGS
+        .iter()
+        .map(|f| left(f).chars().count())
+        .max()
+        .unwrap_or(0);
+    FLAGS
+        .iter()
+        .map(|f| {
+            let field = match f.field {
+                CONFIG => String::new(),
+                field => format!(" [{field}]"),
+            };
+            format!("  {:width$}  {}{field}\n", left(f), f.help)
+        })
+        .collect()
+}
+
+/// Lays what was typed over the file's document. Only `featureGates` is merged key by key.
+pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
+    if !document.is_object() {
+        *document = Value::Object(Map::new());
+    }
+    let Some(base) = document.as_object_mut() else {
+        return;
+    };
+    for (name, value) in overlay {
+        let merged = ["featureGates", "picolet", "logging"].contains(&name.as_str());
+        match (base.get_mut(&name), value) {
+            (Some(old @ Value::Object(_)), Value::Object(fields)) if merged => {
+                lay_over(old, fields)
+            }
+            (Some(old @ Value::Object(_)), Value::Object(fields)) if name == "builtinNetwork" => {
+                lay_over(old, fields);
+            }
+            (_, value) => {
+                base.insert(name, value);
+            }
+        }
+    }
+}
+
+fn place<'a>(overlay: &'a mut Map<String, Value>, field: &str) -> &'a mut Value {
+    match field.split_once('.') {
+        None => overlay.entry(field).or_insert(Value::Null),
+        Some((parent, rest)) => {
+            let parent = overlay
+                .entry(parent)
+                .or_insert_with(|| Value::Object(Map::new()));
+            place(
+                parent
+                    .as_object_mut()
+                    .expect("the table has no field both above and below another"),
+                rest,
+            )
+        }
+    }
+}
+
+fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), String> {
+    let parts = || text.split(',').filter(|part| !part.is_empty());
+    match kind {
+        Kind::Switch => {
+            *place = match text {
+                "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
+                "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
+                _ => return Err(format!("{text:?} is neither true nor false")),
+            }
+            .into();
+        }
+        Kind::Number => {
+            let number: i64 = text
+                .parse()
+                .map_err(|_| format!("{text:?} is not a number"))?;
+            *place = number.into();
+        }
+        Kind::Text => *place = text.into(),
+        Kind::Path if text.is_empty() => *place = text.into(),
+        Kind::Path => {
+            let path = cwd.join(text).into_os_string();
+            *place = path
+                .into_string()
+                .map_err(|_| "is not UTF-8".to_owned())?
+                .into();
+        }
+        Kind::Time => {
+            duration::parse(text)
+                .ok_or_else(|| format!("{text:?} is not a duration (such as 10s, 1m30s, 100ms)"))?;
+            *place = text.into();
+        }
+        Kind::Size => {
+            Quantity::parse(text).map_err(|e| e.to_string())?;
+            *place = text.into();
+        }
+        Kind::List => {
+            if !place.is_array() {
+                *place = Value::Array(Vec::new());
+            }
+            let list = place.as_array_mut().expect("made above");
+            list.extend(parts().map(Value::from));
+        }
+        Kind::Map(_) | Kind::Gates => {
+            if !place.is_object() {
+                *place = Value::Object(Map::new());
+            }
+            let map = place.as_object_mut().expect("made above");
+            let separator = if let Kind::Map(separator) = kind {
+                separator
+            } else {
+                "="
+            };
+            for part in parts() {
+                let (key, value) = part
+                    .split_once(separator)
+                    .ok_or_else(|| format!("{part:?} has no {separator:?}"))?;
+                let mut field = Value::from(value.trim());
+                if kind == Kind::Gates {
+                    set(&mut field, Kind::Switch, value.trim(), cwd)?;
+                }
+                map.insert(key.trim().into(), field);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(line: &str) -> Result<Flags, FlagError> {
+        parse(
+            line.split_whitespace().map(OsString::from),
+            Path::new("/cwd"),
+        )
+    }
+
+    #[test]
+    fn values() {
+        // CONF-14
+        for (line, overlay) in [
+            ("", json!({})),
+            ("--max-pods 7", json!({"maxPods": 7})),
+            (
+                "--max_pods=7 --oom-score-adj -5",
+                json!({"maxPods": 7, "oomScoreAdj": -5}),
+            ),
+            ("--seccomp-default", json!({"seccompDefault": true})),
+            (
+                "--fail-swap-on=false --seccomp-default=1",
+                json!({"failSwapOn": false, "seccompDefault": true}),
+            ),
+            (
+                "--root-dir rel --run-dir /abs",
+                json!({"picolet": {"rootDir": "/cwd/rel", "runDir": "/abs"}}),
+            ),
+            ("--pod-manifest-path=", json!({"staticPodPath": ""})),
+            (
+                "--cluster-dns 1.1.1.1,::1 --cluster-dns 2.2.2.2",
+                json!({"clusterDNS": ["1.1.1.1", "::1", "2.2.2.2"]}),
+            ),
+            (
+                "--eviction-hard memory.available<100Mi,nodefs.available<10%",
+                json!({"evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%"}}),
+            ),
+            (
+                "--system-reserved cpu=100m --system-reserved memory=1Gi",
+                json!({"systemReserved": {"cpu": "100m", "memory": "1Gi"}}),
+            ),
+            (
+                "--feature-gates A=true,B=false",
+                json!({"featureGates": {"A": true, "B": false}}),
+            ),
+            (
+                "--sync-frequency 1m30s -v4",
+                json!({"syncFrequency": "1m30s", "logging": {"verbosity": 4}}),
+            ),
+            ("--v=2", json!({"logging": {"verbosity": 2}})),
+        ] {
+            let flags = read(line).expect(line);
+            assert_eq!(Value::Object(flags.overlay), overlay, "{line}");
+        }
+        assert_eq!(
+            read("--config a.yaml").expect("flag").config,
+            Some("/cwd/a.yaml".into())
+        );
+        assert!(read("--max-pods x --help").is_err() && read("-h --nonsense").expect("help").help);
+    }
+
+    #[test]
+    fn wrong_lines() {
+        // CONF-03
+        for (line, says) in [
+            ("run", "unexpected argument \"run\""),
+            ("--nonsense", "unknown flag --nonsense"),
+            ("-x", "unknown flag --x"),
+            ("--max-pods", "--max-pods: needs a value"),
+            ("--max-pods many", "--max-pods: \"many\" is not a number"),
+            (
+                "--seccomp-default=maybe",
+                "--seccomp-default: \"maybe\" is neither true nor false",
+            ),
+            ("--seccomp-default false", "unexpected argument \"false\""),
+            (
+                "--sync-frequency 5",
+                "--sync-frequency: \"5\" is not a duration",
+            ),
+            (
+                "--container-log-max-size big",
+                "--container-log-max-size: \"big\" is not a quantity",
+            ),
+            (
+                "--eviction-hard memory.available",
+                "--eviction-hard: \"memory.available\" has no \"<\"",
+            ),
+            (
+                "--feature-gates A=perhaps",
+                "--feature-gates: \"perhaps\" is neither true nor false",
+            ),
+        ] {
+            let error = read(line).expect_err(line).to_string();
+            assert!(error.starts_with(says), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn flags_win() {
+        // CONF-03
+        let mut document = json!({
+            "maxPods": 1, "syncFrequency": "5s", "featureGates": {"A": true, "B": true},
+            "evictionHard": {"memory.available": "1Mi"}, "picolet": {"rootDir": "/a", "runDir": "/b"},
+        });
+        let line =
+            "--max-pods 2 --feature-gates B=false --eviction-hard nodefs.available<1% --run-dir /c";
+        lay_over(&mut document, read(line).expect("flags").overlay);
+        assert_eq!(
+            document,
+            json!({
+                "maxPods": 2, "syncFrequency": "5s", "featureGates": {"A": true, "B": false},
+                "evictionHard": {"nodefs.available": "1%"}, "picolet": {"rootDir": "/a", "runDir": "/c"},
+            })
+        );
+    }
+
+    #[test]
+    fn the_table_is_whole() {
+        let text = help();
+        for flag in FLAGS {
+            assert_eq!(
+                FLAGS.iter().filter(|f| f.name == flag.name).count(),
+                1,
+                "{}",
+                flag.name
+            );
+            assert!(text.contains(&format!("--{}", flag.name)), "{}", flag.name);
+            assert!(
+                flag.field == CONFIG || super::super::file::is_known(flag.field),
+                "{}",
+                flag.field
+            );
+        }
+    }
+}

@@ -1,0 +1,718 @@
+//! From the fields of the document to the checked configuration: defaults and rules, one place for both.
+
+use alloc::collections::BTreeMap;
+use core::ops::RangeInclusive;
+use core::time::Duration;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Host;
+use super::duration::GoDuration;
+use super::file::Fields;
+use super::values::{
+    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
+    LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, Threshold, TimeConfig,
+};
+use crate::api::Quantity;
+
+/// A field with a value that cannot be used.
+pub(super) struct Invalid {
+    pub(super) field: String,
+    pub(super) message: String,
+}
+
+fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
+    Err(Invalid {
+        field: field.into(),
+        message: message.into(),
+    })
+}
+
+/// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
+const RANGES: &[(&str, RangeInclusive<i64>)] = &[
+    ("containerLogMaxFiles", 2..=i32::MAX as i64),
+    ("containerLogMaxWorkers", 1..=i32::MAX as i64),
+    ("eventBurst", 0..=i32::MAX as i64),
+    ("eventRecordQPS", 0..=i32::MAX as i64),
+    ("healthzPort", 0..=65535),
+    ("imageGCHighThresholdPercent", 0..=100),
+    ("imageGCLowThresholdPercent", 0..=100),
+    ("kubeAPIBurst", 0..=i32::MAX as i64),
+    ("kubeAPIQPS", 0..=i32::MAX as i64),
+    ("maxOpenFiles", 0..=i64::MAX),
+    ("maxParallelImagePulls", 1..=i32::MAX as i64),
+    ("maxPods", 0..=i32::MAX as i64),
+    ("nodeLeaseDurationSeconds", 1..=i32::MAX as i64),
+    ("oomScoreAdj", -1000..=1000),
+    ("podPidsLimit", -1..=i64::MAX),
+    ("podsPerCore", 0..=i32::MAX as i64),
+    ("port", 1..=65535),
+    ("readOnlyPort", 0..=65535),
+    ("registryBurst", 0..=i32::MAX as i64),
+    ("registryPullQPS", 0..=i32::MAX as i64),
+];
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
+/// `evictionHard` a default (CONF-10).
+pub(super) fn resolve(
+    fields: Fields,
+    document: &Value,
+    from_file: bool,
+    host: &Host,
+) -> Result<Config, Invalid> {
+    ranges(document)?;
+    refuse(&fields)?;
+    let own = &fields.picolet;
+    let root = absolute(
+        "picolet.rootDir",
+        own.root_dir.as_deref(),
+        "/var/lib/picolet",
+    )?;
+    let run = absolute("picolet.runDir", own.run_dir.as_deref(), "/run/picolet")?;
+    let under = |dir: &Path, name: &str| dir.join(name).to_string_lossy().into_owned();
+    let dirs = Dirs {
+        manifests: match fields.static_pod_path.as_deref() {
+            Some("") => None,
+            path => Some(absolute("staticPodPath", path, "/etc/picolet/manifests")?),
+        },
+        image_drop_in: absolute(
+            "picolet.imageDir",
+            own.image_dir.as_deref(),
+            &under(&root, "import"),
+        )?,
+        pod_logs: pod_logs_dir(fields.pod_logs_dir.as_deref())?,
+        container_logs: absolute(
+            "picolet.containerLogDir",
+            own.container_log_dir.as_deref(),
+            "/var/log/containers",
+        )?,
+        socket: absolute(
+            "picolet.socket",
+            own.socket.as_deref(),
+            &under(&run, "picolet.sock"),
+        )?,
+        root,
+        run,
+    };
+    Ok(Config {
+        node_name: node_name(own.hostname_override.as_deref(), host)?,
+        node_ips: node_ips(own.node_ip.as_deref().unwrap_or(""))?,
+        verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
+        doorbells: own.doorbells.unwrap_or(true),
+        times: times(&fields)?,
+        max_pods: count(fields.max_pods, 110),
+        pods_per_core: count(fields.pods_per_core, 0),
+        runtime: RuntimeConfig {
+            program: own
+                .oci_runtime
+                .as_deref()
+                .filter(|p| !p.is_empty())
+                .unwrap_or("runc")
+                .into(),
+            root: absolute(
+                "picolet.ociRuntimeRoot",
+                own.oci_runtime_root.as_deref(),
+                &under(&dirs.run, "oci"),
+            )?,
+        },
+        cgroup: cgroup(&fields)?,
+        reserved: reserved(&fields, from_file)?,
+        logs: logs(&fields)?,
+        images: images(&fields)?,
+        garbage: garbage(&fields),
+        network: network(&fields)?,
+        seccomp_default: fields.seccomp_default.unwrap_or(false),
+        allowed_unsafe_sysctls: fields.allowed_unsafe_sysctls,
+        feature_gates: fields.feature_gates,
+        dirs,
+    })
+}
+
+fn ranges(document: &Value) -> Result<(), Invalid> {
+    for (field, range) in RANGES {
+        let value = &document[*field];
+        if !value.is_null() && !value.as_i64().is_some_and(|n| range.contains(&n)) {
+            let (low, high) = range.clone().into_inner();
+            let bound = if high >= i64::from(i32::MAX) {
+                format!("at least {low}")
+            } else {
+                format!("between {low} and {high}")
+            };
+            return invalid(
+                field,
+                format!("is {value}, must be a whole number, {bound}"),
+            );
+        }
+    }
+    let ids = &document["userNamespaces"]["idsPerPod"];
+    if !ids.is_null() && !ids.as_i64().is_some_and(|n| n >= 65536 && n % 65536 == 0) {
+        return invalid(
+            "userNamespaces.idsPerPod",
+            format!("is {ids}, must be a multiple of 65536"),
+        );
+    }
+    Ok(())
+}
+
+/// What a kubelet can and this version cannot: refused, for doing something else in silence would be worse.
+fn refuse(fields: &Fields) -> Result<(), Invalid> {
+    match fields.cgroup_driver.as_deref() {
+        None | Some("" | "cgroupfs") => {}
+        Some("systemd") => {
+            return invalid(
+                "cgroupDriver",
+                "systemd is not supported by this version: set cgroupfs, pods then live outside any systemd unit",
+            );
+        }
+        Some(other) => {
+            return invalid(
+                "cgroupDriver",
+                format!("is {other:?}, must be \"cgroupfs\""),
+            );
+        }
+    }
+    if fields
+        .container_runtime_endpoint
+        .as_ref()
+        .is_some_and(|e| !e.is_empty())
+    {
+        return invalid(
+            "containerRuntimeEndpoint",
+            "this version runs containers itself: remove the field, or leave it empty",
+        );
+    }
+    if fields
+        .static_pod_url
+        .as_ref()
+        .is_some_and(|url| !url.is_empty())
+    {
+        return invalid(
+            "staticPodURL",
+            "this version reads static pods from files only",
+        );
+    }
+    if fields.run_once == Some(true) {
+        return invalid("runOnce", "must be false");
+    }
+    Ok(())
+}
+
+fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {
+    let backoff = kept(
+        fields.crash_loop_back_off.max_container_restart_period,
+        300 * SECOND,
+    );
+    if !(SECOND..=300 * SECOND).contains(&backoff) {
+        return invalid(
+            "crashLoopBackOff.maxContainerRestartPeriod",
+            format!("is {backoff:?}, must be between 1s and 300s"),
+        );
+    }
+    let grace = kept(fields.shutdown_grace_period, Duration::ZERO);
+    let critical = kept(fields.shutdown_grace_period_critical_pods, Duration::ZERO);
+    for (field, time) in [
+        ("shutdownGracePeriod", grace),
+        ("shutdownGracePeriodCriticalPods", critical),
+    ] {
+        if !time.is_zero() && time < SECOND {
+            return invalid(field, format!("is {time:?}, must be 0 or at least 1s"));
+        }
+    }
+    if critical > grace {
+        return invalid(
+            "shutdownGracePeriodCriticalPods",
+            format!("is {critical:?}, must not be longer than shutdownGracePeriod, {grace:?}"),
+        );
+    }
+    Ok(TimeConfig {
+        sync: unset_if_zero(fields.sync_frequency, MINUTE),
+        file_check: unset_if_zero(fields.file_check_frequency, 20 * SECOND),
+        runtime_request: unset_if_zero(fields.runtime_request_timeout, 2 * MINUTE),
+        max_restart_backoff: backoff,
+        volume_stats: unset_if_zero(fields.volume_stats_agg_period, MINUTE),
+        shutdown_grace: grace,
+        shutdown_grace_critical: critical,
+    })
+}
+
+fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
+    let root = match fields.cgroup_root.as_deref() {
+        None | Some("") => "/",
+        Some(path) => path,
+    };
+    let clean = root == "/"
+        || root
+            .strip_prefix('/')
+            .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")));
+    if !clean {
+        return invalid(
+            "cgroupRoot",
+            format!("is {root:?}, must be an absolute path without '.', '..' and doubled slashes"),
+        );
+    }
+    let period = kept(fields.cpu_cfs_quota_period, Duration::from_millis(100));
+    if !(Duration::from_millis(1)..=SECOND).contains(&period) {
+        return invalid(
+            "cpuCFSQuotaPeriod",
+            format!("is {period:?}, must be between 1ms and 1s"),
+        );
+    }
+    let factor = fields.memory_throttling_factor.unwrap_or(0.9);
+    if !(factor > 0.0 && factor <= 1.0) {
+        return invalid(
+            "memoryThrottlingFactor",
+            format!("is {factor}, must be greater than 0 and at most 1"),
+        );
+    }
+    let per_qos = fields.cgroups_per_qos.unwrap_or(true);
+    Ok(CgroupConfig {
+        root: root.into(),
+        per_qos,
+        enforce_pods: enforce(fields, per_qos)?,
+        cpu_cfs_quota: fields.cpu_cfs_quota.unwrap_or(true),
+        cpu_cfs_quota_period: period,
+        pod_pids_limit: fields.pod_pids_limit.filter(|n| *n > 0),
+        oom_score_adj: i32::try_from(fields.oom_score_adj.unwrap_or(-999)).unwrap_or(-999),
+        max_open_files: u64::try_from(fields.max_open_files.unwrap_or(1_000_000)).unwrap_or(0),
+        fail_swap_on: fields.fail_swap_on.unwrap_or(false),
+        fail_cgroup_v1: fields.fail_cgroup_v1.unwrap_or(false),
+        swap: match fields.memory_swap.swap_behavior.as_str() {
+            "" | "NoSwap" => SwapBehavior::NoSwap,
+            "LimitedSwap" => SwapBehavior::LimitedSwap,
+            other => {
+                return invalid(
+                    "memorySwap.swapBehavior",
+                    format!("is {other:?}, must be \"NoSwap\" or \"LimitedSwap\""),
+                );
+            }
+        },
+        memory_throttling_permille: permille(factor),
+        single_process_oom_kill: fields.single_process_oom_kill.unwrap_or(false),
+    })
+}
+
+/// Whether the pods' cgroup is limited (CONF-12, as far as this version goes).
+fn enforce(fields: &Fields, per_qos: bool) -> Result<bool, Invalid> {
+    let field = "enforceNodeAllocatable";
+    let tiers = fields
+        .enforce_node_allocatable
+        .clone()
+        .unwrap_or_else(|| vec!["pods".into()]);
+    for (n, tier) in tiers.iter().enumerate() {
+        match tier.as_str() {
+            "pods" | "none" => {}
+            "system-reserved"
+            | "kube-reserved"
+            | "system-reserved-compressible"
+            | "kube-reserved-compressible" => {
+                return invalid(field, format!("{tier} is not supported by this version"));
+            }
+            other => return invalid(field, format!("has {other:?}, must be none or pods")),
+        }
+        if tiers[..n].contains(tier) {
+            return invalid(field, format!("has {tier} twice"));
+        }
+    }
+    let pods = tiers.iter().any(|t| t == "pods");
+    if pods && tiers.len() > 1 {
+        return invalid(field, "none excludes pods");
+    }
+    if pods && !per_qos {
+        return invalid(field, "must be [none] when cgroupsPerQOS is false");
+    }
+    Ok(pods)
+}
+
+fn reserved(fields: &Fields, from_file: bool) -> Result<Reserved, Invalid> {
+    for (field, map) in [
+        ("systemReserved", &fields.system_reserved),
+        ("kubeReserved", &fields.kube_reserved),
+    ] {
+        for (name, quantity) in map {
+            if !["cpu", "memory", "ephemeral-storage", "pid"].contains(&name.as_str()) {
+                return invalid(
+                    &format!("{field}[{name}]"),
+                    "must be one of cpu, memory, ephemeral-storage, pid",
+                );
+            }
+            if quantity.milli() < 0 {
+                return invalid(&format!("{field}[{name}]"), "must not be negative");
+            }
+        }
+    }
+    let mut system = fields.system_reserved.clone();
+    let mut kube = fields.kube_reserved.clone();
+    if let Some(list) = fields
+        .reserved_system_cpus
+        .as_deref()
+        .filter(|l| !l.is_empty())
+    {
+        let Some(cpus) = cpu_list(list) else {
+            return invalid(
+                "reservedSystemCPUs",
+                format!("is {list:?}, must be a list of processors such as 0-1,3"),
+            );
+        };
+        kube.remove("cpu");
+        let cpus = Quantity::parse(&cpus.to_string()).expect("a number is a quantity");
+        system.insert("cpu".into(), cpus);
+    }
+    let mut eviction_hard = BTreeMap::new();
+    let merge = fields.merge_default_eviction_settings == Some(true);
+    if from_file && (fields.eviction_hard.is_none() || merge) {
+        for (signal, threshold) in [
+            ("memory.available", "100Mi"),
+            ("nodefs.available", "10%"),
+            ("nodefs.inodesFree", "5%"),
+            ("imagefs.available", "15%"),
+            ("imagefs.inodesFree", "5%"),
+        ] {
+            eviction_hard.extend(self::threshold(threshold).map(|t| (signal.to_owned(), t)));
+        }
+    }
+    for (signal, text) in fields.eviction_hard.iter().flatten() {
+        let field = format!("evictionHard[{signal}]");
+        let known = [
+            "memory.available",
+            "nodefs.available",
+            "nodefs.inodesFree",
+            "imagefs.available",
+            "imagefs.inodesFree",
+            "containerfs.available",
+            "containerfs.inodesFree",
+            "pid.available",
+            "allocatableMemory.available",
+        ];
+        if !known.contains(&signal.as_str()) {
+            return invalid(
+                &field,
+                format!("unknown signal; known: {}", known.join(", ")),
+            );
+        }
+        let Some(threshold) = threshold(text) else {
+            return invalid(
+                &field,
+                format!(
+                    "is {text:?}, must be a quantity that is not negative or a percentage up to 100%"
+                ),
+            );
+        };
+        eviction_hard.insert(signal.clone(), threshold);
+    }
+    Ok(Reserved {
+        system,
+        kube,
+        eviction_hard,
+        local_storage: fields.local_storage_capacity_isolation.unwrap_or(true),
+    })
+}
+
+fn threshold(text: &str) -> Option<Threshold> {
+    match text.strip_suffix('%') {
+        Some(percent) => {
+            let percent: f64 = percent.parse().ok()?;
+            (0.0..=100.0)
+                .contains(&percent)
+                .then(|| Threshold::Permille(permille(percent / 100.0)))
+        }
+        None => Quantity::parse(text)
+            .ok()
+            .filter(|q| q.milli() >= 0)
+            .map(Threshold::Amount),
+    }
+}
+
+/// `part` of 1 in thousandths; at least one if it is not zero.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped to 0..=1000 before"
+)]
+fn permille(part: f64) -> u32 {
+    let rounded = (part * 1000.0).round().clamp(0.0, 1000.0) as u32;
+    if part > 0.0 { rounded.max(1) } else { rounded }
+}
+
+/// Number of processors in a list such as `0-1,3`.
+fn cpu_list(text: &str) -> Option<usize> {
+    /// Highest processor number a list may name: the kernel's own build-time limit.
+    const MAX_CPU: u32 = 8191;
+    let mut cpus = alloc::collections::BTreeSet::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if first > last || last > MAX_CPU {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus.len())
+}
+
+fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
+    let size = fields
+        .container_log_max_size
+        .as_ref()
+        .map_or(10 << 20, Quantity::value);
+    if size <= 0 {
+        return invalid("containerLogMaxSize", "must be greater than 0");
+    }
+    let interval = kept(fields.container_log_monitor_interval, 10 * SECOND);
+    if interval < 3 * SECOND {
+        return invalid(
+            "containerLogMonitorInterval",
+            format!("is {interval:?}, must be at least 3s"),
+        );
+    }
+    Ok(LogConfig {
+        max_size_bytes: u64::try_from(size).unwrap_or(u64::MAX),
+        max_files: count(fields.container_log_max_files, 5),
+        workers: count(fields.container_log_max_workers, 1),
+        monitor_interval: interval,
+    })
+}
+
+fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
+    let percent = |n: Option<i64>, default| n.and_then(|n| u8::try_from(n).ok()).unwrap_or(default);
+    let high = percent(fields.image_gc_high_threshold_percent, 85);
+    let low = percent(fields.image_gc_low_threshold_percent, 80);
+    if low >= high {
+        return invalid(
+            "imageGCLowThresholdPercent",
+            format!("is {low}, must be lower than imageGCHighThresholdPercent, {high}"),
+        );
+    }
+    let min_age = unset_if_zero(fields.image_minimum_gc_age, 2 * MINUTE);
+    let max_age = fields
+        .image_maximum_gc_age
+        .map(|age| age.0)
+        .filter(|age| !age.is_zero());
+    if let Some(max_age) = max_age
+        && max_age <= min_age
+    {
+        return invalid(
+            "imageMaximumGCAge",
+            format!("is {max_age:?}, must be 0 or longer than imageMinimumGCAge, {min_age:?}"),
+        );
+    }
+    let parallel = fields.max_parallel_image_pulls;
+    let serialize = fields
+        .serialize_image_pulls
+        .unwrap_or_else(|| parallel.is_none_or(|n| n < 2));
+    if serialize && parallel.is_some_and(|n| n > 1) {
+        return invalid(
+            "maxParallelImagePulls",
+            "must be 1 when serializeImagePulls is true",
+        );
+    }
+    Ok(ImageConfig {
+        parallel_pulls: if serialize {
+            Some(1)
+        } else {
+            parallel.and_then(|n| u32::try_from(n).ok())
+        },
+        min_age,
+        max_age,
+        high_percent: high,
+        low_percent: low,
+    })
+}
+
+fn garbage(fields: &Fields) -> GarbageConfig {
+    let own = &fields.picolet;
+    // Negative means no limit.
+    let limit = |n: i64| u32::try_from(n).ok();
+    GarbageConfig {
+        min_age: kept(own.minimum_container_ttl_duration, Duration::ZERO),
+        max_per_container: limit(own.maximum_dead_containers_per_container.unwrap_or(1)),
+        max_total: limit(own.maximum_dead_containers.unwrap_or(-1)),
+    }
+}
+
+fn network(fields: &Fields) -> Result<NetworkConfig, Invalid> {
+    let own = &fields.picolet;
+    let mut cluster_dns = Vec::new();
+    for (n, text) in fields.cluster_dns.iter().enumerate() {
+        match text.parse() {
+            Ok(ip) => cluster_dns.push(ip),
+            Err(_) => {
+                return invalid(
+                    &format!("clusterDNS[{n}]"),
+                    format!("is {text:?}, must be an IP address"),
+                );
+            }
+        }
+    }
+    let subnet = match (
+        own.builtin_network.subnet.as_deref(),
+        fields.pod_cidr.as_deref(),
+    ) {
+        (Some(text), _) => ("picolet.builtinNetwork.subnet", text),
+        (None, Some(text)) => ("podCIDR", text),
+        (None, None) => ("", ""),
+    };
+    let builtin_subnet = match subnet {
+        (_, "") => DEFAULT_SUBNET,
+        (field, text) => match self::subnet(text) {
+            Some(subnet) => subnet,
+            None => {
+                return invalid(
+                    field,
+                    format!(
+                        "is {text:?}, must be an IPv4 network with a prefix of 8 to 29 bits, such as {DEFAULT_SUBNET}"
+                    ),
+                );
+            }
+        },
+    };
+    let bridge = own
+        .builtin_network
+        .bridge
+        .as_deref()
+        .unwrap_or(DEFAULT_BRIDGE);
+    // The kernel's rule for interface names (`dev_valid_name`), less what a shell would stumble over.
+    let named = (1..=15).contains(&bridge.len())
+        && bridge
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
+        && !bridge.starts_with(['.', '-']);
+    if !named {
+        return invalid(
+            "picolet.builtinNetwork.bridge",
+            format!("is {bridge:?}, must be an interface name of 1 to 15 characters"),
+        );
+    }
+    Ok(NetworkConfig {
+        cni_conf: absolute(
+            "picolet.cniConfDir",
+            own.cni_conf_dir.as_deref(),
+            "/etc/cni/net.d",
+        )?,
+        cni_bin: absolute(
+            "picolet.cniBinDir",
+            own.cni_bin_dir.as_deref(),
+            "/opt/cni/bin",
+        )?,
+        builtin_subnet,
+        builtin_bridge: bridge.into(),
+        resolv_conf: match fields.resolv_conf.as_deref() {
+            Some("") => None,
+            path => Some(absolute("resolvConf", path, "/etc/resolv.conf")?),
+        },
+        cluster_dns,
+        cluster_domain: fields.cluster_domain.clone().unwrap_or_default(),
+    })
+}
+
+fn subnet(text: &str) -> Option<Subnet> {
+    let (address, prefix) = text.split_once('/')?;
+    let address: Ipv4Addr = address.parse().ok()?;
+    let prefix: u8 = prefix.parse().ok()?;
+    if !(8..=29).contains(&prefix) {
+        return None;
+    }
+    let mask = u32::MAX << (32 - prefix);
+    Some(Subnet {
+        address: Ipv4Addr::from(u32::from(address) & mask),
+        prefix,
+    })
+}
+
+fn node_name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
+    let name = over.filter(|n| !n.is_empty()).unwrap_or(&host.hostname);
+    let name = name.trim().to_lowercase();
+    let part = |p: &str| {
+        let plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let bytes = p.as_bytes();
+        bytes.iter().all(|c| plain(*c) || *c == b'-')
+            && bytes.first().is_some_and(|c| plain(*c))
+            && bytes.last().is_some_and(|c| plain(*c))
+    };
+    if name.is_empty() {
+        return invalid(
+            "picolet.hostnameOverride",
+            "the host has no name: set one, or --hostname-override",
+        );
+    }
+    // Names of static pods end in it.
+    if name.len() > 253 || !name.split('.').all(part) {
+        return invalid(
+            "picolet.hostnameOverride",
+            format!(
+                "node name is {name:?}, must be a DNS name in lower case letters, digits, '-' and '.'"
+            ),
+        );
+    }
+    Ok(name)
+}
+
+/// One address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
+fn node_ips(text: &str) -> Result<Vec<IpAddr>, Invalid> {
+    let ips: Vec<IpAddr> = text
+        .split(',')
+        .filter_map(|part| part.trim().parse().ok())
+        .collect();
+    let ok = match &*ips {
+        [] | [_] => true,
+        [a, b] => a.is_ipv4() != b.is_ipv4() && !a.is_unspecified() && !b.is_unspecified(),
+        _ => false,
+    };
+    if ok {
+        return Ok(ips);
+    }
+    invalid(
+        "picolet.nodeIP",
+        format!(
+            "is {text:?}, must be one address, or one of each family and neither of them all zeros"
+        ),
+    )
+}
+
+fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, Invalid> {
+    let path = absolute("podLogsDir", path, "/var/log/pods")?;
+    let text = path.to_string_lossy();
+    let clean = text.is_ascii()
+        && !text.ends_with('/')
+        && text[1..].split('/').all(|p| !matches!(p, "" | "." | ".."));
+    if clean {
+        return Ok(path);
+    }
+    invalid(
+        "podLogsDir",
+        format!("is {path:?}, must be a clean path in ASCII"),
+    )
+}
+
+/// The path, or its default when absent or empty.
+fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
+    let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
+    if !path.is_absolute() {
+        return invalid(field, format!("is {path:?}, must be an absolute path"));
+    }
+    if path.components().any(|c| c == Component::ParentDir) {
+        return invalid(field, format!("is {path:?}, must not contain '..'"));
+    }
+    Ok(path)
+}
+
+/// A number whose range was checked, or its default.
+fn count(value: Option<i64>, default: u32) -> u32 {
+    value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// A duration whose zero means unset (CONF-05).
+fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
+    time.map(|t| t.0)
+        .filter(|t| !t.is_zero())
+        .unwrap_or(default)
+}
+
+/// A duration whose zero means zero (CONF-05).
+fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
+    time.map_or(default, |t| t.0)
+}

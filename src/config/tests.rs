@@ -1,0 +1,467 @@
+use core::time::Duration;
+use std::ffi::OsString;
+use std::fs;
+
+use super::*;
+
+/// A directory of its own that goes with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let dir =
+            std::env::temp_dir().join(format!("picolet-config-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("scratch");
+        Self(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn host() -> Host {
+    Host {
+        hostname: " Board ".into(),
+    }
+}
+
+fn flags(line: &str) -> flags::Flags {
+    flags::parse(
+        line.split_whitespace().map(OsString::from),
+        Path::new("/cwd"),
+    )
+    .expect(line)
+}
+
+/// Loads `text` as a file with the flags in `line`; an empty text means no file.
+fn load(name: &str, text: &str, line: &str) -> Result<Config, String> {
+    let scratch = Scratch::new(name);
+    let path = scratch.0.join("config.yaml");
+    if !text.is_empty() {
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        fs::write(&path, format!("{head}{text}\n")).expect("write");
+    }
+    let show = |e: ConfigError| e.to_string().replace(&path.display().to_string(), "FILE");
+    load_from(flags(line), &host(), &path)
+        .map(|l| l.config)
+        .map_err(show)
+}
+
+#[test]
+fn defaults() {
+    // CONF-07 CONF-08 CONF-09 CONF-16
+    let config = load("defaults", "", "").expect("defaults");
+    assert_eq!(config.node_name, "board");
+    assert_eq!((config.max_pods, config.pods_per_core), (110, 0));
+    assert_eq!(config.times.sync, Duration::from_secs(60));
+    assert_eq!(config.times.file_check, Duration::from_secs(20));
+    assert_eq!(config.times.runtime_request, Duration::from_secs(120));
+    assert_eq!(config.times.max_restart_backoff, Duration::from_secs(300));
+    assert_eq!(
+        config.cgroup,
+        CgroupConfig {
+            root: "/".into(),
+            per_qos: true,
+            enforce_pods: true,
+            cpu_cfs_quota: true,
+            cpu_cfs_quota_period: Duration::from_millis(100),
+            pod_pids_limit: None,
+            oom_score_adj: -999,
+            max_open_files: 1_000_000,
+            fail_swap_on: false,
+            fail_cgroup_v1: false,
+            swap: SwapBehavior::NoSwap,
+            memory_throttling_permille: 900,
+            single_process_oom_kill: false,
+        }
+    );
+    assert_eq!(
+        config.logs,
+        LogConfig {
+            max_size_bytes: 10 << 20,
+            max_files: 5,
+            workers: 1,
+            monitor_interval: Duration::from_secs(10),
+        }
+    );
+    assert_eq!(
+        config.images,
+        ImageConfig {
+            parallel_pulls: Some(1),
+            min_age: Duration::from_secs(120),
+            max_age: None,
+            high_percent: 85,
+            low_percent: 80,
+        }
+    );
+    assert_eq!(
+        config.garbage,
+        GarbageConfig {
+            min_age: Duration::ZERO,
+            max_per_container: Some(1),
+            max_total: None
+        }
+    );
+    assert_eq!(
+        config.dirs,
+        Dirs {
+            root: "/var/lib/picolet".into(),
+            run: "/run/picolet".into(),
+            manifests: Some("/etc/picolet/manifests".into()),
+            image_drop_in: "/var/lib/picolet/import".into(),
+            pod_logs: "/var/log/pods".into(),
+            container_logs: "/var/log/containers".into(),
+            socket: "/run/picolet/picolet.sock".into(),
+        }
+    );
+    assert_eq!(config.network.resolv_conf, Some("/etc/resolv.conf".into()));
+    assert_eq!(config.network.builtin_subnet.to_string(), "10.85.0.0/16");
+    assert_eq!(config.runtime.program, Path::new("runc"));
+    assert!(!config.seccomp_default && config.doorbells && config.reserved.local_storage);
+}
+
+#[test]
+fn several_agents_on_one_machine() {
+    let line = "--root-dir /a --run-dir /b --pod-manifest-path m --pod-logs-dir /c --container-log-dir /d --cgroup-root /e/f \
+                --socket /b/s --image-dir /g --cni-conf-dir /h --cni-bin-dir /i --bridge br7 --pod-cidr 10.7.3.4/24 --oci-runtime /x/crun";
+    let config = load("several", "", line).expect("flags");
+    assert_eq!(
+        config.dirs,
+        Dirs {
+            root: "/a".into(),
+            run: "/b".into(),
+            manifests: Some("/cwd/m".into()),
+            image_drop_in: "/g".into(),
+            pod_logs: "/c".into(),
+            container_logs: "/d".into(),
+            socket: "/b/s".into(),
+        }
+    );
+    assert_eq!(config.cgroup.root, "/e/f");
+    assert_eq!(config.runtime.root, Path::new("/b/oci"));
+    assert_eq!(config.network.builtin_subnet.to_string(), "10.7.3.0/24");
+    assert_eq!(config.network.builtin_bridge, "br7");
+    let moved = load("moved", "picolet: {rootDir: /a, runDir: /b}", "")
+        .expect("file")
+        .dirs;
+    assert_eq!(moved.image_drop_in, Path::new("/a/import"));
+    assert_eq!(moved.socket, Path::new("/b/picolet.sock"));
+    assert_eq!(
+        load("off", "staticPodPath: ''", "")
+            .expect("off")
+            .dirs
+            .manifests,
+        None
+    );
+}
+
+#[test]
+fn precedence() {
+    // CONF-03
+    let file = "maxPods: 5\nsyncFrequency: 10s\nfeatureGates: {A: true, B: true}";
+    let config = load("precedence", file, "--max-pods 6 --feature-gates B=false").expect("config");
+    assert_eq!(
+        (config.max_pods, config.times.sync),
+        (6, Duration::from_secs(10))
+    );
+    assert_eq!(
+        config.feature_gates.into_iter().collect::<Vec<_>>(),
+        [("A".to_owned(), true), ("B".to_owned(), false)]
+    );
+}
+
+#[test]
+fn zero_durations() {
+    // CONF-05
+    let zero = "syncFrequency: 0s\nfileCheckFrequency: 0s\nruntimeRequestTimeout: 0s\nimageMinimumGCAge: 0s\n\
+                imageMaximumGCAge: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nvolumeStatsAggPeriod: 0s";
+    let config = load("zero", zero, "").expect("zeros are unset");
+    let plain = load("plain", "", "").expect("defaults");
+    assert_eq!(
+        (&config.times, &config.images),
+        (&plain.times, &plain.images)
+    );
+    for field in [
+        "cpuCFSQuotaPeriod: 0s",
+        "containerLogMonitorInterval: 0s",
+        "crashLoopBackOff: {maxContainerRestartPeriod: 0s}",
+    ] {
+        assert!(load("kept", field, "").is_err(), "{field}");
+    }
+}
+
+#[test]
+fn eviction_defaults() {
+    // CONF-10
+    let signals = |text: &str| {
+        let hard = load("eviction", text, "")
+            .expect(text)
+            .reserved
+            .eviction_hard;
+        hard.into_iter()
+            .map(|(s, t)| format!("{s} {t:?}"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(signals(""), Vec::<String>::new(), "no file, no default");
+    assert_eq!(
+        signals("maxPods: 1"),
+        [
+            "imagefs.available Permille(150)",
+            "imagefs.inodesFree Permille(50)",
+            "memory.available Amount(Quantity(\"100Mi\"))",
+            "nodefs.available Permille(100)",
+            "nodefs.inodesFree Permille(50)",
+        ]
+    );
+    assert_eq!(
+        signals("evictionHard: {pid.available: 5%}"),
+        ["pid.available Permille(50)"]
+    );
+    assert_eq!(
+        signals("evictionHard: {pid.available: 5%}\nmergeDefaultEvictionSettings: true").len(),
+        6
+    );
+}
+
+#[test]
+fn reserved_resources() {
+    // CONF-13
+    let text = "systemReserved: {cpu: 100m, memory: 1Gi}\nkubeReserved: {cpu: 1, pid: '10'}\nreservedSystemCPUs: 0-1,3";
+    let reserved = load("reserved", text, "").expect(text).reserved;
+    assert_eq!(reserved.system["cpu"].value(), 3);
+    assert_eq!(reserved.kube.keys().collect::<Vec<_>>(), ["pid"]);
+}
+
+#[test]
+fn node_identity() {
+    // CONF-16 CONF-17
+    let config = load(
+        "node",
+        "",
+        "--hostname-override=NODE.x --node-ip=10.0.0.1,junk,::1",
+    )
+    .expect("flags");
+    assert_eq!(config.node_name, "node.x");
+    assert_eq!(config.node_ips.len(), 2);
+    let nameless =
+        load_from(flags(""), &Host::default(), Path::new("/nonexistent/c")).expect_err("no name");
+    assert!(
+        nameless.to_string().contains("the host has no name"),
+        "{nameless}"
+    );
+}
+
+#[test]
+fn refused() {
+    // CONF-08 CONF-11 CONF-12 CONF-13 CONF-17
+    for (text, says) in [
+        (
+            "maxPods: -1",
+            "FILE: maxPods: is -1, must be a whole number, at least 0",
+        ),
+        (
+            "maxPods: many",
+            "FILE: maxPods: invalid type: string \"many\", expected i64",
+        ),
+        ("podsPerCore: -1", "podsPerCore: is -1"),
+        (
+            "syncFrequency: 5",
+            "FILE: syncFrequency: invalid type: integer `5`, expected a string",
+        ),
+        (
+            "syncFrequency: soon",
+            "FILE: syncFrequency: \"soon\" is not a duration",
+        ),
+        (
+            "syncFrequency: -5s",
+            "syncFrequency: \"-5s\" is not a duration",
+        ),
+        (
+            "picolet: {doorbells: 1}",
+            "FILE: picolet.doorbells: invalid type: integer `1`, expected a boolean",
+        ),
+        (
+            "cgroupDriver: systemd",
+            "FILE: cgroupDriver: systemd is not supported by this version",
+        ),
+        ("cgroupDriver: other", "cgroupDriver: is \"other\""),
+        (
+            "containerRuntimeEndpoint: unix:///x",
+            "containerRuntimeEndpoint: this version runs containers itself",
+        ),
+        ("staticPodURL: http://x", "staticPodURL: "),
+        ("runOnce: true", "runOnce: must be false"),
+        (
+            "port: 0",
+            "port: is 0, must be a whole number, between 1 and 65535",
+        ),
+        ("healthzPort: 70000", "healthzPort: is 70000"),
+        (
+            "nodeLeaseDurationSeconds: 0",
+            "nodeLeaseDurationSeconds: is 0",
+        ),
+        ("kubeAPIQPS: -1", "kubeAPIQPS: is -1"),
+        ("registryBurst: -1", "registryBurst: is -1"),
+        (
+            "oomScoreAdj: -1001",
+            "oomScoreAdj: is -1001, must be a whole number, between -1000 and 1000",
+        ),
+        (
+            "imageGCHighThresholdPercent: 101",
+            "imageGCHighThresholdPercent: is 101",
+        ),
+        (
+            "imageGCLowThresholdPercent: 85",
+            "imageGCLowThresholdPercent: is 85, must be lower than",
+        ),
+        (
+            "imageMaximumGCAge: 1m",
+            "imageMaximumGCAge: is 60s, must be 0 or longer",
+        ),
+        ("cpuCFSQuotaPeriod: 2s", "cpuCFSQuotaPeriod: is 2s"),
+        ("maxParallelImagePulls: 0", "maxParallelImagePulls: is 0"),
+        (
+            "maxParallelImagePulls: 2\nserializeImagePulls: true",
+            "maxParallelImagePulls: must be 1",
+        ),
+        (
+            "containerLogMaxFiles: 1",
+            "containerLogMaxFiles: is 1, must be a whole number, at least 2",
+        ),
+        ("containerLogMaxWorkers: 0", "containerLogMaxWorkers: is 0"),
+        (
+            "containerLogMaxSize: '0'",
+            "containerLogMaxSize: must be greater than 0",
+        ),
+        (
+            "containerLogMonitorInterval: 2s",
+            "containerLogMonitorInterval: is 2s",
+        ),
+        ("podLogsDir: /var/../log", "podLogsDir: is \"/var/../log\""),
+        (
+            "podLogsDir: /var//log",
+            "podLogsDir: is \"/var//log\", must be a clean path",
+        ),
+        (
+            "podLogsDir: /lög",
+            "podLogsDir: is \"/lög\", must be a clean path",
+        ),
+        (
+            "crashLoopBackOff: {maxContainerRestartPeriod: 301s}",
+            "crashLoopBackOff.maxContainerRestartPeriod: is 301s",
+        ),
+        (
+            "memoryThrottlingFactor: 1.5",
+            "memoryThrottlingFactor: is 1.5",
+        ),
+        (
+            "memorySwap: {swapBehavior: Some}",
+            "memorySwap.swapBehavior: is \"Some\"",
+        ),
+        (
+            "userNamespaces: {idsPerPod: 65537}",
+            "userNamespaces.idsPerPod: is 65537",
+        ),
+        (
+            "enforceNodeAllocatable: [pods, pods]",
+            "enforceNodeAllocatable: has pods twice",
+        ),
+        (
+            "enforceNodeAllocatable: [pods, none]",
+            "enforceNodeAllocatable: none excludes pods",
+        ),
+        (
+            "enforceNodeAllocatable: [all]",
+            "enforceNodeAllocatable: has \"all\"",
+        ),
+        (
+            "cgroupsPerQOS: false",
+            "enforceNodeAllocatable: must be [none] when cgroupsPerQOS is false",
+        ),
+        (
+            "shutdownGracePeriod: 500ms",
+            "shutdownGracePeriod: is 500ms",
+        ),
+        (
+            "shutdownGracePeriodCriticalPods: 5s",
+            "shutdownGracePeriodCriticalPods: is 5s, must not be longer",
+        ),
+        (
+            "systemReserved: {gpu: 1}",
+            "systemReserved[gpu]: must be one of",
+        ),
+        (
+            "kubeReserved: {cpu: -1}",
+            "kubeReserved[cpu]: must not be negative",
+        ),
+        (
+            "kubeReserved: {cpu: lots}",
+            "kubeReserved.cpu: \"lots\" is not a quantity",
+        ),
+        ("reservedSystemCPUs: 3-1", "reservedSystemCPUs: is \"3-1\""),
+        (
+            "evictionHard: {memory.available: 101%}",
+            "evictionHard[memory.available]: is \"101%\"",
+        ),
+        (
+            "evictionHard: {memory.free: 1Mi}",
+            "evictionHard[memory.free]: unknown signal",
+        ),
+        (
+            "clusterDNS: [x]",
+            "clusterDNS[0]: is \"x\", must be an IP address",
+        ),
+        ("podCIDR: 10.0.0.0/33", "podCIDR: is \"10.0.0.0/33\""),
+        (
+            "picolet: {builtinNetwork: {bridge: a/b}}",
+            "picolet.builtinNetwork.bridge: is \"a/b\"",
+        ),
+        (
+            "picolet: {builtinNetwork: {subnet: fd00::/64}}",
+            "picolet.builtinNetwork.subnet: is \"fd00::/64\"",
+        ),
+        (
+            "picolet: {hostnameOverride: a_b}",
+            "picolet.hostnameOverride: node name is \"a_b\"",
+        ),
+        (
+            "picolet: {nodeIP: '10.0.0.1,10.0.0.2'}",
+            "picolet.nodeIP: is",
+        ),
+        ("picolet: {nodeIP: '0.0.0.0,::1'}", "picolet.nodeIP: is"),
+        ("cgroupRoot: a/b", "cgroupRoot: is \"a/b\""),
+        ("cgroupRoot: /a/../b", "cgroupRoot: is \"/a/../b\""),
+    ] {
+        let error = load("refused", text, "").expect_err(text);
+        assert!(error.contains(says), "{text}: {error}");
+    }
+    let error = load("refused", "", "--max-pods=-1").expect_err("flag");
+    assert_eq!(
+        error,
+        "command line: maxPods: is -1, must be a whole number, at least 0"
+    );
+}
+
+#[test]
+fn files() {
+    // CONF-01
+    let scratch = Scratch::new("files");
+    let missing = flags(&format!("--config {}/none.yaml", scratch.0.display()));
+    let error =
+        load_from(missing, &host(), Path::new("/nonexistent")).expect_err("named file must exist");
+    assert!(matches!(error, ConfigError::Read { .. }));
+    let path = scratch.0.join("own.yaml");
+    fs::write(&path, "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPod: 3\nstaticPodPath: m\n").expect("write");
+    let loaded = load_from(
+        flags(&format!("--config {}", path.display())),
+        &host(),
+        Path::new("/nonexistent"),
+    )
+    .expect("loads");
+    assert_eq!(loaded.warnings, ["unknown field maxPod is ignored"]);
+    assert_eq!(loaded.config.dirs.manifests, Some(scratch.0.join("m")));
+    assert_eq!(loaded.file, Some(path));
+}
