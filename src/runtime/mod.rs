@@ -6,6 +6,8 @@
 //! Contract of every backend (`tests/spec/lifecycle.md` PROV, `runtime.md` RTM): stop and remove are idempotent,
 //! "not found" is success for them; creation is separate from start; nothing is lost across an agent restart.
 
+pub mod contract;
+pub mod fake;
 pub mod log_rotation;
 
 use core::{future::Future, pin::Pin, time::Duration};

@@ -1,0 +1,374 @@
+//! What every backend must keep, as one sequence of calls that a test runs against it.
+//!
+//! Source: `tests/spec/lifecycle.md` PROV, `tests/spec/runtime.md` RTM.
+
+use core::{future::Future, pin::Pin, time::Duration};
+
+use super::{Runtime, RuntimeError};
+use crate::api::cri::{
+    ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, LABEL_CONTAINER_NAME,
+    LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, PodRuntimeStatus, SandboxConfig,
+    SandboxState,
+};
+use crate::api::{ContainerId, PodUid, SandboxId};
+
+/// How often the end of a container is looked for; the pause in between is the caller's.
+const MAX_LOOKS: usize = 500;
+
+/// What the contract is tried with.
+#[derive(Clone, Debug)]
+pub struct Fixture {
+    /// A sandbox that the backend can make. Its UID must be unknown to the backend.
+    pub sandbox: SandboxConfig,
+    /// Reference of an image in the store.
+    pub image: String,
+    /// A command that runs until it is stopped.
+    pub runs: Vec<String>,
+    /// A command that ends with code 3.
+    pub exits_3: Vec<String>,
+    /// A command that cannot be started.
+    pub cannot_start: Vec<String>,
+}
+
+/// A pause between two looks at the runtime.
+pub type Pause<'a> = &'a dyn Fn() -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// Runs the contract. Removes what it made if the backend keeps the contract.
+///
+/// - Errors: the first thing that is not as it should be.
+pub async fn contract(
+    runtime: &dyn Runtime,
+    fixture: &Fixture,
+    pause: Pause<'_>,
+) -> Result<(), String> {
+    let trial = Trial {
+        runtime,
+        fixture,
+        pause,
+    };
+    trial.unknown_things().await?;
+    trial.images().await?;
+    let sandbox = trial.sandbox().await?;
+    trial.containers(&sandbox).await?;
+    trial.end_of_sandbox(&sandbox).await
+}
+
+struct Trial<'a> {
+    runtime: &'a dyn Runtime,
+    fixture: &'a Fixture,
+    pause: Pause<'a>,
+}
+
+fn ensure(holds: bool, what: &str) -> Result<(), String> {
+    holds.then_some(()).ok_or_else(|| what.to_owned())
+}
+
+fn went<T>(result: Result<T, RuntimeError>, what: &str) -> Result<T, String> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+impl Trial<'_> {
+    async fn pod(&self) -> Result<PodRuntimeStatus, String> {
+        let uid = &self.fixture.sandbox.uid;
+        went(self.runtime.pod_status(uid).await, "pod status")
+    }
+
+    async fn instance(&self, id: &ContainerId) -> Result<ContainerStatus, String> {
+        let pod = self.pod().await?;
+        let found = pod.containers.into_iter().find(|c| c.id == *id);
+        found.ok_or_else(|| format!("container {id} is not listed"))
+    }
+
+    async fn is_listed(&self) -> Result<bool, String> {
+        let pods = went(self.runtime.list_pods().await, "list of pods")?;
+        ensure(
+            pods.is_sorted_by(|a, b| a.uid < b.uid),
+            "the list of pods is sorted by UID",
+        )?;
+        Ok(pods.iter().any(|pod| pod.uid == self.fixture.sandbox.uid))
+    }
+
+    async fn ended(&self, id: &ContainerId) -> Result<ContainerStatus, String> {
+        for _ in 0..MAX_LOOKS {
+            let status = self.instance(id).await?;
+            if status.state == ContainerState::Exited {
+                return Ok(status);
+            }
+            (self.pause)().await;
+        }
+        Err(format!("container {id} did not end"))
+    }
+
+    async fn unknown_things(&self) -> Result<(), String> {
+        let runtime = self.runtime;
+        let container = ContainerId::new("0123456789abcdef0123456789abcdef");
+        let sandbox = SandboxId::new("0123456789abcdef0123456789abcdef");
+        let uid = PodUid::new("00000000-0000-0000-0000-000000000000");
+        let pod = went(runtime.pod_status(&uid).await, "status of an unknown pod")?;
+        ensure(
+            pod.uid == uid && pod.containers.is_empty() && pod.sandboxes.is_empty(),
+            "the status of an unknown pod is empty and carries its UID",
+        )?;
+        ensure(!self.is_listed().await?, "the pod is not there yet")?;
+        let grace = Duration::from_secs(1);
+        went(
+            runtime.stop_container(&container, grace).await,
+            "stop of an unknown container",
+        )?;
+        went(
+            runtime.remove_container(&container).await,
+            "removal of an unknown container",
+        )?;
+        went(
+            runtime.stop_pod_sandbox(&sandbox).await,
+            "stop of an unknown sandbox",
+        )?;
+        went(
+            runtime.remove_pod_sandbox(&sandbox).await,
+            "removal of an unknown sandbox",
+        )?;
+        let start = runtime.start_container(&container).await;
+        ensure(
+            matches!(start, Err(RuntimeError::NotFound(_))),
+            "starting an unknown container says it is not found",
+        )?;
+        let config = self.container("unknown", 0, &self.fixture.runs, "");
+        let create = runtime.create_container(&sandbox, &config).await;
+        ensure(
+            matches!(create, Err(RuntimeError::NotFound(_))),
+            "creating in an unknown sandbox says it is not found",
+        )
+    }
+
+    async fn images(&self) -> Result<(), String> {
+        let runtime = self.runtime;
+        let absent = runtime.image_status("example.invalid/absent:1").await;
+        ensure(
+            absent == Ok(None),
+            "an absent image is nothing, not an error",
+        )?;
+        let image = self.image().await?;
+        ensure(image.size_bytes > 0, "an image has a size")?;
+        ensure(
+            image.uid.is_none() || image.username.is_empty(),
+            "an image has a numeric user or a user name, never both",
+        )?;
+        let all = went(runtime.list_images().await, "list of images")?;
+        ensure(
+            all.iter().any(|other| other.id == image.id),
+            "an image is listed under the id it was looked up with",
+        )?;
+        went(
+            runtime.remove_image("sha256:absent").await,
+            "removal of an absent image",
+        )
+    }
+
+    async fn image(&self) -> Result<crate::api::cri::Image, String> {
+        let found = self.runtime.image_status(&self.fixture.image).await;
+        went(found, "image status")?.ok_or_else(|| "the fixture's image is missing".into())
+    }
+
+    async fn sandbox(&self) -> Result<SandboxId, String> {
+        let made = self.runtime.run_pod_sandbox(&self.fixture.sandbox).await;
+        let made = went(made, "sandbox")?;
+        ensure(made.state == SandboxState::Ready, "a new sandbox is ready")?;
+        ensure(self.is_listed().await?, "a pod with a sandbox is listed")?;
+        let pod = self.pod().await?;
+        ensure(
+            pod.sandboxes.first().map(|sandbox| &sandbox.id) == Some(&made.id),
+            "the sandbox is listed under its id",
+        )?;
+        ensure(pod.ips == made.ips, "the pod has the sandbox's addresses")?;
+        ensure(
+            pod.name == self.fixture.sandbox.name
+                && pod.namespace == self.fixture.sandbox.namespace,
+            "name and namespace come back unchanged",
+        )?;
+        Ok(made.id)
+    }
+
+    fn container(
+        &self,
+        name: &str,
+        attempt: u32,
+        command: &[String],
+        image_id: &str,
+    ) -> ContainerConfig {
+        let sandbox = &self.fixture.sandbox;
+        let labels = [
+            (LABEL_POD_NAME, sandbox.name.as_str()),
+            (LABEL_POD_NAMESPACE, &sandbox.namespace),
+            (LABEL_POD_UID, &sandbox.uid),
+            (LABEL_CONTAINER_NAME, name),
+        ];
+        ContainerConfig {
+            name: name.into(),
+            attempt,
+            image: image_id.into(),
+            user_image: self.fixture.image.clone(),
+            command: command.to_vec(),
+            labels: labels.map(|(key, value)| (key.into(), value.into())).into(),
+            annotations: [(ANNOTATION_HASH.into(), "2a".into())].into(),
+            log_path: format!("{name}/{attempt}.log"),
+            ..ContainerConfig::default()
+        }
+    }
+
+    async fn create(
+        &self,
+        sandbox: &SandboxId,
+        name: &str,
+        attempt: u32,
+        command: &[String],
+    ) -> Result<ContainerId, String> {
+        let image = self.image().await?;
+        let config = self.container(name, attempt, command, &image.id);
+        went(
+            self.runtime.create_container(sandbox, &config).await,
+            "container",
+        )
+    }
+
+    async fn containers(&self, sandbox: &SandboxId) -> Result<(), String> {
+        let (runtime, fixture) = (self.runtime, self.fixture);
+        let grace = Duration::from_secs(2);
+
+        let first = self.create(sandbox, "main", 0, &fixture.exits_3).await?;
+        let created = self.instance(&first).await?;
+        ensure(
+            created.state == ContainerState::Created && created.started_at.is_none(),
+            "creation does not start",
+        )?;
+        ensure(
+            created.hash == 0x2a && created.name == "main" && created.image == fixture.image,
+            "annotations, name and image come back unchanged",
+        )?;
+        went(runtime.start_container(&first).await, "start")?;
+        let ended = self.ended(&first).await?;
+        ensure(
+            ended.exit_code == 3 && ended.reason == "Error",
+            "an exit code is reported as it is",
+        )?;
+        ensure(ended.pid == 0, "what ended has no process")?;
+        went(
+            runtime.stop_container(&first, grace).await,
+            "stop after the end",
+        )?;
+
+        let second = self.create(sandbox, "main", 1, &fixture.runs).await?;
+        ensure(first != second, "every attempt has its own id")?;
+        went(runtime.start_container(&second).await, "second start")?;
+        let running = self.instance(&second).await?;
+        ensure(
+            running.state == ContainerState::Running && running.restart_count == 1,
+            "a started instance runs and knows its restart count",
+        )?;
+        ensure(running.created > ended.created, "instances are ordered")?;
+        let pod = self.pod().await?;
+        ensure(
+            pod.newest("main").map(|newest| &newest.id) == Some(&second)
+                && pod.instances("main").count() == 2,
+            "instances are listed newest first, ended ones included",
+        )?;
+        let image = self.image().await?;
+        ensure(
+            runtime.remove_image(&image.id).await.is_err(),
+            "an image in use is not removed",
+        )?;
+        went(runtime.stop_container(&second, grace).await, "stop")?;
+        let stopped = self.instance(&second).await?;
+        ensure(
+            stopped.state == ContainerState::Exited && stopped.exit_code > 128,
+            "a stop waits for the end, and a signal's code is 128 and more",
+        )?;
+        went(runtime.stop_container(&second, grace).await, "second stop")?;
+
+        let third = self.create(sandbox, "main", 2, &fixture.runs).await?;
+        went(runtime.start_container(&third).await, "third start")?;
+        went(
+            runtime.stop_container(&third, Duration::ZERO).await,
+            "stop without grace",
+        )?;
+        ensure(
+            self.instance(&third).await?.exit_code == 137,
+            "no grace means SIGKILL",
+        )?;
+
+        let broken = self
+            .create(sandbox, "broken", 0, &fixture.cannot_start)
+            .await;
+        // An OCI runtime finds out when it creates the container; the instance is listed all the same.
+        if let Ok(broken) = &broken {
+            ensure(
+                runtime.start_container(broken).await.is_err(),
+                "what cannot start says so",
+            )?;
+        }
+        let pod = self.pod().await?;
+        let broken = pod.newest("broken").ok_or("a failed start is never lost")?;
+        ensure(
+            broken.state == ContainerState::Exited
+                && broken.exit_code == 128
+                && broken.reason == "StartError",
+            "a failed start ends with 128 and StartError",
+        )?;
+
+        for _ in 0..2 {
+            went(runtime.remove_container(&first).await, "removal")?;
+        }
+        ensure(
+            self.instance(&first).await.is_err(),
+            "what was removed is not listed",
+        )
+    }
+
+    async fn end_of_sandbox(&self, sandbox: &SandboxId) -> Result<(), String> {
+        let (runtime, fixture) = (self.runtime, self.fixture);
+        let last = self.create(sandbox, "last", 0, &fixture.runs).await?;
+        went(runtime.start_container(&last).await, "last start")?;
+        for _ in 0..2 {
+            went(runtime.stop_pod_sandbox(sandbox).await, "stop of a sandbox")?;
+        }
+        let pod = self.pod().await?;
+        ensure(
+            !pod.is_running(),
+            "stopping a sandbox ends its containers and it",
+        )?;
+        ensure(pod.ips.is_empty(), "its addresses are released")?;
+        ensure(
+            pod.newest("last").is_some_and(|last| last.exit_code == 137),
+            "its containers were killed",
+        )?;
+        for _ in 0..2 {
+            went(
+                runtime.remove_pod_sandbox(sandbox).await,
+                "removal of a sandbox",
+            )?;
+        }
+        ensure(!self.is_listed().await?, "a removed pod is not listed")?;
+
+        let again = SandboxConfig {
+            attempt: 1,
+            ..fixture.sandbox.clone()
+        };
+        let made = went(runtime.run_pod_sandbox(&again).await, "second sandbox")?;
+        ensure(made.id != *sandbox, "every attempt has its own id")?;
+        let image = self.image().await?;
+        let config = self.container("again", 0, &fixture.runs, &image.id);
+        let id = runtime.create_container(&made.id, &config).await;
+        let id = went(id, "container in the second sandbox")?;
+        went(
+            runtime.start_container(&id).await,
+            "start in the second sandbox",
+        )?;
+        went(
+            runtime.remove_pod_sandbox(&made.id).await,
+            "removal of a running sandbox",
+        )?;
+        ensure(
+            !self.is_listed().await?,
+            "removing a sandbox removes its containers, running or not",
+        )
+    }
+}

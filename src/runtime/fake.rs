@@ -1,0 +1,1032 @@
+//! An in-memory runtime: deterministic, with a clock and faults that a test controls.
+//!
+//! Nothing happens by itself. A container runs until the test ends it ([`Fake::exit`]), it is stopped, or its
+//! command says `exit N`; a command below `/nonexistent` cannot be started. Time is what [`Fake::set_now`] says.
+//! The fake also watches its caller: calls of one pod that overlap, and futures dropped before their end, are
+//! [`Fake::violations`].
+
+use core::{cell::RefCell, future::poll_fn, net::IpAddr, pin::Pin, task::Poll, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    task::Waker,
+};
+
+use sha2::{Digest as _, Sha256};
+
+use super::{Call, Runtime, RuntimeError};
+use crate::api::cri::{
+    ANNOTATION_HASH, Condition, ContainerConfig, ContainerState, ContainerStatus, ExecOutput,
+    FsInfo, Image, NamespaceMode, Order, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
+    SandboxState, SandboxStatus,
+};
+use crate::api::{ContainerId, Mono, PodUid, SandboxId, Wall};
+
+/// Calls that are remembered for [`Fake::take_calls`]; older ones are forgotten.
+const MAX_CALLS: usize = 10_000;
+/// Exit code of a container that obeys SIGTERM.
+const TERMINATED: i32 = 143;
+/// Exit code of a container that was killed.
+const KILLED: i32 = 137;
+/// Size of every image in bytes.
+const IMAGE_BYTES: u64 = 1 << 20;
+
+/// A method of [`Runtime`] that can be made to fail or hang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "named like the methods")]
+pub enum Op {
+    Status,
+    ListPods,
+    PodStatus,
+    RunPodSandbox,
+    StopPodSandbox,
+    RemovePodSandbox,
+    CreateContainer,
+    StartContainer,
+    StopContainer,
+    RemoveContainer,
+    ReopenLog,
+    Exec,
+    ImageStatus,
+    ListImages,
+    PullImage,
+    RemoveImage,
+    ImageFsInfo,
+}
+
+impl Op {
+    /// Changes what runs of a pod: two of these must not overlap.
+    const fn is_pod_operation(self) -> bool {
+        matches!(
+            self,
+            Self::RunPodSandbox
+                | Self::StopPodSandbox
+                | Self::RemovePodSandbox
+                | Self::CreateContainer
+                | Self::StartContainer
+                | Self::StopContainer
+                | Self::RemoveContainer
+        )
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The call fails and has done nothing.
+    Fails(RuntimeError),
+    /// The call fails although it has done its work, as when an answer is lost.
+    FailsAfter(RuntimeError),
+    /// The call does not go on until [`Fake::release`].
+    Hangs,
+}
+
+/// One entry of the script of faults; the first that matches a call applies to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which call.
+    pub op: Op,
+    /// Pod UID, container name or image reference it must concern; `None` for any.
+    pub target: Option<String>,
+    /// How many calls it still hits.
+    pub times: u32,
+    /// What happens to them.
+    pub trouble: Trouble,
+}
+
+/// What a container does about its stop signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnStop {
+    /// Ends at once with this code.
+    Exits(i32),
+    /// Nothing: it is killed when its grace is over.
+    Ignores,
+}
+
+struct Instance {
+    status: ContainerStatus,
+    words: Vec<String>,
+}
+
+#[derive(Default)]
+struct State {
+    now: Mono,
+    wall: Wall,
+    boot: u32,
+    sequence: u32,
+    sandboxes: BTreeMap<SandboxId, (SandboxStatus, String)>,
+    containers: BTreeMap<ContainerId, Instance>,
+    images: BTreeMap<String, Image>,
+    offered: BTreeSet<String>,
+    on_stop: BTreeMap<String, OnStop>,
+    faults: Vec<Fault>,
+    /// Calls that hang, by number, until released.
+    hanging: BTreeMap<u64, Op>,
+    next_call: u64,
+    calls: VecDeque<(Op, String)>,
+    in_flight: BTreeSet<PodUid>,
+    violations: Vec<String>,
+    runtime: Option<(String, String)>,
+    network: Option<(String, String)>,
+    rung: bool,
+    deaf: bool,
+    wakers: Vec<Waker>,
+}
+
+impl State {
+    fn order(&mut self) -> Order {
+        self.sequence += 1;
+        Order(self.boot, self.sequence)
+    }
+
+    fn uid_of(&self, sandbox: &SandboxId) -> PodUid {
+        self.sandboxes
+            .get(sandbox)
+            .map(|(status, _)| status.uid.clone())
+            .unwrap_or_default()
+    }
+
+    fn end(&mut self, id: &ContainerId, exit_code: i32, reason: &str) -> bool {
+        let Some(instance) = self.containers.get_mut(id) else {
+            return false;
+        };
+        let status = &mut instance.status;
+        if status.state != ContainerState::Running {
+            return false;
+        }
+        status.state = ContainerState::Exited;
+        status.exit_code = exit_code;
+        status.reason = match (reason, exit_code) {
+            ("", 0) => "Completed".into(),
+            ("", _) => "Error".into(),
+            (reason, _) => reason.into(),
+        };
+        status.finished_at = Some(self.wall);
+        status.finished_mono = Some(self.now);
+        status.pid = 0;
+        self.rung |= !self.deaf;
+        true
+    }
+
+    fn kill_all(&mut self, sandbox: &SandboxId) {
+        let inside = |instance: &&Instance| instance.status.sandbox == *sandbox;
+        let ids: Vec<_> = self
+            .containers
+            .values()
+            .filter(inside)
+            .map(|instance| instance.status.id.clone())
+            .collect();
+        for id in ids {
+            self.end(&id, KILLED, "");
+        }
+    }
+
+    fn close_sandbox(&mut self, id: &SandboxId) {
+        if let Some((status, _)) = self.sandboxes.get_mut(id) {
+            status.state = SandboxState::NotReady;
+            status.ips.clear();
+        }
+    }
+
+    fn pods(&self) -> Vec<PodRuntimeStatus> {
+        let mut pods: BTreeMap<&PodUid, PodRuntimeStatus> = BTreeMap::new();
+        for (status, _) in self.sandboxes.values() {
+            let pod = pods.entry(&status.uid).or_default();
+            pod.uid = status.uid.clone();
+            pod.name.clone_from(&status.name);
+            pod.namespace.clone_from(&status.namespace);
+            pod.sandboxes.push(status.clone());
+        }
+        for instance in self.containers.values() {
+            let sandbox = self.sandboxes.get(&instance.status.sandbox);
+            let pod = sandbox.and_then(|(status, _)| pods.get_mut(&status.uid));
+            if let Some(pod) = pod {
+                pod.containers.push(instance.status.clone());
+            }
+        }
+        for pod in pods.values_mut() {
+            pod.sandboxes
+                .sort_by(|a, b| (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id)));
+            pod.containers
+                .sort_by_key(|container| core::cmp::Reverse(container.created));
+            let ready = |sandbox: &&SandboxStatus| sandbox.state == SandboxState::Ready;
+            pod.ips = pod
+                .sandboxes
+                .iter()
+                .find(ready)
+                .map(|sandbox| sandbox.ips.clone())
+                .unwrap_or_default();
+        }
+        pods.into_values().collect()
+    }
+}
+
+/// See the module's words.
+pub struct Fake {
+    state: RefCell<State>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A call on its way. Dropped unfinished, it is a violation.
+struct Running<'a> {
+    fake: &'a Fake,
+    op: Op,
+    uid: Option<PodUid>,
+    number: u64,
+    after: Option<RuntimeError>,
+    finished: bool,
+}
+
+impl Running<'_> {
+    fn finish<T>(mut self, result: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
+        self.finished = true;
+        match self.after.take() {
+            Some(error) => Err(error),
+            None => result,
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.fake.change(|state| {
+            state.hanging.remove(&self.number);
+            if let Some(uid) = &self.uid {
+                state.in_flight.remove(uid);
+            }
+            if !self.finished {
+                let text = format!("{:?} was dropped before its end", self.op);
+                state.violations.push(text);
+            }
+        });
+    }
+}
+
+impl Fake {
+    /// An empty, healthy runtime in its first boot.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            state: RefCell::new(State {
+                boot: 1,
+                now: Mono(1),
+                ..State::default()
+            }),
+        }
+    }
+
+    /// Moves the clocks; graces that run out by that end their containers.
+    pub fn set_now(&self, now: Mono, wall: Wall) {
+        self.change(|state| {
+            state.now = state.now.max(now);
+            state.wall = wall;
+        });
+    }
+
+    /// Puts an image into the store and returns its id.
+    pub fn add_image(&self, reference: &str) -> String {
+        let id = image_id(reference);
+        let image = Image {
+            id: id.clone(),
+            repo_tags: vec![reference.into()],
+            repo_digests: vec![format!("{reference}@{id}")],
+            size_bytes: IMAGE_BYTES,
+            uid: Some(0),
+            ..Image::default()
+        };
+        self.change(|state| {
+            state.images.insert(id.clone(), image);
+        });
+        id
+    }
+
+    /// Lets a pull of `reference` succeed.
+    pub fn offer_image(&self, reference: &str) {
+        self.change(|state| {
+            state.offered.insert(reference.into());
+        });
+    }
+
+    /// Appends to the script of faults.
+    pub fn add_fault(&self, fault: Fault) {
+        self.change(|state| state.faults.push(fault));
+    }
+
+    /// Lets every hanging call of `op` go on.
+    pub fn release(&self, op: Op) {
+        self.change(|state| state.hanging.retain(|_, hanging| *hanging != op));
+    }
+
+    /// Calls of `op` that hang now.
+    #[must_use]
+    pub fn hanging(&self, op: Op) -> usize {
+        let state = self.state.borrow();
+        state.hanging.values().filter(|other| **other == op).count()
+    }
+
+    /// Decides what containers of this name do about their stop signal. Unless told, they exit with 143.
+    pub fn on_stop(&self, container: &str, what: OnStop) {
+        self.change(|state| {
+            state.on_stop.insert(container.into(), what);
+        });
+    }
+
+    /// Ends a running container. False if it does not run.
+    pub fn exit(&self, id: &ContainerId, exit_code: i32) -> bool {
+        self.change(|state| state.end(id, exit_code, ""))
+    }
+
+    /// Ends a running container as the kernel does when its memory is used up. False if it does not run.
+    pub fn oom_kill(&self, id: &ContainerId) -> bool {
+        self.change(|state| state.end(id, KILLED, "OOMKilled"))
+    }
+
+    /// Takes a sandbox's network away, as when its namespaces were removed behind the runtime's back.
+    pub fn lose_sandbox(&self, id: &SandboxId) {
+        self.change(|state| state.close_sandbox(id));
+    }
+
+    /// A power cut: nothing runs any more, records survive. Times of earlier ends mean nothing now.
+    pub fn reboot(&self) {
+        self.change(|state| {
+            let running: Vec<_> = state.containers.keys().cloned().collect();
+            for id in running {
+                state.end(&id, KILLED, "ContainerStatusUnknown");
+            }
+            for instance in state.containers.values_mut() {
+                instance.status.finished_mono = None;
+            }
+            let sandboxes: Vec<_> = state.sandboxes.keys().cloned().collect();
+            for id in sandboxes {
+                state.close_sandbox(&id);
+            }
+            state.boot += 1;
+            state.sequence = 0;
+        });
+    }
+
+    /// Sets `RuntimeReady` and `NetworkReady`: `None` is true, otherwise reason and message.
+    pub fn set_conditions(&self, runtime: Option<(&str, &str)>, network: Option<(&str, &str)>) {
+        let own = |condition: Option<(&str, &str)>| {
+            condition.map(|(reason, message)| (reason.into(), message.into()))
+        };
+        self.change(|state| {
+            state.runtime = own(runtime);
+            state.network = own(network);
+        });
+    }
+
+    /// Cuts or mends the doorbell.
+    pub fn set_deaf(&self, deaf: bool) {
+        self.change(|state| {
+            state.deaf = deaf;
+            state.rung &= !deaf;
+        });
+    }
+
+    /// The calls made since the last time: method and pod UID, container name or image.
+    pub fn take_calls(&self) -> Vec<(Op, String)> {
+        self.change(|state| state.calls.drain(..).collect())
+    }
+
+    /// What the caller did against the contract.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.state.borrow().violations.clone()
+    }
+
+    /// The newest instance of a container of a pod.
+    #[must_use]
+    pub fn container(&self, uid: &PodUid, name: &str) -> Option<ContainerStatus> {
+        let pods = self.state.borrow().pods();
+        let pod = pods.into_iter().find(|pod| pod.uid == *uid)?;
+        pod.newest(name).cloned()
+    }
+
+    fn change<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
+        let (result, wakers) = {
+            let mut state = self.state.borrow_mut();
+            let result = with(&mut state);
+            (result, core::mem::take(&mut state.wakers))
+        };
+        for waker in wakers {
+            waker.wake();
+        }
+        result
+    }
+
+    /// Waits until `ready` has an answer; asked again after every change.
+    async fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> T {
+        poll_fn(|cx| {
+            let mut state = self.state.borrow_mut();
+            match ready(&mut state) {
+                Some(answer) => Poll::Ready(answer),
+                None => {
+                    state.wakers.push(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    /// Notes a call and applies the script of faults to it.
+    async fn begin(
+        &self,
+        op: Op,
+        target: &str,
+        uid: Option<PodUid>,
+    ) -> Result<Running<'_>, RuntimeError> {
+        let mut watched = uid.clone().filter(|_| op.is_pod_operation());
+        let (number, trouble) = self.change(|state| {
+            state.next_call += 1;
+            let number = state.next_call;
+            if state.calls.len() >= MAX_CALLS {
+                state.calls.pop_front();
+            }
+            state.calls.push_back((op, target.into()));
+            if let Some(uid) = &watched
+                && !state.in_flight.insert(uid.clone())
+            {
+                let text = format!("{op:?} overlaps another operation of pod {uid}");
+                state.violations.push(text);
+                // The first one keeps the pod.
+                watched = None;
+            }
+            let hit = state.faults.iter_mut().find(|fault| {
+                let concerned = |wanted: &String| {
+                    wanted == target || uid.as_ref().is_some_and(|uid| **uid == **wanted)
+                };
+                fault.op == op && fault.times > 0 && fault.target.as_ref().is_none_or(concerned)
+            });
+            let trouble = hit.map(|fault| {
+                fault.times -= 1;
+                fault.trouble.clone()
+            });
+            state.faults.retain(|fault| fault.times > 0);
+            if trouble == Some(Trouble::Hangs) {
+                state.hanging.insert(number, op);
+            }
+            (number, trouble)
+        });
+        let mut running = Running {
+            fake: self,
+            op,
+            uid: watched,
+            number,
+            after: None,
+            finished: false,
+        };
+        match trouble {
+            None => {}
+            Some(Trouble::Fails(error)) => return running.finish(Err(error)),
+            Some(Trouble::FailsAfter(error)) => running.after = Some(error),
+            Some(Trouble::Hangs) => {
+                self.wait(|state| (!state.hanging.contains_key(&number)).then_some(()))
+                    .await;
+            }
+        }
+        Ok(running)
+    }
+
+    /// Makes a call that is done in one step.
+    fn at_once<'a, T: 'a>(
+        &'a self,
+        op: Op,
+        target: &str,
+        uid: Option<PodUid>,
+        act: impl FnOnce(&mut State) -> Result<T, RuntimeError> + 'a,
+    ) -> Call<'a, T> {
+        let target = target.to_owned();
+        Box::pin(async move {
+            let running = self.begin(op, &target, uid).await?;
+            let result = self.change(act);
+            running.finish(result)
+        })
+    }
+
+    fn names_of(&self, id: &ContainerId) -> (String, Option<PodUid>) {
+        let state = self.state.borrow();
+        let Some(instance) = state.containers.get(id) else {
+            return (id.to_string(), None);
+        };
+        let uid = state.uid_of(&instance.status.sandbox);
+        (instance.status.name.clone(), Some(uid))
+    }
+
+    fn uid_of(&self, sandbox: &SandboxId) -> (String, Option<PodUid>) {
+        let state = self.state.borrow();
+        let Some((status, _)) = state.sandboxes.get(sandbox) else {
+            return (sandbox.to_string(), None);
+        };
+        (status.uid.to_string(), Some(status.uid.clone()))
+    }
+}
+
+fn image_id(reference: &str) -> String {
+    format!("sha256:{}", hex(&Sha256::digest(reference)))
+}
+
+/// The id of a sandbox (empty name) or container.
+fn instance_id(uid: &PodUid, name: &str, attempt: u32) -> String {
+    let digest = Sha256::digest(format!("{uid}/{name}/{attempt}"));
+    hex(&digest[..16])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The code with which a command ends at once, if it does.
+fn exit_of(words: &[String]) -> Option<i32> {
+    let last = words.last()?;
+    last.strip_prefix("exit ")?.trim().parse().ok()
+}
+
+fn condition(trouble: Option<&(String, String)>) -> Condition {
+    let (reason, message) = trouble.cloned().unwrap_or_default();
+    Condition {
+        ok: trouble.is_none(),
+        reason,
+        message,
+    }
+}
+
+fn not_found(what: &str, id: &str) -> RuntimeError {
+    RuntimeError::NotFound(format!("{what} {id}"))
+}
+
+impl Runtime for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn version(&self) -> String {
+        "fake://1".into()
+    }
+
+    fn status(&self) -> Call<'_, RuntimeStatus> {
+        self.at_once(Op::Status, "", None, |state| {
+            Ok(RuntimeStatus {
+                runtime_ready: condition(state.runtime.as_ref()),
+                network_ready: condition(state.network.as_ref()),
+            })
+        })
+    }
+
+    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
+        self.at_once(Op::ListPods, "", None, |state| Ok(state.pods()))
+    }
+
+    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+        let uid = uid.clone();
+        self.at_once(
+            Op::PodStatus,
+            &uid.clone(),
+            Some(uid.clone()),
+            move |state| {
+                let known = state.pods().into_iter().find(|pod| pod.uid == uid);
+                Ok(known.unwrap_or_else(|| PodRuntimeStatus {
+                    uid,
+                    ..PodRuntimeStatus::default()
+                }))
+            },
+        )
+    }
+
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.wait(|state| core::mem::take(&mut state.rung).then_some(())))
+    }
+
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+        let uid = &config.uid;
+        self.at_once(Op::RunPodSandbox, uid, Some(uid.clone()), move |state| {
+            let id = SandboxId::new(instance_id(uid, "", config.attempt));
+            if state.sandboxes.contains_key(&id) {
+                return Err(RuntimeError::Failed(format!("sandbox {id} exists")));
+            }
+            let created = state.order();
+            let on_host = config.namespaces.network == NamespaceMode::Node;
+            let [.., high, low] = created.1.to_be_bytes();
+            let ip = IpAddr::from([10, 88, high, low]);
+            let status = SandboxStatus {
+                id: id.clone(),
+                uid: uid.clone(),
+                name: config.name.clone(),
+                namespace: config.namespace.clone(),
+                attempt: config.attempt,
+                state: SandboxState::Ready,
+                created,
+                created_at: state.wall,
+                ips: if on_host { Vec::new() } else { vec![ip] },
+                namespaces: config.namespaces,
+            };
+            let record = (status.clone(), config.log_directory.clone());
+            state.sandboxes.insert(id, record);
+            Ok(status)
+        })
+    }
+
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        let (target, uid) = self.uid_of(id);
+        self.at_once(Op::StopPodSandbox, &target, uid, move |state| {
+            state.kill_all(id);
+            state.close_sandbox(id);
+            Ok(())
+        })
+    }
+
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        let (target, uid) = self.uid_of(id);
+        self.at_once(Op::RemovePodSandbox, &target, uid, move |state| {
+            state.sandboxes.remove(id);
+            state
+                .containers
+                .retain(|_, instance| instance.status.sandbox != *id);
+            Ok(())
+        })
+    }
+
+    fn create_container<'a>(
+        &'a self,
+        sandbox: &'a SandboxId,
+        config: &'a ContainerConfig,
+    ) -> Call<'a, ContainerId> {
+        let (_, uid) = self.uid_of(sandbox);
+        self.at_once(Op::CreateContainer, &config.name, uid, move |state| {
+            let Some((inside, logs)) = state.sandboxes.get(sandbox) else {
+                return Err(not_found("sandbox", sandbox));
+            };
+            if inside.state != SandboxState::Ready {
+                return Err(RuntimeError::Failed(format!(
+                    "sandbox {sandbox} is not ready"
+                )));
+            }
+            if !state.images.contains_key(&config.image) {
+                return Err(not_found("image", &config.image));
+            }
+            let id = ContainerId::new(instance_id(&inside.uid, &config.name, config.attempt));
+            if state.containers.contains_key(&id) {
+                return Err(RuntimeError::Failed(format!("container {id} exists")));
+            }
+            let log_path = format!("{logs}/{}", config.log_path);
+            let hash = config.annotations.get(ANNOTATION_HASH);
+            let created = state.order();
+            let status = ContainerStatus {
+                id: id.clone(),
+                sandbox: sandbox.clone(),
+                name: config.name.clone(),
+                restart_count: config.attempt,
+                state: ContainerState::Created,
+                created,
+                created_at: state.wall,
+                started_at: None,
+                finished_at: None,
+                finished_mono: None,
+                exit_code: 0,
+                reason: String::new(),
+                message: String::new(),
+                image: config.user_image.clone(),
+                image_id: config.image.clone(),
+                hash: hash
+                    .and_then(|hash| u64::from_str_radix(hash, 16).ok())
+                    .unwrap_or(0),
+                user: Some((0, 0, Vec::new())),
+                pid: 0,
+                log_path,
+            };
+            let words = config.command.iter().chain(&config.args).cloned().collect();
+            let instance = Instance { status, words };
+            state.containers.insert(id.clone(), instance);
+            Ok(id)
+        })
+    }
+
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::StartContainer, &target, uid, move |state| {
+            let (now, wall) = (state.now, state.wall);
+            let Some(instance) = state.containers.get_mut(id) else {
+                return Err(not_found("container", id));
+            };
+            let status = &mut instance.status;
+            if status.state != ContainerState::Created {
+                return Err(RuntimeError::Failed(format!(
+                    "container {id} was started before"
+                )));
+            }
+            if let Some(program) = instance
+                .words
+                .first()
+                .filter(|w| w.starts_with("/nonexistent"))
+            {
+                let text = format!("exec {program}: no such file or directory");
+                status.state = ContainerState::Exited;
+                status.exit_code = 128;
+                status.reason = "StartError".into();
+                status.message.clone_from(&text);
+                status.finished_at = Some(wall);
+                status.finished_mono = Some(now);
+                return Err(RuntimeError::Failed(text));
+            }
+            status.state = ContainerState::Running;
+            status.started_at = Some(wall);
+            status.pid = i32::try_from(status.created.1).unwrap_or(i32::MAX);
+            if let Some(code) = exit_of(&instance.words) {
+                state.end(id, code, "");
+            }
+            Ok(())
+        })
+    }
+
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+        let (target, uid) = self.names_of(id);
+        Box::pin(async move {
+            let running = self.begin(Op::StopContainer, &target, uid).await?;
+            let deadline = self.change(|state| {
+                let what = state.on_stop.get(&target).copied();
+                match what.unwrap_or(OnStop::Exits(TERMINATED)) {
+                    OnStop::Exits(_) if grace.is_zero() => state.end(id, KILLED, ""),
+                    OnStop::Exits(code) => state.end(id, code, ""),
+                    OnStop::Ignores => false,
+                };
+                state.now + grace
+            });
+            let over = |state: &mut State| {
+                let runs = |instance: &Instance| instance.status.state == ContainerState::Running;
+                if state.now >= deadline {
+                    state.end(id, KILLED, "");
+                }
+                (!state.containers.get(id).is_some_and(runs)).then_some(())
+            };
+            self.wait(over).await;
+            running.finish(Ok(()))
+        })
+    }
+
+    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::RemoveContainer, &target, uid, move |state| {
+            state.containers.remove(id);
+            Ok(())
+        })
+    }
+
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::ReopenLog, &target, uid, move |state| {
+            let known = state.containers.contains_key(id);
+            known
+                .then_some(())
+                .ok_or_else(|| not_found("container", id))
+        })
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        _timeout: Option<Duration>,
+        limit: usize,
+    ) -> Call<'a, ExecOutput> {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::Exec, &target, uid, move |state| {
+            let Some(instance) = state.containers.get(id) else {
+                return Err(not_found("container", id));
+            };
+            if instance.status.state != ContainerState::Running {
+                return Err(RuntimeError::Failed(format!("container {id} does not run")));
+            }
+            let mut stdout = match command.split_first() {
+                Some((program, words)) if program == "echo" => words.join(" ").into_bytes(),
+                _ => Vec::new(),
+            };
+            stdout.truncate(limit);
+            Ok(ExecOutput {
+                exit_code: exit_of(command).unwrap_or(0),
+                stdout,
+                stderr: Vec::new(),
+            })
+        })
+    }
+
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        self.at_once(Op::ImageStatus, reference, None, move |state| {
+            let named = |image: &&Image| {
+                let mut names = image.repo_tags.iter().chain(&image.repo_digests);
+                image.id == reference || names.any(|name| name == reference)
+            };
+            Ok(state.images.values().find(named).cloned())
+        })
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        self.at_once(Op::ListImages, "", None, |state| {
+            Ok(state.images.values().cloned().collect())
+        })
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
+        Box::pin(async move {
+            let running = self.begin(Op::PullImage, reference, None).await?;
+            let offered = self.state.borrow().offered.contains(reference);
+            let result = match offered {
+                true => Ok(self.add_image(reference)),
+                false => Err(not_found("image", reference)),
+            };
+            running.finish(result)
+        })
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        self.at_once(Op::RemoveImage, id, None, move |state| {
+            let mut instances = state.containers.values();
+            if let Some(user) = instances.find(|instance| instance.status.image_id == id) {
+                let text = format!("image {id} is used by container {}", user.status.id);
+                return Err(RuntimeError::Failed(text));
+            }
+            state.images.remove(id);
+            Ok(())
+        })
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.at_once(Op::ImageFsInfo, "", None, |_| {
+            Ok(FsInfo {
+                capacity_bytes: 1 << 34,
+                available_bytes: 1 << 33,
+                inodes: 1 << 20,
+                inodes_free: 1 << 19,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smol::future::{block_on, poll_once};
+
+    use super::*;
+    use crate::runtime::contract::{Fixture, contract};
+
+    const REFERENCE: &str = "docker.io/library/busybox:1.36";
+
+    fn sandbox(uid: &str) -> SandboxConfig {
+        SandboxConfig {
+            name: format!("pod-{uid}"),
+            namespace: "default".into(),
+            uid: uid.into(),
+            log_directory: "/logs".into(),
+            ..SandboxConfig::default()
+        }
+    }
+
+    fn container(fake: &Fake, name: &str) -> ContainerConfig {
+        ContainerConfig {
+            name: name.into(),
+            image: fake.add_image(REFERENCE),
+            user_image: REFERENCE.into(),
+            command: vec!["sleep".into(), "1d".into()],
+            log_path: format!("{name}/0.log"),
+            ..ContainerConfig::default()
+        }
+    }
+
+    /// A running container of pod `uid`.
+    fn started(fake: &Fake, uid: &str) -> ContainerId {
+        block_on(async {
+            let sandbox = fake.run_pod_sandbox(&sandbox(uid)).await.expect("sandbox");
+            let config = container(fake, "c");
+            let id = fake.create_container(&sandbox.id, &config).await;
+            let id = id.expect("container");
+            fake.start_container(&id).await.expect("started");
+            id
+        })
+    }
+
+    #[test]
+    fn keeps_the_contract() {
+        // PROV-01 PROV-07 RTM-01 RTM-02 RTM-03 RTM-05 RTM-06 RTM-16 RTM-18
+        let fake = Fake::new();
+        fake.add_image(REFERENCE);
+        let fixture = Fixture {
+            sandbox: sandbox("contract"),
+            image: REFERENCE.into(),
+            runs: vec!["sleep".into(), "1d".into()],
+            exits_3: vec!["sh".into(), "-c".into(), "exit 3".into()],
+            cannot_start: vec!["/nonexistent/program".into()],
+        };
+        let pause = || -> Pin<Box<dyn Future<Output = ()>>> { Box::pin(smol::future::yield_now()) };
+        let result = block_on(contract(&fake, &fixture, &pause));
+        assert_eq!(result, Ok(()));
+        assert_eq!(fake.violations(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn faults_follow_their_script() {
+        let fake = Fake::new();
+        let lost = RuntimeError::Failed("lost".into());
+        for (target, trouble) in [
+            ("a", Trouble::Fails(lost.clone())),
+            ("b", Trouble::FailsAfter(lost.clone())),
+        ] {
+            fake.add_fault(Fault {
+                op: Op::RunPodSandbox,
+                target: Some(target.into()),
+                times: 1,
+                trouble,
+            });
+        }
+        let run = |uid| block_on(fake.run_pod_sandbox(&sandbox(uid)));
+        let listed = || block_on(fake.list_pods()).expect("list").len();
+        assert_eq!(run("a"), Err(lost.clone()));
+        assert_eq!(listed(), 0, "nothing was done");
+        assert_eq!(run("b"), Err(lost));
+        assert_eq!(listed(), 1, "it was, but the answer was lost");
+        run("a").expect("once only");
+    }
+
+    #[test]
+    fn hanging_calls_and_overlaps() {
+        let fake = Fake::new();
+        let id = started(&fake, "a");
+        fake.add_fault(Fault {
+            op: Op::StopContainer,
+            target: None,
+            times: 1,
+            trouble: Trouble::Hangs,
+        });
+        block_on(async {
+            let mut stop = fake.stop_container(&id, Duration::from_secs(1));
+            assert_eq!(poll_once(&mut stop).await, None);
+            assert_eq!(fake.hanging(Op::StopContainer), 1);
+            assert_eq!(fake.violations().len(), 0);
+            fake.remove_container(&id).await.expect("removed");
+            assert_eq!(fake.violations().len(), 1, "two operations at a time");
+            fake.release(Op::StopContainer);
+            assert_eq!(poll_once(&mut stop).await, Some(Ok(())));
+            drop(fake.stop_container(&id, Duration::ZERO));
+        });
+        assert_eq!(fake.violations().len(), 1, "never polled, never begun");
+    }
+
+    #[test]
+    fn grace_runs_on_the_clock_of_the_test() {
+        let fake = Fake::new();
+        fake.on_stop("c", OnStop::Ignores);
+        let id = started(&fake, "a");
+        block_on(async {
+            let mut stop = fake.stop_container(&id, Duration::from_secs(5));
+            assert_eq!(poll_once(&mut stop).await, None);
+            fake.set_now(Mono(5000), Wall(0));
+            assert_eq!(poll_once(&mut stop).await, None);
+            fake.set_now(Mono(5001), Wall(0));
+            assert_eq!(poll_once(&mut stop).await, Some(Ok(())));
+        });
+        let status = fake.container(&"a".into(), "c").expect("listed");
+        assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
+    }
+
+    #[test]
+    fn the_doorbell_rings_when_a_container_ends() {
+        let fake = Fake::new();
+        let id = started(&fake, "a");
+        block_on(async {
+            let mut bell = fake.doorbell();
+            assert_eq!(poll_once(&mut bell).await, None);
+            assert!(fake.oom_kill(&id) && !fake.exit(&id, 0));
+            assert_eq!(poll_once(&mut bell).await, Some(()));
+            assert_eq!(poll_once(fake.doorbell()).await, None, "once");
+        });
+        let status = fake.container(&"a".into(), "c").expect("listed");
+        assert_eq!(status.reason, "OOMKilled");
+        fake.set_deaf(true);
+        let other = started(&fake, "b");
+        fake.exit(&other, 0);
+        assert_eq!(block_on(poll_once(fake.doorbell())), None, "cut");
+    }
+
+    #[test]
+    fn a_reboot_ends_everything() {
+        // RTM-18
+        let fake = Fake::new();
+        started(&fake, "a");
+        fake.reboot();
+        let [pod] = &block_on(fake.list_pods()).expect("list")[..] else {
+            panic!("records survive");
+        };
+        assert!(!pod.is_running() && pod.ips.is_empty());
+        assert_eq!(pod.containers[0].reason, "ContainerStatusUnknown");
+        let before = pod.sandboxes[0].created;
+        let again = SandboxConfig {
+            attempt: 1,
+            ..sandbox("a")
+        };
+        let after = block_on(fake.run_pod_sandbox(&again)).expect("sandbox");
+        assert!(after.created > before, "ordered across boots");
+    }
+}
