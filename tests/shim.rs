@@ -1,0 +1,665 @@
+//! The shim beside real containers. Needs root, runc and busybox; says so and passes without them.
+
+#[path = "common/bundle.rs"]
+mod bundle;
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_io::Timer;
+use bundle::{Bundle, joined, missing};
+use picolet::shim::control::{Event, Streams};
+use picolet::shim::{self, Exit, Launch, LaunchError, Launched, LogOnly, file};
+use picolet::sys::{mount, pidfd};
+use smol::future;
+
+/// Nothing here takes so long unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn exe() -> Arc<OwnedFd> {
+    Arc::new(
+        fs::File::open(env!("CARGO_BIN_EXE_picolet"))
+            .expect("program")
+            .into(),
+    )
+}
+
+fn launch_of(bundle: &Bundle) -> Launch {
+    Launch {
+        exe: exe(),
+        dir: bundle.dir.clone(),
+        id: bundle.id.clone(),
+        runtime: bundle::RUNC.into(),
+        runtime_root: bundle.root.clone(),
+        log: bundle.log.clone(),
+        tty: false,
+        stdin: false,
+        stdin_once: false,
+        memory_cgroup: Some(bundle.memory_cgroup.clone()),
+        shim_cgroups: Vec::new(),
+        oom_score_adj: Some(-999),
+    }
+}
+
+fn wait<T>(what: &str, work: impl Future<Output = T>) -> T {
+    smol::block_on(future::or(work, async {
+        Timer::after(PATIENCE).await;
+        panic!("waited too long for {what}");
+    }))
+}
+
+fn create(launch: &Launch) -> Launched {
+    wait("create", shim::launch(launch)).expect("launch")
+}
+
+fn ended(shim: &Launched, bundle: &Bundle) -> Exit {
+    wait("the shim's end", pidfd::ended(shim.pidfd.as_fd())).expect("poll");
+    assert!(!shim::is_alive(&bundle.dir).expect("lock"));
+    shim::read_exit(&bundle.dir)
+        .expect("readable")
+        .expect("exit record")
+}
+
+/// Runs a script to its end with the default configuration.
+fn run(script: &str) -> (Bundle, Exit) {
+    let bundle = Bundle::new(script, |_| ());
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let exit = ended(&shim, &bundle);
+    (bundle, exit)
+}
+
+/// Waits until `done` says so, polling: files have no doorbell.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    wait(what, async {
+        while !done() {
+            Timer::after(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+macro_rules! real {
+    () => {
+        if let Some(why) = missing() {
+            eprintln!("{why}");
+            return;
+        }
+    };
+}
+
+#[test]
+fn exit_codes_and_signals() {
+    real!();
+    // RTM-05 RTM-03
+    for (script, code, signal) in [
+        ("exit 0", 0, 0),
+        ("exit 42", 42, 0),
+        ("kill -9 $$; echo a pid 1 cannot kill itself", 0, 0),
+    ] {
+        let (bundle, exit) = run(script);
+        assert_eq!(
+            (exit.code, exit.signal, exit.known, exit.created),
+            (code, signal, true, true),
+            "{script}"
+        );
+        assert!(!exit.oom_killed() && exit.log_lost == 0, "{script}");
+        let state = shim::read_state(&bundle.dir)
+            .expect("readable")
+            .expect("state");
+        assert_eq!(state.boot_id, exit.boot_id);
+    }
+    // Real-time signals too, which have no name.
+    for (signal, number) in [("KILL", 9), ("TERM", 15), ("40", 40)] {
+        let bundle = Bundle::new("exec sleep 1000", |c| {
+            // In the host's pid namespace init has no special protection.
+            let kinds = c["linux"]["namespaces"].as_array_mut().expect("namespaces");
+            kinds.retain(|n| n["type"] != "pid");
+        });
+        let shim = create(&launch_of(&bundle));
+        bundle.start();
+        until("exec", || {
+            fs::read_to_string(format!("/proc/{}/comm", shim.pid))
+                .is_ok_and(|c| c.trim() == "sleep")
+        });
+        bundle.kill(signal);
+        let exit = ended(&shim, &bundle);
+        assert_eq!((exit.code, exit.signal), (128 + number, number), "{signal}");
+    }
+}
+
+#[test]
+fn out_of_memory() {
+    real!();
+    // RTM-05
+    let limit = |c: &mut serde_json::Value| {
+        c["linux"]["resources"] = serde_json::json!({"memory": {"limit": 16 * 1024 * 1024}});
+    };
+    // Only the eater's own memory counts: a variable that doubles.
+    let bundle = Bundle::new("x=0123456789abcdef; while :; do x=$x$x; done", limit);
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let exit = ended(&shim, &bundle);
+    assert_eq!((exit.code, exit.signal), (137, 9));
+    assert!(exit.oom_killed(), "{exit:?}");
+    // Killed for another reason, with the same limit.
+    let bundle = Bundle::new("sleep 1000", limit);
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    bundle.kill("KILL");
+    let exit = ended(&shim, &bundle);
+    assert_eq!((exit.code, exit.oom_killed()), (137, false), "{exit:?}");
+}
+
+#[test]
+fn log_is_complete() {
+    real!();
+    // LOG-01 RTM-07
+    let (bundle, exit) = run(
+        "seq 1 200000; echo to stderr >&2; head -c 100000 /dev/zero | tr '\\0' x; echo; printf 'no newline'",
+    );
+    assert_eq!((exit.code, exit.log_lost), (0, 0));
+    let mut expected: String = (1..=200_000).map(|n| format!("{n}\n")).collect();
+    expected += &"x".repeat(100_000);
+    expected += "\nno newline";
+    assert!(bundle.output("stdout") == expected, "stdout differs");
+    assert_eq!(bundle.output("stderr"), "to stderr\n");
+    let longest = bundle.log().lines().map(str::len).max();
+    assert!(longest.expect("lines") <= 16 * 1024 + 41);
+    assert!(bundle.log().ends_with(" stdout P no newline\n"));
+}
+
+#[test]
+fn log_rotation_loses_nothing() {
+    real!();
+    // LOG-07 RTM-07
+    let bundle = Bundle::new("seq 1 300000", |_| ());
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let mut files = 0;
+    while shim::read_exit(&bundle.dir).expect("readable").is_none() {
+        fs::rename(
+            &bundle.log,
+            bundle.log.with_extension(format!("{files:06}")),
+        )
+        .expect("rotate");
+        match wait("reopen", shim::reopen_log(&bundle.dir)) {
+            Ok(()) => files += 1,
+            // It has just ended.
+            Err(_) => {
+                fs::rename(
+                    bundle.log.with_extension(format!("{files:06}")),
+                    &bundle.log,
+                )
+                .expect("back");
+                break;
+            }
+        }
+    }
+    ended(&shim, &bundle);
+    let mut text = String::new();
+    for n in 0..files {
+        text += &fs::read_to_string(bundle.log.with_extension(format!("{n:06}"))).expect("rotated");
+    }
+    text += &bundle.log();
+    let expected: String = (1..=300_000).map(|n| format!("{n}\n")).collect();
+    assert!(
+        files > 1 && joined(&text, "stdout") == expected,
+        "{files} rotations"
+    );
+}
+
+#[test]
+fn full_disk_neither_blocks_nor_kills() {
+    real!();
+    let bundle = Bundle::new("seq 1 100000; exit 3", |_| ());
+    let logs = bundle.log.parent().expect("directory");
+    mount::tmpfs(logs, Some(64 * 1024), 0o755, nix::mount::MsFlags::empty()).expect("tmpfs");
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let exit = ended(&shim, &bundle);
+    let whole = bundle.output("stdout").lines().count();
+    assert_eq!(exit.code, 3);
+    assert_eq!(
+        exit.log_lost,
+        100_000 - u64::try_from(whole).expect("count")
+    );
+    mount::unmount(logs).expect("unmount");
+}
+
+#[test]
+fn container_inherits_nothing() {
+    real!();
+    // RTM-08
+    let (bundle, exit) =
+        run("ls -l /proc/self/fd; env; cat /proc/self/status; cat /proc/self/oom_score_adj");
+    assert_eq!(exit.code, 0);
+    let text = bundle.output("stdout");
+    let fds: Vec<_> = text.lines().filter(|l| l.contains(" -> ")).collect();
+    // 0 to 2, and the directory that ls reads, which may be closed before it is shown.
+    assert!(
+        fds[0].ends_with("0 -> /dev/null") && fds.len() >= 3,
+        "{text}"
+    );
+    assert!(fds[1..3].iter().all(|l| l.contains("/std")), "{text}");
+    assert!(fds[3..].iter().all(|l| l.contains("3 -> /proc/")), "{text}");
+    let variables: Vec<_> = text.lines().filter(|l| l.contains('=')).collect();
+    let known = ["PATH=/bin", "PWD=/", "SHLVL=", "OLDPWD=", "HOME=", "_="];
+    assert!(
+        variables
+            .iter()
+            .all(|v| known.iter().any(|k| v.starts_with(k))),
+        "{variables:?}"
+    );
+    for mask in ["SigBlk", "SigIgn"] {
+        let line = text.lines().find(|l| l.starts_with(mask)).expect("mask");
+        let value = u64::from_str_radix(line.rsplit('\t').next().expect("value"), 16).expect("hex");
+        // 32 and 33 are the C library's own.
+        assert_eq!(value & !(3 << 31), 0, "{line}");
+    }
+}
+
+#[test]
+fn failing_create() {
+    real!();
+    // RTM-03
+    let bundle = Bundle::new("true", |c| {
+        c["process"]["args"] = serde_json::json!(["/no/such/program"])
+    });
+    let error = wait("create", shim::launch(&launch_of(&bundle))).expect_err("no program");
+    match &error {
+        LaunchError::Runtime { code, message } => {
+            assert_eq!(*code, 1);
+            assert!(message.contains("/no/such/program"), "{message}");
+        }
+        other => panic!("{other}"),
+    }
+    until("the shim's end", || {
+        !shim::is_alive(&bundle.dir).expect("lock")
+    });
+    let exit = shim::read_exit(&bundle.dir)
+        .expect("readable")
+        .expect("exit record");
+    assert_eq!((exit.code, exit.created), (128, false));
+    // The runtime itself is missing.
+    let mut launch = launch_of(&bundle);
+    launch.runtime = "/no/runtime".into();
+    match wait("create", shim::launch(&launch)).expect_err("no runtime") {
+        LaunchError::Runtime { code: 127, message } => {
+            assert_eq!(message, "cannot execute the runtime: errno 002");
+        }
+        other => panic!("{other}"),
+    }
+    // The shim cannot write its log.
+    launch.log = "/no/such/dir/0.log".into();
+    until("the shim's end", || {
+        !shim::is_alive(&bundle.dir).expect("lock")
+    });
+    let error = wait("create", shim::launch(&launch)).expect_err("no log");
+    assert!(
+        matches!(&error, LaunchError::Shim(e) if e.to_string().contains("No such file")),
+        "{error}"
+    );
+    // Somebody holds the directory.
+    let held = picolet::sys::lock::try_lock(&bundle.dir.join(file::LOCK))
+        .expect("lock")
+        .expect("free");
+    assert!(matches!(
+        wait("create", shim::launch(&launch)),
+        Err(LaunchError::Busy(_))
+    ));
+    drop(held);
+}
+
+#[test]
+fn input_and_attach() {
+    real!();
+    let bundle = Bundle::new("cat; echo over >&2; exit 5", |_| ());
+    let launch = Launch {
+        stdin: true,
+        stdin_once: true,
+        ..launch_of(&bundle)
+    };
+    let shim = create(&launch);
+    bundle.start();
+    let watcher = Streams {
+        stdout: true,
+        stderr: true,
+        ..Streams::default()
+    };
+    let (watcher, talker) = wait("attach", async {
+        let watcher = shim::attach(&bundle.dir, watcher).await.expect("attach");
+        let talker = Streams {
+            stdin: true,
+            ..Streams::default()
+        };
+        (
+            watcher,
+            shim::attach(&bundle.dir, talker).await.expect("attach"),
+        )
+    });
+    // More than pipes and sockets hold: the talker waits for the container, the log for nobody.
+    let sent: String = (0..60_000).map(|n| format!("line {n}\n")).collect();
+    let seen = wait("echo", async {
+        let send = async {
+            talker.input(sent.as_bytes()).await.expect("input");
+            drop(talker);
+        };
+        let receive = async {
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            loop {
+                match watcher.event().await.expect("event") {
+                    Event::Stdout(bytes) => out.extend(bytes),
+                    Event::Stderr(bytes) => err.extend(bytes),
+                    Event::End => return (out, err),
+                }
+            }
+        };
+        future::zip(send, receive).await.1
+    });
+    assert!(
+        seen.0 == sent.as_bytes(),
+        "{} of {} bytes",
+        seen.0.len(),
+        sent.len()
+    );
+    assert_eq!(seen.1, b"over\n");
+    let exit = ended(&shim, &bundle);
+    assert_eq!(exit.code, 5);
+    assert!(bundle.output("stdout") == sent);
+}
+
+#[test]
+fn slow_client_is_dropped() {
+    real!();
+    let bundle = Bundle::new("seq 1 1000000", |_| ());
+    let shim = create(&launch_of(&bundle));
+    let streams = Streams {
+        stdout: true,
+        ..Streams::default()
+    };
+    let client = wait("attach", shim::attach(&bundle.dir, streams)).expect("attach");
+    bundle.start();
+    // Nobody reads from `client`.
+    let exit = ended(&shim, &bundle);
+    assert_eq!((exit.code, exit.log_lost), (0, 0));
+    let end = wait("the end of the stream", async {
+        loop {
+            match client.event().await {
+                Ok(Event::Stdout(_)) => {}
+                other => return other,
+            }
+        }
+    });
+    assert_eq!(
+        end.expect_err("dropped").kind(),
+        std::io::ErrorKind::UnexpectedEof
+    );
+    assert!(bundle.output("stdout").ends_with("\n1000000\n"));
+}
+
+#[test]
+fn clients_are_few_and_commands_checked() {
+    real!();
+    let bundle = Bundle::new("sleep 1000", |_| ());
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    wait("clients", async {
+        let streams = Streams {
+            stdout: true,
+            ..Streams::default()
+        };
+        let mut clients = Vec::new();
+        for _ in 0..shim::control::MAX_CLIENTS {
+            clients.push(shim::attach(&bundle.dir, streams).await.expect("attach"));
+        }
+        assert!(shim::attach(&bundle.dir, streams).await.is_err());
+        drop(clients);
+        let error = shim::resize(&bundle.dir, 80, 25)
+            .await
+            .expect_err("no terminal");
+        assert!(error.to_string().contains("no terminal"), "{error}");
+        shim::close_stdin(&bundle.dir)
+            .await
+            .expect("nothing to close");
+        let log = bundle.log.clone();
+        fs::rename(&log, log.with_extension("old")).expect("rotate");
+        fs::create_dir(&log).expect("in the way");
+        assert!(shim::reopen_log(&bundle.dir).await.is_err());
+    });
+    let mode = fs::metadata(bundle.dir.join(file::CTL)).expect("socket");
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777,
+        0o600
+    );
+    bundle.kill("KILL");
+    ended(&shim, &bundle);
+}
+
+#[test]
+fn terminal() {
+    real!();
+    // RTM-07
+    let bundle = Bundle::new(
+        "stty size; read line; stty size; echo got $line >&2; exit 4",
+        |c| {
+            c["process"]["terminal"] = true.into();
+        },
+    );
+    let launch = Launch {
+        tty: true,
+        stdin: true,
+        ..launch_of(&bundle)
+    };
+    let shim = create(&launch);
+    assert!(!bundle.dir.join(file::CONSOLE).exists());
+    wait("terminal", async {
+        shim::resize(&bundle.dir, 100, 30).await.expect("resize");
+        let streams = Streams {
+            stdin: true,
+            stdout: true,
+            stderr: true,
+        };
+        let client = shim::attach(&bundle.dir, streams).await.expect("attach");
+        bundle.start();
+        let mut text = String::new();
+        let mut asked = false;
+        loop {
+            match client.event().await.expect("event") {
+                Event::Stdout(bytes) => text += &String::from_utf8_lossy(&bytes),
+                Event::Stderr(_) => panic!("a terminal has no standard error"),
+                Event::End => break,
+            }
+            if !asked && text.contains("30 100") {
+                asked = true;
+                shim::resize(&bundle.dir, 120, 40).await.expect("resize");
+                client.input(b"hello\n").await.expect("input");
+            }
+        }
+        assert!(
+            text.contains("40 120") && text.contains("got hello"),
+            "{text:?}"
+        );
+    });
+    let exit = ended(&shim, &bundle);
+    assert_eq!(exit.code, 4);
+    assert!(
+        bundle.output("stdout").contains("got hello\r\n"),
+        "{}",
+        bundle.log()
+    );
+    assert_eq!(bundle.output("stderr"), "");
+}
+
+/// Started again by [`agent_death`] as the agent that dies. The variable names a bundle.
+#[test]
+fn agent_that_dies() {
+    let Some(dir) = std::env::var_os("PICOLET_TEST_AGENT") else {
+        return;
+    };
+    let text = fs::read_to_string(Path::new(&dir).join("launch")).expect("launch");
+    let mut lines = text.lines();
+    let mut next = || lines.next().expect("line").to_string();
+    let launch = Launch {
+        exe: exe(),
+        dir: next().into(),
+        id: next(),
+        runtime: bundle::RUNC.into(),
+        runtime_root: next().into(),
+        log: next().into(),
+        tty: false,
+        stdin: false,
+        stdin_once: false,
+        memory_cgroup: None,
+        shim_cgroups: Vec::new(),
+        oom_score_adj: None,
+    };
+    create(&launch);
+    nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL).expect("die");
+}
+
+#[test]
+fn agent_death() {
+    real!();
+    // RTM-03 RTM-07
+    let bundle = Bundle::new("echo before; read x < /tmp/go; echo after; exit 7", |_| ());
+    let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
+    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    let paths = [
+        &bundle.dir,
+        Path::new(&bundle.id),
+        &bundle.root,
+        &bundle.log,
+    ];
+    let text: String = paths.iter().map(|p| format!("{}\n", p.display())).collect();
+    fs::write(bundle.dir.join("launch"), text).expect("launch");
+    let status = std::process::Command::new(std::env::current_exe().expect("test"))
+        .args(["--exact", "agent_that_dies"])
+        .env("PICOLET_TEST_AGENT", &bundle.dir)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .expect("agent");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(9)
+    );
+    let shim = shim::open(&bundle.dir).expect("open").expect("it lives on");
+    bundle.start();
+    until("output", || bundle.log().contains("before"));
+    // What would end other processes does not end a shim.
+    for signal in [
+        libc::SIGTERM,
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGPIPE,
+        libc::SIGUSR1,
+    ] {
+        pidfd::send_signal(shim.pidfd.as_fd(), signal).expect("signal");
+    }
+    fs::write(&go, "x\n").expect("go");
+    let exit = ended(&shim, &bundle);
+    assert_eq!(exit.code, 7);
+    assert_eq!(bundle.output("stdout"), "before\nafter\n");
+    assert!(shim::open(&bundle.dir).expect("open").is_none());
+}
+
+#[test]
+fn orphans_are_reaped() {
+    real!();
+    // In the host's pid namespace orphans become the shim's children.
+    let bundle = Bundle::new(
+        "(true & sleep 0 &) ; (true & true &); read x < /tmp/go",
+        |c| {
+            let kinds = c["linux"]["namespaces"].as_array_mut().expect("namespaces");
+            kinds.retain(|n| n["type"] != "pid");
+        },
+    );
+    let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
+    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let children = format!("/proc/{0}/task/{0}/children", shim.shim_pid);
+    until("only init is left", || {
+        let blocked = fs::read_to_string(format!("/proc/{}/wchan", shim.pid));
+        let list = fs::read_to_string(&children).expect("children");
+        list.trim() == shim.pid.to_string() && blocked.is_ok()
+    });
+    fs::write(&go, "x\n").expect("go");
+    assert_eq!(ended(&shim, &bundle).code, 0);
+}
+
+#[test]
+fn dead_shim_is_replaced_for_the_log() {
+    real!();
+    let bundle = Bundle::new(
+        "echo one; read x < /tmp/go; echo two; echo three >&2; sleep 1000",
+        |_| (),
+    );
+    let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
+    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    let dead = create(&launch_of(&bundle));
+    bundle.start();
+    until("output", || bundle.log().contains("one"));
+    pidfd::send_signal(dead.pidfd.as_fd(), libc::SIGKILL).expect("kill the shim");
+    until("the lock", || !shim::is_alive(&bundle.dir).expect("lock"));
+    assert!(shim::read_exit(&bundle.dir).expect("readable").is_none());
+    // Written while nobody reads: the container lives on and its FIFO keeps this.
+    fs::write(&go, "x\n").expect("go");
+    let log_only = LogOnly {
+        exe: exe(),
+        dir: bundle.dir.clone(),
+        log: bundle.log.clone(),
+        memory_cgroup: Some(bundle.memory_cgroup.clone()),
+        shim_cgroups: Vec::new(),
+        oom_score_adj: None,
+    };
+    let shim = wait("takeover", shim::launch_log_only(&log_only))
+        .expect("launch")
+        .expect("init lives");
+    assert_eq!(shim.pid, dead.pid);
+    until("late output", || bundle.log().contains("three"));
+    assert_eq!(
+        shim::open(&bundle.dir)
+            .expect("open")
+            .expect("lives")
+            .shim_pid,
+        shim.shim_pid
+    );
+    bundle.kill("KILL");
+    let exit = ended(&shim, &bundle);
+    assert_eq!((exit.code, exit.known), (137, false));
+    assert_eq!(bundle.output("stdout"), "one\ntwo\n");
+    assert_eq!(bundle.output("stderr"), "three\n");
+    // Once more, when init is gone: the answer comes at once.
+    fs::remove_file(bundle.dir.join(file::EXIT)).expect("forget");
+    let none = wait("takeover", shim::launch_log_only(&log_only)).expect("launch");
+    assert!(none.is_none());
+    assert!(shim::read_exit(&bundle.dir).expect("readable").is_some());
+}
+
+#[test]
+fn full_run_directory_still_gets_an_exit_record() {
+    real!();
+    // RTM-03
+    let bundle = Bundle::new("read x < /tmp/go; exit 9", |_| ());
+    let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
+    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    let config = fs::read(bundle.dir.join("config.json")).expect("configuration");
+    mount::tmpfs(
+        &bundle.dir,
+        Some(64 * 1024),
+        0o700,
+        nix::mount::MsFlags::empty(),
+    )
+    .expect("tmpfs");
+    fs::write(bundle.dir.join("config.json"), config).expect("configuration");
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let mut filler = fs::File::create(bundle.dir.join("filler")).expect("filler");
+    while std::io::Write::write_all(&mut filler, &[0; 4096]).is_ok() {}
+    fs::write(&go, "x\n").expect("go");
+    assert_eq!(ended(&shim, &bundle).code, 9);
+    mount::unmount(&bundle.dir).expect("unmount");
+}
