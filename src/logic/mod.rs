@@ -14,17 +14,20 @@ pub mod mux;
 pub mod static_pod;
 pub mod validation;
 
+// What runs and with what.
 pub mod capabilities;
 pub mod cgroup;
 pub mod dns;
 pub mod downward;
 pub mod env;
 pub mod expansion;
+pub mod generate;
 pub mod hosts;
 pub mod oci;
 pub mod pod_resources;
 pub mod projection;
 pub mod seccomp;
+pub mod security;
 pub mod service_env;
 pub mod user;
 

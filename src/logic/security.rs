@@ -1,0 +1,648 @@
+//! Security settings of a container, and which sysctls a pod may set (SEC-01 to SEC-10).
+
+use crate::api::cri::{Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SecurityProfile};
+use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
+use crate::api::{Container, Pod};
+
+/// Reason of a pod refused for its sysctls.
+pub const SYSCTL_FORBIDDEN: &str = "SysctlForbidden";
+/// Annotation that asked for an AppArmor profile before there was a field; the container's name follows.
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// Sysctls that cannot harm another pod, and the kernel that first keeps them apart.
+const SAFE_SYSCTLS: [(&str, (u32, u32)); 12] = [
+    ("kernel.shm_rmid_forced", (0, 0)),
+    ("net.ipv4.ip_local_port_range", (0, 0)),
+    ("net.ipv4.tcp_syncookies", (0, 0)),
+    ("net.ipv4.ping_group_range", (0, 0)),
+    ("net.ipv4.ip_unprivileged_port_start", (0, 0)),
+    ("net.ipv4.ip_local_reserved_ports", (3, 16)),
+    ("net.ipv4.tcp_keepalive_time", (4, 5)),
+    ("net.ipv4.tcp_keepalive_intvl", (4, 5)),
+    ("net.ipv4.tcp_keepalive_probes", (4, 5)),
+    ("net.ipv4.tcp_fin_timeout", (4, 6)),
+    ("net.ipv4.tcp_rmem", (4, 15)),
+    ("net.ipv4.tcp_wmem", (4, 15)),
+];
+
+/// The machine's and the configuration's part.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SecuritySettings {
+    /// `seccompDefault`.
+    pub seccomp_default: bool,
+    /// Directory of `Localhost` seccomp profiles, absolute: `<root>/seccomp`.
+    pub seccomp_root: String,
+    /// `allowedUnsafeSysctls`: names, or prefixes followed by `*`.
+    pub allowed_sysctls: Vec<String>,
+    /// Kernel (major, minor).
+    pub kernel: (u32, u32),
+}
+
+/// Namespace modes of a pod (CFG-13).
+#[must_use]
+pub fn namespace_options(pod: &Pod) -> NamespaceOptions {
+    let spec = &pod.spec;
+    let shared = |host| {
+        if host {
+            NamespaceMode::Node
+        } else {
+            NamespaceMode::Pod
+        }
+    };
+    NamespaceOptions {
+        network: shared(spec.host_network),
+        ipc: shared(spec.host_ipc),
+        pid: match (spec.host_pid, spec.share_process_namespace) {
+            (true, _) => NamespaceMode::Node,
+            (false, Some(true)) => NamespaceMode::Pod,
+            (false, Some(false) | None) => NamespaceMode::Container,
+        },
+    }
+}
+
+/// Whether any container of the pod is privileged.
+#[must_use]
+pub fn is_privileged(pod: &Pod) -> bool {
+    pod.spec.all_containers().any(|container| {
+        let own = container.security_context.as_ref();
+        own.and_then(|own| own.privileged) == Some(true)
+    })
+}
+
+/// Security settings of one container: its own fields over the pod's, the image's user last.
+///
+/// Namespaces are the pod's; a target is for the caller to set.
+///
+/// Errors: runAsNonRoot cannot be kept or checked (SEC-03), a profile without a name, an unknown profile type.
+pub fn linux_security(
+    pod: &Pod,
+    container: &Container,
+    image: &Image,
+    settings: &SecuritySettings,
+) -> Result<LinuxSecurity, String> {
+    let empty = SecurityContext::default();
+    let own = container.security_context.as_ref().unwrap_or(&empty);
+    let whole = pod.spec.security_context.as_ref();
+    let run_as_user = own
+        .run_as_user
+        .or_else(|| whole.and_then(|pod| pod.run_as_user));
+    let non_root = own
+        .run_as_non_root
+        .or_else(|| whole.and_then(|pod| pod.run_as_non_root));
+    if non_root == Some(true) {
+        verify_non_root(pod, container, run_as_user, image)?;
+    }
+    let capabilities = own.capabilities.clone().unwrap_or_default();
+    let selinux = own
+        .se_linux_options
+        .as_ref()
+        .or_else(|| whole.and_then(|pod| pod.se_linux_options.as_ref()));
+    let supplemental = whole.map_or(&[][..], |pod| &pod.supplemental_groups);
+    let fs_group = whole.and_then(|pod| pod.fs_group);
+    let policy = whole.and_then(|pod| pod.supplemental_groups_policy.as_deref());
+    Ok(LinuxSecurity {
+        privileged: own.privileged == Some(true),
+        add_capabilities: capabilities.add,
+        drop_capabilities: capabilities.drop,
+        namespaces: namespace_options(pod),
+        target: None,
+        run_as_user: run_as_user.or(image.uid),
+        run_as_group: own
+            .run_as_group
+            .or_else(|| whole.and_then(|pod| pod.run_as_group)),
+        username: if run_as_user.is_none() {
+            image.username.clone()
+        } else {
+            String::new()
+        },
+        supplemental_groups: fs_group.iter().chain(supplemental).copied().collect(),
+        strict_supplemental_groups: policy == Some("Strict"),
+        readonly_rootfs: own.read_only_root_filesystem == Some(true),
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        unmasked_proc: own.proc_mount.as_deref() == Some("Unmasked"),
+        seccomp: seccomp(
+            own.seccomp_profile
+                .as_ref()
+                .or_else(|| whole.and_then(|pod| pod.seccomp_profile.as_ref())),
+            settings,
+        )?,
+        apparmor: apparmor(pod, container)?,
+        selinux_label: selinux.map(selinux_label).unwrap_or_default(),
+    })
+}
+
+/// SEC-03. The texts are those people search for.
+fn verify_non_root(
+    pod: &Pod,
+    container: &Container,
+    run_as_user: Option<i64>,
+    image: &Image,
+) -> Result<(), String> {
+    let pod = crate::logic::pod_kind::pod_ref(pod);
+    let place = format!("(pod: {pod:?}, container: {})", container.name);
+    match (run_as_user, image.uid) {
+        (Some(0), _) => Err(format!(
+            "container's runAsUser breaks non-root policy {place}"
+        )),
+        (Some(_), _) => Ok(()),
+        (None, _) if !image.username.is_empty() => Err(format!(
+            "container has runAsNonRoot and image has non-numeric user ({}), cannot verify user is non-root {place}",
+            image.username
+        )),
+        (None, Some(0) | None) => Err(format!(
+            "container has runAsNonRoot and image will run as root {place}"
+        )),
+        (None, Some(_)) => Ok(()),
+    }
+}
+
+fn seccomp(
+    profile: Option<&SeccompProfile>,
+    settings: &SecuritySettings,
+) -> Result<SecurityProfile, String> {
+    let Some(profile) = profile else {
+        return Ok(if settings.seccomp_default {
+            SecurityProfile::RuntimeDefault
+        } else {
+            SecurityProfile::Unconfined
+        });
+    };
+    match profile.kind.as_str() {
+        "RuntimeDefault" => Ok(SecurityProfile::RuntimeDefault),
+        "Unconfined" => Ok(SecurityProfile::Unconfined),
+        "Localhost" => match profile.localhost_profile.as_deref() {
+            None | Some("") => {
+                Err("localhostProfile must be set if seccompProfile type is Localhost.".into())
+            }
+            Some(name) if name.starts_with('/') || name.split('/').any(|part| part == "..") => Err(
+                format!("seccomp profile {name:?} must be a path below the profile directory"),
+            ),
+            Some(name) => Ok(SecurityProfile::Localhost(format!(
+                "{}/{name}",
+                settings.seccomp_root
+            ))),
+        },
+        other => Err(format!("unknown seccomp profile type {other:?}")),
+    }
+}
+
+/// SEC-07: container field, annotation, pod field.
+fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, String> {
+    let own = container.security_context.as_ref();
+    let whole = pod.spec.security_context.as_ref();
+    if let Some(profile) = own.and_then(|own| own.app_armor_profile.as_ref()) {
+        return apparmor_profile(profile);
+    }
+    let key = format!("{APPARMOR_ANNOTATION}{}", container.name);
+    if let Some(value) = pod.metadata.annotations.get(&key) {
+        return match value.as_str() {
+            "runtime/default" => Ok(SecurityProfile::RuntimeDefault),
+            "" | "unconfined" => Ok(SecurityProfile::Unconfined),
+            value => match value.strip_prefix("localhost/") {
+                Some(name) if !name.is_empty() => Ok(SecurityProfile::Localhost(name.into())),
+                Some(_) | None => Err(format!("unknown AppArmor profile {value:?}")),
+            },
+        };
+    }
+    match whole.and_then(|pod| pod.app_armor_profile.as_ref()) {
+        Some(profile) => apparmor_profile(profile),
+        None => Ok(SecurityProfile::Unconfined),
+    }
+}
+
+fn apparmor_profile(profile: &SeccompProfile) -> Result<SecurityProfile, String> {
+    match (profile.kind.as_str(), profile.localhost_profile.as_deref()) {
+        ("RuntimeDefault", _) => Ok(SecurityProfile::RuntimeDefault),
+        ("Unconfined", _) => Ok(SecurityProfile::Unconfined),
+        ("Localhost", None | Some("")) => {
+            Err("localhostProfile must be set if appArmorProfile type is Localhost".into())
+        }
+        ("Localhost", Some(name)) => Ok(SecurityProfile::Localhost(name.into())),
+        (other, _) => Err(format!("unknown AppArmor profile type {other:?}")),
+    }
+}
+
+/// `user:role:type:level`; what is not given is what containers usually have.
+fn selinux_label(options: &SeLinuxOptions) -> String {
+    let part = |given: &str, usual: &str| match given {
+        "" => usual.to_owned(),
+        given => given.to_owned(),
+    };
+    [
+        part(&options.user, "system_u"),
+        part(&options.role, "system_r"),
+        part(&options.kind, "container_t"),
+        part(&options.level, "s0"),
+    ]
+    .join(":")
+}
+
+/// The name with dots: `net/ipv4/x` becomes `net.ipv4.x`; written with slashes, a dot belongs to a name and becomes a slash.
+#[must_use]
+pub fn dotted_sysctl(name: &str) -> String {
+    match name.find(['.', '/']) {
+        Some(at) if name[at..].starts_with('/') => name
+            .chars()
+            .map(|c| match c {
+                '/' => '.',
+                '.' => '/',
+                c => c,
+            })
+            .collect(),
+        Some(_) | None => name.into(),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Group {
+    Ipc,
+    Net,
+}
+
+/// The namespace a sysctl belongs to; `None` if it is the machine's.
+fn sysctl_group(name: &str) -> Option<Group> {
+    let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."];
+    if name == "kernel.sem" || ipc.iter().any(|prefix| name.starts_with(prefix)) {
+        Some(Group::Ipc)
+    } else if name.starts_with("net.") {
+        Some(Group::Net)
+    } else {
+        None
+    }
+}
+
+/// Whether the pod may set its sysctls (SEC-10). The error is the message of a pod that ends with [`SYSCTL_FORBIDDEN`].
+pub fn check_sysctls(pod: &Pod, settings: &SecuritySettings) -> Result<(), String> {
+    let sysctls = pod
+        .spec
+        .security_context
+        .as_ref()
+        .map_or(&[][..], |security| &security.sysctls);
+    for sysctl in sysctls {
+        let name = dotted_sysctl(&sysctl.name);
+        let safe = SAFE_SYSCTLS
+            .iter()
+            .any(|(safe, since)| *safe == name && settings.kernel >= *since);
+        let allowed = settings.allowed_sysctls.iter().any(|pattern| {
+            let pattern = dotted_sysctl(pattern);
+            match pattern.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => name == pattern,
+            }
+        });
+        let group = sysctl_group(&name);
+        let conflict = match group {
+            None => Some("not allowlisted"),
+            Some(_) if !safe && !allowed => Some("not allowlisted"),
+            Some(Group::Ipc) if pod.spec.host_ipc => Some("not allowed with host ipc enabled"),
+            Some(Group::Net) if pod.spec.host_network => Some("not allowed with host net enabled"),
+            Some(Group::Ipc | Group::Net) => None,
+        };
+        if let Some(why) = conflict {
+            return Err(format!("forbidden sysctl: {name:?} {why}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        let text = format!(
+            r#"{{"metadata":{{"name":"web","namespace":"prod","uid":"u"}},"spec":{spec}}}"#
+        );
+        serde_json::from_str(&text).expect("pod")
+    }
+
+    fn settings() -> SecuritySettings {
+        SecuritySettings {
+            seccomp_root: "/var/lib/picolet/seccomp".into(),
+            kernel: (6, 1),
+            ..SecuritySettings::default()
+        }
+    }
+
+    fn security(whole: &str, own: &str, image: &Image) -> Result<LinuxSecurity, String> {
+        let pod = pod(&format!(
+            r#"{{"securityContext":{whole},"containers":[{{"name":"app","securityContext":{own}}}]}}"#
+        ));
+        linux_security(&pod, &pod.spec.containers[0], image, &settings())
+    }
+
+    #[test]
+    fn container_over_pod() {
+        // SEC-01
+        let image = Image::default();
+        let whole = r#"{"runAsUser":1,"runAsGroup":2,"seLinuxOptions":{"level":"s0:c1"},
+            "seccompProfile":{"type":"RuntimeDefault"},"appArmorProfile":{"type":"RuntimeDefault"}}"#;
+        let got = security(whole, "{}", &image).expect("pod only");
+        assert_eq!((got.run_as_user, got.run_as_group), (Some(1), Some(2)));
+        assert_eq!(got.seccomp, SecurityProfile::RuntimeDefault);
+        assert_eq!(got.apparmor, SecurityProfile::RuntimeDefault);
+        assert_eq!(got.selinux_label, "system_u:system_r:container_t:s0:c1");
+        assert!(!got.no_new_privs && !got.privileged && !got.readonly_rootfs);
+        let own = r#"{"runAsUser":3,"runAsGroup":4,"privileged":true,"readOnlyRootFilesystem":true,
+            "allowPrivilegeEscalation":false,"procMount":"Unmasked","capabilities":{"add":["A"],"drop":["B"]},
+            "seccompProfile":{"type":"Unconfined"},"appArmorProfile":{"type":"Localhost","localhostProfile":"p"}}"#;
+        let got = security(whole, own, &image).expect("both");
+        assert_eq!((got.run_as_user, got.run_as_group), (Some(3), Some(4)));
+        assert_eq!(got.seccomp, SecurityProfile::Unconfined);
+        assert_eq!(got.apparmor, SecurityProfile::Localhost("p".into()));
+        assert!(got.no_new_privs && got.privileged && got.readonly_rootfs && got.unmasked_proc);
+        assert_eq!(
+            (got.add_capabilities, got.drop_capabilities),
+            (vec!["A".into()], vec!["B".into()])
+        );
+        let got =
+            security("{}", r#"{"allowPrivilegeEscalation":true}"#, &image).expect("explicit true");
+        assert!(!got.no_new_privs);
+    }
+
+    fn image(uid: Option<i64>, username: &str) -> Image {
+        Image {
+            uid,
+            username: username.into(),
+            ..Image::default()
+        }
+    }
+
+    #[test]
+    fn user_and_non_root() {
+        // SEC-02 SEC-03
+        for (name, own, image, want) in [
+            (
+                "runAsUser",
+                r#"{"runAsUser":7}"#,
+                image(Some(5), ""),
+                Ok((Some(7), "")),
+            ),
+            (
+                "runAsUser over a name",
+                r#"{"runAsUser":7}"#,
+                image(None, "app"),
+                Ok((Some(7), "")),
+            ),
+            (
+                "numeric image user",
+                "{}",
+                image(Some(5), ""),
+                Ok((Some(5), "")),
+            ),
+            (
+                "image user by name",
+                "{}",
+                image(None, "app"),
+                Ok((None, "app")),
+            ),
+            ("nobody", "{}", image(None, ""), Ok((None, ""))),
+            (
+                "root by field",
+                r#"{"runAsNonRoot":true,"runAsUser":0}"#,
+                image(Some(5), ""),
+                Err("runAsUser breaks non-root policy"),
+            ),
+            (
+                "not root by field",
+                r#"{"runAsNonRoot":true,"runAsUser":7}"#,
+                image(Some(0), ""),
+                Ok((Some(7), "")),
+            ),
+            (
+                "not root by image",
+                r#"{"runAsNonRoot":true}"#,
+                image(Some(5), ""),
+                Ok((Some(5), "")),
+            ),
+            (
+                "root by image",
+                r#"{"runAsNonRoot":true}"#,
+                image(Some(0), ""),
+                Err("image will run as root"),
+            ),
+            (
+                "root by default",
+                r#"{"runAsNonRoot":true}"#,
+                image(None, ""),
+                Err("image will run as root"),
+            ),
+            (
+                "name cannot be checked",
+                r#"{"runAsNonRoot":true}"#,
+                image(None, "app"),
+                Err("non-numeric user (app), cannot verify user is non-root"),
+            ),
+        ] {
+            match (security("{}", own, &image), want) {
+                (Ok(got), Ok((uid, username))) => {
+                    assert_eq!(
+                        (got.run_as_user, got.username.as_str()),
+                        (uid, username),
+                        "{name}"
+                    );
+                }
+                (Err(got), Err(want)) => assert!(got.contains(want), "{name}: {got}"),
+                (got, want) => panic!("{name}: {got:?}, want {want:?}"),
+            }
+        }
+        let own_false = r#"{"runAsNonRoot":false}"#;
+        assert!(security(r#"{"runAsNonRoot":true}"#, own_false, &image(None, "")).is_ok());
+    }
+
+    #[test]
+    fn groups() {
+        // SEC-04
+        let whole =
+            r#"{"fsGroup":9,"supplementalGroups":[3,4],"supplementalGroupsPolicy":"Strict"}"#;
+        let got = security(whole, "{}", &Image::default()).expect("groups");
+        assert_eq!(got.supplemental_groups, [9, 3, 4]);
+        assert!(got.strict_supplemental_groups);
+    }
+
+    #[test]
+    fn seccomp_order() {
+        // SEC-06
+        let localhost = |name: &str| {
+            format!(r#"{{"seccompProfile":{{"type":"Localhost","localhostProfile":"{name}"}}}}"#)
+        };
+        let image = Image::default();
+        let got = security("{}", &localhost("a/b.json"), &image).expect("localhost");
+        assert_eq!(
+            got.seccomp,
+            SecurityProfile::Localhost("/var/lib/picolet/seccomp/a/b.json".into())
+        );
+        for bad in ["", "/etc/x", "../x", "a/../../x"] {
+            assert!(security("{}", &localhost(bad), &image).is_err(), "{bad}");
+        }
+        assert!(security("{}", r#"{"seccompProfile":{"type":"Odd"}}"#, &image).is_err());
+        let mut settings = settings();
+        assert_eq!(seccomp(None, &settings), Ok(SecurityProfile::Unconfined));
+        settings.seccomp_default = true;
+        assert_eq!(
+            seccomp(None, &settings),
+            Ok(SecurityProfile::RuntimeDefault)
+        );
+    }
+
+    #[test]
+    fn apparmor_order() {
+        // SEC-07
+        for (name, annotation, whole, want) in [
+            ("nothing", "", "{}", Ok(SecurityProfile::Unconfined)),
+            (
+                "annotation",
+                "runtime/default",
+                "{}",
+                Ok(SecurityProfile::RuntimeDefault),
+            ),
+            (
+                "annotation by name",
+                "localhost/p",
+                "{}",
+                Ok(SecurityProfile::Localhost("p".into())),
+            ),
+            (
+                "annotation over pod",
+                "unconfined",
+                r#"{"appArmorProfile":{"type":"RuntimeDefault"}}"#,
+                Ok(SecurityProfile::Unconfined),
+            ),
+            ("odd annotation", "p", "{}", Err(())),
+            ("localhost without name", "localhost/", "{}", Err(())),
+            (
+                "pod without name",
+                "-",
+                r#"{"appArmorProfile":{"type":"Localhost"}}"#,
+                Err(()),
+            ),
+        ] {
+            let mut pod = pod(&format!(
+                r#"{{"securityContext":{whole},"containers":[{{"name":"app"}}]}}"#
+            ));
+            if !annotation.is_empty() && annotation != "-" {
+                let key = "container.apparmor.security.beta.kubernetes.io/app";
+                pod.metadata
+                    .annotations
+                    .insert(key.into(), annotation.into());
+            }
+            let got = apparmor(&pod, &pod.spec.containers[0]).map_err(|_| ());
+            assert_eq!(got, want, "{name}");
+        }
+    }
+
+    #[test]
+    fn sysctls() {
+        // SEC-10
+        for (name, sysctl, host, allowed, kernel, want) in [
+            ("safe", "kernel.shm_rmid_forced", "", "", (6, 1), ""),
+            (
+                "safe, with slashes",
+                "net/ipv4/tcp_syncookies",
+                "",
+                "",
+                (6, 1),
+                "",
+            ),
+            ("safe since 4.15", "net.ipv4.tcp_rmem", "", "", (4, 15), ""),
+            (
+                "not yet",
+                "net.ipv4.tcp_rmem",
+                "",
+                "",
+                (4, 14),
+                "not allowlisted",
+            ),
+            (
+                "unsafe",
+                "net.core.somaxconn",
+                "",
+                "",
+                (6, 1),
+                "not allowlisted",
+            ),
+            (
+                "allowed by prefix",
+                "net.core.somaxconn",
+                "",
+                "net.core.*",
+                (6, 1),
+                "",
+            ),
+            (
+                "allowed by name",
+                "kernel.msgmax",
+                "",
+                "kernel/msgmax",
+                (6, 1),
+                "",
+            ),
+            (
+                "the machine's own",
+                "kernel.panic",
+                "",
+                "kernel.panic",
+                (6, 1),
+                "not allowlisted",
+            ),
+            (
+                "host network",
+                "net.ipv4.tcp_syncookies",
+                r#""hostNetwork":true,"#,
+                "",
+                (6, 1),
+                "not allowed with host net enabled",
+            ),
+            (
+                "host ipc",
+                "kernel.shm_rmid_forced",
+                r#""hostIPC":true,"#,
+                "",
+                (6, 1),
+                "not allowed with host ipc enabled",
+            ),
+        ] {
+            let pod = pod(&format!(
+                r#"{{{host}"securityContext":{{"sysctls":[{{"name":"{sysctl}","value":"1"}}]}}}}"#
+            ));
+            let settings = SecuritySettings {
+                allowed_sysctls: vec![allowed.into()],
+                kernel,
+                ..SecuritySettings::default()
+            };
+            let got = check_sysctls(&pod, &settings).err().unwrap_or_default();
+            assert!(
+                got.ends_with(want) && got.is_empty() == want.is_empty(),
+                "{name}: {got}"
+            );
+        }
+        for (written, want) in [
+            ("net/ipv4/conf/eth0.1/x", "net.ipv4.conf.eth0/1.x"),
+            ("net.ipv4.conf.eth0/1.x", "net.ipv4.conf.eth0/1.x"),
+            ("plain", "plain"),
+        ] {
+            assert_eq!(dotted_sysctl(written), want);
+        }
+    }
+
+    #[test]
+    fn namespaces() {
+        // CFG-13
+        use NamespaceMode::{Container, Node, Pod};
+        for (spec, network, ipc, pid) in [
+            ("{}", Pod, Pod, Container),
+            (r#"{"hostNetwork":true}"#, Node, Pod, Container),
+            (r#"{"hostIPC":true}"#, Pod, Node, Container),
+            (r#"{"shareProcessNamespace":true}"#, Pod, Pod, Pod),
+            (
+                r#"{"hostPID":true,"shareProcessNamespace":true}"#,
+                Pod,
+                Pod,
+                Node,
+            ),
+        ] {
+            let want = NamespaceOptions { network, ipc, pid };
+            assert_eq!(namespace_options(&pod(spec)), want, "{spec}");
+        }
+    }
+}
