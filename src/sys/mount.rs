@@ -211,6 +211,7 @@ pub struct Mount {
 }
 
 /// Calls `f` for every mount of this namespace, in the order of mounting. Source: proc_pid_mountinfo(5).
+/// A table longer than [`MAX_MOUNTINFO_BYTES`] is an error: half of it would make mounts look gone.
 pub fn each_mount(mut f: impl FnMut(Mount)) -> io::Result<()> {
     let file = File::open("/proc/thread-self/mountinfo")?;
     let mut lines = BufReader::new(file.take(MAX_MOUNTINFO_BYTES));
@@ -218,7 +219,10 @@ pub fn each_mount(mut f: impl FnMut(Mount)) -> io::Result<()> {
     loop {
         line.clear();
         if lines.read_until(b'\n', &mut line)? == 0 {
-            return Ok(());
+            return match lines.get_ref().limit() {
+                0 => Err(io::ErrorKind::FileTooLarge.into()),
+                _ => Ok(()),
+            };
         }
         if let Some(mount) = parse(&line) {
             f(mount);

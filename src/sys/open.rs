@@ -8,6 +8,9 @@ use std::path::Path;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
 
+/// How often a walk is repeated that lost a race: a container that renames without end must not hold a lane.
+const RACE_TRIES: u32 = 1000;
+
 /// Opens a directory as the start of a walk (`O_PATH`: usable for `*at` calls and mounts only). Follows links: the path
 /// must be a trusted one.
 pub fn dir(path: &Path) -> io::Result<OwnedFd> {
@@ -32,6 +35,15 @@ pub fn in_root(root: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Res
     resolve(root, path, flags, mode, ResolveFlag::RESOLVE_IN_ROOT)
 }
 
+/// Opens entry `name` of `dir` itself: a symbolic link fails with `ELOOP` (with `O_PATH` the link is opened), a mount
+/// point, bind mounts included, with `EXDEV`.
+pub fn entry(dir: impl AsFd, name: &Path, flags: OFlag) -> io::Result<File> {
+    let resolve_flags = ResolveFlag::RESOLVE_BENEATH
+        | ResolveFlag::RESOLVE_NO_SYMLINKS
+        | ResolveFlag::RESOLVE_NO_XDEV;
+    resolve(dir, name, flags | OFlag::O_NOFOLLOW, 0, resolve_flags)
+}
+
 fn resolve(
     dir: impl AsFd,
     path: &Path,
@@ -46,7 +58,7 @@ fn resolve(
     if flags.intersects(OFlag::O_CREAT | OFlag::O_TMPFILE) {
         how = how.mode(Mode::from_bits_truncate(mode));
     }
-    loop {
+    for _ in 0..RACE_TRIES {
         match openat2(dir.as_fd(), path, how) {
             Ok(fd) => return Ok(fd.into()),
             // A rename raced with the walk (EAGAIN), or a signal came.
@@ -54,6 +66,7 @@ fn resolve(
             Err(e) => return Err(e.into()),
         }
     }
+    Err(io::ErrorKind::WouldBlock.into())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File, Permissions},
     io,
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::fs::{MetadataExt, PermissionsExt},
     },
     path::{Component, Path, PathBuf},
@@ -24,7 +24,7 @@ use super::{
     beneath::{self, fd_path, metadata, open_beneath, open_child},
     is_component, mkdir_all, mounts,
 };
-use crate::api::PodUid;
+use crate::{api::PodUid, sys::mount::bind_opened};
 
 /// One `volumeMounts` entry with a subPath, its variables expanded.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ impl Volumes {
                 .open(point)?
                 .set_permissions(Permissions::from_mode(0o640))?;
         }
-        mounts::bind(&fd_path(target), point)
+        bind_opened(target.as_fd(), point, false)
     }
 }
 

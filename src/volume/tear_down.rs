@@ -324,7 +324,7 @@ mod tests {
         let dir = &mounted["disk"].host_path;
         fs::create_dir(dir.join("inner")).unwrap();
         fs::write(dir.join("own"), "x").unwrap();
-        mounts::bind(&precious, &dir.join("inner")).unwrap();
+        crate::sys::mount::bind(&precious, &dir.join("inner"), false).unwrap();
         // As if the mount had come after the mount table was read.
         let error = volumes
             .tear_down_volume(&uid(), plugin::EMPTY_DIR, OsStr::new("disk"))
