@@ -107,21 +107,24 @@ pub(super) fn run(
             bytes: 0,
         },
     };
-    let mut records = Vec::new();
-    let mut waiting: Vec<PlannedImage> = planned;
+    let mut records = BTreeMap::new();
+    let mut waiting = planned;
     // Once around as a rule. A layer that leans on different layers in two images is unpacked for each.
     while !waiting.is_empty() {
         import.unpack_missing(&archive, &waiting)?;
         let mut again = Vec::new();
         for image in waiting {
             match import.assemble(&image)? {
-                Some(layers) => records.push(record_of(image, layers, options.pinned)),
+                Some(layers) => {
+                    let record = record_of(&image, layers, options.pinned);
+                    records.insert(image.order, record);
+                }
                 None => again.push(image),
             }
         }
         waiting = again;
     }
-    store.commit(&import.staged, records)
+    store.commit(&import.staged, records.into_values().collect())
 }
 
 fn budget(store: &Store) -> Result<Budget, ImageError> {
@@ -147,7 +150,7 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
     })
 }
 
-fn record_of(image: PlannedImage, layers: Vec<LayerRecord>, pinned: bool) -> ImageRecord {
+fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, pinned: bool) -> ImageRecord {
     let mut dirs = BTreeSet::new();
     let size_bytes = layers
         .iter()
@@ -158,12 +161,12 @@ fn record_of(image: PlannedImage, layers: Vec<LayerRecord>, pinned: bool) -> Ima
         v: RECORD_VERSION,
         id: image.id.to_string(),
         sequence: 0,
-        names: image.names,
-        digests: image.digests,
+        names: image.names.clone(),
+        digests: image.digests.clone(),
         size_bytes,
         pinned,
         layers,
-        config: image.config,
+        config: image.config.clone(),
     }
 }
 
@@ -403,5 +406,642 @@ fn chain_id(below: Option<Digest>, diff_id: Digest) -> Digest {
     match below {
         None => diff_id,
         Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::testing::{
+        Layout, Scratch, Stream, architecture, config, docker_archive, gzip, zstd,
+    };
+    use super::*;
+
+    struct Bench {
+        scratch: Scratch,
+        store: Store,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self::with(Limits::default())
+        }
+
+        fn with(limits: Limits) -> Self {
+            let scratch = Scratch::new();
+            let store = Store::open_with(&scratch.join("images"), limits).expect("store");
+            Self { scratch, store }
+        }
+
+        fn write(&self, archive: &[u8]) -> PathBuf {
+            let path = self.scratch.join("archive");
+            fs::write(&path, archive).expect("scratch");
+            path
+        }
+
+        fn import(&self, archive: &[u8]) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
+            self.import_as(archive, &[])
+        }
+
+        fn import_as(
+            &self,
+            archive: &[u8],
+            names: &[&str],
+        ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
+            let path = self.write(archive);
+            let options = ImportOptions {
+                names: names.iter().map(|&n| n.into()).collect(),
+                pinned: false,
+            };
+            self.store
+                .import_archive(&path, &options, &mut |_| ControlFlow::Continue(()))
+        }
+
+        fn ok(&self, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
+            self.import(archive)
+                .unwrap_or_else(|e| panic!("{}", e.chain()))
+        }
+
+        fn error(&self, archive: &[u8]) -> String {
+            let error = self.import(archive).expect_err("must fail").chain();
+            self.is_clean();
+            error
+        }
+
+        /// Nothing but the images' own layers lies about.
+        fn is_clean(&self) {
+            let names = |dir: &str| {
+                let list = fs::read_dir(self.store.root().join(dir)).expect("store");
+                list.map(|e| e.expect("entry").file_name().into_string().expect("utf-8"))
+                    .collect::<BTreeSet<String>>()
+            };
+            assert_eq!(names("staging"), BTreeSet::new());
+            let mut want: BTreeSet<String> =
+                self.store.layers().into_values().map(|l| l.dir).collect();
+            want.insert("empty".into());
+            assert_eq!(names("layers"), want);
+            assert_eq!(names("records").len(), self.store.list().len());
+        }
+
+        fn reopen(&mut self) {
+            // The lock must be free before the next one.
+            let elsewhere = Store::open(&self.scratch.join("other")).expect("store");
+            self.store = elsewhere;
+            self.store = Store::open(&self.scratch.join("images")).expect("store");
+        }
+
+        /// A file of an image as a container would see it, from the uppermost layer that has it.
+        fn text(&self, image: &ImageRecord, name: &str) -> String {
+            let dirs = self.store.layer_dirs(&image.id).expect("layers");
+            let path = dirs.iter().map(|d| d.join(name)).find(|p| p.exists());
+            fs::read_to_string(path.expect(name)).expect("file")
+        }
+    }
+
+    fn layer(name: &str, text: &str) -> Vec<u8> {
+        Stream::new().file(name, text.as_bytes()).bytes()
+    }
+
+    #[test]
+    fn every_form_of_archive() {
+        let (base, top) = (layer("a", "base"), layer("b", "top"));
+        let config = config(&[&base, &top], "x");
+        let layout = |layers: [Vec<u8>; 2]| {
+            let mut layout = Layout::new();
+            let image = layout.image(&config, &[&layers[0], &layers[1]]);
+            layout.name(image, "quay.io/a/b:1");
+            layout
+        };
+        let plain = layout([base.clone(), top.clone()]).tar();
+        let docker = docker_archive("quay.io/a/b:1", &[&base, &top]);
+        for (name, archive) in [
+            ("docker-archive", docker.clone()),
+            ("gzip around", gzip(&docker)),
+            ("zstd around", zstd(&docker)),
+            ("OCI", plain.clone()),
+            ("gzip around OCI", gzip(&plain)),
+            ("zstd around OCI", zstd(&plain)),
+            ("gzip layers", layout([gzip(&base), gzip(&top)]).tar()),
+            ("zstd layers", layout([zstd(&base), zstd(&top)]).tar()),
+            (
+                "mixed, twice",
+                gzip(&layout([base.clone(), zstd(&top)]).tar()),
+            ),
+        ] {
+            let bench = Bench::new();
+            let images = bench
+                .import(&archive)
+                .unwrap_or_else(|e| panic!("{name}: {}", e.chain()));
+            assert_eq!(images.len(), 1, "{name}");
+            assert_eq!(images[0].names, ["quay.io/a/b:1"], "{name}");
+            assert_eq!(bench.text(&images[0], "a"), "base", "{name}");
+            assert_eq!(bench.text(&images[0], "b"), "top", "{name}");
+            assert_eq!(images[0].size_bytes, 7, "{name}");
+            bench.is_clean();
+        }
+        let bench = Bench::new();
+        let dir = bench.scratch.join("layout");
+        layout([base.clone(), gzip(&top)]).write_to(&dir);
+        let images = bench
+            .store
+            .import_archive(&dir, &ImportOptions::default(), &mut |_| {
+                ControlFlow::Continue(())
+            })
+            .unwrap_or_else(|e| panic!("{}", e.chain()));
+        assert_eq!(bench.text(&images[0], "b"), "top");
+    }
+
+    #[test]
+    fn links_between_the_layers_of_a_docker_archive() {
+        let (base, top) = (layer("a", "1"), layer("b", "2"));
+        let config = config(&[&base, &top, &base], "x");
+        let manifest = serde_json::json!([{
+            "Config": "c.json", "RepoTags": ["a:1", "b:2"],
+            "Layers": ["x/layer.tar", "y/layer.tar", "z/layer.tar"],
+        }]);
+        let bench = Bench::new();
+        let images = bench.ok(&Stream::new()
+            .file("base.tar", &base)
+            .symlink("x/layer.tar", "../base.tar")
+            .file("y/layer.tar", &top)
+            .hard_link("z/layer.tar", "base.tar")
+            .file("c.json", &config)
+            .file("manifest.json", manifest.to_string().as_bytes())
+            .bytes());
+        assert_eq!(
+            images[0].names,
+            ["docker.io/library/a:1", "docker.io/library/b:2"]
+        );
+        assert_eq!(images[0].layers.len(), 3);
+        let dirs = bench.store.layer_dirs(&images[0].id).expect("layers");
+        assert_eq!(dirs.len(), 2, "overlayfs takes a directory once");
+        assert_eq!(images[0].size_bytes, 2);
+    }
+
+    #[test]
+    fn an_image_for_this_machine_is_chosen() {
+        let mine = layer("a", "mine");
+        let other = layer("a", "other");
+        let mut layout = Layout::new();
+        let mut foreign = layout.image(&config(&[&other], "foreign"), &[&other]);
+        foreign["platform"] = serde_json::json!({"os": "linux", "architecture": "s390x"});
+        let mut windows = foreign.clone();
+        windows["platform"] = serde_json::json!({"os": "windows", "architecture": architecture()});
+        let mut suits = layout.image(&config(&[&mine], "mine"), &[&mine]);
+        suits["platform"] = serde_json::json!({"os": "linux", "architecture": architecture()});
+        let mut proof = foreign.clone();
+        proof["platform"] = serde_json::json!({"os": "unknown", "architecture": "unknown"});
+        let inner = layout.index(&[windows.clone(), foreign.clone(), proof, suits]);
+        let outer = layout.index(&[inner]);
+        let top_digest = outer["digest"].as_str().expect("digest").to_owned();
+        layout.name(outer, "a:1");
+        let bench = Bench::new();
+        let images = bench.ok(&layout.tar());
+        assert_eq!(bench.text(&images[0], "a"), "mine");
+        let by_digest = format!("a@{top_digest}");
+        assert_eq!(
+            bench.store.resolve(&by_digest).expect("valid").as_ref(),
+            Some(&images[0]),
+            "the digest that a registry would show finds it"
+        );
+
+        let mut layout = Layout::new();
+        let mut foreign = layout.image(&config(&[&other], "foreign"), &[&other]);
+        foreign["platform"] = serde_json::json!({"os": "linux", "architecture": "s390x"});
+        let index = layout.index(&[foreign, windows]);
+        layout.name(index, "a:1");
+        let error = Bench::new().error(&layout.tar());
+        assert!(
+            error.contains(&format!("no image for linux/{}", architecture()))
+                && error.contains("linux/s390x"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names() {
+        let base = layer("a", "1");
+        let with_name = |name: &str| {
+            let mut layout = Layout::new();
+            let image = layout.image(&config(&[&base], "x"), &[&base]);
+            layout.name(image, name);
+            layout.tar()
+        };
+        let bench = Bench::new();
+        let error = bench.error(&with_name("latest"));
+        assert!(
+            error.contains("does not say what its image is called"),
+            "{error}"
+        );
+        let images = bench
+            .import_as(&with_name("latest"), &["mine", "quay.io/other:2"])
+            .unwrap_or_else(|e| panic!("{}", e.chain()));
+        assert_eq!(
+            images[0].names,
+            ["docker.io/library/mine:latest", "quay.io/other:2"]
+        );
+        assert!(images[0].digests.iter().all(|d| !d.starts_with("unnamed")));
+        assert_eq!(images[0].digests.len(), 2);
+        let error = bench
+            .import_as(&with_name("a:1"), &["Not A Name"])
+            .expect_err("invalid");
+        assert!(matches!(error, ImageError::InvalidReference { .. }));
+        let error = bench.error(&with_name("UPPER:1"));
+        assert!(error.contains("lower case"), "{error}");
+        let wrong = format!("a@{}", Digest::of(b"other"));
+        let error = bench.error(&with_name(&wrong));
+        assert!(
+            error.contains("no manifest of it has that digest"),
+            "{error}"
+        );
+
+        let mut two = Layout::new();
+        for mark in ["x", "y"] {
+            let image = two.image(&config(&[&base], mark), &[&base]);
+            two.name(image, &format!("{mark}:1"));
+        }
+        assert_eq!(bench.ok(&two.tar()).len(), 2);
+        let error = bench.import_as(&two.tar(), &["z"]).expect_err("two");
+        assert!(
+            error.chain().contains("holds 2 images"),
+            "{}",
+            error.chain()
+        );
+    }
+
+    #[test]
+    fn hostile_archives() {
+        let base = layer("a", "1");
+        let good = config(&[&base], "x");
+        let docker = |config_name: &str, config: &[u8], layers: &[&str]| {
+            let manifest =
+                serde_json::json!([{"Config": config_name, "RepoTags": ["a:1"], "Layers": layers}]);
+            Stream::new()
+                .file("l.tar", &base)
+                .file(config_name, config)
+                .file("manifest.json", manifest.to_string().as_bytes())
+                .bytes()
+        };
+        let mut wrong_blob = Layout::new();
+        let image = wrong_blob.image(&good, &[&base]);
+        wrong_blob.name(image, "a:1");
+        let mut other = layer("a", "2");
+        let at = wrong_blob.blobs.iter().position(|(_, b)| *b == base);
+        core::mem::swap(&mut wrong_blob.blobs[at.expect("layer")].1, &mut other);
+        let mut wrong_manifest = Layout::new();
+        let image = wrong_manifest.image(&good, &[&base]);
+        wrong_manifest.name(image, "a:1");
+        wrong_manifest
+            .blobs
+            .last_mut()
+            .expect("manifest")
+            .1
+            .push(b' ');
+        let mut no_layer = Layout::new();
+        let image = no_layer.image(&good, &[&base]);
+        no_layer.name(image, "a:1");
+        no_layer.blobs.retain(|(_, b)| *b != base);
+        let mut diff = Layout::new();
+        let image = diff.image(&config(&[&layer("a", "2")], "x"), &[&gzip(&base)]);
+        diff.name(image, "a:1");
+        let mut wrong_size = Layout::new();
+        let mut image = wrong_size.image(&good, &[&base]);
+        image["digest"] = serde_json::json!("sha256:../../../etc/passwd");
+        wrong_size.name(image, "a:1");
+        let mut nested = Layout::new();
+        let mut index = nested.image(&good, &[&base]);
+        for _ in 0..8 {
+            index = nested.index(&[index]);
+        }
+        nested.name(index, "a:1");
+        let mut encrypted = Layout::new();
+        let layer_blob = encrypted.blob(
+            "application/vnd.oci.image.layer.v1.tar+gzip+encrypted",
+            b"?",
+        );
+        let config_blob = encrypted.blob("application/vnd.oci.image.config.v1+json", &good);
+        let manifest = serde_json::json!({"config": config_blob, "layers": [layer_blob]});
+        let manifest = encrypted.blob(
+            "application/vnd.oci.image.manifest.v1+json",
+            manifest.to_string().as_bytes(),
+        );
+        encrypted.name(manifest, "a:1");
+        let escape = Stream::new().file("../../escape", b"x").bytes();
+        let truncated = docker_archive("a:1", &[&base]);
+        let many: Vec<&str> = core::iter::repeat_n("l.tar", 128).collect();
+        for (name, archive, wants) in [
+            ("empty file", Vec::new(), &["ends early"][..]),
+            ("not an archive", b"hello world".to_vec(), &["ends early"]),
+            (
+                "some other file",
+                vec![b'x'; 4096],
+                &["not an image archive"],
+            ),
+            (
+                "a plain tar",
+                layer("etc/passwd", "x"),
+                &["neither oci-layout nor manifest.json"],
+            ),
+            (
+                "before Docker 1.10",
+                layer("repositories", "{}"),
+                &["before 1.10"],
+            ),
+            ("bzip2", b"BZh91AY&SY".to_vec(), &["bzip2", "not supported"]),
+            ("truncated", truncated[..3000].to_vec(), &["ends early"]),
+            (
+                "truncated gzip",
+                gzip(&truncated)[..300].to_vec(),
+                &["ends early"],
+            ),
+            (
+                "wrong config digest",
+                docker(&format!("{}.json", "0".repeat(64)), &good, &["l.tar"]),
+                &["digest is sha256:", "000000.json"],
+            ),
+            (
+                "config that is no JSON",
+                docker("c.json", b"{broken", &["l.tar"]),
+                &["c.json", "line 1"],
+            ),
+            (
+                "fewer layers than listed",
+                docker("c.json", &good, &[]),
+                &["lists 1 layers, the manifest 0"],
+            ),
+            (
+                "missing layer",
+                docker("c.json", &good, &["../l.tar"]),
+                &["../l.tar", "not in the archive"],
+            ),
+            (
+                "too many layers",
+                docker("c.json", &good, &many),
+                &["more than 127 layers"],
+            ),
+            (
+                "wrong layer digest",
+                wrong_blob.tar(),
+                &["digest is sha256:"],
+            ),
+            (
+                "wrong manifest digest",
+                wrong_manifest.tar(),
+                &["digest is sha256:"],
+            ),
+            ("absent layer", no_layer.tar(), &["not in the archive"]),
+            (
+                "wrong diff id",
+                diff.tar(),
+                &["digest is sha256:", "not sha256:"],
+            ),
+            (
+                "digest with a path",
+                wrong_size.tar(),
+                &["64 lower-case hex"],
+            ),
+            (
+                "indexes without end",
+                nested.tar(),
+                &["more than 4 indexes"],
+            ),
+            ("encrypted layer", encrypted.tar(), &["+encrypted"]),
+            (
+                "path out of the layer",
+                docker_archive("a:1", &[&base, &escape]),
+                &["1/layer.tar", "\"../../escape\"", "out of the layer"],
+            ),
+            (
+                "a circle of links",
+                Stream::new()
+                    .symlink("manifest.json", "m2.json")
+                    .symlink("m2.json", "manifest.json")
+                    .bytes(),
+                &["neither"],
+            ),
+        ] {
+            let bench = Bench::new();
+            let error = bench.error(&archive);
+            for want in wants {
+                assert!(error.contains(want), "{name}: {error}");
+            }
+            assert!(bench.store.list().is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn all_images_of_an_archive_or_none() {
+        let (good, bad) = (layer("a", "1"), Stream::new().file("../x", b"").bytes());
+        let mut layout = Layout::new();
+        for (mark, layer) in [("x", &good), ("y", &bad)] {
+            let image = layout.image(&config(&[layer], mark), &[layer]);
+            layout.name(image, &format!("{mark}:1"));
+        }
+        let bench = Bench::new();
+        bench.error(&layout.tar());
+        assert!(bench.store.list().is_empty());
+    }
+
+    #[test]
+    fn layers_are_shared_and_go_with_their_last_image() {
+        let (base, one, two) = (layer("a", "base"), layer("b", "1"), layer("b", "22"));
+        let bench = Bench::new();
+        let first = bench.ok(&docker_archive("a:1", &[&base, &one])).remove(0);
+        let mut unpacked = 0;
+        let path = bench.write(&docker_archive("a:2", &[&base, &two]));
+        let second = bench
+            .store
+            .import_archive(&path, &ImportOptions::default(), &mut |progress| {
+                unpacked = progress.layers;
+                ControlFlow::Continue(())
+            })
+            .expect("second")
+            .remove(0);
+        assert_eq!(unpacked, 1, "the base is there");
+        assert_eq!(first.layers[0], second.layers[0]);
+        assert_eq!(bench.store.used_bytes(), 4 + 1 + 2);
+        let in_use = BTreeSet::from([first.id.clone()]);
+        assert!(matches!(
+            bench.store.remove(&first.id, &in_use),
+            Err(ImageError::InUse(_))
+        ));
+        assert_eq!(
+            bench.store.remove(&first.id, &BTreeSet::new()).expect("rm"),
+            1
+        );
+        assert_eq!(bench.text(&second, "a"), "base");
+        bench.is_clean();
+        assert_eq!(
+            bench
+                .store
+                .remove(&first.id, &BTreeSet::new())
+                .expect("again"),
+            0
+        );
+        let (removed, freed) = bench.store.prune(&BTreeSet::new()).expect("prune");
+        assert_eq!((removed.len(), freed), (1, 6));
+        bench.is_clean();
+    }
+
+    #[test]
+    fn a_name_moves_to_the_later_image() {
+        let mut bench = Bench::new();
+        let first = bench
+            .ok(&docker_archive("a:1", &[&layer("a", "1")]))
+            .remove(0);
+        let second = bench
+            .ok(&docker_archive("a:1", &[&layer("a", "2")]))
+            .remove(0);
+        let holder = |bench: &Bench| {
+            let image = bench.store.resolve("a:1").expect("valid");
+            image.expect("named").id.clone()
+        };
+        assert_eq!(holder(&bench), second.id);
+        assert!(bench.store.get(&first.id).expect("kept").names.is_empty());
+        // A crash between the two records leaves the name in both: the later has it.
+        let old = bench
+            .store
+            .root()
+            .join("records")
+            .join(format!("{}.json", &first.id[7..]));
+        fs::write(&old, serde_json::to_vec(&*first).expect("json")).expect("record");
+        bench.reopen();
+        assert_eq!(holder(&bench), second.id);
+        bench.store.tag(&first.id, "a:1").expect("tag");
+        assert_eq!(holder(&bench), first.id);
+        bench.reopen();
+        assert_eq!(holder(&bench), first.id);
+        // The same archive again: nothing new but the name.
+        bench.ok(&docker_archive("a:1", &[&layer("a", "2")]));
+        assert_eq!(holder(&bench), second.id);
+    }
+
+    #[test]
+    fn a_power_cut_leaves_a_store_that_repairs_itself() {
+        let mut bench = Bench::new();
+        let kept = bench
+            .ok(&docker_archive("kept:1", &[&layer("a", "1")]))
+            .remove(0);
+        let lost = bench
+            .ok(&docker_archive("lost:1", &[&layer("a", "2")]))
+            .remove(0);
+        let root = bench.store.root().to_path_buf();
+        // Cut while unpacking; after the layers were renamed; while a record was written; a layer gone missing.
+        fs::create_dir_all(root.join("staging/l0/etc")).expect("scratch");
+        fs::create_dir_all(root.join("layers/00000000000000ff/etc")).expect("scratch");
+        fs::write(root.join("records/.x.json.tmp"), b"{").expect("scratch");
+        let half = format!("records/{}.json", "1".repeat(64));
+        fs::write(root.join(&half), b"{\"v\":1").expect("scratch");
+        fs::remove_dir_all(bench.store.layer_dirs(&lost.id).expect("layers").remove(0))
+            .expect("scratch");
+        // A record that points elsewhere must not make us remove or mount that.
+        let mut evil = (*kept).clone();
+        evil.id = format!("sha256:{}", "2".repeat(64));
+        evil.layers[0].dir = "../../../etc".into();
+        let path = format!("records/{}.json", "2".repeat(64));
+        fs::write(root.join(path), serde_json::to_vec(&evil).expect("json")).expect("scratch");
+        bench.reopen();
+        assert_eq!(bench.store.list(), [Arc::clone(&kept)]);
+        assert_eq!(bench.text(&kept, "a"), "1");
+        bench.is_clean();
+        assert!(matches!(Store::open(&root), Err(ImageError::Locked(_))));
+    }
+
+    #[test]
+    fn a_leaning_layer_is_shared_only_where_it_leans_on_the_same() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: owners need root");
+            return;
+        }
+        let sticky = Stream::new().dir("tmp", 0o1777).bytes();
+        let private = Stream::new().dir("tmp", 0o700).bytes();
+        let top = Stream::new().file("tmp/x", b"1").bytes();
+        let mut layout = Layout::new();
+        for (mark, base) in [
+            ("sticky", &sticky),
+            ("private", &private),
+            ("again", &sticky),
+        ] {
+            let image = layout.image(&config(&[base, &top], mark), &[base, &top]);
+            layout.name(image, &format!("{mark}:1"));
+        }
+        let bench = Bench::new();
+        let images = bench.ok(&layout.tar());
+        let mode = |image: &ImageRecord| {
+            let dirs = bench.store.layer_dirs(&image.id).expect("layers");
+            fs::metadata(dirs[0].join("tmp"))
+                .expect("tmp")
+                .permissions()
+                .mode()
+                & 0o7777
+        };
+        let modes: Vec<u32> = images.iter().map(|i| mode(i)).collect();
+        assert_eq!(modes, [0o1777, 0o700, 0o1777]);
+        assert_eq!(images[0].layers, images[2].layers);
+        assert_ne!(images[0].layers[1].dir, images[1].layers[1].dir);
+        bench.is_clean();
+    }
+
+    #[test]
+    fn an_image_without_layers_can_be_mounted() {
+        let bench = Bench::new();
+        let image = bench.ok(&docker_archive("scratch:1", &[])).remove(0);
+        let dirs = bench.store.layer_dirs(&image.id).expect("dirs");
+        assert_eq!(dirs, [bench.store.layers_root().join("empty")]);
+        assert!(dirs[0].is_dir());
+    }
+
+    #[test]
+    fn a_cancelled_or_too_large_import_leaves_nothing() {
+        let archive = docker_archive("a:1", &[&layer("a", "1")]);
+        let bench = Bench::new();
+        let path = bench.write(&archive);
+        let error = bench
+            .store
+            .import_archive(&path, &ImportOptions::default(), &mut |_| {
+                ControlFlow::Break(())
+            })
+            .expect_err("cancelled");
+        assert!(error.is_transient());
+        bench.is_clean();
+        let bench = Bench::with(Limits {
+            max_bytes: 100,
+            ..Limits::default()
+        });
+        let error = bench.import(&archive).expect_err("too large");
+        assert!(
+            error.is_transient() && error.chain().contains("100 bytes"),
+            "{}",
+            error.chain()
+        );
+        bench.is_clean();
+    }
+
+    #[test]
+    fn an_import_fits_into_a_lane_s_stack() {
+        let bench = Bench::new();
+        let base = layer("a", &"x".repeat(1_000_000));
+        let mut layout = Layout::new();
+        let image = layout.image(
+            &config(&[&base, &layer("b", "2")], "x"),
+            &[&zstd(&base), &gzip(&layer("b", "2"))],
+        );
+        layout.name(image, "a:1");
+        let path = bench.write(&zstd(&layout.tar()));
+        let store = bench.store.clone();
+        // Less than a lane has, in a build without optimisation.
+        std::thread::Builder::new()
+            .stack_size(crate::sys::lane::LANE_STACK_BYTES * 3 / 4)
+            .spawn(move || {
+                store
+                    .import_archive(&path, &ImportOptions::default(), &mut |_| {
+                        ControlFlow::Continue(())
+                    })
+                    .expect("imported");
+            })
+            .expect("thread")
+            .join()
+            .expect("no overflow");
     }
 }

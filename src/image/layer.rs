@@ -598,6 +598,10 @@ fn blocked(why: Blocked) -> Problem {
             what: "directories or symbolic links on a path",
             limit: tree::MAX_DEPTH as u64,
         },
+        Blocked::LongName => Problem::Limit {
+            what: "bytes in a name",
+            limit: tree::MAX_NAME_BYTES as u64,
+        },
         Blocked::NotDirectory => Problem::Damaged("a name on the path is not a directory".into()),
         Blocked::Missing => Problem::Damaged("a directory on the path is missing".into()),
         Blocked::Io(error) => Problem::write("reach its directory")(error),
@@ -693,4 +697,701 @@ fn copy_metadata(from: BorrowedFd<'_>, stat: &FileStat, to: BorrowedFd<'_>) -> R
     fchmod(to, Mode::from_bits_truncate(stat.st_mode & 0o7777))
         .map_err(Problem::write("set the mode"))?;
     tree::restore_mtime(to, stat).map_err(Problem::write("set the time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::path::Path;
+
+    use tar::EntryType;
+
+    use super::super::testing::{Scratch, Stream};
+    use super::super::tree::MAX_DEPTH;
+    use super::*;
+
+    fn is_root() -> bool {
+        let root = nix::unistd::geteuid().is_root();
+        if !root {
+            eprintln!("skipped: unpacking needs root");
+        }
+        root
+    }
+
+    struct Bench {
+        scratch: Scratch,
+        bytes: u64,
+        inodes: u64,
+    }
+
+    impl Bench {
+        /// A root directory between things that nobody may touch.
+        fn new() -> Self {
+            let scratch = Scratch::new();
+            fs::create_dir(scratch.join("root")).expect("scratch");
+            fs::write(scratch.join("secret"), b"secret").expect("scratch");
+            fs::create_dir(scratch.join("outside")).expect("scratch");
+            Self {
+                scratch,
+                bytes: 1 << 30,
+                inodes: 1 << 20,
+            }
+        }
+
+        fn unpack(&self, stream: &[u8]) -> Result<Unpacked, LayerError> {
+            let root = File::open(self.scratch.join("root")).expect("root");
+            let mut budget = Budget {
+                bytes: self.bytes,
+                bytes_left: self.bytes,
+                inodes: self.inodes,
+                inodes_left: self.inodes,
+            };
+            let mut stream = stream;
+            let result = unpack(&mut stream, root.into(), &mut budget, &mut |_| {
+                ControlFlow::Continue(())
+            });
+            assert_eq!(
+                fs::read(self.scratch.join("secret")).expect("still there"),
+                b"secret"
+            );
+            assert_eq!(
+                fs::read_dir(self.scratch.join("outside"))
+                    .expect("there")
+                    .count(),
+                0,
+                "something was written outside"
+            );
+            result
+        }
+
+        fn ok(&self, stream: Stream) -> Unpacked {
+            self.unpack(&stream.bytes())
+                .unwrap_or_else(|e| panic!("{:?}: {}", e.entry, e.problem))
+        }
+
+        fn path(&self, name: &str) -> std::path::PathBuf {
+            self.scratch.join("root").join(name)
+        }
+
+        fn stat(&self, name: &str) -> fs::Metadata {
+            fs::symlink_metadata(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+        }
+
+        fn text(&self, name: &str) -> String {
+            fs::read_to_string(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+        }
+
+        fn opaque(&self, name: &str) -> bool {
+            is_opaque(File::open(self.path(name)).expect("directory").as_fd()).expect("xattr")
+        }
+    }
+
+    fn whiteout(stat: &fs::Metadata) -> bool {
+        stat.file_type().is_char_device() && stat.rdev() == 0
+    }
+
+    #[test]
+    fn no_path_leads_out() {
+        if !is_root() {
+            return;
+        }
+        let deep = "d/".repeat(40);
+        let loops = Stream::new()
+            .symlink("a", "b")
+            .symlink("b", "a")
+            .file("a/x", b"1");
+        let mut chain = Stream::new();
+        for n in 0..50 {
+            chain = chain.symlink(&format!("l{n}"), &format!("l{}", n + 1));
+        }
+        // Each link goes 40 deeper than the one before.
+        let mut deeper = Stream::new().dir(&deep, 0o755).symlink("s0", &deep);
+        for n in 1..8 {
+            deeper = deeper
+                .dir(&format!("s{}/{}", n - 1, "d/".repeat(40)), 0o755)
+                .symlink(&format!("s{n}"), &format!("s{}/{}", n - 1, "d/".repeat(40)));
+        }
+        for (name, stream, problem) in [
+            (
+                "traversal",
+                Stream::new().file("../secret", b"x"),
+                "out of the layer",
+            ),
+            (
+                "traversal inside",
+                Stream::new().file("a/../../secret", b"x"),
+                "out of the layer",
+            ),
+            (
+                "traversal of a directory",
+                Stream::new().dir("..", 0o777),
+                "out of the layer",
+            ),
+            (
+                "traversal of a link",
+                Stream::new().symlink("../outside/l", "x"),
+                "out of the layer",
+            ),
+            (
+                "hard link to outside",
+                Stream::new().hard_link("a", "../secret"),
+                "out of the layer",
+            ),
+            (
+                "hard link to an absolute path is inside",
+                Stream::new().hard_link("a", "/etc/passwd"),
+                "not in the layer",
+            ),
+            (
+                "hard link through a link to outside",
+                Stream::new()
+                    .symlink("l", "../../..")
+                    .hard_link("a", "l/secret"),
+                "not in the layer",
+            ),
+            (
+                "whiteout of the parent",
+                Stream::new().file("a/.wh...", b""),
+                "names nothing",
+            ),
+            (
+                "whiteout of itself",
+                Stream::new().file(".wh..", b""),
+                "names nothing",
+            ),
+            (
+                "whiteout of nothing",
+                Stream::new().file(".wh.", b""),
+                "names nothing",
+            ),
+            ("links in a circle", loops, "symbolic links on a path"),
+            (
+                "too many links",
+                chain.file("l0/x", b""),
+                "symbolic links on a path",
+            ),
+            ("deeper by links", deeper, "directories or symbolic links"),
+            (
+                "through a file",
+                Stream::new().file("a", b"1").file("a/b", b"2"),
+                "not a directory",
+            ),
+            (
+                "root as a link",
+                Stream::new().symlink(".", "/"),
+                "root is not a directory",
+            ),
+        ] {
+            let bench = Bench::new();
+            let error = bench.unpack(&stream.bytes()).expect_err(name);
+            assert!(
+                error.problem.to_string().contains(problem),
+                "{name}: {}",
+                error.problem
+            );
+            assert!(error.entry.is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn links_are_followed_inside_the_layer_only() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        let up = "../".repeat(30);
+        bench.ok(Stream::new()
+            .file("/absolute", b"1")
+            .symlink("out", &format!("{up}outside"))
+            .file("out/a", b"2")
+            .symlink("abs", "/outside")
+            .file("abs/b", b"3")
+            .symlink("passwd", "../secret")
+            .file("passwd", b"4")
+            .symlink("lib", "usr/lib")
+            .dir("usr/lib", 0o755)
+            .file("lib/x", b"5")
+            .symlink("usr/lib/run", "/run")
+            .file("usr/lib/run/y", b"6")
+            .hard_link("usr/z", "lib/x"));
+        assert_eq!(bench.text("absolute"), "1");
+        assert_eq!(
+            bench.text("outside/a"),
+            "2",
+            "30 levels above the root is the root"
+        );
+        assert_eq!(bench.text("outside/b"), "3");
+        assert_eq!(
+            bench.text("passwd"),
+            "4",
+            "the link was replaced, not written through"
+        );
+        assert!(bench.stat("passwd").file_type().is_file());
+        assert_eq!(bench.text("usr/lib/x"), "5");
+        assert_eq!(bench.text("run/y"), "6");
+        assert_eq!(bench.stat("usr/z").ino(), bench.stat("usr/lib/x").ino());
+    }
+
+    #[test]
+    fn entries_become_what_they_say() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        let capability = [
+            1, 0, 0, 2, 0x0a, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        let unpacked = bench.ok(Stream::new()
+            .dir("bin", 0o755)
+            .entry(EntryType::Regular, "bin/su", "", 0o4755, b"su")
+            .dir("tmp", 0o1777)
+            .file("tmp/x", b"x")
+            .pax(&[
+                ("uid", b"4000000000"),
+                ("gid", b"70000"),
+                ("mtime", b"1234567890.25"),
+                ("SCHILY.xattr.security.capability", &capability),
+                ("SCHILY.xattr.user.a", b"1\n2=3"),
+                ("SCHILY.xattr.trusted.overlay.redirect", b"/etc"),
+                ("SCHILY.xattr.security.selinux", b"x"),
+            ])
+            .file("bin/ping", b"ping")
+            .pax(&[("path", "long/".repeat(30).as_bytes())])
+            .dir("short", 0o700)
+            .device(EntryType::Char, "null", 1, 3)
+            .device(EntryType::Block, "disk", 259, 300_000)
+            .entry(EntryType::Fifo, "fifo", "", 0o640, b"")
+            .symlink("link", "/anything"));
+        assert_eq!(bench.stat("bin/su").mode() & 0o7777, 0o4755);
+        assert_eq!(bench.stat("tmp").mode() & 0o7777, 0o1777);
+        assert_eq!(
+            bench.stat("tmp").mtime(),
+            1_000_000,
+            "not moved by what is in it"
+        );
+        assert_eq!(bench.stat("bin").mtime(), 1_000_000);
+        let ping = bench.stat("bin/ping");
+        assert_eq!((ping.uid(), ping.gid()), (4_000_000_000, 70_000));
+        assert_eq!(
+            (ping.mtime(), ping.mtime_nsec()),
+            (1_234_567_890, 250_000_000)
+        );
+        let file = File::open(bench.path("bin/ping")).expect("file");
+        let value = |name: &CStr| xattr::read(file.as_fd(), name).expect("xattr");
+        assert_eq!(
+            value(c"security.capability").as_deref(),
+            Some(&capability[..])
+        );
+        assert_eq!(value(c"user.a").as_deref(), Some(&b"1\n2=3"[..]));
+        assert_eq!(value(c"trusted.overlay.redirect"), None);
+        assert_eq!(value(c"security.selinux"), None);
+        assert!(bench.stat(&"long/".repeat(30)).is_dir());
+        assert_eq!(bench.stat("null").rdev(), makedev(1, 3));
+        assert_eq!(bench.stat("disk").rdev(), makedev(259, 300_000));
+        assert!(bench.stat("disk").file_type().is_block_device());
+        assert!(bench.stat("fifo").file_type().is_fifo());
+        assert_eq!(bench.stat("fifo").mode() & 0o7777, 0o640);
+        assert_eq!(bench.stat("link").mtime(), 1_000_000);
+        assert_eq!(unpacked.size_bytes, 2 + 1 + 4);
+    }
+
+    #[test]
+    fn later_entries_win() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        let unpacked = bench.ok(Stream::new()
+            .file("f", b"1")
+            .dir("f", 0o755)
+            .file("f/in", b"2")
+            .dir("d", 0o700)
+            .file("d/deep/in", b"3")
+            .file("d", b"4")
+            .dir("again", 0o700)
+            .file("again/kept", b"5")
+            .dir("again", 0o750)
+            .symlink("s", "again")
+            .dir("s", 0o755)
+            .file("s/own", b"6")
+            .file("twice", b"longer text")
+            .file("twice", b"7")
+            .file("h", b"8")
+            .hard_link("h2", "h")
+            .hard_link("h", "h2")
+            .hard_link("h", "h"));
+        assert_eq!(bench.text("f/in"), "2");
+        assert_eq!(bench.text("d"), "4");
+        assert_eq!(bench.text("again/kept"), "5");
+        assert_eq!(bench.stat("again").mode() & 0o7777, 0o750);
+        assert!(
+            !bench.path("again/own").exists(),
+            "a directory replaces a link"
+        );
+        assert_eq!(bench.text("s/own"), "6");
+        assert_eq!(bench.text("twice"), "7");
+        assert_eq!(
+            (bench.text("h").as_str(), bench.stat("h").nlink()),
+            ("8", 2)
+        );
+        assert!(unpacked.implied.is_empty(), "d/deep is gone again");
+    }
+
+    #[test]
+    fn whiteouts_in_overlayfs_form() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        let unpacked = bench.ok(Stream::new()
+            .dir("etc", 0o755)
+            .file("etc/.wh.gone", b"")
+            .dir("opaque", 0o755)
+            .file("opaque/new", b"1")
+            .file("opaque/.wh..wh..opq", b"")
+            // A whiteout hides what is below, not its own layer's.
+            .file("before", b"2")
+            .file(".wh.before", b"")
+            .file(".wh.after", b"")
+            .file("after", b"3")
+            .dir("dir-before", 0o755)
+            .file(".wh.dir-before", b"")
+            .file(".wh.dir-after", b"")
+            .dir("dir-after", 0o755)
+            .file(".wh.implied", b"")
+            .file("implied/x", b"4")
+            .file(".wh..wh.plnk/1", b"aufs"));
+        assert!(whiteout(&bench.stat("etc/gone")));
+        assert_eq!(bench.stat("etc").mtime(), 1_000_000);
+        assert!(bench.opaque("opaque"));
+        assert_eq!(bench.text("opaque/new"), "1");
+        assert_eq!(bench.text("before"), "2");
+        assert_eq!(bench.text("after"), "3");
+        assert!(bench.opaque("dir-before") && bench.opaque("dir-after"));
+        assert!(bench.opaque("implied"));
+        assert!(!unpacked.opaque);
+        assert!(
+            Bench::new()
+                .ok(Stream::new().file(".wh..wh..opq", b""))
+                .opaque
+        );
+    }
+
+    #[test]
+    fn sparse_files() {
+        if !is_root() {
+            return;
+        }
+        let want = {
+            let mut data = vec![0; 20_000];
+            data[8192..8195].copy_from_slice(b"abc");
+            data[16_384..16_386].copy_from_slice(b"de");
+            data
+        };
+        let pax_0_1 = Stream::new()
+            .pax(&[
+                ("GNU.sparse.size", b"20000"),
+                ("GNU.sparse.map", b"8192,3,16384,2"),
+                ("GNU.sparse.name", b"f"),
+            ])
+            .file("GNUSparseFile.0/f", b"abcde");
+        let mut body = b"2\n8192\n3\n16384\n2\n".to_vec();
+        body.resize(512, 0);
+        body.extend(b"abcde");
+        let pax_1_0 = Stream::new()
+            .pax(&[
+                ("GNU.sparse.major", b"1"),
+                ("GNU.sparse.minor", b"0"),
+                ("GNU.sparse.name", b"f"),
+                ("GNU.sparse.realsize", b"20000"),
+            ])
+            .file("GNUSparseFile.0/f", &body);
+        for (name, stream) in [("0.1", pax_0_1), ("1.0", pax_1_0)] {
+            let bench = Bench::new();
+            let unpacked = bench.ok(stream.file("after", b"x"));
+            assert!(fs::read(bench.path("f")).expect("file") == want, "{name}");
+            assert_eq!(unpacked.size_bytes, 6, "{name}: holes cost nothing");
+        }
+        for (name, map) in [
+            ("too little data", "0,3,8,1"),
+            ("past the end", "19999,5"),
+            ("backwards", "8,2,0,3"),
+            ("overflow", "18446744073709551615,5"),
+            ("odd", "1,2,3"),
+        ] {
+            let stream = Stream::new()
+                .pax(&[
+                    ("GNU.sparse.size", b"20000"),
+                    ("GNU.sparse.map", map.as_bytes()),
+                ])
+                .file("f", b"abcde");
+            assert!(Bench::new().unpack(&stream.bytes()).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn limits_hold() {
+        if !is_root() {
+            return;
+        }
+        let long_path = "x/".repeat(2100);
+        let huge = vec![b'x'; 1024 * 1024];
+        let many: Vec<(String, &[u8])> = (0..=MAX_XATTRS)
+            .map(|n| (format!("SCHILY.xattr.user.{n}"), &b"1"[..]))
+            .collect();
+        let many: Vec<(&str, &[u8])> = many.iter().map(|(k, v)| (k.as_str(), *v)).collect();
+        for (name, stream, problem) in [
+            (
+                "long path",
+                Stream::new()
+                    .pax(&[("path", long_path.as_bytes())])
+                    .file("f", b""),
+                "longer than 4096",
+            ),
+            (
+                "long name",
+                Stream::new().pax(&[("path", &huge[..300])]).file("f", b""),
+                "more than 255 bytes in a name",
+            ),
+            (
+                "deep path",
+                Stream::new()
+                    .pax(&[("path", "x/".repeat(MAX_DEPTH + 2).as_bytes())])
+                    .file("f", b""),
+                "directories or symbolic links",
+            ),
+            (
+                "endless extended header",
+                Stream::new().pax(&[("comment", &huge)]).file("f", b""),
+                "extended headers of one entry exceed",
+            ),
+            (
+                "too many attributes",
+                Stream::new().pax(&many).file("f", b""),
+                "extended attributes",
+            ),
+            (
+                "large attribute",
+                Stream::new()
+                    .pax(&[("SCHILY.xattr.user.a", &huge[..70_000])])
+                    .file("f", b""),
+                "bytes in an extended attribute",
+            ),
+            (
+                "owner out of range",
+                Stream::new().pax(&[("uid", b"4294967295")]).file("f", b""),
+                "out of range",
+            ),
+            (
+                "device out of range",
+                Stream::new().device(EntryType::Char, "d", 5000, 1),
+                "out of range",
+            ),
+            (
+                "overlayfs's mark as a device",
+                Stream::new().device(EntryType::Char, "d", 0, 0),
+                "own mark",
+            ),
+            (
+                "unknown type",
+                Stream::new().entry(EntryType::new(b'Z'), "f", "", 0o644, b""),
+                "'Z' is not supported",
+            ),
+            (
+                "bad PAX number",
+                Stream::new().pax(&[("size", b"-1")]).file("f", b""),
+                "not a number",
+            ),
+        ] {
+            let error = Bench::new().unpack(&stream.bytes()).expect_err(name);
+            assert!(
+                error.problem.to_string().contains(problem),
+                "{name}: {}",
+                error.problem
+            );
+        }
+    }
+
+    #[test]
+    fn endless_headers_end() {
+        if !is_root() {
+            return;
+        }
+        // Extended headers one after another, without an entry.
+        let mut one = Stream::new().pax(&[("comment", b"x")]).bytes();
+        one.truncate(1024);
+        let endless = one.repeat(3000);
+        let error = Bench::new().unpack(&endless).expect_err("no entry");
+        assert!(
+            error.problem.to_string().contains("extended headers"),
+            "{}",
+            error.problem
+        );
+        // A GNU long name that announces 8 GiB is refused before any of it is read.
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(8 << 30);
+        header.set_cksum();
+        let error = Bench::new()
+            .unpack(header.as_bytes())
+            .expect_err("long name");
+        assert!(
+            error.problem.to_string().contains("extended headers"),
+            "{}",
+            error.problem
+        );
+        // Zeros without end after the end mark.
+        let mut trailer = Stream::new().file("a", b"1").bytes();
+        trailer.resize(trailer.len() + 2 * 1024 * 1024, 0);
+        let error = Bench::new().unpack(&trailer).expect_err("trailer");
+        assert!(
+            error.problem.to_string().contains("after the end"),
+            "{}",
+            error.problem
+        );
+    }
+
+    #[test]
+    fn bombs_stop_at_what_is_free() {
+        if !is_root() {
+            return;
+        }
+        let big = vec![0; 100_000];
+        let mut bench = Bench::new();
+        bench.bytes = 50_000;
+        let error = bench
+            .unpack(&Stream::new().file("a", &big).bytes())
+            .expect_err("bytes");
+        assert!(matches!(
+            error.problem,
+            Problem::NoSpace { available: 50_000 }
+        ));
+        let mut bench = Bench::new();
+        bench.inodes = 10;
+        let mut stream = Stream::new();
+        for n in 0..20 {
+            stream = stream.dir(&format!("d{n}"), 0o755);
+        }
+        let error = bench.unpack(&stream.bytes()).expect_err("inodes");
+        assert!(matches!(error.problem, Problem::NoInodes { available: 10 }));
+        // Directories that nobody declared count as well.
+        let error = bench
+            .unpack(&Stream::new().file("a/b/c/d/e/f/g/h/i/j/k/l", b"").bytes())
+            .expect_err("implied");
+        assert!(matches!(error.problem, Problem::NoInodes { available: 10 }));
+    }
+
+    #[test]
+    fn damaged_streams_are_refused() {
+        if !is_root() {
+            return;
+        }
+        let good = Stream::new().file("a", &[1; 5000]).file("b", b"2").bytes();
+        let mut checksum = good.clone();
+        checksum[0] ^= 1;
+        let mut lone_zero = good.clone();
+        lone_zero.truncate(512 + 5120);
+        lone_zero.extend([0; 512]);
+        lone_zero.extend(Stream::new().file("c", b"").bytes());
+        for (name, stream, problem) in [
+            ("cut in a header", &good[..100], "ends early"),
+            ("cut in data", &good[..3000], "ends early"),
+            ("cut in padding", &good[..512 + 5050], "ends early"),
+            (
+                "cut in the second header",
+                &good[..512 + 5120 + 10],
+                "ends early",
+            ),
+            ("checksum", &checksum, "checksum"),
+            ("lone zero block", &lone_zero, "lone zero block"),
+            ("noise", &[b'x'; 2048][..], "damaged"),
+        ] {
+            let error = Bench::new().unpack(stream).expect_err(name);
+            assert!(
+                error.problem.to_string().contains(problem),
+                "{name}: {}",
+                error.problem
+            );
+        }
+    }
+
+    #[test]
+    fn cancelling_stops() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        let root = File::open(bench.scratch.join("root")).expect("root");
+        let mut budget = Budget {
+            bytes: 1 << 30,
+            bytes_left: 1 << 30,
+            inodes: 100,
+            inodes_left: 100,
+        };
+        let stream = Stream::new().file("a", &[0; 300_000]).bytes();
+        let error = unpack(&mut &stream[..], root.into(), &mut budget, &mut |bytes| {
+            if bytes > 100_000 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })
+        .expect_err("cancelled");
+        assert!(matches!(error.problem, Problem::Cancelled));
+    }
+
+    #[test]
+    fn implied_directories_take_after_those_below() {
+        if !is_root() {
+            return;
+        }
+        let below = Bench::new();
+        below.ok(Stream::new()
+            .dir("tmp", 0o1777)
+            .dir("hidden", 0o700)
+            .symlink("lib", "usr/lib"));
+        let between = Bench::new();
+        between.ok(Stream::new().file(".wh.hidden", b""));
+        let open =
+            |bench: &Bench| OwnedFd::from(File::open(bench.scratch.join("root")).expect("root"));
+        let lower = [open(&between), open(&below)];
+        let top = Bench::new();
+        let unpacked = top.ok(Stream::new().file("tmp/a/x", b"1").file("hidden/y", b"2"));
+        let implied: Vec<&[u8]> = unpacked.implied.iter().map(Vec::as_slice).collect();
+        assert_eq!(implied, [&b"hidden"[..], b"tmp", b"tmp/a"]);
+        settle(open(&top).as_fd(), &unpacked.implied, &lower).expect("settled");
+        assert_eq!(top.stat("tmp").mode() & 0o7777, 0o1777);
+        assert_eq!(top.stat("tmp").mtime(), 1_000_000);
+        assert_eq!(top.stat("tmp/a").mode() & 0o7777, 0o755);
+        assert_eq!(
+            top.stat("hidden").mode() & 0o7777,
+            0o755,
+            "removed in between"
+        );
+    }
+
+    #[test]
+    fn removing_a_deep_tree_needs_no_stack() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        let deep = "d/".repeat(MAX_DEPTH - 1);
+        bench.ok(Stream::new()
+            .pax(&[("path", format!("{deep}f").as_bytes())])
+            .file("f", b"1"));
+        // As little stack as a lane has, and less.
+        let root = bench.path("d");
+        std::thread::Builder::new()
+            .stack_size(64 * 1024)
+            .spawn(move || {
+                let parent = File::open(root.parent().expect("parent")).expect("root");
+                tree::remove(parent.as_fd(), b"d").expect("removed");
+            })
+            .expect("thread")
+            .join()
+            .expect("no overflow");
+        assert!(!Path::new(&bench.path("d")).exists());
+    }
 }

@@ -7,6 +7,7 @@
 //! | [`archive`], [`plan`], [`import`] | docker-archives and OCI layouts: first the documents, then the layers |
 //! | [`compress`], [`tarball`] | bounded readers |
 //! | [`layer`], [`tree`] | unpacking, never leaving the layer's root |
+//! | [`dropin`] | the directory whose archives are imported as they change |
 //!
 //! What comes from an archive is untrusted: every length is bounded by a named constant, every digest checked, and an
 //! error names archive, member, entry and what is wrong. An archive is read front to back, once for its documents and
@@ -17,6 +18,7 @@
 pub mod archive;
 pub mod compress;
 pub mod digest;
+pub mod dropin;
 pub mod error;
 pub mod import;
 pub mod layer;
@@ -31,6 +33,7 @@ mod testing;
 pub mod tree;
 
 pub use digest::Digest;
+pub use dropin::DropIn;
 pub use error::{ImageError, Problem};
 pub use import::{ImportOptions, Progress};
 pub use plan::{MAX_JSON_BYTES, MAX_LAYERS};

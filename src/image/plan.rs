@@ -36,6 +36,8 @@ pub(super) type Located = (Option<String>, Problem);
 /// An image to import.
 #[derive(Debug)]
 pub(super) struct PlannedImage {
+    /// Place in the archive.
+    pub(super) order: usize,
     pub(super) id: Digest,
     pub(super) config: ImageConfig,
     /// Lowest first.
@@ -315,6 +317,7 @@ fn from_layout(
             None => {
                 let layers = layout_layers(&manifest, &config)?;
                 images.push(PlannedImage {
+                    order: images.len(),
                     id: config_digest,
                     config,
                     layers,
@@ -672,6 +675,7 @@ fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedIma
         let known = images.iter().position(|image| image.id == id);
         let at = known.unwrap_or_else(|| {
             images.push(PlannedImage {
+                order: images.len(),
                 id,
                 config,
                 layers,

@@ -19,14 +19,13 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statvfs::statvfs;
 
 use super::digest::Digest;
@@ -36,6 +35,7 @@ use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
 use super::reference::Reference;
 use super::tree;
 use crate::api::cri::FsInfo;
+use crate::sys::{file, lock};
 
 /// Images a store holds at most. Each costs a few KiB of memory.
 pub const MAX_IMAGES: usize = 1000;
@@ -61,7 +61,7 @@ struct Inner {
     index: Mutex<Index>,
     /// One change at a time.
     change: Mutex<()>,
-    _lock: Flock<File>,
+    _lock: File,
 }
 
 #[derive(Default)]
@@ -91,15 +91,9 @@ impl Store {
     pub(super) fn open_with(root: &Path, limits: Limits) -> Result<Self, ImageError> {
         make_dir(root, 0o700)?;
         let lock_path = root.join("lock");
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&lock_path)
-            .map_err(ImageError::store("open", &lock_path))?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| ImageError::Locked(root.into()))?;
+        let lock = lock::try_lock(&lock_path)
+            .map_err(ImageError::store("lock", &lock_path))?
+            .ok_or_else(|| ImageError::Locked(root.into()))?;
         for (name, mode) in [("records", 0o700), ("layers", 0o755), ("staging", 0o700)] {
             make_dir(&root.join(name), mode)?;
         }
@@ -455,7 +449,7 @@ impl Store {
         let bytes = serde_json::to_vec(record)
             .map_err(io::Error::from)
             .map_err(ImageError::store("write", &path))?;
-        write_durably(&path, &bytes)
+        file::write_atomic(&path, &bytes, 0o600, true).map_err(ImageError::store("write", path))
     }
 
     fn clear_staging(&self) -> Result<(), ImageError> {
@@ -607,27 +601,7 @@ fn open_dir(path: &Path) -> Result<OwnedFd, ImageError> {
 }
 
 fn sync_dir(path: &Path) -> Result<(), ImageError> {
-    File::open(path)
-        .and_then(|dir| dir.sync_all())
-        .map_err(ImageError::store("sync", path))
-}
-
-/// Replaces `path` by rename, durable when this returns. 0600.
-pub(super) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
-    let temporary = path.with_extension("tmp");
-    let write = || {
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(ImageError::store("write", path))?;
-    sync_dir(path.parent().unwrap_or(path))
+    file::sync_dir(path).map_err(ImageError::store("sync", path))
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Archives built in memory, for the tests of this folder.
 
-#![expect(dead_code, reason = "the tests that use the rest follow")]
-
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -185,7 +183,7 @@ impl Layout {
     }
 
     /// Adds an image and returns its manifest's descriptor.
-    pub(super) fn image(&mut self, config: &[u8], layers: &[Vec<u8>]) -> serde_json::Value {
+    pub(super) fn image(&mut self, config: &[u8], layers: &[&[u8]]) -> serde_json::Value {
         let config = self.blob("application/vnd.oci.image.config.v1+json", config);
         let layers: Vec<_> = layers
             .iter()

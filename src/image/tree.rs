@@ -25,6 +25,8 @@ use crate::sys::xattr;
 
 /// Deepest directory of a layer: bounds the descriptors that removing a tree holds open.
 pub const MAX_DEPTH: usize = 200;
+/// Longest name of an entry, bytes (`NAME_MAX`).
+pub const MAX_NAME_BYTES: usize = 255;
 /// Symbolic links followed on the way to one entry, as in the kernel.
 pub const MAX_LINKS: usize = 40;
 /// Overlayfs's mark on a directory that hides what is below.
@@ -40,6 +42,8 @@ pub(super) enum Blocked {
     Escape,
     /// More than [`MAX_DEPTH`] directories or [`MAX_LINKS`] links.
     TooDeep,
+    /// A name has more than [`MAX_NAME_BYTES`].
+    LongName,
     /// A name on the way is no directory.
     NotDirectory,
     /// A name on the way is not there.
@@ -69,6 +73,7 @@ pub(super) fn split(path: &[u8]) -> Result<Vec<Name>, Blocked> {
             b"" | b"." => {}
             b".." => return Err(Blocked::Escape),
             part if part.contains(&0) => return Err(Blocked::Escape),
+            part if part.len() > MAX_NAME_BYTES => return Err(Blocked::LongName),
             part => names.push(part.into()),
         }
     }
