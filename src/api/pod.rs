@@ -48,6 +48,7 @@ object!(PodSpec {
     dns_policy: String,
     dns_config: Option<PodDnsConfig>,
     node_selector: BTreeMap<String, String>,
+    affinity: Option<Affinity>,
     service_account_name: String,
     automount_service_account_token: Option<bool>,
     node_name: String,
@@ -88,6 +89,17 @@ impl PodSpec {
     }
 }
 
+object!(
+    /// Only what the node itself checks: pod affinity is the scheduler's.
+    Affinity { node_affinity: Option<NodeAffinity> }
+);
+object!(NodeAffinity { required_during_scheduling_ignored_during_execution: Option<NodeSelector> });
+object!(NodeSelector { node_selector_terms: Vec<NodeSelectorTerm> });
+object!(NodeSelectorTerm {
+    match_expressions: Vec<NodeSelectorRequirement>,
+    match_fields: Vec<NodeSelectorRequirement>,
+});
+object!(NodeSelectorRequirement { key: String, operator: String, values: Vec<String> });
 object!(PodOs { name: String });
 object!(ReadinessGate {
     condition_type: String

@@ -36,7 +36,7 @@ pub enum KillCause {
 
 /// Grace of one container, seconds; may be 0 or negative if asked for (KILL-01).
 ///
-/// `override_s` is the caller's value and wins; a pod termination passes [`pod_grace_s`] here.
+/// `override_s` is the caller's value and wins; a pod termination passes the worker's grace here (KILL-02).
 #[must_use]
 pub fn container_grace_s(
     pod: &Pod,
@@ -57,32 +57,6 @@ pub fn container_grace_s(
         .and_then(|p| p.termination_grace_period_seconds)
         .or(pod.spec.termination_grace_period_seconds)
         .unwrap_or(MIN_STOP_GRACE_S)
-}
-
-/// Grace of a terminating pod, seconds, at least 1 (KILL-02, lifecycle PW-10).
-///
-/// `stored_s` is the result of the evaluation before, 0 at first: once set it only shrinks. A deletion grace longer
-/// than the spec's is honoured; a 0 counts as "at once", yet as unset beside another value of the same evaluation.
-#[must_use]
-pub fn pod_grace_s(pod: &Pod, stored_s: i64, override_s: Option<i64>) -> i64 {
-    let mut grace = stored_s;
-    let mut taken = false;
-    for asked in [pod.metadata.deletion_grace_period_seconds, override_s]
-        .into_iter()
-        .flatten()
-    {
-        if grace == 0 || asked < grace {
-            grace = asked;
-            taken = true;
-        }
-    }
-    if !taken && grace == 0 {
-        grace = pod
-            .spec
-            .termination_grace_period_seconds
-            .unwrap_or(MIN_STOP_GRACE_S);
-    }
-    grace.max(1)
 }
 
 /// What is left of `grace_s` after `spent`, in whole seconds of `spent` rounded down (KILL-05). May be negative.
@@ -316,28 +290,6 @@ mod tests {
                 expected,
                 "{name}"
             );
-        }
-    }
-
-    #[test]
-    fn grace_of_a_pod() {
-        // KILL-02 PW-10
-        for (name, stored, deletion, over, expected) in [
-            ("spec", 0, None, None, 30),
-            ("deletion", 0, Some(5), None, 5),
-            ("deletion, smaller override", 0, Some(5), Some(2), 2),
-            ("a longer override does not count", 0, Some(5), Some(9), 5),
-            ("deletion at once", 0, Some(0), None, 1),
-            ("override at once", 0, None, Some(0), 1),
-            ("deletion may be longer", 0, Some(60), None, 60),
-            ("0 counts as unset", 0, Some(0), Some(20), 20),
-            ("never grows", 5, Some(60), Some(30), 5),
-            ("shrinks", 5, Some(60), Some(3), 3),
-            ("stays", 5, None, None, 5),
-        ] {
-            let mut pod = pod_with(&["a"]);
-            pod.metadata.deletion_grace_period_seconds = deletion;
-            assert_eq!(pod_grace_s(&pod, stored, over), expected, "{name}");
         }
     }
 

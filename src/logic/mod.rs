@@ -33,11 +33,15 @@ pub mod user;
 
 // Containers and status.
 pub mod actions;
+pub mod admission;
 pub mod backoff;
 pub mod conditions;
 pub mod container_status;
 pub mod fnv;
+pub mod gc;
+pub mod image_gc;
 pub mod kill;
+pub mod node_selector;
 pub mod pleg;
 pub mod pod_kind;
 pub mod pod_table;
@@ -49,6 +53,7 @@ pub mod restart;
 pub mod runtime_cache;
 pub mod status;
 pub mod status_update;
+pub mod sysctl;
 #[cfg(test)]
 mod testing;
 pub mod text;

@@ -1,0 +1,475 @@
+use super::*;
+use crate::api::Quantity;
+use crate::api::pod::{
+    CONFIG_SOURCE, PodOs, PodSecurityContext, SecurityContext, Sysctl, Toleration,
+};
+use crate::logic::testing::{container, pod_with, sidecar};
+
+fn node() -> NodeFacts {
+    NodeFacts {
+        name: "pi".into(),
+        labels: [("zone".into(), "a".into())].into(),
+        allocatable: [
+            (PODS, 3),
+            (CPU, 1000),
+            (MEMORY, 1 << 30),
+            (EPHEMERAL_STORAGE, 1 << 30),
+        ]
+        .map(|(name, n)| (name.into(), n))
+        .into(),
+        sysctls: SysctlAllowlist::new((5, 10), &[]).expect("list"),
+        ..NodeFacts::default()
+    }
+}
+
+fn asking(text: &str) -> Pod {
+    let mut pod = pod_with(&["a"]);
+    pod.spec.containers[0].resources.requests = text
+        .split_whitespace()
+        .map(|pair| {
+            let (name, amount) = pair.split_once('=').expect("name=amount");
+            (name.into(), Quantity::parse(amount).expect("quantity"))
+        })
+        .collect();
+    pod
+}
+
+fn with(edit: impl FnOnce(&mut Pod)) -> Pod {
+    let mut pod = pod_with(&["a"]);
+    edit(&mut pod);
+    pod
+}
+
+fn is_static_pod(pod: &mut Pod) {
+    let note = (CONFIG_SOURCE.into(), "file".into());
+    pod.metadata.annotations.extend([note]);
+}
+
+fn port(host_port: u16, protocol: &str, host_ip: &str) -> ContainerPort {
+    ContainerPort {
+        host_port,
+        container_port: 8080,
+        protocol: protocol.into(),
+        host_ip: host_ip.into(),
+        ..ContainerPort::default()
+    }
+}
+
+fn reason(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> String {
+    admit(pod, node, active)
+        .err()
+        .map_or_else(String::new, |r| r.reason)
+}
+
+#[test]
+fn resources() {
+    let used = |text| ActivePod::of(&asking(text));
+    // ADM-06 ADM-07
+    for (name, pod, active, why, text) in [
+        ("fits", asking("cpu=1 memory=1Gi"), vec![], "", ""),
+        (
+            "pods come first, even without requests",
+            asking("cpu=9"),
+            vec![used(""), used(""), used("")],
+            "OutOfpods",
+            "Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3",
+        ),
+        (
+            "cpu",
+            asking("cpu=600m memory=9Gi"),
+            vec![used("cpu=300m"), used("cpu=200m")],
+            "OutOfcpu",
+            "Node didn't have enough resource: cpu, requested: 600, used: 500, capacity: 1000",
+        ),
+        (
+            "memory",
+            asking("memory=1Gi ephemeral-storage=9Gi"),
+            vec![used("memory=1")],
+            "OutOfmemory",
+            "Node didn't have enough resource: memory, requested: 1073741824, used: 1, capacity: 1073741824",
+        ),
+        (
+            "ephemeral storage",
+            asking("ephemeral-storage=2Gi"),
+            vec![],
+            "OutOfephemeral-storage",
+            "Node didn't have enough resource: ephemeral-storage, requested: 2147483648, used: 0, capacity: 1073741824",
+        ),
+        (
+            "huge pages that the node lacks",
+            asking("hugepages-2Mi=2Mi"),
+            vec![],
+            "OutOfhugepages-2Mi",
+            "Node didn't have enough resource: hugepages-2Mi, requested: 2097152, used: 0, capacity: 0",
+        ),
+        (
+            "an extended resource the node does not list",
+            asking("vendor.io/x=1"),
+            vec![],
+            "",
+            "",
+        ),
+        (
+            "overcommitted, but this pod asks for nothing",
+            asking(""),
+            vec![used("cpu=4")],
+            "",
+            "",
+        ),
+    ] {
+        let got = admit(&pod, &node(), &active).err();
+        let (r, m) = got.map_or_else(Default::default, |r| (r.reason, r.message));
+        assert_eq!((r.as_str(), m.as_str()), (why, text), "{name}");
+    }
+    let mut listed = node();
+    listed.allocatable.insert("vendor.io/x".into(), 0);
+    let refused = admit(&asking("vendor.io/x=1"), &listed, &[]).expect_err("listed with 0");
+    assert_eq!(refused.reason, "OutOfvendor.io/x");
+    assert_eq!(refused.metric_reason(), "OutOfExtendedResources");
+}
+
+#[test]
+fn host_port_conflicts() {
+    let on = |ports: Vec<ContainerPort>| with(|pod| pod.spec.containers[0].ports = ports);
+    // ADM-09
+    for (name, other, mine, taken) in [
+        (
+            "same port",
+            on(vec![port(80, "TCP", "")]),
+            on(vec![port(80, "", "")]),
+            true,
+        ),
+        (
+            "other protocol",
+            on(vec![port(80, "UDP", "")]),
+            on(vec![port(80, "", "")]),
+            false,
+        ),
+        (
+            "other port",
+            on(vec![port(81, "", "")]),
+            on(vec![port(80, "", "")]),
+            false,
+        ),
+        (
+            "other address",
+            on(vec![port(80, "", "1.1.1.1")]),
+            on(vec![port(80, "", "2.2.2.2")]),
+            false,
+        ),
+        (
+            "same address",
+            on(vec![port(80, "", "1.1.1.1")]),
+            on(vec![port(80, "", "1.1.1.1")]),
+            true,
+        ),
+        (
+            "all addresses",
+            on(vec![port(80, "", "0.0.0.0")]),
+            on(vec![port(80, "", "2.2.2.2")]),
+            true,
+        ),
+        (
+            "no host port",
+            on(vec![port(0, "", "")]),
+            on(vec![port(0, "", "")]),
+            false,
+        ),
+        (
+            "host network makes declared ports host ports",
+            with(|pod| {
+                pod.spec.host_network = true;
+                pod.spec.containers[0].ports = vec![port(0, "", "")];
+            }),
+            on(vec![port(8080, "", "")]),
+            true,
+        ),
+        (
+            "a sidecar's",
+            with(|pod| {
+                pod.spec.init_containers = vec![sidecar("s")];
+                pod.spec.init_containers[0].ports = vec![port(80, "", "")];
+            }),
+            on(vec![port(80, "", "")]),
+            true,
+        ),
+        (
+            "a plain init container's do not count",
+            with(|pod| {
+                pod.spec.init_containers = vec![container("i")];
+                pod.spec.init_containers[0].ports = vec![port(80, "", "")];
+            }),
+            on(vec![port(80, "", "")]),
+            false,
+        ),
+    ] {
+        let got = admit(&mine, &node(), &[ActivePod::of(&other)]);
+        assert_eq!(got.is_err(), taken, "{name}");
+        if let Err(refused) = got {
+            assert_eq!(refused.reason, "NodePorts");
+            assert_eq!(
+                refused.message,
+                "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
+            );
+        }
+    }
+}
+
+#[test]
+fn fit_to_the_node() {
+    let select =
+        |zone: &str| with(|pod| pod.spec.node_selector = [("zone".into(), zone.into())].into());
+    // ADM-05 ADM-08
+    for (name, pod, why, text) in [
+        ("selector fits", select("a"), "", ""),
+        (
+            "selector does not",
+            select("b"),
+            "NodeAffinity",
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ),
+        (
+            "own name",
+            with(|pod| pod.spec.node_name = "pi".into()),
+            "",
+            "",
+        ),
+        (
+            "other name",
+            with(|pod| pod.spec.node_name = "po".into()),
+            "NodeName",
+            "Predicate NodeName failed: node(s) didn't match the requested node name",
+        ),
+        (
+            "label of another system",
+            with(|pod| pod.metadata.labels = [(OS_LABEL.into(), "windows".into())].into()),
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        ),
+        (
+            "another system",
+            with(|pod| {
+                pod.spec.os = Some(PodOs {
+                    name: "windows".into(),
+                })
+            }),
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS",
+        ),
+        (
+            "this system",
+            with(|pod| {
+                pod.spec.os = Some(PodOs {
+                    name: "linux".into(),
+                })
+            }),
+            "",
+            "",
+        ),
+        (
+            "strict groups",
+            with(|pod| {
+                pod.spec.security_context = Some(PodSecurityContext {
+                    supplemental_groups_policy: Some("Strict".into()),
+                    ..PodSecurityContext::default()
+                });
+            }),
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        ),
+    ] {
+        let got = admit(&pod, &node(), &[]).err();
+        assert_eq!(
+            got.as_ref().is_some_and(may_be_stale_labels),
+            why == "NodeAffinity",
+            "{name}"
+        );
+        let (r, m) = got.map_or_else(Default::default, |r| (r.reason, r.message));
+        assert_eq!((r.as_str(), m.as_str()), (why, text), "{name}");
+    }
+}
+
+#[test]
+fn first_refusal_counts() {
+    // ADM-02 ADM-05
+    let mut pod = asking("cpu=9");
+    pod.spec.node_selector = [("zone".into(), "b".into())].into();
+    let mut node = node();
+    assert_eq!(
+        reason(&pod, &node, &[]),
+        "OutOfcpu",
+        "resources before affinity"
+    );
+    pod.spec.os = Some(PodOs {
+        name: "windows".into(),
+    });
+    assert_eq!(reason(&pod, &node, &[]), "PodOSNotSupported");
+    pod.spec.security_context = Some(PodSecurityContext {
+        sysctls: vec![Sysctl {
+            name: "vm.swappiness".into(),
+            value: "1".into(),
+        }],
+        ..PodSecurityContext::default()
+    });
+    assert_eq!(reason(&pod, &node, &[]), "SysctlForbidden");
+    node.pressure = vec!["DiskPressure".into()];
+    assert_eq!(reason(&pod, &node, &[]), "Evicted");
+}
+
+#[test]
+fn taints() {
+    let taint = |effect: &str| Taint {
+        key: "k".into(),
+        value: "v".into(),
+        effect: effect.into(),
+    };
+    let tolerant = with(|pod| {
+        pod.spec.tolerations = vec![Toleration {
+            key: "k".into(),
+            operator: "Exists".into(),
+            ..Toleration::default()
+        }];
+    });
+    // ADM-10
+    for (name, pod, effect, why) in [
+        ("NoExecute", with(|_| ()), "NoExecute", "TaintToleration"),
+        (
+            "NoSchedule never refuses here",
+            with(|_| ()),
+            "NoSchedule",
+            "",
+        ),
+        ("tolerated", tolerant, "NoExecute", ""),
+        (
+            "static pods are exempt",
+            with(is_static_pod),
+            "NoExecute",
+            "",
+        ),
+    ] {
+        let mut node = node();
+        node.taints = vec![taint(effect)];
+        assert_eq!(reason(&pod, &node, &[]), why, "{name}");
+    }
+}
+
+#[test]
+fn pressure() {
+    let memory = &["MemoryPressure"][..];
+    let disk = &["MemoryPressure", "DiskPressure"][..];
+    let tolerant = with(|pod| {
+        pod.spec.tolerations = vec![Toleration {
+            key: "node.kubernetes.io/memory-pressure".into(),
+            operator: "Exists".into(),
+            effect: "NoSchedule".into(),
+            ..Toleration::default()
+        }];
+    });
+    // ADM-11
+    for (name, pod, conditions, text) in [
+        ("none", with(|_| ()), &[][..], ""),
+        (
+            "memory, best effort",
+            with(|_| ()),
+            memory,
+            "The node had condition: [MemoryPressure]. ",
+        ),
+        ("memory, burstable", asking("cpu=1m"), memory, ""),
+        ("memory, tolerated", tolerant.clone(), memory, ""),
+        (
+            "disk, tolerated",
+            tolerant,
+            disk,
+            "The node had condition: [MemoryPressure DiskPressure]. ",
+        ),
+        (
+            "critical",
+            with(|pod| pod.spec.priority = Some(2_000_000_000)),
+            disk,
+            "",
+        ),
+        ("static", with(is_static_pod), disk, ""),
+    ] {
+        let mut node = node();
+        node.pressure = conditions.iter().map(|c| (*c).into()).collect();
+        let got = admit(&pod, &node, &[])
+            .err()
+            .map_or_else(String::new, |r| r.message);
+        assert_eq!(got, text, "{name}");
+    }
+}
+
+#[test]
+fn sysctls_and_apparmor() {
+    // SEC-10 ADM-12 SEC-07 ADM-13
+    let sysctl = with(|pod| {
+        pod.spec.host_network = true;
+        pod.spec.security_context = Some(PodSecurityContext {
+            sysctls: vec![Sysctl {
+                name: "net/ipv4/tcp_syncookies".into(),
+                value: "1".into(),
+            }],
+            ..PodSecurityContext::default()
+        });
+    });
+    let refused = admit(&sysctl, &node(), &[]).expect_err("host network");
+    assert_eq!(
+        refused.message,
+        "forbidden sysctl: \"net.ipv4.tcp_syncookies\" not allowed with host net enabled"
+    );
+    let profile = |kind: &str| {
+        Some(SeccompProfile {
+            kind: kind.into(),
+            localhost_profile: None,
+        })
+    };
+    let of_pod = |kind: &str| {
+        with(|pod| {
+            pod.spec.security_context = Some(PodSecurityContext {
+                app_armor_profile: profile(kind),
+                ..PodSecurityContext::default()
+            });
+        })
+    };
+    let mut overridden = of_pod("RuntimeDefault");
+    overridden.spec.containers[0].security_context = Some(SecurityContext {
+        app_armor_profile: profile("Unconfined"),
+        ..SecurityContext::default()
+    });
+    let mut running = of_pod("RuntimeDefault");
+    running.status.phase = Phase::Running;
+    let annotated = with(|pod| {
+        let key = format!("{APPARMOR_ANNOTATION}a");
+        pod.metadata
+            .annotations
+            .insert(key, "runtime/default".into());
+    });
+    for (name, pod, why) in [
+        ("nothing asked", with(|_| ()), ""),
+        ("unconfined", of_pod("Unconfined"), ""),
+        ("pod profile", of_pod("RuntimeDefault"), "AppArmor"),
+        ("container overrides", overridden, ""),
+        ("annotation", annotated, "AppArmor"),
+        ("only while pending", running, ""),
+    ] {
+        let mut node = node();
+        assert_eq!(reason(&pod, &node, &[]), why, "{name}");
+        node.apparmor = true;
+        assert_eq!(reason(&pod, &node, &[]), "", "{name}, AppArmor works");
+    }
+}
+
+#[test]
+fn metric_labels() {
+    // ADM-03
+    for (reason, label) in [
+        ("OutOfcpu", "OutOfcpu"),
+        ("OutOfnvidia.com/gpu", "OutOfExtendedResources"),
+        ("NodePorts", "Other"),
+        ("NodeAffinity", "Other"),
+        ("anything", "Other"),
+        ("SysctlForbidden", "SysctlForbidden"),
+    ] {
+        assert_eq!(Rejection::new(reason, "").metric_reason(), label);
+    }
+}

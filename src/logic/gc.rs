@@ -1,0 +1,217 @@
+//! What may be thrown away: dead instances, sandboxes, log directories (GC-01..GC-06). Images: [`super::image_gc`].
+//! Names follow kubelet `kuberuntime_gc.go` and `pod_container_deletor.go`.
+
+use core::{cmp::Reverse, time::Duration};
+
+use crate::api::{
+    ContainerId, PodUid, SandboxId, Wall,
+    cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
+};
+
+/// Container GC every, by default.
+pub const PERIOD: Duration = Duration::from_secs(60);
+
+/// How many dead instances are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContainerGcPolicy {
+    /// Younger ones are kept, by creation time.
+    pub min_age: Duration,
+    /// Dead instances kept per container of a living pod.
+    pub max_per_container: usize,
+    /// Dead instances kept on the whole node; `None` for no limit.
+    pub max_total: Option<usize>,
+}
+
+impl Default for ContainerGcPolicy {
+    fn default() -> Self {
+        Self {
+            min_age: Duration::ZERO,
+            max_per_container: 1,
+            max_total: None,
+        }
+    }
+}
+
+/// What the pod table says of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Configured, or on its way out: its last instances are still of use.
+    Kept,
+    /// Gone, or evicted (`should_pod_content_be_removed`): everything goes.
+    ContentRemovable,
+}
+
+/// An instance to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Removal {
+    /// Instance.
+    pub id: ContainerId,
+    /// Its state is unknown, so it may still run: stop it first.
+    pub stop_first: bool,
+}
+
+/// Chooses dead instances (GC-01, GC-03, IGC-03).
+///
+/// - Running ones are never chosen; nor is the newest instance of a living pod's container while it is only Created,
+///   for its start may be under way.
+/// - `fate` is asked only when `sources_ready`; before that every pod counts as kept.
+/// - Order: pod by pod as given, oldest first within a container; those over the global limit last.
+#[must_use]
+pub fn removable_containers(
+    pods: &[PodRuntimeStatus],
+    fate: &dyn Fn(&PodUid) -> Fate,
+    sources_ready: bool,
+    policy: &ContainerGcPolicy,
+    now: Wall,
+) -> Vec<Removal> {
+    let mut out = Vec::new();
+    let mut units: Vec<Vec<&ContainerStatus>> = Vec::new();
+    for pod in pods {
+        let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
+        for unit in dead_units(pod, gone, policy.min_age, now) {
+            if gone {
+                out.extend(unit.iter().rev().map(|c| removal(c)));
+            } else {
+                units.push(unit);
+            }
+        }
+    }
+    keep_newest(&mut units, policy.max_per_container, &mut out);
+    if let Some(max) = policy.max_total {
+        let count = |units: &[Vec<&ContainerStatus>]| units.iter().map(Vec::len).sum::<usize>();
+        if count(&units) > max {
+            let each = (max / units.len().max(1)).max(1);
+            keep_newest(&mut units, each, &mut out);
+        }
+        let mut rest: Vec<_> = units.iter().flatten().copied().collect();
+        rest.sort_by_key(|c| c.created);
+        let surplus = rest.len().saturating_sub(max);
+        out.extend(rest[..surplus].iter().map(|c| removal(c)));
+    }
+    out
+}
+
+/// Dead instances of a pod, per container name, newest first.
+fn dead_units(
+    pod: &PodRuntimeStatus,
+    gone: bool,
+    min_age: Duration,
+    now: Wall,
+) -> Vec<Vec<&ContainerStatus>> {
+    let min_ns = i64::try_from(min_age.as_nanos()).unwrap_or(i64::MAX);
+    let mut names: Vec<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+        .into_iter()
+        .map(|name| {
+            let mut unit: Vec<_> = pod.instances(name).collect();
+            unit.sort_by_key(|c| Reverse(c.created));
+            let starting = unit
+                .first()
+                .filter(|c| !gone && c.state == ContainerState::Created)
+                .map(|c| c.id.clone());
+            unit.retain(|c| {
+                c.state != ContainerState::Running
+                    && Some(&c.id) != starting.as_ref()
+                    && (min_ns == 0 || c.created_at.0.saturating_add(min_ns) <= now.0)
+            });
+            unit
+        })
+        .filter(|unit| !unit.is_empty())
+        .collect()
+}
+
+fn keep_newest(units: &mut [Vec<&ContainerStatus>], keep: usize, out: &mut Vec<Removal>) {
+    for unit in units {
+        let surplus = unit.split_off(keep.min(unit.len()));
+        out.extend(surplus.into_iter().rev().map(removal));
+    }
+}
+
+fn removal(status: &ContainerStatus) -> Removal {
+    Removal {
+        id: status.id.clone(),
+        stop_first: status.state == ContainerState::Unknown,
+    }
+}
+
+/// What goes when instance `died` ended (CLEAN-14): the exited instances of the same container but the newest
+/// `max(1, keep)`; all exited ones of the pod if its content may go. Nothing if the runtime does not know `died`.
+#[must_use]
+pub fn removable_after_death(
+    pod: &PodRuntimeStatus,
+    died: &ContainerId,
+    keep: usize,
+    fate: Fate,
+) -> Vec<ContainerId> {
+    let exited = |c: &&ContainerStatus| c.state == ContainerState::Exited;
+    if fate == Fate::ContentRemovable {
+        return pod
+            .containers
+            .iter()
+            .filter(exited)
+            .map(|c| c.id.clone())
+            .collect();
+    }
+    let Some(dead) = pod.containers.iter().find(|c| c.id == *died) else {
+        return Vec::new();
+    };
+    let mut unit: Vec<_> = pod.instances(&dead.name).filter(exited).collect();
+    unit.sort_by_key(|c| Reverse(c.created));
+    unit.into_iter()
+        .skip(keep.max(1))
+        .map(|c| c.id.clone())
+        .collect()
+}
+
+/// Chooses sandboxes, each to be stopped, then removed (GC-05). Ask after the containers were removed, with a new list.
+///
+/// Never a READY one, nor one that an instance refers to; the newest of a living pod is kept.
+#[must_use]
+pub fn removable_sandboxes(
+    pods: &[PodRuntimeStatus],
+    fate: &dyn Fn(&PodUid) -> Fate,
+    sources_ready: bool,
+) -> Vec<SandboxId> {
+    let mut out = Vec::new();
+    for pod in pods {
+        let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
+        let newest = pod.sandboxes.iter().max_by_key(|s| (s.attempt, s.created));
+        out.extend(
+            pod.sandboxes
+                .iter()
+                .filter(|s| s.state != SandboxState::Ready)
+                .filter(|s| !pod.containers.iter().any(|c| c.sandbox == s.id))
+                .filter(|s| gone || newest.is_none_or(|n| n.id != s.id))
+                .map(|s| s.id.clone()),
+        );
+    }
+    out
+}
+
+/// Pod log directories to delete (GC-06): `<namespace>_<name>_<uid>` of pods whose content may go.
+///
+/// Names of another form are not ours and stay. Nothing is chosen before all sources have reported.
+#[must_use]
+pub fn removable_log_dirs<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    fate: &dyn Fn(&PodUid) -> Fate,
+    sources_ready: bool,
+) -> Vec<&'a str> {
+    names
+        .into_iter()
+        .filter(|name| {
+            let mut parts = name.split('_');
+            let (Some(_), Some(_), Some(uid), None) =
+                (parts.next(), parts.next(), parts.next(), parts.next())
+            else {
+                return false;
+            };
+            sources_ready && !uid.is_empty() && fate(&PodUid::from(uid)) == Fate::ContentRemovable
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+use super::*;
+use crate::logic::testing::{exited, instance, nth, running_pod, sandbox};
+use ContainerState::{Created, Running, Unknown};
+
+const NOW: Wall = Wall::from_secs(10_000);
+
+fn pod(uid: &str, containers: Vec<ContainerStatus>) -> PodRuntimeStatus {
+    let mut pod = running_pod(containers);
+    pod.uid = PodUid::from(uid);
+    pod
+}
+
+/// Pods whose UID begins with `gone` are gone.
+fn fate(uid: &PodUid) -> Fate {
+    if uid.starts_with("gone") {
+        Fate::ContentRemovable
+    } else {
+        Fate::Kept
+    }
+}
+
+fn ids(removals: &[Removal]) -> String {
+    removals
+        .iter()
+        .map(|r| {
+            let stop = if r.stop_first { "!" } else { "" };
+            format!("{}{stop}", r.id)
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn dead_instances() {
+    let three = || {
+        vec![
+            nth(2, exited("a", 0)),
+            nth(1, exited("a", 0)),
+            exited("a", 0),
+        ]
+    };
+    let policy = |per_container, total| ContainerGcPolicy {
+        max_per_container: per_container,
+        max_total: total,
+        ..ContainerGcPolicy::default()
+    };
+    let usual = || policy(1, None);
+    // GC-01 GC-03 IGC-03
+    for (name, pods, ready, policy, expected) in [
+        (
+            "newest is kept",
+            vec![pod("p", three())],
+            true,
+            usual(),
+            "a-0 a-1",
+        ),
+        (
+            "a running one does not use up the place",
+            vec![pod(
+                "p",
+                vec![
+                    nth(2, instance("a", Running)),
+                    nth(1, exited("a", 0)),
+                    exited("a", 0),
+                ],
+            )],
+            true,
+            usual(),
+            "a-0",
+        ),
+        (
+            "per container",
+            vec![pod(
+                "p",
+                vec![nth(1, exited("a", 0)), exited("a", 0), exited("b", 0)],
+            )],
+            true,
+            usual(),
+            "a-0",
+        ),
+        (
+            "more are kept if asked",
+            vec![pod("p", three())],
+            true,
+            policy(2, None),
+            "a-0",
+        ),
+        (
+            "none is kept if asked",
+            vec![pod("p", three())],
+            true,
+            policy(0, None),
+            "a-0 a-1 a-2",
+        ),
+        (
+            "a start under way is left alone",
+            vec![pod(
+                "p",
+                vec![nth(1, instance("a", Created)), exited("a", 0)],
+            )],
+            true,
+            policy(0, None),
+            "a-0",
+        ),
+        (
+            "unknown ones are stopped first",
+            vec![pod(
+                "p",
+                vec![nth(1, exited("a", 0)), instance("a", Unknown)],
+            )],
+            true,
+            usual(),
+            "a-0!",
+        ),
+        (
+            "all of a pod that is gone, running ones excepted",
+            vec![pod(
+                "gone",
+                vec![
+                    nth(1, instance("a", Running)),
+                    exited("a", 0),
+                    instance("b", Created),
+                ],
+            )],
+            true,
+            usual(),
+            "a-0 b-0",
+        ),
+        (
+            "not before sources are ready",
+            vec![pod("gone", vec![exited("a", 0)])],
+            false,
+            usual(),
+            "",
+        ),
+        (
+            "global limit: equal shares first, then the oldest",
+            vec![
+                pod(
+                    "p",
+                    vec![
+                        nth(7, exited("a", 0)),
+                        nth(6, exited("a", 0)),
+                        nth(5, exited("a", 0)),
+                    ],
+                ),
+                pod("q", vec![nth(4, exited("b", 0))]),
+                pod("r", vec![nth(3, exited("c", 0))]),
+            ],
+            true,
+            policy(5, Some(2)),
+            "a-5 a-6 c-3",
+        ),
+    ] {
+        let got = removable_containers(&pods, &fate, ready, &policy, NOW);
+        assert_eq!(ids(&got), expected, "{name}");
+    }
+    let young = ContainerGcPolicy {
+        min_age: Duration::from_secs(100),
+        ..policy(0, None)
+    };
+    let mut dead = exited("a", 0);
+    dead.created_at = Wall::from_secs(9_950);
+    let pods = [pod("p", vec![dead, exited("b", 0)])];
+    let got = removable_containers(&pods, &fate, true, &young, NOW);
+    assert_eq!(ids(&got), "b-0", "younger than the minimum age");
+}
+
+#[test]
+fn after_a_death() {
+    let status = || {
+        pod(
+            "p",
+            vec![
+                nth(3, instance("a", Running)),
+                nth(2, exited("a", 0)),
+                nth(1, exited("a", 0)),
+                exited("a", 0),
+                nth(1, exited("b", 0)),
+                exited("b", 0),
+            ],
+        )
+    };
+    // CLEAN-14
+    for (name, died, keep, fate, expected) in [
+        ("same container only", "a-2", 1, Fate::Kept, "a-1 a-0"),
+        ("limit", "a-2", 2, Fate::Kept, "a-0"),
+        ("at least one stays", "a-2", 0, Fate::Kept, "a-1 a-0"),
+        ("unknown instance", "x-9", 1, Fate::Kept, ""),
+        (
+            "pod content may go",
+            "x-9",
+            1,
+            Fate::ContentRemovable,
+            "a-2 a-1 a-0 b-1 b-0",
+        ),
+    ] {
+        let got: Vec<_> = removable_after_death(&status(), &ContainerId::from(died), keep, fate)
+            .iter()
+            .map(|id| id.to_string())
+            .collect();
+        assert_eq!(got.join(" "), expected, "{name}");
+    }
+}
+
+#[test]
+fn sandboxes() {
+    let ready = || sandbox(2, SandboxState::Ready);
+    let dead = |n| sandbox(n, SandboxState::NotReady);
+    let with = |uid, sandboxes, containers| {
+        let mut pod = pod(uid, containers);
+        pod.sandboxes = sandboxes;
+        pod
+    };
+    // GC-05 IGC-03
+    for (name, pod, sources, expected) in [
+        (
+            "older dead ones go",
+            with("p", vec![ready(), dead(1), dead(0)], vec![]),
+            true,
+            "sb-1 sb-0",
+        ),
+        (
+            "the newest stays, though dead",
+            with("p", vec![dead(1), dead(0)], vec![]),
+            true,
+            "sb-0",
+        ),
+        (
+            "one that an instance refers to stays",
+            with("p", vec![ready(), dead(1), dead(0)], vec![exited("a", 0)]),
+            true,
+            "sb-1",
+        ),
+        (
+            "a ready one stays, whatever the pod",
+            with("gone", vec![ready(), dead(1)], vec![]),
+            true,
+            "sb-1",
+        ),
+        (
+            "all of a pod that is gone",
+            with("gone", vec![dead(1), dead(0)], vec![]),
+            true,
+            "sb-1 sb-0",
+        ),
+        (
+            "not before sources are ready",
+            with("gone", vec![dead(0)], vec![]),
+            false,
+            "",
+        ),
+    ] {
+        let got: Vec<_> = removable_sandboxes(&[pod], &fate, sources)
+            .iter()
+            .map(|id| id.to_string())
+            .collect();
+        assert_eq!(got.join(" "), expected, "{name}");
+    }
+}
+
+#[test]
+fn log_directories() {
+    // GC-06
+    let names = [
+        "ns_p_gone1",
+        "ns_p_living",
+        "gone2",
+        "lost+found",
+        "a_b_c_gone3",
+        "ns_p_",
+    ];
+    assert_eq!(removable_log_dirs(names, &fate, true), ["ns_p_gone1"]);
+    assert!(removable_log_dirs(names, &fate, false).is_empty());
+}
