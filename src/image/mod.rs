@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`reference`], [`digest`], [`platform`] | names, digests, which machine an image is for |
+//! | [`mod@reference`], [`digest`], [`platform`] | names, digests, which machine an image is for |
 //! | [`store`], [`record`] | what is there: durable before visible, repaired at open |
 //! | [`archive`], [`plan`], [`import`] | docker-archives and OCI layouts: first the documents, then the layers |
 //! | [`compress`], [`tarball`] | bounded readers |

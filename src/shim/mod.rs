@@ -1,7 +1,7 @@
 //! The process beside each container: parent of its init, owner of its output, keeper of its exit code.
 //!
 //! A shim lives as long as its container and needs no agent: the agent may be killed, replaced or absent. All they share
-//! is the container's run directory, which is also the bundle (`config.json` is there before [`launch`] is called):
+//! is the container's run directory, which is also the bundle (`config.json` is there before [`launch()`] is called):
 //!
 //! | file | made by | what |
 //! |---|---|---|

@@ -35,9 +35,14 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     }
 }
 
-/// The command as it could be typed.
+/// The command as it could be typed, its program without directory.
 pub(crate) fn show(command: &Command) -> String {
-    let mut text = command.get_program().to_string_lossy().into_owned();
+    let program = Path::new(command.get_program());
+    let mut text = program
+        .file_name()
+        .unwrap_or(program.as_os_str())
+        .to_string_lossy()
+        .into_owned();
     for word in command.get_args() {
         text.push(' ');
         text.push_str(&word.to_string_lossy());
