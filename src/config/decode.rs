@@ -11,8 +11,8 @@ use serde_json::{Map, Number, Value};
 
 /// Bytes of one document; reaching the limit is an error (SRC-20).
 pub const MAX_DOCUMENT_BYTES: usize = 10 << 20;
-/// Maps and lists within each other.
-pub const MAX_DEPTH: usize = 100;
+/// Maps and lists within each other. A pod has about 12; each level takes stack, and lanes have little.
+pub const MAX_DEPTH: usize = 40;
 /// Values in one document, each expansion of an alias counted.
 pub const MAX_VALUES: usize = 200_000;
 /// Bytes of all texts in one document, each expansion of an alias counted.

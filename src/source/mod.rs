@@ -1,1 +1,90 @@
 //! Pod sources: the manifest directory.
+//!
+//! - [`ManifestDir`]: reads a directory or one file and returns a full snapshot. Plain blocking code, made for a lane.
+//! - [`Doorbell`]: inotify, a hint to read sooner. It may be lost at any time.
+//! - [`Poller`]: both together: reads at the start, every interval, and when the doorbell rings.
+//!
+//! What a manifest may say is not decided here: the rules come in as functions ([`Rules`]).
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::api::received::{Delivered, ReceivedPod};
+use crate::api::{ConfigMap, Secret};
+
+mod doorbell;
+mod manifest;
+mod manifest_dir;
+mod poller;
+
+pub use doorbell::Doorbell;
+pub use manifest_dir::{MAX_ENTRIES, ManifestDir};
+pub use poller::{MIN_GAP, Poller, RECHECK};
+
+/// The decisions a source needs, as functions: it reads files and knows nothing of pods.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Turns a raw pod into a pod of this node, or says what is wrong: (object, node name, file path).
+    pub pod: fn(Value, &str, &str) -> Result<Box<ReceivedPod>, String>,
+    /// Says what is wrong with a ConfigMap.
+    pub config_map: fn(&ConfigMap) -> Result<(), String>,
+    /// Says what is wrong with a Secret; `stringData` is folded into `data` before.
+    pub secret: fn(&Secret) -> Result<(), String>,
+}
+
+/// Namespace and name of an object.
+pub type ObjectKey = (String, String);
+
+/// Why the source is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// The interval has passed. Only such a read takes a pod away whose file went bad (SRC-16).
+    Poll,
+    /// Something seems to have changed.
+    Bell,
+}
+
+/// What one read found.
+#[derive(Debug)]
+pub enum Reading {
+    /// Exactly what the previous read found.
+    Unchanged,
+    /// A full snapshot.
+    Snapshot(Snapshot),
+    /// The source could not be read: there is no snapshot, and nothing changes (SRC-17).
+    Failed(Problem),
+}
+
+/// All that the source holds.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// In the order of their files' names; no two with one uid or one namespace and name.
+    pub pods: Vec<Delivered>,
+    /// ConfigMaps by namespace and name, shared with the source.
+    pub config_maps: BTreeMap<ObjectKey, Arc<ConfigMap>>,
+    /// Secrets by namespace and name, shared with the source.
+    pub secrets: BTreeMap<ObjectKey, Arc<Secret>>,
+    /// Whether a ConfigMap or Secret differs from the previous snapshot.
+    pub objects_changed: bool,
+    /// What is wrong now, in the order of the files' names.
+    pub problems: Vec<Problem>,
+}
+
+/// Something the operator should know about one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// What is wrong and where in the file.
+    pub message: String,
+    /// Whether the file is unused because of it; otherwise it is only odd.
+    pub fatal: bool,
+    /// Whether this is the first snapshot that says so: log it then, and only then.
+    pub new: bool,
+}
+
+#[cfg(test)]
+mod tests;

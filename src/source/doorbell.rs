@@ -1,0 +1,132 @@
+//! inotify on the manifest path: says that a read is worth while, never what changed.
+//!
+//! It rings when a file is complete (closed after writing, moved in, removed, its attributes changed), not while one
+//! is being written. If it cannot be armed, or an event is lost, the next poll finds the change (SRC-18).
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use async_io::Async;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+
+/// Watches one path, be it a directory, a file, or missing.
+#[derive(Debug)]
+pub struct Doorbell {
+    path: PathBuf,
+    /// The instance and its watch; gone when the watch has to be laid anew.
+    armed: Option<Armed>,
+}
+
+#[derive(Debug)]
+struct Armed {
+    inotify: Async<Inotify>,
+    watch: WatchDescriptor,
+    /// The watched directory is the path itself, not its parent.
+    is_path: bool,
+}
+
+impl Doorbell {
+    /// A doorbell that is not armed yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, armed: None }
+    }
+
+    /// Lays the watch unless it is laid: on the directory, or on the parent if the path is a file or missing.
+    ///
+    /// Call it before every read, so that nothing falls between read and watch. After an error there is no doorbell
+    /// until a later call succeeds; a missing parent is such an error.
+    pub fn arm(&mut self) -> io::Result<()> {
+        let is_path = self.path.is_dir();
+        if self
+            .armed
+            .as_ref()
+            .is_some_and(|armed| armed.is_path == is_path)
+        {
+            return Ok(());
+        }
+        self.armed = None;
+        let dir = if is_path {
+            Some(&*self.path)
+        } else {
+            self.path.parent()
+        };
+        let dir = dir.ok_or_else(|| io::Error::other("has no parent directory"))?;
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let events = AddWatchFlags::IN_CLOSE_WRITE
+            | AddWatchFlags::IN_MOVED_TO
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_ATTRIB
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        let watch = inotify.add_watch(dir, events)?;
+        self.armed = Some(Armed {
+            inotify: Async::new(inotify)?,
+            watch,
+            is_path,
+        });
+        Ok(())
+    }
+
+    /// Waits until a read is worth while; for ever if not armed. Dropping the future loses nothing.
+    pub async fn rung(&mut self) {
+        loop {
+            let Some(armed) = &self.armed else {
+                return core::future::pending().await;
+            };
+            if armed.inotify.readable().await.is_err() {
+                self.armed = None;
+                return;
+            }
+            let events = match armed.inotify.get_ref().read_events() {
+                Ok(events) => events,
+                Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
+                Err(_) => {
+                    self.armed = None;
+                    return;
+                }
+            };
+            let rings = events.iter().any(|event| self.matters(armed, event));
+            if events.iter().any(|event| ends_watch(armed, event)) {
+                self.armed = None;
+                return;
+            }
+            if rings {
+                return;
+            }
+        }
+    }
+
+    fn matters(&self, armed: &Armed, event: &InotifyEvent) -> bool {
+        let Some(name) = &event.name else {
+            // An overflow, or the directory itself.
+            return event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) || ends_watch(armed, event);
+        };
+        if !armed.is_path {
+            return self.path.file_name() == Some(name);
+        }
+        if name.as_bytes().starts_with(b".") {
+            return false;
+        }
+        // A new regular file is written now and rings when it is closed; links are complete at once.
+        !event.mask.contains(AddWatchFlags::IN_CREATE) || is_complete(&self.path.join(name))
+    }
+}
+
+fn ends_watch(armed: &Armed, event: &InotifyEvent) -> bool {
+    let end = AddWatchFlags::IN_IGNORED
+        | AddWatchFlags::IN_DELETE_SELF
+        | AddWatchFlags::IN_MOVE_SELF
+        | AddWatchFlags::IN_UNMOUNT;
+    event.wd == armed.watch && event.mask.intersects(end)
+}
+
+fn is_complete(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| !m.is_file() || m.nlink() > 1)
+}

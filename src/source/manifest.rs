@@ -1,0 +1,164 @@
+//! One manifest file: bytes → pod, ConfigMap or Secret.
+
+use alloc::sync::Arc;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Rules;
+use crate::api::config_map::Bytes;
+use crate::api::received::ReceivedPod;
+use crate::api::{ConfigMap, Secret, Wall};
+use crate::config::decode::{self, MAX_DOCUMENT_BYTES};
+
+/// Nanoseconds within which a change may not show in a file's times: the kernel stamps files with the time of its last
+/// tick, at most 10 ms ago.
+const TIME_GRAIN_NS: i64 = 20_000_000;
+
+/// What tells one version of a file from another without reading it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified_ns: i64,
+    changed_ns: i64,
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// Whether the file could change once more at `now` without the stamp showing it.
+    pub(super) fn is_fresh(&self, now: Wall) -> bool {
+        (now.0 - self.changed_ns).abs() < TIME_GRAIN_NS
+    }
+}
+
+/// What a manifest holds.
+#[derive(Debug)]
+pub(super) enum Object {
+    Pod(Box<ReceivedPod>),
+    ConfigMap(Arc<ConfigMap>),
+    Secret(Arc<Secret>),
+}
+
+/// An object and what is odd about its file.
+#[derive(Debug)]
+pub(super) struct Manifest {
+    pub(super) object: Object,
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads one file. `None` if it is gone. The stamp is that of the bytes that were read.
+pub(super) fn read(
+    path: &Path,
+    node: &str,
+    rules: &Rules,
+) -> Option<(Stamp, Result<Manifest, String>)> {
+    let (stamp, bytes) = match bytes(path) {
+        Ok(read) => read,
+        // A link to nowhere is there, a file that went between listing and reading is not.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return fs::symlink_metadata(path).is_ok().then(|| {
+                (
+                    Stamp::default(),
+                    Err("link to a file that does not exist".into()),
+                )
+            });
+        }
+        Err(e) => return Some((Stamp::default(), Err(format!("cannot be read: {e}")))),
+    };
+    let manifest = bytes.and_then(|bytes| decode(&bytes, path, node, rules));
+    Some((stamp, manifest))
+}
+
+/// Bytes of a regular file, at most as many as show that it is too large.
+fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, String>)> {
+    // O_NONBLOCK: opening a FIFO or a device must not wait for its other end.
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
+        .open(path)?;
+    let metadata = file.metadata()?;
+    let stamp = Stamp::of(&metadata);
+    if metadata.is_dir() {
+        return Ok((
+            stamp,
+            Err("is a directory: manifests are read from one directory only".into()),
+        ));
+    }
+    if !metadata.is_file() {
+        return Ok((stamp, Err("is not a regular file".into())));
+    }
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok((stamp, Ok(bytes)))
+}
+
+fn decode(bytes: &[u8], path: &Path, node: &str, rules: &Rules) -> Result<Manifest, String> {
+    let decode::Document { value, duplicates } = decode::parse(bytes).map_err(|e| e.to_string())?;
+    let notes = duplicates
+        .into_iter()
+        .map(|field| format!("field {field} occurs twice, the last one counts"))
+        .collect();
+    let text = |field: &str| {
+        value
+            .get(field)
+            .and_then(Value::as_str)
+            .unwrap_or("")
+            .to_owned()
+    };
+    let (version, kind) = (text("apiVersion"), text("kind"));
+    let object = match (&*version, &*kind) {
+        ("v1", "Pod") => {
+            let file = path.to_string_lossy();
+            Object::Pod((rules.pod)(value, node, &file)?)
+        }
+        ("v1", "ConfigMap") => {
+            let mut object: ConfigMap = decode::typed(&value).map_err(|e| e.to_string())?;
+            namespace(&mut object.metadata.namespace);
+            (rules.config_map)(&object)?;
+            Object::ConfigMap(Arc::new(object))
+        }
+        ("v1", "Secret") => {
+            let mut object: Secret = decode::typed(&value).map_err(|e| e.to_string())?;
+            namespace(&mut object.metadata.namespace);
+            for (key, text) in core::mem::take(&mut object.string_data) {
+                object.data.insert(key, Bytes(text.into_bytes()));
+            }
+            (rules.secret)(&object)?;
+            Object::Secret(Arc::new(object))
+        }
+        ("", _) | (_, "") => return Err("apiVersion and kind are required".into()),
+        (_, kind) if kind.ends_with("List") => {
+            return Err(format!(
+                "kind: {kind}: lists are not read, a file holds one object"
+            ));
+        }
+        (version, kind) => {
+            return Err(format!(
+                "{version} {kind} is not read from manifests: only v1 Pod, ConfigMap and Secret are"
+            ));
+        }
+    };
+    Ok(Manifest { object, notes })
+}
+
+fn namespace(namespace: &mut String) {
+    if namespace.is_empty() {
+        namespace.push_str("default");
+    }
+}

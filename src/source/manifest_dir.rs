@@ -1,0 +1,442 @@
+//! The manifest directory, or one manifest file, as a poller sees it.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use super::manifest::{self, Manifest, Object, Stamp};
+use super::{ObjectKey, Problem, Reading, Rules, Snapshot, Trigger};
+use crate::api::received::{Delivered, ReceivedPod};
+use crate::api::{ConfigMap, PodUid, Secret};
+use crate::sys::clock;
+
+/// Entries of the directory, dotfiles left out. With more there is no snapshot.
+pub const MAX_ENTRIES: usize = 4096;
+
+/// Reads a directory of manifests, or one manifest, and remembers of each file only what the next read needs.
+///
+/// - Not recursive; dotfiles are skipped; names count in byte order (SRC-16). Links are followed.
+/// - A file is read again only if its size, times or inode moved.
+/// - Of two files with one pod the later name counts (SRC-19).
+/// - A missing path is an empty source, any other error is no snapshot (SRC-17).
+/// - A bad file harms only itself. Since it may just be half written, it is reported once it was found bad twice in the
+///   same state (at the first read at once); a pod it held before stays until a [`Trigger::Poll`] after that.
+///
+/// Blocking: belongs on a lane.
+#[derive(Debug)]
+pub struct ManifestDir {
+    path: PathBuf,
+    node: String,
+    rules: Rules,
+    files: BTreeMap<OsString, Known>,
+    started: bool,
+    recheck: bool,
+    /// The last failure that was reported, so that it is reported once.
+    failure: Option<String>,
+}
+
+/// What is remembered of one file.
+#[derive(Debug, Default)]
+struct Known {
+    /// State of the file that `held` comes from; `None` if it must be read again.
+    good: Option<Stamp>,
+    held: Held,
+    notes: Vec<String>,
+    notes_reported: bool,
+    /// What was last said about another file hiding this one.
+    hidden_reported: Option<String>,
+    bad: Option<Bad>,
+}
+
+#[derive(Debug, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    Pod {
+        uid: PodUid,
+        key: ObjectKey,
+    },
+    /// A pod that another file's pod hides.
+    Hidden(String),
+    ConfigMap(Arc<ConfigMap>),
+    Secret(Arc<Secret>),
+}
+
+impl Held {
+    const fn is_object(&self) -> bool {
+        matches!(self, Self::ConfigMap(_) | Self::Secret(_))
+    }
+}
+
+/// Why a file is unusable.
+#[derive(Debug)]
+struct Bad {
+    /// State of the file when it was found bad.
+    stamp: Stamp,
+    /// The file could have changed once more without its state showing it.
+    fresh: bool,
+    message: String,
+    /// Found bad twice in the same state.
+    confirmed: bool,
+    reported: bool,
+}
+
+enum Listing {
+    Missing,
+    File,
+    Directory(BTreeSet<OsString>),
+}
+
+/// One read in the making.
+#[derive(Default)]
+struct Round {
+    changed: bool,
+    objects_changed: bool,
+    /// Pods that were read this time, by file.
+    read: BTreeMap<OsString, Box<ReceivedPod>>,
+}
+
+impl ManifestDir {
+    /// A source that has not read anything yet. `node` is the node's name.
+    #[must_use]
+    pub fn new(path: PathBuf, node: String, rules: Rules) -> Self {
+        Self {
+            path,
+            node,
+            rules,
+            files: BTreeMap::new(),
+            started: false,
+            recheck: false,
+            failure: None,
+        }
+    }
+
+    /// The directory or file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a file was found bad that may only have been half written: a read soon after settles it.
+    #[must_use]
+    pub fn wants_recheck(&self) -> bool {
+        self.recheck
+    }
+
+    /// Forgets what was read, so that the next read delivers every pod anew.
+    pub fn forget(&mut self) {
+        self.files.clear();
+        self.started = false;
+    }
+
+    /// Reads the source.
+    pub fn read(&mut self, trigger: Trigger) -> Reading {
+        let single;
+        let names = match list(&self.path) {
+            Ok(Listing::Missing) => {
+                single = false;
+                BTreeSet::new()
+            }
+            Ok(Listing::Directory(names)) => {
+                single = false;
+                names
+            }
+            Ok(Listing::File) => {
+                single = true;
+                // The file stands for itself: joining an empty name would add a slash.
+                BTreeSet::from([OsString::new()])
+            }
+            Err(e) => return self.fail(format!("cannot be read: {e}")),
+        };
+        let mut round = Round::default();
+        self.recheck = false;
+        self.drop_absent(&names, &mut round);
+        for name in &names {
+            self.refresh(name, trigger, &mut round);
+        }
+        if single
+            && let Some(bad) = self
+                .files
+                .get(&OsString::new())
+                .and_then(|known| known.bad.as_ref())
+        {
+            if !bad.confirmed {
+                return Reading::Unchanged;
+            }
+            let message = bad.message.clone();
+            return self.fail(message);
+        }
+        self.failure = None;
+        if self.started && !round.changed {
+            return Reading::Unchanged;
+        }
+        self.started = true;
+        self.reread_hidden(&mut round);
+        Reading::Snapshot(self.snapshot(round))
+    }
+
+    fn fail(&mut self, message: String) -> Reading {
+        let new = self.failure.as_ref() != Some(&message);
+        self.failure = Some(message.clone());
+        Reading::Failed(Problem {
+            path: self.path.clone(),
+            message,
+            fatal: true,
+            new,
+        })
+    }
+
+    fn file(&self, name: &OsString) -> PathBuf {
+        if name.is_empty() {
+            self.path.clone()
+        } else {
+            self.path.join(name)
+        }
+    }
+
+    fn drop_absent(&mut self, names: &BTreeSet<OsString>, round: &mut Round) {
+        self.files.retain(|name, known| {
+            let present = names.contains(name);
+            if !present {
+                round.changed = true;
+                round.objects_changed |= known.held.is_object();
+            }
+            present
+        });
+    }
+
+    /// Looks at one file and reads it if it moved.
+    fn refresh(&mut self, name: &OsString, trigger: Trigger, round: &mut Round) {
+        let path = self.file(name);
+        // A file that cannot be looked at has the empty state, as in `manifest::read`.
+        let stamp = fs::metadata(&path)
+            .map(|m| Stamp::of(&m))
+            .unwrap_or_default();
+        let known = self.files.entry(name.clone()).or_default();
+        if known.good == Some(stamp) {
+            // Bad for a moment, and back in the state it was good in.
+            round.changed |= known.bad.take().is_some_and(|bad| bad.reported);
+            return;
+        }
+        let settled = |bad: &&mut Bad| bad.stamp == stamp && !bad.fresh;
+        if let Some(bad) = known.bad.as_mut().filter(settled) {
+            round.changed |= !bad.confirmed;
+            bad.confirmed = true;
+        } else {
+            let Some((stamp, read)) = manifest::read(&path, &self.node, &self.rules) else {
+                // Gone since it was listed.
+                if let Some(known) = self.files.remove(name) {
+                    round.changed = true;
+                    round.objects_changed |= known.held.is_object();
+                }
+                return;
+            };
+            let fresh = stamp.is_fresh(clock::wall());
+            match read {
+                Ok(manifest) => {
+                    round.changed = true;
+                    known.take(manifest, (!fresh).then_some(stamp), name, round);
+                    return;
+                }
+                Err(message) => {
+                    let old = known.bad.take();
+                    let again = !fresh && old.as_ref().is_some_and(|old| old.stamp == stamp);
+                    let confirmed = again || !self.started;
+                    round.changed |= confirmed;
+                    known.bad = Some(Bad {
+                        stamp,
+                        fresh,
+                        confirmed,
+                        reported: old.is_some_and(|old| old.reported && old.message == message),
+                        message,
+                    });
+                }
+            }
+        }
+        known.let_go(trigger, round);
+        self.recheck |= known.bad.as_ref().is_some_and(|bad| !bad.confirmed);
+    }
+
+    /// Reads hidden pods again, for the one that hid them may be gone.
+    fn reread_hidden(&mut self, round: &mut Round) {
+        let hidden: Vec<OsString> = self
+            .files
+            .iter()
+            .filter(|(_, known)| matches!(known.held, Held::Hidden(_)))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in hidden {
+            let path = self.file(&name);
+            if let Some((_, Ok(manifest))) = manifest::read(&path, &self.node, &self.rules)
+                && let Some(known) = self.files.get_mut(&name)
+            {
+                // The state stays: if the file moved in between, the next read sees it.
+                let good = known.good;
+                known.take(manifest, good, &name, round);
+            }
+        }
+    }
+
+    fn snapshot(&mut self, mut round: Round) -> Snapshot {
+        self.hide_doubles(&mut round);
+        let mut snapshot = Snapshot {
+            objects_changed: round.objects_changed,
+            ..Snapshot::default()
+        };
+        for (name, known) in &mut self.files {
+            match &known.held {
+                Held::Nothing | Held::Hidden(_) => {}
+                Held::Pod { uid, .. } => snapshot.pods.push(match round.read.remove(name) {
+                    Some(received) => Delivered::Read(received),
+                    None => Delivered::Known(uid.clone()),
+                }),
+                Held::ConfigMap(object) => {
+                    let key = (
+                        object.metadata.namespace.clone(),
+                        object.metadata.name.clone(),
+                    );
+                    snapshot.config_maps.insert(key, object.clone());
+                }
+                Held::Secret(object) => {
+                    let key = (
+                        object.metadata.namespace.clone(),
+                        object.metadata.name.clone(),
+                    );
+                    snapshot.secrets.insert(key, object.clone());
+                }
+            }
+            let path = if name.is_empty() {
+                self.path.clone()
+            } else {
+                self.path.join(name)
+            };
+            known.problems(&path, &mut snapshot.problems);
+        }
+        snapshot
+    }
+
+    /// Of pods with one name or one uid only the last stays (SRC-19).
+    fn hide_doubles(&mut self, round: &mut Round) {
+        let mut keys = BTreeMap::new();
+        let mut uids = BTreeMap::new();
+        for (name, known) in self.files.iter_mut().rev() {
+            let Held::Pod { uid, key } = &known.held else {
+                continue;
+            };
+            let message = if let Some(other) = keys.get(key) {
+                format!("pod {}/{} is also in {other:?}, which counts", key.0, key.1)
+            } else if let Some(other) = uids.get(uid) {
+                format!("pod uid {uid} is also in {other:?}, which counts")
+            } else {
+                keys.insert(key.clone(), name.clone());
+                uids.insert(uid.clone(), name.clone());
+                continue;
+            };
+            round.read.remove(name);
+            known.held = Held::Hidden(message);
+        }
+    }
+}
+
+impl Known {
+    /// Takes what the file holds now.
+    fn take(
+        &mut self,
+        manifest: Manifest,
+        stamp: Option<Stamp>,
+        name: &OsString,
+        round: &mut Round,
+    ) {
+        round.objects_changed |= self.held.is_object();
+        round.read.remove(name);
+        self.held = match manifest.object {
+            Object::Pod(received) => {
+                let metadata = &received.pod.metadata;
+                let held = Held::Pod {
+                    uid: metadata.uid.clone(),
+                    key: (metadata.namespace.clone(), metadata.name.clone()),
+                };
+                round.read.insert(name.clone(), received);
+                held
+            }
+            Object::ConfigMap(object) => Held::ConfigMap(object),
+            Object::Secret(object) => Held::Secret(object),
+        };
+        round.objects_changed |= self.held.is_object();
+        if self.notes != manifest.notes {
+            self.notes = manifest.notes;
+            self.notes_reported = false;
+        }
+        self.good = stamp;
+        self.bad = None;
+    }
+
+    /// Gives up what a bad file held, if it is time to.
+    fn let_go(&mut self, trigger: Trigger, round: &mut Round) {
+        let sure = self.bad.as_ref().is_some_and(|bad| bad.confirmed);
+        if sure && trigger == Trigger::Poll && !matches!(self.held, Held::Nothing) {
+            round.changed = true;
+            round.objects_changed |= self.held.is_object();
+            self.held = Held::Nothing;
+            self.good = None;
+            self.notes.clear();
+        }
+    }
+
+    fn problems(&mut self, path: &Path, problems: &mut Vec<Problem>) {
+        if let Some(bad) = self.bad.as_mut().filter(|bad| bad.confirmed) {
+            problems.push(Problem {
+                path: path.into(),
+                message: bad.message.clone(),
+                fatal: true,
+                new: !core::mem::replace(&mut bad.reported, true),
+            });
+            return;
+        }
+        if let Held::Hidden(message) = &self.held {
+            let said = self.hidden_reported.replace(message.clone());
+            problems.push(Problem {
+                path: path.into(),
+                message: message.clone(),
+                fatal: true,
+                new: said.as_ref() != Some(message),
+            });
+        } else {
+            self.hidden_reported = None;
+        }
+        let new = !core::mem::replace(&mut self.notes_reported, true);
+        problems.extend(self.notes.iter().map(|message| Problem {
+            path: path.into(),
+            message: message.clone(),
+            fatal: false,
+            new,
+        }));
+    }
+}
+
+fn list(path: &Path) -> io::Result<Listing> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Listing::Missing),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Ok(Listing::File),
+        Err(e) => return Err(e),
+    };
+    let mut names = BTreeSet::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        if name.as_bytes().starts_with(b".") {
+            continue;
+        }
+        names.insert(name);
+        if names.len() > MAX_ENTRIES {
+            return Err(io::Error::other(format!(
+                "has more than {MAX_ENTRIES} entries"
+            )));
+        }
+    }
+    Ok(Listing::Directory(names))
+}

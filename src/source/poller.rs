@@ -1,0 +1,119 @@
+//! Poll and doorbell together: the manifest source as the agent's loop sees it.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+use std::sync::{Mutex, PoisonError};
+
+use smol::Timer;
+use smol::future::or;
+
+use super::{Doorbell, ManifestDir, Reading, Trigger};
+use crate::api::Mono;
+use crate::sys::clock;
+use crate::sys::lane::Lane;
+
+/// Shortest time between two reads that the doorbell asks for: a burst of files is read a few times, not once each.
+pub const MIN_GAP: Duration = Duration::from_millis(50);
+/// Time after which a file that may have been half written is looked at again.
+pub const RECHECK: Duration = Duration::from_secs(1);
+
+/// Reads a [`ManifestDir`] at the start, every interval, and when its doorbell rings. The reads run on a lane.
+#[derive(Debug)]
+pub struct Poller {
+    dir: Arc<Mutex<ManifestDir>>,
+    doorbell: Option<Doorbell>,
+    interval: Duration,
+    /// When the last read ended, and when the last poll did.
+    last: Option<(Mono, Mono)>,
+    wants_recheck: bool,
+    /// A read was started whose result nobody got.
+    lost: bool,
+}
+
+impl Poller {
+    /// `interval` is `fileCheckFrequency`. Without `doorbells` only the interval counts.
+    #[must_use]
+    pub fn new(dir: ManifestDir, interval: Duration, doorbells: bool) -> Self {
+        Self {
+            doorbell: doorbells.then(|| Doorbell::new(dir.path().into())),
+            dir: Arc::new(Mutex::new(dir)),
+            interval,
+            last: None,
+            wants_recheck: false,
+            lost: false,
+        }
+    }
+
+    /// The next read delivers every pod anew, whether its file moved or not, and happens at once.
+    pub fn forget(&mut self) {
+        self.lost = true;
+        self.last = None;
+    }
+
+    /// Waits for the next snapshot or failure; reads that find nothing new are not returned.
+    ///
+    /// Dropping the future is safe: a result that got lost is made up for by reading everything anew.
+    pub async fn next(&mut self, lane: &Lane) -> Reading {
+        loop {
+            let trigger = self.wait().await;
+            if let Some(doorbell) = &mut self.doorbell
+                && let Err(e) = doorbell.arm()
+            {
+                log::debug!("manifests: no doorbell until the next poll: {e}");
+            }
+            let dir = self.dir.clone();
+            let lost = core::mem::replace(&mut self.lost, true);
+            let (reading, recheck) = lane
+                .run(move || {
+                    let mut dir = dir.lock().unwrap_or_else(PoisonError::into_inner);
+                    if lost {
+                        dir.forget();
+                    }
+                    let reading = dir.read(trigger);
+                    (reading, dir.wants_recheck())
+                })
+                .await;
+            self.lost = false;
+            self.wants_recheck = recheck;
+            let now = clock::mono();
+            let polled = match (trigger, self.last) {
+                (Trigger::Bell, Some((_, polled))) => polled,
+                _ => now,
+            };
+            self.last = Some((now, polled));
+            if !matches!(reading, Reading::Unchanged) {
+                return reading;
+            }
+        }
+    }
+
+    async fn wait(&mut self) -> Trigger {
+        let Some((read, polled)) = self.last else {
+            return Trigger::Poll;
+        };
+        let now = clock::mono();
+        let until_poll = (polled + self.interval) - now;
+        let until_gap = (read + MIN_GAP) - now;
+        let quiet = async {
+            Timer::after(if self.wants_recheck {
+                until_poll.min(RECHECK)
+            } else {
+                until_poll
+            })
+            .await;
+        };
+        let rung = async {
+            match &mut self.doorbell {
+                Some(doorbell) => doorbell.rung().await,
+                None => core::future::pending().await,
+            }
+            Timer::after(until_gap).await;
+        };
+        or(quiet, rung).await;
+        if clock::mono() >= polled + self.interval {
+            Trigger::Poll
+        } else {
+            Trigger::Bell
+        }
+    }
+}
