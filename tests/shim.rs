@@ -13,6 +13,7 @@ use async_io::Timer;
 use bundle::{Bundle, joined, missing};
 use picolet::shim::control::{Event, Streams};
 use picolet::shim::{self, Exit, Launch, LaunchError, Launched, LogOnly, file};
+use picolet::sys::child::{Command, Sink};
 use picolet::sys::{mount, pidfd};
 use smol::future;
 
@@ -262,6 +263,71 @@ fn container_inherits_nothing() {
 }
 
 #[test]
+fn another_user_can_open_its_stdout() {
+    real!();
+    // Images whose log files are links to /dev/stdout rely on it.
+    let bundle = Bundle::new(
+        "echo one > /dev/stdout; echo two > /dev/stderr; echo three >> /proc/self/fd/1",
+        |c| {
+            c["process"]["user"] = serde_json::json!({"uid": 1000, "gid": 1000});
+        },
+    );
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let exit = ended(&shim, &bundle);
+    assert_eq!(
+        (exit.code, bundle.output("stderr").as_str()),
+        (0, "two\n"),
+        "{}",
+        bundle.log()
+    );
+    assert_eq!(bundle.output("stdout"), "one\nthree\n");
+}
+
+#[test]
+fn runtime_that_hangs() {
+    real!();
+    // RTM-03
+    let bundle = Bundle::new("true", |_| ());
+    let fake = bundle.dir.join("runtime");
+    fs::write(&fake, "#!/bin/sh\necho stuck >&2\nexec sleep 1000\n").expect("runtime");
+    fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("mode");
+    for name in [file::STDIN, file::STDOUT, file::STDERR] {
+        nix::unistd::mkfifo(&bundle.dir.join(name), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    }
+    // The launcher's own limit is minutes; the shim is told a shorter one here.
+    let command = Command::opened(exe(), "picolet")
+        .args([
+            "shim",
+            "--id",
+            "x",
+            "--root",
+            "/x",
+            "--create-ms",
+            "200",
+            "--dir",
+        ])
+        .arg(&bundle.dir)
+        .arg("--runtime")
+        .arg(&fake)
+        .arg("--log")
+        .arg(&bundle.log);
+    let (mut reader, writer) = std::io::pipe().expect("pipe");
+    let mut child = command
+        .stdout(Sink::Fd(writer.into()))
+        .spawn()
+        .expect("shim");
+    wait("the fork", child.wait()).expect("wait");
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut answer).expect("answer");
+    assert_eq!(answer, "error 137\nstuck\n");
+    let exit = shim::read_exit(&bundle.dir)
+        .expect("readable")
+        .expect("exit record");
+    assert!(!exit.created);
+}
+
+#[test]
 fn failing_create() {
     real!();
     // RTM-03
@@ -415,8 +481,10 @@ fn clients_are_few_and_commands_checked() {
         for _ in 0..shim::control::MAX_CLIENTS {
             clients.push(shim::attach(&bundle.dir, streams).await.expect("attach"));
         }
-        assert!(shim::attach(&bundle.dir, streams).await.is_err());
-        drop(clients);
+        let error = shim::attach(&bundle.dir, streams)
+            .await
+            .expect_err("one too many");
+        assert!(error.to_string().contains("too many"), "{error}");
         let error = shim::resize(&bundle.dir, 80, 25)
             .await
             .expect_err("no terminal");
@@ -428,6 +496,15 @@ fn clients_are_few_and_commands_checked() {
         fs::rename(&log, log.with_extension("old")).expect("rotate");
         fs::create_dir(&log).expect("in the way");
         assert!(shim::reopen_log(&bundle.dir).await.is_err());
+        fs::remove_dir(&log).expect("away");
+        // Commands find a place however many are attached.
+        for _ in 0..20 {
+            shim::reopen_log(&bundle.dir).await.expect("reopen");
+        }
+        drop(clients);
+        shim::attach(&bundle.dir, streams)
+            .await
+            .expect("room again");
     });
     let mode = fs::metadata(bundle.dir.join(file::CTL)).expect("socket");
     assert_eq!(

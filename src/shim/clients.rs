@@ -9,7 +9,7 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::{Mode, umask};
 
-use super::control::{MAX_CLIENTS, MAX_DATA_BYTES, Streams, kind};
+use super::control::{MAX_CLIENTS, MAX_CONNECTIONS, MAX_DATA_BYTES, Streams, kind};
 use super::file;
 use crate::sys::{pages::Pages, socket};
 
@@ -33,11 +33,17 @@ struct Client {
     streams: Streams,
 }
 
+impl Client {
+    fn attached(&self) -> bool {
+        self.streams != Streams::default()
+    }
+}
+
 /// The socket and its clients.
 #[derive(Debug)]
 pub(crate) struct Clients {
     listener: OwnedFd,
-    slots: [Option<Client>; MAX_CLIENTS],
+    slots: [Option<Client>; MAX_CONNECTIONS],
     /// A packet of input and how much of it the container has taken.
     packet: Pages,
     taken: usize,
@@ -57,7 +63,7 @@ impl Clients {
         listen(&listener, Backlog::new(BACKLOG)?)?;
         Ok(Self {
             listener,
-            slots: [const { None }; MAX_CLIENTS],
+            slots: [const { None }; MAX_CONNECTIONS],
             packet: Pages::map(1 + MAX_DATA_BYTES)?,
             taken: 0,
             len: 0,
@@ -70,7 +76,7 @@ impl Clients {
     }
 
     /// What to watch for reading: one per place, -1 for those that are empty or must wait until earlier input is taken.
-    pub(crate) fn watched(&self) -> [RawFd; MAX_CLIENTS] {
+    pub(crate) fn watched(&self) -> [RawFd; MAX_CONNECTIONS] {
         let wait = self.has_input();
         self.slots.each_ref().map(|slot| match slot {
             Some(client) if !(wait && client.streams.stdin) => client.socket.as_raw_fd(),
@@ -78,17 +84,26 @@ impl Clients {
         })
     }
 
-    /// Takes a waiting connection. Without a free place it is closed at once.
-    pub(crate) fn accept(&mut self) {
-        let Ok(socket) = socket::accept(self.listener.as_fd()) else {
-            return;
+    /// Takes a waiting connection. If all places are taken, one that is not attached makes room: such a client has its
+    /// answer already, or is not going to ask. False: the system has no descriptor for it now.
+    pub(crate) fn accept(&mut self) -> bool {
+        let socket = match socket::accept(self.listener.as_fd()) {
+            Ok(socket) => socket,
+            Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
         };
-        if let Some(slot) = self.slots.iter_mut().find(|s| s.is_none()) {
+        let free = self.slots.iter().position(Option::is_none);
+        let idle = || {
+            self.slots
+                .iter()
+                .position(|s| s.as_ref().is_some_and(|c| !c.attached()))
+        };
+        if let Some(place) = free.or_else(idle) {
             // Without the right to do so, the lag allowed is the system's default.
             let _ = setsockopt(&socket, sockopt::SndBufForce, &CLIENT_LAG_BYTES);
             let streams = Streams::default();
-            *slot = Some(Client { socket, streams });
+            self.slots[place] = Some(Client { socket, streams });
         }
+        true
     }
 
     /// Reads one packet of client `index`. `Ok(None)`: nothing for the shim to do. `Err(had_stdin)`: it has gone.
@@ -123,8 +138,9 @@ impl Clients {
             }),
             [kind::CLOSE_STDIN] => Some(Request::CloseStdin),
             [kind::ATTACH, bits] => {
-                client.streams = Streams::from_bits(*bits);
-                self.reply(index, Ok(()));
+                let streams = Streams::from_bits(*bits);
+                let result = self.attach(index, streams);
+                self.reply(index, result);
                 None
             }
             [kind::INPUT, data @ ..] if had_stdin => {
@@ -140,6 +156,18 @@ impl Clients {
         Ok(request)
     }
 
+    fn attach(&mut self, index: usize, streams: Streams) -> Result<(), &'static str> {
+        let others = self.slots.iter().enumerate().filter(|(i, _)| *i != index);
+        let attached = others.filter(|(_, s)| s.as_ref().is_some_and(Client::attached));
+        if attached.count() >= MAX_CLIENTS {
+            return Err("too many clients are attached");
+        }
+        if let Some(client) = &mut self.slots[index] {
+            client.streams = streams;
+        }
+        Ok(())
+    }
+
     /// Answers a command.
     pub(crate) fn reply(&mut self, index: usize, result: Result<(), &str>) {
         match result {
@@ -150,7 +178,7 @@ impl Clients {
 
     /// Passes output on to whoever attached to that stream.
     pub(crate) fn output(&mut self, stream: u8, bytes: &[u8]) {
-        for index in 0..MAX_CLIENTS {
+        for index in 0..MAX_CONNECTIONS {
             let wants = self.slots[index].as_ref().is_some_and(|c| match stream {
                 kind::STDERR => c.streams.stderr,
                 _ => c.streams.stdout,
@@ -165,7 +193,7 @@ impl Clients {
 
     /// Tells all attached clients that nothing follows.
     pub(crate) fn end(&mut self) {
-        for index in 0..MAX_CLIENTS {
+        for index in 0..MAX_CONNECTIONS {
             self.send(index, kind::END, &[]);
         }
     }

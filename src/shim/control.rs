@@ -7,7 +7,7 @@
 //! | `R` reopen the log | none | `k`, or `!` and text |
 //! | `W` resize the terminal | width, height: two u16, little endian | `k`, or `!` and text |
 //! | `C` close standard input | none | `k` |
-//! | `A` attach | one byte of [`Streams`] bits | `k`, then `o`/`e` packets until `x` or the end of the connection |
+//! | `A` attach | one byte of [`Streams`] bits | `k`, then `o`/`e` packets until `x` or the end of the connection; `!` and text if there are [`MAX_CLIENTS`] |
 //! | `I` input | 1 to [`MAX_DATA_BYTES`] bytes; only after `A` with standard input | none; the shim reads on when the container has read |
 //!
 //! A client that does not keep up is disconnected: the log never waits for it.
@@ -26,8 +26,10 @@ use super::file;
 
 /// Largest data of a packet in bytes.
 pub const MAX_DATA_BYTES: usize = 4096;
-/// Clients that a shim serves at a time; a further one is disconnected at once.
+/// Clients that can be attached to a shim at a time; a further one is refused.
 pub const MAX_CLIENTS: usize = 4;
+/// Connections that a shim holds at a time. Commands always find a place: the first that asked for nothing yet must go.
+pub(crate) const MAX_CONNECTIONS: usize = MAX_CLIENTS + 2;
 /// How long a command may take; a shim answers at once unless its disk hangs.
 const COMMAND_TIMEOUT: core::time::Duration = core::time::Duration::from_secs(10);
 

@@ -26,6 +26,9 @@ const ENVIRONMENT: [&CStr; 1] =
 /// Children that may end while the runtime works; only init's end matters, and it comes last.
 const REAPED: usize = 16;
 
+/// After this time a killed runtime that has not ended is killed again.
+const KILL_AGAIN: core::time::Duration = core::time::Duration::from_secs(1);
+
 /// A created container.
 #[derive(Debug)]
 pub(crate) struct Created {
@@ -90,7 +93,7 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
     let mut reaped = [(0, Ended { code: 0, signal: 0 }); REAPED];
     let mut count = 0;
     let mut master = None;
-    let deadline = clock::mono() + core::time::Duration::from_millis(args.create_ms);
+    let mut deadline = clock::mono() + core::time::Duration::from_millis(args.create_ms);
     let code = loop {
         let entry = |fd| libc::pollfd {
             fd,
@@ -104,8 +107,9 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
         ];
         let left = deadline.since_ms(clock::mono());
         if start::poll(&mut fds, i32::try_from(left).unwrap_or(i32::MAX))? == 0 && left == 0 {
-            // Its end is reaped below; the time is over for good.
+            // Its end is reaped below. If it hangs in the kernel it may take a while.
             let _ = kill(Pid::from_raw(runtime), Signal::SIGKILL);
+            deadline = deadline + KILL_AGAIN;
         }
         if let (true, Some(listener)) = (fds[1].revents != 0, waiting) {
             master = Some(receive_master(listener)?);

@@ -65,7 +65,8 @@ pub struct Launched {
 /// Why a container was not created. Nothing runs; the exit record, if there is one, says `created: false`.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The shim could not be started or did not answer.
+    /// The shim could not be started, failed or did not answer. `delete --force` is still to be called, in case it failed
+    /// after the runtime had done its work.
     #[error("start the shim: {0}")]
     Shim(#[source] io::Error),
     /// A shim for this directory lives already.
@@ -87,7 +88,7 @@ pub enum LaunchError {
 /// Starts a shim and has it create the container. Returns when the runtime's `create` has ended.
 ///
 /// Blocks for the making of a few files in `dir` (tmpfs) and a fork. If the future is dropped, or the agent dies, the shim
-/// goes on: [`open`] finds it.
+/// goes on ([`open`] finds it) unless it had not begun yet.
 pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
     let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
         .args(["shim", "--dir"])
@@ -216,7 +217,6 @@ async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchE
         let command = command
             .args(["--lock", &number])
             .keep(lock.into())
-            .session()
             .stdout(Sink::Fd(writer.into()));
         Ok((command.spawn()?, Async::new(reader)?))
     };

@@ -171,7 +171,7 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
                 signal: 0,
             });
             // Also for an agent that has died meanwhile: it finds a container that never was.
-            write_exit(&exit(args, end, false, 0)?)?;
+            write_exit(&exit(args, end, false))?;
             return match failure {
                 Failure::Runtime { text, len, .. } => {
                     start::write_stdout(format!("error {code}\n").as_bytes());
@@ -261,7 +261,7 @@ fn foreign_init(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
 
 /// Saves the output and leaves the exit record, in this order; then the clients may know.
 fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()> {
-    let mut record = exit(args, end, true, 0)?;
+    let mut record = exit(args, end, true);
     server.drain();
     record.log_lost = server.log.lost();
     write_exit(&record)?;
@@ -270,25 +270,26 @@ fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()>
 }
 
 /// The record of an end that has just been seen. `end` `None`: nobody knows how.
-fn exit(args: &Args, end: Option<Ended>, created: bool, log_lost: u64) -> io::Result<Exit> {
+fn exit(args: &Args, end: Option<Ended>, created: bool) -> Exit {
     let (wall, mono) = (clock::wall(), clock::mono());
     let how = end.unwrap_or(Ended {
         code: 137,
         signal: 9,
     });
-    Ok(Exit {
+    Exit {
         v: record::VERSION,
         code: how.code,
         signal: how.signal,
         created,
         known: end.is_some(),
         oom_kills: oom_kills(path(args.memory_cgroup)),
-        log_lost,
+        log_lost: 0,
         wall_ns: wall.0,
         boot_ms: mono.0,
-        boot_id: proc::boot_id()?,
+        // Its absence would be odd; that of the record would be worse.
+        boot_id: proc::boot_id().unwrap_or_default(),
         build: BUILD.into(),
-    })
+    }
 }
 
 /// How often the kernel killed in this cgroup for want of memory. Sources: cgroup-v2 `memory.events`, cgroup-v1

@@ -8,13 +8,16 @@ use nix::sys::signalfd::SignalFd;
 use nix::unistd::{read, write};
 
 use super::clients::{Clients, Request};
-use super::control::{MAX_CLIENTS, kind};
+use super::control::{MAX_CONNECTIONS, kind};
 use super::line::{Lines, MAX_TEXT_BYTES, stamp};
 use super::log::Log;
 use crate::sys::{child, clock, pages::Pages, start, tty};
 
 /// Bytes that are read from a terminal at most after init has ended: more than its buffers hold.
 const TTY_DRAIN_BYTES: usize = 1024 * 1024;
+
+/// How long nobody is let in after the system had no descriptor for a client, in milliseconds.
+const REOPEN_DOOR_MS: i32 = 1000;
 
 /// How init ended: exit code (128 + signal) and signal, 0 if none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,12 +154,24 @@ impl Server {
     pub(crate) fn run(&mut self) -> io::Result<Option<Ended>> {
         // Buffers hold memory that they do not need.
         let mut dirty = true;
+        // Nobody can be let in: the system is out of descriptors.
+        let mut closed = false;
         loop {
             let mut fds = self.watched();
-            if start::poll(&mut fds, if dirty { 0 } else { -1 })? == 0 {
+            if closed {
+                fds[LISTENER].fd = -1;
+            }
+            let timeout_ms = match (dirty, closed) {
+                (true, _) => 0,
+                (false, true) => REOPEN_DOOR_MS,
+                (false, false) => -1,
+            };
+            if start::poll(&mut fds, timeout_ms)? == 0 {
                 if dirty {
                     self.release();
                     dirty = false;
+                } else {
+                    closed = false;
                 }
                 continue;
             }
@@ -169,12 +184,12 @@ impl Server {
                 stderr.pump(&mut self.log, &mut self.clients);
             }
             self.log.flush();
-            for index in (0..MAX_CLIENTS).filter(|i| ready(FIRST_CLIENT + i)) {
+            for index in (0..MAX_CONNECTIONS).filter(|i| ready(FIRST_CLIENT + i)) {
                 self.serve(index);
             }
             // After the clients: a place that one of them left can be taken.
             if ready(LISTENER) {
-                self.clients.accept();
+                closed = !self.clients.accept();
             }
             self.feed();
             if ready(INIT) {
@@ -197,13 +212,13 @@ impl Server {
         self.log.flush();
     }
 
-    fn watched(&self) -> [libc::pollfd; FIRST_CLIENT + MAX_CLIENTS] {
+    fn watched(&self) -> [libc::pollfd; FIRST_CLIENT + MAX_CONNECTIONS] {
         let entry = |fd: RawFd, events| libc::pollfd {
             fd,
             events,
             revents: 0,
         };
-        let mut fds = [entry(-1, libc::POLLIN); FIRST_CLIENT + MAX_CLIENTS];
+        let mut fds = [entry(-1, libc::POLLIN); FIRST_CLIENT + MAX_CONNECTIONS];
         fds[SIGNALS].fd = self.signals.as_raw_fd();
         fds[LISTENER].fd = self.clients.listener();
         for (place, source) in [(STDOUT, Some(&self.stdout)), (STDERR, self.stderr.as_ref())] {

@@ -44,12 +44,16 @@ pub fn as_runtime() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
-/// Goes on in a child process; the parent ends at once with code 0. The caller's process has one thread.
+/// Goes on in a child process with a session of its own; the parent ends at once with code 0. The caller's process has
+/// one thread.
 pub fn into_background() -> io::Result<()> {
     // SAFETY: the process has one thread, so the child finds no lock held.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => Ok(()),
+        0 => {
+            nix::unistd::setsid()?;
+            Ok(())
+        }
         // SAFETY: ends the process without running anything of it.
         _ => unsafe { libc::_exit(0) },
     }
