@@ -191,6 +191,14 @@ pub(super) fn unpack(
     })
 }
 
+/// Whether a directory could be entered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entered {
+    Yes,
+    /// Something on the way is no directory in this layer.
+    NotDirectory,
+}
+
 /// The directory that entries went into last. Its time is put back when another one is entered, so that times of
 /// directories need no list.
 struct Parent {
@@ -222,9 +230,15 @@ impl Target<'_> {
                 )),
             };
         };
-        self.enter(path)?;
         if name.starts_with(WHITEOUT) {
-            return self.whiteout(&name);
+            // Where this layer has a file, or removes the directory, nothing below can be seen anyway.
+            return match self.enter(path, Absent::MakeForWhiteout)? {
+                Entered::Yes => self.whiteout(&name),
+                Entered::NotDirectory => Ok(()),
+            };
+        }
+        if self.enter(path, Absent::Make)? == Entered::NotDirectory {
+            return Err(blocked(Blocked::NotDirectory));
         }
         let parent = self.parent();
         let present = match tree::entry(parent, &name) {
@@ -263,12 +277,16 @@ impl Target<'_> {
     }
 
     /// Makes `path` the directory that entries go into.
-    fn enter(&mut self, path: Vec<Name>) -> Result<(), Problem> {
+    fn enter(&mut self, path: Vec<Name>, absent: Absent) -> Result<Entered, Problem> {
         if self.parent.as_ref().is_some_and(|p| p.path == path) {
-            return Ok(());
+            return Ok(Entered::Yes);
         }
         self.leave_parent()?;
-        let reached = tree::reach(self.root.as_fd(), &path, Absent::Make).map_err(blocked)?;
+        let reached = match tree::reach(self.root.as_fd(), &path, absent) {
+            Ok(reached) => reached,
+            Err(Blocked::NotDirectory) => return Ok(Entered::NotDirectory),
+            Err(why) => return Err(blocked(why)),
+        };
         for made in reached.made {
             self.budget.take_inode()?;
             self.implied.insert(made);
@@ -285,7 +303,7 @@ impl Target<'_> {
             dir: reached.dir,
             before,
         });
-        Ok(())
+        Ok(Entered::Yes)
     }
 
     fn leave_parent(&mut self) -> Result<(), Problem> {
@@ -349,6 +367,21 @@ impl Target<'_> {
             Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
                 let dir = tree::beneath(self.parent(), &[hidden.into()])
                     .map_err(Problem::write("open the directory"))?;
+                let implied = !self.implied.is_empty()
+                    && self
+                        .real_path(hidden)
+                        .is_ok_and(|path| self.implied.contains(&path));
+                if implied {
+                    // Made for whiteouts in it, and now it is removed itself.
+                    let copy = dir
+                        .try_clone()
+                        .map_err(Problem::write("list the directory"))?;
+                    if tree::only_whiteouts(copy).map_err(Problem::write("list the directory"))? {
+                        self.remove(hidden)?;
+                        return tree::make_whiteout(self.parent(), hidden)
+                            .map_err(Problem::write("make the whiteout"));
+                    }
+                }
                 xattr::set(dir.as_fd(), tree::OPAQUE, b"y")
                     .map_err(Problem::write("mark the directory opaque"))
             }
@@ -1061,7 +1094,15 @@ mod tests {
             .dir("dir-after", 0o755)
             .file(".wh.implied", b"")
             .file("implied/x", b"4")
+            .file("gone-before/.wh.x", b"")
+            .file(".wh.gone-before", b"")
+            .file(".wh.gone-after", b"")
+            .file("gone-after/.wh.x", b"")
+            .file("file", b"5")
+            .file("file/.wh.x", b"")
             .file(".wh..wh.plnk/1", b"aufs"));
+        assert!(whiteout(&bench.stat("gone-before")) && whiteout(&bench.stat("gone-after")));
+        assert_eq!(bench.text("file"), "5");
         assert!(whiteout(&bench.stat("etc/gone")));
         assert_eq!(bench.stat("etc").mtime(), 1_000_000);
         assert!(bench.opaque("opaque"));
@@ -1297,7 +1338,6 @@ mod tests {
         for (name, stream, problem) in [
             ("cut in a header", &good[..100], "ends early"),
             ("cut in data", &good[..3000], "ends early"),
-            ("cut in padding", &good[..512 + 5050], "ends early"),
             (
                 "cut in the second header",
                 &good[..512 + 5120 + 10],
@@ -1313,6 +1353,18 @@ mod tests {
                 "{name}: {}",
                 error.problem
             );
+        }
+    }
+
+    #[test]
+    fn a_stream_without_its_last_padding_is_whole() {
+        if !is_root() {
+            return;
+        }
+        let bytes = Stream::new().file("a", &[1; 700]).bytes();
+        for end in [512 + 700, 512 + 900, 1536, 2048, 2560] {
+            let unpacked = Bench::new().unpack(&bytes[..end]);
+            assert_eq!(unpacked.expect("whole").size_bytes, 700, "{end}");
         }
     }
 

@@ -93,7 +93,7 @@ pub(super) struct Tar<'a> {
     /// Data of the current entry not yet read.
     left: u64,
     /// Bytes up to the next block after it.
-    padding: u64,
+    padding: usize,
 }
 
 /// What extended headers say about the next entry.
@@ -135,11 +135,16 @@ impl<'a> Tar<'a> {
         let mut extension = Extension::default();
         let mut extended: u64 = 0;
         loop {
-            self.input.skip(self.left + self.padding)?;
+            self.input.skip(self.left)?;
             self.left = 0;
-            self.padding = 0;
             let mut block = [0; BLOCK];
-            match read_up_to(self.input, &mut block)? {
+            // Writers that were not closed leave out the last padding as well as the end mark; Go's reader takes that.
+            let padding = core::mem::take(&mut self.padding);
+            let read = match read_up_to(self.input, &mut block[..padding])? {
+                n if n < padding => 0,
+                _ => read_up_to(self.input, &mut block)?,
+            };
+            match read {
                 0 if extended == 0 => return Ok(None),
                 BLOCK => {}
                 _ => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -156,7 +161,7 @@ impl<'a> Tar<'a> {
             let header = Header(&block);
             header.check()?;
             let size = header.number(124..136)?;
-            self.set_data(size)?;
+            self.set_data(size);
             let kind = header.0[156];
             if matches!(kind, b'x' | b'g' | b'L' | b'K' | b'V') {
                 // All extended headers before one entry count together.
@@ -182,15 +187,10 @@ impl<'a> Tar<'a> {
         }
     }
 
-    fn set_data(&mut self, size: u64) -> io::Result<()> {
-        const BLOCK_U64: u64 = BLOCK as u64;
+    fn set_data(&mut self, size: u64) {
         self.left = size;
-        self.padding = (BLOCK_U64 - size % BLOCK_U64) % BLOCK_U64;
-        // The sum is what skipping uses.
-        match size.checked_add(self.padding) {
-            Some(_) => Ok(()),
-            None => Err(damaged("size of an entry is out of range")),
-        }
+        let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
+        self.padding = (BLOCK - over) % BLOCK;
     }
 
     fn entry(&mut self, header: &Header<'_>, extension: Extension) -> io::Result<Entry> {
@@ -220,7 +220,7 @@ impl<'a> Tar<'a> {
             // Some writers leave the target's size in a link's header; no data follows it.
             size = 0;
         }
-        self.set_data(size)?;
+        self.set_data(size);
         let mut sparse = None;
         if header.0[156] == b'S' {
             sparse = Some(self.gnu_sparse(header)?);

@@ -86,8 +86,10 @@ pub(super) fn split(path: &[u8]) -> Result<Vec<Name>, Blocked> {
 /// What to do where a directory on the way is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// Make it, 0755, and tell.
+    /// Make it, 0755, and tell. A name that the layer removes becomes an opaque directory.
     Make,
+    /// Make it as well, but what the layer removes stays removed: for whiteouts.
+    MakeForWhiteout,
     /// Give up.
     Fail,
 }
@@ -112,7 +114,7 @@ pub(super) fn reach(
             made: Vec::new(),
         }),
         Err(Errno::ELOOP | Errno::ENOTDIR) => walk(root, path, absent),
-        Err(Errno::ENOENT) if absent == Absent::Make => walk(root, path, absent),
+        Err(Errno::ENOENT) if absent != Absent::Fail => walk(root, path, absent),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -165,7 +167,7 @@ fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, 
                 SFlag::S_IFDIR
             }
             Ok(stat) => kind(&stat),
-            Err(Errno::ENOENT) if absent == Absent::Make => {
+            Err(Errno::ENOENT) if absent != Absent::Fail => {
                 if real.len() >= MAX_DEPTH {
                     return Err(Blocked::TooDeep);
                 }
@@ -341,6 +343,18 @@ fn gone(result: Result<(), Errno>) -> Result<(), Errno> {
         Err(Errno::ENOENT) => Ok(()),
         result => result,
     }
+}
+
+/// Whether a directory holds nothing but marks for removed names.
+pub(super) fn only_whiteouts(dir: OwnedFd) -> io::Result<bool> {
+    for entry in Dir::from_fd(dir.try_clone()?)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") && !is_whiteout(&self::entry(dir.as_fd(), name)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// For messages: a path of a layer as text.

@@ -1,0 +1,457 @@
+//! Real archives: made by skopeo and umoci, imported, mounted with overlayfs, compared with what umoci unpacks.
+//!
+//! Needs root, umoci and skopeo; says aloud what is missing and skips.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use picolet::image::{ImageRecord, ImportOptions, Store};
+use picolet::sys::xattr;
+
+/// Whether the tests can run; says what is missing.
+fn able() -> bool {
+    let mut missing = Vec::new();
+    if !nix::unistd::geteuid().is_root() {
+        missing.push("root");
+    }
+    for tool in ["umoci", "skopeo"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            missing.push(tool);
+        }
+    }
+    if !missing.is_empty() {
+        eprintln!("skipped: {} missing", missing.join(", "));
+    }
+    missing.is_empty()
+}
+
+fn run(dir: &Path, command: &str) {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let output = Command::new(words[0])
+        .args(&words[1..])
+        .current_dir(dir)
+        .output()
+        .unwrap_or_else(|e| panic!("{command}: {e}"));
+    assert!(
+        output.status.success(),
+        "{command}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+struct Scratch {
+    path: PathBuf,
+    mounts: Vec<PathBuf>,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let path = std::env::temp_dir().join(format!(
+            "picolet-test-image-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        ));
+        fs::create_dir_all(&path).expect("scratch");
+        Self {
+            path,
+            mounts: Vec::new(),
+        }
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Mounts an image as a container gets it: layers below, an empty upper directory.
+    fn mount(&mut self, store: &Store, image: &ImageRecord) -> PathBuf {
+        let at = self.join(&format!("merged{}", self.mounts.len()));
+        let [upper, work] = ["upper", "work"].map(|n| at.with_extension(n));
+        for dir in [&at, &upper, &work] {
+            fs::create_dir(dir).expect("scratch");
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("scratch");
+        }
+        let dirs = store.layer_dirs(&image.id).expect("layers");
+        let dirs: Vec<String> = dirs.iter().map(|d| d.display().to_string()).collect();
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            dirs.join(":"),
+            upper.display(),
+            work.display()
+        );
+        mount(
+            Some("overlay"),
+            &at,
+            Some("overlay"),
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .expect("overlay mount");
+        self.mounts.push(at.clone());
+        at
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for mount in &self.mounts {
+            let _ = umount2(mount, MntFlags::MNT_DETACH);
+        }
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn import(store: &Store, archive: &Path, names: &[&str]) -> Vec<std::sync::Arc<ImageRecord>> {
+    let options = ImportOptions {
+        names: names.iter().map(|&n| n.to_owned()).collect(),
+        pinned: false,
+    };
+    store
+        .import_archive(archive, &options, &mut |_| ControlFlow::Continue(()))
+        .unwrap_or_else(|e| panic!("{}: {}", archive.display(), e.chain()))
+}
+
+fn set_xattr(path: &Path, name: &str, value: &[u8]) {
+    let file = File::open(path).expect("file");
+    let name = CString::new(name).expect("name");
+    xattr::set(file.as_fd(), &name, value).expect("xattr");
+}
+
+/// Capability set of `ping`, with a newline byte in it on purpose: PAX records are not lines.
+const CAPABILITY: [u8; 20] = [
+    1, 0, 0, 2, 0x0a, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+];
+
+/// Makes an image of three layers with everything that a file system has, by umoci.
+fn make_layout(scratch: &Path) {
+    run(scratch, "umoci init --layout layout");
+    run(scratch, "umoci new --image layout:app");
+    run(scratch, "umoci unpack --image layout:app bundle");
+    let root = scratch.join("bundle/rootfs");
+    let write = |name: &str, text: &str| {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().expect("parent")).expect("layer");
+        fs::write(path, text).expect("layer");
+    };
+    // Layer 1.
+    write("bin/su", "su");
+    fs::set_permissions(root.join("bin/su"), fs::Permissions::from_mode(0o4755)).expect("mode");
+    write("bin/ping", "ping");
+    set_xattr(&root.join("bin/ping"), "security.capability", &CAPABILITY);
+    write("etc/passwd", "root:x:0:0:root:/:/bin/sh\n");
+    write("etc/old", "goes away in layer 2");
+    write("etc/changed", "1");
+    write("var/cache/a/b/c", "whole directory goes");
+    write("opt/replaced/by/other", "1");
+    write("home/user/file", "mine");
+    chown(root.join("home/user/file"), Some(1000), Some(100)).expect("owner");
+    chown(root.join("home/user"), Some(4_000_000_000), Some(100)).expect("owner");
+    fs::create_dir(root.join("tmp")).expect("layer");
+    fs::set_permissions(root.join("tmp"), fs::Permissions::from_mode(0o1777)).expect("mode");
+    fs::hard_link(root.join("bin/su"), root.join("bin/su2")).expect("link");
+    symlink("/bin/su", root.join("sulink")).expect("link");
+    symlink("../../../../outside", root.join("etc/up")).expect("link");
+    let mode = Mode::from_bits_truncate(0o640);
+    mknod(&root.join("null"), SFlag::S_IFCHR, mode, makedev(1, 3)).expect("device");
+    mknod(
+        &root.join("disk"),
+        SFlag::S_IFBLK,
+        mode,
+        makedev(259, 70_000),
+    )
+    .expect("device");
+    mknod(&root.join("fifo"), SFlag::S_IFIFO, mode, 0).expect("fifo");
+    write(&format!("{}end", "long-directory-name/".repeat(12)), "deep");
+    run(
+        scratch,
+        "umoci repack --refresh-bundle --image layout:app bundle",
+    );
+    // Layer 2: removals, replacements, a changed mode.
+    fs::remove_file(root.join("etc/old")).expect("layer");
+    fs::write(root.join("etc/changed"), "22").expect("layer");
+    fs::remove_dir_all(root.join("var/cache")).expect("layer");
+    fs::remove_dir_all(root.join("opt/replaced")).expect("layer");
+    write("opt/replaced", "a file now");
+    fs::remove_file(root.join("sulink")).expect("layer");
+    write("sulink/dir/file", "a directory now");
+    fs::set_permissions(root.join("etc"), fs::Permissions::from_mode(0o750)).expect("mode");
+    run(
+        scratch,
+        "umoci repack --refresh-bundle --image layout:app bundle",
+    );
+    // Layer 3: what was removed comes back, different.
+    write("var/cache/new", "back");
+    write("etc/old", "back");
+    run(
+        scratch,
+        "umoci repack --refresh-bundle --image layout:app bundle",
+    );
+    run(
+        scratch,
+        "umoci config --image layout:app --config.entrypoint /bin/su --config.cmd -c \
+         --config.env A=b --config.user 1000:100 --config.workingdir /home",
+    );
+    run(scratch, "umoci unpack --image layout:app reference");
+}
+
+/// One line for everything about each entry: what differs is readable.
+fn describe(root: &Path) -> BTreeMap<String, String> {
+    let mut out = BTreeMap::new();
+    let mut todo = vec![root.to_path_buf()];
+    let mut inodes: BTreeMap<u64, String> = BTreeMap::new();
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(&dir).expect("directory") {
+            let path = entry.expect("entry").path();
+            let name = path
+                .strip_prefix(root)
+                .expect("below")
+                .display()
+                .to_string();
+            let stat = fs::symlink_metadata(&path).expect("stat");
+            let kind = stat.file_type();
+            let mut text = format!(
+                "{:o} {}:{} t{}",
+                stat.mode(),
+                stat.uid(),
+                stat.gid(),
+                stat.mtime()
+            );
+            if kind.is_dir() {
+                todo.push(path.clone());
+            } else if kind.is_file() {
+                let data = fs::read(&path).expect("file");
+                let digest = picolet::image::Digest::of(&data);
+                text.push_str(&format!(" {} {digest} n{}", stat.size(), stat.nlink()));
+                inodes
+                    .entry(stat.ino())
+                    .and_modify(|first| *first = first.clone().min(name.clone()))
+                    .or_insert_with(|| name.clone());
+            } else if kind.is_symlink() {
+                text.push_str(&format!(
+                    " -> {}",
+                    fs::read_link(&path).expect("link").display()
+                ));
+            } else if kind.is_char_device() || kind.is_block_device() {
+                text.push_str(&format!(" dev {:x}", stat.rdev()));
+            }
+            if kind.is_dir() || kind.is_file() {
+                let file = File::open(&path).expect("open");
+                let names = xattr::names(file.as_fd()).expect("xattrs");
+                for name in names.split(|&b| b == 0).filter(|n| !n.is_empty()) {
+                    let name = CString::new(name).expect("name");
+                    // What overlayfs and umoci keep for themselves.
+                    let skip = [&b"trusted.overlay."[..], b"user.rootlesscontainers"];
+                    if !skip.iter().any(|s| name.to_bytes().starts_with(s)) {
+                        let value = xattr::read(file.as_fd(), &name).expect("xattr");
+                        text.push_str(&format!(" {name:?}={value:?}"));
+                    }
+                }
+            }
+            out.insert(name, text);
+        }
+    }
+    out
+}
+
+#[track_caller]
+fn assert_same_tree(name: &str, found: &Path, want: &Path) {
+    let (found, want) = (describe(found), describe(want));
+    assert!(want.len() > 20, "the reference is there");
+    let names: BTreeSet<&String> = found.keys().chain(want.keys()).collect();
+    let differ: Vec<String> = names
+        .into_iter()
+        .filter(|n| found.get(*n) != want.get(*n))
+        .map(|n| {
+            format!(
+                "{n}:\n  found {:?}\n  want  {:?}",
+                found.get(n),
+                want.get(n)
+            )
+        })
+        .collect();
+    assert!(differ.is_empty(), "{name}:\n{}", differ.join("\n"));
+}
+
+#[test]
+fn archives_of_other_tools_unpack_to_the_same_tree() {
+    if !able() {
+        return;
+    }
+    let mut scratch = Scratch::new();
+    let base = scratch.path.clone();
+    make_layout(&base);
+    for (copy, compress) in [
+        ("docker-archive:docker.tar:quay.io/test/app:1", ""),
+        ("oci-archive:oci.tar:quay.io/test/app:1", ""),
+        (
+            "oci-archive:zstd.tar:quay.io/test/app:1",
+            "--dest-compress-format zstd",
+        ),
+        ("oci:dir:quay.io/test/app:1", ""),
+    ] {
+        let command = format!("skopeo --insecure-policy copy {compress} oci:layout:app {copy}");
+        run(&base, &command);
+    }
+    for (tool, from, to) in [
+        ("gzip -kf", "docker.tar", "docker.tar.gz"),
+        ("zstd -qkf", "oci.tar", "oci.tar.zst"),
+    ] {
+        match Command::new(tool.split(' ').next().unwrap_or(tool))
+            .arg("--version")
+            .output()
+        {
+            Ok(_) => {
+                run(&base, &format!("{tool} {from}"));
+                assert!(base.join(to).exists());
+            }
+            Err(_) => eprintln!("skipped: {to}: {tool} missing"),
+        }
+    }
+    for archive in [
+        "docker.tar",
+        "oci.tar",
+        "zstd.tar",
+        "dir",
+        "docker.tar.gz",
+        "oci.tar.zst",
+    ] {
+        let path = base.join(archive);
+        if !path.exists() {
+            continue;
+        }
+        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let images = import(&store, &path, &[]);
+        assert_eq!(images[0].names, ["quay.io/test/app:1"], "{archive}");
+        let config = &images[0].config.config;
+        assert_eq!(config.user, "1000:100", "{archive}");
+        assert_eq!(config.working_dir, "/home", "{archive}");
+        assert!(config.env.contains(&"A=b".to_owned()), "{archive}");
+        assert!(images[0].layers.len() >= 3, "{archive}");
+        let merged = scratch.mount(&store, &images[0]);
+        assert_same_tree(archive, &merged, &base.join("reference/rootfs"));
+    }
+    // umoci's own layout has a bare tag only.
+    let store = Store::open(&base.join("store-named")).expect("store");
+    let images = import(&store, &base.join("layout"), &["app"]);
+    assert_eq!(images[0].names, ["docker.io/library/app:latest"]);
+}
+
+#[test]
+fn an_image_of_127_layers_mounts_by_short_names() {
+    if !able() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let base = scratch.path.clone();
+    run(&base, "umoci init --layout layout");
+    run(&base, "umoci new --image layout:many");
+    for n in 0..127 {
+        fs::write(base.join("file"), format!("{n}")).expect("scratch");
+        run(
+            &base,
+            &format!("umoci insert --image layout:many file /f{n}"),
+        );
+    }
+    let store = Store::open(&base.join("store")).expect("store");
+    let images = import(&store, &base.join("layout"), &["many"]);
+    let names = store.layer_names(&images[0].id).expect("names");
+    assert_eq!(names.len(), 127);
+    let options = format!("lowerdir={}", names.join(":"));
+    assert!(
+        options.len() < 4000,
+        "{} bytes leave no room",
+        options.len()
+    );
+    // Relative names: in a process of its own, for the working directory belongs to all threads.
+    let at = base.join("merged");
+    fs::create_dir(&at).expect("scratch");
+    let status = Command::new("mount")
+        .args(["-i", "-t", "overlay", "overlay", "-o", &options])
+        .arg(&at)
+        .current_dir(store.layers_root())
+        .status()
+        .expect("mount");
+    assert!(status.success());
+    let mut scratch = scratch;
+    scratch.mounts.push(at.clone());
+    for n in [0, 63, 126] {
+        let text = fs::read_to_string(at.join(format!("f{n}"))).expect("file");
+        assert_eq!(text, n.to_string());
+    }
+}
+
+#[test]
+fn sparse_files_of_gnu_tar_keep_their_content() {
+    if !able() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let base = scratch.path.clone();
+    fs::create_dir(base.join("files")).expect("scratch");
+    // More extents than fit into one header.
+    let file = File::create(base.join("files/sparse")).expect("scratch");
+    file.set_len(20 << 20).expect("scratch");
+    for n in 0..60_u64 {
+        use std::os::unix::fs::FileExt;
+        file.write_at(format!("piece {n}").as_bytes(), n * 300_000)
+            .expect("scratch");
+    }
+    drop(file);
+    for (name, format) in [
+        ("gnu", "--format=gnu"),
+        ("0.0", "--format=posix --sparse-version=0.0"),
+        ("0.1", "--format=posix --sparse-version=0.1"),
+        ("1.0", "--format=posix --sparse-version=1.0"),
+    ] {
+        let layer = base.join("layer.tar");
+        run(
+            &base,
+            &format!("tar --sparse {format} -C files -cf layer.tar sparse"),
+        );
+        let mut data = Vec::new();
+        File::open(&layer)
+            .and_then(|mut f| f.read_to_end(&mut data))
+            .expect("layer");
+        assert!(data.len() < 2 << 20, "{name}: the holes are left out");
+        let arch = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        let diff_id = picolet::image::Digest::of(&data);
+        let config = format!(
+            r#"{{"architecture":"{arch}","os":"linux","rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#
+        );
+        fs::write(base.join("config.json"), config).expect("scratch");
+        fs::write(
+            base.join("manifest.json"),
+            r#"[{"Config":"config.json","RepoTags":["a:1"],"Layers":["layer.tar"]}]"#,
+        )
+        .expect("scratch");
+        run(
+            &base,
+            "tar -cf image.tar layer.tar config.json manifest.json",
+        );
+        let store = Store::open(&base.join(format!("store-{name}"))).expect("store");
+        let image = import(&store, &base.join("image.tar"), &[]).remove(0);
+        let dirs = store.layer_dirs(&image.id).expect("layers");
+        let unpacked = dirs[0].join("sparse");
+        assert!(
+            fs::read(&unpacked).expect("file")
+                == fs::read(base.join("files/sparse")).expect("file"),
+            "{name}"
+        );
+        let stat = fs::metadata(&unpacked).expect("stat");
+        assert!(stat.blocks() * 512 < 4 << 20, "{name}: the holes are holes");
+    }
+}
