@@ -189,6 +189,18 @@ pub fn ready(
     }
 }
 
+/// Whether the `Ready` condition in the API says something else than its gates now do (LOOP-15): then the pod is synced.
+/// Only for pods with gates, and only once the API shows the condition.
+#[must_use]
+pub fn gates_changed(pod: &Pod, cached: &PodStatus) -> bool {
+    let api = &pod.status.conditions;
+    let Some(shown) = find(api, READY).filter(|_| !pod.spec.readiness_gates.is_empty()) else {
+        return false;
+    };
+    let now = ready(&pod.spec, &containers_ready(&pod.spec, cached), api);
+    shown.status != now.status || shown.message != now.message
+}
+
 /// `AllContainersRestarting`, only for pods that have such a rule (ACT-72).
 #[must_use]
 pub fn all_restarting(pod: &Pod, status: &PodRuntimeStatus) -> Option<PodCondition> {

@@ -12,8 +12,7 @@ use crate::api::{
 pub const MIN_STOP_GRACE_S: i64 = 2;
 /// What a client waits beyond the grace period before it gives up on a stop call. Seconds.
 pub const STOP_CALL_MARGIN_S: i64 = 120;
-/// Grace for pods known from the runtime only. Seconds.
-pub const RUNTIME_ONLY_GRACE_S: i64 = 1;
+pub use super::pod_worker::RUNTIME_ONLY_GRACE_S;
 
 /// Why one container is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,16 +122,19 @@ pub struct PodKill {
 }
 
 impl PodKill {
-    /// Whether target `index` may get its stop signal, given which targets have ended (same order as `containers`).
+    /// Whether target `index` may get its stop signal, given which targets have ended (same order as `containers`) and
+    /// the seconds left of its grace: with nothing left it waits for nobody.
     #[must_use]
-    pub fn may_signal(&self, index: usize, ended: &[bool]) -> bool {
+    pub fn may_signal(&self, index: usize, ended: &[bool], left_s: i64) -> bool {
         let Some(target) = self.containers.get(index) else {
             return false;
         };
-        self.containers
-            .iter()
-            .zip(ended)
-            .all(|(other, ended)| *ended || !other.gates || other.wave >= target.wave)
+        left_s <= 0
+            || self
+                .containers
+                .iter()
+                .zip(ended)
+                .all(|(other, ended)| *ended || !other.gates || other.wave >= target.wave)
     }
 
     /// The earliest wave that still has a target that has not ended.
@@ -356,9 +358,14 @@ mod tests {
             // A sidecar that ended by itself does not let an earlier one pass the regular containers.
             ([false, true, false], [true, false, false]),
         ] {
-            let got: Vec<_> = (0..3).map(|i| kill.may_signal(i, &ended)).collect();
+            let got: Vec<_> = (0..3).map(|i| kill.may_signal(i, &ended, 1)).collect();
             assert_eq!(got, allowed, "{ended:?}");
         }
+        assert!(
+            (0..3).all(|i| kill.may_signal(i, &[false; 3], 0)),
+            "once the grace is over nobody waits; each gets the least a stop call gives"
+        );
+        assert_eq!(stop_grace(0), Duration::from_secs(2));
         assert_eq!(kill.current_wave(&[true, false, false]), Some(1));
         assert_eq!(kill.current_wave(&[true; 3]), None);
     }

@@ -52,6 +52,7 @@ pub mod reason_cache;
 pub mod restart;
 pub mod runtime_cache;
 pub mod status;
+pub mod status_cache;
 pub mod status_update;
 pub mod sysctl;
 #[cfg(test)]

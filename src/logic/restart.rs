@@ -112,6 +112,16 @@ pub fn init_failed(status: &ContainerStatus) -> bool {
             && (status.exit_code != 0 || status.reason == "OOMKilled"))
 }
 
+/// Restart count, thus attempt, of a new instance (CFG-06): one more than the newest instance's; if the runtime knows
+/// none, one more than `highest_log`, the largest N of the files `N.log…` left in the container's log directory.
+#[must_use]
+pub fn next_restart_count(newest: Option<&ContainerStatus>, highest_log: Option<u32>) -> u32 {
+    newest
+        .map(|c| c.restart_count)
+        .or(highest_log)
+        .map_or(0, |n| n.saturating_add(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,5 +211,15 @@ mod tests {
                 "{name}"
             );
         }
+    }
+
+    #[test]
+    fn counting() {
+        // CFG-06
+        use crate::logic::testing::{exited, nth};
+        let third = nth(3, exited("a", 1));
+        assert_eq!(next_restart_count(None, None), 0);
+        assert_eq!(next_restart_count(None, Some(6)), 7, "after a reboot");
+        assert_eq!(next_restart_count(Some(&third), Some(6)), 4);
     }
 }

@@ -4,7 +4,7 @@
 use crate::api::{
     Pod, Wall,
     pod::RestartPolicy,
-    pod_status::{ContainerState, ContainerStatus, Phase, PodStatus},
+    pod_status::{ContainerState, ContainerStatus, Phase, PodCondition, PodStatus},
 };
 
 use super::{
@@ -303,6 +303,61 @@ pub fn merge_for_api(
         conditions::replace_or_append(&mut merged.conditions, condition);
     }
     merged
+}
+
+/// `status` with one condition put in, as it may be published before the next sync (ACT-24, SYNC-16).
+#[must_use]
+pub fn with_condition(
+    pod: &Pod,
+    status: &PodStatus,
+    condition: PodCondition,
+    now: Wall,
+) -> PodStatus {
+    let mut new = status.clone();
+    conditions::replace_or_append(&mut new.conditions, condition);
+    finish(pod, &mut new, status, now);
+    new
+}
+
+/// A probe's word about one container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeChange {
+    /// `ready` of the container.
+    Ready(bool),
+    /// `started` of the container.
+    Started(bool),
+}
+
+/// `status` after a probe result, with `ContainersReady` and `Ready` recomputed at once (LOOP-18, SM-15).
+///
+/// `container_id` is the full one (`picolet://…`). `None`: the status does not know it, or says so already.
+#[must_use]
+pub fn with_probe_result(
+    pod: &Pod,
+    status: &PodStatus,
+    container_id: &str,
+    change: ProbeChange,
+    now: Wall,
+) -> Option<PodStatus> {
+    let mut new = status.clone();
+    let container = new
+        .init_container_statuses
+        .iter_mut()
+        .chain(&mut new.container_statuses)
+        .find(|c| !container_id.is_empty() && c.container_id == container_id)?;
+    match change {
+        ProbeChange::Ready(ready) if container.ready != ready => container.ready = ready,
+        ProbeChange::Started(started) if container.started != Some(started) => {
+            container.started = Some(started);
+        }
+        ProbeChange::Ready(_) | ProbeChange::Started(_) => return None,
+    }
+    let containers_ready = conditions::containers_ready(&pod.spec, &new);
+    let ready = conditions::ready(&pod.spec, &containers_ready, &pod.status.conditions);
+    conditions::replace_or_append(&mut new.conditions, ready);
+    conditions::replace_or_append(&mut new.conditions, containers_ready);
+    finish(pod, &mut new, status, now);
+    Some(new)
 }
 
 /// What a status says may still run: a container in it that neither waits nor has ended.

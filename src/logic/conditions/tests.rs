@@ -282,3 +282,27 @@ fn times_move_with_the_value() {
     stamp(&mut new, &old, 4, Wall::from_secs(9));
     assert_eq!(new[0].observed_generation, Some(4));
 }
+
+#[test]
+fn gates_in_the_api() {
+    // LOOP-15 STAT-45
+    let mut pod = pod_with(&["a"]);
+    let cached = status(Phase::Running, vec![], vec![runs("a", true)]);
+    let set = |pod: &mut Pod, list: &[(&str, bool)]| {
+        pod.status.conditions = list
+            .iter()
+            .map(|(kind, on)| condition(kind, *on, "", String::new()))
+            .collect();
+    };
+    set(&mut pod, &[(READY, false)]);
+    assert!(!gates_changed(&pod, &cached), "no gates");
+    pod.spec.readiness_gates = vec![ReadinessGate {
+        condition_type: "x/gate".into(),
+    }];
+    set(&mut pod, &[("x/gate", true)]);
+    assert!(!gates_changed(&pod, &cached), "not shown yet");
+    set(&mut pod, &[("x/gate", true), (READY, false)]);
+    assert!(gates_changed(&pod, &cached), "opened by someone");
+    set(&mut pod, &[("x/gate", true), (READY, true)]);
+    assert!(!gates_changed(&pod, &cached));
+}

@@ -273,3 +273,69 @@ fn log_directories() {
     assert_eq!(removable_log_dirs(names, &fate, true), ["ns_p_gone1"]);
     assert!(removable_log_dirs(names, &fate, false).is_empty());
 }
+
+#[test]
+fn never_too_much() {
+    // GC-01 GC-05: whatever the runtime shows, nothing that runs goes, and a living pod keeps its newest instance.
+    let mut random = crate::logic::testing::Random(3);
+    for round in 0..5_000 {
+        let mut containers = Vec::new();
+        for name in ["a", "b"] {
+            for n in (0..u32::try_from(random.below(5)).expect("small")).rev() {
+                let states = [Created, Running, ContainerState::Exited, Unknown];
+                let state = states[usize::try_from(random.below(4)).expect("small")];
+                containers.push(nth(n, instance(name, state)));
+            }
+        }
+        let gone = random.one_in(3);
+        let mut status = pod(if gone { "gone" } else { "p" }, containers);
+        status.sandboxes = (0..u32::try_from(random.below(4)).expect("small"))
+            .rev()
+            .map(|n| {
+                let ready = random.one_in(2);
+                sandbox(
+                    n,
+                    if ready {
+                        SandboxState::Ready
+                    } else {
+                        SandboxState::NotReady
+                    },
+                )
+            })
+            .collect();
+        let policy = ContainerGcPolicy {
+            max_total: random
+                .one_in(2)
+                .then(|| usize::try_from(random.below(4)).expect("small")),
+            ..ContainerGcPolicy::default()
+        };
+        let pods = [status];
+        let removed = removable_containers(&pods, &fate, true, &policy, NOW);
+        for c in &pods[0].containers {
+            let times = removed.iter().filter(|r| r.id == c.id).count();
+            assert!(times <= 1, "{round}: {} twice", c.id);
+            if c.state == Running {
+                assert_eq!(times, 0, "{round}: {} runs", c.id);
+            }
+            let newest = pods[0].newest(&c.name).is_some_and(|n| n.id == c.id);
+            if newest && !gone && policy.max_total.is_none() {
+                assert_eq!(times, 0, "{round}: {} is the newest", c.id);
+            }
+            if c.state != Running && gone {
+                assert_eq!(times, 1, "{round}: {} belongs to nobody", c.id);
+            }
+        }
+        for id in removable_sandboxes(&pods, &fate, true) {
+            let sandbox = pods[0]
+                .sandboxes
+                .iter()
+                .find(|s| s.id == id)
+                .expect("listed");
+            assert_eq!(sandbox.state, SandboxState::NotReady, "{round}");
+            assert!(
+                pods[0].containers.iter().all(|c| c.sandbox != id),
+                "{round}"
+            );
+        }
+    }
+}

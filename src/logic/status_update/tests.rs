@@ -396,3 +396,48 @@ fn what_the_api_gets() {
         "already there: nothing to withhold"
     );
 }
+
+#[test]
+fn between_syncs() {
+    // ACT-24 SYNC-16 LOOP-18 SM-15
+    let pod = pod_with(&["a"]);
+    let line = |s: &PodStatus| {
+        s.conditions
+            .iter()
+            .map(|c| format!("{}={}", c.kind, c.status))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let mut a = runs("a");
+    a.container_id = "picolet://a-0".into();
+    a.ready = false;
+    let mut base = status(Phase::Running, vec![a]);
+    base.conditions = vec![condition("PodReadyToStartContainers", "False")];
+    let up = with_condition(&pod, &base, conditions::sandbox_is_up(), Wall::from_secs(4));
+    assert_eq!(line(&up), "PodReadyToStartContainers=True");
+    assert_eq!(
+        up.conditions[0].last_transition_time,
+        Some(Wall::from_secs(4))
+    );
+    let probe = |status: &PodStatus, id: &str, change| {
+        with_probe_result(&pod, status, id, change, Wall::from_secs(5))
+    };
+    let ready = probe(&up, "picolet://a-0", ProbeChange::Ready(true)).expect("changes");
+    assert_eq!(
+        line(&ready),
+        "PodReadyToStartContainers=True Ready=True ContainersReady=True"
+    );
+    assert_eq!(
+        probe(&ready, "picolet://a-0", ProbeChange::Ready(true)),
+        None,
+        "says so already"
+    );
+    assert_eq!(
+        probe(&ready, "picolet://a-9", ProbeChange::Ready(false)),
+        None,
+        "unknown id"
+    );
+    assert_eq!(probe(&ready, "", ProbeChange::Ready(false)), None, "no id");
+    let stopped = probe(&ready, "picolet://a-0", ProbeChange::Started(false)).expect("changes");
+    assert_eq!(stopped.container_statuses[0].started, Some(false));
+}
