@@ -5,6 +5,7 @@
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
+//! - [`strict`]: JSON value → typed value, with the path of what is wrong.
 //! - [`time`], [`quantity`], [`ids`]: small value types.
 //!
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
@@ -20,6 +21,7 @@ pub mod pod_status;
 pub mod projected;
 pub mod quantity;
 pub mod received;
+pub mod strict;
 pub mod time;
 
 pub use config_map::{ConfigMap, Secret};

@@ -9,6 +9,8 @@ use core::fmt;
 use serde::de::{self, DeserializeOwned, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+use crate::api::strict;
+
 /// Bytes of one document; reaching the limit is an error (SRC-20).
 pub const MAX_DOCUMENT_BYTES: usize = 10 << 20;
 /// Maps and lists within each other. A pod has about 12; each level takes stack, and lanes have little.
@@ -79,9 +81,9 @@ pub fn parse(bytes: &[u8]) -> Result<Document, DecodeError> {
 
 /// Turns a JSON value into `T`; a wrong value is named with its path.
 pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
-    serde_path_to_error::deserialize(value).map_err(|e| DecodeError::Value {
-        path: e.path().to_string(),
-        message: e.inner().to_string(),
+    strict::typed(value).map_err(|e| DecodeError::Value {
+        path: e.path,
+        message: e.message,
     })
 }
 

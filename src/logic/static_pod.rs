@@ -9,7 +9,7 @@ use super::{defaults, validation};
 use crate::api::pod::{CONFIG_HASH, Toleration};
 use crate::api::pod_status::Phase;
 use crate::api::received::ReceivedPod;
-use crate::api::{Pod, PodUid};
+use crate::api::{Pod, PodUid, strict};
 
 /// Longest uid a manifest may bring: it becomes part of file names.
 pub const MAX_UID_BYTES: usize = 128;
@@ -20,13 +20,6 @@ pub const MAX_UID_BYTES: usize = 128;
 /// - Errors: one text that names every wrong field with its path; nothing of the pod may run then.
 /// - Source: kubelet `config/file.go` (`extractFromFile`), `config/common.go` (`applyDefaults`).
 pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, String> {
-    for part in ["/metadata", "/metadata/annotations", "/spec", "/status"] {
-        // The typed decoder would take a list for a struct, field by field.
-        if raw.pointer(part).is_some_and(|value| !value.is_object()) {
-            let path = part[1..].replace('/', ".");
-            return Err(format!("{path}: invalid type: expected a map"));
-        }
-    }
     defaults::octal_modes(&mut raw);
     let pod = decode(&raw)?;
     if pod.metadata.name.is_empty() {
@@ -59,8 +52,7 @@ pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod
 ///
 /// Errors: the path of the first value of a wrong kind.
 pub fn decode(raw: &Value) -> Result<Pod, String> {
-    let mut pod: Pod = serde_path_to_error::deserialize(raw)
-        .map_err(|e| format!("{}: {}", e.path(), e.inner()))?;
+    let mut pod: Pod = strict::typed(raw).map_err(|e| e.to_string())?;
     defaults::sourceless_volumes(&mut pod, raw);
     defaults::pod(&mut pod);
     Ok(pod)
@@ -251,7 +243,11 @@ mod tests {
                 json!("Sometimes"),
                 "spec.restartPolicy: unknown variant `Sometimes`, expected one of `Always`, `OnFailure`, `Never`",
             ),
-            ("/spec", json!([]), "spec: invalid type: expected a map"),
+            (
+                "/spec",
+                json!([]),
+                "spec: invalid type: sequence, expected a map",
+            ),
             (
                 "/spec/volumes",
                 json!({"a": 1}),

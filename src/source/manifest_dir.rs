@@ -136,7 +136,7 @@ impl ManifestDir {
     /// Reads the source.
     pub fn read(&mut self, trigger: Trigger) -> Reading {
         let single;
-        let names = match list(&self.path) {
+        let names = match list(&self.path, MAX_ENTRIES) {
             Ok(Listing::Missing) => {
                 single = false;
                 BTreeSet::new()
@@ -418,7 +418,7 @@ impl Known {
     }
 }
 
-fn list(path: &Path) -> io::Result<Listing> {
+fn list(path: &Path, most: usize) -> io::Result<Listing> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Listing::Missing),
@@ -432,11 +432,27 @@ fn list(path: &Path) -> io::Result<Listing> {
             continue;
         }
         names.insert(name);
-        if names.len() > MAX_ENTRIES {
-            return Err(io::Error::other(format!(
-                "has more than {MAX_ENTRIES} entries"
-            )));
+        if names.len() > most {
+            return Err(io::Error::other(format!("has more than {most} entries")));
         }
     }
     Ok(Listing::Directory(names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_counted() {
+        let dir = std::env::temp_dir().join(format!("picolet-entries-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("directory");
+        for name in ["a", "b", ".c"] {
+            fs::write(dir.join(name), "").expect("write");
+        }
+        assert!(matches!(list(&dir, 2), Ok(Listing::Directory(names)) if names.len() == 2));
+        let error = list(&dir, 1).err().map(|e| e.to_string());
+        assert_eq!(error.as_deref(), Some("has more than 1 entries"));
+        fs::remove_dir_all(&dir).expect("remove");
+    }
 }

@@ -438,18 +438,6 @@ fn objects_beside_pods() {
 }
 
 #[test]
-fn too_many_entries() {
-    let scratch = Scratch::new("many");
-    for n in 0..=MAX_ENTRIES {
-        File::create(scratch.dir().join(n.to_string())).expect("create");
-    }
-    assert_eq!(
-        say(&source(scratch.dir()).read(Trigger::Poll)),
-        "failed: cannot be read: has more than 4096 entries"
-    );
-}
-
-#[test]
 fn same_size_within_one_tick() {
     // The kernel's file times may not move between two writes: what was read just after a write is read once more.
     let scratch = Scratch::new("tick");

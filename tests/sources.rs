@@ -1,0 +1,153 @@
+//! The manifest directory from file to operation: source, rules and mux together.
+
+use std::fs;
+use std::path::PathBuf;
+
+use picolet::api::Wall;
+use picolet::logic::mux::{Merged, Mux, Op, Source};
+use picolet::logic::{static_pod, validation};
+use picolet::source::{ManifestDir, Reading, Rules, Trigger};
+
+const RULES: Rules = Rules {
+    pod: static_pod::prepare,
+    config_map: validation::config_map,
+    secret: validation::secret,
+};
+
+/// A manifest directory of its own, and what stands behind it.
+struct Bench {
+    dir: PathBuf,
+    source: ManifestDir,
+    mux: Mux,
+}
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let dir =
+            std::env::temp_dir().join(format!("picolet-sources-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).expect("directory");
+        Self {
+            source: ManifestDir::new(dir.clone(), "board".into(), RULES),
+            mux: Mux::new(&[Source::File]),
+            dir,
+        }
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        let new = self.dir.join(format!(".{name}"));
+        fs::write(&new, text).expect("write");
+        fs::rename(new, self.dir.join(name)).expect("rename");
+    }
+
+    /// Reads as the interval does, and merges.
+    fn poll(&mut self) -> (Vec<String>, Vec<String>) {
+        match self.source.read(Trigger::Poll) {
+            Reading::Unchanged => (vec![], vec![]),
+            Reading::Failed(problem) => panic!("{problem:?}"),
+            Reading::Snapshot(snapshot) => {
+                let merged = self
+                    .mux
+                    .merge(Source::File, snapshot.pods, Wall::from_secs(1));
+                assert!(merged.unknown.is_empty() && merged.dropped.is_empty());
+                let problems = snapshot.problems.into_iter().filter(|p| p.new);
+                (say(&merged), problems.map(|p| p.message).collect())
+            }
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn say(merged: &Merged) -> Vec<String> {
+    merged
+        .ops
+        .iter()
+        .flat_map(|op| match op {
+            Op::Remove(uids) => vec![format!("remove {}", uids.len())],
+            Op::Add(pods) if pods.is_empty() => vec!["ready".into()],
+            Op::Add(pods) => pods
+                .iter()
+                .map(|p| format!("add {}", p.pod.metadata.name))
+                .collect(),
+            Op::Update(pods) => pods
+                .iter()
+                .map(|p| format!("update {}", p.pod.metadata.name))
+                .collect(),
+            Op::Delete(_) | Op::Reconcile(_) => vec!["?".into()],
+        })
+        .collect()
+}
+
+fn manifest(name: &str, metadata: &str, image: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n{metadata}spec:\n  containers:\n  - name: c\n    image: {image}\n\
+         \x20   volumeMounts: [{{name: v, mountPath: /v}}]\n  volumes:\n  - name: v\n    secret: {{secretName: s, defaultMode: 0400}}\n"
+    )
+}
+
+#[test]
+fn from_file_to_operation() {
+    // SRC-06 SRC-16 SRC-20 SRC-25 SRC-28
+    let mut bench = Bench::new("ops");
+    assert_eq!(bench.poll(), (vec!["ready".into()], vec![]));
+    bench.put("a.yaml", &manifest("a", "", "i:1"));
+    bench.put("b.yaml", &manifest("b", "  uid: own\n", "i:1"));
+    assert_eq!(bench.poll().0, ["add a-board", "add b-board"]);
+    // An edit is a new pod, unless the manifest has a uid of its own.
+    bench.put("a.yaml", &manifest("a", "", "i:2"));
+    bench.put("b.yaml", &manifest("b", "  uid: own\n", "i:2"));
+    assert_eq!(
+        bench.poll().0,
+        ["remove 1", "add a-board", "update b-board"]
+    );
+    // What changes the text and not the object changes nothing.
+    bench.put(
+        "a.yaml",
+        &format!("# a comment\n{}", manifest("a", "", "'i:2'")),
+    );
+    assert_eq!(bench.poll().0, Vec::<String>::new());
+    // A wrong pod beside right ones.
+    bench.put("c.yaml", &manifest("c", "", "''"));
+    let mut problems = vec![];
+    for _ in 0..1_000_000 {
+        let (ops, new) = bench.poll();
+        assert_eq!(ops, Vec::<String>::new());
+        problems.extend(new);
+        if !problems.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(
+        problems,
+        ["Pod \"c-board\" is invalid: spec.containers[0].image: Required value"]
+    );
+    fs::remove_file(bench.dir.join("a.yaml")).expect("remove");
+    assert_eq!(bench.poll().0, ["remove 1"]);
+    bench.source.forget();
+    assert_eq!(
+        bench.poll().0,
+        Vec::<String>::new(),
+        "reading all anew changes nothing"
+    );
+}
+
+#[test]
+fn a_restart_finds_the_same_pods() {
+    // SRC-25
+    let mut bench = Bench::new("restart");
+    bench.put("a.yaml", &manifest("a", "", "i"));
+    bench.poll();
+    let before: Vec<_> = bench.mux.uids(Source::File).cloned().collect();
+    bench.source = ManifestDir::new(bench.dir.clone(), "board".into(), RULES);
+    bench.mux = Mux::new(&[Source::File]);
+    assert_eq!(bench.poll().0, ["add a-board"]);
+    assert_eq!(
+        bench.mux.uids(Source::File).cloned().collect::<Vec<_>>(),
+        before
+    );
+}
