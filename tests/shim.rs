@@ -284,18 +284,18 @@ fn another_user_can_open_its_stdout() {
     assert_eq!(bundle.output("stdout"), "one\nthree\n");
 }
 
-#[test]
-fn runtime_that_hangs() {
-    real!();
-    // RTM-03
-    let bundle = Bundle::new("true", |_| ());
-    let fake = bundle.dir.join("runtime");
-    fs::write(&fake, "#!/bin/sh\necho stuck >&2\nexec sleep 1000\n").expect("runtime");
-    fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("mode");
+/// Starts a shim whose runtime is a script. Its launcher allows minutes for a create; this one `create_ms`.
+fn shim_with_runtime(bundle: &Bundle, script: &str, create_ms: &str) -> std::io::PipeReader {
+    let runtime = bundle.dir.join("runtime");
+    fs::write(&runtime, script).expect("runtime");
+    fs::set_permissions(
+        &runtime,
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .expect("mode");
     for name in [file::STDIN, file::STDOUT, file::STDERR] {
         nix::unistd::mkfifo(&bundle.dir.join(name), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
     }
-    // The launcher's own limit is minutes; the shim is told a shorter one here.
     let command = Command::opened(exe(), "picolet")
         .args([
             "shim",
@@ -304,20 +304,30 @@ fn runtime_that_hangs() {
             "--root",
             "/x",
             "--create-ms",
-            "200",
+            create_ms,
             "--dir",
         ])
         .arg(&bundle.dir)
         .arg("--runtime")
-        .arg(&fake)
+        .arg(&runtime)
         .arg("--log")
         .arg(&bundle.log);
-    let (mut reader, writer) = std::io::pipe().expect("pipe");
+    let (reader, writer) = std::io::pipe().expect("pipe");
     let mut child = command
         .stdout(Sink::Fd(writer.into()))
         .spawn()
         .expect("shim");
     wait("the fork", child.wait()).expect("wait");
+    reader
+}
+
+#[test]
+fn runtime_that_hangs() {
+    real!();
+    // RTM-03
+    let bundle = Bundle::new("true", |_| ());
+    let script = "#!/bin/sh\necho stuck >&2\nexec sleep 1000\n";
+    let mut reader = shim_with_runtime(&bundle, script, "200");
     let mut answer = String::new();
     std::io::Read::read_to_string(&mut reader, &mut answer).expect("answer");
     assert_eq!(answer, "error 137\nstuck\n");
@@ -325,6 +335,27 @@ fn runtime_that_hangs() {
         .expect("readable")
         .expect("exit record");
     assert!(!exit.created);
+}
+
+#[test]
+fn runtime_ends_with_its_shim() {
+    real!();
+    let bundle = Bundle::new("true", |_| ());
+    let script = "#!/bin/sh\necho $$ $PPID > pids.new; mv pids.new pids\nexec sleep 1000\n";
+    let mut reader = shim_with_runtime(&bundle, script, "100000");
+    until("the runtime", || bundle.dir.join("pids").exists());
+    let text = fs::read_to_string(bundle.dir.join("pids")).expect("pids");
+    let pids: Vec<_> = text
+        .split_whitespace()
+        .map(|p| p.parse().expect("pid"))
+        .collect();
+    let runtime = pidfd::open(pids[0]).expect("runtime");
+    let shim = pidfd::open(pids[1]).expect("shim");
+    pidfd::send_signal(shim.as_fd(), libc::SIGKILL).expect("kill");
+    wait("the runtime's end", pidfd::ended(runtime.as_fd())).expect("poll");
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut answer).expect("answer");
+    assert_eq!(answer, "");
 }
 
 #[test]

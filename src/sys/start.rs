@@ -61,7 +61,7 @@ pub fn into_background() -> io::Result<()> {
 
 /// Starts `argv[0]` (a path) with `stdio` as descriptors 0 to 2 and no other, an empty signal mask, and returns its pid.
 ///
-/// An exec that fails ends the child with code 127 and a line of text on its standard error. Each of `stdio` is above 2.
+/// The new process is killed if its parent dies. An exec that fails ends the child with code 127 and a line of text on its standard error. Each of `stdio` is above 2.
 pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::Result<i32> {
     let argv = pointers(argv)?;
     let env = pointers(env)?;
@@ -74,6 +74,7 @@ pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::R
                 unsafe { libc::dup2(fd.as_raw_fd(), n) };
             }
             super::child::close_on_exec_from(3);
+            let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
             let empty = nix::sys::signal::SigSet::empty();
             let _ = empty.thread_set_mask();
             // SAFETY: both arrays hold C strings and end with a null pointer.
