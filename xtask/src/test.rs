@@ -71,6 +71,12 @@ pub(crate) fn run() -> Result<(), Failure> {
             .env("RUSTDOCFLAGS", "-D warnings"),
         &mut skipped,
     );
+    // Budgets count for the program as it is shipped.
+    step(
+        "budgets",
+        cargo().args(["test", "--release", "--test", "shim_memory"]),
+        &mut skipped,
+    );
     // Last, so that what CI shows of a long log ends with the tests' own count.
     step(
         "tests",
@@ -88,7 +94,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         println!("Skipped: {what}");
     }
     if failed.is_empty() {
-        println!("All passed: format, lints, documentation, tests.");
+        println!("All passed: format, lints, documentation, budgets, tests.");
         Ok(())
     } else {
         Err(format!("failed: {}", failed.join(", ")).into())
