@@ -537,6 +537,13 @@ impl PodTable {
         known
     }
 
+    /// Whether the UID was created again while it was on its way out. Ask before [`PodTable::sync_known_pods`],
+    /// which forgets such a pod once it is finished.
+    #[must_use]
+    pub fn is_restart_requested(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, |worker| worker.restart_requested)
+    }
+
     /// Sets or clears the instant at which the pod's active deadline passes.
     pub fn set_active_deadline(&mut self, handle: Handle, at: Option<Mono>) {
         if let Some(index) = self.index_of(handle) {

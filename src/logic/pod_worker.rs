@@ -19,8 +19,9 @@
 
 use core::time::Duration;
 
-use crate::api::{Mono, Pod, PodUid, pod::CONFIG_SOURCE};
+use crate::api::{Mono, Pod, PodUid};
 
+use super::pod_kind::is_static;
 use super::work_queue::{Retry, Timers};
 
 /// Grace of a pod that is known only from the runtime, seconds.
@@ -71,10 +72,7 @@ impl<'a> PodFacts<'a> {
             uid: &meta.uid,
             name: &meta.name,
             namespace: &meta.namespace,
-            is_static: meta
-                .annotations
-                .get(CONFIG_SOURCE)
-                .is_some_and(|source| source != "api"),
+            is_static: is_static(pod),
             deletion_requested: meta.deletion_timestamp.is_some(),
             deletion_grace_s: meta.deletion_grace_period_seconds,
             spec_grace_s: pod.spec.termination_grace_period_seconds,
@@ -577,6 +575,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::pod::CONFIG_SOURCE;
 
     #[test]
     fn grace() {

@@ -1,0 +1,200 @@
+//! Whether the sync loop may go on, and whether it does.
+//!
+//! Names and rules follow kubelet `runtime.go` and `syncLoop`.
+
+use core::time::Duration;
+
+use crate::api::{Mono, cri::RuntimeStatus};
+
+use super::pleg::Unhealthy;
+
+/// Time between two looks at the runtime's conditions.
+pub const STATUS_PERIOD: Duration = Duration::from_secs(5);
+/// A runtime status of this age means the runtime is down.
+pub const STATUS_THRESHOLD: Duration = Duration::from_secs(30);
+/// First pause of a loop that may not go on.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause of a loop that may not go on.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A loop that began its last iteration this long ago is unhealthy, unless the sync period is longer still.
+pub const LOOP_THRESHOLD: Duration = Duration::from_secs(300);
+
+/// Why no pod may be handled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuntimeDown {
+    /// The runtime never said how it is, or too long ago.
+    #[error("container runtime is down")]
+    Silent,
+    /// It says it is not ready.
+    #[error("container runtime is not ready: {reason}: {message}")]
+    NotReady {
+        /// CamelCase.
+        reason: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// Relists do not succeed.
+    #[error("PLEG is not healthy: {0}")]
+    Pleg(Unhealthy),
+}
+
+/// What the runtime last said of itself.
+#[derive(Clone, Debug, Default)]
+pub struct RuntimeGate {
+    last: Option<(Mono, RuntimeStatus)>,
+    pause: Option<Duration>,
+}
+
+impl RuntimeGate {
+    /// Takes a successful status. A failed one is not handed over: the last one simply grows old.
+    pub fn on_status(&mut self, status: RuntimeStatus, now: Mono) {
+        self.last = Some((now, status));
+    }
+
+    /// Whether pods may be handled.
+    ///
+    /// - Errors: the first cause; the loop consumes nothing and asks again after [`RuntimeGate::pause`].
+    pub fn check(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
+        let (at, status) = self.last.as_ref().ok_or(RuntimeDown::Silent)?;
+        if now - *at >= STATUS_THRESHOLD {
+            return Err(RuntimeDown::Silent);
+        }
+        let ready = &status.runtime_ready;
+        if !ready.ok {
+            return Err(RuntimeDown::NotReady {
+                reason: ready.reason.clone(),
+                message: ready.message.clone(),
+            });
+        }
+        pleg.map_err(RuntimeDown::Pleg)
+    }
+
+    /// Why pods that need a network may not start, if so. Never holds up the loop.
+    #[must_use]
+    pub fn network_error(&self) -> Option<&str> {
+        match &self.last {
+            None => Some("network state unknown"),
+            Some((_, status)) if status.network_ready.ok => None,
+            Some((_, status)) => Some(&status.network_ready.message),
+        }
+    }
+
+    /// How long to wait before the next [`RuntimeGate::check`] after one that failed.
+    pub fn pause(&mut self) -> Duration {
+        let pause = self.pause.map_or(FIRST_PAUSE, |last| last * 2);
+        *self.pause.insert(pause.min(LONGEST_PAUSE))
+    }
+
+    /// A check has succeeded: the next pause is the first again.
+    pub const fn passed(&mut self) {
+        self.pause = None;
+    }
+}
+
+/// When the loop last moved.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoopHealth(Option<Mono>);
+
+impl LoopHealth {
+    /// To be said before and after each iteration, not while iterations are held up.
+    pub const fn beat(&mut self, now: Mono) {
+        self.0 = Some(now);
+    }
+
+    /// Whether the loop moves. A loop that never ran is taken for healthy.
+    #[must_use]
+    pub fn is_healthy(self, sync_frequency: Duration, now: Mono) -> bool {
+        let threshold = LOOP_THRESHOLD.max(sync_frequency * 2);
+        self.0.is_none_or(|last| now - last <= threshold)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::cri::Condition;
+
+    fn condition(ok: bool, reason: &str, message: &str) -> Condition {
+        Condition {
+            ok,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+
+    fn status(runtime: bool, network: bool) -> RuntimeStatus {
+        RuntimeStatus {
+            runtime_ready: condition(runtime, "Why", "because"),
+            network_ready: condition(network, "Net", "no network"),
+        }
+    }
+
+    #[test]
+    fn gate() {
+        let not_ready = RuntimeDown::NotReady {
+            reason: "Why".into(),
+            message: "because".into(),
+        };
+        let never = Unhealthy::Never;
+        // LOOP-03
+        for (name, said, pleg, now_ms, expected) in [
+            ("nothing said", None, Ok(()), 1, Err(RuntimeDown::Silent)),
+            ("well", Some(true), Ok(()), 29_999, Ok(())),
+            ("old", Some(true), Ok(()), 30_000, Err(RuntimeDown::Silent)),
+            ("not ready", Some(false), Ok(()), 1, Err(not_ready)),
+            (
+                "before the first relist",
+                Some(true),
+                Err(never),
+                1,
+                Err(RuntimeDown::Pleg(never)),
+            ),
+        ] {
+            let mut gate = RuntimeGate::default();
+            if let Some(ready) = said {
+                gate.on_status(status(ready, false), Mono(0));
+            }
+            assert_eq!(gate.check(pleg, Mono(now_ms)), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_network_is_apart() {
+        // LOOP-04
+        let mut gate = RuntimeGate::default();
+        assert_eq!(gate.network_error(), Some("network state unknown"));
+        gate.on_status(status(true, false), Mono(0));
+        assert_eq!(gate.network_error(), Some("no network"));
+        assert_eq!(gate.check(Ok(()), Mono(1)), Ok(()), "does not block");
+        gate.on_status(status(true, true), Mono(0));
+        assert_eq!(gate.network_error(), None);
+    }
+
+    #[test]
+    fn pauses() {
+        // LOOP-02
+        let mut gate = RuntimeGate::default();
+        let ms: Vec<_> = (0..8).map(|_| gate.pause().as_millis()).collect();
+        assert_eq!(ms, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        gate.passed();
+        assert_eq!(gate.pause().as_millis(), 100);
+    }
+
+    #[test]
+    fn health() {
+        // LOOP-05
+        let minute = Duration::from_secs(60);
+        let mut health = LoopHealth::default();
+        assert!(health.is_healthy(minute, Mono(u64::MAX)), "no beat yet");
+        health.beat(Mono(1000));
+        for (sync_frequency, age_ms, healthy) in [
+            (minute, 300_000, true),
+            (minute, 300_001, false),
+            (minute * 5, 600_000, true),
+            (minute * 5, 600_001, false),
+        ] {
+            let now = Mono(1000 + age_ms);
+            assert_eq!(health.is_healthy(sync_frequency, now), healthy, "{age_ms}");
+        }
+    }
+}
