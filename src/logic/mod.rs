@@ -43,7 +43,6 @@ pub mod gc;
 pub mod housekeeping;
 pub mod image_gc;
 pub mod kill;
-pub mod kill;
 pub mod loop_health;
 pub mod node_selector;
 pub mod pleg;

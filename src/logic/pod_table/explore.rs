@@ -1,1 +1,400 @@
-//! Every reachable state of small tables.
+//! Every reachable state of small tables: whatever happens in whatever order, the promises of the table hold.
+
+use alloc::collections::BTreeSet;
+
+use super::*;
+use crate::logic::pod_worker::KillOptions;
+
+const SPEC_GRACE_S: i64 = 30;
+/// Rounds within which a table that everyone lets go must be empty.
+const MAX_ROUNDS: usize = 8;
+/// A guard against a state space that does not close.
+const MAX_STATES: usize = 20_000;
+
+/// Every status is fresh.
+struct Fresh;
+
+impl StatusAge for Fresh {
+    fn newer_than(&self, _: &PodUid, _: Mono) -> Freshness {
+        Freshness::Fresh
+    }
+}
+
+/// What can happen to the table. The number is the pod's.
+#[derive(Clone, Copy, Debug)]
+enum Input {
+    Update(usize, UpdateKind),
+    Deleted(usize, i64),
+    PhaseTerminal(usize),
+    FirstSightIdle(usize),
+    Kill(usize, Option<i64>),
+    RuntimeKill(usize),
+    /// Housekeeping; bit n is set if pod n is wanted.
+    Known(usize),
+    /// All timers fire; bits as above.
+    Tick(usize),
+    Done(usize, Outcome),
+}
+
+/// Of an update: whether the object is known, its deletion grace, the grace to pass on.
+type WorkFacts = (bool, Option<i32>, Option<i32>);
+
+/// A pod as far as it decides what happens next. Times and randomness do not, nor does the slot's number.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Row {
+    uid: PodUid,
+    stage: Stage,
+    flags: [bool; 10],
+    call: Option<Call>,
+    grace_s: u32,
+    pending: Option<WorkFacts>,
+    active: Option<WorkFacts>,
+    /// Ahead of the others in the line.
+    place: usize,
+    timer: bool,
+}
+
+fn rows(table: &PodTable) -> (bool, Vec<Row>) {
+    let used = || table.slots.iter().filter(|slot| slot.is_used());
+    let mut rows: Vec<Row> = used()
+        .map(|slot| {
+            let worker = &slot.worker;
+            let work = |work: Option<Work>| {
+                work.map(|work| (work.has_spec, work.deletion_grace_s, work.kill_grace_s))
+            };
+            Row {
+                uid: slot.uid.clone(),
+                stage: worker.stage,
+                flags: [
+                    slot.turn != 0,
+                    worker.is_static,
+                    worker.started,
+                    worker.deleted,
+                    worker.evicted,
+                    worker.restart_requested,
+                    worker.observed_runtime,
+                    worker.woken,
+                    worker.cancelled,
+                    worker.wants_signal,
+                ],
+                call: worker.call,
+                grace_s: worker.grace_s,
+                pending: work(worker.pending),
+                active: work(worker.active),
+                place: used()
+                    .filter(|other| other.turn != 0 && other.turn < slot.turn)
+                    .count(),
+                timer: worker.timers.next_timeout().is_some(),
+            }
+        })
+        .collect();
+    rows.sort_unstable();
+    (table.synced, rows)
+}
+
+struct Explorer {
+    uids: Vec<PodUid>,
+    is_static: bool,
+    inputs: Vec<Input>,
+    calls: usize,
+}
+
+impl Explorer {
+    fn new(uids: &[&str], is_static: bool, inputs: Vec<Input>) -> Self {
+        Self {
+            uids: uids.iter().map(|uid| PodUid::from(*uid)).collect(),
+            is_static,
+            inputs,
+            calls: 0,
+        }
+    }
+
+    fn facts(&self, pod: usize) -> PodFacts<'_> {
+        PodFacts {
+            uid: &self.uids[pod],
+            name: "pod",
+            namespace: "default",
+            is_static: self.is_static,
+            deletion_requested: false,
+            deletion_grace_s: None,
+            spec_grace_s: Some(SPEC_GRACE_S),
+            phase_terminal: false,
+        }
+    }
+
+    fn wanted(&self, mask: usize, uid: &PodUid) -> bool {
+        let at = self.uids.iter().position(|other| other == uid);
+        at.is_some_and(|pod| mask & (1 << pod) != 0)
+    }
+
+    /// Gives the input to the table. False if it cannot happen there.
+    fn apply(&self, table: &mut PodTable, input: Input, now: Mono) -> bool {
+        let update = match input {
+            Input::Update(pod, kind) => Update::of(kind, self.facts(pod)),
+            Input::Deleted(pod, grace_s) => {
+                let mut facts = self.facts(pod);
+                facts.deletion_requested = true;
+                facts.deletion_grace_s = Some(grace_s);
+                Update::of(UpdateKind::Update, facts)
+            }
+            Input::PhaseTerminal(pod) | Input::FirstSightIdle(pod) => {
+                let mut facts = self.facts(pod);
+                facts.phase_terminal = true;
+                let idle = matches!(input, Input::FirstSightIdle(_));
+                Update::of(UpdateKind::Create, facts).with_runtime_idle(idle)
+            }
+            Input::Kill(pod, grace_s) => {
+                let options = KillOptions {
+                    grace_s,
+                    evict: grace_s.is_some(),
+                    signal: true,
+                    status: None,
+                };
+                Update::kill(self.facts(pod), options)
+            }
+            Input::RuntimeKill(pod) => Update::runtime_only(&self.uids[pod], "pod", "default"),
+            Input::Known(mask) => {
+                let known = table.sync_known_pods(&|uid| self.wanted(mask, uid));
+                assert!(known.is_sorted_by(|a, b| a.uid < b.uid));
+                return true;
+            }
+            Input::Tick(mask) => {
+                let due = table.next_timeout().is_some();
+                table.on_timeout(&|uid| self.wanted(mask, uid), now);
+                return due;
+            }
+            Input::Done(pod, outcome) => {
+                let handle = table.handle(&self.uids[pod]);
+                return handle.is_some_and(|handle| table.on_done(handle, outcome, now));
+            }
+        };
+        let answer = table.update(update, now).expect("a slot for every pod");
+        let asks = matches!(input, Input::Kill(..));
+        let waits = table.slots.iter().any(|slot| {
+            slot.is_used()
+                && slot.worker.wants_signal
+                && table.handle(&slot.uid) == Some(answer.handle)
+        });
+        assert!(
+            !asks || waits || answer.signal_now,
+            "a killer is never forgotten"
+        );
+        true
+    }
+
+    /// Fetches all effects and checks each against the table as it was just before.
+    fn drain(&mut self, table: &mut PodTable, now: Mono) -> Vec<Handle> {
+        let mut stopped = Vec::new();
+        for _ in 0..100 {
+            let before = table.clone();
+            let worker = |handle: Handle| {
+                let index = before.index_of(handle).expect("a living pod");
+                &before.slots[index].worker
+            };
+            match table.poll_effect(&Fresh, now) {
+                None => return stopped,
+                Some(Effect::Start(Start { handle, call, .. })) => {
+                    self.calls += 1;
+                    let worker = worker(handle);
+                    assert_eq!(worker.call, None, "two calls for one pod");
+                    let fits = match call {
+                        Call::Sync => worker.stage == Stage::Sync,
+                        Call::Terminating { grace_s } => {
+                            assert!(grace_s != Some(0), "at least 1 s");
+                            assert!(grace_s.is_none_or(|grace_s| grace_s == worker.grace_s));
+                            matches!(worker.stage, Stage::Requested | Stage::Terminating)
+                        }
+                        Call::TerminatingRuntime => {
+                            matches!(worker.stage, Stage::Requested | Stage::Terminating)
+                        }
+                        Call::Terminated => worker.stage == Stage::Terminated,
+                    };
+                    assert!(fits, "{call:?} in {:?}", worker.stage);
+                }
+                Some(Effect::Cancel(handle)) => {
+                    assert!(worker(handle).call.is_some(), "nothing to cancel");
+                }
+                Some(Effect::Stopped(handle)) => stopped.push(handle),
+                Some(Effect::Gone { handle, .. }) => {
+                    let slot = &before.slots[usize::try_from(handle.index).expect("index")];
+                    assert_eq!(slot.worker.call, None, "gone with a call running");
+                    assert!(table.identity(handle).is_none());
+                }
+                Some(Effect::NeedStatus { .. } | Effect::StatusFailed(_)) => {
+                    panic!("every status is fresh")
+                }
+            }
+        }
+        panic!("effects without end");
+    }
+
+    fn check(before: &PodTable, after: &PodTable, stopped: &[Handle]) {
+        assert!(after.len() <= after.slots.len());
+        assert_eq!(after.len(), after.handles().count(), "drained");
+        let holders = after.slots.iter().filter(|slot| slot.holds_name()).count();
+        assert!(holders <= 1, "one full name, one started pod");
+        for handle in before.handles() {
+            let old = &before.slots[before.index_of(handle).expect("living")].worker;
+            let new = after
+                .index_of(handle)
+                .map(|index| &after.slots[index].worker);
+            if let Some(new) = new {
+                assert!(new.stage >= old.stage, "stages only advance");
+                assert!(
+                    old.grace_s == 0 || new.grace_s <= old.grace_s,
+                    "grace only shrinks"
+                );
+                assert!(new.grace_s != 0 || old.grace_s == 0, "grace stays set");
+                assert!(!old.deleted || new.deleted);
+                assert!(!old.evicted || new.evicted);
+            } else {
+                assert!(
+                    old.call.is_none() || old.call == Some(Call::TerminatingRuntime),
+                    "a pod went while its call ran"
+                );
+            }
+            let still_waits = new.is_some_and(|new| new.wants_signal);
+            assert!(
+                !old.wants_signal || still_waits || stopped.contains(&handle),
+                "a killer is told"
+            );
+        }
+        for slot in after.slots.iter().filter(|slot| slot.is_used()) {
+            let worker = &slot.worker;
+            let moves = worker.call.is_some()
+                || worker.timers.next_timeout().is_some()
+                || worker.stage == Stage::Sync
+                || worker.stage.is_finished();
+            assert!(moves, "a pod that ends always has its next step");
+            assert!(!worker.stage.is_finished() || worker.call.is_none());
+        }
+    }
+
+    /// Everyone lets go: calls end well, no source wants anything, timers fire.
+    fn let_go(&mut self, mut table: PodTable, mut now: Mono) {
+        for _ in 0..MAX_ROUNDS {
+            for pod in 0..self.uids.len() {
+                self.apply(&mut table, Input::Done(pod, Outcome::Done), now);
+            }
+            self.apply(&mut table, Input::Known(0), now);
+            self.drain(&mut table, now);
+            now = now + Duration::from_secs(1000);
+        }
+        assert!(table.is_empty(), "a pod never goes away");
+    }
+
+    /// The same without housekeeping: timers alone must bring a pod that ends to its end.
+    fn end_by_timers(&mut self, mut table: PodTable, mut now: Mono) {
+        let ends: Vec<Handle> = table
+            .handles()
+            .filter(|handle| table.stage(*handle).is_some_and(Stage::is_requested))
+            .collect();
+        for _ in 0..MAX_ROUNDS {
+            for pod in 0..self.uids.len() {
+                self.apply(&mut table, Input::Done(pod, Outcome::Done), now);
+            }
+            now = now + Duration::from_secs(1000);
+            self.apply(&mut table, Input::Tick(0), now);
+            self.drain(&mut table, now);
+        }
+        for handle in ends {
+            assert!(
+                table.stage(handle).is_none_or(Stage::is_finished),
+                "a pod that ends hangs"
+            );
+        }
+    }
+
+    /// Visits every reachable state; returns their number.
+    fn run(&mut self) -> usize {
+        let capacity = Capacity {
+            max_pods: u16::try_from(self.uids.len()).expect("few"),
+            reserved: 0,
+            margin: 1,
+        };
+        let start = PodTable::new(capacity, 1);
+        let mut seen = BTreeSet::from([rows(&start)]);
+        let mut open = vec![(start, Mono(1))];
+        while let Some((table, at)) = open.pop() {
+            // Further than any delay: every timer that is set fires in a tick.
+            let now = at + Duration::from_secs(1000);
+            for input in self.inputs.clone() {
+                let mut next = table.clone();
+                if !self.apply(&mut next, input, now) {
+                    continue;
+                }
+                let stopped = self.drain(&mut next, now);
+                Self::check(&table, &next, &stopped);
+                if seen.insert(rows(&next)) {
+                    self.let_go(next.clone(), now);
+                    self.end_by_timers(next.clone(), now);
+                    open.push((next, now));
+                }
+            }
+            assert!(seen.len() <= MAX_STATES, "the state space does not close");
+        }
+        seen.len()
+    }
+}
+
+fn inputs(pods: usize, per_pod: impl Fn(usize) -> Vec<Input>) -> Vec<Input> {
+    let mut all: Vec<Input> = (0..pods).flat_map(per_pod).collect();
+    for mask in 0..1 << pods {
+        all.extend([Input::Known(mask), Input::Tick(mask)]);
+    }
+    all
+}
+
+fn every_input(pod: usize) -> Vec<Input> {
+    vec![
+        Input::Update(pod, UpdateKind::Create),
+        Input::Update(pod, UpdateKind::Update),
+        Input::Update(pod, UpdateKind::Sync),
+        Input::Deleted(pod, 20),
+        Input::Deleted(pod, 0),
+        Input::PhaseTerminal(pod),
+        Input::FirstSightIdle(pod),
+        Input::Kill(pod, None),
+        Input::Kill(pod, Some(2)),
+        Input::Kill(pod, Some(60)),
+        Input::RuntimeKill(pod),
+        Input::Done(pod, Outcome::Done),
+        Input::Done(pod, Outcome::Terminal),
+        Input::Done(pod, Outcome::Canceled),
+        Input::Done(pod, Outcome::Failed(Retry::Error)),
+    ]
+}
+
+/// What matters between two pods of one full name. More would square the number of states for little.
+fn main_inputs(pod: usize) -> Vec<Input> {
+    vec![
+        Input::Update(pod, UpdateKind::Create),
+        Input::Kill(pod, None),
+        Input::Done(pod, Outcome::Done),
+        Input::Done(pod, Outcome::Terminal),
+        Input::Done(pod, Outcome::Failed(Retry::Error)),
+    ]
+}
+
+// PW-01 PW-04 PW-10 PW-12 PW-19 PW-23 PW-25 PW-26 PW-33
+
+#[test]
+fn one_api_pod_and_every_input() {
+    let mut explorer = Explorer::new(&["a"], false, inputs(1, every_input));
+    let states = explorer.run();
+    assert!(states > 200 && explorer.calls > 1000, "{states} states");
+}
+
+#[test]
+fn one_static_pod_and_every_input() {
+    let mut explorer = Explorer::new(&["a"], true, inputs(1, every_input));
+    let states = explorer.run();
+    assert!(states > 200 && explorer.calls > 1000, "{states} states");
+}
+
+#[test]
+fn two_static_pods_of_one_name() {
+    let mut explorer = Explorer::new(&["a", "b"], true, inputs(2, main_inputs));
+    let states = explorer.run();
+    assert!(states > 500 && explorer.calls > 1000, "{states} states");
+}
