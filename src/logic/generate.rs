@@ -505,3 +505,502 @@ fn recursive_read_only(
     }
     Ok(wanted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::cri::{DnsConfig, SecurityProfile};
+    use crate::logic::env::{EnvInput, NoObjects, environment};
+
+    fn node() -> NodeContext {
+        NodeContext {
+            name: "pi".into(),
+            pod_logs_dir: "/var/log/pods".into(),
+            dns: DnsSettings {
+                has_resolv_conf: true,
+                node: DnsConfig {
+                    servers: vec!["192.0.2.1".into()],
+                    ..DnsConfig::default()
+                },
+                ..DnsSettings::default()
+            },
+            ..NodeContext::default()
+        }
+    }
+
+    fn pod(spec: &str) -> Pod {
+        let text = format!(
+            r#"{{"metadata":{{"name":"web","namespace":"prod","uid":"u-1","deletionGracePeriodSeconds":7,
+                "labels":{{"app":"web","io.kubernetes.pod.name":"fake"}},
+                "annotations":{{"note":"x","kubernetes.io/config.source":"file"}}}},"spec":{spec}}}"#
+        );
+        serde_json::from_str(&text).expect("pod")
+    }
+
+    #[test]
+    fn sandbox() {
+        // CFG-01 CFG-02 CFG-10 CFG-13 CFG-15 RES-10
+        let pod = pod(
+            r#"{"dnsPolicy":"Default","securityContext":{"sysctls":[{"name":"net/ipv4/tcp_syncookies","value":"1"}]},
+                "containers":[{"name":"a"}],"initContainers":[{"name":"i","securityContext":{"privileged":true}}]}"#,
+        );
+        let plan = sandbox_config(&pod, 3, QosClass::Burstable, &node()).expect("plan");
+        let config = plan.config;
+        assert_eq!(plan.warnings, []);
+        assert_eq!(
+            (
+                config.name.as_str(),
+                config.namespace.as_str(),
+                config.uid.as_str(),
+                config.attempt
+            ),
+            ("web", "prod", "u-1", 3)
+        );
+        let labels: Vec<_> = config
+            .labels
+            .iter()
+            .map(|(k, v)| format!("{k}={v}"))
+            .collect();
+        assert_eq!(
+            labels,
+            [
+                "app=web",
+                "io.kubernetes.pod.name=web",
+                "io.kubernetes.pod.namespace=prod",
+                "io.kubernetes.pod.uid=u-1",
+            ]
+        );
+        assert_eq!(config.annotations, pod.metadata.annotations);
+        assert_eq!(config.log_directory, "/var/log/pods/prod_web_u-1");
+        assert_eq!(config.cgroup_parent, "/kubepods/burstable/podu-1");
+        assert_eq!(config.sysctls["net.ipv4.tcp_syncookies"], "1");
+        assert_eq!(config.hostname, "web");
+        assert_eq!(config.dns.servers, ["192.0.2.1"]);
+        assert_eq!(config.namespaces.pid, NamespaceMode::Container);
+        assert!(config.privileged, "an init container is");
+    }
+
+    #[test]
+    fn sandbox_that_cannot_be() {
+        // CFG-14 CFG-16 CFG-20
+        let mut node = node();
+        for (name, spec, ok) in [
+            ("plain", "{}", true),
+            ("user namespace", r#"{"hostUsers":false}"#, false),
+            ("unknown class", r#"{"runtimeClassName":"kata"}"#, false),
+            ("empty class", r#"{"runtimeClassName":""}"#, true),
+            ("bad hostname", r#"{"hostname":"a_b"}"#, false),
+        ] {
+            let got = sandbox_config(&pod(spec), 0, QosClass::BestEffort, &node);
+            assert_eq!(got.is_ok(), ok, "{name}");
+        }
+        node.runtime_handlers
+            .insert("kata".into(), "kata-qemu".into());
+        let kata = pod(r#"{"runtimeClassName":"kata","hostNetwork":true}"#);
+        let config = sandbox_config(&kata, 0, QosClass::BestEffort, &node)
+            .expect("kata")
+            .config;
+        assert_eq!(config.runtime_handler, "kata-qemu");
+        assert_eq!(config.hostname, "", "host network");
+    }
+
+    #[test]
+    fn ports() {
+        // CFG-12
+        let pod = pod(
+            r#"{"containers":[{"ports":[{"name":"w","containerPort":80},{"name":"w","containerPort":81},
+                {"containerPort":80},{"containerPort":80},{"containerPort":80,"protocol":"UDP"},
+                {"containerPort":80,"hostIP":"::1"},{"containerPort":80,"hostPort":8080,"protocol":"odd"}]},
+                {"ports":[{"name":"w","containerPort":80}]}],
+                "initContainers":[{"restartPolicy":"Always","ports":[{"containerPort":1}]}]}"#,
+        );
+        let got: Vec<_> = port_mappings(&pod)
+            .iter()
+            .map(|p| {
+                format!(
+                    "{} {} {} {}",
+                    p.protocol, p.container_port, p.host_port, p.host_ip
+                )
+            })
+            .collect();
+        assert_eq!(
+            got,
+            [
+                "TCP 80 0 ",
+                "TCP 80 0 ",
+                "UDP 80 0 ",
+                "TCP 80 0 ::1",
+                "TCP 80 8080 ",
+                "TCP 80 0 "
+            ]
+        );
+    }
+
+    fn config(spec: &str) -> Result<ContainerConfig, ConfigError> {
+        config_with(spec, Some("/pods/u-1/etc-hosts"), None)
+    }
+
+    fn config_with(
+        spec: &str,
+        hosts_file: Option<&str>,
+        target: Option<&ContainerId>,
+    ) -> Result<ContainerConfig, ConfigError> {
+        let pod = pod(spec);
+        let node = node();
+        let env = env_of(&pod);
+        let image = Image {
+            id: "sha256:1".into(),
+            uid: Some(5),
+            ..Image::default()
+        };
+        let volumes: BTreeMap<String, VolumeSource> =
+            [("data", "/host/data", false), ("conf", "/host/conf", true)]
+                .into_iter()
+                .map(|(name, path, read_only)| {
+                    let source = VolumeSource {
+                        host_path: path.into(),
+                        read_only,
+                    };
+                    (name.to_owned(), source)
+                })
+                .collect();
+        let pinned = [(1, "/pinned/1".to_owned())].into();
+        container_config(&ContainerInput {
+            pod: &pod,
+            container: &pod.spec.containers[0],
+            qos: QosClass::BestEffort,
+            restart_count: 2,
+            image: &image,
+            env: &env,
+            volumes: &volumes,
+            sub_paths: &pinned,
+            hosts_file,
+            termination_log: Some("/pods/u-1/containers/app/0badcafe"),
+            target,
+            node: &node,
+        })
+    }
+
+    fn env_of(pod: &Pod) -> Env {
+        environment(&EnvInput {
+            pod,
+            container: &pod.spec.containers[0],
+            objects: &NoObjects,
+            services: None,
+            place: crate::logic::downward::Place {
+                node_name: "pi",
+                host_ips: &[],
+                pod_ips: &[],
+            },
+            allocatable: Allocatable::default(),
+        })
+        .expect("env")
+    }
+
+    #[test]
+    fn container() {
+        // CFG-01 CFG-02 CFG-04 CFG-10 CFG-18 ENV-05
+        let got = config(
+            r#"{"terminationGracePeriodSeconds":30,"containers":[{"name":"app","image":"busybox","command":["sh","$(A)"],
+                "args":["$(B)","$$(A)"],"workingDir":"/$(A)","env":[{"name":"A","value":"1"}],"stdin":true,"stdinOnce":true,
+                "tty":true,"terminationMessagePolicy":"File","ports":[{"containerPort":80,"protocol":"TCP"}],
+                "lifecycle":{"stopSignal":"SIGQUIT","preStop":{"exec":{"command":["bye"]}}}}]}"#)
+        .expect("config");
+        assert_eq!(got.command, ["sh", "1"]);
+        assert_eq!(got.args, ["$(B)", "$(A)"]);
+        assert_eq!(got.working_dir, "/$(A)");
+        assert_eq!(got.env, [("A".to_owned(), "1".to_owned())]);
+        assert_eq!(
+            (got.image.as_str(), got.user_image.as_str()),
+            ("sha256:1", "busybox")
+        );
+        assert_eq!((got.attempt, got.log_path.as_str()), (2, "app/2.log"));
+        assert!(got.stdin && got.stdin_once && got.tty);
+        assert_eq!(got.stop_signal, "SIGQUIT");
+        assert_eq!(got.security.run_as_user, Some(5));
+        assert_eq!(got.security.seccomp, SecurityProfile::Unconfined);
+        assert_eq!(got.resources.oom_score_adj, 1000);
+        let labels: Vec<_> = got.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        assert_eq!(
+            labels,
+            [
+                "io.kubernetes.container.name=app",
+                "io.kubernetes.pod.name=web",
+                "io.kubernetes.pod.namespace=prod",
+                "io.kubernetes.pod.uid=u-1",
+            ]
+        );
+        let hash = spec_hash(
+            &pod(r#"{"containers":[{"name":"app","image":"busybox"}]}"#)
+                .spec
+                .containers[0],
+        );
+        for (key, want) in [
+            (ANNOTATION_HASH, format!("{hash:x}").as_str()),
+            (ANNOTATION_RESTART_COUNT, "2"),
+            (ANNOTATION_TERMINATION_PATH, "/dev/termination-log"),
+            (ANNOTATION_TERMINATION_POLICY, "File"),
+            (ANNOTATION_POD_GRACE, "30"),
+            (ANNOTATION_POD_DELETION_GRACE, "7"),
+            (ANNOTATION_PRE_STOP, r#"{"exec":{"command":["bye"]}}"#),
+            (
+                ANNOTATION_PORTS,
+                r#"[{"containerPort":80,"protocol":"TCP"}]"#,
+            ),
+        ] {
+            assert_eq!(
+                got.annotations.get(key).map(String::as_str),
+                Some(want),
+                "{key}"
+            );
+        }
+        assert_eq!(got.annotations.len(), 8);
+    }
+
+    fn show(mounts: &[Mount]) -> Vec<String> {
+        let text = |m: &Mount| {
+            let mode = match (m.read_only, m.recursive_read_only) {
+                (_, true) => "rro",
+                (true, false) => "ro",
+                (false, false) => "rw",
+            };
+            format!(
+                "{} {} {mode} {:?}",
+                m.host_path, m.container_path, m.propagation
+            )
+        };
+        mounts.iter().map(text).collect()
+    }
+
+    #[test]
+    fn mount_order_and_modes() {
+        // CFG-30 CFG-32 CFG-35 CFG-39 CFG-50 VOL-23
+        let got = config(
+            r#"{"containers":[{"name":"app","terminationMessagePath":"/dev/end","volumeMounts":[
+                {"name":"data","mountPath":"/z","mountPropagation":"Bidirectional"},
+                {"name":"data","mountPath":"rel","subPath":"a/b","readOnly":true},
+                {"name":"conf","mountPath":"/a","mountPropagation":"HostToContainer"},
+                {"name":"data","mountPath":"/n","mountPropagation":"None"}]}]}"#,
+        )
+        .expect("config");
+        assert_eq!(
+            show(&got.mounts),
+            [
+                "/host/data /z rw Bidirectional",
+                "/pinned/1 /rel ro Private",
+                "/host/conf /a ro HostToContainer",
+                "/host/data /n rw Private",
+                "/pods/u-1/etc-hosts /etc/hosts rw Private",
+                "/pods/u-1/containers/app/0badcafe /dev/end rw Private",
+            ]
+        );
+        let bare = r#"{"containers":[{"name":"app","terminationMessagePath":""}]}"#;
+        let got = config_with(bare, None, None).expect("config");
+        assert_eq!(got.mounts, []);
+    }
+
+    #[test]
+    fn mounts_that_cannot_be() {
+        // CFG-30 CFG-32 CFG-35
+        for (name, mount, want) in [
+            (
+                "unknown volume",
+                r#"{"name":"gone"}"#,
+                "cannot find volume \"gone\"",
+            ),
+            (
+                "propagation",
+                r#"{"name":"data","mountPropagation":"Odd"}"#,
+                "invalid MountPropagation mode: \"Odd\"",
+            ),
+            (
+                "subPath not pinned",
+                r#"{"name":"data","subPath":"x"}"#,
+                "is not prepared",
+            ),
+        ] {
+            let spec = format!(r#"{{"containers":[{{"name":"app","volumeMounts":[{mount}]}}]}}"#);
+            let error = config(&spec).expect_err(name);
+            assert!(error.to_string().contains(want), "{name}: {error}");
+            assert_eq!(error.reason(), "CreateContainerConfigError");
+        }
+        let device = r#"{"containers":[{"volumeDevices":[{"name":"d","devicePath":"/dev/x"}]}]}"#;
+        assert!(config(device).is_err());
+    }
+
+    #[test]
+    fn recursive_read_only_mounts() {
+        // CFG-34
+        let mut with = node();
+        with.recursive_read_only = true;
+        let without = node();
+        for (name, mount, node, want) in [
+            ("unset", r#""readOnly":true"#, &with, Some("ro")),
+            (
+                "disabled",
+                r#""readOnly":true,"recursiveReadOnly":"Disabled""#,
+                &with,
+                Some("ro"),
+            ),
+            (
+                "possible",
+                r#""readOnly":true,"recursiveReadOnly":"IfPossible""#,
+                &with,
+                Some("rro"),
+            ),
+            (
+                "not possible",
+                r#""readOnly":true,"recursiveReadOnly":"IfPossible""#,
+                &without,
+                Some("ro"),
+            ),
+            (
+                "enabled",
+                r#""readOnly":true,"recursiveReadOnly":"Enabled""#,
+                &with,
+                Some("rro"),
+            ),
+            (
+                "enabled, no support",
+                r#""readOnly":true,"recursiveReadOnly":"Enabled""#,
+                &without,
+                None,
+            ),
+            (
+                "not read-only",
+                r#""recursiveReadOnly":"Enabled""#,
+                &with,
+                None,
+            ),
+            (
+                "propagated",
+                r#""readOnly":true,"mountPropagation":"HostToContainer","recursiveReadOnly":"Enabled""#,
+                &with,
+                None,
+            ),
+            (
+                "unknown",
+                r#""readOnly":true,"recursiveReadOnly":"Odd""#,
+                &with,
+                None,
+            ),
+        ] {
+            let spec = format!(
+                r#"{{"containers":[{{"name":"app","volumeMounts":[{{"name":"data","mountPath":"/m",{mount}}}]}}]}}"#
+            );
+            let pod = pod(&spec);
+            let (env, image) = (env_of(&pod), Image::default());
+            let volumes = [("data".to_owned(), VolumeSource::default())].into();
+            let got = container_config(&ContainerInput {
+                pod: &pod,
+                container: &pod.spec.containers[0],
+                qos: QosClass::BestEffort,
+                restart_count: 0,
+                image: &image,
+                env: &env,
+                volumes: &volumes,
+                sub_paths: &BTreeMap::new(),
+                hosts_file: None,
+                termination_log: None,
+                target: None,
+                node,
+            });
+            let got = got.ok().map(|config| show(&config.mounts)[0].clone());
+            let want = want.map(|mode| format!(" /m {mode} Private"));
+            assert_eq!(got, want, "{name}");
+        }
+    }
+
+    #[test]
+    fn sub_path_rules() {
+        // CFG-35 CFG-36 VOL-24 VOL-26
+        for (name, mount, want) in [
+            ("none", r#"{"name":"v"}"#, Ok(vec![])),
+            (
+                "plain, not expanded",
+                r#"{"subPath":"a/$(A)"}"#,
+                Ok(vec![(0, "a/$(A)")]),
+            ),
+            (
+                "expanded",
+                r#"{"subPathExpr":"x/$(A)"}"#,
+                Ok(vec![(0, "x/one")]),
+            ),
+            (
+                "absolute",
+                r#"{"subPath":"/a"}"#,
+                Err("subPath \"/a\" must not be an absolute path"),
+            ),
+            (
+                "upwards",
+                r#"{"subPathExpr":"$(UP)/x"}"#,
+                Err("unable to provision subPath \"../x\": must not contain '..'"),
+            ),
+            (
+                "two dots in a name are fine",
+                r#"{"subPath":"a..b"}"#,
+                Ok(vec![(0, "a..b")]),
+            ),
+            (
+                "missing",
+                r#"{"subPathExpr":"$(NO)"}"#,
+                Err("failed to expand subPath for \"$(NO)\": missing value for \"NO\""),
+            ),
+            (
+                "empty",
+                r#"{"subPathExpr":"$(E)"}"#,
+                Err("failed to expand subPath for \"$(E)\": missing value for \"E\""),
+            ),
+        ] {
+            let mut env = Env::default();
+            for (name, value) in [("A", "one"), ("UP", ".."), ("E", "")] {
+                env.set(name, value.into());
+            }
+            let container: Container =
+                serde_json::from_str(&format!(r#"{{"volumeMounts":[{mount}]}}"#)).expect("json");
+            let got = sub_paths(&container, &env);
+            let want = want
+                .map(|list: Vec<(usize, &str)>| {
+                    list.into_iter().map(|(n, p)| (n, p.to_owned())).collect()
+                })
+                .map_err(|text: &str| ConfigError(text.into()));
+            assert_eq!(got, want, "{name}");
+        }
+    }
+
+    #[test]
+    fn refusals_of_security() {
+        // SEC-03
+        let spec = r#"{"containers":[{"name":"app","securityContext":{"runAsNonRoot":true,"runAsUser":0}}]}"#;
+        assert!(config(spec).is_err());
+    }
+
+    #[test]
+    fn target_container() {
+        let id = ContainerId::from("c1");
+        let spec = |more: &str| {
+            format!(r#"{{{more}"containers":[{{"name":"dbg","targetContainerName":"app"}}]}}"#)
+        };
+        let got = config_with(&spec(""), None, Some(&id)).expect("config");
+        assert_eq!(got.security.namespaces.pid, NamespaceMode::Target);
+        assert_eq!(got.security.target, Some(id));
+        assert!(config(&spec("")).is_err(), "no instance");
+        let shared = config(&spec(r#""shareProcessNamespace":true,"#)).expect("shared");
+        assert_eq!(shared.security.namespaces.pid, NamespaceMode::Pod);
+    }
+
+    #[test]
+    fn log_links() {
+        // CFG-11
+        let mut pod = pod("{}");
+        let id = ContainerId::from("0123456789abcdef");
+        assert_eq!(
+            log_link_name(&pod, "app", &id),
+            "web_prod_app-0123456789abcdef.log"
+        );
+        pod.metadata.name = "n".repeat(250);
+        let name = log_link_name(&pod, "app", &id);
+        assert_eq!(name.len(), 255);
+        assert!(name.ends_with("n-0123456789abcdef.log"));
+    }
+}

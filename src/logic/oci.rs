@@ -545,3 +545,478 @@ fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
     .map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.into()))
     .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::cri::{ContainerConfig, LinuxSecurity, NamespaceOptions, SandboxConfig};
+    use crate::api::oci::{Device, ResolvedUser, Rlimit, SandboxPaths, Words};
+
+    /// Everything [`SpecInput`] borrows, for a plain pod on a plain machine.
+    struct Case {
+        container: ContainerConfig,
+        sandbox: SandboxConfig,
+        image: ImageProcess,
+        user: ResolvedUser,
+        paths: SandboxPaths,
+        volumes: Vec<BindMount>,
+        file: Option<Seccomp>,
+        host: HostFacts,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            Self {
+                container: ContainerConfig {
+                    name: "app".into(),
+                    user_image: "busybox".into(),
+                    command: vec!["sh".into()],
+                    security: LinuxSecurity {
+                        namespaces: NamespaceOptions {
+                            pid: NamespaceMode::Container,
+                            ..NamespaceOptions::default()
+                        },
+                        ..LinuxSecurity::default()
+                    },
+                    ..ContainerConfig::default()
+                },
+                sandbox: SandboxConfig {
+                    name: "web".into(),
+                    namespace: "prod".into(),
+                    uid: "u-1".into(),
+                    hostname: "web".into(),
+                    ..SandboxConfig::default()
+                },
+                image: ImageProcess::default(),
+                user: ResolvedUser::default(),
+                paths: SandboxPaths {
+                    network_namespace: "/run/s/net".into(),
+                    ipc_namespace: "/run/s/ipc".into(),
+                    uts_namespace: "/run/s/uts".into(),
+                    shm: "/run/s/shm".into(),
+                    hostname: "/run/s/hostname".into(),
+                    resolv_conf: "/run/s/resolv.conf".into(),
+                    ..SandboxPaths::default()
+                },
+                volumes: Vec::new(),
+                file: None,
+                host: HostFacts {
+                    arch: "aarch64".into(),
+                    kernel: (6, 1),
+                    hostname: "pi".into(),
+                    cgroup_v2: true,
+                    min_oom_score_adj: -1000,
+                    seccomp: true,
+                    ..HostFacts::default()
+                },
+            }
+        }
+
+        fn spec(&self) -> Result<Spec, String> {
+            container_spec(&SpecInput {
+                container_id: "c1",
+                sandbox_id: "s1",
+                container: &self.container,
+                sandbox: &self.sandbox,
+                image: &self.image,
+                user: &self.user,
+                paths: &self.paths,
+                rootfs: "/rootfs",
+                cgroups_path: "/kubepods/podu-1/c1",
+                image_volumes: &self.volumes,
+                seccomp_file: self.file.as_ref(),
+                host: &self.host,
+            })
+        }
+    }
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(Into::into).collect()
+    }
+
+    #[test]
+    fn what_runs() {
+        // CFG-18 RTM-08
+        for (name, command, args, entrypoint, cmd, want) in [
+            ("image defaults", "", "", "ep", "a b", Ok("ep a b")),
+            ("cmd alone", "", "", "", "sh -c", Ok("sh -c")),
+            ("command drops cmd", "x", "", "ep", "a", Ok("x")),
+            ("command and args", "x", "y z", "ep", "a", Ok("x y z")),
+            ("args alone", "", "y", "ep", "a", Ok("ep y")),
+            ("args without entrypoint", "", "y", "", "a", Ok("y")),
+            ("nothing", "", "", "", "", Err(())),
+        ] {
+            let image = ImageProcess {
+                entrypoint: Words(words(entrypoint)),
+                cmd: Words(words(cmd)),
+                ..ImageProcess::default()
+            };
+            let got = process_args(&words(command), &words(args), &image).map_err(|_| ());
+            assert_eq!(got, want.map(words), "{name}");
+        }
+        let cleared = ImageProcess {
+            entrypoint: Words(vec![String::new()]),
+            cmd: Words(words("a")),
+            ..ImageProcess::default()
+        };
+        assert_eq!(process_args(&[], &[], &cleared), Ok(words("a")));
+    }
+
+    #[test]
+    fn environment_order() {
+        // RTM-08
+        let mut case = Case::new();
+        let env = |case: &Case| case.spec().expect("spec").process.env;
+        assert_eq!(
+            env(&case),
+            [format!("PATH={DEFAULT_PATH}"), "HOSTNAME=web".into()]
+        );
+        case.container.tty = true;
+        case.sandbox.hostname.clear();
+        case.image.env = words("PATH=/bin A=image B=image broken");
+        case.container.env = vec![("A".into(), "own".into()), ("HOSTNAME".into(), "me".into())];
+        assert_eq!(
+            env(&case),
+            ["PATH=/bin", "HOSTNAME=me", "TERM=xterm", "A=own", "B=image"]
+        );
+        case.container.env.clear();
+        assert_eq!(env(&case)[1], "HOSTNAME=pi", "host network");
+    }
+
+    #[test]
+    fn working_directory() {
+        // RTM-08
+        for (own, image, want) in [
+            ("", "", Some("/")),
+            ("", "/srv", Some("/srv")),
+            ("/own", "/srv", Some("/own")),
+            ("own", "", None),
+        ] {
+            let mut case = Case::new();
+            case.container.working_dir = own.into();
+            case.image.working_dir = image.into();
+            let got = case.spec().ok().map(|spec| spec.process.cwd);
+            assert_eq!(got.as_deref(), want, "{own:?} {image:?}");
+        }
+    }
+
+    fn shown(spec: &Spec) -> Vec<String> {
+        let text = |m: &Mount| format!("{} {} {}", m.destination, m.source, m.options.join(","));
+        spec.mounts.iter().map(text).collect()
+    }
+
+    fn bind_mount(host: &str, container: &str) -> BindMount {
+        BindMount {
+            host_path: host.into(),
+            container_path: container.into(),
+            ..BindMount::default()
+        }
+    }
+
+    #[test]
+    fn mounts_by_default() {
+        // RTM-12
+        let mut case = Case::new();
+        let spec = case.spec().expect("spec");
+        assert_eq!(
+            shown(&spec),
+            [
+                "/proc proc nosuid,noexec,nodev",
+                "/dev tmpfs nosuid,strictatime,mode=755,size=65536k",
+                "/dev/pts devpts nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5",
+                "/dev/mqueue mqueue nosuid,noexec,nodev",
+                "/sys sysfs nosuid,noexec,nodev,ro",
+                "/sys/fs/cgroup cgroup nosuid,noexec,nodev,relatime,ro",
+                "/etc/hostname /run/s/hostname rbind,rprivate,rw",
+                "/etc/resolv.conf /run/s/resolv.conf rbind,rprivate,rw",
+                "/dev/shm /run/s/shm rbind,rprivate,rw",
+            ]
+        );
+        case.container.security.readonly_rootfs = true;
+        case.paths.hosts = "/run/s/hosts".into();
+        let spec = case.spec().expect("read-only root");
+        assert!(spec.root.readonly);
+        assert_eq!(
+            shown(&spec)[6..],
+            [
+                "/etc/hostname /run/s/hostname rbind,rprivate,ro",
+                "/etc/hosts /run/s/hosts rbind,rprivate,ro",
+                "/etc/resolv.conf /run/s/resolv.conf rbind,rprivate,ro",
+                "/dev/shm /run/s/shm rbind,rprivate,rw",
+            ]
+        );
+    }
+
+    #[test]
+    fn mounts_of_the_container() {
+        // RTM-12 CFG-32
+        let mut case = Case::new();
+        case.container.mounts = vec![
+            BindMount {
+                propagation: Propagation::HostToContainer,
+                read_only: true,
+                ..bind_mount("/h/deep", "/a/b/c")
+            },
+            bind_mount("/h/hosts", "/etc/hosts"),
+            bind_mount("/h/a", "/a"),
+            BindMount {
+                read_only: true,
+                recursive_read_only: true,
+                ..bind_mount("/h/sys", "/sys/")
+            },
+            bind_mount("/dev", "/dev"),
+        ];
+        case.paths.hosts = "/run/s/hosts".into();
+        case.volumes = vec![bind_mount("/v/1", "/data"), bind_mount("/v/2", "/a")];
+        let spec = case.spec().expect("spec");
+        assert_eq!(
+            shown(&spec),
+            [
+                "/proc proc nosuid,noexec,nodev",
+                "/sys/fs/cgroup cgroup nosuid,noexec,nodev,relatime,ro",
+                "/data /v/1 rbind,rprivate,rw",
+                "/a /h/a rbind,rprivate,rw",
+                "/sys/ /h/sys rbind,rprivate,rro",
+                "/dev /dev rbind,rprivate,rw",
+                "/etc/hostname /run/s/hostname rbind,rprivate,rw",
+                "/etc/resolv.conf /run/s/resolv.conf rbind,rprivate,rw",
+                "/dev/shm /run/s/shm rbind,rprivate,rw",
+                "/etc/hosts /h/hosts rbind,rprivate,rw",
+                "/a/b/c /h/deep rbind,rslave,ro",
+            ]
+        );
+        assert_eq!(spec.linux.rootfs_propagation, "rslave");
+        case.container.mounts[0].propagation = Propagation::Bidirectional;
+        assert_eq!(
+            case.spec().expect("shared").linux.rootfs_propagation,
+            "rshared"
+        );
+        case.container.mounts = vec![bind_mount("", "/x")];
+        assert!(case.spec().is_err(), "no source");
+    }
+
+    #[test]
+    fn namespaces_by_mode() {
+        // RTM-12 CFG-13
+        use NamespaceMode::{Container, Node, Pod, Target};
+        for (name, network, ipc, pid, v2, privileged, want) in [
+            (
+                "usual",
+                Pod,
+                Pod,
+                Container,
+                true,
+                false,
+                "pid= ipc=/run/s/ipc network=/run/s/net uts=/run/s/uts mount= cgroup=",
+            ),
+            (
+                "shared pid, v1",
+                Pod,
+                Pod,
+                Pod,
+                false,
+                false,
+                "pid=/proc/7/ns/pid ipc=/run/s/ipc network=/run/s/net uts=/run/s/uts mount=",
+            ),
+            (
+                "target, privileged",
+                Pod,
+                Pod,
+                Target,
+                true,
+                true,
+                "pid=/proc/7/ns/pid ipc=/run/s/ipc network=/run/s/net uts=/run/s/uts mount=",
+            ),
+            (
+                "the machine's",
+                Node,
+                Node,
+                Node,
+                true,
+                false,
+                "mount= cgroup=",
+            ),
+        ] {
+            let mut case = Case::new();
+            case.container.security.namespaces = NamespaceOptions { network, ipc, pid };
+            case.container.security.privileged = privileged;
+            case.sandbox.privileged = privileged;
+            case.host.cgroup_v2 = v2;
+            case.paths.pid_namespace = "/proc/7/ns/pid".into();
+            let spec = case.spec().expect(name);
+            let all = spec.linux.namespaces.iter();
+            let text: Vec<_> = all.map(|n| format!("{}={}", n.kind, n.path)).collect();
+            assert_eq!(text.join(" "), want, "{name}");
+        }
+        let mut case = Case::new();
+        case.paths.network_namespace.clear();
+        assert!(case.spec().is_err(), "never a new one by accident");
+    }
+
+    #[test]
+    fn plain_and_privileged() {
+        // RTM-10 RTM-11 SEC-08
+        let mut case = Case::new();
+        case.host.thermal_throttle = words("/sys/devices/system/cpu/cpu0/thermal_throttle");
+        case.host.devices = vec![Device {
+            kind: "c".into(),
+            path: "/dev/gpiomem".into(),
+            major: 246,
+            ..Device::default()
+        }];
+        case.container.security.seccomp = SecurityProfile::RuntimeDefault;
+        let spec = case.spec().expect("plain");
+        assert_eq!(spec.linux.masked_paths.len(), 13);
+        assert_eq!(spec.linux.readonly_paths, READONLY_PATHS);
+        assert!(spec.linux.seccomp.is_some() && spec.linux.devices.is_empty());
+        let capabilities = spec.process.capabilities.expect("capabilities");
+        assert_eq!(capabilities.bounding, capabilities::DEFAULT);
+        assert_eq!(capabilities.permitted, capabilities.bounding);
+        assert_eq!(capabilities.effective, capabilities.bounding);
+        assert!(capabilities.ambient.is_empty() && capabilities.inheritable.is_empty());
+        let rules = &spec.linux.resources.devices;
+        assert!(!rules[0].allow && rules[0].access == "rwm" && rules.len() == 11);
+
+        case.container.security.unmasked_proc = true;
+        let spec = case.spec().expect("unmasked");
+        assert!(spec.linux.masked_paths.is_empty() && spec.linux.readonly_paths.is_empty());
+
+        case.container.security.unmasked_proc = false;
+        case.container.security.privileged = true;
+        case.container.security.apparmor = SecurityProfile::Localhost("p".into());
+        assert!(case.spec().is_err(), "the sandbox is not privileged");
+        case.sandbox.privileged = true;
+        let spec = case.spec().expect("privileged");
+        assert!(spec.linux.masked_paths.is_empty() && spec.linux.readonly_paths.is_empty());
+        assert_eq!(spec.linux.devices, case.host.devices);
+        assert_eq!(spec.linux.seccomp, None);
+        assert_eq!(spec.process.apparmor_profile, "");
+        let rules = &spec.linux.resources.devices;
+        assert!(rules.len() == 1 && rules[0].allow);
+        let mounts = shown(&spec);
+        assert!(mounts.contains(&"/sys sysfs nosuid,noexec,nodev,rw".into()));
+        assert!(mounts.contains(&"/sys/fs/cgroup cgroup nosuid,noexec,nodev,relatime,rw".into()));
+    }
+
+    #[test]
+    fn profiles() {
+        // SEC-06 SEC-07
+        use SecurityProfile::{Localhost, RuntimeDefault, Unconfined};
+        let mut case = Case::new();
+        assert_eq!(case.spec().expect("unconfined").linux.seccomp, None);
+        case.container.security.seccomp = Localhost("/p.json".into());
+        assert!(case.spec().is_err(), "not read");
+        case.file = Some(Seccomp {
+            default_action: "SCMP_ACT_LOG".into(),
+            ..Seccomp::default()
+        });
+        assert_eq!(case.spec().expect("localhost").linux.seccomp, case.file);
+        case.host.seccomp = false;
+        assert!(case.spec().is_err(), "kernel without seccomp");
+
+        for (name, profile, enforced, default, want) in [
+            ("nothing asked", Unconfined, true, "d", Some("")),
+            ("default", RuntimeDefault, true, "d", Some("d")),
+            ("no default loaded", RuntimeDefault, true, "", None),
+            ("by name", Localhost("p".into()), true, "", Some("p")),
+            ("not enforced", Localhost("p".into()), false, "", None),
+        ] {
+            let mut case = Case::new();
+            case.container.security.apparmor = profile;
+            case.host.apparmor = enforced;
+            case.host.apparmor_default = default.into();
+            let got = case.spec().ok().map(|spec| spec.process.apparmor_profile);
+            assert_eq!(got.as_deref(), want, "{name}");
+        }
+        let mut case = Case::new();
+        case.container.security.selinux_label = "u:r:t:s0".into();
+        assert_eq!(case.spec().expect("off").process.selinux_label, "");
+        case.host.selinux = true;
+        assert_eq!(case.spec().expect("on").process.selinux_label, "u:r:t:s0");
+    }
+
+    #[test]
+    fn process_settings() {
+        // SEC-01 RES-04
+        let mut case = Case::new();
+        case.container.resources.oom_score_adj = -997;
+        case.host.min_oom_score_adj = -500;
+        case.host.rlimits = vec![Rlimit {
+            kind: "RLIMIT_NOFILE".into(),
+            hard: 1024,
+            soft: 1024,
+        }];
+        case.container.security.no_new_privs = true;
+        case.user = ResolvedUser {
+            uid: 5,
+            gid: 6,
+            additional_gids: vec![6, 7],
+        };
+        let process = case.spec().expect("spec").process;
+        assert_eq!(
+            process.oom_score_adj,
+            Some(-500),
+            "not below what is allowed"
+        );
+        assert!(process.no_new_privileges);
+        assert_eq!(process.rlimits, case.host.rlimits);
+        assert_eq!((process.user.uid, process.user.gid), (5, 6));
+        assert_eq!(process.user.additional_gids, [6, 7]);
+    }
+
+    #[test]
+    fn limits() {
+        // RES-01 RES-02 RES-03 RES-06 RES-08
+        let mut case = Case::new();
+        case.container.resources = LinuxResources {
+            cpu_shares: Some(102),
+            cpu_quota_us: Some(20_000),
+            cpu_period_us: Some(100_000),
+            memory_limit_bytes: Some(1 << 20),
+            memory_swap_bytes: Some(1 << 20),
+            pids_limit: Some(9),
+            hugepage_limits: [("2MB".to_owned(), 0)].into(),
+            unified: [("memory.oom.group".to_owned(), "1".to_owned())].into(),
+            ..LinuxResources::default()
+        };
+        let got = case.spec().expect("all").linux.resources;
+        let cpu = got.cpu.expect("cpu");
+        assert_eq!(
+            (cpu.shares, cpu.quota, cpu.period),
+            (Some(102), Some(20_000), Some(100_000))
+        );
+        let memory = got.memory.expect("memory");
+        assert_eq!((memory.limit, memory.swap), (Some(1 << 20), Some(1 << 20)));
+        assert_eq!(got.pids, Some(Pids { limit: 9 }));
+        assert_eq!(got.hugepage_limits[0].page_size, "2MB");
+        assert_eq!(got.unified["memory.oom.group"], "1");
+
+        case.host.controllers = words("cpu pids");
+        let error = case.spec().expect_err("memory limit without controller");
+        assert!(error.contains("cgroup_enable=memory"), "{error}");
+        case.container.resources.memory_limit_bytes = None;
+        let got = case
+            .spec()
+            .expect("what the agent added is left out")
+            .linux
+            .resources;
+        assert_eq!(got.memory, None);
+        assert!(got.hugepage_limits.is_empty() && got.unified.is_empty());
+        case.container
+            .resources
+            .hugepage_limits
+            .insert("2MB".into(), 1);
+        assert!(case.spec().is_err(), "huge pages were asked for");
+
+        let empty = Case::new().spec().expect("none").linux.resources;
+        assert_eq!((empty.cpu, empty.memory, empty.pids), (None, None, None));
+    }
+
+    #[test]
+    fn names_for_others() {
+        let spec = Case::new().spec().expect("spec");
+        assert_eq!(spec.annotations["io.kubernetes.cri.container-name"], "app");
+        assert_eq!(spec.annotations["io.kubernetes.cri.sandbox-id"], "s1");
+        assert_eq!(spec.linux.cgroups_path, "/kubepods/podu-1/c1");
+    }
+}
