@@ -211,8 +211,9 @@ pub fn single_kill_grace_s(pod: &Pod, container: Option<&Container>, cause: Kill
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::cri::SandboxState;
     use crate::api::pod::{Lifecycle, LifecycleHandler, Probe};
-    use crate::logic::testing::{instance, pod_with, sidecar};
+    use crate::logic::testing::{instance, pod_with, sandbox, sidecar};
     use ContainerState::{Exited, Running};
     use KillCause as Cause;
 
@@ -331,7 +332,7 @@ mod tests {
 
     #[test]
     fn sidecars_stop_last_and_backwards() {
-        // KILL-07 KILL-08
+        // KILL-08
         let mut pod = pod_with(&["app", "web"]);
         pod.spec.init_containers = vec![sidecar("s1"), sidecar("s2"), sidecar("s3")];
         let mut status = PodRuntimeStatus::default();
@@ -344,7 +345,12 @@ mod tests {
         ] {
             status.containers.push(instance(name, state));
         }
+        status.sandboxes = vec![
+            sandbox(1, SandboxState::Ready),
+            sandbox(0, SandboxState::NotReady),
+        ];
         let kill = pod_kill(&pod, &status, Some(9));
+        assert_eq!(kill.sandboxes.len(), 2, "every sandbox, ready or not");
         let rows: Vec<_> = kill
             .containers
             .iter()

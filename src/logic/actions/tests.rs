@@ -142,7 +142,7 @@ fn sandbox_decision() {
     no_ip.ips.clear();
     let mut on_host = foreign_net.clone();
     on_host.ips.clear();
-    // ACT-10 ACT-11 ACT-13 ACT-14 ACT-15 ACT-16 ACT-22
+    // ACT-10 ACT-11 ACT-13 ACT-14 ACT-15 ACT-16 SYNC-18
     check(vec![
         (
             "new pod",
@@ -947,7 +947,7 @@ fn random_case(random: &mut Random) -> Case {
 
 #[test]
 fn properties_of_every_decision() {
-    // ACT-03 ACT-16 ACT-40 ACT-59 SYNC-18
+    // ACT-16 ACT-40 ACT-59
     let mut random = Random(7);
     for round in 0..20_000 {
         let case = random_case(&mut random);
