@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::api::{PodUid, cri::LinuxResources};
+use crate::api::{PodUid, oci::CgroupValues};
 
 pub use hierarchy::{Hierarchy, Version};
 
@@ -106,7 +106,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
-    pub fn create(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+    pub fn create(&self, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
         self.make(path)?;
         values::write(&self.hierarchy, path, values)
     }
@@ -115,7 +115,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// See [`CgroupError`].
-    pub fn update(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+    pub fn update(&self, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
         plain(path)?;
         values::write(&self.hierarchy, path, values)
     }
@@ -193,9 +193,9 @@ impl Cgroups {
         const MINIMUM_SHARES: u64 = 2;
         self.update(
             path,
-            &LinuxResources {
+            &CgroupValues {
                 cpu_shares: Some(MINIMUM_SHARES),
-                ..LinuxResources::default()
+                ..CgroupValues::default()
             },
         )
     }

@@ -116,6 +116,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let done = |()| ExitCode::SUCCESS;
     match command {
         "run" => Ok(crate::agent::main(words)),
+        pod_init::COMMAND => Ok(pod_init::main()),
         "get" => get::run(Words::new(words)).map(done),
         "logs" => logs::run(Words::new(words)).map(done),
         "exec" => exec::run(Words::new(words)),

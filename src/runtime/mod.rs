@@ -9,6 +9,7 @@
 pub mod contract;
 pub mod fake;
 pub mod log_rotation;
+pub mod runc;
 
 use core::{future::Future, pin::Pin, time::Duration};
 

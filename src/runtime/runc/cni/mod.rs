@@ -1,0 +1,727 @@
+//! Pod networks by CNI plugins (specification 0.3.1 to 1.1): they are executed, nothing of them stays resident.
+//!
+//! - The network is the first configuration of the directory; without any, a bridge of ours ([`BuiltIn`]).
+//! - An *attachment* file is written before the first ADD and removed after the last DEL has succeeded. It holds the
+//!   configuration and the result, so that DEL undoes what ADD did although the configuration changed since.
+//! - Attachments of a foreign configuration lie in the root directory and outlive a reboot: its address leases do too,
+//!   and are given back by a DEL at the next start. Those of the built-in network lie in the run directory.
+
+mod builtin;
+mod config;
+mod result;
+
+use core::{net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{files, gate::Gate};
+use crate::{
+    api::{
+        Quantity, SandboxId,
+        cri::{Condition, SandboxConfig},
+    },
+    sys::child::{self, Command, Input},
+};
+
+pub use builtin::BuiltIn;
+pub use config::NetworkConfig;
+
+/// Interface of the pod.
+const INTERFACE: &str = "eth0";
+/// A plugin that runs longer is killed. DHCP and a busy iptables lock take the longest.
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest answer of a plugin that is kept, bytes.
+const ANSWER_LIMIT: usize = 256 * 1024;
+/// Longest attachment file that is read, bytes.
+const ATTACHMENT_LIMIT: u64 = 1024 * 1024;
+/// Version of the attachment file.
+const ATTACHMENT_VERSION: u32 = 1;
+/// Where plugins find iptables and their like.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where distributions put plugins.
+const USUAL_BIN_DIRS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
+
+/// What can go wrong with a pod's network.
+#[derive(Debug, thiserror::Error)]
+pub enum CniError {
+    /// A configuration file is wrong.
+    #[error("network configuration {}: {why}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A plugin is not installed.
+    #[error("CNI plugin {plugin:?} of network {network:?} is not installed (looked in {looked}): install containernetworking-plugins")]
+    NoPlugin {
+        /// Its name.
+        plugin: String,
+        /// The network that asks for it.
+        network: String,
+        /// Directories.
+        looked: String,
+    },
+    /// A plugin refused.
+    #[error("CNI plugin {plugin:?} failed to {verb} network {network:?}: {why}")]
+    Plugin {
+        /// Its name.
+        plugin: String,
+        /// `ADD`, `CHECK`, `DEL` or `GC`.
+        verb: &'static str,
+        /// The network.
+        network: String,
+        /// Its own words.
+        why: String,
+    },
+    /// The plugins succeeded and gave no address.
+    #[error("network {0:?} gave the pod no address")]
+    NoAddress(String),
+    /// A file of ours.
+    #[error("{}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Where everything lies.
+#[derive(Clone, Debug)]
+pub struct CniSettings {
+    /// Configurations.
+    pub conf_dir: PathBuf,
+    /// Plugins; the usual directories are searched after it.
+    pub bin_dir: PathBuf,
+    /// Attachments and leases of the built-in network (gone at reboot).
+    pub run_dir: PathBuf,
+    /// Attachments of foreign networks (survive a reboot).
+    pub root_dir: PathBuf,
+    /// The built-in network.
+    pub built_in: BuiltIn,
+}
+
+/// The pod that gets a network.
+#[derive(Clone, Copy, Debug)]
+pub struct PodNetwork<'a> {
+    /// Its sandbox.
+    pub id: &'a SandboxId,
+    /// Its network namespace.
+    pub netns: &'a Path,
+    /// Names, ports, DNS, annotations.
+    pub config: &'a SandboxConfig,
+}
+
+/// What was attached, and how.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Attachment {
+    v: u32,
+    sandbox: SandboxId,
+    boot: String,
+    netns: PathBuf,
+    name: String,
+    version: String,
+    /// Each as it is handed to the plugin, `prevResult` apart.
+    plugins: Vec<Map<String, Value>>,
+    args: String,
+    disable_check: bool,
+    /// Result of the last plugin; absent while ADD has not succeeded.
+    result: Option<Value>,
+}
+
+/// Runs plugins.
+#[derive(Debug)]
+pub struct Cni {
+    settings: CniSettings,
+    boot: String,
+}
+
+impl Cni {
+    /// Nothing is read before the first pod.
+    #[must_use]
+    pub const fn new(settings: CniSettings, boot: String) -> Self {
+        Self { settings, boot }
+    }
+
+    /// The network as configured now.
+    ///
+    /// # Errors
+    /// [`CniError::Config`].
+    pub fn network(&self) -> Result<NetworkConfig, CniError> {
+        Ok(NetworkConfig::first_in(&self.settings.conf_dir)?
+            .unwrap_or_else(|| builtin::config(&self.settings.built_in, &self.settings.run_dir.join("leases"))))
+    }
+
+    /// Whether pods can get a network: configuration readable, every plugin installed, iptables where it is needed.
+    #[must_use]
+    pub fn condition(&self) -> Condition {
+        let not = |reason: &str, message: String| Condition {
+            ok: false,
+            reason: reason.into(),
+            message,
+        };
+        let network = match self.network() {
+            Ok(network) => network,
+            Err(e) => return not("NetworkConfigInvalid", e.to_string()),
+        };
+        for program in network.programs() {
+            if let Err(e) = self.plugin(&network.name, program) {
+                return not("NetworkPluginMissing", e.to_string());
+            }
+        }
+        if network.built_in && !PATH.split(':').any(|dir| Path::new(dir).join("iptables").exists()) {
+            return not(
+                "IptablesMissing",
+                "the built-in network needs the iptables program: install the iptables package".into(),
+            );
+        }
+        Condition {
+            ok: true,
+            reason: String::new(),
+            message: String::new(),
+        }
+    }
+
+    /// Attaches a pod. On error everything done was undone, or an attachment is left for [`Self::del`].
+    ///
+    /// # Errors
+    /// See [`CniError`].
+    pub async fn add(&self, pod: &PodNetwork<'_>, gate: &Gate) -> Result<Vec<IpAddr>, CniError> {
+        let network = self.network()?;
+        for program in network.programs() {
+            self.plugin(&network.name, program)?;
+        }
+        let mut attachment = Attachment {
+            v: ATTACHMENT_VERSION,
+            sandbox: pod.id.clone(),
+            boot: self.boot.clone(),
+            netns: pod.netns.to_owned(),
+            plugins: network
+                .plugins
+                .iter()
+                .map(|p| handed_over(p, &network, pod.config))
+                .collect(),
+            name: network.name.clone(),
+            version: network.version.clone(),
+            args: args_of(pod),
+            disable_check: network.disable_check,
+            result: None,
+        };
+        let file = self.file(pod.id, network.built_in);
+        // Before the first plugin: whatever it does is undone even if this process dies now.
+        save(&file, &attachment)?;
+        let mut result = Value::Null;
+        for plugin in &attachment.plugins {
+            match self.call("ADD", &attachment, plugin, &result, gate).await {
+                Ok(answer) => result = answer,
+                Err(e) => {
+                    if let Err(undo) = self.del(pod.id, gate).await {
+                        log::warn!("sandbox={} undoing a failed ADD: {undo}; will be tried again", pod.id);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        let ips = result::pod_ips(&result);
+        attachment.result = Some(result);
+        save(&file, &attachment)?;
+        if ips.is_empty() {
+            if let Err(undo) = self.del(pod.id, gate).await {
+                log::warn!("sandbox={} undoing an ADD without address: {undo}", pod.id);
+            }
+            return Err(CniError::NoAddress(network.name));
+        }
+        Ok(ips)
+    }
+
+    /// Detaches a sandbox and forgets it. Nothing attached counts as done. Call it again after an error.
+    ///
+    /// # Errors
+    /// See [`CniError`]; the attachment is kept.
+    pub async fn del(&self, id: &SandboxId, gate: &Gate) -> Result<(), CniError> {
+        for built_in in [true, false] {
+            let file = self.file(id, built_in);
+            if let Some(attachment) = load(&file)? {
+                self.undo(&attachment, gate).await?;
+                files::remove_file(&file).map_err(|source| CniError::Io { path: file, source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the plugins whether the attachment is as it was made. `Ok` too where CHECK is not spoken or is disabled.
+    ///
+    /// # Errors
+    /// What the first plugin complains about.
+    pub async fn check(&self, id: &SandboxId, gate: &Gate) -> Result<(), CniError> {
+        for built_in in [true, false] {
+            if let Some(attachment) = load(&self.file(id, built_in))?
+                && !attachment.disable_check
+                && attachment.version != "0.3.1"
+                && let Some(result) = &attachment.result
+            {
+                for plugin in &attachment.plugins {
+                    self.call("CHECK", &attachment, plugin, result, gate).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// At start: detaches what no sandbox of this boot stands behind, then tells plugins that speak 1.1 what is in use.
+    /// Failures are logged and tried again at the next start.
+    pub async fn sweep(&self, live: &BTreeSet<SandboxId>, gate: &Gate) {
+        for built_in in [true, false] {
+            for id in self.attached(built_in) {
+                let stale = match load(&self.file(&id, built_in)) {
+                    Ok(Some(a)) => a.boot != self.boot || !live.contains(&id),
+                    Ok(None) => false,
+                    Err(e) => {
+                        log::warn!("sandbox={id} attachment: {e}");
+                        false
+                    }
+                };
+                if stale && let Err(e) = self.del(&id, gate).await {
+                    log::warn!("sandbox={id} detaching what an earlier run left: {e}");
+                }
+            }
+        }
+        match self.network() {
+            Ok(network) if network.speaks("1.1.0") && !network.disable_gc => {
+                if let Err(e) = self.gc(&network, live, gate).await {
+                    log::warn!("{e}");
+                }
+            }
+            Ok(_) => {}
+            Err(e) => log::warn!("{e}"),
+        }
+    }
+
+    /// Source: CNI specification 1.1, "GC".
+    async fn gc(&self, network: &NetworkConfig, live: &BTreeSet<SandboxId>, gate: &Gate) -> Result<(), CniError> {
+        let valid: Vec<Value> = live
+            .iter()
+            .map(|id| json!({ "containerID": id.as_str(), "ifname": INTERFACE }))
+            .collect();
+        for plugin in &network.plugins {
+            let mut plugin = handed_over(plugin, network, &SandboxConfig::default());
+            plugin.insert("cni.dev/valid-attachments".into(), valid.clone().into());
+            let name = NetworkConfig::plugin_type(&plugin).to_owned();
+            self.exec("GC", &network.name, &name, &[], &plugin, gate).await?;
+        }
+        Ok(())
+    }
+
+    /// DEL in the reverse order of ADD.
+    async fn undo(&self, attachment: &Attachment, gate: &Gate) -> Result<(), CniError> {
+        let previous = attachment.result.clone().unwrap_or(Value::Null);
+        for plugin in attachment.plugins.iter().rev() {
+            self.call("DEL", attachment, plugin, &previous, gate).await?;
+        }
+        Ok(())
+    }
+
+    async fn call(
+        &self,
+        verb: &'static str,
+        attachment: &Attachment,
+        plugin: &Map<String, Value>,
+        previous: &Value,
+        gate: &Gate,
+    ) -> Result<Value, CniError> {
+        let mut config = plugin.clone();
+        // 0.3.1 hands no result to DEL.
+        if !previous.is_null() && !(verb == "DEL" && attachment.version == "0.3.1") {
+            config.insert("prevResult".into(), previous.clone());
+        }
+        // A namespace that is gone (another boot, a killed one) is not named: plugins then only give back what they lent.
+        let netns = if verb == "DEL" && (attachment.boot != self.boot || !attachment.netns.exists()) {
+            PathBuf::new()
+        } else {
+            attachment.netns.clone()
+        };
+        let env = [
+            ("CNI_CONTAINERID", attachment.sandbox.as_str().to_owned()),
+            ("CNI_NETNS", netns.display().to_string()),
+            ("CNI_IFNAME", INTERFACE.to_owned()),
+            ("CNI_ARGS", attachment.args.clone()),
+        ];
+        let name = NetworkConfig::plugin_type(plugin).to_owned();
+        self.exec(verb, &attachment.name, &name, &env, &config, gate).await
+    }
+
+    async fn exec(
+        &self,
+        verb: &'static str,
+        network: &str,
+        plugin: &str,
+        env: &[(&str, String)],
+        config: &Map<String, Value>,
+        gate: &Gate,
+    ) -> Result<Value, CniError> {
+        let failed = |why: String| CniError::Plugin {
+            plugin: plugin.to_owned(),
+            verb,
+            network: network.to_owned(),
+            why,
+        };
+        let program = self.plugin(network, plugin)?;
+        let input = serde_json::to_vec(config).map_err(|e| failed(e.to_string()))?;
+        let dirs: Vec<String> = self.bin_dirs().iter().map(|d| d.display().to_string()).collect();
+        let mut command = Command::new(program)
+            .env("PATH", PATH)
+            .env("CNI_COMMAND", verb)
+            .env("CNI_PATH", dirs.join(":"))
+            .stdin(Input::Bytes(input))
+            .capture(ANSWER_LIMIT);
+        for (key, value) in env {
+            command = command.env(key, value);
+        }
+        let _pass = gate.pass().await;
+        let output = child::run(command, Some(PLUGIN_TIMEOUT))
+            .await
+            .map_err(|e| failed(e.to_string()))?;
+        if !output.status.success() {
+            return Err(failed(result::failure(&output.stdout, &output.stderr, output.code())));
+        }
+        if verb != "ADD" {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&output.stdout).map_err(|e| failed(format!("its answer is not JSON: {e}")))
+    }
+
+    fn bin_dirs(&self) -> Vec<PathBuf> {
+        let mut dirs = vec![self.settings.bin_dir.clone()];
+        dirs.extend(USUAL_BIN_DIRS.map(PathBuf::from));
+        dirs.retain(|d| !d.as_os_str().is_empty());
+        dirs
+    }
+
+    fn plugin(&self, network: &str, name: &str) -> Result<PathBuf, CniError> {
+        let dirs = self.bin_dirs();
+        dirs.iter().map(|d| d.join(name)).find(|p| p.is_file()).ok_or_else(|| {
+            let looked: Vec<String> = dirs.iter().map(|d| d.display().to_string()).collect();
+            CniError::NoPlugin {
+                plugin: name.to_owned(),
+                network: network.to_owned(),
+                looked: looked.join(", "),
+            }
+        })
+    }
+
+    fn dir(&self, built_in: bool) -> PathBuf {
+        let base = if built_in { &self.settings.run_dir } else { &self.settings.root_dir };
+        base.join("attachments")
+    }
+
+    fn file(&self, id: &SandboxId, built_in: bool) -> PathBuf {
+        self.dir(built_in).join(format!("{id}.json"))
+    }
+
+    fn attached(&self, built_in: bool) -> Vec<SandboxId> {
+        let Ok(entries) = fs::read_dir(self.dir(built_in)) else {
+            return Vec::new();
+        };
+        let mut ids: Vec<SandboxId> = entries
+            .flatten()
+            .filter_map(|e| Some(SandboxId::new(e.file_name().to_str()?.strip_suffix(".json")?)))
+            .collect();
+        ids.sort();
+        ids
+    }
+}
+
+/// A plugin's configuration as the plugin gets it: name, version, and the capabilities it asked for.
+fn handed_over(
+    plugin: &Map<String, Value>,
+    network: &NetworkConfig,
+    pod: &SandboxConfig,
+) -> Map<String, Value> {
+    let mut config = plugin.clone();
+    config.insert("name".into(), network.name.clone().into());
+    config.insert("cniVersion".into(), network.version.clone().into());
+    let capabilities = config.remove("capabilities");
+    let wants = |name: &str| capabilities.as_ref().and_then(|c| c.get(name)) == Some(&Value::Bool(true));
+    let mut runtime = Map::new();
+    if wants("portMappings") {
+        let ports: Vec<Value> = pod
+            .port_mappings
+            .iter()
+            .filter(|p| p.host_port > 0)
+            .map(|p| {
+                json!({
+                    "hostPort": p.host_port,
+                    "containerPort": p.container_port,
+                    "protocol": p.protocol.to_ascii_lowercase(),
+                    "hostIP": p.host_ip,
+                })
+            })
+            .collect();
+        if !ports.is_empty() {
+            runtime.insert("portMappings".into(), ports.into());
+        }
+    }
+    if wants("dns") {
+        runtime.insert(
+            "dns".into(),
+            json!({ "servers": pod.dns.servers, "searches": pod.dns.searches, "options": pod.dns.options }),
+        );
+    }
+    if wants("bandwidth")
+        && let Some(limits) = bandwidth(pod)
+    {
+        runtime.insert("bandwidth".into(), limits);
+    }
+    if !runtime.is_empty() {
+        config.insert("runtimeConfig".into(), Value::Object(runtime));
+    }
+    config
+}
+
+/// Bits a second of the two well-known annotations. Bursts are as large as the plugin takes, as with other runtimes.
+fn bandwidth(pod: &SandboxConfig) -> Option<Value> {
+    const BURST_BITS: u32 = i32::MAX.unsigned_abs();
+    let mut limits = Map::new();
+    for (key, rate, burst) in [
+        ("kubernetes.io/ingress-bandwidth", "ingressRate", "ingressBurst"),
+        ("kubernetes.io/egress-bandwidth", "egressRate", "egressBurst"),
+    ] {
+        if let Some(text) = pod.annotations.get(key)
+            && let Ok(quantity) = Quantity::parse(text)
+            && quantity.value() > 0
+        {
+            limits.insert(rate.into(), quantity.value().into());
+            limits.insert(burst.into(), BURST_BITS.into());
+        }
+    }
+    (!limits.is_empty()).then_some(Value::Object(limits))
+}
+
+fn args_of(pod: &PodNetwork<'_>) -> String {
+    format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
+        pod.config.namespace, pod.config.name, pod.id, pod.config.uid
+    )
+}
+
+fn save(file: &Path, attachment: &Attachment) -> Result<(), CniError> {
+    let io = |source| CniError::Io {
+        path: file.to_owned(),
+        source,
+    };
+    if let Some(dir) = file.parent() {
+        fs::create_dir_all(dir).map_err(io)?;
+    }
+    let bytes = serde_json::to_vec(attachment).map_err(|e| io(e.into()))?;
+    files::write_atomic(file, &bytes).map_err(io)
+}
+
+/// `None` if there is no file. One that cannot be read is an error: forgetting it would leak an address.
+fn load(file: &Path) -> Result<Option<Attachment>, CniError> {
+    let io = |source| CniError::Io {
+        path: file.to_owned(),
+        source,
+    };
+    match read_limited(file, ATTACHMENT_LIMIT) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| io(e.into())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(io(e)),
+    }
+}
+
+fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > limit {
+        return Err(io::Error::other(format!("longer than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{PodUid, cri::PortMapping};
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A directory with plugins that are shell scripts and write down what they were asked.
+    struct Bench {
+        dir: PathBuf,
+        cni: Cni,
+        gate: Gate,
+    }
+
+    impl Bench {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("picolet-cni-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&dir);
+            for sub in ["conf", "bin"] {
+                fs::create_dir_all(dir.join(sub)).expect("dir");
+            }
+            let bench = Self {
+                cni: Self::cni(&dir, "boot1"),
+                gate: Gate::new(2),
+                dir,
+            };
+            bench.plugin("first", r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}]}"#);
+            bench.plugin("second", r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}],"x":1}"#);
+            bench.conf("1.1.0");
+            bench
+        }
+
+        fn cni(dir: &Path, boot: &str) -> Cni {
+            Cni::new(
+                CniSettings {
+                    conf_dir: dir.join("conf"),
+                    bin_dir: dir.join("bin"),
+                    run_dir: dir.join("run"),
+                    root_dir: dir.join("root"),
+                    built_in: BuiltIn {
+                        bridge: "b".into(),
+                        subnets: vec![],
+                        mtu: 0,
+                    },
+                },
+                boot.into(),
+            )
+        }
+
+        fn conf(&self, version: &str) {
+            let text = json!({"cniVersion": version, "name": "n", "plugins": [
+                {"type": "first"}, {"type": "second", "capabilities": {"portMappings": true}}]});
+            fs::write(self.dir.join("conf/1.conflist"), text.to_string()).expect("conf");
+        }
+
+        /// Fails while a file `fail-<name>-<verb>` exists.
+        fn plugin(&self, name: &str, answer: &str) {
+            let dir = self.dir.display();
+            let script = format!(
+                "#!/bin/sh\nread -r in\necho \"{name} $CNI_COMMAND $CNI_CONTAINERID [$CNI_NETNS] $CNI_ARGS $in\" >> {dir}/log\n\
+                 if [ -e {dir}/fail-{name}-$CNI_COMMAND ]; then echo '{{\"code\":11,\"msg\":\"no\"}}'; exit 1; fi\n\
+                 [ $CNI_COMMAND = ADD ] && echo '{answer}'\nexit 0\n"
+            );
+            let path = self.dir.join("bin").join(name);
+            fs::write(&path, script).expect("plugin");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+        }
+
+        fn log(&self) -> Vec<String> {
+            let text = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            let _ = fs::remove_file(self.dir.join("log"));
+            text.lines().map(str::to_owned).collect()
+        }
+
+        fn add(&self, id: &SandboxId) -> Result<Vec<IpAddr>, CniError> {
+            let config = SandboxConfig {
+                name: "p".into(),
+                namespace: "ns".into(),
+                uid: PodUid::new("u"),
+                port_mappings: vec![PortMapping {
+                    protocol: "TCP".into(),
+                    container_port: 80,
+                    host_port: 8080,
+                    host_ip: String::new(),
+                }],
+                ..SandboxConfig::default()
+            };
+            let pod = PodNetwork {
+                id,
+                netns: Path::new("/proc/self/ns/net"),
+                config: &config,
+            };
+            smol::block_on(self.cni.add(&pod, &self.gate))
+        }
+
+        fn del(&self, id: &SandboxId) -> Result<(), CniError> {
+            smol::block_on(self.cni.del(id, &self.gate))
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    #[test]
+    fn chain_is_added_and_deleted() {
+        let bench = Bench::new("chain");
+        let id = SandboxId::new("s1");
+        let ips = bench.add(&id).expect("added");
+        assert_eq!(ips, ["10.9.0.2".parse::<IpAddr>().expect("ip")]);
+        let log = bench.log();
+        assert!(log[0].starts_with("first ADD s1 [/proc/self/ns/net] IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;"));
+        assert!(!log[0].contains("runtimeConfig") && !log[0].contains("prevResult"));
+        assert!(log[1].contains(r#""prevResult":{"cniVersion""#), "{}", log[1]);
+        assert!(log[1].contains(r#""hostPort":8080"#) && !log[1].contains("capabilities"));
+        smol::block_on(bench.cni.check(&id, &bench.gate)).expect("check");
+        assert_eq!(bench.log().len(), 2);
+        bench.del(&id).expect("deleted");
+        let log = bench.log();
+        assert!(log[0].starts_with("second DEL") && log[1].starts_with("first DEL"));
+        assert!(log[0].contains(r#""x":1"#), "DEL gets the cached result: {}", log[0]);
+        bench.del(&id).expect("again");
+        assert!(bench.log().is_empty());
+    }
+
+    #[test]
+    fn failed_add_is_undone_and_del_is_repeated() {
+        // RTM-18
+        let bench = Bench::new("undo");
+        let id = SandboxId::new("s2");
+        let fail = |name: &str| fs::write(bench.dir.join(format!("fail-{name}")), "").expect("flag");
+        fail("second-ADD");
+        fail("first-DEL");
+        let error = bench.add(&id).expect_err("second refuses");
+        assert_eq!(
+            error.to_string(),
+            r#"CNI plugin "second" failed to ADD network "n": no (code 11)"#
+        );
+        assert_eq!(bench.log().len(), 4, "two ADD, two DEL");
+        bench.del(&id).expect_err("still refused");
+        fs::remove_file(bench.dir.join("fail-first-DEL")).expect("flag");
+        assert_eq!(bench.log().len(), 2);
+        bench.del(&id).expect("done");
+        assert_eq!(bench.log().len(), 2);
+        bench.del(&id).expect("forgotten");
+        assert_eq!(bench.log().len(), 0);
+    }
+
+    #[test]
+    fn other_boots_are_swept() {
+        let bench = Bench::new("sweep");
+        let (old, live, orphan) = (SandboxId::new("old"), SandboxId::new("live"), SandboxId::new("orphan"));
+        for id in [&old, &live, &orphan] {
+            bench.add(id).expect("added");
+        }
+        bench.log();
+        let alive: BTreeSet<SandboxId> = [live.clone()].into();
+        smol::block_on(bench.cni.sweep(&alive, &bench.gate));
+        let log = bench.log();
+        let gone = log.iter().filter(|l| l.contains(" DEL ")).count();
+        assert_eq!(gone, 4, "two orphans, two plugins each: {log:?}");
+        assert!(log.iter().any(|l| l.contains(" GC ") && l.contains(r#""containerID":"live""#)));
+        let next = Bench::cni(&bench.dir, "boot2");
+        smol::block_on(next.sweep(&alive, &bench.gate));
+        let log = bench.log();
+        assert!(log[0].starts_with("second DEL live [] "), "no namespace of another boot: {}", log[0]);
+    }
+
+    #[test]
+    fn missing_plugin_is_named() {
+        let bench = Bench::new("missing");
+        fs::remove_file(bench.dir.join("bin/second")).expect("remove");
+        let condition = bench.cni.condition();
+        assert_eq!((condition.ok, condition.reason.as_str()), (false, "NetworkPluginMissing"));
+        assert!(bench.add(&SandboxId::new("s")).is_err());
+        assert!(bench.log().is_empty(), "nothing was begun");
+    }
+}

@@ -1,0 +1,295 @@
+//! The OCI runtime program: found, asked for its version, judged, called.
+
+use core::time::Duration;
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use super::gate::Gate;
+use crate::{
+    shim,
+    sys::child::{self, Command},
+};
+
+/// Where a runtime given by name is looked for.
+const DIRS: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+/// Longest output that is kept, bytes.
+const OUTPUT_LIMIT: usize = 64 * 1024;
+/// `--version` answers at once.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// `start`, `kill`, `delete`, `state`: tens of milliseconds; a board that swaps needs longer.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What goes wrong when the runtime is called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// There is no such program.
+    #[error("OCI runtime {name:?} not found (looked in {looked}): install runc or set ociRuntime")]
+    NotFound {
+        /// As configured.
+        name: String,
+        /// Where was looked.
+        looked: String,
+    },
+    /// It does not behave like one.
+    #[error("{} is no OCI runtime: {why}", path.display())]
+    NotARuntime {
+        /// The program.
+        path: PathBuf,
+        /// What it did.
+        why: String,
+    },
+    /// A call failed.
+    #[error("{call}: {message}")]
+    Call {
+        /// `start`, `kill`, …
+        call: &'static str,
+        /// Its own words.
+        message: String,
+    },
+}
+
+/// A probed runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Absolute path.
+    pub path: PathBuf,
+    /// `runc`, `crun`, …: the first word of its version text.
+    pub name: String,
+    /// `1.1.5`, with what the distribution added.
+    pub version: String,
+    /// Known holes of this version, for a warning and `check`. Empty is good.
+    pub warnings: Vec<String>,
+}
+
+impl Program {
+    /// Finds the runtime and asks it for its version.
+    ///
+    /// # Errors
+    /// See [`ProgramError`].
+    pub async fn probe(name: &str) -> Result<Self, ProgramError> {
+        let path = find(name)?;
+        let wrong = |why: String| ProgramError::NotARuntime {
+            path: path.clone(),
+            why,
+        };
+        let command = Command::new(&path).arg("--version").capture(OUTPUT_LIMIT);
+        let output = child::run(command, Some(PROBE_TIMEOUT))
+            .await
+            .map_err(|e| wrong(e.to_string()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let (name, version) = parse_version(&text)
+            .ok_or_else(|| wrong(format!("--version says {:?}", text.lines().next().unwrap_or(""))))?;
+        let warnings = if name == "runc" {
+            holes(&version, &text)
+        } else {
+            Vec::new()
+        };
+        Ok(Self {
+            path,
+            name,
+            version,
+            warnings,
+        })
+    }
+
+    /// Runs `<runtime> --root <root> <call> <args…>` to its end.
+    ///
+    /// # Errors
+    /// [`ProgramError::Call`] with the runtime's last message.
+    pub async fn call(
+        &self,
+        root: &Path,
+        call: &'static str,
+        args: &[&str],
+        gate: &Gate,
+    ) -> Result<Vec<u8>, ProgramError> {
+        let failed = |message: String| ProgramError::Call { call, message };
+        let command = self.command(root).arg(call).args(args).capture(OUTPUT_LIMIT);
+        let _pass = gate.pass().await;
+        let output = child::run(command, Some(CALL_TIMEOUT))
+            .await
+            .map_err(|e| failed(e.to_string()))?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        // With `--log-format json` on standard error every line is an object with its message.
+        Err(failed(shim::runtime_message(&String::from_utf8_lossy(
+            &output.stderr,
+        ))))
+    }
+
+    /// The program with its global options.
+    pub fn command(&self, root: &Path) -> Command {
+        Command::new(&self.path)
+            .env("PATH", DIRS.join(":"))
+            // crun and youki refuse to guess without it in some calls.
+            .env("XDG_RUNTIME_DIR", root)
+            .arg("--root")
+            .arg(root)
+            .args(["--log-format", "json"])
+    }
+}
+
+/// Whether an error text says that the runtime does not know the container, or that nothing of it runs.
+#[must_use]
+pub fn is_gone(message: &str) -> bool {
+    let text = message.to_ascii_lowercase();
+    [
+        "does not exist",
+        "not found",
+        "no such file",
+        "no such process",
+        "process already finished",
+        "not running",
+        "container is stopped",
+    ]
+    .iter()
+    .any(|words| text.contains(words))
+}
+
+fn find(name: &str) -> Result<PathBuf, ProgramError> {
+    let runs = |path: &Path| {
+        path.metadata()
+            .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let path = PathBuf::from(name);
+        return if path.is_absolute() && runs(&path) {
+            Ok(path)
+        } else {
+            Err(ProgramError::NotFound {
+                name: name.to_owned(),
+                looked: "that path; it must be absolute and executable".into(),
+            })
+        };
+    }
+    DIRS.iter()
+        .map(|dir| Path::new(dir).join(name))
+        .find(|path| runs(path))
+        .ok_or_else(|| ProgramError::NotFound {
+            name: name.to_owned(),
+            looked: DIRS.join(", "),
+        })
+}
+
+/// `runc version 1.1.5+ds1` and `crun version 1.8.1`; youki writes `youki version: 0.3`.
+fn parse_version(text: &str) -> Option<(String, String)> {
+    let mut words = text.lines().next()?.split_whitespace();
+    let name = words.next()?.trim_end_matches(':');
+    let version = words.find(|w| w.starts_with(|c: char| c.is_ascii_digit()))?;
+    Some((name.to_owned(), version.to_owned()))
+}
+
+/// Holes of runc by version. Distributions repair old versions: `commit:` then carries their revision.
+fn holes(version: &str, text: &str) -> Vec<String> {
+    let numbers = triple(version);
+    let revision = text
+        .lines()
+        .find_map(|l| l.strip_prefix("commit:"))
+        .unwrap_or("")
+        .trim();
+    let mut found = Vec::new();
+    // Leaked working directory. Debian 12 repaired 1.1.5+ds1-1 in +deb12u1. What other distributions repaired under an
+    // old number is not known here: a warning too many is the better mistake.
+    let repaired = revision.contains("+deb12u");
+    if numbers < (1, 1, 12) && !repaired {
+        found.push("CVE-2024-21626 (container escape, fixed in runc 1.1.12)".to_owned());
+    }
+    // Masked paths and /dev/console by mount races. No distribution revision older than these versions is known to
+    // carry the repairs in its name.
+    let repaired = match (numbers.0, numbers.1) {
+        (1, ..=2) => numbers >= (1, 2, 8),
+        (1, 3) => numbers >= (1, 3, 3),
+        _ => true,
+    };
+    if !repaired {
+        found.push(
+            "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881 (container escape, fixed in runc 1.2.8 and 1.3.3)"
+                .to_owned(),
+        );
+    }
+    found
+}
+
+/// First three numbers; what cannot be read counts as 0, so that it is warned about.
+fn triple(version: &str) -> (u32, u32, u32) {
+    let mut numbers = version
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|n| n.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        for (text, want) in [
+            (
+                "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\nspec: 1.0.2-dev\n",
+                Some(("runc", "1.1.5+ds1")),
+            ),
+            ("crun version 1.8.1\ncommit: f8a0\n", Some(("crun", "1.8.1"))),
+            ("youki version: 0.3.3\n", Some(("youki", "0.3.3"))),
+            ("BusyBox\n", None),
+            ("", None),
+        ] {
+            let got = parse_version(text);
+            let got = got.as_ref().map(|(n, v)| (n.as_str(), v.as_str()));
+            assert_eq!(got, want, "{text}");
+        }
+    }
+
+    #[test]
+    fn known_holes() {
+        for (name, version, revision, want) in [
+            ("plain old", "1.1.5", "v1.1.5-0-gf19387a6", &["21626", "31133"][..]),
+            ("Debian 12", "1.1.5+ds1", "1.1.5+ds1-1+deb12u1", &["31133"]),
+            ("Debian 12, first", "1.1.5+ds1", "1.1.5+ds1-1", &["21626", "31133"]),
+            ("21626 fixed", "1.1.12", "v1.1.12", &["31133"]),
+            ("1.2 fixed", "1.2.8", "", &[]),
+            ("1.3 before the fix", "1.3.2", "", &["31133"]),
+            ("1.3 fixed", "1.3.3", "", &[]),
+            ("1.4 candidate", "1.4.0-rc.3", "", &[]),
+            ("unreadable", "dev", "", &["21626", "31133"]),
+        ] {
+            let text = format!("runc version {version}\ncommit: {revision}\n");
+            let found = holes(version, &text);
+            assert_eq!(found.len(), want.len(), "{name}: {found:?}");
+            for (hole, cve) in found.iter().zip(want) {
+                assert!(hole.contains(cve), "{name}: {hole}");
+            }
+        }
+    }
+
+    #[test]
+    fn missing_and_wrong_programs() {
+        let probe = |name: &str| smol::block_on(Program::probe(name)).expect_err(name).to_string();
+        assert!(probe("no-such-runtime").contains("install runc"));
+        assert!(probe("/no/such").contains("absolute"));
+        assert!(probe("/bin/true").contains("no OCI runtime"));
+    }
+
+    #[test]
+    fn gone_is_gone() {
+        for (text, gone) in [
+            ("container does not exist", true),
+            ("container with id exists: container not running", true),
+            ("unable to signal init: os: process already finished", true),
+            ("permission denied", false),
+        ] {
+            assert_eq!(is_gone(text), gone, "{text}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What the run directory remembers of sandboxes and containers, so that the next agent finds them.
+//!
+//! A record is written as an *intent* before the thing it names is made, and its directory goes last: whatever a crash
+//! leaves is found by name. Ids are derived, not drawn: making the same thing again finds what is left of the first try.
+
+use core::{fmt::Write as _, net::IpAddr};
+use std::{io, path::Path};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+
+use super::files;
+use crate::api::{
+    ContainerId, PodUid, SandboxId, Wall,
+    cri::{ContainerConfig, Order, SandboxConfig},
+    oci::ResolvedUser,
+};
+
+/// Version of both records. Fields may be added without a new one.
+pub const VERSION: u32 = 1;
+/// File name of a record in its directory.
+pub const FILE: &str = "record.json";
+/// Largest record that is read, bytes: a pod's annotations may have 256 KiB.
+const LIMIT: u64 = 1024 * 1024;
+
+/// How far a sandbox has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SandboxPhase {
+    /// Being made, or the agent died while making it.
+    Making,
+    /// Usable.
+    Ready,
+    /// Stopped: no namespaces, no network.
+    Stopped,
+}
+
+/// A process that keeps a PID namespace alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Its number.
+    pub pid: i32,
+    /// Its start time in clock ticks since boot.
+    pub start_time: u64,
+}
+
+/// One sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    /// [`VERSION`].
+    pub v: u32,
+    /// Id.
+    pub id: SandboxId,
+    /// Boot in which it was made.
+    pub boot_id: String,
+    /// Place among all sandboxes and instances.
+    pub created: Order,
+    /// When, for the API.
+    pub created_at: Wall,
+    /// How far it has come.
+    pub phase: SandboxPhase,
+    /// What was asked for.
+    pub config: SandboxConfig,
+    /// Pod IPs, primary first.
+    pub ips: Vec<IpAddr>,
+    /// Init of the shared PID namespace, if it has one.
+    pub holder: Option<Holder>,
+}
+
+/// One instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerRecord {
+    /// [`VERSION`].
+    pub v: u32,
+    /// Id.
+    pub id: ContainerId,
+    /// Its sandbox.
+    pub sandbox: SandboxId,
+    /// Its pod.
+    pub uid: PodUid,
+    /// Boot in which it was made.
+    pub boot_id: String,
+    /// Place among all sandboxes and instances.
+    pub created: Order,
+    /// When, for the API.
+    pub created_at: Wall,
+    /// Whether the bundle is complete. False: the agent died while making it.
+    pub made: bool,
+    /// When the runtime's `start` succeeded.
+    pub started_at: Option<Wall>,
+    /// Why it could not be started, and when: (message, wall clock, milliseconds since boot).
+    pub failure: Option<(String, Wall, u64)>,
+    /// What was asked for; environment, mounts and command left out (they are in `config.json`).
+    pub config: ContainerConfig,
+    /// What the API shows as `imageID`.
+    pub image_ref: String,
+    /// Key of the image in the store.
+    pub image: String,
+    /// Ids in force.
+    pub user: ResolvedUser,
+    /// Stop signal in force: a name or number.
+    pub stop_signal: String,
+    /// Log file, absolute.
+    pub log: String,
+    /// Cgroup, absolute within the hierarchy.
+    pub cgroup: String,
+    /// The termination log on the host, empty for none.
+    pub termination_file: String,
+}
+
+/// Id of the sandbox of a pod's `attempt`.
+#[must_use]
+pub fn sandbox_id(uid: &PodUid, attempt: u32) -> SandboxId {
+    SandboxId::new(derive(uid, "", attempt))
+}
+
+/// Id of an instance.
+#[must_use]
+pub fn container_id(uid: &PodUid, name: &str, attempt: u32) -> ContainerId {
+    ContainerId::new(derive(uid, name, attempt))
+}
+
+/// 32 hexadecimal digits. Neither UIDs nor container names contain a line feed.
+fn derive(uid: &PodUid, name: &str, attempt: u32) -> String {
+    const BYTES: usize = 16;
+    let hash = Sha256::digest(format!("{uid}\n{name}\n{attempt}"));
+    hash[..BYTES].iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Writes a record atomically.
+pub fn save<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
+    files::write_atomic(&dir.join(FILE), &serde_json::to_vec(record)?)
+}
+
+/// Reads a record. `None` if there is none; an error also for one of a later version.
+pub fn load<T: DeserializeOwned>(dir: &Path) -> io::Result<Option<T>> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        v: u32,
+    }
+    let bytes = match files::read_start(&dir.join(FILE), LIMIT) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    let Versioned { v } = serde_json::from_slice(&bytes)?;
+    if !(1..=VERSION).contains(&v) {
+        return Err(io::Error::other(format!(
+            "version {v} is not known to this build (knows 1 to {VERSION})"
+        )));
+    }
+    Ok(Some(serde_json::from_slice(&bytes)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_derived() {
+        // RTM-01
+        let uid = PodUid::new("0a1b");
+        let all = [
+            container_id(&uid, "app", 0).to_string(),
+            container_id(&uid, "app", 1).to_string(),
+            container_id(&uid, "ap", 0).to_string(),
+            sandbox_id(&uid, 0).to_string(),
+            sandbox_id(&uid, 1).to_string(),
+            sandbox_id(&PodUid::new("0a1c"), 0).to_string(),
+        ];
+        for (i, id) in all.iter().enumerate() {
+            assert_eq!(id.len(), 32);
+            assert!(!all[..i].contains(id), "{id}");
+        }
+        assert_eq!(all[0], container_id(&uid, "app", 0).to_string());
+        // Pinned: another build must find what this one made.
+        assert_eq!(all[3], "cb98b4d59d2ba9e4ffbd9bb2b6d6b14b");
+    }
+
+    #[test]
+    fn records_of_version_1_are_still_read() {
+        let dir = std::env::temp_dir().join(format!("picolet-record-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("dir");
+        assert!(load::<SandboxRecord>(&dir).expect("absent").is_none());
+        let text = include_str!("../../../tests/golden/sandbox_record.1.json");
+        std::fs::write(dir.join(FILE), text).expect("write");
+        let sandbox: SandboxRecord = load(&dir).expect("read").expect("there");
+        assert_eq!((sandbox.phase, sandbox.created), (SandboxPhase::Ready, Order(3, 7)));
+        let text = include_str!("../../../tests/golden/container_record.1.json");
+        std::fs::write(dir.join(FILE), text).expect("write");
+        let container: ContainerRecord = load(&dir).expect("read").expect("there");
+        assert_eq!((container.made, container.config.attempt), (true, 2));
+        std::fs::write(dir.join(FILE), text.replace("\"v\":1", "\"v\":2")).expect("write");
+        let error = load::<ContainerRecord>(&dir).expect_err("later version");
+        assert!(error.to_string().contains("version 2"), "{error}");
+        std::fs::remove_dir_all(dir).expect("clean");
+    }
+}

@@ -1,0 +1,39 @@
+//! What the direct backend is told at start.
+
+use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+
+use super::cni::BuiltIn;
+use crate::api::oci::{HostFacts, ResolveUserFn, SpecFn};
+
+/// Everything that is configurable, every directory absolute.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Survives a reboot: writable layers, attachments of foreign networks, the boot counter.
+    pub root_dir: PathBuf,
+    /// Gone at reboot: records, bundles, namespaces, leases of the built-in network.
+    pub run_dir: PathBuf,
+    /// The OCI runtime: a path, or a name searched in the usual directories.
+    pub runtime: String,
+    /// Network configurations.
+    pub cni_conf_dir: PathBuf,
+    /// Network plugins.
+    pub cni_bin_dir: PathBuf,
+    /// The network of a node without configuration.
+    pub built_in_network: BuiltIn,
+    /// Cgroup below which pods live (`/kubepods`, `cgroupRoot` included); tried by the status call.
+    pub kubepods: String,
+    /// Cgroup of the shims.
+    pub shim_cgroup: String,
+    /// `/var/log/containers`: links to logs that are removed with their instance.
+    pub container_log_links: PathBuf,
+    /// This program, opened at start.
+    pub exe: Arc<OwnedFd>,
+    /// The machine; see [`super::host::facts`].
+    pub host: HostFacts,
+    /// `logic::oci::container_spec`.
+    pub spec: SpecFn,
+    /// `logic::oci::resolve_user`.
+    pub resolve_user: ResolveUserFn,
+    /// Children at a time; `None` derives it from memory and cores.
+    pub parallel: Option<usize>,
+}

@@ -1,0 +1,324 @@
+//! All sandboxes and instances in memory, kept true by the ends of their processes.
+//!
+//! Poll and doorbell are one epoll descriptor over the pidfds of all shims: level-triggered, so a missed ring is seen by the
+//! next poll, which costs one system call whatever the number of containers. At rest no file is read.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    rc::Rc,
+};
+
+use async_io::Async;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::record::{ContainerRecord, SandboxRecord};
+use crate::api::{
+    ContainerId, PodUid, SandboxId,
+    cri::{
+        ANNOTATION_HASH, ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState,
+        SandboxStatus,
+    },
+};
+
+/// Ends taken from the kernel in one call.
+const EVENTS: usize = 32;
+
+/// One sandbox.
+#[derive(Debug)]
+pub(super) struct Sandbox {
+    pub(super) status: SandboxStatus,
+    /// Init of its shared PID namespace.
+    pub(super) holder: Option<Watched>,
+    /// Absolute.
+    pub(super) log_directory: PathBuf,
+}
+
+/// One instance.
+#[derive(Debug)]
+pub(super) struct Container {
+    pub(super) uid: PodUid,
+    pub(super) status: ContainerStatus,
+    /// Key of the image in the store: it may not be removed.
+    pub(super) image: String,
+    pub(super) stop_signal: String,
+    pub(super) cgroup: String,
+    pub(super) termination_file: String,
+    pub(super) termination_fallback: bool,
+    /// Its termination message was read.
+    pub(super) message_read: bool,
+    /// Its shim, while it lives.
+    pub(super) shim: Option<Watched>,
+    /// The OCI runtime may still know it, or its root file system be mounted.
+    pub(super) resident: bool,
+}
+
+/// A process whose end is waited for.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    pub(super) pidfd: Rc<OwnedFd>,
+    token: u64,
+}
+
+/// Whose process ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Shim(ContainerId),
+    Holder(SandboxId),
+}
+
+#[derive(Debug)]
+struct Watch(Epoll);
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.0.as_fd()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) sandboxes: BTreeMap<SandboxId, Sandbox>,
+    pub(super) containers: BTreeMap<ContainerId, Container>,
+    watched: BTreeMap<u64, Ended>,
+    next_token: u64,
+    epoll: Rc<Async<Watch>>,
+}
+
+/// Rings when a watched process ended. Independent of the table, so that it can be awaited while the table is used.
+#[derive(Clone, Debug)]
+pub(super) struct Bell(Rc<Async<Watch>>);
+
+impl Bell {
+    /// Resolves when an end is waiting to be taken by [`Table::take_ended`].
+    pub(super) async fn ring(&self) {
+        if let Err(e) = self.0.readable().await {
+            log::warn!("doorbell of the runtime: {e}; polling only");
+            core::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn new() -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Self {
+            sandboxes: BTreeMap::new(),
+            containers: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            next_token: 0,
+            // Nothing is read through the reactor's handle: it only says when to look.
+            epoll: Rc::new(Async::new_nonblocking(Watch(epoll))?),
+        })
+    }
+
+    pub(super) fn bell(&self) -> Bell {
+        Bell(Rc::clone(&self.epoll))
+    }
+
+    /// Starts waiting for the end of the process behind `pidfd`.
+    pub(super) fn watch(&mut self, pidfd: OwnedFd, who: Ended) -> io::Result<Watched> {
+        let token = self.next_token;
+        self.next_token += 1;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
+        self.epoll.get_ref().0.add(&pidfd, event)?;
+        self.watched.insert(token, who);
+        Ok(Watched {
+            pidfd: Rc::new(pidfd),
+            token,
+        })
+    }
+
+    /// Stops waiting. Explicit, because a copy of the descriptor may live on in a future.
+    pub(super) fn unwatch(&mut self, watched: &Watched) {
+        if self.watched.remove(&watched.token).is_some()
+            && let Err(e) = self.epoll.get_ref().0.delete(&watched.pidfd)
+        {
+            log::debug!("epoll: {e}");
+        }
+    }
+
+    /// Takes the ends that happened since the last call, each once, and stops waiting for them.
+    pub(super) fn take_ended(&mut self) -> Vec<Ended> {
+        let mut all = Vec::new();
+        loop {
+            let mut events = [EpollEvent::empty(); EVENTS];
+            let count = match self.epoll.get_ref().0.wait(&mut events, EpollTimeout::ZERO) {
+                Ok(count) => count,
+                Err(nix::Error::EINTR) => continue,
+                Err(e) => {
+                    log::error!("epoll: {e}");
+                    return all;
+                }
+            };
+            for event in &events[..count] {
+                if let Some(who) = self.watched.get(&event.data()).cloned() {
+                    let watched = match &who {
+                        Ended::Shim(id) => self.containers.get_mut(id).and_then(|c| c.shim.take()),
+                        Ended::Holder(id) => {
+                            self.sandboxes.get_mut(id).and_then(|s| s.holder.take())
+                        }
+                    };
+                    if let Some(watched) = watched {
+                        self.unwatch(&watched);
+                    }
+                    all.push(who);
+                }
+            }
+            if count < EVENTS {
+                return all;
+            }
+        }
+    }
+
+    /// Every pod, sorted by UID.
+    pub(super) fn pods(&self) -> Vec<PodRuntimeStatus> {
+        let mut pods: BTreeMap<&str, PodRuntimeStatus> = BTreeMap::new();
+        for sandbox in self.sandboxes.values() {
+            let pod = pods.entry(&sandbox.status.uid).or_default();
+            pod.sandboxes.push(sandbox.status.clone());
+        }
+        for container in self.containers.values() {
+            let pod = pods.entry(&container.uid).or_default();
+            pod.containers.push(container.status.clone());
+        }
+        pods.into_iter()
+            .map(|(uid, pod)| finish(PodUid::new(uid), pod))
+            .collect()
+    }
+
+    /// One pod; empty if nothing of it is known.
+    pub(super) fn pod(&self, uid: &PodUid) -> PodRuntimeStatus {
+        let sandboxes = self.sandboxes.values().map(|s| &s.status);
+        let containers = self.containers.values();
+        let pod = PodRuntimeStatus {
+            sandboxes: sandboxes.filter(|s| s.uid == *uid).cloned().collect(),
+            containers: containers
+                .filter(|c| c.uid == *uid)
+                .map(|c| c.status.clone())
+                .collect(),
+            ..PodRuntimeStatus::default()
+        };
+        finish(uid.clone(), pod)
+    }
+
+    /// Instances of a sandbox.
+    pub(super) fn containers_of(&self, sandbox: &SandboxId) -> Vec<ContainerId> {
+        self.containers
+            .values()
+            .filter(|c| c.status.sandbox == *sandbox)
+            .map(|c| c.status.id.clone())
+            .collect()
+    }
+}
+
+/// Sorts, and fills what follows from the sandboxes.
+fn finish(uid: PodUid, mut pod: PodRuntimeStatus) -> PodRuntimeStatus {
+    pod.uid = uid;
+    pod.sandboxes.sort_by(|a, b| {
+        (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id))
+    });
+    pod.containers.sort_by(|a, b| b.created.cmp(&a.created));
+    if let Some(newest) = pod.sandboxes.first() {
+        pod.name.clone_from(&newest.name);
+        pod.namespace.clone_from(&newest.namespace);
+        // Only a READY sandbox has addresses that count (PLEG-11, STAT-30).
+        if newest.state == SandboxState::Ready {
+            pod.ips.clone_from(&newest.ips);
+        }
+    }
+    pod
+}
+
+/// The status that a record alone tells.
+pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> SandboxStatus {
+    SandboxStatus {
+        id: record.id.clone(),
+        uid: record.config.uid.clone(),
+        name: record.config.name.clone(),
+        namespace: record.config.namespace.clone(),
+        attempt: record.config.attempt,
+        state,
+        created: record.created,
+        created_at: record.created_at,
+        ips: record.ips.clone(),
+        namespaces: record.config.namespaces,
+    }
+}
+
+/// An entry as its record alone tells: not running.
+pub(super) fn container_entry(record: &ContainerRecord) -> Container {
+    let user = &record.user;
+    let config = &record.config;
+    let hash = config.annotations.get(ANNOTATION_HASH);
+    Container {
+        uid: record.uid.clone(),
+        image: record.image.clone(),
+        stop_signal: record.stop_signal.clone(),
+        cgroup: record.cgroup.clone(),
+        termination_file: record.termination_file.clone(),
+        termination_fallback: config
+            .annotations
+            .get(crate::api::cri::ANNOTATION_TERMINATION_POLICY)
+            .is_some_and(|p| p == "FallbackToLogsOnError"),
+        message_read: false,
+        shim: None,
+        resident: true,
+        status: ContainerStatus {
+            id: record.id.clone(),
+            sandbox: record.sandbox.clone(),
+            name: config.name.clone(),
+            restart_count: config.attempt,
+            state: ContainerState::Created,
+            created: record.created,
+            created_at: record.created_at,
+            started_at: record.started_at,
+            finished_at: None,
+            finished_mono: None,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            image: config.user_image.clone(),
+            image_id: record.image_ref.clone(),
+            hash: hash.and_then(|h| u64::from_str_radix(h, 16).ok()).unwrap_or(0),
+            user: Some((
+                user.uid.into(),
+                user.gid.into(),
+                user.additional_gids.iter().map(|g| i64::from(*g)).collect(),
+            )),
+            pid: 0,
+            log_path: record.log.clone(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{child::Command, pidfd};
+
+    #[test]
+    fn an_end_is_seen_once_and_rings() {
+        smol::block_on(async {
+            let mut table = Table::new().expect("epoll");
+            let (reader, writer) = std::io::pipe().expect("pipe");
+            let mut child = Command::new("/bin/cat")
+                .stdin(crate::sys::child::Input::Fd(reader.into()))
+                .spawn()
+                .expect("cat");
+            let fd = pidfd::open(child.pid()).expect("pidfd");
+            let who = Ended::Shim(ContainerId::new("c"));
+            let watched = table.watch(fd, who.clone()).expect("watch");
+            assert!(table.take_ended().is_empty(), "it runs");
+            drop(writer);
+            table.bell().ring().await;
+            assert_eq!(table.take_ended(), [who]);
+            table.unwatch(&watched);
+            assert!(table.take_ended().is_empty(), "seen once");
+            child.wait().await.expect("reaped");
+        });
+    }
+}
