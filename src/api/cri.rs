@@ -57,6 +57,7 @@ pub enum NamespaceMode {
 
 /// Namespace modes of a sandbox or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NamespaceOptions {
     /// `Pod` or `Node`.
     pub network: NamespaceMode,
@@ -68,6 +69,7 @@ pub struct NamespaceOptions {
 
 /// Contents of a resolver file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DnsConfig {
     /// `nameserver` lines.
     pub servers: Vec<String>,
@@ -79,6 +81,7 @@ pub struct DnsConfig {
 
 /// One hostPort.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PortMapping {
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
@@ -104,6 +107,7 @@ pub enum SecurityProfile {
 
 /// Everything needed to make a pod sandbox. Serialised into the sandbox record of the run dir.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct SandboxConfig {
     /// Pod name.
     pub name: String,
@@ -185,6 +189,7 @@ pub enum Propagation {
 
 /// A bind mount into a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Mount {
     /// Absolute path on the host.
     pub host_path: String,
@@ -200,6 +205,7 @@ pub struct Mount {
 
 /// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LinuxResources {
     /// cpu.shares.
     pub cpu_shares: Option<u64>,
@@ -223,6 +229,7 @@ pub struct LinuxResources {
 
 /// Linux security settings of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LinuxSecurity {
     /// Privileged.
     pub privileged: bool,
@@ -260,6 +267,7 @@ pub struct LinuxSecurity {
 
 /// Everything needed to create a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ContainerConfig {
     /// Container name.
     pub name: String,

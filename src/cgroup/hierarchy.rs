@@ -123,6 +123,20 @@ impl Hierarchy {
         mounts.into_iter().map(|m| below(m, path)).collect()
     }
 
+    /// Directories of `path` for processes of our own: where they would else be counted to the agent's unit. A cpuset
+    /// is left alone: a new one takes no process before it is filled.
+    #[must_use]
+    pub fn process_dirs(&self, path: &str) -> Vec<PathBuf> {
+        let mut dirs: Vec<PathBuf> = ["cpu", "cpuacct", "memory", "pids", "name=systemd"]
+            .iter()
+            .filter_map(|c| self.dir(c, path))
+            .chain(self.unified.as_deref().map(|m| below(m, path)))
+            .collect();
+        dirs.sort();
+        dirs.dedup();
+        dirs
+    }
+
     /// Directories of `path` in the hierarchies that hold limits.
     #[must_use]
     pub fn limit_dirs(&self, path: &str) -> Vec<PathBuf> {

@@ -102,6 +102,18 @@ impl Cgroups {
             .collect()
     }
 
+    /// Whether containers can be limited by `controller`.
+    #[must_use]
+    pub fn has_controller(&self, controller: &str) -> bool {
+        self.hierarchy.has(controller)
+    }
+
+    /// Directories of `path` that a process of ours is moved into, one for each hierarchy that counts or limits.
+    #[must_use]
+    pub fn process_dirs(&self, path: &str) -> Vec<PathBuf> {
+        self.hierarchy.process_dirs(path)
+    }
+
     /// Makes a group with all its parents and writes its limits. An existing group gets the limits written again.
     ///
     /// # Errors
@@ -126,11 +138,8 @@ impl Cgroups {
     /// See [`CgroupError`].
     pub fn create_leaf(&self, path: &str) -> Result<(), CgroupError> {
         plain(path)?;
-        for dir in self.hierarchy.dirs(path) {
-            match fs::create_dir_all(&dir) {
-                Ok(()) => values::inherit_cpuset(&dir),
-                Err(e) => return Err(CgroupError::io(&dir, e)),
-            }
+        for dir in self.hierarchy.process_dirs(path) {
+            fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
         }
         Ok(())
     }
@@ -156,7 +165,7 @@ impl Cgroups {
     /// [`CgroupError::Io`].
     pub fn join(&self, path: &str, pid: i32) -> Result<(), CgroupError> {
         plain(path)?;
-        for dir in self.hierarchy.dirs(path) {
+        for dir in self.hierarchy.process_dirs(path) {
             let procs = dir.join("cgroup.procs");
             fs::write(&procs, pid.to_string()).map_err(|e| CgroupError::io(&procs, e))?;
         }

@@ -65,7 +65,10 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<
     if let Some(bytes) = values.memory_bytes {
         put("memory", "memory.max", unlimited(bytes, "max"))?;
     }
-    if let Some(weight) = values.cpu_weight.or_else(|| values.cpu_shares.map(weight_of)) {
+    if let Some(weight) = values
+        .cpu_weight
+        .or_else(|| values.cpu_shares.map(weight_of))
+    {
         put("cpu", "cpu.weight", weight.to_string())?;
     }
     if values.cpu_quota_us.is_some() || values.cpu_period_us.is_some() {
@@ -134,21 +137,6 @@ fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
         }
     }
     Ok(())
-}
-
-/// A version 1 cpuset starts without cpus and takes no process before it has some: takes its parent's.
-/// Best effort: without the controller, or when it is filled already, there is nothing to do.
-pub(super) fn inherit_cpuset(dir: &Path) {
-    for file in ["cpuset.cpus", "cpuset.mems"] {
-        let own = dir.join(file);
-        if read_file(&own).is_ok_and(|text| text.trim().is_empty())
-            && let Some(parent) = dir.parent()
-            && let Ok(value) = read_file(&parent.join(file))
-            && let Err(e) = put_file(&own, value.trim())
-        {
-            log::debug!("cpuset: {e}");
-        }
-    }
 }
 
 fn put_file(path: &Path, value: &str) -> Result<(), CgroupError> {

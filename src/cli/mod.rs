@@ -15,6 +15,8 @@ use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 use args::{Word, Words};
 use client::Client;
 
+use crate::runtime::runc::pod_init;
+
 /// Where the agent listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/picolet/picolet.sock";
 /// Environment variable that names the agent's socket.

@@ -2,34 +2,22 @@
 
 use std::{
     fs,
-    io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    io::{self, Read},
+    path::Path,
 };
+
+use crate::sys::file;
 
 /// Writes `bytes` so that a reader sees the old or the new contents, never half. Mode 0600.
 ///
 /// Not synced: the run directory is a tmpfs, and what is elsewhere may be lost in a power cut without harm.
 pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let new = PathBuf::from(name);
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&new)?;
-    file.write_all(bytes)?;
-    drop(file);
-    fs::rename(&new, path)
+    file::write_atomic(path, bytes, 0o600, false)
 }
 
 /// Writes a file that pods see: mode 0644 whatever the umask.
 pub(super) fn write_public(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::write(path, bytes)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+    file::write_atomic(path, bytes, 0o644, false)
 }
 
 /// Removes a file. Absent counts as removed.

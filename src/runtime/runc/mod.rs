@@ -1,12 +1,451 @@
-//! The direct backend.
+//! The direct backend: sandboxes, networks and containers by system calls, CNI plugins and an OCI runtime, without a
+//! daemon. Nothing of it is resident but a shim for each container.
+//!
+//! - [`record`]: what the run directory remembers; every record is an intent before it is a fact.
+//! - `table`: all of it in memory, kept true by pidfds; the relist reads no file.
+//! - `pods`, `containers`, [`exec`]: the operations. `recover`: finding everything again after a restart or a reboot.
+//! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`]: one outside world each.
+//!
+//! One pod's operations are not serialised here: its slot in the agent does that. Those that must not overlap for one
+//! container (removal of what ended) are guarded.
+//!
+//! The OCI runtime's `create` and `start` both happen in [`Runtime::start_container`]: a program that cannot be run is then
+//! an instance that `Exited` with `StartError`, as with other backends, and a created instance costs no process.
 
+mod bundle;
+pub mod cni;
+mod containers;
+pub mod exec;
 mod files;
+mod gate;
+pub mod host;
+pub mod images;
 mod mounts;
 pub mod pod_init;
+mod pods;
 pub mod program;
 pub mod record;
+mod recover;
 mod sandbox;
 mod settings;
 mod table;
-pub mod cni;
-mod gate;
+mod termination;
+
+use core::{cell::RefCell, pin::Pin, time::Duration};
+use std::{
+    fs, io,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use nix::unistd::{AccessFlags, access};
+
+use self::{
+    bundle::Dirs,
+    cni::{Cni, CniSettings},
+    gate::Gate,
+    images::Images,
+    program::{Program, ProgramError},
+    recover::Boot,
+    table::{Bell, Table},
+};
+use super::{Call, Runtime, RuntimeError};
+use crate::{
+    api::{
+        ContainerId, PodUid, SandboxId,
+        cri::{
+            Condition, ContainerConfig, ExecOutput, FsInfo, Image, Order, PodRuntimeStatus,
+            RuntimeStatus, SandboxConfig, SandboxStatus,
+        },
+    },
+    cgroup::Cgroups,
+    shim,
+    sys::lane::Lane,
+};
+
+pub use cni::BuiltIn;
+pub use settings::Settings;
+
+/// Name of this runtime in the API; also the prefix of container ids.
+pub const NAME: &str = "picolet";
+
+/// The direct backend. See the module.
+pub struct Runc {
+    settings: Settings,
+    images: Box<dyn Images>,
+    disk: Lane,
+    cgroups: Cgroups,
+    cni: Cni,
+    gate: Gate,
+    boot: Boot,
+    program: RefCell<Result<Program, ProgramError>>,
+    table: RefCell<Table>,
+    bell: Bell,
+    next_order: RefCell<u32>,
+    next_exec: RefCell<u32>,
+}
+
+impl Runc {
+    /// Prepares the directories, probes the OCI runtime, finds what an earlier agent left and sweeps what nobody owns.
+    ///
+    /// # Errors
+    /// A directory cannot be made or a record directory cannot be read. A missing OCI runtime or network is no error here:
+    /// [`Runtime::status`] says so.
+    pub async fn open(
+        settings: Settings,
+        images: Box<dyn Images>,
+        disk: Lane,
+        cgroups: Cgroups,
+    ) -> Result<Self, RuntimeError> {
+        for dir in ["sandboxes", "containers", "runtime", "cni"] {
+            make_dir(&settings.run_dir.join(dir))?;
+        }
+        for dir in ["containers", "cni"] {
+            make_dir(&settings.root_dir.join(dir))?;
+        }
+        for dir in [&settings.run_dir, &settings.root_dir] {
+            mounts::make_shared(dir)
+                .map_err(failed(&format!("share mounts of {}", dir.display())))?;
+        }
+        if let Err(e) = cgroups.create_leaf(&settings.shim_cgroup) {
+            log::warn!("cgroup of the shims: {}", chain(&e));
+        }
+        let boot = Boot::read(&settings.root_dir).map_err(failed("count boots"))?;
+        let program = Program::probe(&settings.runtime).await;
+        match &program {
+            Ok(program) => {
+                for hole in &program.warnings {
+                    log::warn!("{} {} has {hole}", program.path.display(), program.version);
+                }
+            }
+            Err(e) => log::error!("{e}"),
+        }
+        let width = settings.parallel.unwrap_or_else(|| {
+            let cores = std::thread::available_parallelism().map_or(1, Into::into);
+            Gate::width(available_bytes(), cores)
+        });
+        let table = Table::new().map_err(failed("epoll"))?;
+        let runc = Self {
+            cni: Cni::new(
+                CniSettings {
+                    conf_dir: settings.cni_conf_dir.clone(),
+                    bin_dir: settings.cni_bin_dir.clone(),
+                    run_dir: settings.run_dir.join("cni"),
+                    root_dir: settings.root_dir.join("cni"),
+                    built_in: settings.built_in_network.clone(),
+                },
+                boot.id.clone(),
+            ),
+            gate: Gate::new(width),
+            bell: table.bell(),
+            table: RefCell::new(table),
+            program: RefCell::new(program),
+            next_order: RefCell::new(0),
+            next_exec: RefCell::new(0),
+            boot,
+            settings,
+            images,
+            disk,
+            cgroups,
+        };
+        runc.recover().await?;
+        Ok(runc)
+    }
+
+    /// The OCI runtime as it was probed, for `check` and for `nodeInfo`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn program(&self) -> Result<Program, ProgramError> {
+        self.program.borrow().clone()
+    }
+
+    /// Asks the network plugins whether a sandbox's network is as they made it (CNI CHECK).
+    ///
+    /// # Errors
+    /// What the first plugin complains about.
+    pub async fn check_network(&self, id: &SandboxId) -> Result<(), RuntimeError> {
+        self.cni.check(id, &self.gate).await.map_err(failed_error)
+    }
+
+    /// Removes everything that this backend made: sandboxes, containers, the built-in bridge, mounts, directories.
+    ///
+    /// # Errors
+    /// The first thing that could not be removed; the rest was tried.
+    pub async fn reset(&self) -> Result<(), RuntimeError> {
+        let mut result = Ok(());
+        let ids: Vec<SandboxId> = self.table.borrow().sandboxes.keys().cloned().collect();
+        for id in ids {
+            result = result.and(self.remove_sandbox(&id).await);
+        }
+        let ids: Vec<ContainerId> = self.table.borrow().containers.keys().cloned().collect();
+        for id in ids {
+            result = result.and(self.remove_instance(&id).await);
+        }
+        let bridge = self.cni.remove_bridge();
+        result = result.and(bridge.map_err(failed("remove the bridge")));
+        let (run, root) = (
+            self.settings.run_dir.clone(),
+            self.settings.root_dir.clone(),
+        );
+        let swept = self.disk.run(move || {
+            crate::sys::mount::unmount_below(&run)?;
+            files::remove_tree(&run)?;
+            for dir in ["containers", "cni"] {
+                files::remove_tree(&root.join(dir))?;
+            }
+            if crate::sys::mount::is_mount_point(&root)? {
+                crate::sys::mount::unmount(&root)?;
+            }
+            Ok::<_, io::Error>(())
+        });
+        result = result.and(swept.await.map_err(failed("remove the run directory")));
+        if let Err(e) = self.cgroups.destroy(&self.settings.shim_cgroup).await {
+            log::warn!("cgroup of the shims: {}", chain(&e));
+        }
+        result
+    }
+
+    fn runtime_root(&self) -> PathBuf {
+        self.settings.run_dir.join("runtime")
+    }
+
+    fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
+        self.settings.run_dir.join("sandboxes").join(id.as_str())
+    }
+
+    fn dirs(&self, id: &ContainerId) -> Dirs {
+        let at = |base: &Path| base.join("containers").join(id.as_str());
+        Dirs {
+            run: at(&self.settings.run_dir),
+            root: at(&self.settings.root_dir),
+        }
+    }
+
+    fn next_order(&self) -> Order {
+        let mut next = self.next_order.borrow_mut();
+        *next += 1;
+        Order(self.boot.number, *next)
+    }
+
+    fn runtime_condition(&self) -> Condition {
+        let not = |reason: &str, message: String| Condition {
+            ok: false,
+            reason: reason.into(),
+            message,
+        };
+        if let Err(e) = &*self.program.borrow() {
+            return not("RuntimeMissing", e.to_string());
+        }
+        let missing = self.cgroups.missing_controllers();
+        if !missing.is_empty() {
+            return not(
+                "CgroupControllerMissing",
+                format!(
+                    "control group controllers {} are not available: enable them on the kernel command line",
+                    missing.join(", ")
+                ),
+            );
+        }
+        if let Err(e) = self.cgroups.probe_writable(&self.settings.kubepods) {
+            return not("CgroupsNotWritable", chain(&e));
+        }
+        for dir in [&self.settings.root_dir, &self.settings.run_dir] {
+            if let Err(e) = access(dir, AccessFlags::W_OK) {
+                return not("DiskNotWritable", format!("{}: {e}", dir.display()));
+            }
+        }
+        Condition {
+            ok: true,
+            reason: String::new(),
+            message: String::new(),
+        }
+    }
+}
+
+impl Runtime for Runc {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        self.program.borrow().as_ref().map_or_else(
+            |_| "unknown".into(),
+            |program| format!("{}://{}", program.name, program.version),
+        )
+    }
+
+    fn status(&self) -> Call<'_, RuntimeStatus> {
+        Box::pin(async {
+            if self.program.borrow().is_err() {
+                // It may have been installed since.
+                let program = Program::probe(&self.settings.runtime).await;
+                *self.program.borrow_mut() = program;
+            }
+            Ok(RuntimeStatus {
+                runtime_ready: self.runtime_condition(),
+                network_ready: self.cni.condition(),
+            })
+        })
+    }
+
+    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
+        Box::pin(async {
+            self.absorb().await;
+            Ok(self.table.borrow().pods())
+        })
+    }
+
+    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+        let uid = uid.clone();
+        Box::pin(async move {
+            self.absorb().await;
+            self.settle(&uid).await;
+            Ok(self.table.borrow().pod(&uid))
+        })
+    }
+
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.bell.ring())
+    }
+
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+        Box::pin(self.run_sandbox(config))
+    }
+
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        Box::pin(self.stop_sandbox(id))
+    }
+
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        Box::pin(self.remove_sandbox(id))
+    }
+
+    fn create_container<'a>(
+        &'a self,
+        sandbox: &'a SandboxId,
+        config: &'a ContainerConfig,
+    ) -> Call<'a, ContainerId> {
+        Box::pin(self.create_instance(sandbox, config))
+    }
+
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        Box::pin(self.start_instance(id))
+    }
+
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+        Box::pin(self.stop_instance(id, grace))
+    }
+
+    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        Box::pin(self.remove_instance(id))
+    }
+
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        Box::pin(async move {
+            let running = {
+                let table = self.table.borrow();
+                let container = table
+                    .containers
+                    .get(id)
+                    .ok_or_else(|| not_found("container", id))?;
+                container.shim.is_some()
+            };
+            if !running {
+                return Err(RuntimeError::Failed(format!("container {id} does not run")));
+            }
+            shim::reopen_log(&self.dirs(id).run)
+                .await
+                .map_err(failed("reopen the log"))
+        })
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Call<'a, ExecOutput> {
+        Box::pin(self.exec_captured(id, command, timeout, limit))
+    }
+
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        Box::pin(async move { self.images.status(reference).map_err(RuntimeError::Invalid) })
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        Box::pin(async { Ok(self.images.list()) })
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
+        self.images.pull(reference)
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        let table = self.table.borrow();
+        let in_use = table.containers.values().map(|c| c.image.clone()).collect();
+        self.images.remove(id, in_use)
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.images.fs_info()
+    }
+}
+
+/// Path of an opened file, for calls that take paths only.
+fn fd_path(fd: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
+}
+
+/// Makes a directory that only root looks into.
+fn make_dir(dir: &Path) -> Result<(), RuntimeError> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(dir)
+        .map_err(failed(&format!("make {}", dir.display())))
+}
+
+/// `MemAvailable`, bytes; 0 if it cannot be read.
+fn available_bytes() -> u64 {
+    const KIB: u64 = 1024;
+    fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        })
+        .unwrap_or(0)
+        * KIB
+}
+
+fn not_found(what: &str, id: &str) -> RuntimeError {
+    RuntimeError::NotFound(format!("{what} {id}"))
+}
+
+/// Prefixes an error with the step that failed.
+fn failed<E: std::error::Error>(step: &str) -> impl FnOnce(E) -> RuntimeError + use<E> {
+    let step = step.to_owned();
+    move |e| RuntimeError::Failed(format!("{step}: {}", chain(&e)))
+}
+
+fn failed_error<E: std::error::Error>(error: E) -> RuntimeError {
+    RuntimeError::Failed(chain(&error))
+}
+
+/// An error with all its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        // Some causes are part of the text above them.
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -86,8 +86,12 @@ impl Program {
             .await
             .map_err(|e| wrong(e.to_string()))?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let (name, version) = parse_version(&text)
-            .ok_or_else(|| wrong(format!("--version says {:?}", text.lines().next().unwrap_or(""))))?;
+        let (name, version) = parse_version(&text).ok_or_else(|| {
+            wrong(format!(
+                "--version says {:?}",
+                text.lines().next().unwrap_or("")
+            ))
+        })?;
         let warnings = if name == "runc" {
             holes(&version, &text)
         } else {
@@ -113,7 +117,11 @@ impl Program {
         gate: &Gate,
     ) -> Result<Vec<u8>, ProgramError> {
         let failed = |message: String| ProgramError::Call { call, message };
-        let command = self.command(root).arg(call).args(args).capture(OUTPUT_LIMIT);
+        let command = self
+            .command(root)
+            .arg(call)
+            .args(args)
+            .capture(OUTPUT_LIMIT);
         let _pass = gate.pass().await;
         let output = child::run(command, Some(CALL_TIMEOUT))
             .await
@@ -184,7 +192,10 @@ fn find(name: &str) -> Result<PathBuf, ProgramError> {
 /// `runc version 1.1.5+ds1` and `crun version 1.8.1`; youki writes `youki version: 0.3`.
 fn parse_version(text: &str) -> Option<(String, String)> {
     let mut words = text.lines().next()?.split_whitespace();
-    let name = words.next()?.trim_end_matches(':');
+    let name = words.next()?;
+    if words.next()?.trim_end_matches(':') != "version" {
+        return None;
+    }
     let version = words.find(|w| w.starts_with(|c: char| c.is_ascii_digit()))?;
     Some((name.to_owned(), version.to_owned()))
 }
@@ -207,6 +218,7 @@ fn holes(version: &str, text: &str) -> Vec<String> {
     // Masked paths and /dev/console by mount races. No distribution revision older than these versions is known to
     // carry the repairs in its name.
     let repaired = match (numbers.0, numbers.1) {
+        (0, _) => false,
         (1, ..=2) => numbers >= (1, 2, 8),
         (1, 3) => numbers >= (1, 3, 3),
         _ => true,
@@ -240,7 +252,10 @@ mod tests {
                 "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\nspec: 1.0.2-dev\n",
                 Some(("runc", "1.1.5+ds1")),
             ),
-            ("crun version 1.8.1\ncommit: f8a0\n", Some(("crun", "1.8.1"))),
+            (
+                "crun version 1.8.1\ncommit: f8a0\n",
+                Some(("crun", "1.8.1")),
+            ),
             ("youki version: 0.3.3\n", Some(("youki", "0.3.3"))),
             ("BusyBox\n", None),
             ("", None),
@@ -254,9 +269,19 @@ mod tests {
     #[test]
     fn known_holes() {
         for (name, version, revision, want) in [
-            ("plain old", "1.1.5", "v1.1.5-0-gf19387a6", &["21626", "31133"][..]),
+            (
+                "plain old",
+                "1.1.5",
+                "v1.1.5-0-gf19387a6",
+                &["21626", "31133"][..],
+            ),
             ("Debian 12", "1.1.5+ds1", "1.1.5+ds1-1+deb12u1", &["31133"]),
-            ("Debian 12, first", "1.1.5+ds1", "1.1.5+ds1-1", &["21626", "31133"]),
+            (
+                "Debian 12, first",
+                "1.1.5+ds1",
+                "1.1.5+ds1-1",
+                &["21626", "31133"],
+            ),
             ("21626 fixed", "1.1.12", "v1.1.12", &["31133"]),
             ("1.2 fixed", "1.2.8", "", &[]),
             ("1.3 before the fix", "1.3.2", "", &["31133"]),
@@ -275,7 +300,11 @@ mod tests {
 
     #[test]
     fn missing_and_wrong_programs() {
-        let probe = |name: &str| smol::block_on(Program::probe(name)).expect_err(name).to_string();
+        let probe = |name: &str| {
+            smol::block_on(Program::probe(name))
+                .expect_err(name)
+                .to_string()
+        };
         assert!(probe("no-such-runtime").contains("install runc"));
         assert!(probe("/no/such").contains("absolute"));
         assert!(probe("/bin/true").contains("no OCI runtime"));

@@ -175,7 +175,7 @@ mod tests {
         }
         assert_eq!(all[0], container_id(&uid, "app", 0).to_string());
         // Pinned: another build must find what this one made.
-        assert_eq!(all[3], "cb98b4d59d2ba9e4ffbd9bb2b6d6b14b");
+        assert_eq!(all[3], "2a93212fa2f3a08621306072d73e4e5b");
     }
 
     #[test]
@@ -186,7 +186,10 @@ mod tests {
         let text = include_str!("../../../tests/golden/sandbox_record.1.json");
         std::fs::write(dir.join(FILE), text).expect("write");
         let sandbox: SandboxRecord = load(&dir).expect("read").expect("there");
-        assert_eq!((sandbox.phase, sandbox.created), (SandboxPhase::Ready, Order(3, 7)));
+        assert_eq!(
+            (sandbox.phase, sandbox.created),
+            (SandboxPhase::Ready, Order(3, 7))
+        );
         let text = include_str!("../../../tests/golden/container_record.1.json");
         std::fs::write(dir.join(FILE), text).expect("write");
         let container: ContainerRecord = load(&dir).expect("read").expect("there");

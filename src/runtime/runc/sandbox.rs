@@ -8,7 +8,7 @@
 use std::{
     fs, io,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsRawFd, OwnedFd},
         unix::process::CommandExt,
     },
     path::{Path, PathBuf},
@@ -17,43 +17,28 @@ use std::{
 };
 
 use nix::{
-    mount::{MsFlags, mount},
+    mount::MsFlags,
     sched::{CloneFlags, unshare},
-    sys::{
-        socket::{
-            AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv,
-            sendto, socket,
-        },
-        statfs::{FsType, fstatfs},
-    },
 };
 
-use super::{files, mounts, record::SandboxRecord};
+use super::{files, record::SandboxRecord};
 use crate::{
     api::{
         cri::{DnsConfig, NamespaceMode, SandboxConfig},
         oci::SandboxPaths,
     },
-    sys::lane::on_fresh_thread,
+    sys::{lane::on_fresh_thread, mount, namespaces},
 };
 
-/// Size of a pod's /dev/shm (RTM-12), as mount options.
-const SHM_OPTIONS: &str = "size=64m,mode=1777";
+/// Size of a pod's /dev/shm (RTM-12).
+const SHM_BYTES: u64 = 64 * 1024 * 1024;
 /// The kernel's limit of a hostname, bytes.
 const HOSTNAME_LIMIT: usize = 64;
 /// Longest host file that is copied, bytes.
 const HOST_FILE_LIMIT: u64 = 64 * 1024;
-/// Type of the file system of namespaces, `NSFS_MAGIC`.
-const NSFS: FsType = FsType(0x6e73_6673);
-
 /// Where the pins of a sandbox lie.
 pub(super) fn pin(dir: &Path, kind: &str) -> PathBuf {
     dir.join("ns").join(kind)
-}
-
-/// Whether `path` pins a namespace (and not only lies where one was pinned).
-pub(super) fn is_pinned(path: &Path) -> bool {
-    fs::File::open(path).is_ok_and(|f| fstatfs(&f).is_ok_and(|s| s.filesystem_type() == NSFS))
 }
 
 /// Refuses what must not be tried: a sysctl that is not of the pod's own namespaces would change the machine.
@@ -103,9 +88,9 @@ pub(super) fn make_files(dir: &Path, config: &SandboxConfig, host_name: &str) ->
     if config.namespaces.ipc == NamespaceMode::Pod {
         let shm = dir.join("shm");
         fs::create_dir_all(&shm)?;
-        mounts::unmount(&shm)?;
+        mount::unmount(&shm)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount(Some("shm"), &shm, Some("tmpfs"), flags, Some(SHM_OPTIONS))?;
+        mount::tmpfs(&shm, Some(SHM_BYTES), 0o1777, flags)?;
     }
     Ok(())
 }
@@ -116,57 +101,41 @@ pub(super) async fn make_namespaces(
     config: &SandboxConfig,
     exe: &Arc<OwnedFd>,
 ) -> io::Result<Option<i32>> {
-    let dir = dir.to_owned();
+    let (shared_pid, pid_pin) = (config.namespaces.pid == NamespaceMode::Pod, pin(dir, "pid"));
+    let wanted = wanted(dir, config);
     let exe = Arc::clone(exe);
-    let modes = config.namespaces;
-    let hostname = config.hostname.clone();
-    let sysctls = config.sysctls.clone();
-    let job = move || -> io::Result<Option<i32>> {
-        fs::create_dir_all(dir.join("ns"))?;
-        let mut flags = CloneFlags::empty();
-        let mut kinds = Vec::new();
-        if modes.network == NamespaceMode::Pod {
-            flags |= CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS;
-            kinds.extend(["net", "uts"]);
+    fs::create_dir_all(dir.join("ns"))?;
+    on_fresh_thread("sandbox", move || {
+        namespaces::create(&wanted).map_err(|e| context(&e.source, &e.step))?;
+        if !shared_pid {
+            return Ok(None);
         }
-        if modes.ipc == NamespaceMode::Pod {
-            flags |= CloneFlags::CLONE_NEWIPC;
-            kinds.push("ipc");
-        }
-        unshare(flags)?;
-        if modes.network == NamespaceMode::Pod {
-            loopback_up()?;
-            nix::unistd::sethostname(&hostname)?;
-        }
-        for (name, value) in &sysctls {
-            let path = Path::new("/proc/sys").join(name.replace('.', "/"));
-            fs::write(&path, value).map_err(|e| context(&e, &format!("sysctl {name}={value}")))?;
-        }
-        for kind in kinds {
-            pin_to(&PathBuf::from(format!("/proc/thread-self/ns/{kind}")), &pin(&dir, kind))?;
-        }
-        if modes.pid == NamespaceMode::Pod {
-            let pid = start_init(&exe)?;
-            pin_to(&PathBuf::from(format!("/proc/{pid}/ns/pid")), &pin(&dir, "pid"))?;
-            return Ok(Some(pid));
-        }
-        Ok(None)
-    };
-    on_fresh_thread("sandbox", job).await?
+        let pid = start_init(&exe)?;
+        fs::File::create(&pid_pin)?;
+        mount::bind(Path::new(&format!("/proc/{pid}/ns/pid")), &pid_pin, false)?;
+        Ok(Some(pid))
+    })
+    .await?
 }
 
-/// Binds a namespace to a file of ours.
-fn pin_to(namespace: &Path, pin: &Path) -> io::Result<()> {
-    mounts::unmount(pin)?;
-    fs::File::create(pin)?;
-    mount(
-        Some(namespace),
-        pin,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .map_err(|e| context(&e.into(), &format!("pin {}", namespace.display())))
+fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::Sandbox {
+    let modes = config.namespaces;
+    let network = modes.network == NamespaceMode::Pod;
+    let ipc = modes.ipc == NamespaceMode::Pod;
+    namespaces::Sandbox {
+        net: network.then(|| pin(dir, "net")),
+        // Follows the network: with the machine's network the machine's name (RTM-12).
+        uts: network.then(|| pin(dir, "uts")),
+        ipc: ipc.then(|| pin(dir, "ipc")),
+        hostname: config.hostname.clone(),
+        // Containers mount the queues of their IPC namespace themselves.
+        mqueue: None,
+        sysctls: config
+            .sysctls
+            .iter()
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect(),
+    }
 }
 
 /// Starts the init of a new PID namespace. It is no `sys::child`: it must outlive the agent.
@@ -185,59 +154,28 @@ fn start_init(exe: &Arc<OwnedFd>) -> io::Result<i32> {
     i32::try_from(child.id()).map_err(io::Error::other)
 }
 
-/// Sets the interface of index 1, which in a fresh network namespace is the loopback, up.
-///
-/// Source: rtnetlink(7); one RTM_NEWLINK request and its acknowledgement.
-fn loopback_up() -> io::Result<()> {
-    const NEWLINK: u16 = 16;
-    const REQUEST_AND_ACK: u16 = 1 | 4;
-    const ERROR: u16 = 2;
-    const UP: u32 = 1;
-    const LOOPBACK_INDEX: i32 = 1;
-    const LENGTH: u32 = 32;
-    let mut message = Vec::with_capacity(32);
-    // struct nlmsghdr: length, type, flags, sequence, port
-    message.extend(LENGTH.to_ne_bytes());
-    message.extend(NEWLINK.to_ne_bytes());
-    message.extend(REQUEST_AND_ACK.to_ne_bytes());
-    message.extend(1_u32.to_ne_bytes());
-    message.extend(0_u32.to_ne_bytes());
-    // struct ifinfomsg: family, padding, type, index, flags, change mask
-    message.extend([0_u8; 4]);
-    message.extend(LOOPBACK_INDEX.to_ne_bytes());
-    message.extend(UP.to_ne_bytes());
-    message.extend(UP.to_ne_bytes());
-    let fd = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkRoute,
-    )?;
-    let kernel = NetlinkAddr::new(0, 0);
-    bind(fd.as_raw_fd(), &kernel)?;
-    sendto(fd.as_raw_fd(), &message, &kernel, MsgFlags::empty())?;
-    let mut answer = [0; 128];
-    let length = recv(fd.as_fd().as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    // struct nlmsghdr, then the negative errno.
-    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
-    let code = i32::from_ne_bytes([answer[16], answer[17], answer[18], answer[19]]);
-    if length < 20 || kind != ERROR {
-        return Err(io::Error::other("rtnetlink gave no acknowledgement"));
-    }
-    match code {
-        0 => Ok(()),
-        code => Err(context(
-            &io::Error::from_raw_os_error(code.saturating_neg()),
-            "set the loopback interface up",
-        )),
-    }
+/// Whether every namespace that the sandbox should have is pinned.
+pub(super) fn has_namespaces(dir: &Path, config: &SandboxConfig) -> bool {
+    let wanted = wanted(dir, config);
+    let pid = (config.namespaces.pid == NamespaceMode::Pod).then(|| pin(dir, "pid"));
+    [wanted.net, wanted.ipc, wanted.uts, pid]
+        .into_iter()
+        .flatten()
+        .all(|pin| namespaces::is_pinned(&pin))
 }
 
 /// Unpins the namespaces: with the last container they are gone.
 pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
+    /// Each crash between pin and record may leave one more mount.
+    const STACKED: usize = 8;
     for kind in ["net", "ipc", "uts", "pid"] {
         let pin = pin(dir, kind);
-        mounts::unmount(&pin)?;
+        for _ in 0..STACKED {
+            if !namespaces::is_pinned(&pin) {
+                break;
+            }
+            mount::unmount(&pin)?;
+        }
         files::remove_file(&pin)?;
     }
     Ok(())

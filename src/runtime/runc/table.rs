@@ -7,12 +7,14 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
     rc::Rc,
 };
 
 use async_io::Async;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    wait::{Id, WaitPidFlag, waitid},
+};
 
 use super::record::{ContainerRecord, SandboxRecord};
 use crate::api::{
@@ -32,8 +34,6 @@ pub(super) struct Sandbox {
     pub(super) status: SandboxStatus,
     /// Init of its shared PID namespace.
     pub(super) holder: Option<Watched>,
-    /// Absolute.
-    pub(super) log_directory: PathBuf,
 }
 
 /// One instance.
@@ -164,6 +164,9 @@ impl Table {
                     };
                     if let Some(watched) = watched {
                         self.unwatch(&watched);
+                        if matches!(who, Ended::Holder(_)) {
+                            reap(&watched.pidfd);
+                        }
                     }
                     all.push(who);
                 }
@@ -215,13 +218,19 @@ impl Table {
     }
 }
 
+/// Reaps a PID namespace's init that this agent started. After a restart it is init's child, not ours: nothing to do.
+fn reap(pidfd: &OwnedFd) {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+    let _ = waitid(Id::PIDFd(pidfd.as_fd()), flags);
+}
+
 /// Sorts, and fills what follows from the sandboxes.
 fn finish(uid: PodUid, mut pod: PodRuntimeStatus) -> PodRuntimeStatus {
     pod.uid = uid;
-    pod.sandboxes.sort_by(|a, b| {
-        (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id))
-    });
-    pod.containers.sort_by(|a, b| b.created.cmp(&a.created));
+    pod.sandboxes
+        .sort_by(|a, b| (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id)));
+    pod.containers
+        .sort_by_key(|c| core::cmp::Reverse(c.created));
     if let Some(newest) = pod.sandboxes.first() {
         pod.name.clone_from(&newest.name);
         pod.namespace.clone_from(&newest.namespace);
@@ -283,7 +292,9 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
             message: String::new(),
             image: config.user_image.clone(),
             image_id: record.image_ref.clone(),
-            hash: hash.and_then(|h| u64::from_str_radix(h, 16).ok()).unwrap_or(0),
+            hash: hash
+                .and_then(|h| u64::from_str_radix(h, 16).ok())
+                .unwrap_or(0),
             user: Some((
                 user.uid.into(),
                 user.gid.into(),
@@ -304,7 +315,7 @@ mod tests {
     fn an_end_is_seen_once_and_rings() {
         smol::block_on(async {
             let mut table = Table::new().expect("epoll");
-            let (reader, writer) = std::io::pipe().expect("pipe");
+            let (reader, writer) = io::pipe().expect("pipe");
             let mut child = Command::new("/bin/cat")
                 .stdin(crate::sys::child::Input::Fd(reader.into()))
                 .spawn()

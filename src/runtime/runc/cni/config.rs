@@ -97,7 +97,9 @@ impl NetworkConfig {
         };
         let text = read_limited(&path, FILE_LIMIT).map_err(|e| wrong(&path, e.to_string()))?;
         let mut config = Self::parse(&text).map_err(|why| wrong(&path, why))?;
-        config.add_from_folder(dir).map_err(|why| wrong(&path, why))?;
+        config
+            .add_from_folder(dir)
+            .map_err(|why| wrong(&path, why))?;
         config.file = path;
         Ok(Some(config))
     }
@@ -199,7 +201,9 @@ fn version_of(root: &Map<String, Value>) -> Result<String, String> {
         .get("cniVersion")
         .and_then(Value::as_str)
         .unwrap_or("0.1.0");
-    let best = VERSIONS.iter().rfind(|v| offered.contains(v) || stated == **v);
+    let best = VERSIONS
+        .iter()
+        .rfind(|v| offered.contains(v) || stated == **v);
     best.map(|v| (*v).to_owned()).ok_or_else(|| {
         format!(
             "cniVersion {stated:?} is not spoken (known: {})",
@@ -230,8 +234,8 @@ mod tests {
         assert_eq!((list.plugins.len(), list.disable_check), (2, true));
         assert_eq!(list.programs(), ["bridge", "host-local", "portmap"]);
         assert!(list.speaks("0.4.0") && !list.speaks("1.1.0"));
-        let single =
-            NetworkConfig::parse(br#"{"cniVersion":"0.3.1","name":"n","type":"ptp"}"#).expect("one");
+        let single = NetworkConfig::parse(br#"{"cniVersion":"0.3.1","name":"n","type":"ptp"}"#)
+            .expect("one");
         assert_eq!(single.programs(), ["ptp"]);
         assert!(!single.speaks("0.4.0"));
         let offered = NetworkConfig::parse(
@@ -249,10 +253,22 @@ mod tests {
             (r#"{"cniVersion":"1.0.0","name":"../x","type":"x"}"#, "name"),
             (r#"{"name":"n","type":"x"}"#, "0.1.0"),
             (r#"{"cniVersion":"2.0.0","name":"n","type":"x"}"#, "2.0.0"),
-            (r#"{"cniVersion":"1.0.0","name":"n","plugins":3}"#, "not a list"),
-            (r#"{"cniVersion":"1.0.0","name":"n","plugins":[3]}"#, "object"),
-            (r#"{"cniVersion":"1.0.0","name":"n","plugins":[{}]}"#, "type"),
-            (r#"{"cniVersion":"1.0.0","name":"n","type":"../sh"}"#, "type"),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","plugins":3}"#,
+                "not a list",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","plugins":[3]}"#,
+                "object",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","plugins":[{}]}"#,
+                "type",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"n","type":"../sh"}"#,
+                "type",
+            ),
         ] {
             let error = NetworkConfig::parse(text.as_bytes()).expect_err(text);
             assert!(error.contains(why), "{text}: {error}");
@@ -263,12 +279,21 @@ mod tests {
     fn first_by_name_wins() {
         let dir = std::env::temp_dir().join(format!("picolet-cni-conf-{}", std::process::id()));
         fs::create_dir_all(dir.join("folder")).expect("dir");
-        assert_eq!(NetworkConfig::first_in(&dir.join("none")).expect("absent"), None);
+        assert_eq!(
+            NetworkConfig::first_in(&dir.join("none")).expect("absent"),
+            None
+        );
         assert_eq!(NetworkConfig::first_in(&dir).expect("empty"), None);
         let put = |name: &str, text: &str| fs::write(dir.join(name), text).expect("write");
-        put("90.conflist", r#"{"cniVersion":"1.0.0","name":"late","plugins":[{"type":"a"}]}"#);
+        put(
+            "90.conflist",
+            r#"{"cniVersion":"1.0.0","name":"late","plugins":[{"type":"a"}]}"#,
+        );
         put("00.txt", "not a configuration");
-        put("10.conf", r#"{"cniVersion":"1.0.0","name":"early","type":"b"}"#);
+        put(
+            "10.conf",
+            r#"{"cniVersion":"1.0.0","name":"early","type":"b"}"#,
+        );
         let found = NetworkConfig::first_in(&dir).expect("read").expect("found");
         assert_eq!((found.name.as_str(), found.built_in), ("early", false));
         put("05.json", r#"{"cniVersion":"1.1.0","name":"folder"}"#);

@@ -60,7 +60,9 @@ pub enum CniError {
         why: String,
     },
     /// A plugin is not installed.
-    #[error("CNI plugin {plugin:?} of network {network:?} is not installed (looked in {looked}): install containernetworking-plugins")]
+    #[error(
+        "CNI plugin {plugin:?} of network {network:?} is not installed (looked in {looked}): install containernetworking-plugins"
+    )]
     NoPlugin {
         /// Its name.
         plugin: String,
@@ -156,8 +158,14 @@ impl Cni {
     /// # Errors
     /// [`CniError::Config`].
     pub fn network(&self) -> Result<NetworkConfig, CniError> {
-        Ok(NetworkConfig::first_in(&self.settings.conf_dir)?
-            .unwrap_or_else(|| builtin::config(&self.settings.built_in, &self.settings.run_dir.join("leases"))))
+        Ok(
+            NetworkConfig::first_in(&self.settings.conf_dir)?.unwrap_or_else(|| {
+                builtin::config(
+                    &self.settings.built_in,
+                    &self.settings.run_dir.join("leases"),
+                )
+            }),
+        )
     }
 
     /// Whether pods can get a network: configuration readable, every plugin installed, iptables where it is needed.
@@ -177,10 +185,15 @@ impl Cni {
                 return not("NetworkPluginMissing", e.to_string());
             }
         }
-        if network.built_in && !PATH.split(':').any(|dir| Path::new(dir).join("iptables").exists()) {
+        if network.built_in
+            && !PATH
+                .split(':')
+                .any(|dir| Path::new(dir).join("iptables").exists())
+        {
             return not(
                 "IptablesMissing",
-                "the built-in network needs the iptables program: install the iptables package".into(),
+                "the built-in network needs the iptables program: install the iptables package"
+                    .into(),
             );
         }
         Condition {
@@ -224,7 +237,10 @@ impl Cni {
                 Ok(answer) => result = answer,
                 Err(e) => {
                     if let Err(undo) = self.del(pod.id, gate).await {
-                        log::warn!("sandbox={} undoing a failed ADD: {undo}; will be tried again", pod.id);
+                        log::warn!(
+                            "sandbox={} undoing a failed ADD: {undo}; will be tried again",
+                            pod.id
+                        );
                     }
                     return Err(e);
                 }
@@ -269,11 +285,20 @@ impl Cni {
                 && let Some(result) = &attachment.result
             {
                 for plugin in &attachment.plugins {
-                    self.call("CHECK", &attachment, plugin, result, gate).await?;
+                    self.call("CHECK", &attachment, plugin, result, gate)
+                        .await?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Deletes the bridge of the built-in network (reset). Absent counts as deleted.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_bridge(&self) -> io::Result<()> {
+        builtin::remove_bridge(&self.settings.built_in.bridge)
     }
 
     /// At start: detaches what no sandbox of this boot stands behind, then tells plugins that speak 1.1 what is in use.
@@ -306,7 +331,12 @@ impl Cni {
     }
 
     /// Source: CNI specification 1.1, "GC".
-    async fn gc(&self, network: &NetworkConfig, live: &BTreeSet<SandboxId>, gate: &Gate) -> Result<(), CniError> {
+    async fn gc(
+        &self,
+        network: &NetworkConfig,
+        live: &BTreeSet<SandboxId>,
+        gate: &Gate,
+    ) -> Result<(), CniError> {
         let valid: Vec<Value> = live
             .iter()
             .map(|id| json!({ "containerID": id.as_str(), "ifname": INTERFACE }))
@@ -315,7 +345,8 @@ impl Cni {
             let mut plugin = handed_over(plugin, network, &SandboxConfig::default());
             plugin.insert("cni.dev/valid-attachments".into(), valid.clone().into());
             let name = NetworkConfig::plugin_type(&plugin).to_owned();
-            self.exec("GC", &network.name, &name, &[], &plugin, gate).await?;
+            self.exec("GC", &network.name, &name, &[], &plugin, gate)
+                .await?;
         }
         Ok(())
     }
@@ -324,7 +355,8 @@ impl Cni {
     async fn undo(&self, attachment: &Attachment, gate: &Gate) -> Result<(), CniError> {
         let previous = attachment.result.clone().unwrap_or(Value::Null);
         for plugin in attachment.plugins.iter().rev() {
-            self.call("DEL", attachment, plugin, &previous, gate).await?;
+            self.call("DEL", attachment, plugin, &previous, gate)
+                .await?;
         }
         Ok(())
     }
@@ -339,11 +371,13 @@ impl Cni {
     ) -> Result<Value, CniError> {
         let mut config = plugin.clone();
         // 0.3.1 hands no result to DEL.
-        if !previous.is_null() && !(verb == "DEL" && attachment.version == "0.3.1") {
+        let unwanted = verb == "DEL" && attachment.version == "0.3.1";
+        if !previous.is_null() && !unwanted {
             config.insert("prevResult".into(), previous.clone());
         }
         // A namespace that is gone (another boot, a killed one) is not named: plugins then only give back what they lent.
-        let netns = if verb == "DEL" && (attachment.boot != self.boot || !attachment.netns.exists()) {
+        let netns = if verb == "DEL" && (attachment.boot != self.boot || !attachment.netns.exists())
+        {
             PathBuf::new()
         } else {
             attachment.netns.clone()
@@ -355,7 +389,8 @@ impl Cni {
             ("CNI_ARGS", attachment.args.clone()),
         ];
         let name = NetworkConfig::plugin_type(plugin).to_owned();
-        self.exec(verb, &attachment.name, &name, &env, &config, gate).await
+        self.exec(verb, &attachment.name, &name, &env, &config, gate)
+            .await
     }
 
     async fn exec(
@@ -375,7 +410,11 @@ impl Cni {
         };
         let program = self.plugin(network, plugin)?;
         let input = serde_json::to_vec(config).map_err(|e| failed(e.to_string()))?;
-        let dirs: Vec<String> = self.bin_dirs().iter().map(|d| d.display().to_string()).collect();
+        let dirs: Vec<String> = self
+            .bin_dirs()
+            .iter()
+            .map(|d| d.display().to_string())
+            .collect();
         let mut command = Command::new(program)
             .env("PATH", PATH)
             .env("CNI_COMMAND", verb)
@@ -390,12 +429,17 @@ impl Cni {
             .await
             .map_err(|e| failed(e.to_string()))?;
         if !output.status.success() {
-            return Err(failed(result::failure(&output.stdout, &output.stderr, output.code())));
+            return Err(failed(result::failure(
+                &output.stdout,
+                &output.stderr,
+                output.code(),
+            )));
         }
         if verb != "ADD" {
             return Ok(Value::Null);
         }
-        serde_json::from_slice(&output.stdout).map_err(|e| failed(format!("its answer is not JSON: {e}")))
+        serde_json::from_slice(&output.stdout)
+            .map_err(|e| failed(format!("its answer is not JSON: {e}")))
     }
 
     fn bin_dirs(&self) -> Vec<PathBuf> {
@@ -407,18 +451,25 @@ impl Cni {
 
     fn plugin(&self, network: &str, name: &str) -> Result<PathBuf, CniError> {
         let dirs = self.bin_dirs();
-        dirs.iter().map(|d| d.join(name)).find(|p| p.is_file()).ok_or_else(|| {
-            let looked: Vec<String> = dirs.iter().map(|d| d.display().to_string()).collect();
-            CniError::NoPlugin {
-                plugin: name.to_owned(),
-                network: network.to_owned(),
-                looked: looked.join(", "),
-            }
-        })
+        dirs.iter()
+            .map(|d| d.join(name))
+            .find(|p| p.is_file())
+            .ok_or_else(|| {
+                let looked: Vec<String> = dirs.iter().map(|d| d.display().to_string()).collect();
+                CniError::NoPlugin {
+                    plugin: name.to_owned(),
+                    network: network.to_owned(),
+                    looked: looked.join(", "),
+                }
+            })
     }
 
     fn dir(&self, built_in: bool) -> PathBuf {
-        let base = if built_in { &self.settings.run_dir } else { &self.settings.root_dir };
+        let base = if built_in {
+            &self.settings.run_dir
+        } else {
+            &self.settings.root_dir
+        };
         base.join("attachments")
     }
 
@@ -432,7 +483,11 @@ impl Cni {
         };
         let mut ids: Vec<SandboxId> = entries
             .flatten()
-            .filter_map(|e| Some(SandboxId::new(e.file_name().to_str()?.strip_suffix(".json")?)))
+            .filter_map(|e| {
+                Some(SandboxId::new(
+                    e.file_name().to_str()?.strip_suffix(".json")?,
+                ))
+            })
             .collect();
         ids.sort();
         ids
@@ -449,7 +504,8 @@ fn handed_over(
     config.insert("name".into(), network.name.clone().into());
     config.insert("cniVersion".into(), network.version.clone().into());
     let capabilities = config.remove("capabilities");
-    let wants = |name: &str| capabilities.as_ref().and_then(|c| c.get(name)) == Some(&Value::Bool(true));
+    let wants =
+        |name: &str| capabilities.as_ref().and_then(|c| c.get(name)) == Some(&Value::Bool(true));
     let mut runtime = Map::new();
     if wants("portMappings") {
         let ports: Vec<Value> = pod
@@ -491,8 +547,16 @@ fn bandwidth(pod: &SandboxConfig) -> Option<Value> {
     const BURST_BITS: u32 = i32::MAX.unsigned_abs();
     let mut limits = Map::new();
     for (key, rate, burst) in [
-        ("kubernetes.io/ingress-bandwidth", "ingressRate", "ingressBurst"),
-        ("kubernetes.io/egress-bandwidth", "egressRate", "egressBurst"),
+        (
+            "kubernetes.io/ingress-bandwidth",
+            "ingressRate",
+            "ingressBurst",
+        ),
+        (
+            "kubernetes.io/egress-bandwidth",
+            "egressRate",
+            "egressBurst",
+        ),
     ] {
         if let Some(text) = pod.annotations.get(key)
             && let Ok(quantity) = Quantity::parse(text)
@@ -531,7 +595,9 @@ fn load(file: &Path) -> Result<Option<Attachment>, CniError> {
         source,
     };
     match read_limited(file, ATTACHMENT_LIMIT) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| io(e.into())),
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|e| io(e.into())),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(io(e)),
     }
@@ -539,7 +605,9 @@ fn load(file: &Path) -> Result<Option<Attachment>, CniError> {
 
 fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    fs::File::open(path)?
+        .take(limit + 1)
+        .read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > limit {
         return Err(io::Error::other(format!("longer than {limit} bytes")));
     }
@@ -561,7 +629,8 @@ mod tests {
 
     impl Bench {
         fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("picolet-cni-{name}-{}", std::process::id()));
+            let dir =
+                std::env::temp_dir().join(format!("picolet-cni-{name}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&dir);
             for sub in ["conf", "bin"] {
                 fs::create_dir_all(dir.join(sub)).expect("dir");
@@ -571,8 +640,14 @@ mod tests {
                 gate: Gate::new(2),
                 dir,
             };
-            bench.plugin("first", r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}]}"#);
-            bench.plugin("second", r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}],"x":1}"#);
+            bench.plugin(
+                "first",
+                r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}]}"#,
+            );
+            bench.plugin(
+                "second",
+                r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24"}],"x":1}"#,
+            );
             bench.conf("1.1.0");
             bench
         }
@@ -658,16 +733,26 @@ mod tests {
         let ips = bench.add(&id).expect("added");
         assert_eq!(ips, ["10.9.0.2".parse::<IpAddr>().expect("ip")]);
         let log = bench.log();
-        assert!(log[0].starts_with("first ADD s1 [/proc/self/ns/net] IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;"));
+        assert!(log[0].starts_with(
+            "first ADD s1 [/proc/self/ns/net] IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;"
+        ));
         assert!(!log[0].contains("runtimeConfig") && !log[0].contains("prevResult"));
-        assert!(log[1].contains(r#""prevResult":{"cniVersion""#), "{}", log[1]);
+        assert!(
+            log[1].contains(r#""prevResult":{"cniVersion""#),
+            "{}",
+            log[1]
+        );
         assert!(log[1].contains(r#""hostPort":8080"#) && !log[1].contains("capabilities"));
         smol::block_on(bench.cni.check(&id, &bench.gate)).expect("check");
         assert_eq!(bench.log().len(), 2);
         bench.del(&id).expect("deleted");
         let log = bench.log();
         assert!(log[0].starts_with("second DEL") && log[1].starts_with("first DEL"));
-        assert!(log[0].contains(r#""x":1"#), "DEL gets the cached result: {}", log[0]);
+        assert!(
+            log[0].contains(r#""x":1"#),
+            "DEL gets the cached result: {}",
+            log[0]
+        );
         bench.del(&id).expect("again");
         assert!(bench.log().is_empty());
     }
@@ -677,7 +762,8 @@ mod tests {
         // RTM-18
         let bench = Bench::new("undo");
         let id = SandboxId::new("s2");
-        let fail = |name: &str| fs::write(bench.dir.join(format!("fail-{name}")), "").expect("flag");
+        let fail =
+            |name: &str| fs::write(bench.dir.join(format!("fail-{name}")), "").expect("flag");
         fail("second-ADD");
         fail("first-DEL");
         let error = bench.add(&id).expect_err("second refuses");
@@ -698,7 +784,11 @@ mod tests {
     #[test]
     fn other_boots_are_swept() {
         let bench = Bench::new("sweep");
-        let (old, live, orphan) = (SandboxId::new("old"), SandboxId::new("live"), SandboxId::new("orphan"));
+        let (old, live, orphan) = (
+            SandboxId::new("old"),
+            SandboxId::new("live"),
+            SandboxId::new("orphan"),
+        );
         for id in [&old, &live, &orphan] {
             bench.add(id).expect("added");
         }
@@ -708,11 +798,18 @@ mod tests {
         let log = bench.log();
         let gone = log.iter().filter(|l| l.contains(" DEL ")).count();
         assert_eq!(gone, 4, "two orphans, two plugins each: {log:?}");
-        assert!(log.iter().any(|l| l.contains(" GC ") && l.contains(r#""containerID":"live""#)));
+        assert!(
+            log.iter()
+                .any(|l| l.contains(" GC ") && l.contains(r#""containerID":"live""#))
+        );
         let next = Bench::cni(&bench.dir, "boot2");
         smol::block_on(next.sweep(&alive, &bench.gate));
         let log = bench.log();
-        assert!(log[0].starts_with("second DEL live [] "), "no namespace of another boot: {}", log[0]);
+        assert!(
+            log[0].starts_with("second DEL live [] "),
+            "no namespace of another boot: {}",
+            log[0]
+        );
     }
 
     #[test]
@@ -720,7 +817,10 @@ mod tests {
         let bench = Bench::new("missing");
         fs::remove_file(bench.dir.join("bin/second")).expect("remove");
         let condition = bench.cni.condition();
-        assert_eq!((condition.ok, condition.reason.as_str()), (false, "NetworkPluginMissing"));
+        assert_eq!(
+            (condition.ok, condition.reason.as_str()),
+            (false, "NetworkPluginMissing")
+        );
         assert!(bench.add(&SandboxId::new("s")).is_err());
         assert!(bench.log().is_empty(), "nothing was begun");
     }

@@ -68,10 +68,7 @@ pub(super) fn failure(stdout: &[u8], stderr: &[u8], code: i32) -> String {
             } else {
                 "; "
             };
-            format!(
-                "{}{join}{} (code {})",
-                error.msg, error.details, error.code
-            )
+            format!("{}{join}{} (code {})", error.msg, error.details, error.code)
         }
         _ => {
             let spoken = if stderr.is_empty() { stdout } else { stderr };
@@ -99,7 +96,10 @@ mod tests {
     fn addresses() {
         let ips = |text: &str| {
             let value = serde_json::from_str(text).expect(text);
-            pod_ips(&value).iter().map(ToString::to_string).collect::<Vec<_>>()
+            pod_ips(&value)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         for (name, text, want) in [
             (

@@ -1,0 +1,758 @@
+//! Instances: create, start, stop, remove, and what happens when one ends.
+
+use core::time::Duration;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use async_io::Timer;
+use smol::future;
+
+use super::{
+    Runc, bundle, chain, failed, failed_error, files, not_found,
+    program::{self, ProgramError},
+    record::{self, ContainerRecord, SandboxRecord},
+    sandbox,
+    table::{Container, Ended, container_entry},
+    termination,
+};
+use crate::{
+    api::{
+        ContainerId, Mono, PodUid, SandboxId, Wall,
+        cri::{
+            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, NamespaceMode,
+            SandboxState, SecurityProfile,
+        },
+        oci::SpecInput,
+    },
+    runtime::RuntimeError,
+    shim::{self, Launch, LaunchError, LogOnly},
+    sys::{clock, pidfd},
+};
+
+/// What waits for a killed process: longer, and it hangs in the kernel.
+const KILL_WAIT: Duration = Duration::from_secs(30);
+/// Shims go last: without them the ends of their containers are lost.
+const SHIM_OOM_SCORE_ADJ: i32 = -998;
+/// Exit code and reasons of the API.
+const START_ERROR_CODE: i32 = 128;
+const START_ERROR: &str = "StartError";
+const LOST_CODE: i32 = 137;
+const LOST: &str = "ContainerStatusUnknown";
+
+impl Runc {
+    pub(super) async fn create_instance(
+        &self,
+        sandbox: &SandboxId,
+        config: &ContainerConfig,
+    ) -> Result<ContainerId, RuntimeError> {
+        let ready = self
+            .table
+            .borrow()
+            .sandboxes
+            .get(sandbox)
+            .map(|s| s.status.state == SandboxState::Ready);
+        match ready {
+            None => return Err(not_found("sandbox", sandbox)),
+            Some(false) => {
+                return Err(RuntimeError::Failed(format!(
+                    "sandbox {sandbox} is not ready"
+                )));
+            }
+            Some(true) => {}
+        }
+        let parent = record::load::<SandboxRecord>(&self.sandbox_dir(sandbox))
+            .map_err(failed("read the sandbox record"))?
+            .ok_or_else(|| not_found("sandbox", sandbox))?;
+        let id = record::container_id(&parent.config.uid, &config.name, config.attempt);
+        let running = self
+            .table
+            .borrow()
+            .containers
+            .get(&id)
+            .map(|c| c.shim.is_some());
+        match running {
+            Some(true) => {
+                return Err(RuntimeError::Failed(format!("container {id} runs already")));
+            }
+            // A try that failed, or was never started.
+            Some(false) => self.remove_instance(&id).await?,
+            None => {}
+        }
+        let image = self
+            .images
+            .resolve(&config.image)
+            .map_err(RuntimeError::Invalid)?
+            .ok_or_else(|| not_found("image", &config.image))?;
+        let log = Path::new(&parent.config.log_directory).join(&config.log_path);
+        let stop_signal = [&config.stop_signal, &image.process.stop_signal]
+            .into_iter()
+            .find(|s| !s.is_empty())
+            .map_or_else(|| "SIGTERM".to_owned(), Clone::clone);
+        let termination = config.annotations.get(ANNOTATION_TERMINATION_PATH);
+        let termination_file = config
+            .mounts
+            .iter()
+            .find(|m| termination == Some(&m.container_path))
+            .map(|m| m.host_path.clone());
+        let mut record = ContainerRecord {
+            v: record::VERSION,
+            id: id.clone(),
+            sandbox: sandbox.clone(),
+            uid: parent.config.uid.clone(),
+            boot_id: self.boot.id.clone(),
+            created: self.next_order(),
+            created_at: clock::wall(),
+            made: false,
+            started_at: None,
+            failure: None,
+            config: ContainerConfig {
+                command: Vec::new(),
+                args: Vec::new(),
+                env: Vec::new(),
+                mounts: Vec::new(),
+                ..config.clone()
+            },
+            image_ref: image.reference.clone(),
+            image: image.id.clone(),
+            user: Default::default(),
+            stop_signal,
+            log: log.display().to_string(),
+            cgroup: format!("{}/{id}", parent.config.cgroup_parent),
+            termination_file: termination_file.unwrap_or_default(),
+        };
+        let dirs = self.dirs(&id);
+        fs::create_dir_all(&dirs.run)
+            .and_then(|()| record::save(&dirs.run, &record))
+            .map_err(failed("write the container record"))?;
+        match self.make_bundle(&parent, config, &image, &mut record).await {
+            Ok(()) => {
+                let entry = container_entry(&record);
+                self.table.borrow_mut().containers.insert(id.clone(), entry);
+                Ok(id)
+            }
+            Err(error) => {
+                let undone = self.disk.run(move || bundle::unmake(&dirs)).await;
+                if let Err(undo) = undone {
+                    log::warn!("container={id} undoing a failed create: {undo}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_bundle(
+        &self,
+        parent: &SandboxRecord,
+        config: &ContainerConfig,
+        image: &super::images::ResolvedImage,
+        record: &mut ContainerRecord,
+    ) -> Result<(), RuntimeError> {
+        let dirs = self.dirs(&record.id);
+        let wanted = bundle::Wanted {
+            dirs: dirs.clone(),
+            layers: image.layers.clone(),
+            mounts: config.mounts.clone(),
+            writable: if config.security.readonly_rootfs {
+                image.process.volumes.0.clone()
+            } else {
+                Vec::new()
+            },
+            seccomp_file: match &config.security.seccomp {
+                SecurityProfile::Localhost(path) => Some(path.clone()),
+                SecurityProfile::RuntimeDefault | SecurityProfile::Unconfined => None,
+            },
+        };
+        let prepared = self
+            .disk
+            .run(move || bundle::prepare(&wanted))
+            .await
+            .map_err(RuntimeError::Failed)?;
+        record.user = (self.settings.resolve_user)(
+            &config.security,
+            &image.process.user,
+            &prepared.passwd,
+            &prepared.group,
+        )
+        .map_err(RuntimeError::Invalid)?;
+        let mut paths = sandbox::paths(&self.sandbox_dir(&parent.id), parent);
+        if config.security.namespaces.pid == NamespaceMode::Target {
+            paths.pid_namespace = self.namespace_of_target(config)?;
+        }
+        let mut container = config.clone();
+        container.mounts.clone_from(&prepared.mounts);
+        let rootfs = dirs.rootfs();
+        let spec = (self.settings.spec)(&SpecInput {
+            container_id: &record.id,
+            sandbox_id: &parent.id,
+            container: &container,
+            sandbox: &parent.config,
+            image: &image.process,
+            user: &record.user,
+            paths: &paths,
+            rootfs: &rootfs.display().to_string(),
+            cgroups_path: &record.cgroup,
+            image_volumes: &prepared.image_volumes,
+            seccomp_file: prepared.seccomp.as_ref(),
+            host: &self.settings.host,
+        })
+        .map_err(RuntimeError::Invalid)?;
+        let spec = serde_json::to_vec(&spec).map_err(failed("write config.json"))?;
+        files::write_atomic(&dirs.run.join("config.json"), &spec)
+            .map_err(failed("write config.json"))?;
+        if let Some(dir) = Path::new(&record.log).parent() {
+            fs::create_dir_all(dir).map_err(failed("make the log directory"))?;
+        }
+        record.made = true;
+        record::save(&dirs.run, record).map_err(failed("write the container record"))
+    }
+
+    fn namespace_of_target(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
+        let target = config
+            .security
+            .target
+            .as_ref()
+            .ok_or_else(|| RuntimeError::Invalid("no target container is named".into()))?;
+        let table = self.table.borrow();
+        let pid = table.containers.get(target).map_or(0, |c| c.status.pid);
+        if pid <= 0 {
+            return Err(RuntimeError::Failed(format!(
+                "target container {target} does not run"
+            )));
+        }
+        Ok(format!("/proc/{pid}/ns/pid"))
+    }
+
+    pub(super) async fn start_instance(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let state = self
+            .table
+            .borrow()
+            .containers
+            .get(id)
+            .map(|c| c.status.state);
+        match state {
+            None => return Err(not_found("container", id)),
+            Some(ContainerState::Running) => return Ok(()),
+            Some(ContainerState::Exited | ContainerState::Unknown) => {
+                return Err(RuntimeError::Failed(format!("container {id} has ended")));
+            }
+            Some(ContainerState::Created) => {}
+        }
+        let dir = self.dirs(id).run;
+        let mut record = record::load::<ContainerRecord>(&dir)
+            .map_err(failed("read the container record"))?
+            .ok_or_else(|| not_found("container", id))?;
+        match self.launch_and_start(&record).await {
+            Ok(()) => {
+                let now = clock::wall();
+                record.started_at = Some(now);
+                // Lost, it is found again by asking the OCI runtime.
+                if let Err(e) = record::save(&dir, &record) {
+                    log::warn!("container={id} record: {e}");
+                }
+                if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+                    c.status.started_at = Some(now);
+                    // It may have ended already.
+                    if c.status.state == ContainerState::Created {
+                        c.status.state = ContainerState::Running;
+                    }
+                }
+                Ok(())
+            }
+            Err(message) => {
+                self.clear_failed_start(id).await;
+                let (wall, mono) = (clock::wall(), clock::mono());
+                record.failure = Some((message.clone(), wall, mono.0));
+                if let Err(e) = record::save(&dir, &record) {
+                    log::warn!("container={id} record: {e}");
+                }
+                if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+                    note_failure(c, &message, wall, Some(mono));
+                }
+                Err(RuntimeError::Failed(message))
+            }
+        }
+    }
+
+    async fn launch_and_start(&self, record: &ContainerRecord) -> Result<(), String> {
+        let id = &record.id;
+        let program = self.program().map_err(|e| e.to_string())?;
+        let config = &record.config;
+        let launch = Launch {
+            exe: self.settings.exe.clone(),
+            dir: self.dirs(id).run,
+            id: id.to_string(),
+            runtime: program.path.clone(),
+            runtime_root: self.runtime_root(),
+            log: PathBuf::from(&record.log),
+            tty: config.tty,
+            stdin: config.stdin,
+            stdin_once: config.stdin_once,
+            memory_cgroup: self.cgroups.memory_dir(&record.cgroup),
+            shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
+            oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
+        };
+        let launched = {
+            // The shim is small; the `create` below it is not.
+            let _pass = self.gate.pass().await;
+            shim::launch(&launch).await.map_err(|e| match e {
+                LaunchError::Runtime { message, .. } => message,
+                other => chain(&other),
+            })?
+        };
+        {
+            let mut table = self.table.borrow_mut();
+            let watched = table
+                .watch(launched.pidfd, Ended::Shim(id.clone()))
+                .map_err(|e| format!("watch the shim: {e}"))?;
+            if let Some(c) = table.containers.get_mut(id) {
+                c.shim = Some(watched);
+                c.status.pid = launched.pid;
+            }
+        }
+        program
+            .call(&self.runtime_root(), "start", &[id], &self.gate)
+            .await
+            .map(drop)
+            .map_err(|e| match e {
+                ProgramError::Call { message, .. } => message,
+                other => other.to_string(),
+            })
+    }
+
+    /// Kills and deletes what a failed start left.
+    pub(super) async fn clear_failed_start(&self, id: &ContainerId) {
+        let Some(cgroup) = self.cgroup_of(id) else {
+            return;
+        };
+        self.cgroups.kill(&cgroup);
+        self.delete(id).await;
+        if !self.wait_end(id, KILL_WAIT).await {
+            log::warn!("container={id} its shim does not end");
+        }
+        if let Err(e) = self.cgroups.destroy(&cgroup).await {
+            log::warn!("container={id} {}", chain(&e));
+        }
+    }
+
+    pub(super) async fn stop_instance(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Result<(), RuntimeError> {
+        self.absorb().await;
+        let (cgroup, signal, lives) = {
+            let table = self.table.borrow();
+            let Some(c) = table.containers.get(id) else {
+                return Ok(());
+            };
+            (c.cgroup.clone(), c.stop_signal.clone(), c.shim.is_some())
+        };
+        if !lives {
+            // Processes that outlived their init in a shared PID namespace.
+            self.cgroups.kill(&cgroup);
+            return Ok(());
+        }
+        if !grace.is_zero() {
+            self.signal(id, &signal).await?;
+            if self.wait_end(id, grace).await {
+                self.cgroups.kill(&cgroup);
+                return Ok(());
+            }
+        }
+        if self.cgroups.kill(&cgroup) == 0 {
+            // Not in that cgroup: a runtime with its own idea of one.
+            self.signal(id, "SIGKILL").await?;
+        }
+        if !self.wait_end(id, KILL_WAIT).await {
+            return Err(RuntimeError::Timeout {
+                what: format!("killing container {id}"),
+                after: KILL_WAIT,
+            });
+        }
+        self.cgroups.kill(&cgroup);
+        Ok(())
+    }
+
+    async fn signal(&self, id: &ContainerId, signal: &str) -> Result<(), RuntimeError> {
+        let program = self.program().map_err(failed_error)?;
+        let signal = signal_argument(signal);
+        match program
+            .call(&self.runtime_root(), "kill", &[id, &signal], &self.gate)
+            .await
+        {
+            Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => Ok(()),
+            other => other.map(drop).map_err(failed_error),
+        }
+    }
+
+    /// Waits until the shim has ended and its record was taken over.
+    pub(super) async fn wait_end(&self, id: &ContainerId, limit: Duration) -> bool {
+        let deadline = clock::mono() + limit;
+        loop {
+            let fd = {
+                let table = self.table.borrow();
+                table
+                    .containers
+                    .get(id)
+                    .and_then(|c| c.shim.as_ref())
+                    .map(|w| Rc::clone(&w.pidfd))
+            };
+            let Some(fd) = fd else { return true };
+            let ended = async {
+                // Not watchable: the deadline decides.
+                if pidfd::ended(fd).await.is_err() {
+                    future::pending::<()>().await;
+                }
+                true
+            };
+            let late = async {
+                Timer::after(deadline - clock::mono()).await;
+                false
+            };
+            let ended = future::or(ended, late).await;
+            // A shim that died alone is replaced by a log-only one, which is waited for next.
+            self.absorb().await;
+            if !ended {
+                return self
+                    .table
+                    .borrow()
+                    .containers
+                    .get(id)
+                    .is_none_or(|c| c.shim.is_none());
+            }
+        }
+    }
+
+    pub(super) async fn remove_instance(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        self.stop_instance(id, Duration::ZERO).await?;
+        let (log, cgroup, name) = {
+            let table = self.table.borrow();
+            let Some(c) = table.containers.get(id) else {
+                return Ok(());
+            };
+            (
+                c.status.log_path.clone(),
+                c.cgroup.clone(),
+                c.status.name.clone(),
+            )
+        };
+        self.delete(id).await;
+        self.cgroups.destroy(&cgroup).await.map_err(failed_error)?;
+        let dirs = self.dirs(id);
+        let links = self.settings.container_log_links.clone();
+        let link_end = format!("{name}-{id}.log");
+        let removed = self.disk.run(move || {
+            // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
+            remove_logs(Path::new(&log), &links, &link_end)?;
+            bundle::unmake(&dirs)
+        });
+        removed.await.map_err(failed("remove the container"))?;
+        self.table.borrow_mut().containers.remove(id);
+        Ok(())
+    }
+
+    /// Makes the OCI runtime forget an ended instance and unmounts its root file system. Idempotent; failures are logged
+    /// and met again at removal.
+    async fn delete(&self, id: &ContainerId) {
+        if self.runtime_root().join(id.as_str()).exists()
+            && let Ok(program) = self.program()
+        {
+            let deleted = program
+                .call(&self.runtime_root(), "delete", &["--force", id], &self.gate)
+                .await;
+            match deleted {
+                Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => {}
+                Err(e) => log::warn!("container={id} {e}"),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Takes over the ends of processes since the last call. Reads a file only for those that ended.
+    pub(super) async fn absorb(&self) {
+        let ended = self.table.borrow_mut().take_ended();
+        for who in ended {
+            match who {
+                Ended::Shim(id) => {
+                    if !self.shim_ended(&id) {
+                        self.rescue(&id).await;
+                    }
+                }
+                Ended::Holder(id) => {
+                    if let Some(sandbox) = self.table.borrow_mut().sandboxes.get_mut(&id) {
+                        // All that shared its PID namespace died with it.
+                        sandbox.status.state = SandboxState::NotReady;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the exit record of a shim that has ended. False if there is none.
+    pub(super) fn shim_ended(&self, id: &ContainerId) -> bool {
+        let exit = shim::read_exit(&self.dirs(id).run);
+        let mut table = self.table.borrow_mut();
+        let Some(container) = table.containers.get_mut(id) else {
+            return true;
+        };
+        match exit {
+            Ok(Some(exit)) => {
+                note_exit(container, &exit, &self.boot.id);
+                true
+            }
+            Ok(None) => false,
+            Err(e) => {
+                log::warn!("container={id} {}", chain(&e));
+                note_lost(container);
+                true
+            }
+        }
+    }
+
+    /// The shim died without a record: another takes over what is still written, and the container is killed. When that
+    /// shim ends, the instance is `ContainerStatusUnknown`.
+    pub(super) async fn rescue(&self, id: &ContainerId) {
+        let Some(cgroup) = self.cgroup_of(id) else {
+            return;
+        };
+        log::warn!("container={id} its shim died; the container is killed");
+        let log = self
+            .table
+            .borrow()
+            .containers
+            .get(id)
+            .map_or_else(String::new, |c| c.status.log_path.clone());
+        let launched = shim::launch_log_only(&LogOnly {
+            exe: self.settings.exe.clone(),
+            dir: self.dirs(id).run,
+            log: PathBuf::from(log),
+            memory_cgroup: self.cgroups.memory_dir(&cgroup),
+            shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
+            oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
+        })
+        .await;
+        self.cgroups.kill(&cgroup);
+        let mut table = self.table.borrow_mut();
+        let watched = match launched {
+            Ok(launched) => table.watch(launched.pidfd, Ended::Shim(id.clone())).ok(),
+            Err(e) => {
+                log::warn!("container={id} log-only shim: {}", chain(&e));
+                None
+            }
+        };
+        if let Some(container) = table.containers.get_mut(id) {
+            if watched.is_none() {
+                note_lost(container);
+            }
+            container.shim = watched;
+        }
+    }
+
+    /// Deletes what ended in a pod, so that nothing stays resident, and reads its last words.
+    pub(super) async fn settle(&self, uid: &PodUid) {
+        let ended: Vec<ContainerId> = {
+            let mut table = self.table.borrow_mut();
+            table
+                .containers
+                .values_mut()
+                .filter(|c| c.uid == *uid && c.shim.is_none() && c.resident)
+                .filter(|c| c.status.state == ContainerState::Exited)
+                .map(|c| {
+                    // Claimed: a second caller must not delete it at the same time.
+                    c.resident = false;
+                    c.status.id.clone()
+                })
+                .collect()
+        };
+        for id in ended {
+            self.read_message(&id).await;
+            self.delete(&id).await;
+            if let Err(e) = bundle::unmount(&self.dirs(&id)) {
+                log::warn!("container={id} unmount: {e}");
+            }
+        }
+    }
+
+    async fn read_message(&self, id: &ContainerId) {
+        let source = {
+            let mut table = self.table.borrow_mut();
+            let Some(c) = table.containers.get_mut(id).filter(|c| !c.message_read) else {
+                return;
+            };
+            c.message_read = true;
+            termination::Source {
+                file: c.termination_file.clone(),
+                log: c.status.log_path.clone(),
+                fallback: c.termination_fallback,
+                exit_code: c.status.exit_code,
+            }
+        };
+        let own = self.disk.run(move || termination::message(&source)).await;
+        if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+            let between = if c.status.message.is_empty() || own.is_empty() {
+                ""
+            } else {
+                ": "
+            };
+            c.status.message = format!("{}{between}{own}", c.status.message);
+        }
+    }
+
+    fn cgroup_of(&self, id: &ContainerId) -> Option<String> {
+        self.table
+            .borrow()
+            .containers
+            .get(id)
+            .map(|c| c.cgroup.clone())
+    }
+}
+
+/// An instance that ended, by its shim's record.
+pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit, boot_id: &str) {
+    let status = &mut container.status;
+    container.shim = None;
+    status.pid = 0;
+    if status.state == ContainerState::Created && !exit.created {
+        // The caller of start has the runtime's words.
+        return;
+    }
+    status.state = ContainerState::Exited;
+    status.exit_code = exit.code;
+    status.finished_at = Some(exit.wall());
+    status.finished_mono = (exit.boot_id == boot_id).then(|| exit.mono());
+    status.reason = match exit {
+        exit if !exit.known => LOST,
+        exit if exit.oom_killed() => "OOMKilled",
+        exit if exit.code == 0 => "Completed",
+        _ => "Error",
+    }
+    .into();
+}
+
+/// An instance of which nobody knows how it ended (RTM-05, WAIT-24).
+pub(super) fn note_lost(container: &mut Container) {
+    let status = &mut container.status;
+    container.shim = None;
+    status.pid = 0;
+    status.state = ContainerState::Exited;
+    status.exit_code = LOST_CODE;
+    status.reason = LOST.into();
+    status.finished_at.get_or_insert_with(clock::wall);
+    status.finished_mono.get_or_insert_with(clock::mono);
+}
+
+/// An instance that could not be started (RTM-03).
+pub(super) fn note_failure(
+    container: &mut Container,
+    message: &str,
+    wall: Wall,
+    mono: Option<Mono>,
+) {
+    let status = &mut container.status;
+    status.pid = 0;
+    status.state = ContainerState::Exited;
+    status.exit_code = START_ERROR_CODE;
+    status.reason = START_ERROR.into();
+    status.message = message.to_owned();
+    status.finished_at = Some(wall);
+    status.finished_mono = mono;
+    // Its words are the runtime's: it never wrote any.
+    container.message_read = true;
+}
+
+/// A stop signal as OCI runtimes take it: real-time ones by number, for not every runtime knows their names.
+fn signal_argument(signal: &str) -> String {
+    const RTMIN: i32 = 34;
+    const RTMAX: i32 = 64;
+    let name = signal.to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let real_time = match (name.strip_prefix("RTMIN"), name.strip_prefix("RTMAX")) {
+        (Some(""), _) => Some(RTMIN),
+        (_, Some("")) => Some(RTMAX),
+        (Some(more), _) => more
+            .strip_prefix('+')
+            .and_then(|n| n.parse().ok())
+            .map(|n: i32| RTMIN + n),
+        (_, Some(less)) => less
+            .strip_prefix('-')
+            .and_then(|n| n.parse().ok())
+            .map(|n: i32| RTMAX - n),
+        (None, None) => None,
+    };
+    match real_time.filter(|n| (RTMIN..=RTMAX).contains(n)) {
+        Some(number) => number.to_string(),
+        None if name.parse::<i32>().is_ok() => name.to_owned(),
+        None => format!("SIG{name}"),
+    }
+}
+
+/// Removes a log, its rotated files, and links of the legacy directory.
+fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
+    if let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) {
+        for found in files::names(dir)? {
+            if found.starts_with(name) {
+                files::remove_file(&dir.join(found))?;
+            }
+        }
+    }
+    if !links.as_os_str().is_empty() {
+        for found in files::names(links)? {
+            if found.ends_with(link_end) {
+                files::remove_file(&links.join(found))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_signals() {
+        for (given, want) in [
+            ("SIGTERM", "SIGTERM"),
+            ("TERM", "SIGTERM"),
+            ("sigquit", "SIGQUIT"),
+            ("15", "15"),
+            ("SIGRTMIN+3", "37"),
+            ("RTMIN", "34"),
+            ("SIGRTMAX-1", "63"),
+            ("SIGRTMIN+99", "SIGRTMIN+99"),
+        ] {
+            assert_eq!(signal_argument(given), want, "{given}");
+        }
+    }
+
+    #[test]
+    fn logs_go_with_their_instance() {
+        // LOG-09
+        let dir = std::env::temp_dir().join(format!("picolet-rmlogs-{}", std::process::id()));
+        let links = dir.join("links");
+        fs::create_dir_all(&links).expect("dir");
+        for name in [
+            "1.log",
+            "1.log.20240101-000000",
+            "1.log.20240101-000000.gz",
+            "11.log",
+            "0.log",
+        ] {
+            fs::write(dir.join(name), "").expect("file");
+        }
+        for name in ["p_ns_app-abc.log", "p_ns_app-abd.log"] {
+            std::os::unix::fs::symlink("/nowhere", links.join(name)).expect("link");
+        }
+        remove_logs(&dir.join("1.log"), &links, "app-abc.log").expect("removed");
+        assert_eq!(
+            files::names(&dir).expect("left"),
+            ["0.log", "11.log", "links"]
+        );
+        assert_eq!(files::names(&links).expect("left"), ["p_ns_app-abd.log"]);
+        remove_logs(&dir.join("gone/1.log"), &links, "x").expect("absent is fine");
+        fs::remove_dir_all(dir).expect("clean");
+    }
+}

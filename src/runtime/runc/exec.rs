@@ -1,0 +1,327 @@
+//! Commands in running containers: captured, or with streams and a terminal.
+//!
+//! A command is a child of the agent (`<runtime> exec` in the foreground) and writes its own pid file: ending it means
+//! killing the process *in* the container, which is no descendant of the runtime's process group.
+
+use core::time::Duration;
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    pty::openpty,
+};
+
+use super::{Runc, failed, files, not_found, program::ProgramError};
+use crate::{
+    api::{ContainerId, cri::ExecOutput},
+    runtime::RuntimeError,
+    shim,
+    sys::{
+        child::{self, Child, Command, Input, Sink},
+        pidfd, tty,
+    },
+};
+
+/// Longest log of the OCI runtime that is read for its message, bytes.
+const LOG_LIMIT: u64 = 16 * 1024;
+/// Longest pid file and cgroup file that are read, bytes.
+const SMALL: u64 = 4096;
+
+/// A command to run in a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOptions {
+    /// Program and arguments, at least one.
+    pub command: Vec<String>,
+    /// The command reads standard input.
+    pub stdin: bool,
+    /// It gets a terminal.
+    pub tty: bool,
+}
+
+/// The agent's ends of a command's streams. What was not asked for is absent.
+#[derive(Debug, Default)]
+pub struct ExecStreams {
+    /// Write end of standard input; with a terminal its master.
+    pub stdin: Option<OwnedFd>,
+    /// Read end of standard output; with a terminal its master, where the end of the output reads as `EIO`.
+    pub stdout: Option<OwnedFd>,
+    /// Read end of standard error; absent with a terminal.
+    pub stderr: Option<OwnedFd>,
+}
+
+/// A command that runs. Dropping it kills the process in the container.
+#[derive(Debug)]
+pub struct ExecSession {
+    child: Child,
+    streams: ExecStreams,
+    master: Option<OwnedFd>,
+    files: Files,
+    done: bool,
+}
+
+impl ExecSession {
+    /// Takes the streams; empty the second time.
+    pub fn take_streams(&mut self) -> ExecStreams {
+        core::mem::take(&mut self.streams)
+    }
+
+    /// Sets the terminal's size; nothing without a terminal.
+    pub fn resize(&self, columns: u16, rows: u16) {
+        let Some(master) = &self.master else { return };
+        if let Err(e) = tty::set_window_size(master.as_fd(), columns, rows) {
+            log::debug!("resize: {e}");
+        }
+        // The runtime copies the size on; the terminal is not its controlling one, so nobody else tells it.
+        let _ = pidfd::send_signal(self.child.pidfd(), libc::SIGWINCH);
+    }
+
+    /// Waits for the end: the exit code, 128 + signal if it was killed.
+    ///
+    /// # Errors
+    /// The command could not be run: the runtime's words.
+    pub async fn wait(&mut self) -> Result<i32, RuntimeError> {
+        let status = self
+            .child
+            .wait()
+            .await
+            .map_err(failed("wait for the command"))?;
+        self.done = true;
+        let code = child::exit_code(status);
+        match self.files.failure().filter(|_| code != 0) {
+            Some(message) => Err(RuntimeError::Failed(message)),
+            None => Ok(code),
+        }
+    }
+}
+
+impl Drop for ExecSession {
+    fn drop(&mut self) {
+        if !self.done {
+            self.files.kill();
+        }
+    }
+}
+
+/// The pid file and log of one command; removed with it.
+#[derive(Debug)]
+struct Files {
+    pid: PathBuf,
+    log: PathBuf,
+    container: String,
+}
+
+impl Files {
+    /// Why the runtime could not run the command, if it could not.
+    fn failure(&self) -> Option<String> {
+        // With a pid file the command did run: the exit code is its own.
+        if files::read_start(&self.pid, SMALL).is_ok_and(|pid| !pid.is_empty()) {
+            return None;
+        }
+        let text = files::read_start(&self.log, LOG_LIMIT).ok()?;
+        (!text.is_empty()).then(|| shim::runtime_message(&String::from_utf8_lossy(&text)))
+    }
+
+    /// Kills the process in the container, if it still is one of the container's.
+    fn kill(&self) {
+        let killed = || -> io::Result<()> {
+            let text = files::read_start(&self.pid, SMALL)?;
+            let pid: i32 = String::from_utf8_lossy(&text)
+                .trim()
+                .parse()
+                .map_err(io::Error::other)?;
+            let fd = pidfd::open(pid)?;
+            // After the opening: the number cannot change hands any more.
+            let groups = files::read_start(Path::new(&format!("/proc/{pid}/cgroup")), SMALL)?;
+            if String::from_utf8_lossy(&groups).contains(&self.container) {
+                pidfd::send_signal(fd.as_fd(), libc::SIGKILL)?;
+            }
+            Ok(())
+        };
+        if let Err(e) = killed() {
+            log::debug!("container={} ending a command: {e}", self.container);
+        }
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        for path in [&self.pid, &self.log] {
+            if let Err(e) = files::remove_file(path) {
+                log::debug!("{}: {e}", path.display());
+            }
+        }
+    }
+}
+
+impl Runc {
+    /// Starts a command with streams, for `exec -it`.
+    ///
+    /// # Errors
+    /// [`RuntimeError::NotFound`] if the container does not run.
+    pub fn exec_stream(
+        &self,
+        id: &ContainerId,
+        options: &ExecOptions,
+    ) -> Result<ExecSession, RuntimeError> {
+        let (command, files) = self.exec_command(id, &options.command, options.tty)?;
+        let step = "start the command";
+        let mut streams = ExecStreams::default();
+        let mut master = None;
+        let command = if options.tty {
+            let pty = openpty(None, None).map_err(failed(step))?;
+            let copy = |fd: &OwnedFd| fd.try_clone().map_err(failed(step));
+            // Only standard streams are inherited; the rest of the pair must not leak into other children.
+            for fd in [&pty.master, &pty.slave] {
+                let flags = nix::fcntl::FdFlag::FD_CLOEXEC;
+                fcntl(fd, FcntlArg::F_SETFD(flags)).map_err(failed(step))?;
+            }
+            streams.stdin = options.stdin.then(|| copy(&pty.master)).transpose()?;
+            streams.stdout = Some(copy(&pty.master)?);
+            master = Some(pty.master);
+            command
+                .session()
+                .stdin(Input::Fd(copy(&pty.slave)?))
+                .stdout(Sink::Fd(copy(&pty.slave)?))
+                .stderr(Sink::Fd(pty.slave))
+        } else {
+            let (stdout, to_stdout) = io::pipe().map_err(failed(step))?;
+            let (stderr, to_stderr) = io::pipe().map_err(failed(step))?;
+            streams.stdout = Some(stdout.into());
+            streams.stderr = Some(stderr.into());
+            let command = command
+                .stdout(Sink::Fd(to_stdout.into()))
+                .stderr(Sink::Fd(to_stderr.into()));
+            if options.stdin {
+                let (from_stdin, stdin) = io::pipe().map_err(failed(step))?;
+                streams.stdin = Some(stdin.into());
+                command.stdin(Input::Fd(from_stdin.into()))
+            } else {
+                command
+            }
+        };
+        for fd in [&streams.stdin, &streams.stdout, &streams.stderr]
+            .into_iter()
+            .flatten()
+        {
+            nonblocking(fd).map_err(failed(step))?;
+        }
+        let child = command.spawn().map_err(failed(step))?;
+        Ok(ExecSession {
+            child,
+            streams,
+            master,
+            files,
+            done: false,
+        })
+    }
+
+    pub(super) async fn exec_captured(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Result<ExecOutput, RuntimeError> {
+        let (command, files) = self.exec_command(id, command, false)?;
+        let guard = KillOnDrop(Some(files));
+        let result = child::run(command.capture(limit), timeout).await;
+        let output = match result {
+            Ok(output) => output,
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+                drop(guard); // kills the process in the container
+                return Err(RuntimeError::Timeout {
+                    what: format!("command in container {id}"),
+                    after: timeout.unwrap_or_default(),
+                });
+            }
+            Err(e) => return Err(failed("run the command")(e)),
+        };
+        let files = guard.done();
+        let exit_code = output.code();
+        if let Some(message) = files.and_then(|f| f.failure()).filter(|_| exit_code != 0) {
+            return Err(RuntimeError::Failed(message));
+        }
+        Ok(ExecOutput {
+            exit_code,
+            stdout: output.stdout,
+            stderr: output.stderr,
+        })
+    }
+
+    fn exec_command(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        tty: bool,
+    ) -> Result<(Command, Files), RuntimeError> {
+        if command.is_empty() {
+            return Err(RuntimeError::Invalid("no command to run".into()));
+        }
+        let runs = {
+            let table = self.table.borrow();
+            let container = table.containers.get(id);
+            container.is_some_and(|c| c.shim.is_some() && c.status.started_at.is_some())
+        };
+        if !runs {
+            return Err(not_found("running container", id));
+        }
+        let program = self
+            .program()
+            .map_err(|e: ProgramError| RuntimeError::Failed(e.to_string()))?;
+        let number = {
+            let mut next = self.next_exec.borrow_mut();
+            *next = next.wrapping_add(1);
+            *next
+        };
+        let dir = self.dirs(id).run;
+        // The agent's pid: after a restart the numbers begin anew.
+        let name = format!("exec-{}-{number}", std::process::id());
+        let files = Files {
+            pid: dir.join(format!("{name}.pid")),
+            log: dir.join(format!("{name}.log")),
+            container: id.to_string(),
+        };
+        // A log of its own: on standard error the runtime's words would mix with the command's.
+        let command = program
+            .command(&self.runtime_root())
+            .arg("--log")
+            .arg(&files.log)
+            .args([
+                "exec",
+                if tty { "--tty=true" } else { "--tty=false" },
+                "--pid-file",
+            ])
+            .arg(&files.pid)
+            .arg(id.as_str())
+            .args(command);
+        Ok((command, files))
+    }
+}
+
+/// Ends the command if the caller stops waiting for it.
+struct KillOnDrop(Option<Files>);
+
+impl KillOnDrop {
+    fn done(mut self) -> Option<Files> {
+        self.0.take()
+    }
+}
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Some(files) = &self.0 {
+            files.kill();
+        }
+    }
+}
+
+/// For the reactor: an end that is not read must not stop the agent.
+fn nonblocking(fd: &OwnedFd) -> io::Result<()> {
+    let flags = OFlag::from_bits_truncate(fcntl(fd, FcntlArg::F_GETFL)?);
+    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! What the machine can do, read once at start.
+
+use std::{fs, os::unix::fs::FileTypeExt, os::unix::fs::MetadataExt, path::Path};
+
+use crate::{
+    api::oci::{Device, HostFacts},
+    cgroup::{Cgroups, Version},
+    sys::limits,
+};
+
+/// Capabilities by number. Source: kernel `include/uapi/linux/capability.h`.
+const CAPABILITIES: [&str; 41] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
+];
+/// Device nodes that are listed at most: a machine with more has them in directories that nobody passes on whole.
+const MAX_DEVICES: usize = 1024;
+
+/// Reads the machine. What cannot be read counts as absent. Tries values of our own `oom_score_adj`.
+#[must_use]
+pub fn facts(cgroups: &Cgroups) -> HostFacts {
+    let mut controllers: Vec<String> = [
+        "blkio", "cpu", "cpuset", "devices", "hugetlb", "io", "memory", "pids",
+    ]
+    .into_iter()
+    .filter(|c| cgroups.has_controller(c))
+    .map(str::to_owned)
+    .collect();
+    controllers.sort();
+    let mut devices = Vec::new();
+    collect_devices(Path::new("/dev"), &mut devices);
+    devices.sort_by(|a: &Device, b| a.path.cmp(&b.path));
+    let profiles = text("/sys/kernel/security/apparmor/profiles");
+    HostFacts {
+        arch: std::env::consts::ARCH.to_owned(),
+        kernel: kernel(&text("/proc/sys/kernel/osrelease")),
+        hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
+        cgroup_v2: cgroups.version() == Version::V2,
+        controllers,
+        capabilities: bounding_set(&text("/proc/self/status")),
+        min_oom_score_adj: limits::min_oom_score_adj().unwrap_or(0),
+        rlimits: Vec::new(),
+        devices,
+        thermal_throttle: thermal_throttle(),
+        apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
+        apparmor_default: [
+            "picolet-default",
+            "cri-containerd.apparmor.d",
+            "docker-default",
+        ]
+        .into_iter()
+        .find(|name| profiles.lines().any(|l| l.split(' ').next() == Some(name)))
+        .unwrap_or("")
+        .to_owned(),
+        seccomp: text("/proc/self/status").contains("\nSeccomp:"),
+    }
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// `6.1.0-rpi7` → (6, 1).
+fn kernel(release: &str) -> (u32, u32) {
+    let mut numbers = release
+        .trim()
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|n| n.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next())
+}
+
+/// Names of the bits of `CapBnd:`; the kernel may know later ones.
+fn bounding_set(status: &str) -> Vec<String> {
+    let line = status.lines().find_map(|l| l.strip_prefix("CapBnd:"));
+    let bits = line
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0);
+    CAPABILITIES
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| bits & (1 << n) != 0)
+        .map(|(_, name)| format!("CAP_{name}"))
+        .collect()
+}
+
+fn thermal_throttle() -> Vec<String> {
+    let mut found: Vec<String> = fs::read_dir("/sys/devices/system/cpu")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path().join("thermal_throttle"))
+        .filter(|p| p.is_dir())
+        .map(|p| p.display().to_string())
+        .collect();
+    found.sort();
+    found
+}
+
+/// Device nodes below `dir`, without terminals and what the container gets of its own.
+fn collect_devices(dir: &Path, out: &mut Vec<Device>) {
+    let own = [
+        "pts",
+        "shm",
+        "fd",
+        "mqueue",
+        ".lxc",
+        ".lxd-mounts",
+        "console",
+    ];
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        // Neither links nor what changes meanwhile.
+        let Ok(meta) = entry.path().symlink_metadata() else {
+            continue;
+        };
+        if own.iter().any(|o| name == *o) || out.len() >= MAX_DEVICES {
+            continue;
+        }
+        let kind = meta.file_type();
+        if kind.is_dir() {
+            collect_devices(&entry.path(), out);
+        } else if kind.is_char_device() || kind.is_block_device() {
+            let number = meta.rdev();
+            out.push(Device {
+                kind: if kind.is_char_device() { "c" } else { "b" }.to_owned(),
+                path: entry.path().display().to_string(),
+                major: i64::try_from(nix::sys::stat::major(number)).unwrap_or(0),
+                minor: i64::try_from(nix::sys::stat::minor(number)).unwrap_or(0),
+                file_mode: Some(meta.mode() & 0o7777),
+                uid: Some(meta.uid()),
+                gid: Some(meta.gid()),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_the_kernel() {
+        assert_eq!(kernel("6.1.0-rpi7-rpi-v8\n"), (6, 1));
+        assert_eq!(kernel(""), (0, 0));
+        let set = bounding_set("Name:\tx\nCapBnd:\t0000000000000021\nSeccomp:\t0\n");
+        assert_eq!(set, ["CAP_CHOWN", "CAP_KILL"]);
+        assert_eq!(
+            bounding_set("CapBnd:\t000001ffffffffff\n").len(),
+            CAPABILITIES.len()
+        );
+    }
+
+    #[test]
+    fn devices_of_this_machine() {
+        let mut devices = Vec::new();
+        collect_devices(Path::new("/dev"), &mut devices);
+        let null = devices
+            .iter()
+            .find(|d| d.path == "/dev/null")
+            .expect("null");
+        assert_eq!((null.kind.as_str(), null.major, null.minor), ("c", 1, 3));
+        assert!(devices.iter().all(|d| !d.path.starts_with("/dev/pts/")));
+    }
+}

@@ -1,0 +1,46 @@
+//! What the backend needs of an image store.
+
+use std::path::PathBuf;
+
+use crate::{
+    api::{
+        cri::{FsInfo, Image},
+        oci::ImageProcess,
+    },
+    runtime::Call,
+};
+
+/// An image that containers can be made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedImage {
+    /// Key in the store: `sha256:` and the digest of the configuration.
+    pub id: String,
+    /// What the API shows as `imageID`: a name by digest, else the id.
+    pub reference: String,
+    /// How to run it.
+    pub process: ImageProcess,
+    /// Unpacked layers for overlayfs, top first, at least one.
+    pub layers: Vec<PathBuf>,
+}
+
+/// An image store, as the direct backend sees it.
+pub trait Images {
+    /// The image that a reference or id names. From memory: called on the deciding thread.
+    ///
+    /// # Errors
+    /// The reference is malformed.
+    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String>;
+    /// The same in CRI's words.
+    ///
+    /// # Errors
+    /// The reference is malformed.
+    fn status(&self, reference: &str) -> Result<Option<Image>, String>;
+    /// All images, sorted by id. From memory.
+    fn list(&self) -> Vec<Image>;
+    /// Pulls a reference and returns the image id.
+    fn pull<'a>(&'a self, reference: &'a str) -> Call<'a, String>;
+    /// Removes an image; `in_use` holds the ids that instances use. Absent is success.
+    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;
+    /// Disk use.
+    fn fs_info(&self) -> Call<'_, FsInfo>;
+}

@@ -1,0 +1,242 @@
+//! Sandboxes: run, stop, remove.
+
+use std::{fs, io, os::fd::AsFd};
+
+use super::{
+    Runc, chain,
+    cni::PodNetwork,
+    failed, failed_error, files,
+    record::{self, Holder, SandboxPhase, SandboxRecord},
+    sandbox,
+    table::{Ended, Sandbox, sandbox_status},
+};
+use crate::{
+    api::{
+        SandboxId,
+        cri::{NamespaceMode, SandboxConfig, SandboxState, SandboxStatus},
+        oci::CgroupValues,
+    },
+    runtime::RuntimeError,
+    sys::{clock, mount, pidfd, proc},
+};
+
+/// oom_score_adj of a PID namespace's init, and its cpu shares (RTM-17).
+const HOLDER_OOM_SCORE_ADJ: i32 = -998;
+const HOLDER_SHARES: u64 = 2;
+
+impl Runc {
+    pub(super) async fn run_sandbox(
+        &self,
+        config: &SandboxConfig,
+    ) -> Result<SandboxStatus, RuntimeError> {
+        sandbox::check(config).map_err(RuntimeError::Invalid)?;
+        if !config.runtime_handler.is_empty() {
+            return Err(RuntimeError::Invalid(format!(
+                "runtime handler {:?} is not configured",
+                config.runtime_handler
+            )));
+        }
+        let id = record::sandbox_id(&config.uid, config.attempt);
+        let known = self
+            .table
+            .borrow()
+            .sandboxes
+            .get(&id)
+            .map(|s| s.status.clone());
+        match known {
+            Some(status) if status.state == SandboxState::Ready => return Ok(status),
+            // What is left of a try that failed or of an agent that died.
+            Some(_) => self.remove_sandbox(&id).await?,
+            None => {}
+        }
+        let mut record = SandboxRecord {
+            v: record::VERSION,
+            id: id.clone(),
+            boot_id: self.boot.id.clone(),
+            created: self.next_order(),
+            created_at: clock::wall(),
+            phase: SandboxPhase::Making,
+            config: config.clone(),
+            ips: Vec::new(),
+            holder: None,
+        };
+        let dir = self.sandbox_dir(&id);
+        fs::create_dir_all(&dir)
+            .and_then(|()| record::save(&dir, &record))
+            .map_err(failed("write the sandbox record"))?;
+        self.table.borrow_mut().sandboxes.insert(
+            id.clone(),
+            Sandbox {
+                status: sandbox_status(&record, SandboxState::NotReady),
+                holder: None,
+            },
+        );
+        match self.make_sandbox(&mut record).await {
+            Ok(status) => Ok(status),
+            Err(error) => {
+                // What cannot be undone now stays listed as not ready, and is undone by the next stop.
+                if let Err(undo) = self.remove_sandbox(&id).await {
+                    log::warn!(
+                        "uid={} sandbox={id} undoing a failed start: {undo}",
+                        config.uid
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_sandbox(
+        &self,
+        record: &mut SandboxRecord,
+    ) -> Result<SandboxStatus, RuntimeError> {
+        let dir = self.sandbox_dir(&record.id);
+        let config = &record.config;
+        sandbox::make_files(&dir, config, &self.settings.host.hostname)
+            .map_err(failed("make the files of the sandbox"))?;
+        let holder = sandbox::make_namespaces(&dir, config, &self.settings.exe)
+            .await
+            .map_err(failed("make the namespaces of the sandbox"))?;
+        if let Some(pid) = holder {
+            record.holder = Some(
+                self.adopt_holder(record, pid)
+                    .map_err(failed("keep the PID namespace"))?,
+            );
+        }
+        if record.config.namespaces.network == NamespaceMode::Pod {
+            let netns = sandbox::pin(&dir, "net");
+            let pod = PodNetwork {
+                id: &record.id,
+                netns: &netns,
+                config: &record.config,
+            };
+            record.ips = self.cni.add(&pod, &self.gate).await.map_err(failed_error)?;
+        }
+        record.phase = SandboxPhase::Ready;
+        record::save(&dir, record).map_err(failed("write the sandbox record"))?;
+        let status = sandbox_status(record, SandboxState::Ready);
+        if let Some(sandbox) = self.table.borrow_mut().sandboxes.get_mut(&record.id) {
+            sandbox.status = status.clone();
+        }
+        Ok(status)
+    }
+
+    /// Waits for the end of a PID namespace's init from now on, and puts it where the pod's processes are counted.
+    fn adopt_holder(&self, record: &SandboxRecord, pid: i32) -> io::Result<Holder> {
+        let holder = Holder {
+            pid,
+            start_time: proc::start_time(pid)?,
+        };
+        self.watch_holder(&record.id, pidfd::open(pid)?)?;
+        let mut noted = record.clone();
+        noted.holder = Some(holder);
+        record::save(&self.sandbox_dir(&record.id), &noted)?;
+        let score = HOLDER_OOM_SCORE_ADJ.max(self.settings.host.min_oom_score_adj);
+        fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string())?;
+        let cgroup = holder_cgroup(record);
+        let values = CgroupValues {
+            cpu_shares: Some(HOLDER_SHARES),
+            ..CgroupValues::default()
+        };
+        self.cgroups
+            .create(&cgroup, &values)
+            .and_then(|()| self.cgroups.create_leaf(&cgroup))
+            .and_then(|()| self.cgroups.join(&cgroup, pid))
+            .map_err(|e| io::Error::other(chain(&e)))?;
+        Ok(holder)
+    }
+
+    pub(super) fn watch_holder(&self, id: &SandboxId, fd: std::os::fd::OwnedFd) -> io::Result<()> {
+        let mut table = self.table.borrow_mut();
+        let watched = table.watch(fd, Ended::Holder(id.clone()))?;
+        if let Some(sandbox) = table.sandboxes.get_mut(id) {
+            sandbox.holder = Some(watched);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn stop_sandbox(&self, id: &SandboxId) -> Result<(), RuntimeError> {
+        let containers = {
+            let mut table = self.table.borrow_mut();
+            let Some(sandbox) = table.sandboxes.get_mut(id) else {
+                return Ok(());
+            };
+            // From here on nothing may be started in it.
+            sandbox.status.state = SandboxState::NotReady;
+            table.containers_of(id)
+        };
+        for container in containers {
+            self.stop_instance(&container, core::time::Duration::ZERO)
+                .await?;
+        }
+        let dir = self.sandbox_dir(id);
+        let Some(mut record) =
+            record::load::<SandboxRecord>(&dir).map_err(failed("read the sandbox record"))?
+        else {
+            return Ok(());
+        };
+        if record.phase == SandboxPhase::Stopped {
+            return Ok(());
+        }
+        // The plugins need the namespace: it goes after them.
+        self.cni.del(id, &self.gate).await.map_err(failed_error)?;
+        self.end_holder(&record).await?;
+        sandbox::release_namespaces(&dir).map_err(failed("release the namespaces"))?;
+        record.phase = SandboxPhase::Stopped;
+        record::save(&dir, &record).map_err(failed("write the sandbox record"))
+    }
+
+    async fn end_holder(&self, record: &SandboxRecord) -> Result<(), RuntimeError> {
+        if record.config.namespaces.pid != NamespaceMode::Pod {
+            return Ok(());
+        }
+        let holder = {
+            let table = self.table.borrow();
+            let sandbox = table.sandboxes.get(&record.id);
+            sandbox
+                .and_then(|s| s.holder.as_ref())
+                .map(|w| w.pidfd.clone())
+        };
+        if let Some(fd) = holder {
+            let kill = pidfd::send_signal(fd.as_fd(), libc::SIGKILL);
+            if let Err(e) = kill
+                && e.raw_os_error() != Some(libc::ESRCH)
+            {
+                return Err(failed("end the PID namespace")(e));
+            }
+            pidfd::ended(fd)
+                .await
+                .map_err(failed("end the PID namespace"))?;
+            self.absorb().await;
+        }
+        self.cgroups
+            .destroy(&holder_cgroup(record))
+            .await
+            .map_err(failed_error)
+    }
+
+    pub(super) async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), RuntimeError> {
+        self.stop_sandbox(id).await?;
+        let containers = self.table.borrow().containers_of(id);
+        for container in containers {
+            self.remove_instance(&container).await?;
+        }
+        let dir = self.sandbox_dir(id);
+        mount::unmount(&dir.join("shm"))
+            .and_then(|()| files::remove_tree(&dir))
+            .map_err(failed("remove the sandbox"))?;
+        self.table.borrow_mut().sandboxes.remove(id);
+        Ok(())
+    }
+}
+
+/// The cgroup of a PID namespace's init, beside those of the containers.
+fn holder_cgroup(record: &SandboxRecord) -> String {
+    format!("{}/{}", record.config.cgroup_parent, record.id)
+}
+
+/// Opens the process of `holder` if it still is that process.
+pub(super) fn open_holder(holder: Holder) -> Option<std::os::fd::OwnedFd> {
+    let fd = pidfd::open(holder.pid).ok()?;
+    (proc::start_time(holder.pid).ok()? == holder.start_time).then_some(fd)
+}

@@ -1,0 +1,315 @@
+//! Finding everything again: after a restart of the agent, a crash in the middle of an operation, a reboot.
+
+use core::time::Duration;
+use std::{collections::BTreeSet, fs, io, path::Path};
+
+use async_io::Timer;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Runc, bundle, chain, containers, failed, files,
+    pods::open_holder,
+    record::{self, ContainerRecord, SandboxPhase, SandboxRecord},
+    sandbox,
+    table::{Ended, Sandbox, container_entry, sandbox_status},
+};
+use crate::{
+    api::{
+        ContainerId, Mono, SandboxId,
+        cri::{ContainerState, NamespaceMode, SandboxState},
+    },
+    runtime::RuntimeError,
+    shim,
+    sys::{clock, file, proc},
+};
+
+/// How long a launch that an earlier agent began is waited for.
+const LAUNCH_WAIT: Duration = Duration::from_secs(20);
+/// How often it is looked at.
+const LAUNCH_LOOK: Duration = Duration::from_millis(20);
+
+/// Which boot of the machine this is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Boot {
+    /// The kernel's id.
+    pub(super) id: String,
+    /// Counted by this agent.
+    pub(super) number: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct BootFile {
+    v: u32,
+    boot_id: String,
+    number: u32,
+}
+
+impl Boot {
+    /// Reads the counter, and writes the next number if the machine was booted since.
+    pub(super) fn read(root_dir: &Path) -> io::Result<Self> {
+        const LIMIT: u64 = 4096;
+        let id = proc::boot_id()?;
+        let path = root_dir.join("boot.json");
+        // A damaged file starts over: order is then wrong once, among what a reboot ended anyway.
+        let last: Option<BootFile> = files::read_start(&path, LIMIT)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let number = match &last {
+            Some(last) if last.boot_id == id => {
+                return Ok(Self {
+                    id,
+                    number: last.number,
+                });
+            }
+            Some(last) => last.number.saturating_add(1),
+            None => 1,
+        };
+        let next = BootFile {
+            v: 1,
+            boot_id: id.clone(),
+            number,
+        };
+        file::write_atomic(&path, &serde_json::to_vec(&next)?, 0o600, true)?;
+        Ok(Self { id, number })
+    }
+}
+
+impl Runc {
+    /// Fills the table from the run directory, then sweeps what nobody owns.
+    pub(super) async fn recover(&self) -> Result<(), RuntimeError> {
+        let names = |kind: &str| {
+            let dir = self.settings.run_dir.join(kind);
+            files::names(&dir).map_err(failed(&format!("read {}", dir.display())))
+        };
+        for name in names("sandboxes")? {
+            self.recover_sandbox(&SandboxId::new(name));
+        }
+        for name in names("containers")? {
+            self.recover_container(&ContainerId::new(name)).await;
+        }
+        self.count_on();
+        self.sweep_layers().await;
+        let live: BTreeSet<SandboxId> = {
+            let table = self.table.borrow();
+            let sandboxes = table.sandboxes.values();
+            // One that is not ready is detached when it is stopped, which the agent does with every such sandbox.
+            sandboxes.map(|s| s.status.id.clone()).collect()
+        };
+        self.cni.sweep(&live, &self.gate).await;
+        Ok(())
+    }
+
+    fn recover_sandbox(&self, id: &SandboxId) {
+        let dir = self.sandbox_dir(id);
+        let record = match record::load::<SandboxRecord>(&dir) {
+            Ok(Some(record)) => record,
+            Ok(None) => {
+                // Died between the directory and the intent: nothing was made yet.
+                if let Err(e) = files::remove_tree(&dir) {
+                    log::warn!("sandbox={id} {e}");
+                }
+                return;
+            }
+            Err(e) => {
+                log::error!("sandbox={id} {}: {e}; left alone", dir.display());
+                return;
+            }
+        };
+        let config = &record.config;
+        let mut usable = record.boot_id == self.boot.id
+            && record.phase == SandboxPhase::Ready
+            && sandbox::has_namespaces(&dir, config);
+        let holder = record
+            .holder
+            .filter(|_| record.boot_id == self.boot.id)
+            .and_then(open_holder);
+        usable &= config.namespaces.pid != NamespaceMode::Pod || holder.is_some();
+        let state = if usable {
+            SandboxState::Ready
+        } else {
+            SandboxState::NotReady
+        };
+        self.table.borrow_mut().sandboxes.insert(
+            id.clone(),
+            Sandbox {
+                status: sandbox_status(&record, state),
+                holder: None,
+            },
+        );
+        if let Some(fd) = holder
+            && let Err(e) = self.watch_holder(id, fd)
+        {
+            log::warn!("sandbox={id} watch its init: {e}");
+        }
+    }
+
+    async fn recover_container(&self, id: &ContainerId) {
+        let dirs = self.dirs(id);
+        let record = match record::load::<ContainerRecord>(&dirs.run) {
+            Ok(Some(record)) if record.made => record,
+            // Nothing was started yet: the mount and the directories go.
+            Ok(_) => {
+                if let Err(e) = self.disk.run(move || bundle::unmake(&dirs)).await {
+                    log::warn!("container={id} {e}");
+                }
+                return;
+            }
+            Err(e) => {
+                log::error!("container={id} {}: {e}; left alone", dirs.run.display());
+                return;
+            }
+        };
+        let mut entry = container_entry(&record);
+        let this_boot = record.boot_id == self.boot.id;
+        if let Some((message, wall, mono)) = &record.failure {
+            let mono = this_boot.then_some(Mono(*mono));
+            containers::note_failure(&mut entry, message, *wall, mono);
+        } else if !this_boot && record.started_at.is_some() {
+            containers::note_lost(&mut entry);
+            entry.status.finished_mono = None;
+        }
+        let settled = entry.status.state == ContainerState::Exited;
+        self.table.borrow_mut().containers.insert(id.clone(), entry);
+        if this_boot && !settled {
+            self.recover_process(record).await;
+        } else if !this_boot {
+            // Of another boot, but the run directory was kept: its exit may be known.
+            self.shim_ended(id);
+        }
+    }
+
+    async fn recover_process(&self, mut record: ContainerRecord) {
+        let id = record.id.clone();
+        let dir = self.dirs(&id).run;
+        if self.shim_ended(&id) {
+            return;
+        }
+        // An earlier agent may have died while its shim was creating the container: the shim goes on.
+        let deadline = clock::mono() + LAUNCH_WAIT;
+        while matches!(shim::is_alive(&dir), Ok(true))
+            && matches!(shim::read_state(&dir), Ok(None))
+            && clock::mono() < deadline
+        {
+            Timer::after(LAUNCH_LOOK).await;
+        }
+        match shim::open(&dir) {
+            Ok(Some(launched)) => {
+                {
+                    let mut table = self.table.borrow_mut();
+                    match table.watch(launched.pidfd, Ended::Shim(id.clone())) {
+                        Ok(watched) => {
+                            if let Some(c) = table.containers.get_mut(&id) {
+                                c.shim = Some(watched);
+                                c.status.pid = launched.pid;
+                            }
+                        }
+                        Err(e) => log::error!("container={id} watch its shim: {e}"),
+                    }
+                }
+                if record.started_at.is_none() {
+                    if !self.was_started(&id).await {
+                        log::info!(
+                            "container={id} was being started when the agent died; it starts anew"
+                        );
+                        self.clear_failed_start(&id).await;
+                        self.forget_shim(&id);
+                        return;
+                    }
+                    record.started_at = Some(clock::wall());
+                    if let Err(e) = record::save(&dir, &record) {
+                        log::warn!("container={id} record: {e}");
+                    }
+                }
+                if let Some(c) = self.table.borrow_mut().containers.get_mut(&id) {
+                    c.status.started_at = record.started_at;
+                    if c.status.state == ContainerState::Created {
+                        c.status.state = ContainerState::Running;
+                    }
+                }
+            }
+            // It ended meanwhile, died, or never lived.
+            Ok(None) if self.shim_ended(&id) => {}
+            Ok(None)
+                if record.started_at.is_none() && matches!(shim::read_state(&dir), Ok(None)) => {}
+            Ok(None) => self.rescue(&id).await,
+            Err(e) => {
+                log::warn!("container={id} its shim: {}", chain(&e));
+                self.rescue(&id).await;
+            }
+        }
+    }
+
+    /// Asks the OCI runtime whether a created container was started.
+    async fn was_started(&self, id: &ContainerId) -> bool {
+        #[derive(Deserialize)]
+        struct State {
+            status: String,
+        }
+        let Ok(program) = self.program() else {
+            return true; // Nothing is ended on a guess.
+        };
+        let answer = program
+            .call(&self.runtime_root(), "state", &[id], &self.gate)
+            .await;
+        match answer.map(|text| serde_json::from_slice::<State>(&text)) {
+            Ok(Ok(state)) => state.status != "created",
+            Ok(Err(e)) => {
+                log::warn!("container={id} state: {e}");
+                true
+            }
+            Err(e) => {
+                log::warn!("container={id} {e}");
+                false
+            }
+        }
+    }
+
+    /// Back to "created": a later start must not find the records of the broken one.
+    fn forget_shim(&self, id: &ContainerId) {
+        let dir = self.dirs(id).run;
+        for name in [shim::file::STATE, shim::file::EXIT, shim::file::PID] {
+            if let Err(e) = files::remove_file(&dir.join(name)) {
+                log::warn!("container={id} {name}: {e}");
+            }
+        }
+        if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+            c.shim = None;
+            c.status.pid = 0;
+            c.status.state = ContainerState::Created;
+            c.status.exit_code = 0;
+            c.status.reason = String::new();
+            c.status.finished_at = None;
+            c.status.finished_mono = None;
+        }
+    }
+
+    /// New instances come after all that were found.
+    fn count_on(&self) {
+        let table = self.table.borrow();
+        let sandboxes = table.sandboxes.values().map(|s| s.status.created);
+        let containers = table.containers.values().map(|c| c.status.created);
+        let last = sandboxes
+            .chain(containers)
+            .filter(|order| order.0 == self.boot.number)
+            .map(|order| order.1)
+            .max();
+        self.next_order.replace(last.unwrap_or(0));
+    }
+
+    /// Writable layers of containers that the run directory does not know (another boot).
+    async fn sweep_layers(&self) {
+        let root = self.settings.root_dir.join("containers");
+        let run = self.settings.run_dir.join("containers");
+        let swept = self.disk.run(move || -> io::Result<()> {
+            for name in files::names(&root)? {
+                if !run.join(&name).exists() {
+                    fs::remove_dir_all(root.join(name))?;
+                }
+            }
+            Ok(())
+        });
+        if let Err(e) = swept.await {
+            log::warn!("writable layers of an earlier boot: {e}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The last words of a container (TMSG-01, TMSG-02). Blocking, bounded.
+
+use std::{
+    fs,
+    io::{self, Read, Seek, SeekFrom},
+    path::Path,
+};
+
+/// Bytes of the termination log that are shown.
+const MESSAGE_BYTES: u64 = 4096;
+/// Lines of the log that stand in for it.
+const FALLBACK_LINES: usize = 80;
+/// Bytes of those lines that are shown.
+const FALLBACK_BYTES: usize = 2048;
+/// Bytes read from the end of the log: prefixes of 80 records and what is shown of them fit many times.
+const LOG_TAIL_BYTES: u64 = 64 * 1024;
+
+/// What there is to read.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    /// The termination log on the host, empty for none.
+    pub(super) file: String,
+    /// The container's log.
+    pub(super) log: String,
+    /// Policy `FallbackToLogsOnError`.
+    pub(super) fallback: bool,
+    /// Its exit code.
+    pub(super) exit_code: i32,
+}
+
+/// The message of an ended container. What cannot be read is no message.
+pub(super) fn message(source: &Source) -> String {
+    let own = match source.file.as_str() {
+        "" => Vec::new(),
+        path => tail(Path::new(path), MESSAGE_BYTES).unwrap_or_default(),
+    };
+    if own.is_empty() && source.fallback && source.exit_code != 0 {
+        let log = tail(Path::new(&source.log), LOG_TAIL_BYTES).unwrap_or_default();
+        return last_lines(&log);
+    }
+    String::from_utf8_lossy(&own).into_owned()
+}
+
+/// At most `limit` bytes from the end of a plain file. The pod could have replaced the file by a link or a FIFO.
+fn tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Ok(Vec::new());
+    }
+    file.seek(SeekFrom::Start(meta.len().saturating_sub(limit)))?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Contents of the last log records, partial ones joined (LOG-01), cut at the front.
+fn last_lines(log: &[u8]) -> String {
+    let records: Vec<&[u8]> = log
+        .split_inclusive(|b| *b == b'\n')
+        .rev()
+        .take(FALLBACK_LINES)
+        .collect();
+    let mut text = Vec::new();
+    for record in records.into_iter().rev() {
+        // Timestamp, stream, tag, content. The first record of the tail may be cut: it is skipped.
+        let mut fields = record.splitn(4, |b| *b == b' ');
+        let (Some(_), Some(stream), Some(tag), Some(content)) =
+            (fields.next(), fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        if stream != b"stdout" && stream != b"stderr" {
+            continue;
+        }
+        let partial = tag.first() == Some(&b'P');
+        let content = if partial {
+            content.strip_suffix(b"\n").unwrap_or(content)
+        } else {
+            content
+        };
+        text.extend_from_slice(content);
+    }
+    let from = text.len().saturating_sub(FALLBACK_BYTES);
+    String::from_utf8_lossy(&text[from..]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_words_count() {
+        // TMSG-01 TMSG-02
+        let dir = std::env::temp_dir().join(format!("picolet-tmsg-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("dir");
+        let long = "a".repeat(5000) + "END";
+        let log = "2024-01-01T00:00:00.000000001Z stdout F one\n2024-01-01T00:00:00.000000002Z stderr P tw\n\
+                   2024-01-01T00:00:00.000000003Z stderr F o\nrubbish\n";
+        let many: String = (0..100).map(|n| format!("t stdout F line{n}\n")).collect();
+        for (name, file, log, fallback, code, want) in [
+            ("written", "bye\n", log, false, 0, "bye\n".to_owned()),
+            (
+                "the end counts",
+                &long,
+                log,
+                false,
+                0,
+                long[long.len() - 4096..].to_owned(),
+            ),
+            ("empty, exit 0", "", log, true, 0, String::new()),
+            ("empty, failed, File", "", log, false, 1, String::new()),
+            (
+                "empty, failed, fallback",
+                "",
+                log,
+                true,
+                1,
+                "one\ntwo\n".to_owned(),
+            ),
+            ("written wins", "bye", log, true, 1, "bye".to_owned()),
+            (
+                "80 records",
+                "",
+                &many,
+                true,
+                1,
+                (20..100).map(|n| format!("line{n}\n")).collect(),
+            ),
+        ] {
+            fs::write(dir.join("file"), file).expect("file");
+            fs::write(dir.join("log"), log).expect("log");
+            let source = Source {
+                file: dir.join("file").display().to_string(),
+                log: dir.join("log").display().to_string(),
+                fallback,
+                exit_code: code,
+            };
+            assert_eq!(message(&source), want, "{name}");
+        }
+        let long_log: String = (0..40)
+            .map(|_| format!("t stdout F {}\n", "x".repeat(99)))
+            .collect();
+        assert_eq!(last_lines(long_log.as_bytes()).len(), FALLBACK_BYTES);
+        let link = dir.join("link");
+        std::os::unix::fs::symlink("/etc/passwd", &link).expect("link");
+        assert!(tail(&link, 10).is_err(), "links are not followed");
+        fs::remove_dir_all(dir).expect("clean");
+    }
+}
