@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::api::{PodUid, oci::CgroupValues};
+use crate::api::{PodUid, cri::LinuxResources};
 
 pub use hierarchy::{Hierarchy, Version};
 
@@ -118,7 +118,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
-    pub fn create(&self, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
+    pub fn create(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
         self.make(path)?;
         values::write(&self.hierarchy, path, values)
     }
@@ -127,7 +127,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// See [`CgroupError`].
-    pub fn update(&self, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
+    pub fn update(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
         plain(path)?;
         values::write(&self.hierarchy, path, values)
     }
@@ -202,9 +202,9 @@ impl Cgroups {
         const MINIMUM_SHARES: u64 = 2;
         self.update(
             path,
-            &CgroupValues {
+            &LinuxResources {
                 cpu_shares: Some(MINIMUM_SHARES),
-                ..CgroupValues::default()
+                ..LinuxResources::default()
             },
         )
     }

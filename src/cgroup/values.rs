@@ -3,13 +3,13 @@
 use std::{fs, io, path::Path};
 
 use super::{CgroupError, Hierarchy, Version, read_file};
-use crate::api::oci::CgroupValues;
+use crate::api::cri::LinuxResources;
 
 /// Writes the fields that are set. Memory first: a lowered memory limit is the write that can be refused.
 pub(super) fn write(
     hierarchy: &Hierarchy,
     path: &str,
-    values: &CgroupValues,
+    values: &LinuxResources,
 ) -> Result<(), CgroupError> {
     match hierarchy.version() {
         Version::V1 => write_v1(hierarchy, path, values),
@@ -18,15 +18,27 @@ pub(super) fn write(
 }
 
 /// Source: kernel documentation `admin-guide/cgroup-v1`.
-fn write_v1(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
+fn write_v1(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
     let put = |controller: &'static str, file: &str, value: String| {
         let dir = hierarchy
             .dir(controller, path)
             .ok_or(CgroupError::NoController(controller))?;
         put_file(&dir.join(file), &value)
     };
-    if let Some(bytes) = values.memory_bytes {
+    if let Some(bytes) = values.memory_limit_bytes {
         put("memory", "memory.limit_in_bytes", unlimited(bytes, "-1"))?;
+    }
+    if let Some(bytes) = values.memory_swap_bytes
+        // Absent when the kernel does not account swap.
+        && hierarchy
+            .dir("memory", path)
+            .is_some_and(|d| d.join("memory.memsw.limit_in_bytes").exists())
+    {
+        put(
+            "memory",
+            "memory.memsw.limit_in_bytes",
+            unlimited(bytes, "-1"),
+        )?;
     }
     if let Some(shares) = values.cpu_shares {
         put("cpu", "cpu.shares", shares.to_string())?;
@@ -38,10 +50,10 @@ fn write_v1(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<
         // 0 is "unset" above this layer; the kernel's word is -1.
         put("cpu", "cpu.cfs_quota_us", unlimited(quota, "-1"))?;
     }
-    if let Some(limit) = values.pids {
+    if let Some(limit) = values.pids_limit {
         put("pids", "pids.max", unlimited(limit, "max"))?;
     }
-    for (size, bytes) in &values.hugetlb {
+    for (size, bytes) in &values.hugepage_limits {
         let file = format!("hugetlb.{size}.limit_in_bytes");
         put_if_present(hierarchy.dir("hugetlb", path).map(|d| d.join(file)), bytes)?;
     }
@@ -49,7 +61,7 @@ fn write_v1(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<
 }
 
 /// Source: kernel documentation `admin-guide/cgroup-v2.rst`.
-fn write_v2(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<(), CgroupError> {
+fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
     let Some(dir) = hierarchy.dir("", path) else {
         return Err(CgroupError::NotMounted);
     };
@@ -62,14 +74,11 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<
         }
         other => other,
     };
-    if let Some(bytes) = values.memory_bytes {
+    if let Some(bytes) = values.memory_limit_bytes {
         put("memory", "memory.max", unlimited(bytes, "max"))?;
     }
-    if let Some(weight) = values
-        .cpu_weight
-        .or_else(|| values.cpu_shares.map(weight_of))
-    {
-        put("cpu", "cpu.weight", weight.to_string())?;
+    if let Some(shares) = values.cpu_shares {
+        put("cpu", "cpu.weight", weight(shares).to_string())?;
     }
     if values.cpu_quota_us.is_some() || values.cpu_period_us.is_some() {
         /// The kernel's own default, microseconds.
@@ -78,17 +87,23 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &CgroupValues) -> Result<
         let period = values.cpu_period_us.unwrap_or(DEFAULT_PERIOD_US);
         put("cpu", "cpu.max", format!("{quota} {period}"))?;
     }
-    if let Some(limit) = values.pids {
+    if let Some(limit) = values.pids_limit {
         put("pids", "pids.max", unlimited(limit, "max"))?;
     }
-    for (size, bytes) in &values.hugetlb {
+    for (size, bytes) in &values.hugepage_limits {
         put_if_present(Some(dir.join(format!("hugetlb.{size}.max"))), bytes)?;
+    }
+    for (file, value) in &values.unified {
+        if file.contains('/') {
+            return Err(CgroupError::BadPath(file.clone()));
+        }
+        put_file(&dir.join(file), value)?;
     }
     Ok(())
 }
 
 /// Shares (2..=262144) as a weight (1..=10000), the conversion a kubelet applies to pod and tier groups (RES-14).
-fn weight_of(shares: u64) -> u64 {
+fn weight(shares: u64) -> u64 {
     1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142
 }
 
@@ -169,7 +184,7 @@ mod tests {
             (262_144, 10_000),
             (u64::MAX, 10_000),
         ] {
-            assert_eq!(weight_of(shares), want, "{shares}");
+            assert_eq!(weight(shares), want, "{shares}");
         }
     }
 

@@ -537,7 +537,9 @@ impl Runc {
         self.cgroups.kill(&cgroup);
         let mut table = self.table.borrow_mut();
         let watched = match launched {
-            Ok(launched) => table.watch(launched.pidfd, Ended::Shim(id.clone())).ok(),
+            Ok(Some(launched)) => table.watch(launched.pidfd, Ended::Shim(id.clone())).ok(),
+            // It had ended: its output is saved and recorded.
+            Ok(None) => None,
             Err(e) => {
                 log::warn!("container={id} log-only shim: {}", chain(&e));
                 None
@@ -545,7 +547,10 @@ impl Runc {
         };
         if let Some(container) = table.containers.get_mut(id) {
             if watched.is_none() {
-                note_lost(container);
+                match shim::read_exit(&self.dirs(id).run) {
+                    Ok(Some(exit)) => note_exit(container, &exit, &self.boot.id),
+                    Ok(None) | Err(_) => note_lost(container),
+                }
             }
             container.shim = watched;
         }

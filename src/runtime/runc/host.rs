@@ -91,6 +91,7 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
         .find(|name| profiles.lines().any(|l| l.split(' ').next() == Some(name)))
         .unwrap_or("")
         .to_owned(),
+        selinux: Path::new("/sys/fs/selinux/enforce").exists(),
         seccomp: text("/proc/self/status").contains("\nSeccomp:"),
     }
 }

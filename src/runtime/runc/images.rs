@@ -7,7 +7,9 @@ use crate::{
         cri::{FsInfo, Image},
         oci::ImageProcess,
     },
-    runtime::Call,
+    image::{ImageError, Store},
+    runtime::{Call, RuntimeError},
+    sys::lane::Lane,
 };
 
 /// An image that containers can be made of.
@@ -43,4 +45,72 @@ pub trait Images {
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;
     /// Disk use.
     fn fs_info(&self) -> Call<'_, FsInfo>;
+}
+
+/// The store of this machine. What touches the disk runs on the lane.
+pub struct StoreImages {
+    store: Store,
+    disk: Lane,
+}
+
+impl StoreImages {
+    /// Serves `store`.
+    #[must_use]
+    pub const fn new(store: Store, disk: Lane) -> Self {
+        Self { store, disk }
+    }
+}
+
+impl Images for StoreImages {
+    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
+        let Some(image) = self.store.resolve(reference).map_err(|e| super::chain(&e))? else {
+            return Ok(None);
+        };
+        // Removed meanwhile counts as absent.
+        Ok(self.store.layer_dirs(&image.id).map(|layers| ResolvedImage {
+            id: image.id.clone(),
+            reference: image.image_id().to_owned(),
+            process: image.config.config.clone(),
+            layers,
+        }))
+    }
+
+    fn status(&self, reference: &str) -> Result<Option<Image>, String> {
+        let image = self.store.resolve(reference).map_err(|e| super::chain(&e))?;
+        Ok(image.map(|i| i.to_cri()))
+    }
+
+    fn list(&self) -> Vec<Image> {
+        self.store.list().iter().map(|i| i.to_cri()).collect()
+    }
+
+    fn pull<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
+        Box::pin(async move {
+            match self.store.pull(reference) {
+                Ok(image) => Ok(image.id.clone()),
+                Err(e @ ImageError::InvalidReference { .. }) => {
+                    Err(RuntimeError::Invalid(super::chain(&e)))
+                }
+                Err(e) => Err(RuntimeError::Failed(super::chain(&e))),
+            }
+        })
+    }
+
+    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
+        Box::pin(async move {
+            let (store, id) = (self.store.clone(), id.to_owned());
+            let removed = self
+                .disk
+                .run(move || store.remove(&id, &in_use.into_iter().collect()));
+            removed.await.map(drop).map_err(super::failed_error)
+        })
+    }
+
+    fn fs_info(&self) -> Call<'_, FsInfo> {
+        Box::pin(async {
+            let store = self.store.clone();
+            let info = self.disk.run(move || store.fs_info());
+            info.await.map_err(super::failed_error)
+        })
+    }
 }

@@ -182,8 +182,9 @@ impl Runc {
         for id in ids {
             result = result.and(self.remove_instance(&id).await);
         }
-        let bridge = self.cni.remove_bridge();
-        result = result.and(bridge.map_err(failed("remove the bridge")));
+        if let Err(e) = self.cni.remove_bridge() {
+            result = result.and(Err(failed("remove the bridge")(e)));
+        }
         let (run, root) = (
             self.settings.run_dir.clone(),
             self.settings.root_dir.clone(),

@@ -13,8 +13,7 @@ use super::{
 use crate::{
     api::{
         SandboxId,
-        cri::{NamespaceMode, SandboxConfig, SandboxState, SandboxStatus},
-        oci::CgroupValues,
+        cri::{LinuxResources, NamespaceMode, SandboxConfig, SandboxState, SandboxStatus},
     },
     runtime::RuntimeError,
     sys::{clock, mount, pidfd, proc},
@@ -134,9 +133,9 @@ impl Runc {
         let score = HOLDER_OOM_SCORE_ADJ.max(self.settings.host.min_oom_score_adj);
         fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string())?;
         let cgroup = holder_cgroup(record);
-        let values = CgroupValues {
+        let values = LinuxResources {
             cpu_shares: Some(HOLDER_SHARES),
-            ..CgroupValues::default()
+            ..LinuxResources::default()
         };
         self.cgroups
             .create(&cgroup, &values)
