@@ -15,8 +15,8 @@ use super::{CgroupError, Hierarchy, Version, read_file};
 
 /// Rounds of "kill all, try to remove" before giving up (RES-16).
 pub(super) const ROUNDS: u32 = 5;
-/// Wait after the first round; it doubles, so that all rounds together take about 0.6 s.
-const FIRST_WAIT: Duration = Duration::from_millis(20);
+/// Wait after the first round; it quadruples, so that all rounds together take about 0.7 s.
+const FIRST_WAIT: Duration = Duration::from_millis(2);
 /// Nesting that is followed below a pod group: pod, container, and what a container nests itself.
 const MAX_DEPTH: usize = 16;
 
@@ -60,6 +60,24 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
     found.len()
 }
 
+pub(super) async fn drain(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
+    let mut wait = FIRST_WAIT;
+    for _ in 0..ROUNDS {
+        if once(hierarchy, path) == 0 {
+            return Ok(());
+        }
+        async_io::Timer::after(wait).await;
+        wait *= 4;
+    }
+    match pids(hierarchy, path).len() {
+        0 => Ok(()),
+        left => Err(CgroupError::Busy {
+            path: path.to_owned(),
+            left,
+        }),
+    }
+}
+
 pub(super) async fn destroy(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
     let mut wait = FIRST_WAIT;
     let mut last = Ok(());
@@ -72,7 +90,7 @@ pub(super) async fn destroy(hierarchy: &Hierarchy, path: &str) -> Result<(), Cgr
             Err(_) => return last,
         }
         async_io::Timer::after(wait).await;
-        wait *= 2;
+        wait *= 4;
     }
     match last {
         Err(CgroupError::Io { source, .. }) if is_busy(&source) => Err(CgroupError::Busy {

@@ -184,6 +184,15 @@ impl Cgroups {
         kill::once(&self.hierarchy, path)
     }
 
+    /// Kills what is left in the group and below, and waits until it is empty. Absent counts as empty.
+    ///
+    /// # Errors
+    /// [`CgroupError::Busy`] after five rounds; the caller tries again later.
+    pub async fn drain(&self, path: &str) -> Result<(), CgroupError> {
+        plain(path)?;
+        kill::drain(&self.hierarchy, path).await
+    }
+
     /// Kills what is left in the group and below, then removes it everywhere. Absent counts as done.
     ///
     /// # Errors

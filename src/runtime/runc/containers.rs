@@ -104,7 +104,7 @@ impl Runc {
             uid: parent.config.uid.clone(),
             boot_id: self.boot.id.clone(),
             created: self.next_order(),
-            created_at: clock::wall(),
+            created_at: clock::wall().truncated(),
             made: false,
             started_at: None,
             failure: None,
@@ -246,7 +246,8 @@ impl Runc {
             .ok_or_else(|| not_found("container", id))?;
         match self.launch_and_start(&record).await {
             Ok(()) => {
-                let now = clock::wall();
+                // As precise as the record keeps it: the same before and after a restart.
+                let now = clock::wall().truncated();
                 record.started_at = Some(now);
                 // Lost, it is found again by asking the OCI runtime.
                 if let Err(e) = record::save(&dir, &record) {
@@ -263,7 +264,7 @@ impl Runc {
             }
             Err(message) => {
                 self.clear_failed_start(id).await;
-                let (wall, mono) = (clock::wall(), clock::mono());
+                let (wall, mono) = (clock::wall().truncated(), clock::mono());
                 record.failure = Some((message.clone(), wall, mono.0));
                 if let Err(e) = record::save(&dir, &record) {
                     log::warn!("container={id} record: {e}");
@@ -352,14 +353,12 @@ impl Runc {
         };
         if !lives {
             // Processes that outlived their init in a shared PID namespace.
-            self.cgroups.kill(&cgroup);
-            return Ok(());
+            return self.cgroups.drain(&cgroup).await.map_err(failed_error);
         }
         if !grace.is_zero() {
             self.signal(id, &signal).await?;
             if self.wait_end(id, grace).await {
-                self.cgroups.kill(&cgroup);
-                return Ok(());
+                return self.cgroups.drain(&cgroup).await.map_err(failed_error);
             }
         }
         if self.cgroups.kill(&cgroup) == 0 {
@@ -372,8 +371,7 @@ impl Runc {
                 after: KILL_WAIT,
             });
         }
-        self.cgroups.kill(&cgroup);
-        Ok(())
+        self.cgroups.drain(&cgroup).await.map_err(failed_error)
     }
 
     async fn signal(&self, id: &ContainerId, signal: &str) -> Result<(), RuntimeError> {

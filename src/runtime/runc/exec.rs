@@ -13,6 +13,7 @@ use std::{
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     pty::openpty,
+    sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr},
 };
 
 use super::{Runc, failed, files, not_found, program::ProgramError};
@@ -179,6 +180,10 @@ impl Runc {
                 let flags = nix::fcntl::FdFlag::FD_CLOEXEC;
                 fcntl(fd, FcntlArg::F_SETFD(flags)).map_err(failed(step))?;
             }
+            // The inner terminal echoes; this one only carries bytes, from before the runtime sets it so.
+            let mut raw = tcgetattr(&pty.slave).map_err(failed(step))?;
+            cfmakeraw(&mut raw);
+            tcsetattr(&pty.slave, SetArg::TCSANOW, &raw).map_err(failed(step))?;
             streams.stdin = options.stdin.then(|| copy(&pty.master)).transpose()?;
             streams.stdout = Some(copy(&pty.master)?);
             master = Some(pty.master);

@@ -63,20 +63,30 @@ impl StoreImages {
 
 impl Images for StoreImages {
     fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
-        let Some(image) = self.store.resolve(reference).map_err(|e| super::chain(&e))? else {
+        let Some(image) = self
+            .store
+            .resolve(reference)
+            .map_err(|e| super::chain(&e))?
+        else {
             return Ok(None);
         };
         // Removed meanwhile counts as absent.
-        Ok(self.store.layer_dirs(&image.id).map(|layers| ResolvedImage {
-            id: image.id.clone(),
-            reference: image.image_id().to_owned(),
-            process: image.config.config.clone(),
-            layers,
-        }))
+        Ok(self
+            .store
+            .layer_dirs(&image.id)
+            .map(|layers| ResolvedImage {
+                id: image.id.clone(),
+                reference: image.image_id().to_owned(),
+                process: image.config.config.clone(),
+                layers,
+            }))
     }
 
     fn status(&self, reference: &str) -> Result<Option<Image>, String> {
-        let image = self.store.resolve(reference).map_err(|e| super::chain(&e))?;
+        let image = self
+            .store
+            .resolve(reference)
+            .map_err(|e| super::chain(&e))?;
         Ok(image.map(|i| i.to_cri()))
     }
 

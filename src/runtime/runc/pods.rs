@@ -53,7 +53,7 @@ impl Runc {
             id: id.clone(),
             boot_id: self.boot.id.clone(),
             created: self.next_order(),
-            created_at: clock::wall(),
+            created_at: clock::wall().truncated(),
             phase: SandboxPhase::Making,
             config: config.clone(),
             ips: Vec::new(),

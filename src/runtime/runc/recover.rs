@@ -215,7 +215,7 @@ impl Runc {
                         self.forget_shim(&id);
                         return;
                     }
-                    record.started_at = Some(clock::wall());
+                    record.started_at = Some(clock::wall().truncated());
                     if let Err(e) = record::save(&dir, &record) {
                         log::warn!("container={id} record: {e}");
                     }

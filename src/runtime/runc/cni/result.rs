@@ -82,7 +82,8 @@ pub(super) fn failure(stdout: &[u8], stderr: &[u8], code: i32) -> String {
     if let Some((at, _)) = text.char_indices().nth(TEXT_LIMIT) {
         text.truncate(at);
     }
-    if text.contains("iptables") && (text.contains("not found") || text.contains("no such file")) {
+    let absent = ["executable file not found", "no such file"];
+    if text.contains("iptables") && absent.iter().any(|words| text.contains(words)) {
         text.push_str(": install the iptables package");
     }
     text
