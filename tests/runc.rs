@@ -674,6 +674,7 @@ fn exec_with_and_without_terminal() {
                     tty: false,
                 },
             )
+            .await
             .expect("session");
         let streams = session.take_streams();
         let mut stdin = fs::File::from(streams.stdin.expect("stdin"));
@@ -691,11 +692,12 @@ fn exec_with_and_without_terminal() {
             .exec_stream(
                 &id,
                 &ExecOptions {
-                    command: words("read x; until stty size; do sleep 0.05; done; exit 6"),
+                    command: words("read x; stty size; exit 6"),
                     stdin: true,
                     tty: true,
                 },
             )
+            .await
             .expect("session");
         let streams = session.take_streams();
         session.resize(123, 45);
@@ -703,7 +705,6 @@ fn exec_with_and_without_terminal() {
         let stdout =
             async_io::Async::new(fs::File::from(streams.stdout.expect("stdout"))).expect("async");
         let mut text = Vec::new();
-        // The runtime sets the size only after the command has begun.
         stdin.write_all(b"go\n").expect("write");
         let mut chunk = [0; 256];
         while let Ok(n) = stdout.read_with(|mut f| f.read(&mut chunk)).await {
@@ -727,6 +728,7 @@ fn exec_with_and_without_terminal() {
                     tty: false,
                 },
             )
+            .await
             .expect("session");
         until("the command runs", || {
             Lab::cgroups().pids(&cgroup).iter().any(|pid| {

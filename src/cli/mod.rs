@@ -15,7 +15,7 @@ use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 use args::{Word, Words};
 use client::Client;
 
-use crate::runtime::runc::pod_init;
+use crate::runtime::runc::{exec_wait, pod_init};
 
 /// Where the agent listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/picolet/picolet.sock";
@@ -119,6 +119,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     match command {
         "run" => Ok(crate::agent::main(words)),
         pod_init::COMMAND => Ok(pod_init::main()),
+        exec_wait::COMMAND => Ok(exec_wait::main(&words)),
         "get" => get::run(Words::new(words)).map(done),
         "logs" => logs::run(Words::new(words)).map(done),
         "exec" => exec::run(Words::new(words)),

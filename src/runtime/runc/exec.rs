@@ -1,34 +1,39 @@
 //! Commands in running containers: captured, or with streams and a terminal.
 //!
-//! A command is a child of the agent (`<runtime> exec` in the foreground) and writes its own pid file: ending it means
-//! killing the process *in* the container, which is no descendant of the runtime's process group.
+//! A command is started detached by the runtime, under a small process of ours ([`exec_wait`]) that is the agent's child
+//! and passes its exit code on. The runtime writes a pid file: ending the command means killing the process *in* the
+//! container, which is in nobody's process group.
 
 use core::time::Duration;
 use std::{
-    io,
-    os::fd::{AsFd, OwnedFd},
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixListener,
+    },
     path::{Path, PathBuf},
+    process::ExitStatus,
 };
 
-use nix::{
-    fcntl::{FcntlArg, OFlag, fcntl},
-    pty::openpty,
-    sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr},
-};
+use async_io::{Async, Timer};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use smol::future;
 
-use super::{Runc, failed, files, not_found, program::ProgramError};
+use super::{Runc, exec_wait, failed, files, not_found, program::ProgramError};
 use crate::{
     api::{ContainerId, cri::ExecOutput},
     runtime::RuntimeError,
     shim,
     sys::{
         child::{self, Child, Command, Input, Sink},
-        pidfd, tty,
+        pidfd, socket, tty,
     },
 };
 
 /// Longest log of the OCI runtime that is read for its message, bytes.
 const LOG_LIMIT: u64 = 16 * 1024;
+/// How long the runtime may take to hand over a terminal.
+const TERMINAL_WAIT: Duration = Duration::from_secs(60);
 /// Longest pid file and cgroup file that are read, bytes.
 const SMALL: u64 = 4096;
 
@@ -61,7 +66,7 @@ pub struct ExecSession {
     streams: ExecStreams,
     master: Option<OwnedFd>,
     files: Files,
-    done: bool,
+    ended: Option<ExitStatus>,
 }
 
 impl ExecSession {
@@ -76,8 +81,6 @@ impl ExecSession {
         if let Err(e) = tty::set_window_size(master.as_fd(), columns, rows) {
             log::debug!("resize: {e}");
         }
-        // The runtime copies the size on; the terminal is not its controlling one, so nobody else tells it.
-        let _ = pidfd::send_signal(self.child.pidfd(), libc::SIGWINCH);
     }
 
     /// Waits for the end: the exit code, 128 + signal if it was killed.
@@ -90,7 +93,6 @@ impl ExecSession {
             .wait()
             .await
             .map_err(failed("wait for the command"))?;
-        self.done = true;
         let code = child::exit_code(status);
         match self.files.failure().filter(|_| code != 0) {
             Some(message) => Err(RuntimeError::Failed(message)),
@@ -101,7 +103,7 @@ impl ExecSession {
 
 impl Drop for ExecSession {
     fn drop(&mut self) {
-        if !self.done {
+        if self.ended.is_none() {
             self.files.kill();
         }
     }
@@ -112,6 +114,8 @@ impl Drop for ExecSession {
 struct Files {
     pid: PathBuf,
     log: PathBuf,
+    /// Where the runtime hands over a terminal.
+    socket: PathBuf,
     container: String,
 }
 
@@ -150,7 +154,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        for path in [&self.pid, &self.log] {
+        for path in [&self.pid, &self.log, &self.socket] {
             if let Err(e) = files::remove_file(path) {
                 log::debug!("{}: {e}", path.display());
             }
@@ -163,64 +167,41 @@ impl Runc {
     ///
     /// # Errors
     /// [`RuntimeError::NotFound`] if the container does not run.
-    pub fn exec_stream(
+    pub async fn exec_stream(
         &self,
         id: &ContainerId,
         options: &ExecOptions,
     ) -> Result<ExecSession, RuntimeError> {
         let (command, files) = self.exec_command(id, &options.command, options.tty)?;
         let step = "start the command";
+        if options.tty {
+            return terminal_session(command, files, options.stdin).await;
+        }
         let mut streams = ExecStreams::default();
-        let mut master = None;
-        let command = if options.tty {
-            let pty = openpty(None, None).map_err(failed(step))?;
-            let copy = |fd: &OwnedFd| fd.try_clone().map_err(failed(step));
-            // Only standard streams are inherited; the rest of the pair must not leak into other children.
-            for fd in [&pty.master, &pty.slave] {
-                let flags = nix::fcntl::FdFlag::FD_CLOEXEC;
-                fcntl(fd, FcntlArg::F_SETFD(flags)).map_err(failed(step))?;
-            }
-            // The inner terminal echoes; this one only carries bytes, from before the runtime sets it so.
-            let mut raw = tcgetattr(&pty.slave).map_err(failed(step))?;
-            cfmakeraw(&mut raw);
-            tcsetattr(&pty.slave, SetArg::TCSANOW, &raw).map_err(failed(step))?;
-            streams.stdin = options.stdin.then(|| copy(&pty.master)).transpose()?;
-            streams.stdout = Some(copy(&pty.master)?);
-            master = Some(pty.master);
-            command
-                .session()
-                .stdin(Input::Fd(copy(&pty.slave)?))
-                .stdout(Sink::Fd(copy(&pty.slave)?))
-                .stderr(Sink::Fd(pty.slave))
-        } else {
-            let (stdout, to_stdout) = io::pipe().map_err(failed(step))?;
-            let (stderr, to_stderr) = io::pipe().map_err(failed(step))?;
-            streams.stdout = Some(stdout.into());
-            streams.stderr = Some(stderr.into());
-            let command = command
-                .stdout(Sink::Fd(to_stdout.into()))
-                .stderr(Sink::Fd(to_stderr.into()));
-            if options.stdin {
-                let (from_stdin, stdin) = io::pipe().map_err(failed(step))?;
-                streams.stdin = Some(stdin.into());
-                command.stdin(Input::Fd(from_stdin.into()))
-            } else {
-                command
-            }
-        };
+        let (stdout, to_stdout) = io::pipe().map_err(failed(step))?;
+        let (stderr, to_stderr) = io::pipe().map_err(failed(step))?;
+        streams.stdout = Some(stdout.into());
+        streams.stderr = Some(stderr.into());
+        let mut command = command
+            .stdout(Sink::Fd(to_stdout.into()))
+            .stderr(Sink::Fd(to_stderr.into()));
+        if options.stdin {
+            let (from_stdin, stdin) = io::pipe().map_err(failed(step))?;
+            streams.stdin = Some(stdin.into());
+            command = command.stdin(Input::Fd(from_stdin.into()));
+        }
         for fd in [&streams.stdin, &streams.stdout, &streams.stderr]
             .into_iter()
             .flatten()
         {
             nonblocking(fd).map_err(failed(step))?;
         }
-        let child = command.spawn().map_err(failed(step))?;
         Ok(ExecSession {
-            child,
+            child: command.spawn().map_err(failed(step))?,
             streams,
-            master,
+            master: None,
             files,
-            done: false,
+            ended: None,
         })
     }
 
@@ -260,10 +241,10 @@ impl Runc {
     fn exec_command(
         &self,
         id: &ContainerId,
-        command: &[String],
+        words: &[String],
         tty: bool,
     ) -> Result<(Command, Files), RuntimeError> {
-        if command.is_empty() {
+        if words.is_empty() {
             return Err(RuntimeError::Invalid("no command to run".into()));
         }
         let runs = {
@@ -288,23 +269,99 @@ impl Runc {
         let files = Files {
             pid: dir.join(format!("{name}.pid")),
             log: dir.join(format!("{name}.log")),
+            socket: dir.join(format!("{name}.sock")),
             container: id.to_string(),
         };
-        // A log of its own: on standard error the runtime's words would mix with the command's.
-        let command = program
-            .command(&self.runtime_root())
+        let helper = Command::opened(self.settings.exe.clone(), "picolet")
+            .arg(exec_wait::COMMAND)
+            .arg(&files.pid)
+            .arg(&program.path);
+        let mut command = program
+            .options(helper, &self.runtime_root())
+            // A log of its own: on standard error the runtime's words would mix with the command's.
             .arg("--log")
             .arg(&files.log)
-            .args([
-                "exec",
-                if tty { "--tty=true" } else { "--tty=false" },
-                "--pid-file",
-            ])
-            .arg(&files.pid)
-            .arg(id.as_str())
-            .args(command);
+            .args(["exec", "--detach", "--pid-file"])
+            .arg(&files.pid);
+        command = if tty {
+            // Relative: a socket's path may have 107 bytes only.
+            command
+                .cwd(&dir)
+                .args(["--tty=true", "--console-socket"])
+                .arg(format!("{name}.sock"))
+        } else {
+            command.arg("--tty=false")
+        };
+        let command = command.arg(id.as_str()).args(words);
         Ok((command, files))
     }
+}
+
+/// Starts a command with a terminal, whose master the runtime hands over by a socket.
+async fn terminal_session(
+    command: Command,
+    files: Files,
+    stdin: bool,
+) -> Result<ExecSession, RuntimeError> {
+    let step = "get the command's terminal";
+    let listener =
+        Async::new(listen(&files.socket).map_err(failed(step))?).map_err(failed(step))?;
+    let mut child = command.spawn().map_err(failed("start the command"))?;
+    let mut ended = None;
+    let master = {
+        let mut taken = core::pin::pin!(async {
+            let (stream, _) = listener.accept().await?;
+            stream.readable().await?;
+            socket::receive_fd(stream.get_ref()).map(Some)
+        });
+        let gone = async {
+            ended = Some(child.wait().await?);
+            Ok(None)
+        };
+        let first = future::or(&mut taken, future::or(gone, late(TERMINAL_WAIT))).await;
+        match first.map_err(failed(step))? {
+            Some(master) => Some(master),
+            // A short command may have ended before its terminal was taken out of the socket.
+            None if files.failure().is_none() => {
+                let soon = Duration::from_secs(1);
+                future::or(taken, late(soon)).await.map_err(failed(step))?
+            }
+            None => None,
+        }
+    };
+    let Some(master) = master else {
+        let why = files
+            .failure()
+            .unwrap_or_else(|| "the runtime gave no terminal".into());
+        return Err(RuntimeError::Failed(why));
+    };
+    nonblocking(&master).map_err(failed(step))?;
+    let copy = || master.try_clone().map_err(failed(step));
+    Ok(ExecSession {
+        child,
+        streams: ExecStreams {
+            stdin: stdin.then(copy).transpose()?,
+            stdout: Some(copy()?),
+            stderr: None,
+        },
+        master: Some(master),
+        files,
+        ended,
+    })
+}
+
+async fn late(limit: Duration) -> io::Result<Option<OwnedFd>> {
+    Timer::after(limit).await;
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+/// Listens at `path`, by way of its opened directory: a socket's path may have 107 bytes only.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let dir = fs::File::open(dir)?;
+    UnixListener::bind(super::fd_path(&dir).join(name))
 }
 
 /// Ends the command if the caller stops waiting for it.

@@ -16,6 +16,7 @@ mod bundle;
 pub mod cni;
 mod containers;
 pub mod exec;
+pub mod exec_wait;
 mod files;
 mod gate;
 pub mod host;
@@ -183,7 +184,10 @@ impl Runc {
             result = result.and(self.remove_instance(&id).await);
         }
         if let Err(e) = self.cni.remove_bridge() {
-            result = result.and(Err(failed("remove the bridge")(e)));
+            // The first error counts.
+            if result.is_ok() {
+                result = Err(failed("remove the bridge")(e));
+            }
         }
         let (run, root) = (
             self.settings.run_dir.clone(),

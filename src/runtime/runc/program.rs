@@ -135,9 +135,13 @@ impl Program {
         ))))
     }
 
-    /// The program with its global options.
-    pub fn command(&self, root: &Path) -> Command {
-        Command::new(&self.path)
+    fn command(&self, root: &Path) -> Command {
+        self.options(Command::new(&self.path), root)
+    }
+
+    /// Adds environment and global options of this program to a command that runs it.
+    pub(super) fn options(&self, command: Command, root: &Path) -> Command {
+        command
             .env("PATH", DIRS.join(":"))
             // crun and youki refuse to guess without it in some calls.
             .env("XDG_RUNTIME_DIR", root)
