@@ -455,3 +455,63 @@ fn sparse_files_of_gnu_tar_keep_their_content() {
         assert!(stat.blocks() * 512 < 4 << 20, "{name}: the holes are holes");
     }
 }
+
+/// Peak of the process's own memory so far, KiB.
+fn peak_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("proc");
+    let line = status.lines().find(|l| l.starts_with("VmHWM:"));
+    let field = line.and_then(|l| l.split_whitespace().nth(1));
+    field.and_then(|f| f.parse().ok()).expect("VmHWM")
+}
+
+/// Run alone: `cargo test --release --test image -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures, and wants the machine for itself"]
+fn memory_does_not_grow_with_the_archive() {
+    if !able() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let base = scratch.path.clone();
+    // 100 MiB in 3200 files that compress about as programs do: random bytes and runs.
+    let mut random = File::open("/dev/urandom").expect("random");
+    for n in 0..3200 {
+        let dir = base.join(format!("files/usr/lib/{}", n % 64));
+        fs::create_dir_all(&dir).expect("scratch");
+        let mut data = vec![0; 32 * 1024];
+        random
+            .read_exact(&mut data[..12 * 1024])
+            .expect("random bytes");
+        fs::write(dir.join(format!("file{n}")), data).expect("scratch");
+    }
+    run(&base, "tar -C files -cf big.tar usr");
+    run(&base, "umoci init --layout layout");
+    run(&base, "umoci new --image layout:big");
+    run(&base, "umoci raw add-layer --image layout:big big.tar");
+    run(
+        &base,
+        "skopeo --insecure-policy copy oci:layout:big docker-archive:docker.tar:big:1",
+    );
+    run(
+        &base,
+        "skopeo --insecure-policy copy --dest-compress-format zstd oci:layout:big oci-archive:zstd.tar:big:1",
+    );
+    run(&base, "gzip -k1 docker.tar");
+    for (what, archive) in [
+        ("docker-archive, plain layer", "docker.tar"),
+        ("OCI layout, gzip layer", "layout"),
+        ("OCI archive, zstd layer", "zstd.tar"),
+        ("docker-archive, gzip around it", "docker.tar.gz"),
+    ] {
+        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let (start, before) = (picolet::sys::clock::mono(), peak_kib());
+        let image = import(&store, &base.join(archive), &["big"]).remove(0);
+        let took = picolet::sys::clock::mono().since_ms(start);
+        println!(
+            "{what}: {} MiB in {took} ms, peak {before} -> {} KiB",
+            image.size_bytes >> 20,
+            peak_kib()
+        );
+        assert!(peak_kib() < 24 * 1024, "{what}");
+    }
+}

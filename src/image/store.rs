@@ -129,9 +129,11 @@ impl Store {
     ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let _change = self.change();
         let result = import::run(self, archive, options, tick);
-        // On success nothing is left in it but layers of a lost race with an equal one.
-        self.clear_staging()?;
-        result
+        // What a failed import unpacked, or what two members held alike. The import's own error comes first.
+        let cleared = self.clear_staging();
+        let images = result?;
+        cleared?;
+        Ok(images)
     }
 
     /// The image that `reference` names: a name (normalised or not), a name by digest, or an id.
