@@ -231,7 +231,7 @@ fn absent(stage: &Stage) -> Result<(), Failure> {
     }
 }
 
-fn manifest(name: &str) -> String {
+pub(crate) fn manifest(name: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Pod

@@ -128,3 +128,26 @@ pub(super) fn broken() -> String {
 fn fill(text: &str, mark: &str) -> String {
     text.replace("MARK", mark).replace("IMAGE", IMAGE)
 }
+
+#[cfg(test)]
+mod tests {
+    use picolet::{api::ConfigMap, config::decode, logic::static_pod};
+
+    use super::*;
+
+    #[test]
+    fn the_agent_takes_them() {
+        for (name, text) in [
+            ("web", web("m1", "greeting")),
+            ("job", job("m1", "/tmp")),
+            ("crowd", crate::bench::manifest("crowd-1")),
+        ] {
+            let document = decode::parse(text.as_bytes()).expect(name);
+            assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");
+            static_pod::prepare(document.value, "node", "/manifests/x.yaml").expect(name);
+        }
+        let config = decode::parse(config().as_bytes()).expect("config");
+        decode::typed::<ConfigMap>(&config.value).expect("config");
+        decode::parse(broken().as_bytes()).expect_err("it is to be broken");
+    }
+}
