@@ -94,7 +94,7 @@ macro_rules! real {
 #[test]
 fn exit_codes_and_signals() {
     real!();
-    // RTM-05 RTM-03
+    // RTM-05
     for (script, code, signal) in [
         ("exit 0", 0, 0),
         ("exit 42", 42, 0),
@@ -175,7 +175,7 @@ fn log_is_complete() {
 #[test]
 fn log_rotation_loses_nothing() {
     real!();
-    // LOG-07 RTM-07
+    // RTM-07
     let bundle = Bundle::new("seq 1 300000", |_| ());
     let shim = create(&launch_of(&bundle));
     bundle.start();
@@ -233,7 +233,6 @@ fn full_disk_neither_blocks_nor_kills() {
 #[test]
 fn container_inherits_nothing() {
     real!();
-    // RTM-08
     let (bundle, exit) =
         run("ls -l /proc/self/fd; env; cat /proc/self/status; cat /proc/self/oom_score_adj");
     assert_eq!(exit.code, 0);
@@ -324,7 +323,6 @@ fn shim_with_runtime(bundle: &Bundle, script: &str, create_ms: &str) -> std::io:
 #[test]
 fn runtime_that_hangs() {
     real!();
-    // RTM-03
     let bundle = Bundle::new("true", |_| ());
     let script = "#!/bin/sh\necho stuck >&2\nexec sleep 1000\n";
     let mut reader = shim_with_runtime(&bundle, script, "200");
@@ -750,7 +748,6 @@ fn dead_shim_is_replaced_for_the_log() {
 #[test]
 fn full_run_directory_still_gets_an_exit_record() {
     real!();
-    // RTM-03
     let bundle = Bundle::new("read x < /tmp/go; exit 9", |_| ());
     let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
     nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");

@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn records_and_rotation() {
-        // LOG-01 LOG-07
+        // LOG-01
         let dir = fresh("rotation");
         let mut log = Log::open(path(&dir)).expect("open");
         let mode = fs::metadata(dir.join("0.log"))

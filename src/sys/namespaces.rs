@@ -223,7 +223,6 @@ mod tests {
 
     #[test]
     fn made_joined_and_removed() {
-        // RTM-12
         if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: needs root");
             return;
