@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     Failure, image,
-    process::{cargo, kill, output, run, with_word},
+    process::{cargo, find, kill, output, run, with_word},
     wait::until,
 };
 
@@ -25,6 +25,8 @@ pub(crate) const IMAGE: &str = "localhost/picolet/busybox:demo";
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Ending all pods: their grace, and the kernel's time to take namespaces down.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// What the kernel frees a moment after the last process that used it.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// An agent, its directories and what it leaves.
 pub(crate) struct Stage {
@@ -222,6 +224,7 @@ impl Stage {
         if self.has_bridge() {
             found.push(format!("interface {}", self.mark));
         }
+        found.extend(self.rules().iter().map(|rule| format!("rule {rule}")));
         found
     }
 
@@ -259,25 +262,43 @@ impl Stage {
         Path::new("/sys/class/net").join(&self.mark).exists()
     }
 
-    /// Removes the bridge: a node keeps it for the next pod, a stage must not.
-    pub(crate) fn remove_bridge(&self) -> Result<(), Failure> {
+    /// Rules of the packet filter that carry the name of this stage's network.
+    fn rules(&self) -> Vec<String> {
+        let Some(save) = find("iptables-save") else {
+            return Vec::new();
+        };
+        output(&mut Command::new(save))
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| line.contains(&self.mark))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Removes what a node keeps for its next pod and a stage must not: the bridge, the mounts of the agent's directories onto
+    /// themselves, empty cgroups. Nothing here uses force: whatever still is in use makes it fail.
+    pub(crate) fn dismantle(&self) -> Result<(), Failure> {
         if self.has_bridge() {
             output(Command::new("ip").args(["link", "delete", &self.mark]))?;
         }
-        Ok(())
+        for dir in [self.base.join("root"), self.run.clone()] {
+            if is_mounted(&dir)? {
+                output(Command::new("umount").arg(dir))?;
+            }
+        }
+        // A cgroup is busy for a moment after its last process.
+        until(SETTLE_LIMIT, || {
+            for dir in self.cgroups() {
+                fs::remove_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+            }
+            Ok(())
+        })
     }
 
     /// Removes the directories. Everything must have ended.
     pub(crate) fn remove_dirs(&self) -> Result<(), Failure> {
         for dir in [&self.base, &self.run] {
-            let is_mount = fs::read_to_string("/proc/self/mountinfo")?
-                .lines()
-                .any(|line| {
-                    line.split(' ')
-                        .nth(4)
-                        .is_some_and(|p| Path::new(p) == dir.as_path())
-                });
-            if is_mount {
+            if is_mounted(dir)? {
                 output(Command::new("umount").arg(dir))?;
             }
             match fs::remove_dir_all(dir) {
@@ -299,7 +320,7 @@ impl Stage {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = until(Duration::from_secs(5), || {
+        let _ = until(SETTLE_LIMIT, || {
             let left = with_word(&self.mark);
             for pid in &left {
                 let _ = kill(*pid);
@@ -313,10 +334,7 @@ impl Stage {
         for point in self.mounts().iter().rev() {
             let _ = output(Command::new("umount").args(["-l", point]));
         }
-        for dir in self.cgroups() {
-            let _ = fs::remove_dir(dir);
-        }
-        let _ = self.remove_bridge();
+        let _ = self.dismantle();
         if let Err(e) = self.remove_dirs() {
             eprintln!("left behind: {e}");
         }
@@ -327,6 +345,16 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.clear();
     }
+}
+
+fn is_mounted(dir: &Path) -> Result<bool, Failure> {
+    Ok(fs::read_to_string("/proc/self/mountinfo")?
+        .lines()
+        .any(|line| {
+            line.split(' ')
+                .nth(4)
+                .is_some_and(|point| Path::new(point) == dir)
+        }))
 }
 
 fn collect(dir: &Path, found: &mut Vec<PathBuf>) {

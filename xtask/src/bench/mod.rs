@@ -56,7 +56,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let fall = available.saturating_sub(proc::mem_available()?);
     let crowd_gone = gone(&stage)?;
     stage.stop_all()?;
-    stage.remove_bridge()?;
+    stage.dismantle()?;
 
     println!("\n{:<46} {:>14} {:>14}", "", "picolet", "bare runc+CNI");
     let row =

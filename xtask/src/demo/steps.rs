@@ -345,7 +345,7 @@ fn end(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
         Ok(String::new())
     })?;
     show.step("Nothing is left behind", || {
-        stage.remove_bridge()?;
+        stage.dismantle()?;
         // The kernel takes a namespace's interfaces down a moment after its last process.
         until(START, || {
             let traces = stage.traces();
@@ -356,7 +356,7 @@ fn end(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
             }
         })?;
         stage.remove_dirs()?;
-        Ok("no process, mount, cgroup, interface or directory".into())
+        Ok("no process, mount, cgroup, interface, filter rule or directory".into())
     })
 }
 
