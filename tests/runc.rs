@@ -33,11 +33,9 @@ use picolet::{
     cgroup::Cgroups,
     logic,
     runtime::{
-        Call, Runtime, RuntimeError, contract,
+        Call, ExecOptions, ExecSession as _, Runtime, RuntimeError, contract,
         runc::{
-            BuiltIn, Runc, Settings,
-            exec::ExecOptions,
-            host,
+            BuiltIn, Runc, Settings, host,
             images::{Images, ResolvedImage},
         },
     },

@@ -8,10 +8,10 @@ use crate::{
 };
 
 /// A future that resolves at some time.
-pub type Alarm = Pin<Box<dyn Future<Output = ()>>>;
+pub(super) type Alarm = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Where the agent's time comes from.
-pub trait Clock {
+pub(super) trait Clock {
     /// For deadlines.
     fn now(&self) -> Mono;
     /// For API timestamps.
@@ -22,7 +22,7 @@ pub trait Clock {
 
 /// The machine's clocks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SystemClock;
+pub(super) struct SystemClock;
 
 /// A wait is cut into pieces of this length: timers stand still while the machine is suspended, deadlines do not.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);

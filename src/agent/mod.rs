@@ -1,13 +1,47 @@
-//! The event loop, sync tasks and the executor.
+//! The agent: the event loop, sync tasks and the executor. The only module that knows both decisions and effects.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `run` | assembly: from the command line to the loop |
+//! | `core` | the deciding half of the loop: events in, effects out |
+//! | `event_loop` | the only loop that waits, and the executor of effects |
+//! | `pollers`, `manifests` | outside worlds read as snapshots |
+//! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
+//! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
+//! | `ctx`, `objects`, `config_pods`, `pod_store`, `recorder` | what the loop and the calls share |
+//! | `backend`, `image_store`, `node` | what the local server shows |
+//!
+//! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
+//! between steps.
 
-pub mod clock;
-pub mod pod_store;
-pub mod recorder;
+mod admission;
+mod backend;
+mod cgroups;
+mod clock;
+mod config_pods;
+mod core;
+mod ctx;
+mod event_loop;
+mod gc;
+mod generation;
+mod hooks;
+mod housekeeping;
+mod image_store;
+mod images;
+mod kill;
+mod log_rotation;
+mod manifests;
+mod node;
+mod objects;
+mod pod_store;
+mod pollers;
+mod probes;
+mod recorder;
+mod run;
+mod start;
+mod status;
+mod sync;
+mod terminate;
+mod volumes;
 
-use std::{ffi::OsString, process::ExitCode};
-
-/// `picolet run`.
-#[must_use]
-pub fn main(_words: Vec<OsString>) -> ExitCode {
-    ExitCode::FAILURE
-}
+pub use run::main;

@@ -17,34 +17,34 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Pod, PodUid};
+use crate::api::PodUid;
 
 /// Version of the record's form.
-pub const RECORD_VERSION: u32 = 1;
+pub(super) const RECORD_VERSION: u32 = 1;
 /// Bytes of a record: a manifest's limit and room for defaults.
-pub const MAX_RECORD_BYTES: u64 = 12 << 20;
+pub(super) const MAX_RECORD_BYTES: u64 = 12 << 20;
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
 
 /// First line of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Header {
+pub(super) struct Header {
     /// [`RECORD_VERSION`].
-    pub v: u32,
+    pub(super) v: u32,
     /// `file`, `http` or `api`.
-    pub source: String,
+    pub(super) source: String,
     /// Version at the apiserver; empty for static pods.
     #[serde(default)]
-    pub resource_version: String,
+    pub(super) resource_version: String,
     /// Semantic digest of the object.
     #[serde(default)]
-    pub digest: u64,
+    pub(super) digest: u64,
 }
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub(super) enum StoreError {
     /// The file system said no.
     #[error("pod record {path}")]
     Io {
@@ -65,14 +65,14 @@ pub enum StoreError {
 
 /// The records of one agent.
 #[derive(Clone, Debug)]
-pub struct PodStore {
+pub(super) struct PodStore {
     pods: PathBuf,
 }
 
 impl PodStore {
     /// Records below `root`, which must exist.
     #[must_use]
-    pub fn new(root: &Path) -> Self {
+    pub(super) fn new(root: &Path) -> Self {
         Self {
             pods: root.join("pods"),
         }
@@ -80,20 +80,30 @@ impl PodStore {
 
     /// Directory of one pod.
     #[must_use]
-    pub fn dir(&self, uid: &PodUid) -> PathBuf {
+    pub(super) fn dir(&self, uid: &PodUid) -> PathBuf {
         self.pods.join(uid.as_str())
     }
 
     /// Writes the record of one pod.
-    pub fn write(
+    pub(super) fn write(
         &self,
         uid: &PodUid,
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
+        self.write_as("pod.json", uid, header, object)
+    }
+
+    fn write_as(
+        &self,
+        name: &str,
+        uid: &PodUid,
+        header: &Header,
+        object: &serde_json::Value,
+    ) -> Result<(), StoreError> {
         let dir = self.dir(uid);
-        let path = dir.join("pod.json");
-        let staged = dir.join(".pod.json.new");
+        let path = dir.join(name);
+        let staged = dir.join(format!(".{name}.new"));
         let attempt = || -> io::Result<()> {
             fs::DirBuilder::new()
                 .recursive(true)
@@ -120,7 +130,7 @@ impl PodStore {
     }
 
     /// Reads header and object of one pod.
-    pub fn read<T: serde::de::DeserializeOwned>(
+    pub(super) fn read<T: serde::de::DeserializeOwned>(
         &self,
         uid: &PodUid,
     ) -> Result<(Header, T), StoreError> {
@@ -155,15 +165,45 @@ impl PodStore {
         Ok((header, object))
     }
 
-    /// The typed pod of a record.
-    pub fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
-        self.read(uid).map(|(_, pod)| pod)
+    /// The result of decoding a record's object, with the record named if that failed.
+    pub(super) fn decoded<T>(
+        &self,
+        uid: &PodUid,
+        decoded: Result<T, String>,
+    ) -> Result<T, StoreError> {
+        decoded.map_err(|why| StoreError::Damaged {
+            path: self.dir(uid).join("pod.json"),
+            why,
+        })
+    }
+
+    /// Keeps the object of a pod that shall start again once its present incarnation has ended.
+    pub(super) fn write_next(
+        &self,
+        uid: &PodUid,
+        header: &Header,
+        object: &serde_json::Value,
+    ) -> Result<(), StoreError> {
+        self.write_as("next.json", uid, header, object)
+    }
+
+    /// Makes the object kept by [`PodStore::write_next`] the pod's record. None kept is success.
+    pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), StoreError> {
+        let dir = self.dir(uid);
+        let path = dir.join("next.json");
+        match fs::rename(&path, dir.join("pod.json")) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::Io { path, source })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Pod;
 
     #[test]
     fn records_come_back_and_damage_is_named() {
@@ -184,7 +224,7 @@ mod tests {
             (header.clone(), &object),
             "fields that are not modelled are kept"
         );
-        assert_eq!(store.pod(&uid).expect("pod").metadata.name, "p");
+        assert_eq!(store.read::<Pod>(&uid).expect("pod").1.metadata.name, "p");
         let path = store.dir(&uid).join("pod.json");
         for (name, text) in [
             ("empty", ""),
@@ -193,10 +233,13 @@ mod tests {
             ("other version", "{\"v\":9,\"source\":\"file\"}\n{}\n"),
         ] {
             fs::write(&path, text).expect("write");
-            let error = store.pod(&uid).expect_err(name).to_string();
+            let error = store.read::<Pod>(&uid).expect_err(name).to_string();
             assert!(error.contains("pod.json is unusable"), "{name}: {error}");
         }
         fs::remove_dir_all(&root).expect("clean up");
-        assert!(matches!(store.pod(&uid), Err(StoreError::Io { .. })));
+        assert!(matches!(
+            store.read::<Pod>(&uid),
+            Err(StoreError::Io { .. })
+        ));
     }
 }

@@ -5,13 +5,13 @@ use alloc::collections::VecDeque;
 use crate::api::{PodUid, Wall};
 
 /// Events kept; the oldest makes room.
-pub const EVENTS_KEPT: usize = 256;
+pub(super) const EVENTS_KEPT: usize = 256;
 /// Bytes of an event's message, as the API limits it.
-pub const MAX_MESSAGE_BYTES: usize = 1024;
+pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// `Normal` or `Warning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
+pub(super) enum Severity {
     /// Part of a pod's ordinary life.
     Normal,
     /// Something a user should look at.
@@ -20,60 +20,60 @@ pub enum Severity {
 
 /// One event, repeats folded into `count`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub(super) struct Event {
     /// Pod it is about.
-    pub uid: PodUid,
+    pub(super) uid: PodUid,
     /// `namespace/name` of the pod.
-    pub pod: Box<str>,
+    pub(super) pod: Box<str>,
     /// `spec.containers{name}` and the like; empty for the pod itself.
-    pub field_path: Box<str>,
+    pub(super) field_path: Box<str>,
     /// Severity.
-    pub severity: Severity,
+    pub(super) severity: Severity,
     /// CamelCase reason.
-    pub reason: &'static str,
+    pub(super) reason: Box<str>,
     /// Text.
-    pub message: Box<str>,
+    pub(super) message: Box<str>,
     /// How often it was seen in a row.
-    pub count: u32,
+    pub(super) count: u32,
     /// First time seen.
-    pub first: Wall,
+    pub(super) first: Wall,
     /// Last time seen.
-    pub last: Wall,
+    pub(super) last: Wall,
 }
 
 /// The ring of events.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub(super) struct Recorder {
     ring: VecDeque<Event>,
 }
 
 /// What an event is about.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub(super) struct About<'a> {
     /// Pod UID.
-    pub uid: &'a PodUid,
+    pub(super) uid: &'a PodUid,
     /// Pod namespace.
-    pub namespace: &'a str,
+    pub(super) namespace: &'a str,
     /// Pod name.
-    pub name: &'a str,
+    pub(super) name: &'a str,
     /// `spec.containers{name}`; empty for the pod.
-    pub field_path: &'a str,
+    pub(super) field_path: &'a str,
 }
 
 impl Recorder {
     /// Records an event. An event equal to a kept one but for its times only grows that one's count.
-    pub fn record(
+    pub(super) fn record(
         &mut self,
         about: About<'_>,
         severity: Severity,
-        reason: &'static str,
+        reason: &str,
         message: &str,
         now: Wall,
     ) {
         let message = cut(message, MAX_MESSAGE_BYTES);
         let same = |e: &&mut Event| {
             e.uid == *about.uid
-                && e.reason == reason
+                && *e.reason == *reason
                 && *e.field_path == *about.field_path
                 && *e.message == *message
         };
@@ -115,7 +115,7 @@ impl Recorder {
             pod: format!("{}/{}", about.namespace, about.name).into(),
             field_path: about.field_path.into(),
             severity,
-            reason,
+            reason: reason.into(),
             message: message.into(),
             count: 1,
             first: now,
@@ -124,7 +124,8 @@ impl Recorder {
     }
 
     /// All kept events, oldest first.
-    pub fn events(&self) -> impl Iterator<Item = &Event> {
+    #[cfg(test)]
+    pub(super) fn events(&self) -> impl Iterator<Item = &Event> {
         self.ring.iter()
     }
 }

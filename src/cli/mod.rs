@@ -117,7 +117,7 @@ pub fn main() -> ExitCode {
 fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let done = |()| ExitCode::SUCCESS;
     match command {
-        "run" => Ok(crate::agent::main(words)),
+        "run" => Ok(crate::agent::main(words, std::env::var_os("NOTIFY_SOCKET"))),
         pod_init::COMMAND => Ok(pod_init::main()),
         exec_wait::COMMAND => Ok(exec_wait::main(&words)),
         "get" => get::run(Words::new(words)).map(done),

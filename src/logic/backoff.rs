@@ -281,6 +281,13 @@ impl ImageBackoff {
         })
     }
 
+    /// Forgets the delay of `image` for one pod: it may be tried at once.
+    pub fn forget(&mut self, uid: &PodUid, image: &str) {
+        let key = image_key(uid, image);
+        self.delays.forget(key);
+        self.errors.retain(|e| e.0 != key);
+    }
+
     /// Notes a failed pull.
     pub fn failed(&mut self, uid: &PodUid, image: &str, error: &str, now: Mono) {
         let key = image_key(uid, image);

@@ -814,6 +814,15 @@ impl Runtime for Fake {
         })
     }
 
+    fn open_exec<'a>(
+        &'a self,
+        _: &'a ContainerId,
+        _: &'a super::ExecOptions,
+    ) -> Call<'a, Box<dyn super::ExecSession>> {
+        let refusal = "this runtime has no processes to give streams to";
+        Box::pin(async move { Err(RuntimeError::Invalid(refusal.into())) })
+    }
+
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
         self.at_once(Op::ImageStatus, reference, None, move |state| {
             let named = |image: &&Image| {

@@ -7,9 +7,12 @@
 //! "not found" is success for them; creation is separate from start; nothing is lost across an agent restart.
 
 pub mod contract;
+mod exec;
 pub mod fake;
 pub mod log_rotation;
 pub mod runc;
+
+pub use exec::{ExecOptions, ExecSession, ExecStreams};
 
 use core::{future::Future, pin::Pin, time::Duration};
 
@@ -91,6 +94,13 @@ pub trait Runtime {
         timeout: Option<Duration>,
         limit: usize,
     ) -> Call<'a, ExecOutput>;
+
+    /// Starts a command with streams, for `exec -it`. Not found if the container does not run.
+    fn open_exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Box<dyn ExecSession>>;
 
     /// The image that `reference` names, if it is in the store.
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;

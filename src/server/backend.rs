@@ -1,10 +1,10 @@
 //! What the server's routes ask of the agent. The agent implements it; the server knows nothing else of the agent.
 
 use core::{future::Future, pin::Pin};
-use std::{os::fd::OwnedFd, path::PathBuf};
+use std::path::PathBuf;
 
 use super::{http::Refusal, log_reader::LogOptions};
-use crate::{api::ContainerId, sys::lane::Lane};
+use crate::{api::ContainerId, runtime::ExecSession, sys::lane::Lane};
 
 /// An answer that takes time.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + 'a>>;
@@ -33,27 +33,6 @@ pub struct ExecRequest {
     pub stdin: bool,
     /// Allocate a terminal.
     pub tty: bool,
-}
-
-/// A command that runs. Dropping it ends the command.
-pub trait ExecSession {
-    /// The agent's ends: stdin (write), stdout (read), stderr (read). With a terminal all three are its master.
-    fn take_io(&mut self) -> ExecIo;
-    /// Sets the terminal's size; nothing without a terminal.
-    fn resize(&self, columns: u16, rows: u16);
-    /// Waits for the end: the exit code, 128 + signal if it was killed.
-    fn wait(&mut self) -> Pin<Box<dyn Future<Output = Result<i32, String>> + '_>>;
-}
-
-/// Descriptors of a running command; what was not asked for is absent.
-#[derive(Debug, Default)]
-pub struct ExecIo {
-    /// Write end of the command's standard input.
-    pub stdin: Option<OwnedFd>,
-    /// Read end of its standard output, or the terminal's master.
-    pub stdout: Option<OwnedFd>,
-    /// Read end of its standard error.
-    pub stderr: Option<OwnedFd>,
 }
 
 /// The agent, as the server sees it.

@@ -14,10 +14,11 @@ use smol::{
 };
 
 use super::{
-    backend::{Backend, ExecRequest, ExecSession},
+    backend::{Backend, ExecRequest},
     http::{self, Connection, Refusal, Request},
     stream,
 };
+use crate::runtime::ExecSession;
 
 /// Serves one exec request to its end.
 pub(super) async fn serve(
@@ -50,7 +51,7 @@ async fn run(
     early: &[u8],
     session: &mut dyn ExecSession,
 ) -> io::Result<()> {
-    let io = session.take_io();
+    let io = session.take_streams();
     let writer = Mutex::new(connection);
     let stdin = io.stdin.map(open).transpose()?;
     let code = {
@@ -81,7 +82,7 @@ async fn run(
             "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
         }),
         Err(message) => {
-            serde_json::json!({ "metadata": {}, "status": "Failure", "reason": "InternalError", "message": message })
+            serde_json::json!({ "metadata": {}, "status": "Failure", "reason": "InternalError", "message": message.to_string() })
         }
     };
     send(&writer, stream::ERROR, status.to_string().as_bytes()).await

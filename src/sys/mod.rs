@@ -6,6 +6,7 @@ pub mod file;
 pub mod lane;
 pub mod limits;
 pub mod lock;
+pub mod memory;
 pub mod mount;
 pub mod namespaces;
 pub mod notify;

@@ -4,7 +4,7 @@
 //! and passes its exit code on. The runtime writes a pid file: ending the command means killing the process *in* the
 //! container, which is in nobody's process group.
 
-use core::time::Duration;
+use core::{pin::Pin, time::Duration};
 use std::{
     fs, io,
     os::{
@@ -22,7 +22,7 @@ use smol::future;
 use super::{Runc, exec_wait, failed, files, not_found, program::ProgramError};
 use crate::{
     api::{ContainerId, cri::ExecOutput},
-    runtime::RuntimeError,
+    runtime::{self, ExecOptions, ExecStreams, RuntimeError},
     shim,
     sys::{
         child::{self, Child, Command, Input, Sink},
@@ -37,28 +37,6 @@ const TERMINAL_WAIT: Duration = Duration::from_secs(60);
 /// Longest pid file and cgroup file that are read, bytes.
 const SMALL: u64 = 4096;
 
-/// A command to run in a container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExecOptions {
-    /// Program and arguments, at least one.
-    pub command: Vec<String>,
-    /// The command reads standard input.
-    pub stdin: bool,
-    /// It gets a terminal.
-    pub tty: bool,
-}
-
-/// The agent's ends of a command's streams. What was not asked for is absent.
-#[derive(Debug, Default)]
-pub struct ExecStreams {
-    /// Write end of standard input; with a terminal its master.
-    pub stdin: Option<OwnedFd>,
-    /// Read end of standard output; with a terminal its master, where the end of the output reads as `EIO`.
-    pub stdout: Option<OwnedFd>,
-    /// Read end of standard error; absent with a terminal.
-    pub stderr: Option<OwnedFd>,
-}
-
 /// A command that runs. Dropping it kills the process in the container.
 #[derive(Debug)]
 pub struct ExecSession {
@@ -69,35 +47,35 @@ pub struct ExecSession {
     ended: Option<ExitStatus>,
 }
 
-impl ExecSession {
-    /// Takes the streams; empty the second time.
-    pub fn take_streams(&mut self) -> ExecStreams {
+impl runtime::ExecSession for ExecSession {
+    fn take_streams(&mut self) -> ExecStreams {
         core::mem::take(&mut self.streams)
     }
 
-    /// Sets the terminal's size; nothing without a terminal.
-    pub fn resize(&self, columns: u16, rows: u16) {
+    fn resize(&self, columns: u16, rows: u16) {
         let Some(master) = &self.master else { return };
         if let Err(e) = tty::set_window_size(master.as_fd(), columns, rows) {
             log::debug!("resize: {e}");
         }
     }
 
-    /// Waits for the end: the exit code, 128 + signal if it was killed.
-    ///
-    /// # Errors
-    /// The command could not be run: the runtime's words.
-    pub async fn wait(&mut self) -> Result<i32, RuntimeError> {
-        let status = self
-            .child
-            .wait()
-            .await
-            .map_err(failed("wait for the command"))?;
-        let code = child::exit_code(status);
-        match self.files.failure().filter(|_| code != 0) {
-            Some(message) => Err(RuntimeError::Failed(message)),
-            None => Ok(code),
-        }
+    fn wait(&mut self) -> Pin<Box<dyn Future<Output = Result<i32, RuntimeError>> + '_>> {
+        Box::pin(async {
+            let status = match self.ended {
+                Some(status) => status,
+                None => self
+                    .child
+                    .wait()
+                    .await
+                    .map_err(failed("wait for the command"))?,
+            };
+            self.ended = Some(status);
+            let code = child::exit_code(status);
+            match self.files.failure().filter(|_| code != 0) {
+                Some(message) => Err(RuntimeError::Failed(message)),
+                None => Ok(code),
+            }
+        })
     }
 }
 

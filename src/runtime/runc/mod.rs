@@ -375,6 +375,18 @@ impl Runtime for Runc {
         Box::pin(self.exec_captured(id, command, timeout, limit))
     }
 
+    fn open_exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a super::ExecOptions,
+    ) -> Call<'a, Box<dyn super::ExecSession>> {
+        Box::pin(async move {
+            let session: Box<dyn super::ExecSession> =
+                Box::new(self.exec_stream(id, options).await?);
+            Ok(session)
+        })
+    }
+
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
         Box::pin(async move { self.images.status(reference).map_err(RuntimeError::Invalid) })
     }

@@ -1,0 +1,69 @@
+//! Whether the node takes a pod: facts gathered for `logic::admission`.
+
+use super::ctx::Ctx;
+use crate::{
+    api::{Pod, PodUid},
+    logic::{
+        admission::{self, ActivePod, NodeFacts, PODS, Rejection},
+        qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
+        sysctl::SysctlAllowlist,
+    },
+};
+
+/// Asks about `pod`, against all other active pods (LOOP-09, LOOP-11).
+pub(super) fn admit(ctx: &Ctx, pod: &Pod) -> Result<(), Rejection> {
+    let config = ctx.config.borrow();
+    let active: Vec<ActivePod> = config
+        .iter()
+        .filter(|(uid, _)| **uid != pod.metadata.uid && is_active(ctx, uid))
+        .map(|(_, known)| known.takes.clone())
+        .collect();
+    admission::admit(pod, &ctx.admission_facts, &active)
+}
+
+/// Not known to have ended, neither here nor in its status, unless it is just ending (LOOP-11).
+pub(super) fn is_active(ctx: &Ctx, uid: &PodUid) -> bool {
+    let table = ctx.table.borrow();
+    if table.is_pod_known_terminated(uid) {
+        return false;
+    }
+    let terminal = ctx
+        .statuses
+        .borrow()
+        .get(uid)
+        .is_some_and(|s| s.phase.is_terminal());
+    !terminal || (table.is_pod_termination_requested(uid) && !table.should_pod_be_finished(uid))
+}
+
+/// What admission knows of this node; fixed at start.
+pub(super) fn facts(
+    cfg: &crate::config::Config,
+    node: &super::ctx::NodeFacts,
+    kernel: (u32, u32),
+    apparmor: bool,
+) -> Result<NodeFacts, String> {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let max_pods = match i64::from(cfg.pods_per_core) {
+        0 => i64::from(cfg.max_pods),
+        per_core => {
+            i64::from(cfg.max_pods).min(per_core.saturating_mul(signed(node.cpu_milli / 1000)))
+        }
+    };
+    let allocatable = Amounts::from([
+        (CPU.to_owned(), signed(node.cpu_milli)),
+        (MEMORY.to_owned(), signed(node.memory_bytes)),
+        (EPHEMERAL_STORAGE.to_owned(), signed(node.storage_bytes)),
+        (PODS.to_owned(), max_pods),
+    ]);
+    Ok(NodeFacts {
+        name: node.name.clone(),
+        labels: super::node::labels(node).into_iter().collect(),
+        taints: Vec::new(),
+        allocatable,
+        pressure: Vec::new(),
+        sysctls: SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls)
+            .map_err(|e| format!("allowedUnsafeSysctls: {e}"))?,
+        apparmor,
+        strict_supplemental_groups: true,
+    })
+}

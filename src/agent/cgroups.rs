@@ -1,0 +1,119 @@
+//! Cgroups of pods and tiers: values from `logic::cgroup`, effects in `cgroup`.
+
+use super::ctx::{Ctx, NodeFacts};
+use crate::{
+    api::{Pod, PodUid, pod_status::QosClass},
+    cgroup::{Cgroups, Version},
+    config::{Config, SwapBehavior},
+    logic::{
+        cgroup::{self as values, pod_cgroup},
+        qos::qos_class,
+    },
+};
+
+/// What cgroup values depend on.
+pub(super) fn settings(
+    cfg: &Config,
+    node: &NodeFacts,
+    cgroups: &Cgroups,
+) -> values::CgroupSettings {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let cgroup = &cfg.cgroup;
+    values::CgroupSettings {
+        cgroup_root: cgroup.root.clone(),
+        cfs_quota: cgroup.cpu_cfs_quota,
+        cfs_period_us: u64::try_from(cgroup.cpu_cfs_quota_period.as_micros())
+            .unwrap_or(values::DEFAULT_PERIOD_US),
+        pod_pids_limit: cgroup.pod_pids_limit.unwrap_or(-1),
+        single_process_oom_kill: cgroup.single_process_oom_kill,
+        limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
+        v2: cgroups.version() == Version::V2,
+        swap_controller: accounts_swap(cgroups, &cgroup.root),
+        node_memory_bytes: signed(node.memory_bytes),
+        node_swap_bytes: signed(node.swap_bytes),
+        hugepage_sizes: node.hugepage_sizes.clone(),
+    }
+}
+
+/// Whether the kernel accounts swap. Version 2 has the file in every group but the root, so `kubepods` is made first.
+fn accounts_swap(cgroups: &Cgroups, root: &str) -> bool {
+    let kubepods = values::kubepods_path(root);
+    // Failing to make it is told when the tiers are made.
+    let _ = cgroups.create_leaf(&kubepods);
+    let dir = cgroups.memory_dir(&kubepods);
+    dir.is_some_and(|dir| {
+        ["memory.swap.max", "memory.memsw.limit_in_bytes"]
+            .iter()
+            .any(|f| dir.join(f).exists())
+    })
+}
+
+const TIERS: [QosClass; 3] = [
+    QosClass::Guaranteed,
+    QosClass::Burstable,
+    QosClass::BestEffort,
+];
+
+/// Path of the pod's cgroup.
+pub(super) fn pod_path(ctx: &Ctx, pod: &Pod) -> String {
+    values::pod_path(&ctx.cfg.cgroup.root, qos_class(pod), &pod.metadata.uid)
+}
+
+/// Makes `kubepods` and the tiers, at start and again if they have gone.
+pub(super) fn ensure_tiers(ctx: &Ctx) -> Result<(), String> {
+    let text = |e: crate::cgroup::CgroupError| super::sync::chain(&e);
+    for qos in TIERS {
+        let path = values::tier_path(&ctx.cfg.cgroup.root, qos);
+        let limits = if qos == QosClass::Guaranteed {
+            let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+            values::kubepods_values(
+                signed(ctx.node.cpu_milli),
+                signed(ctx.node.memory_bytes),
+                None,
+            )
+        } else {
+            values::tier_values(qos, 0, &ctx.node_context.cgroups)
+        };
+        ctx.cgroups.create(&path, &limits).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// Makes the pod's cgroup with its limits, or brings its limits up to date.
+pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
+    let text = |e: crate::cgroup::CgroupError| super::sync::chain(&e);
+    let qos = qos_class(pod);
+    let wanted = pod_cgroup(pod, qos, &ctx.node_context.cgroups);
+    if ctx.cgroups.exists(&wanted.path) {
+        return Ok(());
+    }
+    if !ctx
+        .cgroups
+        .exists(&values::tier_path(&ctx.cfg.cgroup.root, qos))
+    {
+        ensure_tiers(ctx)?;
+    }
+    ctx.cgroups
+        .create(&wanted.path, &wanted.values)
+        .map_err(text)
+}
+
+/// Kills what is left in the pod's cgroup, whatever its tier, and removes it. None there is success (SYNC-32).
+pub(super) async fn remove(ctx: &Ctx, uid: &PodUid) -> Result<(), String> {
+    for qos in TIERS {
+        let path = values::pod_path(&ctx.cfg.cgroup.root, qos, uid);
+        if ctx.cgroups.exists(&path) {
+            ctx.cgroups
+                .destroy(&path)
+                .await
+                .map_err(|e| super::sync::chain(&e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Pods that have a cgroup, with its path.
+pub(super) fn list(ctx: &Ctx) -> Vec<(PodUid, String)> {
+    ctx.cgroups
+        .list_pods(&values::kubepods_path(&ctx.cfg.cgroup.root))
+}

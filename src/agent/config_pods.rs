@@ -1,0 +1,52 @@
+//! What is remembered of each configured pod besides its worker: enough for admission and for asking who uses what.
+
+use crate::{
+    api::Pod,
+    logic::{admission::ActivePod, mux::Source},
+};
+
+/// One configured pod.
+#[derive(Clone, Debug)]
+pub(super) struct ConfigPod {
+    /// From a source other than the apiserver.
+    pub(super) is_static: bool,
+    /// `metadata.deletionTimestamp` is set.
+    pub(super) deletion_requested: bool,
+    /// Phase of the delivered object is terminal.
+    pub(super) api_phase_terminal: bool,
+    /// Mounts or reads a ConfigMap or Secret.
+    pub(super) uses_objects: bool,
+    /// What it takes of the node.
+    pub(super) takes: ActivePod,
+}
+
+impl ConfigPod {
+    /// What is remembered of `pod`.
+    #[must_use]
+    pub(super) fn of(source: Source, pod: &Pod) -> Self {
+        let volumes = pod.spec.volumes.iter().any(|v| {
+            v.config_map.is_some()
+                || v.secret.is_some()
+                || v.projected.as_ref().is_some_and(|p| {
+                    p.sources
+                        .iter()
+                        .any(|s| s.config_map.is_some() || s.secret.is_some())
+                })
+        });
+        let env = pod.spec.all_containers().any(|c| {
+            !c.env_from.is_empty()
+                || c.env.iter().any(|e| {
+                    e.value_from.as_ref().is_some_and(|f| {
+                        f.config_map_key_ref.is_some() || f.secret_key_ref.is_some()
+                    })
+                })
+        });
+        Self {
+            is_static: source != Source::Api,
+            deletion_requested: pod.metadata.deletion_timestamp.is_some(),
+            api_phase_terminal: pod.status.phase.is_terminal(),
+            uses_objects: volumes || env,
+            takes: ActivePod::of(pod),
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! The deciding half of the loop: events in, effects out. It waits for nothing and does no I/O of its own; what is to
+//! be done comes out of [`Core::poll_effect`] and its end comes back as an [`Event`]. Rows LOOP-06 to LOOP-22.
+
+use alloc::collections::VecDeque;
+
+use super::{
+    backend::Command,
+    config_pods::ConfigPod,
+    ctx::{Ctx, Shared},
+    housekeeping, images, probes,
+    recorder::Severity,
+    status,
+    sync::chain,
+};
+use crate::{
+    api::{ContainerId, Mono, Pod, PodStatus, PodUid},
+    logic::{
+        dispatch::{self, Addition, Removal, Role},
+        mux::Source,
+        pleg,
+        pod_table::{Effect as TableEffect, Handle, Start, TableFull},
+        pod_worker::{KillOptions, Outcome, PodFacts, Update, UpdateKind},
+    },
+};
+
+/// Something that happened.
+pub(super) enum Event {
+    /// Pods of a source, recorded on disk already.
+    Config(Source, Vec<ConfigOp>),
+    /// ConfigMaps or Secrets of the manifest directory changed: pods that use them are synced.
+    ObjectsChanged,
+    /// Images were imported: pods that wait for one are synced.
+    ImagesArrived,
+    /// A relist ended; what it found changed, in order.
+    Relisted(Vec<pleg::Event>),
+    /// The runtime's conditions were read.
+    RuntimeStatus,
+    /// A call of a worker ended.
+    Done(Handle, Outcome),
+    /// A tick of housekeeping is due.
+    Housekeeping,
+    /// What a tick of housekeeping found is carried out.
+    Cleaned,
+    /// A local command.
+    Command(Command),
+    /// SIGTERM or SIGINT: the agent ends, pods go on.
+    Terminate,
+}
+
+/// An operation on pods whose records are on disk.
+pub(super) enum ConfigOp {
+    /// No longer configured.
+    Remove(Vec<PodUid>),
+    /// New.
+    Add(Vec<Pod>),
+    /// Changed, deletion included.
+    Update(Vec<Pod>),
+    /// Only the status differs.
+    Reconcile(Vec<Pod>),
+}
+
+/// Something to do.
+pub(super) enum Effect {
+    /// Run a worker's call.
+    Start(Start, PodUid),
+    /// Relist soon.
+    Relist,
+    /// Remove surplus dead instances of the container that died (CLEAN-14).
+    TidyDead(PodUid, ContainerId),
+    /// Carry out what housekeeping found.
+    Housekeeping(Box<housekeeping::Chores>),
+}
+
+/// Waiting reasons that an arriving image may end.
+const IMAGE_REASONS: [&str; 3] = ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"];
+
+/// The loop's state that nobody else needs.
+pub(super) struct Core {
+    ctx: Shared,
+    effects: VecDeque<Effect>,
+    /// Clients that wait for all pods to have ended.
+    stop_waiters: Vec<smol::channel::Sender<()>>,
+    /// Chores of an earlier tick are under way.
+    cleaning: bool,
+    /// The agent ends once nothing of any pod is left.
+    stop_when_idle: bool,
+    /// The loop is to end.
+    pub(super) finished: bool,
+}
+
+impl Core {
+    pub(super) fn new(ctx: Shared) -> Self {
+        Self {
+            ctx,
+            effects: VecDeque::new(),
+            stop_waiters: Vec::new(),
+            cleaning: false,
+            stop_when_idle: false,
+            finished: false,
+        }
+    }
+
+    pub(super) fn handle(&mut self, event: Event, now: Mono) {
+        match event {
+            Event::Config(source, ops) => self.on_config(source, ops, now),
+            Event::ObjectsChanged => self.on_objects(now),
+            Event::ImagesArrived => self.on_images(now),
+            Event::Relisted(events) => self.on_pleg(&events, now),
+            Event::RuntimeStatus => {}
+            Event::Done(handle, outcome) => {
+                self.ctx.table.borrow_mut().on_done(handle, outcome, now);
+            }
+            Event::Housekeeping => self.on_housekeeping(now),
+            Event::Cleaned => self.cleaning = false,
+            Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
+            Event::Command(Command::ImagesArrived) => self.on_images(now),
+            Event::Terminate => self.finished = true,
+        }
+    }
+
+    /// Wakes the pods that are due.
+    pub(super) fn handle_timeout(&mut self, now: Mono) {
+        let config = self.ctx.config.borrow();
+        self.ctx
+            .table
+            .borrow_mut()
+            .on_timeout(&|uid| config.contains_key(uid), now);
+    }
+
+    /// When [`Core::handle_timeout`] has something to do.
+    pub(super) fn next_timeout(&self) -> Option<Mono> {
+        self.ctx.table.borrow().next_timeout()
+    }
+
+    /// The next thing to do.
+    pub(super) fn poll_effect(&mut self, now: Mono) -> Option<Effect> {
+        if let Some(effect) = self.effects.pop_front() {
+            return Some(effect);
+        }
+        if !self.ctx.may_run_pods(now) {
+            // Nothing is done to pods while the runtime cannot answer (LOOP-02, LOOP-03).
+            return None;
+        }
+        loop {
+            let effect = {
+                let cache = self.ctx.cache.borrow();
+                self.ctx.table.borrow_mut().poll_effect(&*cache, now)
+            };
+            match effect {
+                None => {
+                    self.end_if_idle();
+                    return None;
+                }
+                Some(TableEffect::Start(start)) => {
+                    let uid = self
+                        .ctx
+                        .table
+                        .borrow()
+                        .identity(start.handle)
+                        .map(|i| i.uid.clone());
+                    if let Some(uid) = uid {
+                        return Some(Effect::Start(start, uid));
+                    }
+                }
+                Some(TableEffect::NeedStatus { .. }) => return Some(Effect::Relist),
+                Some(TableEffect::StatusFailed(handle)) => self.tell_status_failed(handle),
+                Some(TableEffect::Cancel(_) | TableEffect::Stopped(_)) => {}
+                Some(TableEffect::Gone { uid, restart, .. }) => self.on_gone(&uid, restart, now),
+            }
+        }
+    }
+
+    fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
+        for op in ops {
+            match op {
+                ConfigOp::Remove(uids) => uids.iter().for_each(|uid| self.remove(source, uid, now)),
+                ConfigOp::Add(mut pods) => {
+                    pods.sort_by_key(|p| p.metadata.creation_timestamp);
+                    pods.into_iter().for_each(|pod| self.add(source, pod, now));
+                }
+                ConfigOp::Update(pods) => pods
+                    .into_iter()
+                    .for_each(|pod| self.update(source, &pod, now)),
+                ConfigOp::Reconcile(pods) => {
+                    for pod in pods {
+                        self.ctx
+                            .config
+                            .borrow_mut()
+                            .insert(pod.metadata.uid.clone(), ConfigPod::of(source, &pod));
+                    }
+                }
+            }
+        }
+        self.ctx.mux.borrow_mut().mark_handled(source);
+    }
+
+    fn add(&self, source: Source, pod: Pod, now: Mono) {
+        let ctx = &*self.ctx;
+        let uid = &pod.metadata.uid;
+        let known = ConfigPod::of(source, &pod);
+        ctx.config.borrow_mut().insert(uid.clone(), known);
+        let ends = ctx.table.borrow().is_pod_termination_requested(uid);
+        match dispatch::on_addition(Role::Pod, ends, pod.status.phase.is_terminal()) {
+            Addition::Admit => {
+                if let Err(rejection) = super::admission::admit(ctx, &pod) {
+                    ctx.pod_event(
+                        &pod,
+                        Severity::Warning,
+                        &rejection.reason,
+                        &rejection.message,
+                    );
+                    status::reject(ctx, &pod, &rejection.reason, &rejection.message);
+                    return;
+                }
+            }
+            Addition::Create => {}
+            Addition::UpdateStatic | Addition::Ignore => return,
+        }
+        if probes::asked_for(&pod) {
+            let message = "this agent does not run probes yet: containers count as started and ready once they run";
+            ctx.pod_event(&pod, Severity::Warning, "ProbesNotRun", message);
+        }
+        self.create(&pod, now);
+    }
+
+    fn create(&self, pod: &Pod, now: Mono) {
+        let ctx = &*self.ctx;
+        let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid);
+        let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
+        if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+            tell_full(ctx, pod, e);
+        }
+    }
+
+    fn update(&self, source: Source, pod: &Pod, now: Mono) {
+        let ctx = &*self.ctx;
+        ctx.config
+            .borrow_mut()
+            .insert(pod.metadata.uid.clone(), ConfigPod::of(source, pod));
+        let update = Update::of(UpdateKind::Update, PodFacts::of(pod));
+        if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+            tell_full(ctx, pod, e);
+        }
+    }
+
+    fn remove(&self, source: Source, uid: &PodUid, now: Mono) {
+        let ctx = &*self.ctx;
+        ctx.config.borrow_mut().remove(uid);
+        match dispatch::on_removal(Role::Pod, ctx.mux.borrow().source_ready(source)) {
+            Removal::Kill => self.kill(uid, None, now),
+            Removal::LeaveToHousekeeping => {
+                log::debug!("uid={uid} removed before its source was ready")
+            }
+            Removal::UpdateStatic | Removal::Ignore => {}
+        }
+    }
+
+    /// Tells a pod's worker to end it, from its record on disk.
+    fn kill(&self, uid: &PodUid, kill: Option<KillOptions>, now: Mono) {
+        let ctx = &*self.ctx;
+        match ctx.pod(uid) {
+            Ok(pod) => {
+                let facts = PodFacts::of(&pod);
+                let update = match kill {
+                    Some(options) => Update::kill(facts, options),
+                    None => Update::of(UpdateKind::Kill, facts),
+                };
+                if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+                    tell_full(ctx, &pod, e);
+                }
+            }
+            Err(e) => log::warn!("uid={uid} {}", chain(&e)),
+        }
+    }
+
+    fn on_objects(&self, now: Mono) {
+        let uids: Vec<PodUid> = self
+            .ctx
+            .config
+            .borrow()
+            .iter()
+            .filter(|(_, p)| p.uses_objects)
+            .map(|(u, _)| u.clone())
+            .collect();
+        let mut table = self.ctx.table.borrow_mut();
+        for uid in uids {
+            table.resync(&uid, now);
+        }
+    }
+
+    /// Nobody waits out a back-off for an image that is there.
+    fn on_images(&self, now: Mono) {
+        let ctx = &*self.ctx;
+        let waits = |status: &PodStatus| {
+            let all = status
+                .init_container_statuses
+                .iter()
+                .chain(&status.container_statuses);
+            all.filter_map(|c| c.state.waiting.as_ref())
+                .any(|w| IMAGE_REASONS.contains(&w.reason.as_str()))
+        };
+        let waiting: Vec<PodUid> = ctx
+            .statuses
+            .borrow()
+            .iter()
+            .filter(|(_, status)| waits(status))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in waiting {
+            if let Ok(pod) = ctx.pod(&uid) {
+                let mut delays = ctx.image_backoff.borrow_mut();
+                pod.spec
+                    .all_containers()
+                    .for_each(|c| delays.forget(&uid, &images::with_default_tag(&c.image)));
+            }
+            ctx.table.borrow_mut().resync(&uid, now);
+        }
+    }
+
+    fn on_pleg(&mut self, events: &[pleg::Event], now: Mono) {
+        for event in events {
+            let is_config = self.ctx.config.borrow().contains_key(&event.uid);
+            let reaction = dispatch::on_pleg_event(event.kind, &event.id, is_config);
+            if reaction.sync {
+                self.ctx.table.borrow_mut().resync(&event.uid, now);
+            }
+            if reaction.clean_dead {
+                self.effects.push_back(Effect::TidyDead(
+                    event.uid.clone(),
+                    event.id.as_ref().into(),
+                ));
+            }
+        }
+    }
+
+    fn on_housekeeping(&mut self, now: Mono) {
+        if self.cleaning {
+            return;
+        }
+        let chores = housekeeping::decide(&self.ctx, now);
+        for (uid, drop_status) in &chores.create {
+            self.create_again(uid, *drop_status, now);
+        }
+        if !chores.is_empty() {
+            self.cleaning = true;
+            self.effects
+                .push_back(Effect::Housekeeping(Box::new(chores)));
+        }
+    }
+
+    /// Creates a configured pod that the table does not hold.
+    fn create_again(&self, uid: &PodUid, drop_status: bool, now: Mono) {
+        let ctx = &*self.ctx;
+        if drop_status {
+            // What ended must not speak for what begins.
+            ctx.statuses.borrow_mut().forget(uid);
+        }
+        match ctx.store.adopt_next(uid).and_then(|()| ctx.pod(uid)) {
+            Ok(pod) => self.create(&pod, now),
+            Err(e) => log::warn!("uid={uid} {}", chain(&e)),
+        }
+    }
+
+    fn on_gone(&self, uid: &PodUid, restart: bool, now: Mono) {
+        let ctx = &*self.ctx;
+        ctx.reasons.borrow_mut().forget_pod(uid);
+        if !restart || !ctx.config.borrow().contains_key(uid) {
+            return;
+        }
+        self.create_again(uid, true, now);
+    }
+
+    fn on_stop(&mut self, all: bool, done: smol::channel::Sender<()>, now: Mono) {
+        self.stop_waiters.push(done);
+        if !all {
+            self.finished = true;
+            return;
+        }
+        self.stop_when_idle = true;
+        let uids: Vec<PodUid> = self.ctx.config.borrow().keys().cloned().collect();
+        for uid in uids {
+            self.kill(&uid, Some(KillOptions::default()), now);
+        }
+    }
+
+    /// With every pod ended on request, the agent ends too.
+    fn end_if_idle(&mut self) {
+        if self.stop_when_idle {
+            let table = self.ctx.table.borrow();
+            self.finished |= table
+                .handles()
+                .all(|h| table.stage(h).is_none_or(|s| s.is_finished()));
+        }
+    }
+
+    fn tell_status_failed(&self, handle: Handle) {
+        let ctx = &*self.ctx;
+        let uid = ctx.table.borrow().identity(handle).map(|i| i.uid.clone());
+        if let Some(Ok(pod)) = uid.map(|uid| ctx.pod(&uid)) {
+            let message = ctx
+                .cache
+                .borrow()
+                .get(&pod.metadata.uid)
+                .err()
+                .unwrap_or_default();
+            ctx.pod_event(
+                &pod,
+                Severity::Warning,
+                "FailedSync",
+                &format!("error determining status: {message}"),
+            );
+        }
+    }
+}
+
+fn tell_full(ctx: &Ctx, pod: &Pod, e: TableFull) {
+    let message = format!("Node didn't have enough resource: pods: {e}");
+    ctx.pod_event(pod, Severity::Warning, "OutOfpods", &message);
+    status::reject(ctx, pod, "OutOfpods", &message);
+}

@@ -1,0 +1,305 @@
+//! From a pod's spec to what the runtime is told: facts are gathered here, decisions are `logic::generate`'s.
+
+use alloc::collections::BTreeMap;
+use core::net::IpAddr;
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    ctx::{Ctx, NodeFacts},
+    recorder::Severity,
+    start::{Pass, StartError},
+    sync::chain,
+    volumes::PodObjects,
+};
+use crate::{
+    api::{
+        Container, Pod,
+        cri::{ContainerConfig, Image, SandboxConfig},
+    },
+    config::Config,
+    logic::{
+        cgroup::CgroupSettings,
+        dns::{self, DnsSettings, MAX_RESOLV_CONF},
+        downward::{Allocatable, Place},
+        env::{self, EnvInput},
+        generate::{self, ConfigError, ContainerInput, NodeContext, VolumeSource},
+        hosts,
+        qos::qos_class,
+        restart,
+        security::SecuritySettings,
+    },
+    volume::SubPath,
+};
+
+/// Bytes read of the node's `/etc/hosts`.
+const MAX_HOSTS_BYTES: u64 = 1 << 20;
+/// Mode of the managed hosts file.
+const HOSTS_MODE: u32 = 0o644;
+
+/// What of the machine and the configuration shapes sandboxes and containers. The resolver file is read anew for each
+/// sandbox.
+pub(super) fn node_context(
+    cfg: &Config,
+    facts: &NodeFacts,
+    cgroups: CgroupSettings,
+    kernel: (u32, u32),
+) -> NodeContext {
+    NodeContext {
+        name: facts.name.clone(),
+        ips: facts.host_ips.clone(),
+        allocatable: allocatable(facts),
+        cgroups,
+        dns: DnsSettings {
+            cluster_dns: cfg
+                .network
+                .cluster_dns
+                .iter()
+                .map(IpAddr::to_string)
+                .collect(),
+            cluster_domain: cfg.network.cluster_domain.clone(),
+            has_resolv_conf: cfg.network.resolv_conf.is_some(),
+            node: Default::default(),
+            node_ips: facts.host_ips.clone(),
+        },
+        security: SecuritySettings {
+            seccomp_default: cfg.seccomp_default,
+            seccomp_root: cfg.dirs.seccomp_profiles().display().to_string(),
+            allowed_sysctls: cfg.allowed_unsafe_sysctls.clone(),
+            kernel,
+        },
+        pod_logs_dir: cfg.dirs.pod_logs.display().to_string(),
+        runtime_handlers: BTreeMap::new(),
+        recursive_read_only: false,
+    }
+}
+
+/// What the node can give to pods.
+pub(super) fn allocatable(facts: &NodeFacts) -> Allocatable {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    Allocatable {
+        cpu_milli: signed(facts.cpu_milli),
+        memory_bytes: signed(facts.memory_bytes),
+        ephemeral_storage_bytes: signed(facts.storage_bytes),
+    }
+}
+
+/// Directory of the pod's logs.
+pub(super) fn log_directory(ctx: &Ctx, pod: &Pod) -> PathBuf {
+    PathBuf::from(generate::log_directory(&ctx.node_context.pod_logs_dir, pod))
+}
+
+fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
+    let mut text = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
+pub(super) fn sandbox_config(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<SandboxConfig, String> {
+    let mut node = ctx.node_context.clone();
+    if let Some(path) = &ctx.cfg.network.resolv_conf {
+        let limit = u64::try_from(MAX_RESOLV_CONF)
+            .unwrap_or(u64::MAX)
+            .saturating_add(1);
+        let text = read_bounded(path, limit)
+            .map_err(|e| format!("resolver file {}: {e}", path.display()))?;
+        node.dns.node = dns::parse_resolv_conf(&text)
+            .map_err(|e| format!("resolver file {}: {e}", path.display()))?;
+    }
+    let plan = generate::sandbox_config(pod, attempt, qos_class(pod), &node)?;
+    for (reason, message) in &plan.warnings {
+        ctx.pod_event(pod, Severity::Warning, reason, message);
+    }
+    Ok(plan.config)
+}
+
+/// Configuration of a new instance of `container`, with everything on disk that it refers to.
+pub(super) async fn container_config(
+    pass: &Pass<'_>,
+    container: &Container,
+    image: &Image,
+) -> Result<ContainerConfig, StartError> {
+    let Pass {
+        ctx,
+        pod,
+        runtime,
+        mounted,
+        ..
+    } = *pass;
+    let refused = |e: ConfigError| StartError::new(e.reason(), e.0);
+    let config_error = |message: String| refused(ConfigError(message));
+    let own_ips = if pod.spec.host_network {
+        &ctx.node.host_ips
+    } else {
+        &runtime.ips
+    };
+    let objects = PodObjects { ctx, mounted };
+    let environment = {
+        let place = Place {
+            node_name: &ctx.node.name,
+            host_ips: &ctx.node.host_ips,
+            pod_ips: own_ips,
+        };
+        let stored = objects.borrow();
+        env::environment(&EnvInput {
+            pod,
+            container,
+            objects: &stored,
+            // A stand-alone host has no services; pods of an apiserver wait for them.
+            services: None,
+            place,
+            allocatable: ctx.node_context.allocatable,
+        })
+        .map_err(config_error)?
+    };
+    let restart_count = next_restart_count(pass, container);
+    let sub_paths = pin_sub_paths(pass, container, &environment)
+        .await
+        .map_err(refused)?;
+    let hosts_file = write_hosts_file(ctx, pod, container, own_ips).map_err(config_error)?;
+    let termination_log = make_termination_log(ctx, pod, container, restart_count)
+        .await
+        .map_err(config_error)?;
+    let volumes: BTreeMap<String, VolumeSource> = mounted
+        .iter()
+        .map(|(name, volume)| {
+            let host_path = volume.host_path.display().to_string();
+            (
+                name.clone(),
+                VolumeSource {
+                    host_path,
+                    read_only: volume.read_only,
+                },
+            )
+        })
+        .collect();
+    make_log_directory(ctx, pod, container).map_err(config_error)?;
+    let target = runtime
+        .newest(&container.target_container_name)
+        .map(|c| &c.id);
+    generate::container_config(&ContainerInput {
+        pod,
+        container,
+        qos: qos_class(pod),
+        restart_count,
+        image,
+        env: &environment,
+        volumes: &volumes,
+        sub_paths: &sub_paths,
+        hosts_file: hosts_file.as_deref(),
+        termination_log: termination_log.as_deref(),
+        target,
+        node: &ctx.node_context,
+    })
+    .map_err(refused)
+}
+
+/// Restart count of the next instance (CFG-06): one more than the newest, else one more than the logs on disk tell, so
+/// that a reboot neither resets it nor overwrites logs.
+fn next_restart_count(pass: &Pass<'_>, container: &Container) -> u32 {
+    let newest = pass.runtime.newest(&container.name);
+    if newest.is_some() {
+        return restart::next_restart_count(newest, None);
+    }
+    let dir = log_directory(pass.ctx, pass.pod).join(&container.name);
+    let numbers = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let (number, _) = name.to_str()?.split_once(".log")?;
+            number.parse::<u32>().ok()
+        });
+    restart::next_restart_count(None, numbers.max())
+}
+
+async fn pin_sub_paths(
+    pass: &Pass<'_>,
+    container: &Container,
+    environment: &env::Env,
+) -> Result<BTreeMap<usize, String>, ConfigError> {
+    let mut pinned = BTreeMap::new();
+    for (index, path) in generate::sub_paths(container, environment)? {
+        let name = container.volume_mounts[index].name.clone();
+        // A volume that is missing is told by what reads the mounts.
+        let Some(volume) = pass.mounted.get(&name).cloned() else {
+            continue;
+        };
+        let volumes = pass.ctx.volumes.clone();
+        let (uid, container_name) = (pass.pod.metadata.uid.clone(), container.name.clone());
+        let result = pass.ctx.disk.run(move || {
+            let sub = SubPath {
+                volume: &name,
+                container: &container_name,
+                mount_index: index,
+                path: &path,
+            };
+            volumes.sub_path(&uid, &volume, &sub)
+        });
+        let path = result.await.map_err(|e| ConfigError(chain(&e)))?;
+        pinned.insert(index, path.display().to_string());
+    }
+    Ok(pinned)
+}
+
+/// Writes the managed hosts file, if the container gets one (CFG-50).
+fn write_hosts_file(
+    ctx: &Ctx,
+    pod: &Pod,
+    container: &Container,
+    ips: &[IpAddr],
+) -> Result<Option<String>, String> {
+    if !hosts::manages_hosts(pod, container, ips) {
+        return Ok(None);
+    }
+    let names = hosts::pod_names(pod, &ctx.node_context.dns.cluster_domain)?;
+    let own = if pod.spec.host_network {
+        let path = Path::new("/etc/hosts");
+        Some(read_bounded(path, MAX_HOSTS_BYTES).map_err(|e| format!("{}: {e}", path.display()))?)
+    } else {
+        None
+    };
+    let text = hosts::hosts_file(own.as_deref(), ips, &names, &pod.spec.host_aliases);
+    let path = ctx.store.dir(&pod.metadata.uid).join("etc-hosts");
+    // In place: running containers have this very file mounted, and a new one would not reach them.
+    let write = || -> io::Result<()> {
+        use std::os::unix::fs::PermissionsExt as _;
+        if fs::read(&path).is_ok_and(|old| old == text.as_bytes()) {
+            return Ok(());
+        }
+        fs::write(&path, &text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(HOSTS_MODE))
+    };
+    write().map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(Some(path.display().to_string()))
+}
+
+async fn make_termination_log(
+    ctx: &Ctx,
+    pod: &Pod,
+    container: &Container,
+    restart_count: u32,
+) -> Result<Option<String>, String> {
+    if generate::termination_path(container).is_none() {
+        return Ok(None);
+    }
+    let volumes = ctx.volumes.clone();
+    let (uid, name) = (pod.metadata.uid.clone(), container.name.clone());
+    let instance = format!("{restart_count:08x}");
+    let made = ctx
+        .disk
+        .run(move || volumes.make_termination_log(&uid, &name, &instance))
+        .await;
+    made.map(|path| Some(path.display().to_string()))
+        .map_err(|e| format!("termination log: {e}"))
+}
+
+fn make_log_directory(ctx: &Ctx, pod: &Pod, container: &Container) -> Result<(), String> {
+    let dir = log_directory(ctx, pod).join(&container.name);
+    fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))
+}

@@ -1,0 +1,149 @@
+//! Housekeeping: what no event drives. Orphans are ended, what is wanted and missing is created, what nobody owns is
+//! removed. The rules are `logic::housekeeping`'s (CLEAN-01 to CLEAN-13); it runs every two seconds once all sources are
+//! ready.
+
+use std::collections::BTreeSet;
+
+use super::{admission, cgroups, ctx::Ctx, gc, sync::chain};
+use crate::{
+    api::{Mono, PodUid},
+    logic::{
+        housekeeping::{CgroupAction, ConfigPod, Pass, may_run},
+        pod_worker::Update,
+        runtime_cache::RunningPod,
+    },
+};
+
+/// What the deciding half of a pass found to be done by the other half.
+#[derive(Debug, Default)]
+pub(super) struct Chores {
+    /// Pods to create (again), which the table does not hold, and whether their last status must go first.
+    pub(super) create: Vec<(PodUid, bool)>,
+    /// Pods that are nobody's any more: directory, volumes, containers and logs may go.
+    forgotten: Vec<PodUid>,
+    /// Cgroups of such pods: path, and whether it may go or only loses its CPU.
+    cgroups: Vec<(String, CgroupAction)>,
+}
+
+impl Chores {
+    /// Whether there is nothing for the other half.
+    pub(super) fn is_empty(&self) -> bool {
+        self.forgotten.is_empty() && self.cgroups.is_empty()
+    }
+}
+
+/// The deciding half: looks at the table, the configuration and the runtime, changes only workers.
+pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
+    if !may_run(ctx.sources_ready()) || !ctx.may_run_pods(now) {
+        return Chores::default();
+    }
+    // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.
+    let groups = cgroups::list(ctx);
+    let dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
+        log::warn!("housekeeping: pod directories: {e}");
+        Vec::new()
+    });
+    let config = ctx.config.borrow();
+    let pods: Vec<ConfigPod<'_>> = config
+        .iter()
+        .map(|(uid, pod)| ConfigPod {
+            uid,
+            is_static: pod.is_static,
+            active: admission::is_active(ctx, uid),
+            restart_requested: ctx.table.borrow().is_restart_requested(uid),
+            deletion_requested: pod.deletion_requested,
+            api_phase_terminal: pod.api_phase_terminal,
+        })
+        .collect();
+    let known = ctx
+        .table
+        .borrow_mut()
+        .sync_known_pods(&|uid| config.contains_key(uid));
+    let running = ctx.running.borrow();
+    // An old list is as good as none (CLEAN-02).
+    let Some(running) = running.fresh(now) else {
+        return Chores::default();
+    };
+    let pass = Pass {
+        config: &pods,
+        mirrors: &[],
+        known: &known,
+        running,
+    };
+    ctx.statuses
+        .borrow_mut()
+        .retain(|uid| pass.keeps_status(uid) || known.iter().any(|k| k.uid == *uid));
+    let mut chores = Chores::default();
+    for restart in pass.restarts() {
+        ctx.totals.borrow_mut().count_restart(restart.is_static);
+        chores
+            .create
+            .push((restart.uid.clone(), restart.drop_status));
+    }
+    for orphan in pass.runtime_orphans() {
+        end_runtime_orphan(ctx, orphan, now);
+    }
+    // A pod whose worker still ends it is not forgotten: its last step takes its volumes down.
+    let workless = |uid: &PodUid| known.binary_search_by(|k| k.uid.cmp(uid)).is_err();
+    let mut forgotten: BTreeSet<PodUid> = dirs
+        .iter()
+        .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
+        .cloned()
+        .collect();
+    let cache = ctx.cache.borrow();
+    forgotten.extend(
+        cache
+            .iter()
+            .map(|(uid, _)| uid)
+            .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
+            .cloned(),
+    );
+    for (uid, path) in groups {
+        let volumes = dirs.contains(&uid) && !forgotten.contains(&uid);
+        if let Some(action) = pass.cgroup(&uid, volumes && !config.contains_key(&uid)) {
+            chores.cgroups.push((path, action));
+        }
+    }
+    chores.forgotten = forgotten.into_iter().collect();
+    chores
+}
+
+/// Kills what runs and nobody knows: expected only right after a start (CLEAN-11).
+fn end_runtime_orphan(ctx: &Ctx, pod: &RunningPod, now: Mono) {
+    log::info!(
+        "pod={}/{} uid={} runs and no source knows it: it is ended",
+        pod.namespace,
+        pod.name,
+        pod.uid
+    );
+    ctx.totals.borrow_mut().count_runtime_orphan();
+    let update = Update::runtime_only(&pod.uid, &pod.name, &pod.namespace);
+    if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+        log::warn!("pod={}/{} cannot be ended: {e}", pod.namespace, pod.name);
+    }
+}
+
+/// The other half: removes what was found. One pass at a time.
+pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
+    for (path, action) in &chores.cgroups {
+        let done = match action {
+            CgroupAction::Reduce => ctx.cgroups.reduce_cpu(path),
+            CgroupAction::Destroy => ctx.cgroups.destroy(path).await,
+        };
+        if let Err(e) = done {
+            log::warn!("cgroup {path}: {}", chain(&e));
+        }
+    }
+    for uid in &chores.forgotten {
+        gc::remove_pod_content(ctx, uid).await;
+        let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+        let removed = ctx.disk.run(move || {
+            // Also volumes whose pod was lost over a restart: nobody else takes them down.
+            volumes.tear_down(&gone)?;
+            volumes.remove_pod_dir(&gone)
+        });
+        if let Err(e) = removed.await {
+            log::warn!("uid={uid} {}", chain(&e));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Carrying out kills: hooks, order of sidecars, stop signals, sandboxes. What to kill and in which order is decided by
+//! `logic::kill`; here it is done. Rows KILL-04 to KILL-08, HOOK-03, HOOK-04.
+
+use core::{cell::Cell, time::Duration};
+
+use smol::future::FutureExt as _;
+
+use super::{ctx::Ctx, hooks, recorder::Severity};
+use crate::{
+    api::{Container, Mono, Pod, cri::PodRuntimeStatus},
+    logic::{
+        actions::ContainerToKill,
+        kill::{self, PodKill, PodKillTarget},
+    },
+};
+
+/// Kills everything of a pod that runs and stops its sandboxes. Errors of single containers are joined.
+///
+/// `override_s` is the grace for every container (a pod's termination); without it each has its own.
+pub(super) async fn kill_pod(
+    ctx: &Ctx,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    override_s: Option<i64>,
+) -> Result<(), String> {
+    let plan = kill::pod_kill(pod, status, override_s);
+    carry_out(ctx, pod, status, &plan).await
+}
+
+/// Kills a pod that only the runtime knows (SYNC-28).
+pub(super) async fn kill_runtime_pod(ctx: &Ctx, status: &PodRuntimeStatus) -> Result<(), String> {
+    let plan = kill::runtime_pod_kill(status);
+    carry_out(ctx, &stand_in(status), status, &plan).await
+}
+
+/// A pod object as far as the runtime knows it, for events.
+fn stand_in(status: &PodRuntimeStatus) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.uid = status.uid.clone();
+    pod.metadata.name.clone_from(&status.name);
+    pod.metadata.namespace.clone_from(&status.namespace);
+    pod
+}
+
+async fn carry_out(
+    ctx: &Ctx,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    plan: &PodKill,
+) -> Result<(), String> {
+    let started = ctx.clock.now();
+    let ended: Vec<Cell<bool>> = plan.containers.iter().map(|_| Cell::new(false)).collect();
+    let (wake, woken) = async_broadcast(plan.containers.len());
+    let stops = plan.containers.iter().enumerate().map(|(index, target)| {
+        let (ended, wake, woken) = (&ended, &wake, &woken);
+        async move {
+            let result =
+                stop_one(ctx, pod, status, plan, index, target, started, ended, woken).await;
+            ended[index].set(true);
+            for _ in 0..plan.containers.len() {
+                let _ = wake.try_send(());
+            }
+            result
+        }
+    });
+    let mut errors: Vec<String> = join_all(stops)
+        .await
+        .into_iter()
+        .filter_map(Result::err)
+        .collect();
+    for sandbox in &plan.sandboxes {
+        if let Err(e) = ctx.runtime.stop_pod_sandbox(sandbox).await {
+            errors.push(format!("sandbox {sandbox}: {e}"));
+        }
+    }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(errors.join("; "))
+    }
+}
+
+/// A channel that holds one wake-up per waiting container: at most all containers of a pod.
+fn async_broadcast(waiters: usize) -> (smol::channel::Sender<()>, smol::channel::Receiver<()>) {
+    smol::channel::bounded((waiters * waiters).max(1))
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one step of one kill; a structure would only rename them"
+)]
+async fn stop_one(
+    ctx: &Ctx,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    plan: &PodKill,
+    index: usize,
+    target: &PodKillTarget,
+    started: Mono,
+    ended: &[Cell<bool>],
+    woken: &smol::channel::Receiver<()>,
+) -> Result<(), String> {
+    ctx.container_event(
+        pod,
+        &target.name,
+        Severity::Normal,
+        "Killing",
+        &target.message,
+    );
+    let deadline = started + seconds(target.grace_s);
+    if target.pre_stop
+        && let Some(container) = spec_of(pod, &target.name)
+    {
+        pre_stop(ctx, pod, status, container, deadline).await;
+    }
+    // The order of sidecars is kept for as long as there is grace; after that all are stopped at once.
+    let may_signal = || {
+        let left_s = kill::remaining_s(target.grace_s, ctx.clock.now() - started);
+        plan.may_signal(
+            index,
+            &ended.iter().map(Cell::get).collect::<Vec<_>>(),
+            left_s,
+        )
+    };
+    while !may_signal() {
+        let next = async { _ = woken.recv().await };
+        ctx.clock.until(deadline).or(next).await;
+    }
+    let spent = ctx.clock.now() - started;
+    let grace = kill::stop_grace(kill::remaining_s(target.grace_s, spent));
+    ctx.runtime
+        .stop_container(&target.id, grace)
+        .await
+        .map_err(|e| format!("container {}: {e}", target.name))
+}
+
+/// Kills one container by itself: its sandbox and the others stay as they are (KILL-18).
+pub(super) async fn kill_container(
+    ctx: &Ctx,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    target: &ContainerToKill,
+) -> Result<(), String> {
+    ctx.container_event(
+        pod,
+        &target.name,
+        Severity::Normal,
+        "Killing",
+        &target.message,
+    );
+    let started = ctx.clock.now();
+    if let Some(container) = spec_of(pod, &target.name)
+        && kill::runs_pre_stop(container, target.grace_s)
+    {
+        pre_stop(
+            ctx,
+            pod,
+            status,
+            container,
+            started + seconds(target.grace_s),
+        )
+        .await;
+    }
+    let grace = kill::stop_grace(kill::remaining_s(target.grace_s, ctx.clock.now() - started));
+    ctx.runtime
+        .stop_container(&target.id, grace)
+        .await
+        .map_err(|e| format!("container {}: {e}", target.name))
+}
+
+/// Runs a preStop hook for at most the grace: one that outlasts it is no longer waited for, without an event.
+async fn pre_stop(
+    ctx: &Ctx,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    container: &Container,
+    deadline: Mono,
+) {
+    let Some(handler) = container
+        .lifecycle
+        .as_ref()
+        .and_then(|l| l.pre_stop.as_ref())
+    else {
+        return;
+    };
+    let hook = async { Some(hooks::run(ctx, pod, status, container, handler, deadline).await) };
+    let late = async {
+        ctx.clock.until(deadline).await;
+        None
+    };
+    if let Some(Err(error)) = hook.or(late).await {
+        // The text may hold secrets: it goes to the log, never into an event.
+        log::debug!(
+            "pod={}/{} container={} preStop: {error}",
+            pod.metadata.namespace,
+            pod.metadata.name,
+            container.name
+        );
+        ctx.container_event(
+            pod,
+            &container.name,
+            Severity::Warning,
+            "FailedPreStopHook",
+            "PreStopHook failed",
+        );
+    }
+}
+
+fn spec_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    pod.spec.all_containers().find(|c| c.name == name)
+}
+
+fn seconds(s: i64) -> Duration {
+    Duration::from_secs(u64::try_from(s).unwrap_or(0))
+}
+
+/// Polls all futures to their end, in one task. At most the containers of one pod.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.map(Box::pin).collect();
+    let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    core::future::poll_fn(move |cx| {
+        let mut all = true;
+        for (future, result) in running.iter_mut().zip(results.iter_mut()) {
+            if result.is_none() {
+                match future.as_mut().poll(cx) {
+                    core::task::Poll::Ready(output) => *result = Some(output),
+                    core::task::Poll::Pending => all = false,
+                }
+            }
+        }
+        if !all {
+            return core::task::Poll::Pending;
+        }
+        core::task::Poll::Ready(results.iter_mut().filter_map(Option::take).collect())
+    })
+    .await
+}

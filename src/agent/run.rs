@@ -1,0 +1,462 @@
+//! `picolet run`: from the command line to the loop, and back. Assembly only, in one place.
+
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use core::cell::{Cell, RefCell};
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, Write as _},
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
+    path::Path,
+    process::ExitCode,
+};
+
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use smol::LocalExecutor;
+
+use super::{
+    admission,
+    backend::LocalBackend,
+    cgroups,
+    clock::{Clock as _, SystemClock},
+    core::Event,
+    ctx::{Ctx, Shared},
+    event_loop, generation, image_store, manifests, node,
+    objects::Objects,
+    pod_store::PodStore,
+    pollers,
+    recorder::Recorder,
+    sync::chain,
+};
+use crate::{
+    api::oci::HostFacts,
+    cgroup::{Cgroups, Version},
+    config::{self, Config},
+    image,
+    logic::{
+        backoff::{Backoff, ImageBackoff},
+        housekeeping::Totals,
+        loop_health::RuntimeGate,
+        mux::{Mux, Source},
+        oci,
+        pleg::Pleg,
+        pod_table::{Capacity, PodTable},
+        reason_cache::ReasonCache,
+        runtime_cache::{RunningPods, RuntimeCache},
+        status_cache::StatusCache,
+    },
+    runtime::runc,
+    server::Listener,
+    sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
+    volume::Volumes,
+};
+
+/// Slots kept for static pods and for pods that only the runtime knows.
+const RESERVED_SLOTS: u16 = 10;
+/// Slots for pods on their way out while their successors start.
+const MARGIN_SLOTS: u16 = 20;
+/// Containers whose restarts can be delayed: eight a pod of the largest table; see [`Backoff`] for when it is full.
+const BACKOFF_ENTRIES_PER_POD: usize = 8;
+
+/// How the agent ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exit {
+    /// Asked to.
+    Done = 0,
+    /// It could not go on.
+    Failed = 1,
+    /// The command line or the configuration is wrong.
+    Usage = 2,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why the agent cannot start: one line for the operator, with the fix where there is one.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct StartError {
+    message: String,
+    exit: Exit,
+}
+
+fn fatal(message: impl Into<String>) -> StartError {
+    StartError {
+        message: message.into(),
+        exit: Exit::Failed,
+    }
+}
+
+fn usage(message: impl Into<String>) -> StartError {
+    StartError {
+        message: message.into(),
+        exit: Exit::Usage,
+    }
+}
+
+/// `picolet run`. `notify` is the service manager's address (`NOTIFY_SOCKET`).
+#[must_use]
+pub fn main(words: Vec<OsString>, notify: Option<OsString>) -> ExitCode {
+    memory::use_one_arena();
+    match start(words, notify) {
+        Ok(exit) => exit.into(),
+        Err(e) => {
+            // Nobody may be there to read it.
+            let _ = writeln!(io::stderr(), "picolet: {}", e.message);
+            e.exit.into()
+        }
+    }
+}
+
+fn start(words: Vec<OsString>, notify: Option<OsString>) -> Result<Exit, StartError> {
+    let Some(loaded) = configure(words)? else {
+        return Ok(Exit::Done);
+    };
+    start_logging(loaded.config.verbosity);
+    for warning in &loaded.warnings {
+        log::warn!("configuration: {warning}");
+    }
+    let cfg = loaded.config;
+    check_ground()?;
+    make_dirs(&cfg)?;
+    let _locks = lock_dirs(&cfg)?;
+    settle_oom_score(cfg.cgroup.oom_score_adj);
+    // Before any thread is started: signals are taken by one descriptor.
+    let signals = take_signals().map_err(|e| fatal(format!("cannot take signals: {e}")))?;
+    let notify = notify.and_then(|address| {
+        Notify::connect(&address)
+            .map_err(|e| log::warn!("cannot reach the service manager: {e}"))
+            .ok()
+    });
+    let executor = Rc::new(LocalExecutor::new());
+    async_io::block_on(executor.run(serve(cfg, Rc::clone(&executor), signals, notify)))
+}
+
+fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
+    let cwd = std::env::current_dir()
+        .map_err(|e| fatal(format!("cannot read the working directory: {e}")))?;
+    let flags = config::flags::parse(words, &cwd).map_err(|e| usage(chain(&e)))?;
+    if flags.help {
+        let text = format!("Usage: picolet run [FLAGS]\n\n{}", config::flags::help());
+        // A reader that left is no error.
+        let _ = io::stdout().write_all(text.as_bytes());
+        return Ok(None);
+    }
+    let hostname =
+        nix::unistd::gethostname().map_err(|e| fatal(format!("cannot read the host name: {e}")))?;
+    let host = config::Host {
+        hostname: hostname.to_string_lossy().into_owned(),
+    };
+    config::load(flags, &host)
+        .map(Some)
+        .map_err(|e| usage(chain(&e)))
+}
+
+fn start_logging(verbosity: u8) {
+    let level = match verbosity {
+        0..=1 => log::LevelFilter::Info,
+        2..=4 => log::LevelFilter::Debug,
+        _ => log::LevelFilter::Trace,
+    };
+    // Another logger is there already only in tests.
+    let _ = simple_logger::SimpleLogger::new()
+        .with_level(level)
+        .with_module_level("polling", log::LevelFilter::Warn)
+        .with_module_level("async_io", log::LevelFilter::Warn)
+        .init();
+}
+
+/// What must be so before anything is made.
+fn check_ground() -> Result<(), StartError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(fatal(
+            "must run as root: it makes namespaces, mounts and cgroups",
+        ));
+    }
+    match namespaces::in_host_mount_namespace() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(fatal(
+            "runs in a mount namespace of its own, where what it mounts is invisible to the host; \
+             start it without PrivateMounts=, PrivateTmp=, ProtectSystem= and the like",
+        )),
+        // PID 1 may hold a capability that the agent lacks; then its namespace cannot be looked at.
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            log::warn!(
+                "cannot see the mount namespace of PID 1: mounts made here may be invisible to the host"
+            );
+            Ok(())
+        }
+        Err(e) => Err(fatal(format!("cannot compare mount namespaces: {e}"))),
+    }
+}
+
+fn make_dirs(cfg: &Config) -> Result<(), StartError> {
+    let dirs = &cfg.dirs;
+    let make = |path: &Path, mode: u32| {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(path)
+            .map_err(|e| fatal(format!("cannot make {}: {e}", path.display())))
+    };
+    make(&dirs.root, 0o755)?;
+    make(&dirs.run, 0o755)?;
+    make(&dirs.pod_logs, 0o755)?;
+    make(&dirs.container_logs, 0o755)?;
+    make(&dirs.image_drop_in, 0o755)
+}
+
+/// One agent per root dir and run dir; held for the agent's life.
+fn lock_dirs(cfg: &Config) -> Result<[fs::File; 2], StartError> {
+    let take = |dir: &Path| {
+        let path = dir.join("picolet.lock");
+        match lock::try_lock(&path) {
+            Ok(Some(file)) => Ok(file),
+            Ok(None) => Err(fatal(format!(
+                "another picolet uses {}: end it, or give this one a directory of its own",
+                dir.display()
+            ))),
+            Err(e) => Err(fatal(format!("cannot lock {}: {e}", path.display()))),
+        }
+    };
+    Ok([take(&cfg.dirs.root)?, take(&cfg.dirs.run)?])
+}
+
+/// Sets the agent's own OOM score as far as this machine allows, and says so once if it does not.
+fn settle_oom_score(wanted: i32) {
+    match sys::limits::set_oom_score_adj(wanted) {
+        Ok(set) if set == wanted => {}
+        Ok(set) => log::warn!(
+            "oom_score_adj {wanted} is not allowed here (CAP_SYS_RESOURCE is missing): {set} is used"
+        ),
+        Err(e) => log::warn!("cannot set oom_score_adj: {e}"),
+    }
+}
+
+fn take_signals() -> nix::Result<SignalFd> {
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        set.add(signal);
+    }
+    set.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+}
+
+async fn serve(
+    cfg: Config,
+    executor: Rc<LocalExecutor<'static>>,
+    signals: SignalFd,
+    notify: Option<Notify>,
+) -> Result<Exit, StartError> {
+    let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
+    let (relist, relist_asked) = smol::channel::bounded(1);
+    let (ctx, images) = assemble(cfg, relist).await?;
+    // The local socket comes last but one: whoever reaches it reaches a whole agent.
+    let listener = Listener::bind(&ctx.cfg.dirs.socket).map_err(|e| {
+        fatal(format!(
+            "cannot listen at {}: {e}",
+            ctx.cfg.dirs.socket.display()
+        ))
+    })?;
+    let (commands, asked) = smol::channel::bounded(4);
+    let backend = Rc::new(LocalBackend {
+        ctx: Rc::clone(&ctx),
+        images: images.clone(),
+        commands,
+    });
+    let spawn = |task| executor.spawn(task).detach();
+    spawn(boxed(pollers::runtime_status(
+        Rc::clone(&ctx),
+        sender.clone(),
+    )));
+    spawn(boxed(pollers::runtime(
+        Rc::clone(&ctx),
+        relist_asked,
+        sender.clone(),
+    )));
+    spawn(boxed(manifests::poll(Rc::clone(&ctx), sender.clone())));
+    spawn(boxed(image_store::poll_drop_in(
+        Rc::clone(&ctx),
+        images,
+        sender.clone(),
+    )));
+    spawn(boxed(pollers::housekeeping(
+        Rc::clone(&ctx),
+        sender.clone(),
+    )));
+    spawn(boxed(pollers::container_gc(Rc::clone(&ctx))));
+    spawn(boxed(pollers::log_rotation(Rc::clone(&ctx))));
+    spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
+    spawn(boxed(forward_commands(asked, sender.clone())));
+    spawn(boxed(wait_for_signal(signals, sender.clone())));
+    tell(notify.as_ref(), Notify::ready);
+    log::info!("picolet {} runs node {}", crate::VERSION, ctx.node.name);
+    event_loop::run(Rc::clone(&ctx), executor, events, sender).await;
+    tell(notify.as_ref(), Notify::stopping);
+    let _ = fs::remove_file(&ctx.cfg.dirs.socket);
+    log::info!("picolet ends; pods go on");
+    Ok(Exit::Done)
+}
+
+type Task = core::pin::Pin<Box<dyn Future<Output = ()>>>;
+
+fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
+    Box::pin(task)
+}
+
+fn tell(notify: Option<&Notify>, what: fn(&Notify) -> io::Result<()>) {
+    if let Some(Err(e)) = notify.map(what) {
+        log::warn!("cannot notify the service manager: {e}");
+    }
+}
+
+/// Makes everything a sync may touch.
+async fn assemble(
+    cfg: Config,
+    relist: smol::channel::Sender<()>,
+) -> Result<(Shared, image::Store), StartError> {
+    let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
+    if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
+        return Err(fatal(
+            "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
+        ));
+    }
+    let missing = cgroups.missing_controllers();
+    if !missing.is_empty() {
+        log::warn!(
+            "cgroup controllers are missing: {}; their limits are not held",
+            missing.join(", ")
+        );
+    }
+    let disk = Lane::start("disk").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
+    let store_dir = cfg.dirs.images();
+    let images = disk
+        .run(move || image::Store::open(&store_dir))
+        .await
+        .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
+    let exe = fs::File::open("/proc/self/exe")
+        .map_err(|e| fatal(format!("cannot open this program: {e}")))?;
+    let host = runc::host::facts(&cgroups);
+    let (kernel, apparmor) = (host.kernel, host.apparmor);
+    let settings = runc_settings(&cfg, host, Arc::new(OwnedFd::from(exe)));
+    let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
+    let adapter = image_store::Adapter::new(images.clone(), unpack.clone());
+    let runtime = runc::Runc::open(settings, Box::new(adapter), disk.clone(), cgroups.clone())
+        .await
+        .map_err(|e| fatal(e.to_string()))?;
+    let facts = node::facts(&cfg);
+    let volumes =
+        Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
+    let slots = Capacity {
+        max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
+        reserved: RESERVED_SLOTS,
+        margin: MARGIN_SLOTS,
+    };
+    let entries = slots.slots() * BACKOFF_ENTRIES_PER_POD;
+    let clock = SystemClock;
+    // Delays need spreading, not secrecy.
+    let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
+    let mut sources = Vec::new();
+    if cfg.dirs.manifests.is_some() {
+        sources.push(Source::File);
+    }
+    let ctx = Ctx {
+        store: PodStore::new(&cfg.dirs.root),
+        admission_facts: admission::facts(&cfg, &facts, kernel, apparmor).map_err(usage)?,
+        node_context: generation::node_context(
+            &cfg,
+            &facts,
+            cgroups::settings(&cfg, &facts, &cgroups),
+            kernel,
+        ),
+        table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
+        cache: RefCell::new(RuntimeCache::default()),
+        statuses: RefCell::new(StatusCache::default()),
+        reasons: RefCell::new(ReasonCache::default()),
+        crash_loop: RefCell::new(Backoff::new(cfg.times.max_restart_backoff, entries)),
+        image_backoff: RefCell::new(ImageBackoff::new(entries)),
+        objects: RefCell::new(Objects::default()),
+        recorder: RefCell::new(Recorder::default()),
+        conditions: RefCell::new(None),
+        relist,
+        mux: RefCell::new(Mux::new(&sources)),
+        config: RefCell::new(BTreeMap::new()),
+        pleg: RefCell::new(Pleg::default()),
+        running: RefCell::new(RunningPods::default()),
+        waiting_for_status: Cell::new(None),
+        totals: RefCell::new(Totals::default()),
+        gate: RefCell::new(RuntimeGate::default()),
+        started_at: clock.wall(),
+        node: facts,
+        clock: Box::new(clock),
+        runtime: Box::new(runtime),
+        volumes,
+        cgroups: Arc::new(cgroups),
+        disk,
+        unpack,
+        cfg,
+    };
+    if ctx.cfg.cgroup.per_qos
+        && let Err(e) = cgroups::ensure_tiers(&ctx)
+    {
+        log::error!("cgroups of pods: {e}");
+    }
+    Ok((Rc::new(ctx), images))
+}
+
+fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
+    let root = cfg.cgroup.root.trim_end_matches('/');
+    runc::Settings {
+        root_dir: cfg.dirs.root.clone(),
+        run_dir: cfg.dirs.run.clone(),
+        runtime: cfg.runtime.program.display().to_string(),
+        cni_conf_dir: cfg.network.cni_conf.clone(),
+        cni_bin_dir: cfg.network.cni_bin.clone(),
+        built_in_network: runc::BuiltIn {
+            bridge: cfg.network.builtin_bridge.clone(),
+            subnets: vec![cfg.network.builtin_subnet.to_string()],
+            mtu: 0,
+        },
+        kubepods: format!("{root}/kubepods"),
+        shim_cgroup: format!("{root}/picolet-shims"),
+        container_log_links: cfg.dirs.container_logs.clone(),
+        exe,
+        host,
+        spec: oci::container_spec,
+        resolve_user: crate::logic::user::resolve_user,
+        parallel: None,
+    }
+}
+
+async fn forward_commands(
+    asked: smol::channel::Receiver<super::backend::Command>,
+    events: smol::channel::Sender<Event>,
+) {
+    while let Ok(command) = asked.recv().await {
+        if events.send(Event::Command(command)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn wait_for_signal(signals: SignalFd, events: smol::channel::Sender<Event>) {
+    let Ok(signals) = async_io::Async::new_nonblocking(signals) else {
+        return;
+    };
+    loop {
+        if signals.readable().await.is_err() {
+            return;
+        }
+        if let Ok(Some(signal)) = signals.get_ref().read_signal() {
+            log::info!("signal {} received", signal.ssi_signo);
+            let _ = events.send(Event::Terminate).await;
+            return;
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Starting containers, strictly one after the other within a pod (ACT-07).
+
+use std::os::unix::fs::symlink;
+
+use super::{
+    ctx::Ctx, generation, hooks, kill, recorder::Severity, sync::SyncError, volumes::Mounted,
+};
+use crate::{
+    api::{
+        Container, ContainerId, Mono, Pod,
+        cri::{PodRuntimeStatus, SandboxStatus},
+    },
+    logic::{
+        actions::{ContainerToKill, PodActions},
+        backoff, generate,
+        kill::{KillCause, single_kill_grace_s},
+        pod_table::Handle,
+        work_queue::Retry,
+    },
+};
+
+/// What all starts of one pass share.
+pub(super) struct Pass<'a> {
+    pub(super) ctx: &'a Ctx,
+    pub(super) handle: Handle,
+    pub(super) pod: &'a Pod,
+    pub(super) runtime: &'a PodRuntimeStatus,
+    pub(super) sandbox: &'a SandboxStatus,
+    pub(super) mounted: &'a Mounted,
+}
+
+/// Why a container did not start: the waiting reason, its message, and when a back-off ends.
+#[derive(Debug)]
+pub(super) struct StartError {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    pub(super) until: Option<Mono>,
+}
+
+impl StartError {
+    pub(super) fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+            until: None,
+        }
+    }
+}
+
+/// Starts what is to be started. A failed plain init container ends the pass; any other failure does not (ACT-04).
+pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(), SyncError> {
+    let spec = &pass.pod.spec;
+    let mut failed: Option<SyncError> = None;
+    let ephemeral = actions
+        .ephemeral_to_start
+        .iter()
+        .map(|&i| (&spec.ephemeral_containers[i], false));
+    let init = actions.init_to_start.iter().map(|&i| {
+        (
+            &spec.init_containers[i],
+            !spec.init_containers[i].is_sidecar(),
+        )
+    });
+    let regular = actions
+        .to_start
+        .iter()
+        .map(|&i| (&spec.containers[i], false));
+    for (container, ends_pass) in ephemeral.chain(init).chain(regular) {
+        if pass
+            .ctx
+            .table
+            .borrow()
+            .is_pod_termination_requested(&pass.pod.metadata.uid)
+            || pass.ctx.table.borrow().is_cancelled(pass.handle)
+        {
+            // Nothing starts once the pod is to end.
+            return failed.map_or(Ok(()), Err);
+        }
+        let uid = &pass.pod.metadata.uid;
+        match start_container(pass, container).await {
+            Ok(()) => pass.ctx.reasons.borrow_mut().started(uid, &container.name),
+            Err(e) => {
+                pass.ctx
+                    .reasons
+                    .borrow_mut()
+                    .failed(uid, &container.name, e.reason, &e.message);
+                let retry = e.until.map_or(Retry::Error, Retry::BackOff);
+                let message = format!(
+                    "failed to \"StartContainer\" for \"{}\" with {}: {}",
+                    container.name, e.reason, e.message
+                );
+                failed = Some(match failed.take() {
+                    None => SyncError { retry, message },
+                    Some(before) => SyncError {
+                        retry: before.retry.and(retry),
+                        message: format!("{}; {message}", before.message),
+                    },
+                });
+                if ends_pass {
+                    break;
+                }
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
+    let Pass {
+        ctx, pod, runtime, ..
+    } = *pass;
+    let granted = {
+        let mut crash_loop = ctx.crash_loop.borrow_mut();
+        backoff::grant_start(&mut crash_loop, pod, container, runtime, ctx.clock.now())
+    };
+    if let Err(wait) = granted {
+        let message = format!(
+            "Back-off restarting failed container {} in pod {}",
+            container.name,
+            crate::logic::pod_kind::pod_ref(pod)
+        );
+        ctx.container_event(pod, &container.name, Severity::Warning, "BackOff", &message);
+        return Err(StartError {
+            reason: "CrashLoopBackOff",
+            message: wait.message,
+            until: Some(wait.until),
+        });
+    }
+    let failed = |e: StartError| {
+        ctx.container_event(
+            pod,
+            &container.name,
+            Severity::Warning,
+            "Failed",
+            &format!("Error: {}", e.message),
+        );
+        e
+    };
+    let image = super::images::ensure(ctx, pod, container).await?;
+    let config = generation::container_config(pass, container, &image)
+        .await
+        .map_err(failed)?;
+    let id = ctx
+        .runtime
+        .create_container(&pass.sandbox.id, &config)
+        .await
+        .map_err(|e| failed(StartError::new("CreateContainerError", e.to_string())))?;
+    ctx.container_event(
+        pod,
+        &container.name,
+        Severity::Normal,
+        "Created",
+        "Container created",
+    );
+    ctx.runtime
+        .start_container(&id)
+        .await
+        .map_err(|e| failed(StartError::new("RunContainerError", e.to_string())))?;
+    ctx.container_event(
+        pod,
+        &container.name,
+        Severity::Normal,
+        "Started",
+        "Container started",
+    );
+    link_log(ctx, pod, container, &id, config.attempt);
+    post_start(pass, container, &id).await
+}
+
+/// `/var/log/containers/<pod>_<namespace>_<container>-<id>.log` → the log file (CFG-11). Failing is no reason to stop.
+fn link_log(ctx: &Ctx, pod: &Pod, container: &Container, id: &ContainerId, attempt: u32) {
+    let dir = &ctx.cfg.dirs.container_logs;
+    let target = generation::log_directory(ctx, pod)
+        .join(&container.name)
+        .join(format!("{attempt}.log"));
+    if !target.exists() {
+        return;
+    }
+    let meta = &pod.metadata;
+    let link = dir.join(generate::log_link_name(pod, &container.name, id));
+    let made = std::fs::create_dir_all(dir).and_then(|()| symlink(&target, &link));
+    if let Err(e) = made
+        && e.kind() != std::io::ErrorKind::AlreadyExists
+    {
+        log::warn!(
+            "pod={}/{} cannot link log {}: {e}",
+            meta.namespace,
+            meta.name,
+            link.display()
+        );
+    }
+}
+
+/// Runs and awaits the postStart hook; its failure kills the container (HOOK-01).
+async fn post_start(
+    pass: &Pass<'_>,
+    container: &Container,
+    id: &ContainerId,
+) -> Result<(), StartError> {
+    let Some(handler) = container
+        .lifecycle
+        .as_ref()
+        .and_then(|l| l.post_start.as_ref())
+    else {
+        return Ok(());
+    };
+    let Pass { ctx, pod, .. } = *pass;
+    // The hook finds its container in a status that knows of it.
+    let status = ctx
+        .runtime
+        .pod_status(&pod.metadata.uid)
+        .await
+        .unwrap_or_default();
+    let Err(error) = hooks::run(ctx, pod, &status, container, handler, Mono(u64::MAX)).await else {
+        return Ok(());
+    };
+    log::debug!(
+        "pod={}/{} container={} postStart: {error}",
+        pod.metadata.namespace,
+        pod.metadata.name,
+        container.name
+    );
+    ctx.container_event(
+        pod,
+        &container.name,
+        Severity::Warning,
+        "FailedPostStartHook",
+        "PostStartHook failed",
+    );
+    let cause = KillCause::PostStart;
+    let target = ContainerToKill {
+        id: id.clone(),
+        name: container.name.clone(),
+        cause,
+        message: "FailedPostStartHook".into(),
+        grace_s: single_kill_grace_s(pod, Some(container), cause),
+    };
+    if let Err(e) = kill::kill_container(ctx, pod, &status, &target).await {
+        log::warn!(
+            "pod={}/{} container={}: {e}",
+            pod.metadata.namespace,
+            pod.metadata.name,
+            container.name
+        );
+    }
+    Err(StartError::new(
+        "PostStartHookError",
+        "PostStartHook failed",
+    ))
+}
