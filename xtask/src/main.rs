@@ -15,7 +15,7 @@ use std::{env, path::Path, process::ExitCode};
 const HELP: &str = "\
 Tasks of picolet. Usage: cargo xtask TASK
 
-  demo     Show the pod host on this machine: 20 steps, each checked (root)
+  demo     Show the pod host on this machine, step by step, each checked (root)
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped)
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)

@@ -17,6 +17,8 @@ use crate::{
     wait::until,
 };
 
+/// Where stages have their directories.
+const STAGES: &str = "/var/lib";
 /// Name of the node; static pods carry it behind their own name.
 pub(crate) const NODE: &str = "stage";
 /// What the stage's images are called.
@@ -42,15 +44,8 @@ pub(crate) struct Stage {
 impl Stage {
     /// Makes the directories. `name` is at most five letters, for the bridge has to be called after it.
     pub(crate) fn new(name: &str) -> Result<Self, Failure> {
-        let mark = format!("{name}{}", process::id());
-        let base = PathBuf::from(format!("/var/lib/picolet-{mark}"));
-        let stage = Self {
-            run: PathBuf::from(format!("/run/picolet-{mark}")),
-            program: program()?,
-            agent: None,
-            base,
-            mark,
-        };
+        sweep(name);
+        let stage = Self::of(name, process::id(), program()?);
         fs::create_dir_all(&stage.base)?;
         // Inside a container the root filesystem is an overlay, on which no other overlay can write.
         if output(
@@ -70,6 +65,18 @@ impl Stage {
         }
         fs::set_permissions(&stage.base, fs::Permissions::from_mode(0o755))?;
         Ok(stage)
+    }
+
+    /// The letter at the end keeps one mark from being the beginning of another.
+    fn of(name: &str, owner: u32, program: PathBuf) -> Self {
+        let mark = format!("{name}{owner}x");
+        Self {
+            base: PathBuf::from(format!("{STAGES}/picolet-{mark}")),
+            run: PathBuf::from(format!("/run/picolet-{mark}")),
+            program,
+            agent: None,
+            mark,
+        }
     }
 
     /// Where images are dropped to be imported.
@@ -321,7 +328,11 @@ impl Stage {
             let _ = child.wait();
         }
         let _ = until(SETTLE_LIMIT, || {
-            let left = with_word(&self.mark);
+            let mut left = with_word(&self.mark);
+            for dir in self.cgroups() {
+                let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                left.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+            }
             for pid in &left {
                 let _ = kill(*pid);
             }
@@ -344,6 +355,25 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// Removes what stages left whose task was killed before it could.
+fn sweep(name: &str) {
+    for entry in fs::read_dir(STAGES).into_iter().flatten().flatten() {
+        let owner = entry.file_name().to_str().and_then(|dir| {
+            let rest = dir.strip_prefix("picolet-")?.strip_prefix(name)?;
+            rest.strip_suffix('x')?.parse::<u32>().ok()
+        });
+        if let Some(owner) = owner
+            && !Path::new("/proc").join(owner.to_string()).exists()
+        {
+            println!(
+                "Removing what an interrupted run left in {}",
+                entry.path().display()
+            );
+            drop(Stage::of(name, owner, PathBuf::new()));
+        }
     }
 }
 
