@@ -1043,3 +1043,112 @@ fn a_relist_at_rest_is_cheap() {
         assert_eq!(fds(), before);
     });
 }
+
+/// One pod of one container, start to gone, by this backend and by the same programs called bare. Not a test of right and
+/// wrong: `cargo test --release --test runc -- --ignored --nocapture cost`.
+#[test]
+#[ignore = "measures; needs a quiet machine and an optimised build"]
+fn cost_of_a_pod() {
+    const TIMES: u32 = 20;
+    lab("cost", async |lab| {
+        let account = format!("/sys/fs/cgroup/cpuacct{}", lab.kubepods());
+        if fs::create_dir_all(&account).is_err() {
+            eprintln!("SKIPPED cost: no cpuacct hierarchy to count with");
+            return;
+        }
+        // Shims and containers get groups below this one: all that happens is counted in it.
+        fs::write(format!("{account}/cgroup.procs"), "0").expect("join");
+        let cpu_ms = || {
+            let text = fs::read_to_string(format!("{account}/cpuacct.usage")).expect("usage");
+            text.trim().parse::<u64>().expect("number") / 1_000_000
+        };
+        let runtime = lab.runtime();
+        let sample = lab.sandbox("sample");
+        let sandbox = runtime.run_pod_sandbox(&sample).await.expect("sandbox");
+        let id = lab
+            .start(&sandbox, &lab.container(&sample, "main", "exec sleep 1000"))
+            .await;
+        let (start, cpu) = (clock::mono(), cpu_ms());
+        let mut started_ms = 0;
+        for n in 0..TIMES {
+            let config = lab.sandbox(&format!("cost{n}"));
+            let began = clock::mono();
+            let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+            lab.start(&sandbox, &lab.container(&config, "main", "exec sleep 1000"))
+                .await;
+            started_ms += clock::mono().since_ms(began);
+            runtime
+                .remove_pod_sandbox(&sandbox.id)
+                .await
+                .expect("remove");
+        }
+        let own = (clock::mono().since_ms(start), cpu_ms() - cpu);
+        let bundle = lab.dir.join("run/containers").join(&*id);
+        let config = fs::read_to_string(bundle.join("config.json")).expect("config.json");
+        let pin = |kind: &str| {
+            format!(
+                "{}/run/sandboxes/{}/ns/{kind}",
+                lab.dir.display(),
+                sandbox.id
+            )
+        };
+        let config = config
+            .replace(&format!(",\"path\":\"{}\"", pin("ipc")), "")
+            .replace(&format!(",\"path\":\"{}\"", pin("uts")), "")
+            .replace(&pin("net"), "/run/netns/NAME")
+            .replace(&bundle.join("rootfs").display().to_string(), "DIR/rootfs")
+            .replace(&*id, "NAME");
+        fs::write(lab.dir.join("template.json"), config).expect("template");
+        let script = r#"
+set -e
+cd $1; bridge=$2; subnet=$3; times=$4
+export CNI_PATH=/usr/lib/cni CNI_IFNAME=eth0
+chain() { # verb
+  printf '{"cniVersion":"0.4.0","name":"bare-%s","type":"bridge","bridge":"%s","isGateway":true,"ipMasq":true,"hairpinMode":true,"ipam":{"type":"host-local","dataDir":"%s/leases","ranges":[[{"subnet":"%s"}]],"routes":[{"dst":"0.0.0.0/0"}]}%s}' $bridge $bridge $PWD $subnet "$2" | CNI_COMMAND=$1 /usr/lib/cni/bridge
+}
+map() {
+  printf '{"cniVersion":"0.4.0","name":"bare-%s","type":"portmap","snat":true,"prevResult":%s}' $bridge "$2" | CNI_COMMAND=$1 /usr/lib/cni/portmap
+}
+for n in $(seq $times); do
+  name=bare-$bridge-$n; dir=$1/bare/$n
+  mkdir -p $dir/rootfs $dir/upper $dir/work
+  ip netns add $name; ip -n $name link set lo up
+  export CNI_CONTAINERID=$name CNI_NETNS=/run/netns/$name
+  result=$(chain ADD); result=$(map ADD "$result")
+  mount -t overlay overlay -o lowerdir=$1/layer,upperdir=$dir/upper,workdir=$dir/work,volatile $dir/rootfs
+  sed "s#NAME#$name#g; s#DIR#$dir#g" template.json > $dir/config.json
+  runc create --bundle $dir --pid-file $dir/pid $name </dev/null >$dir/log 2>&1
+  runc start $name
+  date +%s%N >> $1/bare/started
+  runc kill $name KILL
+  # Ended is enough: who reaps it is another's affair.
+  while [ -e /proc/$(cat $dir/pid)/root/. ]; do :; done
+  runc delete --force $name
+  map DEL "$result"; chain DEL ",\"prevResult\":$result"
+  umount $dir/rootfs; ip netns del $name; rm -r $dir
+done
+ip link del $bridge
+"#;
+        let (start, cpu) = (clock::mono(), cpu_ms());
+        let bridge = format!("{}b", lab.bridge());
+        let bare = Command::new("/bin/bash")
+            .args(["-c", script, "bare"])
+            .arg(&lab.dir)
+            .args([&bridge, "10.199.77.0/24", &TIMES.to_string()])
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .status()
+            .expect("bash");
+        assert!(bare.success());
+        let bare = (clock::mono().since_ms(start), cpu_ms() - cpu);
+        let each = |total: u64| total / u64::from(TIMES);
+        eprintln!(
+            "a pod, start to gone: wall {} ms, cpu {} ms (started after {} ms); bare: wall {} ms, cpu {} ms",
+            each(own.0),
+            each(own.1),
+            each(started_ms),
+            each(bare.0),
+            each(bare.1)
+        );
+        fs::write("/sys/fs/cgroup/cpuacct/cgroup.procs", "0").expect("leave");
+    });
+}
