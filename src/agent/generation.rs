@@ -46,7 +46,6 @@ pub(super) fn node_context(
     cfg: &Config,
     facts: &NodeFacts,
     cgroups: CgroupSettings,
-    kernel: (u32, u32),
 ) -> NodeContext {
     NodeContext {
         name: facts.name.clone(),
@@ -68,8 +67,6 @@ pub(super) fn node_context(
         security: SecuritySettings {
             seccomp_default: cfg.seccomp_default,
             seccomp_root: cfg.dirs.seccomp_profiles().display().to_string(),
-            allowed_sysctls: cfg.allowed_unsafe_sysctls.clone(),
-            kernel,
         },
         pod_logs_dir: cfg.dirs.pod_logs.display().to_string(),
         runtime_handlers: BTreeMap::new(),

@@ -1,4 +1,5 @@
-//! The image store behind the runtime's and the local commands' backs: blocking work goes to the unpack lane.
+//! The image store behind the runtime's back: imports, the drop-in directory, pruning. Blocking work goes to the unpack
+//! lane.
 
 use core::{ops::ControlFlow, time::Duration};
 use std::{collections::BTreeSet, path::PathBuf};
@@ -11,87 +12,13 @@ use super::{
     sync::chain,
 };
 use crate::{
-    api::cri::{FsInfo, Image},
     image::{
-        ImageError, ImageRecord, ImportOptions, Store,
+        ImageRecord, ImportOptions, Store,
         dropin::{Doorbell, DropIn, Report},
     },
-    runtime::{
-        Call, RuntimeError,
-        runc::images::{Images, ResolvedImage},
-    },
     server::http::Refusal,
-    sys::{lane::Lane, memory},
+    sys::memory,
 };
-
-/// The store as the direct backend sees it.
-pub(super) struct Adapter {
-    store: Store,
-    unpack: Lane,
-}
-
-impl Adapter {
-    pub(super) const fn new(store: Store, unpack: Lane) -> Self {
-        Self { store, unpack }
-    }
-}
-
-fn runtime_error(e: ImageError) -> RuntimeError {
-    match e {
-        ImageError::NotFound(what) => RuntimeError::NotFound(what),
-        e => RuntimeError::Failed(chain(&e)),
-    }
-}
-
-impl Images for Adapter {
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
-        let Some(record) = self.store.resolve(reference).map_err(|e| chain(&e))? else {
-            return Ok(None);
-        };
-        let layers = self.store.layer_dirs(&record.id).unwrap_or_default();
-        Ok(Some(ResolvedImage {
-            id: record.id.clone(),
-            reference: record.image_id().to_owned(),
-            process: record.config.config.clone(),
-            layers,
-        }))
-    }
-
-    fn status(&self, reference: &str) -> Result<Option<Image>, String> {
-        let found = self.store.resolve(reference).map_err(|e| chain(&e))?;
-        Ok(found.map(|record| record.to_cri()))
-    }
-
-    fn list(&self) -> Vec<Image> {
-        self.store
-            .list()
-            .iter()
-            .map(|record| record.to_cri())
-            .collect()
-    }
-
-    fn pull<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
-        Box::pin(async {
-            self.store
-                .pull(reference)
-                .map(|record| record.id.clone())
-                .map_err(runtime_error)
-        })
-    }
-
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
-        Box::pin(async {
-            let (store, id) = (self.store.clone(), id.to_owned());
-            let in_use: BTreeSet<String> = in_use.into_iter().collect();
-            let removed = self.unpack.run(move || store.remove(&id, &in_use)).await;
-            removed.map(drop).map_err(runtime_error)
-        })
-    }
-
-    fn fs_info(&self) -> Call<'_, FsInfo> {
-        Box::pin(async { self.store.fs_info().map_err(runtime_error) })
-    }
-}
 
 /// References an image can be shown by: its names, else its id.
 fn shown(record: &ImageRecord) -> Vec<String> {

@@ -48,7 +48,7 @@ use crate::{
         runtime_cache::{RunningPods, RuntimeCache},
         status_cache::StatusCache,
     },
-    runtime::runc,
+    runtime::runc::{self, images::StoreImages},
     server::Listener,
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
@@ -346,7 +346,7 @@ async fn assemble(
     let (kernel, apparmor) = (host.kernel, host.apparmor);
     let settings = runc_settings(&cfg, host, Arc::new(OwnedFd::from(exe)));
     let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let adapter = image_store::Adapter::new(images.clone(), unpack.clone());
+    let adapter = StoreImages::new(images.clone(), disk.clone());
     let runtime = runc::Runc::open(settings, Box::new(adapter), disk.clone(), cgroups.clone())
         .await
         .map_err(|e| fatal(e.to_string()))?;
@@ -373,7 +373,6 @@ async fn assemble(
             &cfg,
             &facts,
             cgroups::settings(&cfg, &facts, &cgroups),
-            kernel,
         ),
         table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
         cache: RefCell::new(RuntimeCache::default()),

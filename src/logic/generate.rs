@@ -23,9 +23,8 @@ use crate::logic::downward::Allocatable;
 use crate::logic::env::Env;
 use crate::logic::expansion::expand;
 use crate::logic::hosts::pod_names;
-use crate::logic::security::{
-    SecuritySettings, dotted_sysctl, is_privileged, linux_security, namespace_options,
-};
+use crate::logic::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
+use crate::logic::sysctl;
 
 /// Where a container sees its termination log unless it says otherwise.
 pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
@@ -154,7 +153,7 @@ pub fn sandbox_config(
         cgroup_parent: pod_path(&node.cgroups.cgroup_root, qos, &meta.uid),
         sysctls: sysctls
             .iter()
-            .map(|sysctl| (dotted_sysctl(&sysctl.name), sysctl.value.clone()))
+            .map(|sysctl| (sysctl::dotted(&sysctl.name), sysctl.value.clone()))
             .collect(),
         namespaces: namespace_options(pod),
         privileged: is_privileged(pod),

@@ -1,29 +1,11 @@
-//! Security settings of a container, and which sysctls a pod may set (SEC-01 to SEC-10).
+//! Security settings of a container (SEC-01 to SEC-08); which sysctls a pod may set is [`super::sysctl`]'s.
 
 use crate::api::cri::{Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SecurityProfile};
 use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
 use crate::api::{Container, Pod};
 
-/// Reason of a pod refused for its sysctls.
-pub const SYSCTL_FORBIDDEN: &str = "SysctlForbidden";
 /// Annotation that asked for an AppArmor profile before there was a field; the container's name follows.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
-
-/// Sysctls that cannot harm another pod, and the kernel that first keeps them apart.
-const SAFE_SYSCTLS: [(&str, (u32, u32)); 12] = [
-    ("kernel.shm_rmid_forced", (0, 0)),
-    ("net.ipv4.ip_local_port_range", (0, 0)),
-    ("net.ipv4.tcp_syncookies", (0, 0)),
-    ("net.ipv4.ping_group_range", (0, 0)),
-    ("net.ipv4.ip_unprivileged_port_start", (0, 0)),
-    ("net.ipv4.ip_local_reserved_ports", (3, 16)),
-    ("net.ipv4.tcp_keepalive_time", (4, 5)),
-    ("net.ipv4.tcp_keepalive_intvl", (4, 5)),
-    ("net.ipv4.tcp_keepalive_probes", (4, 5)),
-    ("net.ipv4.tcp_fin_timeout", (4, 6)),
-    ("net.ipv4.tcp_rmem", (4, 15)),
-    ("net.ipv4.tcp_wmem", (4, 15)),
-];
 
 /// The machine's and the configuration's part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,10 +14,6 @@ pub struct SecuritySettings {
     pub seccomp_default: bool,
     /// Directory of `Localhost` seccomp profiles, absolute: `<root>/seccomp`.
     pub seccomp_root: String,
-    /// `allowedUnsafeSysctls`: names, or prefixes followed by `*`.
-    pub allowed_sysctls: Vec<String>,
-    /// Kernel (major, minor).
-    pub kernel: (u32, u32),
 }
 
 /// Namespace modes of a pod (CFG-13).
@@ -237,74 +215,6 @@ fn selinux_label(options: &SeLinuxOptions) -> String {
     .join(":")
 }
 
-/// The name with dots: `net/ipv4/x` becomes `net.ipv4.x`; written with slashes, a dot belongs to a name and becomes a slash.
-#[must_use]
-pub fn dotted_sysctl(name: &str) -> String {
-    match name.find(['.', '/']) {
-        Some(at) if name[at..].starts_with('/') => name
-            .chars()
-            .map(|c| match c {
-                '/' => '.',
-                '.' => '/',
-                c => c,
-            })
-            .collect(),
-        Some(_) | None => name.into(),
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Group {
-    Ipc,
-    Net,
-}
-
-/// The namespace a sysctl belongs to; `None` if it is the machine's.
-fn sysctl_group(name: &str) -> Option<Group> {
-    let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."];
-    if name == "kernel.sem" || ipc.iter().any(|prefix| name.starts_with(prefix)) {
-        Some(Group::Ipc)
-    } else if name.starts_with("net.") {
-        Some(Group::Net)
-    } else {
-        None
-    }
-}
-
-/// Whether the pod may set its sysctls (SEC-10). The error is the message of a pod that ends with [`SYSCTL_FORBIDDEN`].
-pub fn check_sysctls(pod: &Pod, settings: &SecuritySettings) -> Result<(), String> {
-    let sysctls = pod
-        .spec
-        .security_context
-        .as_ref()
-        .map_or(&[][..], |security| &security.sysctls);
-    for sysctl in sysctls {
-        let name = dotted_sysctl(&sysctl.name);
-        let safe = SAFE_SYSCTLS
-            .iter()
-            .any(|(safe, since)| *safe == name && settings.kernel >= *since);
-        let allowed = settings.allowed_sysctls.iter().any(|pattern| {
-            let pattern = dotted_sysctl(pattern);
-            match pattern.strip_suffix('*') {
-                Some(prefix) => name.starts_with(prefix),
-                None => name == pattern,
-            }
-        });
-        let group = sysctl_group(&name);
-        let conflict = match group {
-            None => Some("not allowlisted"),
-            Some(_) if !safe && !allowed => Some("not allowlisted"),
-            Some(Group::Ipc) if pod.spec.host_ipc => Some("not allowed with host ipc enabled"),
-            Some(Group::Net) if pod.spec.host_network => Some("not allowed with host net enabled"),
-            Some(Group::Ipc | Group::Net) => None,
-        };
-        if let Some(why) = conflict {
-            return Err(format!("forbidden sysctl: {name:?} {why}"));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,7 +229,6 @@ mod tests {
     fn settings() -> SecuritySettings {
         SecuritySettings {
             seccomp_root: "/var/lib/picolet/seccomp".into(),
-            kernel: (6, 1),
             ..SecuritySettings::default()
         }
     }
@@ -528,100 +437,6 @@ mod tests {
             }
             let got = apparmor(&pod, &pod.spec.containers[0]).map_err(|_| ());
             assert_eq!(got, want, "{name}");
-        }
-    }
-
-    #[test]
-    fn sysctls() {
-        // SEC-10
-        for (name, sysctl, host, allowed, kernel, want) in [
-            ("safe", "kernel.shm_rmid_forced", "", "", (6, 1), ""),
-            (
-                "safe, with slashes",
-                "net/ipv4/tcp_syncookies",
-                "",
-                "",
-                (6, 1),
-                "",
-            ),
-            ("safe since 4.15", "net.ipv4.tcp_rmem", "", "", (4, 15), ""),
-            (
-                "not yet",
-                "net.ipv4.tcp_rmem",
-                "",
-                "",
-                (4, 14),
-                "not allowlisted",
-            ),
-            (
-                "unsafe",
-                "net.core.somaxconn",
-                "",
-                "",
-                (6, 1),
-                "not allowlisted",
-            ),
-            (
-                "allowed by prefix",
-                "net.core.somaxconn",
-                "",
-                "net.core.*",
-                (6, 1),
-                "",
-            ),
-            (
-                "allowed by name",
-                "kernel.msgmax",
-                "",
-                "kernel/msgmax",
-                (6, 1),
-                "",
-            ),
-            (
-                "the machine's own",
-                "kernel.panic",
-                "",
-                "kernel.panic",
-                (6, 1),
-                "not allowlisted",
-            ),
-            (
-                "host network",
-                "net.ipv4.tcp_syncookies",
-                r#""hostNetwork":true,"#,
-                "",
-                (6, 1),
-                "not allowed with host net enabled",
-            ),
-            (
-                "host ipc",
-                "kernel.shm_rmid_forced",
-                r#""hostIPC":true,"#,
-                "",
-                (6, 1),
-                "not allowed with host ipc enabled",
-            ),
-        ] {
-            let pod = pod(&format!(
-                r#"{{{host}"securityContext":{{"sysctls":[{{"name":"{sysctl}","value":"1"}}]}}}}"#
-            ));
-            let settings = SecuritySettings {
-                allowed_sysctls: vec![allowed.into()],
-                kernel,
-                ..SecuritySettings::default()
-            };
-            let got = check_sysctls(&pod, &settings).err().unwrap_or_default();
-            assert!(
-                got.ends_with(want) && got.is_empty() == want.is_empty(),
-                "{name}: {got}"
-            );
-        }
-        for (written, want) in [
-            ("net/ipv4/conf/eth0.1/x", "net.ipv4.conf.eth0/1.x"),
-            ("net.ipv4.conf.eth0/1.x", "net.ipv4.conf.eth0/1.x"),
-            ("plain", "plain"),
-        ] {
-            assert_eq!(dotted_sysctl(written), want);
         }
     }
 
