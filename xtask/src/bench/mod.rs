@@ -55,8 +55,6 @@ pub(crate) fn run() -> Result<(), Failure> {
     let full = at_rest(&stage)?;
     let fall = available.saturating_sub(proc::mem_available()?);
     let crowd_gone = gone(&stage)?;
-    stage.stop_all()?;
-    stage.dismantle()?;
 
     println!("\n{:<46} {:>14} {:>14}", "", "picolet", "bare runc+CNI");
     let row =
