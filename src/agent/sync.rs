@@ -110,6 +110,11 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
     if acted.acted {
         ctx.request_relist();
     }
+    if acted.result.is_err() {
+        // A container that waits is shown to wait now, not only when its time has come.
+        let runtime = ctx.runtime_status(uid);
+        status::store(ctx, pod, status::generate(ctx, pod, &runtime));
+    }
     acted.result.map(|()| Outcome::Done)
 }
 

@@ -95,10 +95,16 @@ impl From<lexopt::Error> for CliError {
 #[must_use]
 pub fn main() -> ExitCode {
     let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let command = if words.is_empty() {
-        "help".into()
+    // Flags of all commands may stand before the command, as kubectl takes them.
+    let at = match words.first().and_then(|w| w.to_str()) {
+        Some("--socket") => 2,
+        Some(word) if word.starts_with("--socket=") => 1,
+        _ => 0,
+    };
+    let command = if at < words.len() {
+        words.remove(at)
     } else {
-        words.remove(0)
+        "help".into()
     };
     match run(&command.to_string_lossy(), words) {
         Ok(code) => code,

@@ -181,6 +181,8 @@ impl Runc {
         self.cni.del(id, &self.gate).await.map_err(failed_error)?;
         self.end_holder(&record).await?;
         sandbox::release_namespaces(&dir).map_err(failed("release the namespaces"))?;
+        // Nothing runs in it any more, and its memory is the pod's.
+        mount::unmount(&dir.join("shm")).map_err(failed("unmount /dev/shm"))?;
         record.phase = SandboxPhase::Stopped;
         record::save(&dir, &record).map_err(failed("write the sandbox record"))
     }
