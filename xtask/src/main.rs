@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         "demo" => demo::run(),
         "test" => test::run(),
         "spec" => spec::run(),
-        "bench" => bench::run(),
+        "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
         "" | "help" | "-h" | "--help" => {
             print!("{HELP}");
             Ok(())

@@ -44,8 +44,13 @@ pub(crate) struct Stage {
 impl Stage {
     /// Makes the directories. `name` is at most five letters, for the bridge has to be called after it.
     pub(crate) fn new(name: &str) -> Result<Self, Failure> {
+        Self::with(name, program()?)
+    }
+
+    /// [`Stage::new`] with a program that is built already.
+    pub(crate) fn with(name: &str, program: PathBuf) -> Result<Self, Failure> {
         sweep(name);
-        let stage = Self::of(name, process::id(), program()?);
+        let stage = Self::of(name, process::id(), program);
         fs::create_dir_all(&stage.base)?;
         // Inside a container the root filesystem is an overlay, on which no other overlay can write.
         if output(
@@ -87,6 +92,19 @@ impl Stage {
     /// What the agent said so far.
     pub(crate) fn agent_log(&self) -> String {
         fs::read_to_string(self.base.join("agent.log")).unwrap_or_default()
+    }
+
+    /// Puts the run directory into memory, as it is on every machine that a node runs on.
+    pub(crate) fn run_in_memory(&self) -> Result<(), Failure> {
+        fs::create_dir_all(&self.run)?;
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "mode=755", "picolet-stage"])
+            .arg(&self.run))
+    }
+
+    /// The agent's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.run.join("picolet.sock")
     }
 
     /// Pid of the running agent.
@@ -173,7 +191,7 @@ impl Stage {
         output(
             Command::new(&self.program)
                 .args(words)
-                .env("PICOLET_SOCKET", self.run.join("picolet.sock")),
+                .env("PICOLET_SOCKET", self.socket()),
         )
     }
 

@@ -31,6 +31,15 @@ impl Watch {
 /// Looks until `look` answers, at most for `limit`. The error is the last reason why it did not.
 pub(crate) fn until<T>(
     limit: Duration,
+    look: impl FnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    until_each(POLL, limit, look)
+}
+
+/// [`until`] with another time between two looks.
+pub(crate) fn until_each<T>(
+    poll: Duration,
+    limit: Duration,
     mut look: impl FnMut() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let watch = Watch::start();
@@ -40,7 +49,7 @@ pub(crate) fn until<T>(
             Err(why) if watch.elapsed() >= limit => {
                 return Err(format!("{why} (after {} s)", limit.as_secs()).into());
             }
-            Err(_) => thread::sleep(POLL),
+            Err(_) => thread::sleep(poll),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
-    process::{Command, Stdio, id},
+    process::{Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -12,13 +12,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{median, proc};
+use super::{LIMIT, SHORT_LIVED, SLEEP, account::Account, median};
 use crate::{
     Failure,
-    process::{find, output, show},
+    process::{find, output, run, show},
     stage::Stage,
-    wait::Watch,
+    wait::{Watch, until_each},
 };
+
+/// How often a stopped container is looked at.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Bundles, leases and states below the stage's directory; removed with the value.
 pub(super) struct Bare {
@@ -29,9 +32,12 @@ pub(super) struct Bare {
     plugins: PathBuf,
 }
 
+/// What one container costs, and what it costs to end it.
 pub(super) struct Times {
     pub(super) up: Duration,
-    pub(super) cpu: Duration,
+    pub(super) up_cpu: Duration,
+    pub(super) down: Duration,
+    pub(super) down_cpu: Duration,
 }
 
 impl Bare {
@@ -48,6 +54,11 @@ impl Bare {
             runc: find("runc").ok_or("no runc")?,
             plugins,
         };
+        fs::create_dir_all(&bare.state)?;
+        // As the agent's run directory: in memory.
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "picolet-bench"])
+            .arg(&bare.state))?;
         let bin = bare.base.join("rootfs/bin");
         fs::create_dir_all(&bin)?;
         for dir in ["proc", "sys", "dev", "etc", "tmp"] {
@@ -66,28 +77,40 @@ impl Bare {
         Ok(bare)
     }
 
-    /// Starts and ends `count` containers one after the other.
+    /// Starts and ends `count` containers one after the other, each of which ends at SIGTERM.
     pub(super) fn singles(&self, count: usize) -> Result<Times, Failure> {
-        let own = [id()];
-        let before = proc::cpu_of(&own, true);
-        let mut ups = Vec::new();
+        let mut account = Account::open(&self.bridge)?;
+        account.enter("caller")?;
+        let (mut ups, mut downs) = (Vec::new(), Vec::new());
+        let (mut up_cpu, mut down_cpu) = (Duration::ZERO, Duration::ZERO);
         for n in 0..count {
             let name = format!("single{n}");
+            let start = account.used()?;
             let watch = Watch::start();
-            let up = self.start(&name);
+            self.start(&name, &SHORT_LIVED)?;
             ups.push(watch.elapsed());
-            self.stop(&name);
-            up?;
+            let middle = account.used()?;
+            let watch = Watch::start();
+            self.end(&name)?;
+            downs.push(watch.elapsed());
+            up_cpu += middle.saturating_sub(start);
+            down_cpu += account.used()?.saturating_sub(middle);
         }
-        let cpu = proc::cpu_of(&own, true).saturating_sub(before) / u32::try_from(count)?;
+        let count = u32::try_from(count)?;
         Ok(Times {
             up: median(&mut ups),
-            cpu,
+            up_cpu: up_cpu / count,
+            down: median(&mut downs),
+            down_cpu: down_cpu / count,
         })
     }
 
-    /// Starts `count` containers, `parallel` at a time; how long until all run.
-    pub(super) fn crowd(&self, count: usize, parallel: usize) -> Result<Duration, Failure> {
+    /// Starts `count` containers, `parallel` at a time; how long until all run, and until all are gone again.
+    pub(super) fn crowd(
+        &self,
+        count: usize,
+        parallel: usize,
+    ) -> Result<(Duration, Duration), Failure> {
         let next = AtomicUsize::new(0);
         let each = |job: &(dyn Fn(&str) -> Result<(), String> + Sync)| -> Result<(), String> {
             next.store(0, Ordering::SeqCst);
@@ -111,21 +134,21 @@ impl Bare {
             })
         };
         let watch = Watch::start();
-        let up = each(&|name| self.start(name).map_err(|e| e.to_string()));
-        let took = watch.elapsed();
+        each(&|name| self.start(name, &SLEEP).map_err(|e| e.to_string()))?;
+        let up = watch.elapsed();
+        let watch = Watch::start();
         each(&|name| {
             self.stop(name);
             Ok(())
         })?;
-        up?;
-        Ok(took)
+        Ok((up, watch.elapsed()))
     }
 
     fn netns(&self, name: &str) -> String {
         format!("{}-{name}", self.bridge)
     }
 
-    fn start(&self, name: &str) -> Result<(), Failure> {
+    fn start(&self, name: &str, args: &[&str]) -> Result<(), Failure> {
         let netns = self.netns(name);
         output(Command::new("ip").args(["netns", "add", &netns]))?;
         let result = self.plugin("bridge", "ADD", name, &self.network("bridge", None))?;
@@ -141,7 +164,8 @@ impl Bare {
         let template = fs::read(self.base.join("template/config.json"))?;
         let mut spec: Value = serde_json::from_slice(&template)?;
         spec["process"]["terminal"] = false.into();
-        spec["process"]["args"] = json!(["/bin/busybox", "sleep", "86400"]);
+        let args: Vec<_> = ["/bin/busybox"].iter().chain(args).collect();
+        spec["process"]["args"] = json!(args);
         spec["root"] = json!({ "path": self.base.join("rootfs"), "readonly": true });
         spec["hostname"] = name.into();
         spec["linux"]["cgroupsPath"] = format!("/{}/{name}", self.bridge).into();
@@ -157,7 +181,9 @@ impl Bare {
         fs::write(bundle.join("config.json"), serde_json::to_vec(&spec)?)?;
         let mut command = self.runc();
         command
-            .args(["run", "--detach", "--bundle"])
+            .args(["run", "--detach", "--pid-file"])
+            .arg(bundle.join("pid"))
+            .arg("--bundle")
             .arg(&bundle)
             .arg(name);
         // Not captured: the container keeps these descriptors for its life.
@@ -173,9 +199,32 @@ impl Bare {
         }
     }
 
+    /// Ends a container as it should be ended: asked first, and cleaned up after.
+    fn end(&self, name: &str) -> Result<(), Failure> {
+        let pid: u32 = fs::read_to_string(self.base.join(name).join("pid"))?
+            .trim()
+            .parse()?;
+        output(self.runc().args(["kill", name, "TERM"]))?;
+        until_each(LOOK, LIMIT, || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if stat.is_empty() || stat.contains(") Z ") {
+                Ok(())
+            } else {
+                Err(format!("{name} does not end").into())
+            }
+        })?;
+        output(self.runc().args(["delete", name]))?;
+        self.disconnect(name);
+        Ok(())
+    }
+
     /// Ends what [`Bare::start`] made, as far as it got.
     fn stop(&self, name: &str) {
         let _ = output(self.runc().args(["delete", "--force", name]));
+        self.disconnect(name);
+    }
+
+    fn disconnect(&self, name: &str) {
         for plugin in ["portmap", "bridge"] {
             let _ = self.plugin(plugin, "DEL", name, &self.network(plugin, None));
         }
@@ -184,7 +233,7 @@ impl Bare {
 
     fn runc(&self) -> Command {
         let mut command = Command::new(&self.runc);
-        command.arg("--root").arg(&self.state);
+        command.arg("--root").arg(self.state.join("runc"));
         command
     }
 
@@ -200,7 +249,7 @@ impl Bare {
             config["ipMasq"] = true.into();
             config["ipam"] = json!({
                 "type": "host-local",
-                "dataDir": self.base.join("leases"),
+                "dataDir": self.state.join("leases"),
                 "ranges": [[{ "subnet": "10.214.0.0/16" }]],
                 "routes": [{ "dst": "0.0.0.0/0" }],
             });
@@ -259,6 +308,7 @@ impl Drop for Bare {
             let _ = fs::remove_dir(hierarchy.path().join(&self.bridge));
         }
         let _ = fs::remove_dir(Path::new("/sys/fs/cgroup").join(&self.bridge));
+        let _ = output(Command::new("umount").arg(&self.state));
         let _ = fs::remove_dir_all(&self.state);
         let _ = fs::remove_dir_all(&self.base);
     }

@@ -1,31 +1,62 @@
 //! `cargo xtask bench`: the figures of SPECIFICATION.md that need no apiserver, beside runc and CNI called bare in the same run.
 //!
-//! Processor time is read per process (`/proc/<pid>/stat`, children included), so that other work on the machine does not count;
-//! wall time does suffer from it: measure on a machine that is otherwise at rest.
+//! Processor time is what the kernel counted for a tree of cgroups, of ours and of the bare programs alike: processes that
+//! came and went are in it, other work on the machine is not. Wall time does suffer from that: measure on a machine that is
+//! otherwise at rest.
 
+mod account;
 mod bare;
 mod proc;
+mod table;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
+use self::{
+    account::Account,
+    bare::{Bare, Times},
+    table::{Table, ms},
+};
 use crate::{
     Failure, install,
     process::is_root,
-    stage::{IMAGE, NODE, Stage},
-    wait::{Watch, pass, until},
+    stage::{IMAGE, Stage},
+    wait::{Watch, pass, until_each},
 };
 
 /// Pods of the crowd.
 const CROWD: usize = 100;
 /// Pods that are started and ended one after the other for medians.
 const SINGLES: usize = 10;
-/// Over which processor time at rest is measured.
-const REST: Duration = Duration::from_secs(20);
+/// Over which processor time at rest is measured: several passes of everything that happens at an interval but garbage
+/// collection, of which one falls into it more often than not.
+const REST: Duration = Duration::from_secs(30);
 /// After which a crowd counts as at rest.
 const SETTLE: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(180);
+/// Between two looks at one pod; at a crowd, whose list costs the agent more.
+const LOOK: Duration = Duration::from_millis(5);
+const LOOK_AT_CROWD: Duration = Duration::from_millis(50);
+/// What a crowd's containers run, as arguments of busybox.
+const SLEEP: [&str; 2] = ["sleep", "86400"];
+/// A container that ends when it is asked to: init of a PID namespace ignores SIGTERM without a handler.
+const SHORT_LIVED: [&str; 3] = ["sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait"];
+const KIB_PER_MIB: f64 = 1024.0;
 
-pub(crate) fn run() -> Result<(), Failure> {
+/// Aims; see SPECIFICATION.md.
+mod aim {
+    pub(super) const AGENT_EMPTY_MIB: f64 = 4.0;
+    pub(super) const AGENT_FULL_MIB: f64 = 8.0;
+    pub(super) const SHIM_PRIVATE_KIB: f64 = 64.0;
+    pub(super) const SHIM_PSS_KIB: f64 = 96.0;
+    pub(super) const STACK_MIB: f64 = 18.0;
+    pub(super) const REST_EMPTY_MS: f64 = 0.5;
+    pub(super) const REST_FULL_MS: f64 = 3.0;
+    pub(super) const ONE_POD: f64 = 2.0;
+    pub(super) const CROWD: f64 = 1.5;
+}
+
+/// `words` may be `--program FILE`: that file is measured and nothing is built.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !is_root() {
         return Err("the bench makes namespaces, mounts and interfaces: run it as root".into());
     }
@@ -33,203 +64,293 @@ pub(crate) fn run() -> Result<(), Failure> {
     if !missing.is_empty() {
         return Err(format!("still missing after installation: {}", missing.join(", ")).into());
     }
-    println!("Building the release program");
-    let mut stage = Stage::new("bench")?;
+    let mut stage = match words {
+        [] => {
+            println!("Building the release program");
+            Stage::new("bench")?
+        }
+        [flag, file] if flag == "--program" => {
+            Stage::with("bench", PathBuf::from(file).canonicalize()?)?
+        }
+        _ => return Err("usage: cargo xtask bench [--program FILE]".into()),
+    };
+    stage.run_in_memory()?;
     let parallel = std::thread::available_parallelism()?.get() * 2;
 
-    let bare = bare::Bare::new(&stage)?;
+    println!("Measuring runc and CNI alone");
+    let bare = Bare::new(&stage)?;
     let bare_single = bare.singles(SINGLES)?;
-    let bare_crowd = bare.crowd(CROWD, parallel)?;
+    let (bare_up, bare_down) = bare.crowd(CROWD, parallel)?;
     drop(bare);
 
+    println!("Measuring picolet");
+    let available = proc::mem_available()?;
+    let account = Account::open(&format!("picolet-{}", stage.mark))?;
     stage.start_agent()?;
     let archive = stage.base.join("busybox.tar");
     stage.write_image(&archive, IMAGE)?;
     stage.client(&["image", "import", &archive.display().to_string()])?;
+    let agent = stage.agent_pid().ok_or("no agent runs")?;
+    account.adopt("agent", agent)?;
     pass(SETTLE);
-    let empty = at_rest(&stage)?;
-    let single = singles(&stage)?;
-    let available = proc::mem_available()?;
-    let crowd = crowd(&stage)?;
-    pass(SETTLE);
-    let full = at_rest(&stage)?;
-    let fall = available.saturating_sub(proc::mem_available()?);
-    let crowd_gone = gone(&stage)?;
-
-    println!("\n{:<46} {:>14} {:>14}", "", "picolet", "bare runc+CNI");
-    let row =
-        |what: &str, ours: String, theirs: String| println!("{what:<46} {ours:>14} {theirs:>14}");
-    let none = String::new;
-    let kib = |n: u64| format!("{n} KiB");
-    let ms = |t: Duration| format!("{:.0} ms", t.as_secs_f64() * 1000.0);
-    row("agent without pods, PSS", kib(empty.agent_pss), none());
-    row(
-        &format!("agent with {CROWD} pods, PSS"),
-        kib(full.agent_pss),
-        none(),
-    );
-    row(
-        "shim, private memory: mean / most",
-        format!(
-            "{} / {}",
-            full.shim_private_mean,
-            kib(full.shim_private_most)
-        ),
-        none(),
-    );
-    row("shim, PSS: mean", kib(full.shim_pss_mean), none());
-    row("whole stack, PSS", kib(full.stack_pss), none());
-    row("fall of MemAvailable", kib(fall), none());
-    row(
-        "processor at rest without pods, per s",
-        format!("{:.2} ms", empty.cpu_ms),
-        none(),
-    );
-    row(
-        &format!("processor at rest with {CROWD} pods, per s"),
-        format!("{:.2} ms", full.cpu_ms),
-        none(),
-    );
-    row(
-        "one pod: made -> Running, median",
-        ms(single.up),
-        ms(bare_single.up),
-    );
-    row(
-        "one pod: deleted (1 s grace) -> gone, median",
-        ms(single.down),
-        none(),
-    );
-    row(
-        "one pod: processor time, start and end",
-        ms(single.cpu),
-        ms(bare_single.cpu),
-    );
-    row(
-        &format!("{CROWD} pods at once: all Running"),
-        ms(crowd),
-        ms(bare_crowd),
-    );
-    row(
-        &format!("{CROWD} pods at once: all gone"),
-        ms(crowd_gone),
-        none(),
-    );
+    let empty = at_rest(&stage, &account)?;
+    let single = singles(&stage, &account)?;
+    let watch = Watch::start();
+    let before = account.used()?;
+    let up = crowd(&stage, &account)?;
+    let crowd_cpu = account.used()?.saturating_sub(before) / u32::try_from(CROWD)?;
     println!(
-        "\nBare runs with {parallel} in parallel, on one shared root directory without overlay mounts."
+        "{CROWD} pods run after {:.1} s",
+        watch.elapsed().as_secs_f64()
     );
-    Ok(())
+    pass(SETTLE);
+    let full = at_rest(&stage, &account)?;
+    let fall = available.saturating_sub(proc::mem_available()?);
+    let processes = account.processes();
+    let down = gone(&stage, &account)?;
+    pass(SETTLE);
+    let after = proc::memory(agent)?;
+    drop(account);
+
+    let mut table = Table::default();
+    memory_rows(&mut table, &empty, &full, processes);
+    table.show(
+        format!("agent after {CROWD} pods came and went, PSS"),
+        format!("{:.2} MiB", mib(after.pss)),
+    );
+    table.show(
+        format!("fall of MemAvailable with {CROWD} pods"),
+        format!("{:.1} MiB", mib(fall)),
+    );
+    rest_rows(&mut table, &empty, &full);
+    single_rows(&mut table, &single, &bare_single);
+    table.beside(
+        format!("{CROWD} pods at once: all Running"),
+        up,
+        bare_up,
+        aim::CROWD,
+    );
+    table.show(
+        format!("{CROWD} pods at once: processor time of each"),
+        format!("{:.1} ms", ms(crowd_cpu)),
+    );
+    table.show(
+        format!("{CROWD} pods (1 s grace) at once: all gone"),
+        format!("{:.0} ms, bare {:.0}", ms(down), ms(bare_down)),
+    );
+    table.print();
+    // After the figures: they are worth having even if something is in the way here.
+    stage.stop_all()?;
+    stage.dismantle()?;
+    println!(
+        "\nBare runs with {parallel} in parallel, on one shared root directory without overlay mounts and without logs."
+    );
+    match table.missed().as_slice() {
+        [] => Ok(()),
+        missed => Err(format!("aims missed: {}", missed.join("; ")).into()),
+    }
+}
+
+fn mib(kib: u64) -> f64 {
+    // Exact below 2^53, which is more memory than there is.
+    u32::try_from(kib).map_or(f64::INFINITY, f64::from) / KIB_PER_MIB
+}
+
+fn memory_rows(table: &mut Table, empty: &AtRest, full: &AtRest, processes: usize) {
+    let kib = |n: u64| mib(n) * KIB_PER_MIB;
+    table.at_most(
+        "agent without pods, PSS",
+        mib(empty.agent_pss),
+        aim::AGENT_EMPTY_MIB,
+        "MiB",
+    );
+    table.at_most(
+        format!("agent with {CROWD} pods, PSS"),
+        mib(full.agent_pss),
+        aim::AGENT_FULL_MIB,
+        "MiB",
+    );
+    table.at_most(
+        "a shim, private: the most",
+        kib(full.shim_private_most),
+        aim::SHIM_PRIVATE_KIB,
+        "KiB",
+    );
+    table.at_most(
+        "a shim, PSS: the most",
+        kib(full.shim_pss_most),
+        aim::SHIM_PSS_KIB,
+        "KiB",
+    );
+    table.at_most(
+        format!("agent and {} shims, PSS", full.shims),
+        mib(full.stack_pss),
+        aim::STACK_MIB,
+        "MiB",
+    );
+    let expected = 1 + full.shims + CROWD;
+    table.row_of_count("processes: agent, shims, containers", processes, expected);
+}
+
+fn rest_rows(table: &mut Table, empty: &AtRest, full: &AtRest) {
+    table.at_most(
+        "processor at rest without pods, a second",
+        empty.cpu_ms,
+        aim::REST_EMPTY_MS,
+        "ms",
+    );
+    table.at_most(
+        format!("processor at rest with {CROWD} pods, a second"),
+        full.cpu_ms,
+        aim::REST_FULL_MS,
+        "ms",
+    );
+    table.show(
+        "wake-ups a second without pods / with",
+        format!("{:.1} / {:.1}", empty.wakes, full.wakes),
+    );
+}
+
+fn single_rows(table: &mut Table, ours: &Times, theirs: &Times) {
+    table.beside(
+        "one pod: manifest → Running",
+        ours.up,
+        theirs.up,
+        aim::ONE_POD,
+    );
+    table.beside(
+        "one pod: processor time for that",
+        ours.up_cpu,
+        theirs.up_cpu,
+        aim::ONE_POD,
+    );
+    table.beside(
+        "one pod: manifest removed → gone",
+        ours.down,
+        theirs.down,
+        aim::ONE_POD,
+    );
+    table.beside(
+        "one pod: processor time for that",
+        ours.down_cpu,
+        theirs.down_cpu,
+        aim::ONE_POD,
+    );
 }
 
 struct AtRest {
     agent_pss: u64,
-    shim_private_mean: u64,
+    shims: usize,
     shim_private_most: u64,
-    shim_pss_mean: u64,
+    shim_pss_most: u64,
     stack_pss: u64,
     cpu_ms: f64,
+    wakes: f64,
 }
 
-fn at_rest(stage: &Stage) -> Result<AtRest, Failure> {
+fn at_rest(stage: &Stage, account: &Account) -> Result<AtRest, Failure> {
     let agent = stage.agent_pid().ok_or("no agent runs")?;
     let shims = proc::shims(stage);
     let mut all = shims.clone();
     all.push(agent);
-    let before = proc::cpu_of(&all, false);
+    let (used, switches) = (account.used()?, proc::switches(&all));
     let watch = Watch::start();
     pass(REST);
-    let cpu = proc::cpu_of(&all, false).saturating_sub(before);
-    let cpu_ms = cpu.as_secs_f64() * 1000.0 / watch.elapsed().as_secs_f64();
+    let seconds = watch.elapsed().as_secs_f64();
+    let used = account.used()?.saturating_sub(used);
+    let switches = proc::switches(&all).saturating_sub(switches);
 
     let agent_pss = proc::memory(agent)?.pss;
-    let memory: Vec<_> = shims
+    let memory = shims
         .iter()
-        .filter_map(|pid| proc::memory(*pid).ok())
-        .collect();
-    let count = u64::try_from(memory.len().max(1))?;
+        .map(|pid| proc::memory(*pid))
+        .collect::<Result<Vec<_>, _>>()?;
     let shim_pss: u64 = memory.iter().map(|m| m.pss).sum();
     Ok(AtRest {
         agent_pss,
-        shim_private_mean: memory.iter().map(|m| m.private).sum::<u64>() / count,
+        shims: shims.len(),
         shim_private_most: memory.iter().map(|m| m.private).max().unwrap_or_default(),
-        shim_pss_mean: shim_pss / count,
+        shim_pss_most: memory.iter().map(|m| m.pss).max().unwrap_or_default(),
         stack_pss: agent_pss + shim_pss,
-        cpu_ms,
+        cpu_ms: ms(used) / seconds,
+        wakes: f64::from(u32::try_from(switches)?) / seconds,
     })
 }
 
-struct Single {
-    up: Duration,
-    down: Duration,
-    cpu: Duration,
-}
-
-fn singles(stage: &Stage) -> Result<Single, Failure> {
-    let agent = stage.agent_pid().ok_or("no agent runs")?;
+fn singles(stage: &Stage, account: &Account) -> Result<Times, Failure> {
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
-    let before = proc::cpu_of(&[agent], true);
-    let mut shims = Duration::ZERO;
+    let (mut up_cpu, mut down_cpu) = (Duration::ZERO, Duration::ZERO);
     for n in 0..SINGLES {
         let name = format!("single-{n}");
+        let start = account.used()?;
         let watch = Watch::start();
-        stage.write_manifest(&format!("{name}.yaml"), &manifest(&name))?;
-        until(LIMIT, || running(stage, &[&name]))?;
+        stage.write_manifest(&format!("{name}.yaml"), &manifest(&name, &SHORT_LIVED))?;
+        until_each(LOOK, LIMIT, || all_running(stage, 1))?;
         ups.push(watch.elapsed());
-        // A shim's own children (the runtime's create) are counted with it; it ends with its pod.
-        shims += proc::cpu_of(&proc::shims(stage), true);
+        let middle = account.used()?;
         let watch = Watch::start();
         stage.remove_manifest(&format!("{name}.yaml"))?;
-        until(LIMIT, || absent(stage))?;
+        until_each(LOOK, LIMIT, || all_running(stage, 0))?;
         downs.push(watch.elapsed());
+        // What is tidied up later belongs to it as well.
+        pass(SETTLE);
+        up_cpu += middle.saturating_sub(start);
+        down_cpu += account.used()?.saturating_sub(middle);
     }
-    let cpu = proc::cpu_of(&[agent], true).saturating_sub(before) + shims;
-    Ok(Single {
+    let count = u32::try_from(SINGLES)?;
+    Ok(Times {
         up: median(&mut ups),
+        up_cpu: up_cpu / count,
         down: median(&mut downs),
-        cpu: cpu / u32::try_from(SINGLES)?,
+        down_cpu: down_cpu / count,
     })
 }
 
-fn crowd(stage: &Stage) -> Result<Duration, Failure> {
-    let names: Vec<_> = (0..CROWD).map(|n| format!("crowd-{n}")).collect();
+fn crowd(stage: &Stage, account: &Account) -> Result<Duration, Failure> {
+    let texts: Vec<_> = (0..CROWD)
+        .map(|n| manifest(&format!("crowd-{n}"), &SLEEP))
+        .collect();
     let watch = Watch::start();
-    for name in &names {
-        stage.write_manifest(&format!("{name}.yaml"), &manifest(name))?;
+    for (n, text) in texts.iter().enumerate() {
+        stage.write_manifest(&format!("crowd-{n}.yaml"), text)?;
     }
-    let names: Vec<_> = names.iter().map(String::as_str).collect();
-    until(LIMIT, || running(stage, &names))?;
+    // Counting processes does not disturb the agent; listing its pods does.
+    until_each(LOOK_AT_CROWD, LIMIT, || match account.processes() {
+        n if n > 2 * CROWD => Ok(()),
+        n => Err(format!("only {n} processes").into()),
+    })?;
+    until_each(LOOK_AT_CROWD, LIMIT, || all_running(stage, CROWD))?;
     Ok(watch.elapsed())
 }
 
-fn gone(stage: &Stage) -> Result<Duration, Failure> {
+fn gone(stage: &Stage, account: &Account) -> Result<Duration, Failure> {
     let watch = Watch::start();
     for n in 0..CROWD {
         stage.remove_manifest(&format!("crowd-{n}.yaml"))?;
     }
-    until(LIMIT, || absent(stage))?;
+    until_each(LOOK_AT_CROWD, LIMIT, || match account.processes() {
+        1 => Ok(()),
+        n => Err(format!("{n} processes are left").into()),
+    })?;
+    until_each(LOOK_AT_CROWD, LIMIT, || all_running(stage, 0))?;
     Ok(watch.elapsed())
 }
 
-fn running(stage: &Stage, names: &[&str]) -> Result<(), Failure> {
-    let pods = stage.pods()?;
-    for name in names {
-        let full = format!("{name}-{NODE}");
-        let pod = pods.iter().find(|p| p["metadata"]["name"] == full.as_str());
-        if pod.is_none_or(|p| p["status"]["phase"] != "Running") {
-            return Err(format!("{full} is not Running").into());
-        }
+/// Whether exactly `count` pods are listed, and all run.
+fn all_running(stage: &Stage, count: usize) -> Result<(), Failure> {
+    let pods = proc::pods(&stage.socket())?;
+    if pods.len() != count {
+        return Err(format!("{} pods are listed, not {count}", pods.len()).into());
     }
-    Ok(())
-}
-
-fn absent(stage: &Stage) -> Result<(), Failure> {
-    match stage.pods()?.len() {
-        0 => Ok(()),
-        n => Err(format!("{n} pods are left").into()),
+    match pods.iter().find(|pod| pod["status"]["phase"] != "Running") {
+        None => Ok(()),
+        Some(pod) => Err(format!("{} is not Running", pod["metadata"]["name"]).into()),
     }
 }
 
-pub(crate) fn manifest(name: &str) -> String {
+/// A pod of one container, which calls busybox.
+pub(crate) fn manifest(name: &str, args: &[&str]) -> String {
+    let command = serde_json::json!(args);
     format!(
         "apiVersion: v1
 kind: Pod
@@ -241,7 +362,7 @@ spec:
   - name: main
     image: {IMAGE}
     imagePullPolicy: Never
-    command: [sleep, '86400']
+    command: {command}
 "
     )
 }

@@ -140,7 +140,7 @@ mod tests {
         for (name, text) in [
             ("web", web("m1", "greeting")),
             ("job", job("m1", "/tmp")),
-            ("crowd", crate::bench::manifest("crowd-1")),
+            ("crowd", crate::bench::manifest("crowd-1", &["sleep", "1"])),
         ] {
             let document = decode::parse(text.as_bytes()).expect(name);
             assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");
