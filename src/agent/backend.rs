@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::{ctx::Shared, image_store};
+use crate::api::strict;
 use crate::{
     api::{
         ContainerId, Pod, PodUid,
@@ -68,11 +69,11 @@ impl LocalBackend {
         if let Some(status) = self.ctx.statuses.borrow().get(uid) {
             pod.status = status.clone();
         }
-        let mut object = serde_json::to_value(&pod).ok()?;
+        let mut object = strict::to_value(&pod).ok()?;
         overlay(&mut object, raw);
         object["apiVersion"] = "v1".into();
         object["kind"] = "Pod".into();
-        object["status"] = serde_json::to_value(&pod.status).ok()?;
+        object["status"] = strict::to_value(&pod.status).ok()?;
         let seen = pod
             .metadata
             .annotations

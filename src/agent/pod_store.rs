@@ -18,6 +18,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::api::PodUid;
+use crate::api::strict::from_json;
 
 /// Version of the record's form.
 pub(super) const RECORD_VERSION: u32 = 1;
@@ -153,15 +154,14 @@ impl PodStore {
             .iter()
             .position(|&b| b == b'\n')
             .ok_or_else(|| damaged("no header line".into()))?;
-        let header: Header =
-            serde_json::from_slice(&text[..at]).map_err(|e| damaged(format!("header: {e}")))?;
+        let header: Header = from_json(&text[..at]).map_err(|e| damaged(format!("header: {e}")))?;
         if header.v != RECORD_VERSION {
             return Err(damaged(format!(
                 "version {} is not {RECORD_VERSION}",
                 header.v
             )));
         }
-        let object = serde_json::from_slice(&text[at + 1..]).map_err(|e| damaged(e.to_string()))?;
+        let object = from_json(&text[at + 1..]).map_err(|e| damaged(e.to_string()))?;
         Ok((header, object))
     }
 

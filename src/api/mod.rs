@@ -5,7 +5,7 @@
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
-//! - [`strict`]: JSON value → typed value, with the path of what is wrong.
+//! - [`strict`]: JSON text or value → typed value, with the path of what is wrong.
 //! - [`time`], [`quantity`], [`ids`]: small value types.
 //!
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls

@@ -1,14 +1,21 @@
-//! JSON value → typed value, with the path of what is wrong.
+//! JSON text or value → typed value, with the path of what is wrong.
+//!
+//! The only way into a typed value: each type's reader is generated once, for this one reader of values, because every
+//! further way costs hundreds of kilobytes of program.
 //!
 //! serde's derived code takes a list where a struct is asked for, field by field in the order of the source code. A
 //! document that says `resources: []` is wrong, so this reader takes maps only.
 
 use core::fmt;
+use std::io;
 
-use serde::de::value::{MapDeserializer, SeqDeserializer};
-use serde::de::{self, DeserializeOwned, Deserializer, IntoDeserializer, Unexpected, Visitor};
-use serde::forward_to_deserialize_any;
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess,
+    SeqAccess, Unexpected, VariantAccess, Visitor,
+};
+use serde_json::{Map, Value, map};
 
 /// A value of the wrong kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,44 +34,231 @@ impl fmt::Display for WrongValue {
 
 /// Turns `value` into `T`; the first wrong value is named with its path.
 pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
-    serde_path_to_error::deserialize(Strict(value)).map_err(|e| WrongValue {
-        path: e.path().to_string(),
-        message: e.inner().to_string(),
-    })
+    T::deserialize(Strict(value)).map_err(Located::into_wrong)
+}
+
+/// What makes a text not a `T`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextError {
+    /// Not JSON.
+    Syntax(String),
+    /// JSON, with a value of the wrong kind.
+    Value(WrongValue),
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Syntax(text) => f.write_str(text),
+            Self::Value(wrong) if wrong.path == "." => f.write_str(&wrong.message),
+            Self::Value(wrong) => wrong.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for TextError {}
+
+impl From<TextError> for io::Error {
+    fn from(error: TextError) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
+/// Reads one JSON text as a `T`.
+pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextError> {
+    let value = json_value(text).map_err(TextError::Syntax)?;
+    typed(&value).map_err(TextError::Value)
+}
+
+/// The JSON value of `value`. Goes by way of its text, so that each type's writer, too, is generated once.
+pub fn to_value<T: Serialize>(value: &T) -> Result<Value, serde_json::Error> {
+    serde_json::from_slice(&serde_json::to_vec(value)?)
+}
+
+/// Reads one JSON text.
+#[inline(never)]
+fn json_value(text: &[u8]) -> Result<Value, String> {
+    serde_json::from_slice(text).map_err(|e| e.to_string())
+}
+
+/// The error while it travels up to the whole; one pointer, since every reader returns it by value.
+#[derive(Debug)]
+struct Located(Box<WrongValue>);
+
+impl Located {
+    #[cold]
+    #[inline(never)]
+    fn new(message: String) -> Self {
+        Self(Box::new(WrongValue {
+            path: String::new(),
+            message,
+        }))
+    }
+
+    /// It happened in field `name` of the value at hand.
+    #[cold]
+    #[inline(never)]
+    fn in_field(mut self, name: &str) -> Self {
+        let path = &mut self.0.path;
+        if !path.is_empty() && !path.starts_with('[') {
+            path.insert(0, '.');
+        }
+        path.insert_str(0, name);
+        self
+    }
+
+    /// It happened in item `index` of the value at hand.
+    #[cold]
+    #[inline(never)]
+    fn in_item(self, index: usize) -> Self {
+        self.in_field(&format!("[{index}]"))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn into_wrong(mut self) -> WrongValue {
+        if self.0.path.is_empty() {
+            self.0.path.push('.');
+        }
+        *self.0
+    }
+}
+
+impl fmt::Display for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl core::error::Error for Located {}
+
+impl de::Error for Located {
+    #[cold]
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::new(message.to_string())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        let found = if matches!(found, Unexpected::Unit) {
+            Unexpected::Other("null")
+        } else {
+            found
+        };
+        Self::new(format!("invalid type: {found}, expected {expected}"))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        Self::new(format!("invalid value: {found}, expected {expected}"))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn invalid_length(length: usize, expected: &dyn de::Expected) -> Self {
+        Self::new(format!("invalid length {length}, expected {expected}"))
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Strict<'de>(&'de Value);
 
-impl<'de> IntoDeserializer<'de, serde_json::Error> for Strict<'de> {
-    type Deserializer = Self;
-    fn into_deserializer(self) -> Self {
-        self
+impl Strict<'_> {
+    #[cold]
+    #[inline(never)]
+    fn wrong(self, expected: &dyn de::Expected) -> Located {
+        Located::invalid_type(
+            match self.0 {
+                Value::Null => Unexpected::Unit,
+                Value::Bool(value) => Unexpected::Bool(*value),
+                Value::Number(number) => {
+                    if let Some(n) = number.as_u64() {
+                        Unexpected::Unsigned(n)
+                    } else if let Some(n) = number.as_i64() {
+                        Unexpected::Signed(n)
+                    } else {
+                        Unexpected::Float(number.as_f64().unwrap_or(f64::NAN))
+                    }
+                }
+                Value::String(text) => Unexpected::Str(text),
+                Value::Array(_) => Unexpected::Seq,
+                Value::Object(_) => Unexpected::Map,
+            },
+            expected,
+        )
     }
 }
 
-impl<'de> Deserializer<'de> for Strict<'de> {
-    type Error = serde_json::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        match self.0 {
-            Value::Array(items) => {
-                let mut items = SeqDeserializer::new(items.iter().map(Strict));
-                let value = visitor.visit_seq(&mut items)?;
-                items.end()?;
-                Ok(value)
+// A method for each kind rather than one for all: what cannot be of that kind need not be generated for it.
+macro_rules! number {
+    ($($method:ident)*) => { $(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+            let Value::Number(number) = self.0 else {
+                return Err(self.wrong(&visitor));
+            };
+            if let Some(n) = number.as_u64() {
+                visitor.visit_u64(n)
+            } else if let Some(n) = number.as_i64() {
+                visitor.visit_i64(n)
+            } else {
+                visitor.visit_f64(number.as_f64().unwrap_or(f64::NAN))
             }
-            Value::Object(fields) => {
-                let fields = fields
-                    .iter()
-                    .map(|(name, field)| (name.as_str(), Strict(field)));
-                let mut fields = MapDeserializer::new(fields);
-                let value = visitor.visit_map(&mut fields)?;
-                fields.end()?;
-                Ok(value)
-            }
-            scalar => scalar.deserialize_any(visitor),
         }
+    )* };
+}
+
+macro_rules! text {
+    ($($method:ident)*) => { $(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+            match self.0 {
+                Value::String(text) => visitor.visit_borrowed_str(text),
+                _ => Err(self.wrong(&visitor)),
+            }
+        }
+    )* };
+}
+
+impl<'de> Deserializer<'de> for Strict<'de> {
+    type Error = Located;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+        match self.0 {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Number(_) => self.deserialize_u64(visitor),
+            Value::String(text) => visitor.visit_borrowed_str(text),
+            Value::Array(_) => self.deserialize_seq(visitor),
+            Value::Object(_) => self.deserialize_map(visitor),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+        match self.0 {
+            Value::Bool(value) => visitor.visit_bool(*value),
+            _ => Err(self.wrong(&visitor)),
+        }
+    }
+
+    number!(
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128 deserialize_u8 deserialize_u16
+        deserialize_u32 deserialize_u64 deserialize_u128 deserialize_f32 deserialize_f64
+    );
+    text!(deserialize_char deserialize_str deserialize_string deserialize_identifier);
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+        let Value::Array(list) = self.0 else {
+            return Err(self.wrong(&visitor));
+        };
+        visitor.visit_seq(&mut Items { list, next: 0 })
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+        let Value::Object(fields) = self.0 else {
+            return Err(self.wrong(&visitor));
+        };
+        visitor.visit_map(Fields::new(fields))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -72,14 +266,15 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         _name: &'static str,
         _fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        if self.0.is_array() {
-            return Err(de::Error::invalid_type(Unexpected::Seq, &"a map"));
+    ) -> Result<V::Value, Located> {
+        match self.0 {
+            Value::Object(fields) => visitor.visit_map(Fields::new(fields)),
+            Value::Array(_) => Err(self.wrong(&"a map")),
+            _ => Err(self.wrong(&visitor)),
         }
-        self.deserialize_any(visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
         if self.0.is_null() {
             visitor.visit_none()
         } else {
@@ -91,22 +286,193 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         self,
         _name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Self::Error> {
+    ) -> Result<V::Value, Located> {
         visitor.visit_newtype_struct(self)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
         self,
-        name: &'static str,
-        variants: &'static [&'static str],
+        _name: &'static str,
+        _variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        self.0.deserialize_enum(name, variants, visitor)
+    ) -> Result<V::Value, Located> {
+        match self.0 {
+            Value::String(name) => visitor.visit_enum(Variant {
+                name,
+                content: None,
+            }),
+            Value::Object(fields) if fields.len() == 1 => {
+                let mut fields = fields.iter();
+                let (name, content) = fields.next().ok_or_else(|| self.wrong(&visitor))?;
+                visitor.visit_enum(Variant {
+                    name,
+                    content: Some(content),
+                })
+            }
+            _ => Err(self.wrong(&"string or map with a single key")),
+        }
     }
 
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map identifier ignored_any
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+        match self.0 {
+            Value::Null => visitor.visit_unit(),
+            _ => Err(self.wrong(&visitor)),
+        }
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(
+        self,
+        _length: usize,
+        visitor: V,
+    ) -> Result<V::Value, Located> {
+        let Value::Array(list) = self.0 else {
+            return Err(self.wrong(&visitor));
+        };
+        let mut items = Items { list, next: 0 };
+        let value = visitor.visit_seq(&mut items)?;
+        if items.next < list.len() {
+            return Err(Located::invalid_length(list.len(), &"fewer items"));
+        }
+        Ok(value)
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, Located> {
+        self.deserialize_tuple(length, visitor)
+    }
+
+    serde::forward_to_deserialize_any! { bytes byte_buf unit_struct }
+}
+
+struct Items<'de> {
+    list: &'de [Value],
+    next: usize,
+}
+
+impl<'de> SeqAccess<'de> for Items<'de> {
+    type Error = Located;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Located> {
+        let index = self.next;
+        let Some(item) = self.list.get(index) else {
+            return Ok(None);
+        };
+        self.next += 1;
+        match seed.deserialize(Strict(item)) {
+            Ok(item) => Ok(Some(item)),
+            Err(e) => Err(e.in_item(index)),
+        }
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.list.len() - self.next)
+    }
+}
+
+struct Fields<'de> {
+    rest: map::Iter<'de>,
+    /// The field whose name was read last.
+    field: Option<(&'de str, &'de Value)>,
+}
+
+impl<'de> Fields<'de> {
+    fn new(fields: &'de Map<String, Value>) -> Self {
+        Self {
+            rest: fields.iter(),
+            field: None,
+        }
+    }
+
+    #[inline(never)]
+    fn advance(&mut self) -> Option<&'de str> {
+        let (name, value) = self.rest.next()?;
+        self.field = Some((name, value));
+        Some(name)
+    }
+}
+
+impl<'de> MapAccess<'de> for Fields<'de> {
+    type Error = Located;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Located> {
+        match self.advance() {
+            None => Ok(None),
+            Some(name) => match seed.deserialize(BorrowedStrDeserializer::new(name)) {
+                Ok(key) => Ok(Some(key)),
+                Err(e) => Err(Located::in_field(e, name)),
+            },
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Located> {
+        let (name, value) = self.field.unwrap_or(("", &Value::Null));
+        seed.deserialize(Strict(value))
+            .map_err(|e| e.in_field(name))
+    }
+}
+
+struct Variant<'de> {
+    name: &'de str,
+    content: Option<&'de Value>,
+}
+
+impl<'de> EnumAccess<'de> for Variant<'de> {
+    type Error = Located;
+    type Variant = Self;
+
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Located> {
+        let name = BorrowedStrDeserializer::new(self.name);
+        seed.deserialize(name).map(|value| (value, self))
+    }
+}
+
+impl<'de> VariantAccess<'de> for Variant<'de> {
+    type Error = Located;
+
+    fn unit_variant(self) -> Result<(), Located> {
+        match self.content {
+            None | Some(Value::Null) => Ok(()),
+            Some(content) => Err(Strict(content).wrong(&"unit variant").in_field(self.name)),
+        }
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Located> {
+        let content = Strict(self.content.unwrap_or(&Value::Null));
+        seed.deserialize(content).map_err(|e| e.in_field(self.name))
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(
+        self,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, Located> {
+        Strict(self.content.unwrap_or(&Value::Null))
+            .deserialize_tuple(length, visitor)
+            .map_err(|e| e.in_field(self.name))
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Located> {
+        Strict(self.content.unwrap_or(&Value::Null))
+            .deserialize_struct("", fields, visitor)
+            .map_err(|e| e.in_field(self.name))
     }
 }
 

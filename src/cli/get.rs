@@ -5,6 +5,7 @@ use super::{
     args::{Word, Words, unexpected},
     print, table,
 };
+use crate::api::strict;
 use crate::{
     api::{Pod, cri::Image},
     server::http::encode,
@@ -149,9 +150,8 @@ fn show_pods(
         };
         return print_object(&value, &get.output).unwrap_or(Ok(()));
     }
-    let decode = |item| {
-        serde_json::from_value::<Pod>(item)
-            .map_err(|e| CliError::new(format!("malformed pod: {e}")))
+    let decode = |item: serde_json::Value| {
+        strict::typed::<Pod>(&item).map_err(|e| CliError::new(format!("malformed pod: {e}")))
     };
     let pods = items
         .into_iter()
@@ -207,7 +207,7 @@ fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result
 /// `get images` and `image ls`.
 pub(super) fn show_images(client: &Client, wide: bool, no_headers: bool) -> Result<(), CliError> {
     let list = client.json("GET", "/images")?;
-    let images: Vec<Image> = serde_json::from_value(list["items"].clone())
+    let images: Vec<Image> = strict::typed(&list["items"])
         .map_err(|e| CliError::new(format!("malformed image: {e}")))?;
     let rows: Vec<_> = images
         .iter()

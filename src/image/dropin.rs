@@ -26,6 +26,7 @@ use super::import::{ImportOptions, Tick};
 use super::record::ImageRecord;
 use super::store::Store;
 use crate::api::Mono;
+use crate::api::strict::from_json;
 
 /// How long a file must stay the same before it is read.
 pub const SETTLE: Duration = Duration::from_secs(1);
@@ -369,7 +370,7 @@ fn read_state(path: &Path) -> io::Result<State> {
     File::open(path)?
         .take(MAX_STATE_BYTES)
         .read_to_end(&mut bytes)?;
-    let state: State = serde_json::from_slice(&bytes)?;
+    let state: State = from_json(&bytes)?;
     if state.v != STATE_VERSION {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,

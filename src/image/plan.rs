@@ -13,6 +13,7 @@ use super::platform::Machine;
 use super::reference::Reference;
 use super::store::insert_sorted;
 use crate::api::oci::{Descriptor, ImageConfig, Index, Manifest, Platform};
+use crate::api::strict::from_json;
 
 /// Largest document (manifest, index, configuration), bytes.
 pub const MAX_JSON_BYTES: u64 = 4 * 1024 * 1024;
@@ -267,8 +268,7 @@ fn read_document(
 }
 
 fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, Located> {
-    serde_json::from_slice(data)
-        .map_err(|e| (Some(name.to_owned()), Problem::Damaged(e.to_string())))
+    from_json(data).map_err(|e| (Some(name.to_owned()), Problem::Damaged(e.to_string())))
 }
 
 // --- OCI layout ---

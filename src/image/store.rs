@@ -35,6 +35,7 @@ use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
 use super::reference::Reference;
 use super::tree;
 use crate::api::cri::FsInfo;
+use crate::api::strict::from_json;
 use crate::sys::{file, lock};
 
 /// Images a store holds at most. Each costs a few KiB of memory.
@@ -492,7 +493,7 @@ impl Store {
         File::open(path)
             .and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes))
             .map_err(|e| e.to_string())?;
-        let record: ImageRecord = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+        let record: ImageRecord = from_json(&bytes).map_err(|e| e.to_string())?;
         if record.v != RECORD_VERSION {
             return Err(format!("version {} is not known", record.v));
         }

@@ -144,7 +144,7 @@ fn default_name(container: &str) -> &str {
 }
 
 fn image_json(image: &crate::api::cri::Image) -> serde_json::Value {
-    serde_json::to_value(image).unwrap_or_default()
+    crate::api::strict::to_value(image).unwrap_or_default()
 }
 
 async fn text(connection: &Connection, body: Result<String, Refusal>) -> Outcome {

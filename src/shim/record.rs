@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::file;
+use crate::api::strict::from_json;
 use crate::api::{Mono, Wall};
 
 /// Version of both records. Fields may be added without a new one; readers ignore what they do not know.
@@ -168,7 +169,7 @@ fn read<T: for<'de> Deserialize<'de>>(
         path: path.into(),
         why,
     };
-    let record: T = serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
+    let record: T = from_json(&bytes).map_err(|e| malformed(e.to_string()))?;
     match version(&record) {
         1..=VERSION => Ok(Some(record)),
         v => Err(malformed(format!("version {v} is newer than {VERSION}"))),

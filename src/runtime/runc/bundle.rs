@@ -17,6 +17,7 @@ use std::{
 
 use nix::fcntl::OFlag;
 
+use crate::api::strict::from_json;
 use crate::{
     api::{
         cri::{Mount, Propagation},
@@ -118,8 +119,7 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
         fs::File::open(path)
             .and_then(|f| f.take(PROFILE_LIMIT).read_to_end(&mut bytes))
             .map_err(at(Path::new(path)))?;
-        let profile =
-            serde_json::from_slice(&bytes).map_err(|e| format!("seccomp profile {path:?}: {e}"))?;
+        let profile = from_json(&bytes).map_err(|e| format!("seccomp profile {path:?}: {e}"))?;
         prepared.seccomp = Some(profile);
     }
     Ok(prepared)

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 use super::files;
+use crate::api::strict::from_json;
 use crate::api::{
     ContainerId, PodUid, SandboxId, Wall,
     cri::{ContainerConfig, Order, SandboxConfig},
@@ -144,13 +145,13 @@ pub fn load<T: DeserializeOwned>(dir: &Path) -> io::Result<Option<T>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
-    let Versioned { v } = serde_json::from_slice(&bytes)?;
+    let Versioned { v } = from_json(&bytes)?;
     if !(1..=VERSION).contains(&v) {
         return Err(io::Error::other(format!(
             "version {v} is not known to this build (knows 1 to {VERSION})"
         )));
     }
-    Ok(Some(serde_json::from_slice(&bytes)?))
+    Ok(Some(from_json(&bytes)?))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::{
     sandbox,
     table::{Ended, Sandbox, container_entry, sandbox_status},
 };
+use crate::api::strict::from_json;
 use crate::{
     api::{
         ContainerId, Mono, SandboxId,
@@ -53,7 +54,7 @@ impl Boot {
         // A damaged file starts over: order is then wrong once, among what a reboot ended anyway.
         let last: Option<BootFile> = files::read_start(&path, LIMIT)
             .ok()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            .and_then(|bytes| from_json(&bytes).ok());
         let number = match &last {
             Some(last) if last.boot_id == id => {
                 return Ok(Self {
@@ -251,7 +252,7 @@ impl Runc {
         let answer = program
             .call(&self.runtime_root(), "state", &[id], &self.gate)
             .await;
-        match answer.map(|text| serde_json::from_slice::<State>(&text)) {
+        match answer.map(|text| from_json::<State>(&text)) {
             Ok(Ok(state)) => state.status != "created",
             Ok(Err(e)) => {
                 log::warn!("container={id} state: {e}");

@@ -162,9 +162,13 @@ impl NetworkConfig {
             files.sort();
             for file in files {
                 let text = read_limited(&file, FILE_LIMIT).map_err(|e| e.to_string())?;
-                let plugin = serde_json::from_slice(&text)
-                    .map_err(|e| format!("{}: not a JSON object: {e}", file.display()))?;
-                self.plugins.push(plugin);
+                match serde_json::from_slice(&text) {
+                    Ok(Value::Object(plugin)) => self.plugins.push(plugin),
+                    other => {
+                        let why = other.map_or_else(|e| format!(": {e}"), |_| String::new());
+                        return Err(format!("{}: not a JSON object{why}", file.display()));
+                    }
+                }
             }
             self.check_plugins()?;
         }

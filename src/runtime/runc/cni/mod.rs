@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{files, gate::Gate};
+use crate::api::strict::from_json;
 use crate::{
     api::{
         Quantity, SandboxId,
@@ -595,9 +596,7 @@ fn load(file: &Path) -> Result<Option<Attachment>, CniError> {
         source,
     };
     match read_limited(file, ATTACHMENT_LIMIT) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|e| io(e.into())),
+        Ok(bytes) => from_json(&bytes).map(Some).map_err(|e| io(e.into())),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(io(e)),
     }

@@ -5,6 +5,8 @@ use core::net::IpAddr;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::api::strict::from_json;
+
 /// Longest text of a plugin that goes into an error, bytes.
 const TEXT_LIMIT: usize = 1024;
 
@@ -61,7 +63,7 @@ struct PluginError {
 ///
 /// Most plugins print an error object on standard output; those that die before that write to standard error.
 pub(super) fn failure(stdout: &[u8], stderr: &[u8], code: i32) -> String {
-    let mut text = match serde_json::from_slice::<PluginError>(stdout) {
+    let mut text = match from_json::<PluginError>(stdout) {
         Ok(error) if !error.msg.is_empty() || !error.details.is_empty() => {
             let join = if error.msg.is_empty() || error.details.is_empty() {
                 ""
