@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::{ctx::Shared, image_store};
+use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
     api::{
@@ -57,7 +58,7 @@ impl LocalBackend {
                 uids.push(identity.uid.clone());
             }
         }
-        uids.sort();
+        uids.order();
         uids.dedup();
         uids
     }
@@ -111,7 +112,7 @@ impl LocalBackend {
             .collect();
         // A successor of the same name counts before the pod that still ends.
         let config = self.ctx.config.borrow();
-        found.sort_by_key(|p| !config.contains_key(&p.metadata.uid));
+        found.order_by_key(|p| !config.contains_key(&p.metadata.uid));
         found.into_iter().next().ok_or_else(missing)
     }
 
@@ -230,7 +231,7 @@ impl Backend for LocalBackend {
         if let Some(namespace) = namespace {
             pods.retain(|p| text(p, "namespace") == namespace);
         }
-        pods.sort_by_key(|p| (text(p, "namespace"), text(p, "name")));
+        pods.order_by_key(|p| (text(p, "namespace"), text(p, "name")));
         Box::pin(async { Ok(pods) })
     }
 

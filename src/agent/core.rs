@@ -12,6 +12,7 @@ use super::{
     status,
     sync::chain,
 };
+use crate::api::order::Order;
 use crate::{
     api::{ContainerId, Mono, Pod, PodStatus, PodUid},
     logic::{
@@ -175,7 +176,7 @@ impl Core {
             match op {
                 ConfigOp::Remove(uids) => uids.iter().for_each(|uid| self.remove(source, uid, now)),
                 ConfigOp::Add(mut pods) => {
-                    pods.sort_by_key(|p| p.metadata.creation_timestamp);
+                    pods.order_by_key(|p| p.metadata.creation_timestamp);
                     pods.into_iter().for_each(|pod| self.add(source, pod, now));
                 }
                 ConfigOp::Update(pods) => pods

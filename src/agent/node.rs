@@ -12,6 +12,7 @@ use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags, sys::statvfs::statvfs};
 use serde_json::{Value, json};
 
 use super::ctx::{Ctx, NodeFacts};
+use crate::api::order::Order;
 use crate::config::Config;
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
@@ -72,7 +73,7 @@ fn hugepage_sizes() -> Vec<u64> {
             kib.parse::<u64>().ok()?.checked_mul(1024)
         })
         .collect();
-    sizes.sort_unstable();
+    sizes.order();
     sizes
 }
 
@@ -111,7 +112,7 @@ fn host_ips(asked: &[IpAddr]) -> Vec<IpAddr> {
             .is_some_and(|name| name != interface.interface_name);
         found.push((elsewhere, ip.is_ipv6(), ip));
     }
-    found.sort();
+    found.order();
     let first = found.first().copied();
     first.map(|(_, _, ip)| vec![ip]).unwrap_or_default()
 }

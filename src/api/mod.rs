@@ -16,6 +16,7 @@ pub mod cri;
 pub mod ids;
 pub mod meta;
 pub mod oci;
+pub mod order;
 pub mod pod;
 pub mod pod_status;
 pub mod projected;

@@ -1,5 +1,6 @@
 //! Where the hierarchies are mounted.
 
+use crate::api::order::Order;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -118,7 +119,7 @@ impl Hierarchy {
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut mounts: Vec<&PathBuf> = self.controllers.values().collect();
         mounts.extend(self.unified.as_ref());
-        mounts.sort();
+        mounts.order();
         mounts.dedup();
         mounts.into_iter().map(|m| below(m, path)).collect()
     }
@@ -132,7 +133,7 @@ impl Hierarchy {
             .filter_map(|c| self.dir(c, path))
             .chain(self.unified.as_deref().map(|m| below(m, path)))
             .collect();
-        dirs.sort();
+        dirs.order();
         dirs.dedup();
         dirs
     }
@@ -141,7 +142,7 @@ impl Hierarchy {
     #[must_use]
     pub fn limit_dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut dirs: Vec<PathBuf> = LIMITING.iter().filter_map(|c| self.dir(c, path)).collect();
-        dirs.sort();
+        dirs.order();
         dirs.dedup();
         dirs
     }

@@ -12,6 +12,7 @@ use nix::{
 };
 
 use super::{CgroupError, Hierarchy, Version, read_file};
+use crate::api::order::Order;
 
 /// Rounds of "kill all, try to remove" before giving up (RES-16).
 pub(super) const ROUNDS: u32 = 5;
@@ -36,7 +37,7 @@ pub(super) fn pids(hierarchy: &Hierarchy, path: &str) -> Vec<i32> {
             );
         }
     }
-    all.sort_unstable();
+    all.order();
     all.dedup();
     all
 }

@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::api::order::Order;
 use crate::api::{PodUid, cri::LinuxResources};
 
 pub use hierarchy::{Hierarchy, Version};
@@ -238,7 +239,7 @@ impl Cgroups {
                 }
             }
         }
-        found.sort();
+        found.order();
         found.dedup();
         found
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::compress::{self, Coding};
 use super::error::Problem;
 use super::tarball::{Input, Kind, Tar};
+use crate::api::order::Order;
 
 /// Members of one archive: an image of 127 layers has about 400.
 pub const MAX_MEMBERS: u64 = 20_000;
@@ -111,7 +112,7 @@ impl Archive {
             }
             check_count(names.len() as u64)?;
         }
-        names.sort();
+        names.order();
         for name in names {
             self.one_file(&format!("{blobs}/{name}"), visit)?;
         }

@@ -13,6 +13,7 @@ use super::platform::Machine;
 use super::reference::Reference;
 use super::store::insert_sorted;
 use crate::api::oci::{Descriptor, ImageConfig, Index, Manifest, Platform};
+use crate::api::order::Order;
 use crate::api::strict::from_json;
 
 /// Largest document (manifest, index, configuration), bytes.
@@ -448,7 +449,7 @@ fn choose(
             _ => ranked.push((0, inner)),
         }
     }
-    ranked.sort_by_key(|(rank, _)| core::cmp::Reverse(*rank));
+    ranked.order_by_key(|(rank, _)| core::cmp::Reverse(*rank));
     for (_, inner) in ranked {
         match choose(members, inner, machine, nesting - 1)? {
             Choice::OtherMachines(more) => others.extend(more),

@@ -35,6 +35,7 @@ use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
 use super::reference::Reference;
 use super::tree;
 use crate::api::cri::FsInfo;
+use crate::api::order::Order;
 use crate::api::strict::from_json;
 use crate::sys::{file, lock};
 
@@ -475,7 +476,7 @@ impl Store {
                 }
             }
         }
-        records.sort_by_key(|record| core::cmp::Reverse(record.sequence));
+        records.order_by_key(|record| core::cmp::Reverse(record.sequence));
         let mut index = Index {
             sequence: records.first().map_or(0, |record| record.sequence),
             ..Index::default()

@@ -5,6 +5,7 @@
 //! sandbox; start ephemeral, init, regular containers. It contains no time: back-off and image pulls belong to the
 //! start of a container.
 
+use crate::api::order::Order;
 use crate::api::{
     Container, ContainerId, Pod, SandboxId,
     cri::{
@@ -323,7 +324,7 @@ fn init_actions(
     if !passed {
         actions.init_to_start.push(0);
     }
-    actions.init_to_start.sort_unstable();
+    actions.init_to_start.order();
     initialized
 }
 

@@ -1,6 +1,7 @@
 //! The API's container statuses, from instances, the report before and the last start failure (STAT-20..STAT-28,
 //! WAIT). Names follow kubelet `kubelet_pods.go` (`convertToAPIContainerStatuses`).
 
+use crate::api::order::Order;
 use crate::api::{
     Container,
     cri::{self, ContainerState as State},
@@ -61,7 +62,7 @@ pub fn container_statuses(input: &StatusInput<'_>, kind: Kind) -> Vec<ContainerS
         })
         .collect();
     if kind != Kind::Init {
-        statuses.sort_by(|a, b| a.name.cmp(&b.name));
+        statuses.order_by(|a, b| a.name.cmp(&b.name));
     }
     statuses
 }

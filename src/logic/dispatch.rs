@@ -2,6 +2,7 @@
 //!
 //! Names and rules follow kubelet `kubelet.go`, `syncLoopIteration` and `HandlePod*`.
 
+use crate::api::order::Order;
 use crate::api::{PodUid, received::ReceivedPod};
 
 use super::mux::Op;
@@ -25,7 +26,7 @@ pub enum Step {
 pub fn steps(op: Op) -> Vec<Step> {
     match op {
         Op::Add(mut pods) => {
-            pods.sort_by_key(|received| received.pod.metadata.creation_timestamp);
+            pods.order_by_key(|received| received.pod.metadata.creation_timestamp);
             pods.into_iter().map(Step::Add).collect()
         }
         Op::Update(pods) | Op::Delete(pods) => pods.into_iter().map(Step::Update).collect(),

@@ -3,6 +3,7 @@
 
 use core::{cmp::Reverse, time::Duration};
 
+use crate::api::order::Order;
 use crate::api::{
     ContainerId, PodUid, SandboxId, Wall,
     cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
@@ -84,7 +85,7 @@ pub fn removable_containers(
             keep_newest(&mut units, each, &mut out);
         }
         let mut rest: Vec<_> = units.iter().flatten().copied().collect();
-        rest.sort_by_key(|c| c.created);
+        rest.order_by_key(|c| c.created);
         let surplus = rest.len().saturating_sub(max);
         out.extend(rest[..surplus].iter().map(|c| removal(c)));
     }
@@ -100,13 +101,13 @@ fn dead_units(
 ) -> Vec<Vec<&ContainerStatus>> {
     let min_ns = i64::try_from(min_age.as_nanos()).unwrap_or(i64::MAX);
     let mut names: Vec<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
-    names.sort_unstable();
+    names.order();
     names.dedup();
     names
         .into_iter()
         .map(|name| {
             let mut unit: Vec<_> = pod.instances(name).collect();
-            unit.sort_by_key(|c| Reverse(c.created));
+            unit.order_by_key(|c| Reverse(c.created));
             let starting = unit
                 .first()
                 .filter(|c| !gone && c.state == ContainerState::Created)
@@ -158,7 +159,7 @@ pub fn removable_after_death(
         return Vec::new();
     };
     let mut unit: Vec<_> = pod.instances(&dead.name).filter(exited).collect();
-    unit.sort_by_key(|c| Reverse(c.created));
+    unit.order_by_key(|c| Reverse(c.created));
     unit.into_iter()
         .skip(keep.max(1))
         .map(|c| c.id.clone())

@@ -3,6 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 
+use crate::api::order::Order;
 use crate::api::{Mono, cri::FsInfo};
 
 /// Image GC every, by default.
@@ -159,7 +160,7 @@ impl ImageGc {
             .filter(|image| !image.in_use && !image.pinned)
             .filter_map(|image| Some((*self.seen.get(image.id)?, *image)))
             .collect();
-        list.sort_by_key(|(seen, image)| (seen.used, seen.first, image.id));
+        list.order_by_key(|(seen, image)| (seen.used, seen.first, image.id));
         list
     }
 }

@@ -3,6 +3,7 @@
 
 use core::time::Duration;
 
+use crate::api::order::Order;
 use crate::api::{
     Container, ContainerId, Pod, SandboxId,
     cri::{ContainerState, PodRuntimeStatus},
@@ -188,7 +189,7 @@ pub fn pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -
             }
         })
         .collect();
-    containers.sort_by_key(|target| target.wave);
+    containers.order_by_key(|target| target.wave);
     PodKill {
         containers,
         sandboxes: status.sandboxes.iter().map(|s| s.id.clone()).collect(),

@@ -15,6 +15,7 @@ use crate::api::oci::{
     Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
     Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
+use crate::api::order::Order;
 use crate::logic::{capabilities, seccomp};
 
 /// `PATH` of a container whose image and spec set none (RTM-08).
@@ -391,7 +392,7 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, String> {
             .map(bind),
     );
     // Stable: equally deep ones keep the order of the pod.
-    binds.sort_by_key(|mount| {
+    binds.order_by_key(|mount| {
         let parts = mount.destination.split('/');
         parts.filter(|part| !part.is_empty()).count()
     });

@@ -11,6 +11,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::{cmp::Ordering, time::Duration};
 
+use crate::api::order::Order;
 use crate::api::{
     Mono, PodUid,
     cri::{ContainerState, PodRuntimeStatus, SandboxState},
@@ -379,7 +380,7 @@ fn items(pod: &PodRuntimeStatus) -> Vec<Item> {
         },
     });
     let mut items: Vec<Item> = containers.chain(sandboxes).collect();
-    items.sort_unstable();
+    items.order();
     items
 }
 

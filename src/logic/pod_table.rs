@@ -11,6 +11,7 @@
 
 use core::time::Duration;
 
+use crate::api::order::Order;
 use crate::api::{Mono, PodUid};
 
 use super::fnv::fnv1a;
@@ -533,7 +534,7 @@ impl PodTable {
                 is_static: has_config && worker.is_static,
             });
         }
-        known.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        known.order_by(|a, b| a.uid.cmp(&b.uid));
         known
     }
 

@@ -6,6 +6,7 @@
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
 
+use crate::api::order::Order;
 use crate::api::{
     Mono, PodUid,
     cri::{PodRuntimeStatus, SandboxState},
@@ -155,7 +156,7 @@ impl RunningPods {
                 namespace: pod.namespace.as_str().into(),
             })
             .collect();
-        self.pods.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        self.pods.order_by(|a, b| a.uid.cmp(&b.uid));
         self.at = Some(at);
     }
 

@@ -1,6 +1,7 @@
 //! From a generated status to a stored and published one: normal form, equality, legal transitions, the end of a pod.
 //! Names follow kubelet `status/status_manager.go`.
 
+use crate::api::order::Order;
 use crate::api::{
     Pod, Wall,
     pod::RestartPolicy,
@@ -47,10 +48,10 @@ pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: Wall
     }
     status
         .container_statuses
-        .sort_by(|a, b| a.name.cmp(&b.name));
+        .order_by(|a, b| a.name.cmp(&b.name));
     status
         .ephemeral_container_statuses
-        .sort_by(|a, b| a.name.cmp(&b.name));
+        .order_by(|a, b| a.name.cmp(&b.name));
     let place = |name: &str| {
         pod.spec
             .init_containers
@@ -60,7 +61,7 @@ pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: Wall
     };
     status
         .init_container_statuses
-        .sort_by_key(|s| place(&s.name));
+        .order_by_key(|s| place(&s.name));
 }
 
 fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
@@ -99,7 +100,7 @@ pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
                 c
             })
             .collect();
-        list.sort_by(|a, b| a.kind.cmp(&b.kind));
+        list.order_by(|a, b| a.kind.cmp(&b.kind));
         list
     };
     let rest = |status: &PodStatus| PodStatus {

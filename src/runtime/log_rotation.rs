@@ -14,6 +14,7 @@ use flate2::{Compression, write::GzEncoder};
 use nix::fcntl::OFlag;
 
 use crate::api::Wall;
+use crate::api::order::Order;
 
 /// Whether the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
 pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
@@ -109,7 +110,7 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
             files.push(entry.path());
         }
     }
-    files.sort();
+    files.order();
     Ok(files)
 }
 

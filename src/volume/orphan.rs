@@ -7,6 +7,7 @@ use super::{
     tear_down::{SUBPATH_DEPTH, all_names, entry, remove_leaf, remove_leaves},
 };
 use crate::api::PodUid;
+use crate::api::order::Order;
 
 impl Volumes {
     /// Every pod directory on disk, sorted.
@@ -21,7 +22,7 @@ impl Volumes {
                 found.push(PodUid::new(name));
             }
         }
-        found.sort();
+        found.order();
         Ok(found)
     }
 

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use super::{ChangePolicy, HostPathType, is_component};
+use crate::api::order::Order;
 use crate::api::{Pod, PodUid, ProjectedFile, pod::Volume};
 
 /// The volumes of one pod.
@@ -197,7 +198,7 @@ fn nested_mount_points(pod: &Pod, name: &str) -> Vec<String> {
             }
         }
     }
-    found.sort();
+    found.order();
     found.dedup();
     let mut outermost: Vec<String> = Vec::new();
     for path in found {

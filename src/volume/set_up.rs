@@ -8,6 +8,7 @@ use super::{
     fs_group, host_path, is_component,
     tear_down::plugin,
 };
+use crate::api::order::Order;
 
 /// A volume that containers may mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,7 +221,7 @@ impl Volumes {
                 found.push((plugin.clone(), volume));
             }
         }
-        found.sort();
+        found.order();
         Ok(found)
     }
 }

@@ -21,6 +21,7 @@ use super::{
     remove,
 };
 use crate::api::PodUid;
+use crate::api::order::Order;
 
 /// Plugin directories of the volumes whose data is the pod's own. Names are a kubelet's.
 pub(super) mod plugin {
@@ -186,7 +187,7 @@ pub(super) fn entry(dir: &OwnedFd, name: impl AsRef<OsStr>) -> io::Result<Option
 pub(super) fn all_names(dir: &OwnedFd) -> io::Result<Vec<OsString>> {
     let opened = beneath::open_child(dir, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
     let mut names = remove::read_names(opened, usize::MAX)?;
-    names.sort();
+    names.order();
     Ok(names)
 }
 

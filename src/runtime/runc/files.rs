@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use crate::api::order::Order;
 use crate::sys::file;
 
 /// Writes `bytes` so that a reader sees the old or the new contents, never half. Mode 0600.
@@ -50,7 +51,7 @@ pub(super) fn names(dir: &Path) -> io::Result<Vec<String>> {
             names.push(name);
         }
     }
-    names.sort();
+    names.order();
     Ok(names)
 }
 

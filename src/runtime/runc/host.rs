@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::FileTypeExt, os::unix::fs::MetadataExt, path::Path};
 
+use crate::api::order::Order;
 use crate::{
     api::oci::{Device, HostFacts},
     cgroup::{Cgroups, Version},
@@ -65,10 +66,10 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
     .filter(|c| cgroups.has_controller(c))
     .map(str::to_owned)
     .collect();
-    controllers.sort();
+    controllers.order();
     let mut devices = Vec::new();
     collect_devices(Path::new("/dev"), &mut devices);
-    devices.sort_by(|a: &Device, b| a.path.cmp(&b.path));
+    devices.order_by(|a: &Device, b| a.path.cmp(&b.path));
     let profiles = text("/sys/kernel/security/apparmor/profiles");
     HostFacts {
         arch: std::env::consts::ARCH.to_owned(),
@@ -133,7 +134,7 @@ fn thermal_throttle() -> Vec<String> {
         .filter(|p| p.is_dir())
         .map(|p| p.display().to_string())
         .collect();
-    found.sort();
+    found.order();
     found
 }
 

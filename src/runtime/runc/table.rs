@@ -17,6 +17,7 @@ use nix::sys::{
 };
 
 use super::record::{ContainerRecord, SandboxRecord};
+use crate::api::order::Order;
 use crate::api::{
     ContainerId, PodUid, SandboxId,
     cri::{
@@ -228,9 +229,9 @@ fn reap(pidfd: &OwnedFd) {
 fn finish(uid: PodUid, mut pod: PodRuntimeStatus) -> PodRuntimeStatus {
     pod.uid = uid;
     pod.sandboxes
-        .sort_by(|a, b| (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id)));
+        .order_by(|a, b| (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id)));
     pod.containers
-        .sort_by_key(|c| core::cmp::Reverse(c.created));
+        .order_by_key(|c| core::cmp::Reverse(c.created));
     if let Some(newest) = pod.sandboxes.first() {
         pod.name.clone_from(&newest.name);
         pod.namespace.clone_from(&newest.namespace);

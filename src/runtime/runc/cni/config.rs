@@ -8,6 +8,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{CniError, read_limited};
+use crate::api::order::Order;
 
 /// Versions of the CNI specification spoken here, oldest first.
 pub(super) const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -62,7 +63,7 @@ impl NetworkConfig {
             .flatten()
             .filter_map(Value::as_str)
             .collect();
-        all.sort_unstable();
+        all.order();
         all.dedup();
         all
     }
@@ -91,7 +92,7 @@ impl NetworkConfig {
                 known && p.is_file()
             })
             .collect();
-        files.sort();
+        files.order();
         let Some(path) = files.into_iter().next() else {
             return Ok(None);
         };
@@ -159,7 +160,7 @@ impl NetworkConfig {
                 .map(|entries| entries.flatten().map(|e| e.path()).collect())
                 .unwrap_or_default();
             files.retain(|p| p.extension().is_some_and(|x| x == "conf"));
-            files.sort();
+            files.order();
             for file in files {
                 let text = read_limited(&file, FILE_LIMIT).map_err(|e| e.to_string())?;
                 match serde_json::from_slice(&text) {

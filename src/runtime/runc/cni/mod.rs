@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{files, gate::Gate};
+use crate::api::order::Order;
 use crate::api::strict::from_json;
 use crate::{
     api::{
@@ -490,7 +491,7 @@ impl Cni {
                 ))
             })
             .collect();
-        ids.sort();
+        ids.order();
         ids
     }
 }

@@ -1,0 +1,101 @@
+//! Sorting and gathering in little code.
+//!
+//! The standard library generates its sort, 6 KiB of it, anew for each type and each order, and again for each type that
+//! is collected into an ordered map or set. Here the sort exists once, for places in a list; what is generated for a type
+//! is the comparison and the exchange of two items.
+
+use alloc::collections::BTreeSet;
+use core::cmp::Ordering;
+
+/// Sorting, equal items staying as they were.
+pub trait Order<T> {
+    /// Sorts by `compare`.
+    fn order_by(&mut self, compare: impl Fn(&T, &T) -> Ordering);
+
+    /// Sorts by the items' own order.
+    fn order(&mut self)
+    where
+        T: Ord,
+    {
+        self.order_by(T::cmp);
+    }
+
+    /// Sorts by a key of each item.
+    fn order_by_key<K: Ord>(&mut self, key: impl Fn(&T) -> K) {
+        self.order_by(|a, b| key(a).cmp(&key(b)));
+    }
+}
+
+impl<T> Order<T> for [T] {
+    fn order_by(&mut self, compare: impl Fn(&T, &T) -> Ordering) {
+        for (a, b) in exchanges(self.len(), &|a, b| compare(&self[a], &self[b])) {
+            self.swap(a, b);
+        }
+    }
+}
+
+/// The exchanges, one after the other, that sort a list of `len` items.
+#[inline(never)]
+fn exchanges(len: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<(usize, usize)> {
+    let mut places: Vec<usize> = (0..len).collect();
+    places.sort_by(|&a, &b| compare(a, b));
+    let mut all = Vec::new();
+    for start in 0..len {
+        // Follows one cycle; what is in place points to itself.
+        let mut to = start;
+        loop {
+            let from = places[to];
+            places[to] = to;
+            if from == start {
+                break;
+            }
+            all.push((to, from));
+            to = from;
+        }
+    }
+    all
+}
+
+/// The set of `items`.
+pub fn set_of<T: Ord>(items: impl IntoIterator<Item = T>) -> BTreeSet<T> {
+    let mut set = BTreeSet::new();
+    for item in items {
+        set.insert(item);
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_the_standard_library_sorts() {
+        // Every list of up to six items out of four.
+        for len in 0..=6 {
+            for mut number in 0..4usize.pow(len) {
+                let mut list = Vec::new();
+                for place in 0..len {
+                    list.push((number % 4, place));
+                    number /= 4;
+                }
+                let mut expected = list.clone();
+                expected.sort_by_key(|item| item.0);
+                let mut found = list.clone();
+                found.order_by_key(|item| item.0);
+                assert_eq!(found, expected, "{list:?}");
+                list.order_by(|a, b| b.cmp(a));
+                expected.sort_by(|a, b| b.cmp(a));
+                assert_eq!(list, expected);
+            }
+        }
+        let mut words = ["b", "c", "a"];
+        words.order();
+        assert_eq!(words, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn sets() {
+        assert_eq!(set_of([3, 1, 3]), BTreeSet::from([1, 3]));
+    }
+}
