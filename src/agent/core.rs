@@ -60,6 +60,17 @@ pub(super) enum ConfigOp {
     Reconcile(Vec<Pod>),
 }
 
+impl ConfigOp {
+    /// Pods of which a record was written for this operation.
+    fn recorded(&self) -> impl Iterator<Item = &PodUid> {
+        let pods = match self {
+            Self::Remove(_) => [].as_slice(),
+            Self::Add(pods) | Self::Update(pods) | Self::Reconcile(pods) => pods,
+        };
+        pods.iter().map(|pod| &pod.metadata.uid)
+    }
+}
+
 /// Something to do.
 pub(super) enum Effect {
     /// Run a worker's call.
@@ -135,6 +146,9 @@ impl Core {
 
     /// The next thing to do.
     pub(super) fn poll_effect(&mut self, now: Mono) -> Option<Effect> {
+        if self.finished {
+            return None;
+        }
         if let Some(effect) = self.effects.pop_front() {
             return Some(effect);
         }
@@ -149,7 +163,7 @@ impl Core {
             };
             match effect {
                 None => {
-                    self.end_if_idle();
+                    self.end_if_idle(now);
                     return None;
                 }
                 Some(TableEffect::Start(start)) => {
@@ -165,7 +179,8 @@ impl Core {
                 }
                 Some(TableEffect::NeedStatus { .. }) => return Some(Effect::Relist),
                 Some(TableEffect::StatusFailed(handle)) => self.tell_status_failed(handle),
-                Some(TableEffect::Cancel(_) | TableEffect::Stopped(_)) => {}
+                Some(TableEffect::Cancel(_)) => self.ctx.cancelled.ring(),
+                Some(TableEffect::Stopped(_)) => {}
                 Some(TableEffect::Gone { uid, restart, .. }) => self.on_gone(&uid, restart, now),
             }
         }
@@ -173,6 +188,9 @@ impl Core {
 
     fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
         for op in ops {
+            for uid in op.recorded() {
+                self.ctx.arrived(uid);
+            }
             match op {
                 ConfigOp::Remove(uids) => uids.iter().for_each(|uid| self.remove(source, uid, now)),
                 ConfigOp::Add(mut pods) => {
@@ -193,6 +211,10 @@ impl Core {
             }
         }
         self.ctx.mux.borrow_mut().mark_handled(source);
+        if self.stop_when_idle {
+            // Pods that came meanwhile are to end as well.
+            self.kill_all(now);
+        }
     }
 
     fn add(&self, source: Source, pod: Pod, now: Mono) {
@@ -200,6 +222,7 @@ impl Core {
         let uid = &pod.metadata.uid;
         let known = ConfigPod::of(source, &pod);
         ctx.config.borrow_mut().insert(uid.clone(), known);
+        self.adopt_late_record(uid);
         let ends = ctx.table.borrow().is_pod_termination_requested(uid);
         match dispatch::on_addition(Role::Pod, ends, pod.status.phase.is_terminal()) {
             Addition::Admit => {
@@ -224,11 +247,26 @@ impl Core {
         self.create(&pod, now);
     }
 
+    /// A record that was written for after the end of the incarnation before, when that end came before the loop
+    /// heard of it, is the pod's record now.
+    fn adopt_late_record(&self, uid: &PodUid) {
+        let ctx = &*self.ctx;
+        if ctx.table.borrow().handle(uid).is_none()
+            && let Err(e) = ctx.store.adopt_next(uid)
+        {
+            log::warn!("uid={uid} {}", chain(&e));
+        }
+    }
+
     fn create(&self, pod: &Pod, now: Mono) {
         let ctx = &*self.ctx;
+        if self.stop_when_idle {
+            return;
+        }
         let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid);
         let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
-        if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+        let taken = ctx.table.borrow_mut().update(update, now);
+        if let Err(e) = taken {
             tell_full(ctx, pod, e);
         }
     }
@@ -238,8 +276,13 @@ impl Core {
         ctx.config
             .borrow_mut()
             .insert(pod.metadata.uid.clone(), ConfigPod::of(source, pod));
+        self.adopt_late_record(&pod.metadata.uid);
+        if self.stop_when_idle {
+            return;
+        }
         let update = Update::of(UpdateKind::Update, PodFacts::of(pod));
-        if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+        let taken = ctx.table.borrow_mut().update(update, now);
+        if let Err(e) = taken {
             tell_full(ctx, pod, e);
         }
     }
@@ -259,18 +302,34 @@ impl Core {
     /// Tells a pod's worker to end it, from its record on disk.
     fn kill(&self, uid: &PodUid, kill: Option<KillOptions>, now: Mono) {
         let ctx = &*self.ctx;
-        match ctx.pod(uid) {
+        let recorded = ctx.pod(uid);
+        let mut table = ctx.table.borrow_mut();
+        let taken = match &recorded {
             Ok(pod) => {
-                let facts = PodFacts::of(&pod);
-                let update = match kill {
-                    Some(options) => Update::kill(facts, options),
-                    None => Update::of(UpdateKind::Kill, facts),
-                };
-                if let Err(e) = ctx.table.borrow_mut().update(update, now) {
-                    tell_full(ctx, &pod, e);
-                }
+                let facts = PodFacts::of(pod);
+                table.update(
+                    match kill {
+                        Some(options) => Update::kill(facts, options),
+                        None => Update::of(UpdateKind::Kill, facts),
+                    },
+                    now,
+                )
             }
-            Err(e) => log::warn!("uid={uid} {}", chain(&e)),
+            Err(e) => {
+                log::warn!("uid={uid} {}", chain(e));
+                let identity = table.handle(uid).and_then(|handle| table.identity(handle));
+                let Some((name, namespace)) =
+                    identity.map(|i| (i.name.to_owned(), i.namespace.to_owned()))
+                else {
+                    return;
+                };
+                // Without its record a pod is ended as the runtime knows it.
+                table.update(Update::runtime_only(uid, &name, &namespace), now)
+            }
+        };
+        drop(table);
+        if let (Err(e), Ok(pod)) = (taken, &recorded) {
+            tell_full(ctx, pod, e);
         }
     }
 
@@ -335,14 +394,12 @@ impl Core {
     }
 
     fn on_housekeeping(&mut self, now: Mono) {
-        if self.cleaning {
-            return;
-        }
         let chores = housekeeping::decide(&self.ctx, now);
         for (uid, drop_status) in &chores.create {
             self.create_again(uid, *drop_status, now);
         }
-        if !chores.is_empty() {
+        // What takes long holds up neither orphans nor pods to create: what is left now is found again.
+        if !self.cleaning && !chores.is_empty() {
             self.cleaning = true;
             self.effects
                 .push_back(Effect::Housekeeping(Box::new(chores)));
@@ -352,6 +409,9 @@ impl Core {
     /// Creates a configured pod that the table does not hold.
     fn create_again(&self, uid: &PodUid, drop_status: bool, now: Mono) {
         let ctx = &*self.ctx;
+        if self.stop_when_idle {
+            return;
+        }
         if drop_status {
             // What ended must not speak for what begins.
             ctx.statuses.borrow_mut().forget(uid);
@@ -378,20 +438,36 @@ impl Core {
             return;
         }
         self.stop_when_idle = true;
-        let uids: Vec<PodUid> = self.ctx.config.borrow().keys().cloned().collect();
+        self.kill_all(now);
+    }
+
+    /// Ends every pod that has a worker, or may have something running.
+    fn kill_all(&self, now: Mono) {
+        let ctx = &*self.ctx;
+        let uids: Vec<PodUid> = ctx.config.borrow().keys().cloned().collect();
         for uid in uids {
-            self.kill(&uid, Some(KillOptions::default()), now);
+            let ended = ctx.table.borrow().is_pod_termination_requested(&uid);
+            let idle =
+                ctx.table.borrow().handle(&uid).is_none() && ctx.cache.borrow().is_idle(&uid);
+            if !ended && !idle {
+                self.kill(&uid, Some(KillOptions::default()), now);
+            }
         }
     }
 
-    /// With every pod ended on request, the agent ends too.
-    fn end_if_idle(&mut self) {
-        if self.stop_when_idle {
-            let table = self.ctx.table.borrow();
-            self.finished |= table
-                .handles()
-                .all(|h| table.stage(h).is_none_or(|s| s.is_finished()));
+    /// With every pod ended on request, the agent ends too: once all sources have said what there is, all workers are
+    /// done, and the runtime says that nothing runs.
+    fn end_if_idle(&mut self, now: Mono) {
+        if !self.stop_when_idle {
+            return;
         }
+        let ctx = &*self.ctx;
+        let table = ctx.table.borrow();
+        let done = table
+            .handles()
+            .all(|h| table.stage(h).is_none_or(|s| s.is_finished()));
+        let idle = ctx.running.borrow().fresh(now).is_some_and(<[_]>::is_empty);
+        self.finished |= done && idle && ctx.sources_ready();
     }
 
     fn tell_status_failed(&self, handle: Handle) {

@@ -5,6 +5,7 @@ use core::cell::{Cell, RefCell};
 use std::net::IpAddr;
 
 use super::{
+    claims::{Bell, Claims},
     clock::Clock,
     config_pods::ConfigPod,
     objects::Objects,
@@ -24,9 +25,9 @@ use crate::{
         generate::NodeContext,
         housekeeping::Totals,
         loop_health::RuntimeGate,
-        mux::Mux,
+        mux::{Mux, Source},
         pleg::Pleg,
-        pod_table::PodTable,
+        pod_table::{Capacity, PodTable},
         reason_cache::ReasonCache,
         runtime_cache::{RunningPods, RuntimeCache},
         static_pod,
@@ -56,6 +57,28 @@ pub(super) struct NodeFacts {
     pub(super) hugepage_sizes: Vec<u64>,
 }
 
+/// Slots kept for static pods and for pods that only the runtime knows.
+const RESERVED_SLOTS: u16 = 10;
+/// Slots for pods on their way out while their successors start.
+const MARGIN_SLOTS: u16 = 20;
+/// Containers whose restarts can be delayed: eight a pod of the largest table; see [`Backoff`] for when it is full.
+const BACKOFF_ENTRIES_PER_POD: usize = 8;
+
+/// What an agent is made of; the rest of [`Ctx`] begins empty.
+pub(super) struct Parts {
+    pub(super) cfg: Config,
+    pub(super) node: NodeFacts,
+    pub(super) clock: Box<dyn Clock>,
+    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) volumes: Volumes,
+    pub(super) cgroups: Cgroups,
+    pub(super) disk: Lane,
+    pub(super) unpack: Lane,
+    pub(super) relist: smol::channel::Sender<()>,
+    pub(super) admission_facts: admission::NodeFacts,
+    pub(super) node_context: NodeContext,
+}
+
 /// Everything a sync may touch.
 pub(super) struct Ctx {
     /// Configuration.
@@ -65,7 +88,7 @@ pub(super) struct Ctx {
     /// Time.
     pub(super) clock: Box<dyn Clock>,
     /// Containers.
-    pub(super) runtime: Box<dyn Runtime>,
+    pub(super) runtime: Rc<dyn Runtime>,
     /// Volumes; every call blocks and runs on the disk lane.
     pub(super) volumes: Volumes,
     /// Cgroups; every call blocks briefly.
@@ -110,6 +133,15 @@ pub(super) struct Ctx {
     pub(super) totals: RefCell<Totals>,
     /// A call waits for a runtime status newer than this.
     pub(super) waiting_for_status: Cell<Option<Mono>>,
+    /// Who acts on a pod at the runtime: calls of its worker, garbage collection, removal.
+    pub(super) operations: Claims,
+    /// Who writes a pod's record or removes its directory.
+    pub(super) records: Claims,
+    /// Pods whose records are being written, or are written and not told to the loop yet: nobody's on paper, yet
+    /// nothing of them may be removed. With the number of tellings under way.
+    pub(super) arriving: RefCell<BTreeMap<PodUid, u32>>,
+    /// Rings when a running call was told to end early.
+    pub(super) cancelled: Bell,
     /// What admission knows of the node.
     pub(super) admission_facts: admission::NodeFacts,
     /// What shapes sandboxes and containers.
@@ -119,6 +151,60 @@ pub(super) struct Ctx {
 }
 
 impl Ctx {
+    /// An agent that knows of no pod yet.
+    pub(super) fn new(parts: Parts) -> Self {
+        let cfg = parts.cfg;
+        let slots = Capacity {
+            max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
+            reserved: RESERVED_SLOTS,
+            margin: MARGIN_SLOTS,
+        };
+        let entries = slots.slots() * BACKOFF_ENTRIES_PER_POD;
+        let clock = parts.clock;
+        // Delays need spreading, not secrecy.
+        let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
+        let sources: &[Source] = if cfg.dirs.manifests.is_some() {
+            &[Source::File]
+        } else {
+            &[]
+        };
+        Self {
+            store: PodStore::new(&cfg.dirs.root),
+            admission_facts: parts.admission_facts,
+            node_context: parts.node_context,
+            table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
+            cache: RefCell::new(RuntimeCache::default()),
+            statuses: RefCell::new(StatusCache::default()),
+            reasons: RefCell::new(ReasonCache::default()),
+            crash_loop: RefCell::new(Backoff::new(cfg.times.max_restart_backoff, entries)),
+            image_backoff: RefCell::new(ImageBackoff::new(entries)),
+            objects: RefCell::new(Objects::default()),
+            recorder: RefCell::new(Recorder::default()),
+            conditions: RefCell::new(None),
+            relist: parts.relist,
+            mux: RefCell::new(Mux::new(sources)),
+            config: RefCell::new(BTreeMap::new()),
+            pleg: RefCell::new(Pleg::default()),
+            running: RefCell::new(RunningPods::default()),
+            waiting_for_status: Cell::new(None),
+            operations: Claims::default(),
+            records: Claims::default(),
+            arriving: RefCell::new(BTreeMap::new()),
+            cancelled: Bell::default(),
+            totals: RefCell::new(Totals::default()),
+            gate: RefCell::new(RuntimeGate::default()),
+            started_at: clock.wall(),
+            node: parts.node,
+            clock,
+            runtime: parts.runtime,
+            volumes: parts.volumes,
+            cgroups: Arc::new(parts.cgroups),
+            disk: parts.disk,
+            unpack: parts.unpack,
+            cfg,
+        }
+    }
+
     /// The pod as recorded, with defaults applied. Read anew each time: specs do not live in memory.
     pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
         let (_, raw) = self.store.read(uid)?;
@@ -185,6 +271,29 @@ impl Ctx {
     pub(super) fn request_relist(&self) {
         // Full: one is on its way already.
         let _ = self.relist.try_send(());
+    }
+
+    /// Notes that a pod's record is about to be written. [`Ctx::arrived`] follows for each.
+    pub(super) fn arrives(&self, uid: &PodUid) {
+        *self.arriving.borrow_mut().entry(uid.clone()).or_default() += 1;
+    }
+
+    /// The loop knows the pod now, or its record could not be written.
+    pub(super) fn arrived(&self, uid: &PodUid) {
+        let mut arriving = self.arriving.borrow_mut();
+        if let Some(count) = arriving.get_mut(uid) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                arriving.remove(uid);
+            }
+        }
+    }
+
+    /// Whether nobody wants the pod any more: not configured, without a worker, not on its way in.
+    pub(super) fn is_nobodys(&self, uid: &PodUid) -> bool {
+        !self.config.borrow().contains_key(uid)
+            && !self.arriving.borrow().contains_key(uid)
+            && self.table.borrow().handle(uid).is_none()
     }
 
     /// Whether every configured source has reported and was handled.

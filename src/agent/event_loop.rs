@@ -92,6 +92,8 @@ fn start(
 /// One call of a worker, to its end. Never dropped while the pod exists.
 async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start, uid: PodUid) {
     let handle = start.handle;
+    // Garbage collection may be removing an instance of this pod.
+    let turn = ctx.operations.claim(&uid).await;
     let outcome = match start.call {
         Call::Sync => Box::pin(sync::run(ctx, handle, &uid)).await,
         Call::Terminating { grace_s } => {
@@ -100,6 +102,7 @@ async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start,
         Call::TerminatingRuntime => Box::pin(terminate::terminating_runtime(ctx, &uid)).await,
         Call::Terminated => Box::pin(terminate::terminated(ctx, handle, &uid)).await,
     };
+    drop(turn);
     log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
     // The loop is gone only when the agent ends.
     let _ = sender.send(Event::Done(handle, outcome)).await;

@@ -41,6 +41,14 @@ pub(super) async fn pass(ctx: &Ctx) {
     let surplus = gc::removable_containers(&listed, &fate, ready, &policy(ctx), ctx.clock.wall());
     let any = !surplus.is_empty();
     for removal in surplus {
+        let owner = listed
+            .iter()
+            .find(|pod| pod.containers.iter().any(|c| c.id == removal.id))
+            .map(|pod| &pod.uid);
+        // A pod that is being worked on is left to the next pass.
+        let Some(_turn) = owner.and_then(|uid| ctx.operations.try_claim(uid)) else {
+            continue;
+        };
         if removal.stop_first
             && let Err(e) = ctx
                 .runtime
@@ -77,6 +85,13 @@ async fn remove_sandboxes(
     ready: bool,
 ) {
     for id in gc::removable_sandboxes(listed, fate, ready) {
+        let owner = listed
+            .iter()
+            .find(|pod| pod.sandboxes.iter().any(|s| s.id == id))
+            .map(|pod| &pod.uid);
+        let Some(_turn) = owner.and_then(|uid| ctx.operations.try_claim(uid)) else {
+            continue;
+        };
         // Stopping first releases what a half-made or lost sandbox still holds.
         let stopped = ctx.runtime.stop_pod_sandbox(&id).await;
         let removed = match stopped {
@@ -99,10 +114,17 @@ async fn remove_log_dirs(ctx: &Ctx, fate: &dyn Fn(&PodUid) -> Fate, ready: bool)
             .collect()
     });
     let names = names.await;
-    let gone: Vec<_> = gc::removable_log_dirs(names.iter().map(String::as_str), fate, ready)
-        .into_iter()
-        .map(|name| root.join(name))
-        .collect();
+    // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
+    let (mut gone, mut turns) = (Vec::new(), Vec::new());
+    for name in gc::removable_log_dirs(names.iter().map(String::as_str), fate, ready) {
+        let uid = PodUid::from(name.rsplit('_').next().unwrap_or_default());
+        if let Some(turn) = ctx.records.try_claim(&uid)
+            && !ctx.arriving.borrow().contains_key(&uid)
+        {
+            turns.push(turn);
+            gone.push(root.join(name));
+        }
+    }
     if gone.is_empty() {
         return;
     }
@@ -114,10 +136,13 @@ async fn remove_log_dirs(ctx: &Ctx, fate: &dyn Fn(&PodUid) -> Fate, ready: bool)
     for (path, e) in removed.await {
         log::warn!("cannot remove {}: {e}", path.display());
     }
+    drop(turns);
 }
 
 /// Removes surplus dead instances of a container that died, or all of a pod whose content may go (CLEAN-14).
 pub(super) async fn after_death(ctx: &Ctx, uid: &PodUid, died: &ContainerId) {
+    // Before the status is looked at: a call that runs now may change it.
+    let _turn = ctx.operations.claim(uid).await;
     let status = ctx.runtime_status(uid);
     let keep = ctx.cfg.garbage.max_per_container.unwrap_or(u32::MAX);
     let keep = usize::try_from(keep).unwrap_or(usize::MAX);
@@ -127,7 +152,7 @@ pub(super) async fn after_death(ctx: &Ctx, uid: &PodUid, died: &ContainerId) {
 }
 
 /// Removes everything of a pod that has ended and is nobody's any more: containers, sandboxes, logs. What fails is left
-/// to the next pass.
+/// to the next pass. The caller has claimed the pod.
 pub(super) async fn remove_pod_content(ctx: &Ctx, uid: &PodUid) {
     let status = match ctx.runtime.pod_status(uid).await {
         Ok(status) => status,

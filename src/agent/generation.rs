@@ -266,7 +266,13 @@ fn write_hosts_file(
     // In place: running containers have this very file mounted, and a new one would not reach them.
     let write = || -> io::Result<()> {
         use std::os::unix::fs::PermissionsExt as _;
-        if fs::read(&path).is_ok_and(|old| old == text.as_bytes()) {
+        // Containers may write to it: its length is theirs to choose, what is read of it is not.
+        let limit = u64::try_from(text.len())
+            .unwrap_or(u64::MAX)
+            .saturating_add(1);
+        let mut old = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut old));
+        if read.is_ok() && old == text.as_bytes() {
             return Ok(());
         }
         fs::write(&path, &text)?;

@@ -10,10 +10,14 @@ use smol::{
 };
 
 use super::ctx::Ctx;
-use crate::api::{
-    Container, Mono, Pod,
-    cri::{ContainerState, PodRuntimeStatus},
-    pod::{HttpGetAction, IntOrString, LifecycleHandler},
+use crate::{
+    api::{
+        Container, ContainerId, Mono, Pod,
+        cri::{ContainerState, PodRuntimeStatus},
+        pod::{HttpGetAction, IntOrString, LifecycleHandler},
+    },
+    logic::pod_table::Handle,
+    runtime::RuntimeError,
 };
 
 /// Bytes kept of what a hook's command writes; it is only logged.
@@ -21,51 +25,101 @@ const MAX_OUTPUT_BYTES: usize = 1024;
 /// An HTTP hook that is not answered in this time has failed.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs a hook to its end, at most until `deadline`. The error's text may hold secrets.
+/// When a hook is no longer waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Until {
+    /// At this instant: the grace of its container is used up.
+    Time(Mono),
+    /// When the pod's running call is told to end early.
+    Cancelled(Handle),
+}
+
+/// How a hook did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum HookError {
+    /// It failed. The text may hold secrets.
+    Failed(String),
+    /// It was not waited for any longer.
+    NotWaitedFor,
+}
+
+/// Runs a hook to its end, at most until `until`. A command that is not waited for any longer is killed.
 pub(super) async fn run(
     ctx: &Ctx,
     pod: &Pod,
     status: &PodRuntimeStatus,
     container: &Container,
     handler: &LifecycleHandler,
-    deadline: Mono,
-) -> Result<(), String> {
+    until: Until,
+) -> Result<(), HookError> {
+    let late = async {
+        match until {
+            Until::Time(deadline) => ctx.clock.until(deadline).await,
+            Until::Cancelled(handle) => {
+                let is_cancelled = || ctx.table.borrow().is_cancelled(handle).then_some(());
+                ctx.cancelled.until(is_cancelled).await;
+            }
+        }
+        Err(HookError::NotWaitedFor)
+    };
     if let Some(exec) = &handler.exec {
         let running = status
             .instances(&container.name)
             .find(|c| c.state == ContainerState::Running);
         let id = running
             .map(|c| c.id.clone())
-            .ok_or("the container does not run")?;
-        let timeout = (deadline < Mono(u64::MAX)).then(|| deadline - ctx.clock.now());
-        let output = ctx
-            .runtime
-            .exec(&id, &exec.command, timeout, MAX_OUTPUT_BYTES)
-            .await;
-        match output.map_err(|e| e.to_string())? {
-            output if output.exit_code == 0 => Ok(()),
-            output => Err(format!(
-                "command ended with {}: {}{}",
-                output.exit_code,
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            )),
+            .ok_or_else(|| HookError::Failed("the container does not run".into()))?;
+        match until {
+            // The command has its own time-out, so that its end is waited for too.
+            Until::Time(deadline) => {
+                let left = deadline - ctx.clock.now();
+                command(ctx, &id, &exec.command, Some(left)).await
+            }
+            Until::Cancelled(_) => command(ctx, &id, &exec.command, None).or(late).await,
         }
     } else if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
-        ctx.clock
-            .until(ctx.clock.now() + Duration::from_secs(seconds))
-            .await;
-        Ok(())
+        let done = async {
+            ctx.clock
+                .until(ctx.clock.now() + Duration::from_secs(seconds))
+                .await;
+            Ok(())
+        };
+        done.or(late).await
     } else if let Some(get) = &handler.http_get {
         let wait = ctx.clock.now() + HTTP_TIMEOUT;
-        let late = async {
+        let unanswered = async {
             ctx.clock.until(wait).await;
             Err("no answer in time".to_owned())
         };
-        http_get(pod, status, container, get).or(late).await
+        let get = async {
+            let answer = http_get(pod, status, container, get).or(unanswered).await;
+            answer.map_err(HookError::Failed)
+        };
+        get.or(late).await
     } else {
-        Err("invalid handler: none of exec, httpGet, sleep".into())
+        Err(HookError::Failed(
+            "invalid handler: none of exec, httpGet, sleep".into(),
+        ))
+    }
+}
+
+async fn command(
+    ctx: &Ctx,
+    id: &ContainerId,
+    words: &[String],
+    timeout: Option<Duration>,
+) -> Result<(), HookError> {
+    match ctx.runtime.exec(id, words, timeout, MAX_OUTPUT_BYTES).await {
+        Ok(output) if output.exit_code == 0 => Ok(()),
+        Ok(output) => Err(HookError::Failed(format!(
+            "command ended with {}: {}{}",
+            output.exit_code,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+        Err(RuntimeError::Timeout { .. }) if timeout.is_some() => Err(HookError::NotWaitedFor),
+        Err(e) => Err(HookError::Failed(e.to_string())),
     }
 }
 

@@ -21,8 +21,8 @@ pub(super) struct Chores {
     pub(super) create: Vec<(PodUid, bool)>,
     /// Pods that are nobody's any more: directory, volumes, containers and logs may go.
     forgotten: Vec<PodUid>,
-    /// Cgroups of such pods: path, and whether it may go or only loses its CPU.
-    cgroups: Vec<(String, CgroupAction)>,
+    /// Cgroups of such pods: whose, path, and whether it may go or only loses its CPU.
+    cgroups: Vec<(PodUid, String, CgroupAction)>,
 }
 
 impl Chores {
@@ -84,7 +84,10 @@ pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
         end_runtime_orphan(ctx, orphan, now);
     }
     // A pod whose worker still ends it is not forgotten: its last step takes its volumes down.
-    let workless = |uid: &PodUid| known.binary_search_by(|k| k.uid.cmp(uid)).is_err();
+    let arriving = ctx.arriving.borrow();
+    let workless = |uid: &PodUid| {
+        known.binary_search_by(|k| k.uid.cmp(uid)).is_err() && !arriving.contains_key(uid)
+    };
     let mut forgotten: BTreeSet<PodUid> = dirs
         .iter()
         .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
@@ -101,7 +104,7 @@ pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
     for (uid, path) in groups {
         let volumes = dirs.contains(&uid) && !forgotten.contains(&uid);
         if let Some(action) = pass.cgroup(&uid, volumes && !config.contains_key(&uid)) {
-            chores.cgroups.push((path, action));
+            chores.cgroups.push((uid, path, action));
         }
     }
     chores.forgotten = forgotten.into_iter().collect();
@@ -123,9 +126,16 @@ fn end_runtime_orphan(ctx: &Ctx, pod: &RunningPod, now: Mono) {
     }
 }
 
-/// The other half: removes what was found. One pass at a time.
+/// The other half: removes what was found. One pass at a time. Much may have happened since it was decided, so each pod is
+/// claimed and looked at again; one that is busy or wanted by now is left to a later pass.
 pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
-    for (path, action) in &chores.cgroups {
+    for (uid, path, action) in &chores.cgroups {
+        let Some(_turn) = ctx.operations.try_claim(uid) else {
+            continue;
+        };
+        if ctx.table.borrow().could_have_running_containers(uid) {
+            continue;
+        }
         let done = match action {
             CgroupAction::Reduce => ctx.cgroups.reduce_cpu(path),
             CgroupAction::Destroy => ctx.cgroups.destroy(path).await,
@@ -135,15 +145,27 @@ pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
         }
     }
     for uid in &chores.forgotten {
-        gc::remove_pod_content(ctx, uid).await;
-        let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
-        let removed = ctx.disk.run(move || {
-            // Also volumes whose pod was lost over a restart: nobody else takes them down.
-            volumes.tear_down(&gone)?;
-            volumes.remove_pod_dir(&gone)
-        });
-        if let Err(e) = removed.await {
-            log::warn!("uid={uid} {}", chain(&e));
+        // Whoever writes a new record of this pod waits until the old one is gone.
+        let (Some(_turn), Some(_record)) =
+            (ctx.operations.try_claim(uid), ctx.records.try_claim(uid))
+        else {
+            continue;
+        };
+        if ctx.is_nobodys(uid) {
+            remove_all_of(ctx, uid).await;
         }
+    }
+}
+
+async fn remove_all_of(ctx: &Ctx, uid: &PodUid) {
+    gc::remove_pod_content(ctx, uid).await;
+    let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+    let removed = ctx.disk.run(move || {
+        // Also volumes whose pod was lost over a restart: nobody else takes them down.
+        volumes.tear_down(&gone)?;
+        volumes.remove_pod_dir(&gone)
+    });
+    if let Err(e) = removed.await {
+        log::warn!("uid={uid} {}", chain(&e));
     }
 }

@@ -16,6 +16,7 @@ use crate::{
         ImageRecord, ImportOptions, Store,
         dropin::{Doorbell, DropIn, Report},
     },
+    runtime::RuntimeError,
     server::http::Refusal,
     sys::memory,
 };
@@ -50,22 +51,24 @@ pub(super) async fn import(
     Ok(records.iter().flat_map(|record| shown(record)).collect())
 }
 
-/// Ids of the images that instances were made from, dead ones included.
-pub(super) fn in_use(ctx: &Ctx, store: &Store) -> BTreeSet<String> {
+/// Ids of the images that instances were made from, dead ones included: as the runtime says now, for the cache may not
+/// know yet what was made in the last second.
+async fn in_use(ctx: &Ctx, store: &Store) -> Result<BTreeSet<String>, RuntimeError> {
+    let listed = ctx.runtime.list_pods().await?;
     let mut used = BTreeSet::new();
-    for (_, status) in ctx.cache.borrow().iter() {
-        for container in status.iter().flat_map(|pod| &pod.containers) {
-            if let Ok(Some(record)) = store.resolve(&container.image_id) {
-                used.insert(record.id.clone());
-            }
+    for container in listed.iter().flat_map(|pod| &pod.containers) {
+        if let Ok(Some(record)) = store.resolve(&container.image_id) {
+            used.insert(record.id.clone());
         }
     }
-    used
+    Ok(used)
 }
 
 /// Removes what no container uses. Returns what went and how many bytes.
 pub(super) async fn prune(ctx: &Ctx, store: &Store) -> Result<(Vec<String>, u64), Refusal> {
-    let used = in_use(ctx, store);
+    let used = in_use(ctx, store)
+        .await
+        .map_err(|e| Refusal::new(500, e.to_string()))?;
     let store = store.clone();
     let pruned = ctx.unpack.run(move || store.prune(&used)).await;
     let (records, bytes) = pruned.map_err(|e| Refusal::new(500, chain(&e)))?;

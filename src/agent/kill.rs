@@ -1,11 +1,15 @@
 //! Carrying out kills: hooks, order of sidecars, stop signals, sandboxes. What to kill and in which order is decided by
 //! `logic::kill`; here it is done. Rows KILL-04 to KILL-08, HOOK-03, HOOK-04.
 
-use core::{cell::Cell, time::Duration};
+use core::{cell::Cell, future::poll_fn, task::Poll, time::Duration};
 
 use smol::future::FutureExt as _;
 
-use super::{ctx::Ctx, hooks, recorder::Severity};
+use super::{
+    ctx::Ctx,
+    hooks::{self, HookError, Until},
+    recorder::Severity,
+};
 use crate::{
     api::{Container, Mono, Pod, cri::PodRuntimeStatus},
     logic::{
@@ -50,16 +54,11 @@ async fn carry_out(
 ) -> Result<(), String> {
     let started = ctx.clock.now();
     let ended: Vec<Cell<bool>> = plan.containers.iter().map(|_| Cell::new(false)).collect();
-    let (wake, woken) = async_broadcast(plan.containers.len());
     let stops = plan.containers.iter().enumerate().map(|(index, target)| {
-        let (ended, wake, woken) = (&ended, &wake, &woken);
+        let ended = &ended;
         async move {
-            let result =
-                stop_one(ctx, pod, status, plan, index, target, started, ended, woken).await;
+            let result = stop_one(ctx, pod, status, plan, index, target, started, ended).await;
             ended[index].set(true);
-            for _ in 0..plan.containers.len() {
-                let _ = wake.try_send(());
-            }
             result
         }
     });
@@ -80,11 +79,6 @@ async fn carry_out(
     }
 }
 
-/// A channel that holds one wake-up per waiting container: at most all containers of a pod.
-fn async_broadcast(waiters: usize) -> (smol::channel::Sender<()>, smol::channel::Receiver<()>) {
-    smol::channel::bounded((waiters * waiters).max(1))
-}
-
 #[expect(
     clippy::too_many_arguments,
     reason = "one step of one kill; a structure would only rename them"
@@ -98,7 +92,6 @@ async fn stop_one(
     target: &PodKillTarget,
     started: Mono,
     ended: &[Cell<bool>],
-    woken: &smol::channel::Receiver<()>,
 ) -> Result<(), String> {
     ctx.container_event(
         pod,
@@ -122,10 +115,15 @@ async fn stop_one(
             left_s,
         )
     };
-    while !may_signal() {
-        let next = async { _ = woken.recv().await };
-        ctx.clock.until(deadline).or(next).await;
-    }
+    // Asked whenever another container has ended: `join_all` polls all of them again then.
+    let turn = poll_fn(|_| {
+        if may_signal() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    });
+    turn.or(ctx.clock.until(deadline)).await;
     let spent = ctx.clock.now() - started;
     let grace = kill::stop_grace(kill::remaining_s(target.grace_s, spent));
     ctx.runtime
@@ -183,12 +181,8 @@ async fn pre_stop(
     else {
         return;
     };
-    let hook = async { Some(hooks::run(ctx, pod, status, container, handler, deadline).await) };
-    let late = async {
-        ctx.clock.until(deadline).await;
-        None
-    };
-    if let Some(Err(error)) = hook.or(late).await {
+    let ended = hooks::run(ctx, pod, status, container, handler, Until::Time(deadline)).await;
+    if let Err(HookError::Failed(error)) = ended {
         // The text may hold secrets: it goes to the log, never into an event.
         log::debug!(
             "pod={}/{} container={} preStop: {error}",
@@ -214,24 +208,32 @@ fn seconds(s: i64) -> Duration {
     Duration::from_secs(u64::try_from(s).unwrap_or(0))
 }
 
-/// Polls all futures to their end, in one task. At most the containers of one pod.
+/// Polls all futures to their end, in one task. At most the containers of one pod. When one ends, the others are polled
+/// again at once: what they wait for may be just that.
 async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<_> = futures.map(Box::pin).collect();
     let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
-    core::future::poll_fn(move |cx| {
-        let mut all = true;
-        for (future, result) in running.iter_mut().zip(results.iter_mut()) {
-            if result.is_none() {
-                match future.as_mut().poll(cx) {
-                    core::task::Poll::Ready(output) => *result = Some(output),
-                    core::task::Poll::Pending => all = false,
+    poll_fn(move |cx| {
+        loop {
+            let (mut all, mut some_ended) = (true, false);
+            for (future, result) in running.iter_mut().zip(results.iter_mut()) {
+                if result.is_none() {
+                    match future.as_mut().poll(cx) {
+                        Poll::Ready(output) => {
+                            *result = Some(output);
+                            some_ended = true;
+                        }
+                        Poll::Pending => all = false,
+                    }
                 }
             }
+            if all {
+                return Poll::Ready(results.iter_mut().filter_map(Option::take).collect());
+            }
+            if !some_ended {
+                return Poll::Pending;
+            }
         }
-        if !all {
-            return core::task::Poll::Pending;
-        }
-        core::task::Poll::Ready(results.iter_mut().filter_map(Option::take).collect())
     })
     .await
 }

@@ -1,7 +1,12 @@
 //! The manifest directory on its way to the loop: read on the disk lane, merged by the mux, recorded on disk, told.
 
+use core::time::Duration;
+
 use serde_json::Value;
-use smol::channel::{SendError, Sender};
+use smol::{
+    channel::{SendError, Sender},
+    future::FutureExt as _,
+};
 
 use super::{
     core::{ConfigOp, Event},
@@ -11,7 +16,7 @@ use super::{
     sync::chain,
 };
 use crate::{
-    api::{Pod, PodUid, received::ReceivedPod},
+    api::{Mono, Pod, PodUid, received::ReceivedPod},
     logic::{
         digest,
         mux::{Op, Source},
@@ -27,6 +32,9 @@ const RULES: Rules = Rules {
     secret: validation::secret,
 };
 
+/// A pod whose record could not be written is read again after this time: the disk may have room by then.
+const RECORD_RETRY: Duration = Duration::from_secs(10);
+
 /// Polls the manifest directory until the loop is gone.
 pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
     let Some(path) = ctx.cfg.dirs.manifests.clone() else {
@@ -34,20 +42,46 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
     };
     let dir = ManifestDir::new(path, ctx.node.name.clone(), RULES);
     let mut poller = Poller::new(dir, ctx.cfg.times.file_check, ctx.cfg.doorbells);
+    let mut retry = Mono(u64::MAX);
     loop {
-        let told = match poller.next(&ctx.disk).await {
-            Reading::Unchanged => Ok(()),
-            Reading::Snapshot(snapshot) => deliver(&ctx, snapshot, &mut poller, &events).await,
-            // No snapshot is no news: what runs goes on.
-            Reading::Failed(problem) => {
-                tell(&problem);
-                Ok(())
-            }
+        let read = async { Some(poller.next(&ctx.disk).await) };
+        let again = async {
+            ctx.clock.until(retry).await;
+            None
         };
-        if told.is_err() {
-            return;
+        match read.or(again).await {
+            Some(Reading::Unchanged) => {}
+            Some(Reading::Snapshot(snapshot)) => match deliver(&ctx, snapshot, &events).await {
+                Ok(Delivery {
+                    unknown,
+                    unrecorded,
+                }) => {
+                    if unknown {
+                        poller.forget();
+                    }
+                    if unrecorded {
+                        retry = ctx.clock.now() + RECORD_RETRY;
+                    }
+                }
+                Err(SendError(_)) => return,
+            },
+            // No snapshot is no news: what runs goes on.
+            Some(Reading::Failed(problem)) => tell(&problem),
+            None => {
+                retry = Mono(u64::MAX);
+                poller.forget();
+            }
         }
     }
+}
+
+/// What became of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Delivery {
+    /// The source names pods that nobody knows: it must be read anew as a whole.
+    pub(super) unknown: bool,
+    /// Some pods could not be recorded and were left out.
+    pub(super) unrecorded: bool,
 }
 
 fn tell(problem: &Problem) {
@@ -58,12 +92,12 @@ fn tell(problem: &Problem) {
     }
 }
 
-async fn deliver(
+/// Takes a snapshot in: merges it, records what changed, tells the loop.
+pub(super) async fn deliver(
     ctx: &Ctx,
     snapshot: Snapshot,
-    poller: &mut Poller,
     events: &Sender<Event>,
-) -> Result<(), SendError<Event>> {
+) -> Result<Delivery, SendError<Event>> {
     snapshot.problems.iter().for_each(tell);
     let changed = snapshot.objects_changed;
     // Before the pods: those that come along find their objects.
@@ -86,17 +120,25 @@ async fn deliver(
             &message,
         );
     }
-    if !merged.unknown.is_empty() {
-        poller.forget();
-    }
+    let mut delivery = Delivery {
+        unknown: !merged.unknown.is_empty(),
+        unrecorded: false,
+    };
     let mut ops = Vec::with_capacity(merged.ops.len());
     for op in merged.ops {
-        ops.push(match op {
-            Op::Remove(uids) => ConfigOp::Remove(uids),
-            Op::Add(pods) => ConfigOp::Add(record(ctx, pods).await),
-            Op::Update(pods) | Op::Delete(pods) => ConfigOp::Update(record(ctx, pods).await),
-            Op::Reconcile(pods) => ConfigOp::Reconcile(record(ctx, pods).await),
-        });
+        let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
+            Op::Remove(uids) => {
+                ops.push(ConfigOp::Remove(uids));
+                continue;
+            }
+            Op::Add(pods) => (pods, ConfigOp::Add),
+            Op::Update(pods) | Op::Delete(pods) => (pods, ConfigOp::Update),
+            Op::Reconcile(pods) => (pods, ConfigOp::Reconcile),
+        };
+        let asked = pods.len();
+        let recorded = record(ctx, pods).await;
+        delivery.unrecorded |= recorded.len() < asked;
+        ops.push(into(recorded));
     }
     if !ops.is_empty() {
         events.send(Event::Config(Source::File, ops)).await?;
@@ -106,26 +148,30 @@ async fn deliver(
     if changed {
         events.send(Event::ObjectsChanged).await?;
     }
-    Ok(())
+    Ok(delivery)
 }
 
 #[expect(
     clippy::vec_box,
     reason = "the mux hands them over so: a received pod is large"
 )]
-/// Writes the pods' records on the disk lane. A pod whose record cannot be written is left out and told.
+/// Writes the pods' records on the disk lane. A pod whose record cannot be written is left out, told, and forgotten by the
+/// mux, so that it comes again. The others count as arriving until the loop has heard of them.
 async fn record(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>) -> Vec<Pod> {
     let mut jobs = Vec::with_capacity(pods.len());
     let mut kept = Vec::with_capacity(pods.len());
     for received in pods {
         let ReceivedPod { pod, raw, .. } = *received;
-        // One that is on its way out and comes back under its own uid: the stop still needs the old object.
-        let returns = ctx
-            .table
-            .borrow()
-            .is_pod_termination_requested(&pod.metadata.uid);
-        jobs.push((pod.metadata.uid.clone(), raw, returns));
+        ctx.arrives(&pod.metadata.uid);
+        jobs.push((pod.metadata.uid.clone(), raw, false));
         kept.push(pod);
+    }
+    let mut turns = Vec::with_capacity(jobs.len());
+    for (uid, _, returns) in &mut jobs {
+        // What is left of an earlier incarnation may be on its way out at this moment, its record included.
+        turns.push(ctx.records.claim(uid).await);
+        // One that is on its way out and comes back under its own uid: the stop still needs the old object.
+        *returns = ctx.table.borrow().is_pod_termination_requested(uid);
     }
     let store = ctx.store.clone();
     let results = ctx
@@ -136,11 +182,15 @@ async fn record(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>) -> Vec<Pod> {
                 .collect::<Vec<_>>()
         })
         .await;
+    drop(turns);
     let mut recorded = Vec::with_capacity(kept.len());
     for (pod, result) in kept.into_iter().zip(results) {
         match result {
             Ok(()) => recorded.push(pod),
             Err(e) => {
+                let uid = &pod.metadata.uid;
+                ctx.arrived(uid);
+                ctx.mux.borrow_mut().forget(Source::File, uid);
                 let message = format!("cannot record the pod: {}", chain(&e));
                 ctx.pod_event(&pod, Severity::Warning, "FailedCreatePodRecord", &message);
             }

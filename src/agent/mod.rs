@@ -8,7 +8,7 @@
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
-//! | `ctx`, `objects`, `config_pods`, `pod_store`, `recorder` | what the loop and the calls share |
+//! | `ctx`, `claims`, `objects`, `config_pods`, `pod_store`, `recorder` | what the loop and the calls share |
 //! | `backend`, `image_store`, `node` | what the local server shows |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
@@ -17,6 +17,7 @@
 mod admission;
 mod backend;
 mod cgroups;
+mod claims;
 mod clock;
 mod config_pods;
 mod core;
@@ -42,6 +43,8 @@ mod start;
 mod status;
 mod sync;
 mod terminate;
+#[cfg(test)]
+mod tests;
 mod volumes;
 
 pub use run::main;

@@ -92,7 +92,15 @@ impl PodStore {
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
-        self.write_as("pod.json", uid, header, object)
+        self.write_as("pod.json", uid, header, object)?;
+        // What was kept for after an incarnation before this one is older than this.
+        let path = self.dir(uid).join("next.json");
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::Io { path, source })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn write_as(
@@ -124,9 +132,13 @@ impl PodStore {
             out.into_inner().map_err(io::IntoInnerError::into_error)?;
             fs::rename(&staged, &path)
         };
-        attempt().map_err(|source| StoreError::Io {
-            path: path.clone(),
-            source,
+        attempt().map_err(|source| {
+            // On a full disk the half-written file would keep its blocks.
+            let _ = fs::remove_file(&staged);
+            StoreError::Io {
+                path: path.clone(),
+                source,
+            }
         })
     }
 
@@ -204,6 +216,30 @@ impl PodStore {
 mod tests {
     use super::*;
     use crate::api::Pod;
+
+    #[test]
+    fn a_record_for_later_waits_and_never_outlives_a_newer_one() {
+        let root = std::env::temp_dir().join(format!("picolet-store-next-{}", std::process::id()));
+        let store = PodStore::new(&root);
+        let uid = PodUid::from("abc");
+        let header = Header {
+            v: RECORD_VERSION,
+            ..Header::default()
+        };
+        let named = |name: &str| serde_json::json!({"metadata": {"name": name}});
+        let name = || store.read::<Pod>(&uid).expect("read").1.metadata.name;
+        store.write(&uid, &header, &named("a")).expect("write");
+        store.write_next(&uid, &header, &named("b")).expect("next");
+        assert_eq!(name(), "a", "the stop still needs the old object");
+        store.adopt_next(&uid).expect("adopt");
+        assert_eq!(name(), "b");
+        store.adopt_next(&uid).expect("nothing kept is success");
+        store.write_next(&uid, &header, &named("c")).expect("next");
+        store.write(&uid, &header, &named("d")).expect("write");
+        store.adopt_next(&uid).expect("adopt");
+        assert_eq!(name(), "d", "an old one kept for later is not adopted");
+        fs::remove_dir_all(&root).expect("clean up");
+    }
 
     #[test]
     fn records_come_back_and_damage_is_named() {

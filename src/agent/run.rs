@@ -1,7 +1,6 @@
 //! `picolet run`: from the command line to the loop, and back. Assembly only, in one place.
 
-use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
-use core::cell::{Cell, RefCell};
+use alloc::{rc::Rc, sync::Arc};
 use std::{
     ffi::OsString,
     fs,
@@ -21,14 +20,10 @@ use super::{
     admission,
     backend::LocalBackend,
     cgroups,
-    clock::{Clock as _, SystemClock},
+    clock::SystemClock,
     core::Event,
-    ctx::{Ctx, Shared},
-    event_loop, generation, image_store, manifests, node,
-    objects::Objects,
-    pod_store::PodStore,
-    pollers,
-    recorder::Recorder,
+    ctx::{Ctx, Parts, Shared},
+    event_loop, generation, image_store, manifests, node, pollers,
     sync::chain,
 };
 use crate::{
@@ -36,30 +31,15 @@ use crate::{
     cgroup::{Cgroups, Version},
     config::{self, Config},
     image,
-    logic::{
-        backoff::{Backoff, ImageBackoff},
-        housekeeping::Totals,
-        loop_health::RuntimeGate,
-        mux::{Mux, Source},
-        oci,
-        pleg::Pleg,
-        pod_table::{Capacity, PodTable},
-        reason_cache::ReasonCache,
-        runtime_cache::{RunningPods, RuntimeCache},
-        status_cache::StatusCache,
-    },
+    logic::oci,
     runtime::runc::{self, images::StoreImages},
     server::Listener,
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
 };
 
-/// Slots kept for static pods and for pods that only the runtime knows.
-const RESERVED_SLOTS: u16 = 10;
-/// Slots for pods on their way out while their successors start.
-const MARGIN_SLOTS: u16 = 20;
-/// Containers whose restarts can be delayed: eight a pod of the largest table; see [`Backoff`] for when it is full.
-const BACKOFF_ENTRIES_PER_POD: usize = 8;
+/// Turns that tasks get after the loop's end.
+const LAST_TURNS: usize = 8;
 
 /// How the agent ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,6 +279,10 @@ async fn serve(
     log::info!("picolet {} runs node {}", crate::VERSION, ctx.node.name);
     event_loop::run(Rc::clone(&ctx), executor, events, sender).await;
     tell(notify.as_ref(), Notify::stopping);
+    // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
+    for _ in 0..LAST_TURNS {
+        smol::future::yield_now().await;
+    }
     let _ = fs::remove_file(&ctx.cfg.dirs.socket);
     log::info!("picolet ends; pods go on");
     Ok(Exit::Done)
@@ -353,54 +337,23 @@ async fn assemble(
     let facts = node::facts(&cfg);
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
-    let slots = Capacity {
-        max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
-        reserved: RESERVED_SLOTS,
-        margin: MARGIN_SLOTS,
-    };
-    let entries = slots.slots() * BACKOFF_ENTRIES_PER_POD;
-    let clock = SystemClock;
-    // Delays need spreading, not secrecy.
-    let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
-    let mut sources = Vec::new();
-    if cfg.dirs.manifests.is_some() {
-        sources.push(Source::File);
-    }
-    let ctx = Ctx {
-        store: PodStore::new(&cfg.dirs.root),
+    let ctx = Ctx::new(Parts {
         admission_facts: admission::facts(&cfg, &facts, kernel, apparmor).map_err(usage)?,
         node_context: generation::node_context(
             &cfg,
             &facts,
             cgroups::settings(&cfg, &facts, &cgroups),
         ),
-        table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
-        cache: RefCell::new(RuntimeCache::default()),
-        statuses: RefCell::new(StatusCache::default()),
-        reasons: RefCell::new(ReasonCache::default()),
-        crash_loop: RefCell::new(Backoff::new(cfg.times.max_restart_backoff, entries)),
-        image_backoff: RefCell::new(ImageBackoff::new(entries)),
-        objects: RefCell::new(Objects::default()),
-        recorder: RefCell::new(Recorder::default()),
-        conditions: RefCell::new(None),
-        relist,
-        mux: RefCell::new(Mux::new(&sources)),
-        config: RefCell::new(BTreeMap::new()),
-        pleg: RefCell::new(Pleg::default()),
-        running: RefCell::new(RunningPods::default()),
-        waiting_for_status: Cell::new(None),
-        totals: RefCell::new(Totals::default()),
-        gate: RefCell::new(RuntimeGate::default()),
-        started_at: clock.wall(),
         node: facts,
-        clock: Box::new(clock),
-        runtime: Box::new(runtime),
+        clock: Box::new(SystemClock),
+        runtime: Rc::new(runtime),
         volumes,
-        cgroups: Arc::new(cgroups),
+        cgroups,
         disk,
         unpack,
+        relist,
         cfg,
-    };
+    });
     if ctx.cfg.cgroup.per_qos
         && let Err(e) = cgroups::ensure_tiers(&ctx)
     {

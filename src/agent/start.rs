@@ -3,7 +3,13 @@
 use std::os::unix::fs::symlink;
 
 use super::{
-    ctx::Ctx, generation, hooks, kill, recorder::Severity, sync::SyncError, volumes::Mounted,
+    ctx::Ctx,
+    generation,
+    hooks::{self, HookError, Until},
+    kill,
+    recorder::Severity,
+    sync::SyncError,
+    volumes::Mounted,
 };
 use crate::{
     api::{
@@ -211,7 +217,13 @@ async fn post_start(
         .pod_status(&pod.metadata.uid)
         .await
         .unwrap_or_default();
-    let Err(error) = hooks::run(ctx, pod, &status, container, handler, Mono(u64::MAX)).await else {
+    // A hook that never ends must not keep its pod from being ended.
+    let until = Until::Cancelled(pass.handle);
+    let Err(error) = hooks::run(ctx, pod, &status, container, handler, until).await else {
+        return Ok(());
+    };
+    let HookError::Failed(error) = error else {
+        // The pod is to end, and its containers with it.
         return Ok(());
     };
     log::debug!(

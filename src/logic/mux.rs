@@ -169,6 +169,14 @@ impl Mux {
         merged
     }
 
+    /// Forgets a pod that was emitted and could not be taken in: the next snapshot that has it emits it again. One that
+    /// only names it as [`Delivered::Known`] leads to [`Merged::unknown`].
+    pub fn forget(&mut self, source: Source, uid: &PodUid) {
+        if let Some(feed) = self.feeds.get_mut(&source) {
+            feed.pods.remove(uid);
+        }
+    }
+
     /// The sync loop has finished handling a message of `source`.
     pub fn mark_handled(&mut self, source: Source) {
         if let Some(feed) = self.feeds.get_mut(&source) {

@@ -14,7 +14,8 @@ type Job = Box<dyn FnOnce() + Send>;
 /// One worker thread and its queue.
 #[derive(Clone)]
 pub struct Lane {
-    jobs: smol::channel::Sender<Job>,
+    /// `None`: jobs run where they are asked for.
+    jobs: Option<smol::channel::Sender<Job>>,
 }
 
 impl Lane {
@@ -29,19 +30,28 @@ impl Lane {
                     job();
                 }
             })?;
-        Ok(Self { jobs })
+        Ok(Self { jobs: Some(jobs) })
+    }
+
+    /// A lane without a thread: jobs run at once, where they are asked for. For tests that step through an executor.
+    #[cfg(test)]
+    #[must_use]
+    pub fn inline() -> Self {
+        Self { jobs: None }
     }
 
     /// Runs `job` on the lane's thread and returns its result. Waits while the queue is full.
     /// Dropping the future does not stop a job that was queued.
     pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let Some(jobs) = &self.jobs else {
+            return job();
+        };
         let (reply, answer) = smol::channel::bounded(1);
         let job: Job = Box::new(move || {
             // The asker may have gone: nobody needs the answer then.
             let _ = reply.try_send(job());
         });
-        self.jobs
-            .send(job)
+        jobs.send(job)
             .await
             .expect("a lane's thread lives as long as the agent");
         answer.recv().await.expect("a lane answers every job")

@@ -1,0 +1,247 @@
+//! Ordinary lives.
+
+use core::time::Duration;
+
+use serde_json::json;
+
+use super::super::{backend::Command, core::Event};
+use super::world::{IMAGE, World, manifest};
+use crate::{
+    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    runtime::fake::{OnStop, Op},
+};
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+#[test]
+fn a_manifest_comes_and_goes() {
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    assert!(world.now().0 < 2000, "at {:?}", world.now());
+    world.advance(s(180));
+    let starts = world.fake.take_calls().into_iter();
+    assert_eq!(
+        starts.filter(|(op, _)| *op == Op::StartContainer).count(),
+        1,
+        "nothing happens while nothing changes"
+    );
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+    assert_eq!(world.events_of("Killing"), 1);
+}
+
+#[test]
+fn a_missing_image_arrives() {
+    let world = World::new();
+    let containers = json!([{"name": "c", "image": "later:1"}]);
+    world.apply(&[manifest("a", json!({"containers": containers}))]);
+    world.until("is told", |w| {
+        w.waiting("a").as_deref() == Some("ErrImagePull")
+    });
+    world.until("backs off", |w| {
+        w.waiting("a").as_deref() == Some("ImagePullBackOff")
+    });
+    world.advance(s(100));
+    assert_eq!(world.waiting("a").as_deref(), Some("ImagePullBackOff"));
+    world.fake.offer_image("later:1");
+    let before = world.now();
+    world.events.try_send(Event::ImagesArrived).expect("room");
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    assert!(world.now() - before < s(2), "nobody waits out a back-off");
+}
+
+#[test]
+fn a_crash_loop_is_slowed_down() {
+    let world = World::new();
+    let containers = json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 1"]}]);
+    world.apply(&[manifest("a", json!({"containers": containers}))]);
+    let uid = PodUid::from("a");
+    let mut starts = Vec::new();
+    for restarts in 0..7 {
+        world.until("starts again", |w| {
+            w.fake
+                .container(&uid, "c")
+                .is_some_and(|c| c.restart_count >= restarts)
+        });
+        starts.push(world.now());
+    }
+    let gaps: Vec<u64> = starts.windows(2).map(|w| (w[1] - w[0]).as_secs()).collect();
+    // The first restart is granted at once; then 10, 20, 40, … seconds, each late by at most half of it.
+    for (gap, least) in gaps.iter().zip([0, 10, 20, 40, 80, 160]) {
+        assert!((least..=least + least / 2 + 2).contains(gap), "{gaps:?}");
+    }
+    assert_eq!(world.waiting("a").as_deref(), Some("CrashLoopBackOff"));
+    assert!(world.events_of("BackOff") > 0);
+}
+
+#[test]
+fn a_lost_sandbox_is_replaced() {
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    let uid = PodUid::from("a");
+    let before = world.fake.container(&uid, "c").expect("runs");
+    world.fake.lose_sandbox(&before.sandbox);
+    world.until("runs in another sandbox", |w| {
+        w.fake
+            .container(&uid, "c")
+            .is_some_and(|c| c.sandbox != before.sandbox && c.state == ContainerState::Running)
+    });
+    assert_eq!(world.events_of("SandboxChanged"), 1);
+}
+
+#[test]
+fn sidecars_end_one_after_the_other_without_waiting_for_their_grace() {
+    // KILL-08
+    let world = World::new();
+    let sidecar = |name: &str| json!({"name": name, "image": IMAGE, "restartPolicy": "Always", "command": ["sleep"]});
+    world.apply(&[manifest(
+        "a",
+        json!({"initContainers": [sidecar("one"), sidecar("two"), sidecar("three")],
+            "terminationGracePeriodSeconds": 30}),
+    )]);
+    let uid = PodUid::from("a");
+    world.until("runs", |w| {
+        w.fake
+            .container(&uid, "c")
+            .is_some_and(|c| c.state == ContainerState::Running)
+    });
+    world.advance(s(5));
+    world.fake.take_calls();
+    let before = world.now();
+    world.apply(&[]);
+    let mut stops = Vec::new();
+    world.until("ends", |w| {
+        w.fake
+            .container(&uid, "one")
+            .is_none_or(|c| c.state == ContainerState::Exited)
+    });
+    for (op, target) in world.fake.take_calls() {
+        if op == Op::StopContainer {
+            stops.push(target);
+        }
+    }
+    assert_eq!(stops, ["c", "three", "two", "one"]);
+    assert!(
+        world.now() - before < s(2),
+        "took {:?}",
+        world.now() - before
+    );
+    world.until("is gone", |w| w.is_gone("a"));
+}
+
+#[test]
+fn a_pod_comes_back_under_its_uid_while_it_ends() {
+    // PW-07 PW-34
+    let world = World::new();
+    world.fake.add_image("other:1");
+    world.fake.on_stop("c", OnStop::Ignores);
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.apply(&[]);
+    world.advance(s(1));
+    let containers = json!([{"name": "d", "image": "other:1", "command": ["sleep"]}]);
+    world.apply(&[manifest("a", json!({"containers": containers}))]);
+    let uid = PodUid::from("a");
+    let first = world.fake.container(&uid, "c").expect("still ends");
+    assert_eq!(first.state, ContainerState::Running);
+    world.until("the new one runs", |w| {
+        w.fake
+            .container(&uid, "d")
+            .is_some_and(|c| c.state == ContainerState::Running)
+    });
+    world.until("is told", |w| w.phase("a") == Some(Phase::Running));
+    assert!(!world.ctx.store.dir(&uid).join("next.json").exists());
+}
+
+#[test]
+fn a_pod_that_returns_right_after_its_end_runs_as_it_is_now() {
+    let world = World::new();
+    world.fake.add_image("other:1");
+    for round in 0..30 {
+        let image = if round % 2 == 0 { IMAGE } else { "other:1" };
+        let name = format!("c{round}");
+        let containers = json!([{"name": name, "image": image, "command": ["sleep"]}]);
+        world.apply(&[manifest("a", json!({"containers": containers}))]);
+        let uid = PodUid::from("a");
+        world.until("runs", |w| {
+            w.fake
+                .container(&uid, &name)
+                .is_some_and(|c| c.state == ContainerState::Running)
+        });
+        world.apply(&[]);
+        // At every instant of its end.
+        world.advance(Duration::from_millis(150 * round));
+    }
+}
+
+#[test]
+fn the_agent_restarts_and_pods_do_not_notice() {
+    let world = World::new();
+    let pods = [manifest("a", json!({})), manifest("b", json!({}))];
+    world.apply(&pods);
+    world.until("run", |w| {
+        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+    });
+    let ids = |w: &World| ["a", "b"].map(|u| w.fake.container(&PodUid::from(u), "c").map(|c| c.id));
+    let before = ids(&world);
+    let world = world.restart_agent();
+    world.advance(s(10));
+    world.apply(&pods[..1]);
+    world.until("is known again", |w| w.phase("a") == Some(Phase::Running));
+    world.until("what is no longer configured is ended", |w| w.is_gone("b"));
+    assert_eq!(ids(&world)[0], before[0]);
+}
+
+#[test]
+fn stop_ends_the_agent_and_stop_all_its_pods_first() {
+    let world = World::new();
+    let crash = json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 1"]}]);
+    let pending = json!([{"name": "c", "image": "never:1"}]);
+    world.apply(&[
+        manifest("a", json!({})),
+        manifest("b", json!({"containers": crash})),
+        manifest("d", json!({"containers": pending})),
+    ]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.advance(s(30));
+    let (done, answer) = smol::channel::bounded(1);
+    world
+        .events
+        .try_send(Event::Command(Command::Stop { all: true, done }))
+        .expect("room");
+    world.settle();
+    // One that comes meanwhile does not start, and holds up nothing.
+    world.apply(&[
+        manifest("a", json!({})),
+        manifest("b", json!({})),
+        manifest("d", json!({})),
+        manifest("e", json!({})),
+    ]);
+    world.until("ends", World::has_ended);
+    assert!(answer.is_closed());
+    let running = |u: &str| world.fake.container(&PodUid::from(u), "c");
+    for uid in ["a", "b", "d", "e"] {
+        let state = running(uid).map(|c| c.state);
+        assert_ne!(state, Some(ContainerState::Running), "{uid}");
+    }
+    assert!(running("e").is_none());
+
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    let (done, _answer) = smol::channel::bounded(1);
+    let stop = Command::Stop { all: false, done };
+    world.events.try_send(Event::Command(stop)).expect("room");
+    world.until("ends", World::has_ended);
+    assert_eq!(
+        world
+            .fake
+            .container(&PodUid::from("a"), "c")
+            .map(|c| c.state),
+        Some(ContainerState::Running)
+    );
+}

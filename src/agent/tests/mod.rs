@@ -1,0 +1,5 @@
+//! The agent whole, over the fake runtime and a clock that tests move: from a manifest to what the runtime was told.
+
+mod life;
+mod trouble;
+mod world;

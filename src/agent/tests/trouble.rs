@@ -1,0 +1,186 @@
+//! What goes wrong, and what must not.
+
+use core::time::Duration;
+use std::fs;
+
+use serde_json::json;
+
+use super::super::{core::Event, manifests::Delivery};
+use super::world::{IMAGE, World, manifest};
+use crate::{
+    api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
+    runtime::{
+        RuntimeError,
+        fake::{Fault, Op, Trouble},
+    },
+};
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn fails(op: Op, times: u32) -> Fault {
+    Fault {
+        op,
+        target: None,
+        times,
+        trouble: Trouble::Fails(RuntimeError::Failed("no".into())),
+    }
+}
+
+#[test]
+fn an_end_that_fails_is_tried_until_it_succeeds() {
+    // PW-33
+    for op in [Op::StopContainer, Op::StopPodSandbox, Op::PodStatus] {
+        let world = World::new();
+        world.apply(&[manifest("a", json!({}))]);
+        world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+        world.fake.add_fault(fails(op, 5));
+        world.apply(&[]);
+        world.until("is gone", |w| w.is_gone("a"));
+    }
+}
+
+#[test]
+fn a_relist_that_fails_holds_up_and_loses_nothing() {
+    let world = World::new();
+    world.fake.add_fault(fails(Op::ListPods, 30));
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.fake.set_deaf(true);
+    world.fake.add_fault(fails(Op::ListPods, 3));
+    let uid = PodUid::from("a");
+    let id = world.fake.container(&uid, "c").expect("runs").id;
+    world.fake.exit(&id, 1);
+    world.until("runs again", |w| {
+        w.fake
+            .container(&uid, "c")
+            .is_some_and(|c| c.restart_count == 1 && c.state == ContainerState::Running)
+    });
+}
+
+#[test]
+fn a_hook_that_never_ends_does_not_keep_its_pod() {
+    let mut world = World::new();
+    // The runtime kills a command whose caller leaves.
+    world.forgiven = Some("Exec was dropped");
+    let hook = json!({"postStart": {"exec": {"command": ["sleep", "infinity"]}}});
+    let containers =
+        json!([{"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook}]);
+    world.fake.add_fault(Fault {
+        op: Op::Exec,
+        target: None,
+        times: 1,
+        trouble: Trouble::Hangs,
+    });
+    world.apply(&[manifest("a", json!({"containers": containers}))]);
+    world.until("hangs", |w| w.fake.hanging(Op::Exec) == 1);
+    world.advance(s(300));
+    let before = world.now();
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+    assert!(world.now() - before < s(30));
+}
+
+#[test]
+fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
+    let world = World::new();
+    let uid = PodUid::from("a");
+    let record = world.ctx.store.dir(&uid).join("pod.json");
+    fs::create_dir_all(record.join("in the way")).expect("directory");
+    let delivery = world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
+    assert!(delivery.unrecorded);
+    assert_eq!(world.events_of("FailedCreatePodRecord"), 1);
+    world.until("the other runs", |w| w.phase("b") == Some(Phase::Running));
+    assert!(world.fake.container(&uid, "c").is_none());
+    // The source says that nothing changed; it is then asked for everything.
+    let known = ["a", "b"].map(|u| Delivered::Known(u.into())).to_vec();
+    let expected = Delivery {
+        unknown: true,
+        unrecorded: false,
+    };
+    assert_eq!(world.deliver(known), expected);
+    let _ = fs::remove_dir_all(&record);
+    world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
+    world.until("it runs too", |w| w.phase("a") == Some(Phase::Running));
+}
+
+#[test]
+fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    let uid = PodUid::from("a");
+    fs::write(world.ctx.store.dir(&uid).join("pod.json"), "{").expect("write");
+    world.advance(s(200));
+    let state = |w: &World| w.fake.container(&uid, "c").map(|c| c.state);
+    assert_eq!(state(&world), Some(ContainerState::Running));
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+}
+
+#[test]
+fn nothing_is_removed_of_a_pod_that_is_on_its_way_in() {
+    let world = World::new();
+    world.apply(&[]);
+    world.advance(s(5));
+    let uid = PodUid::from("a");
+    // As between the writing of a record and the loop's hearing of it.
+    world.ctx.arrives(&uid);
+    fs::create_dir_all(world.ctx.store.dir(&uid)).expect("directory");
+    world.advance(s(130));
+    assert!(world.ctx.store.dir(&uid).exists());
+    world.ctx.arrived(&uid);
+    world.until("an orphan is removed", |w| !w.ctx.store.dir(&uid).exists());
+}
+
+#[test]
+fn a_removal_under_way_holds_up_its_pod_alone() {
+    let world = World::new();
+    world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
+    world.until("run", |w| w.phase("b") == Some(Phase::Running));
+    world.fake.add_fault(Fault {
+        op: Op::RemovePodSandbox,
+        target: Some("a".into()),
+        times: 1,
+        trouble: Trouble::Hangs,
+    });
+    world.apply(&[]);
+    world.until("hangs", |w| w.fake.hanging(Op::RemovePodSandbox) == 1);
+    world.advance(s(100));
+    // Housekeeping goes on without the chores that hang.
+    let running = |w: &World, u: &str| {
+        w.fake
+            .container(&PodUid::from(u), "c")
+            .is_some_and(|c| c.state == ContainerState::Running)
+    };
+    assert!(!running(&world, "b"));
+    world.fake.release(Op::RemovePodSandbox);
+    world.until("are gone", |w| w.is_gone("a") && w.is_gone("b"));
+}
+
+#[test]
+fn a_runtime_that_is_down_stops_nothing() {
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.fake.set_conditions(Some(("Broken", "it is")), None);
+    world.advance(s(60));
+    world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
+    world.advance(s(60));
+    assert!(world.fake.container(&PodUid::from("b"), "c").is_none());
+    world.fake.set_conditions(None, None);
+    world.until("both run", |w| {
+        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+    });
+}
+
+#[test]
+fn a_signal_ends_the_agent_at_any_time() {
+    // SHUT-07
+    let world = World::new();
+    world.events.try_send(Event::Terminate).expect("room");
+    world.until("ends", World::has_ended);
+    assert!(world.now().0 < 2000);
+    assert!(world.dir().exists());
+}

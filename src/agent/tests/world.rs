@@ -1,0 +1,372 @@
+//! A machine of its own: directories, a fake runtime, a clock. Nothing runs by itself; [`World::advance`] lets time pass
+//! and everything happen that is due.
+
+use core::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    sync::atomic::{AtomicU32, Ordering},
+    task::{Poll, Waker},
+    time::Duration,
+};
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use serde_json::{Value, json};
+use smol::{LocalExecutor, Task, channel::Sender};
+
+use super::super::{
+    admission, cgroups,
+    clock::{Alarm, Clock},
+    core::Event,
+    ctx::{Ctx, NodeFacts, Parts, Shared},
+    event_loop, generation,
+    manifests::{self, Delivery},
+    pollers,
+};
+use crate::{
+    api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
+    cgroup::{Cgroups, Hierarchy},
+    config,
+    logic::static_pod,
+    runtime::{Runtime as _, fake::Fake},
+    source::Snapshot,
+    sys::lane::Lane,
+    volume::Volumes,
+};
+
+/// Image that is there from the beginning.
+pub(super) const IMAGE: &str = "busybox:1";
+/// Name of the node.
+const NODE: &str = "node";
+/// Seconds since the epoch when the clock says 0.
+const EPOCH_S: i64 = 1_700_000_000;
+
+/// Time as tests want it.
+#[derive(Debug, Default)]
+struct Hands {
+    now: Cell<Mono>,
+    alarms: RefCell<Vec<(Mono, Waker)>>,
+}
+
+impl Hands {
+    fn wall(&self) -> Wall {
+        let Mono(ms) = self.now.get();
+        Wall(EPOCH_S * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
+    }
+
+    fn next_alarm(&self) -> Option<Mono> {
+        self.alarms.borrow().iter().map(|(at, _)| *at).min()
+    }
+
+    fn set(&self, now: Mono) {
+        self.now.set(now);
+        let all = self.alarms.take();
+        let (due, later) = all.into_iter().partition(|(at, _)| *at <= now);
+        self.alarms.replace(later);
+        let due: Vec<(Mono, Waker)> = due;
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+struct TestClock(Rc<Hands>);
+
+impl Clock for TestClock {
+    fn now(&self) -> Mono {
+        self.0.now.get()
+    }
+
+    fn wall(&self) -> Wall {
+        self.0.wall()
+    }
+
+    fn until(&self, deadline: Mono) -> Alarm {
+        let hands = Rc::clone(&self.0);
+        Box::pin(poll_fn(move |cx| {
+            if hands.now.get() >= deadline {
+                return Poll::Ready(());
+            }
+            let mut alarms = hands.alarms.borrow_mut();
+            let known = |(at, w): &(Mono, Waker)| *at == deadline && w.will_wake(cx.waker());
+            if !alarms.iter().any(known) {
+                alarms.push((deadline, cx.waker().clone()));
+            }
+            Poll::Pending
+        }))
+    }
+}
+
+/// One machine, and the agent that runs on it.
+pub(super) struct World {
+    pub(super) ctx: Shared,
+    pub(super) fake: Rc<Fake>,
+    pub(super) events: Sender<Event>,
+    root: PathBuf,
+    hands: Rc<Hands>,
+    executor: Rc<LocalExecutor<'static>>,
+    agent: Task<()>,
+    /// What the fake may complain about all the same.
+    pub(super) forgiven: Option<&'static str>,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("picolet-agent-{}-{number}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir_all(root.join("cgroup")).expect("directory");
+        let fake = Rc::new(Fake::new());
+        fake.add_image(IMAGE);
+        let hands = Rc::new(Hands::default());
+        hands.set(Mono(1000));
+        Self::start(root, fake, hands)
+    }
+
+    fn start(root: PathBuf, fake: Rc<Fake>, hands: Rc<Hands>) -> Self {
+        let executor = Rc::new(LocalExecutor::new());
+        let (events, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
+        let (relist, asked) = smol::channel::bounded(1);
+        let ctx = Rc::new(context(&root, Rc::clone(&fake), Rc::clone(&hands), relist));
+        let agent = executor.spawn({
+            let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
+            async move { event_loop::run(ctx, executor, queue, events).await }
+        });
+        executor
+            .spawn(pollers::runtime_status(Rc::clone(&ctx), events.clone()))
+            .detach();
+        executor
+            .spawn(pollers::runtime(Rc::clone(&ctx), asked, events.clone()))
+            .detach();
+        executor
+            .spawn(pollers::housekeeping(Rc::clone(&ctx), events.clone()))
+            .detach();
+        executor
+            .spawn(pollers::container_gc(Rc::clone(&ctx)))
+            .detach();
+        let world = Self {
+            ctx,
+            fake,
+            events,
+            root,
+            hands,
+            executor,
+            agent,
+            forgiven: None,
+        };
+        world.set(world.now());
+        world
+    }
+
+    /// Another agent takes the machine over, as after a SIGKILL.
+    pub(super) fn restart_agent(mut self) -> Self {
+        self.verify();
+        let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
+        hands.alarms.take();
+        Self::start(core::mem::take(&mut self.root), fake, hands)
+    }
+
+    pub(super) fn now(&self) -> Mono {
+        self.hands.now.get()
+    }
+
+    /// Runs everything that can run at this instant.
+    pub(super) fn settle(&self) {
+        while self.executor.try_tick() {}
+    }
+
+    fn set(&self, now: Mono) {
+        self.hands.set(now);
+        self.fake.set_now(now, self.hands.wall());
+        self.settle();
+    }
+
+    /// Lets time pass, stopping at every alarm on the way.
+    pub(super) fn advance(&self, by: Duration) {
+        let end = self.now() + by;
+        self.settle();
+        while let Some(at) = self.hands.next_alarm().filter(|at| *at <= end) {
+            self.set(at.max(self.now()));
+        }
+        self.set(end);
+    }
+
+    /// Lets time pass until `so`; at most an hour.
+    pub(super) fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
+        for _ in 0..36_000 {
+            self.settle();
+            if so(self) {
+                return;
+            }
+            self.advance(Duration::from_millis(100));
+        }
+        panic!("never happened: {what}");
+    }
+
+    /// Delivers the manifests that lie in the directory now.
+    pub(super) fn apply(&self, manifests: &[Value]) -> Delivery {
+        let pods = manifests
+            .iter()
+            .map(|raw| {
+                let pod = static_pod::prepare(raw.clone(), NODE, "/m/pod.yaml");
+                Delivered::Read(pod.expect("valid"))
+            })
+            .collect();
+        self.deliver(pods)
+    }
+
+    pub(super) fn deliver(&self, pods: Vec<Delivered>) -> Delivery {
+        let snapshot = Snapshot {
+            pods,
+            ..Snapshot::default()
+        };
+        let task = self.executor.spawn({
+            let (ctx, events) = (Rc::clone(&self.ctx), self.events.clone());
+            async move { manifests::deliver(&ctx, snapshot, &events).await }
+        });
+        self.settle();
+        assert!(task.is_finished(), "the delivery waits for something");
+        smol::future::block_on(task).expect("the loop lives")
+    }
+
+    pub(super) fn status(&self, uid: &str) -> Option<PodStatus> {
+        self.ctx.statuses.borrow().get(&PodUid::from(uid)).cloned()
+    }
+
+    pub(super) fn phase(&self, uid: &str) -> Option<Phase> {
+        self.status(uid).map(|s| s.phase)
+    }
+
+    /// Waiting reason of the first container.
+    pub(super) fn waiting(&self, uid: &str) -> Option<String> {
+        let status = self.status(uid)?;
+        let first = status.container_statuses.first()?;
+        first.state.waiting.as_ref().map(|w| w.reason.clone())
+    }
+
+    /// Whether nothing of the pod is left anywhere.
+    pub(super) fn is_gone(&self, uid: &str) -> bool {
+        let uid = PodUid::from(uid);
+        let Ok(listed) = smol::future::block_on(self.fake.pod_status(&uid)) else {
+            return false;
+        };
+        self.ctx.is_nobodys(&uid)
+            && listed.containers.is_empty()
+            && listed.sandboxes.is_empty()
+            && !self.ctx.store.dir(&uid).exists()
+            && self.status(&uid).is_none()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.agent.is_finished()
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.root
+    }
+
+    /// How often an event was recorded.
+    pub(super) fn events_of(&self, reason: &str) -> u32 {
+        let recorder = self.ctx.recorder.borrow();
+        let named = recorder.events().filter(|e| *e.reason == *reason);
+        named.map(|e| e.count).sum()
+    }
+
+    fn verify(&self) {
+        let mut violations = self.fake.violations();
+        violations.retain(|v| self.forgiven.is_none_or(|f| !v.starts_with(f)));
+        assert!(violations.is_empty(), "{violations:?}");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.root.as_os_str().is_empty() {
+            return;
+        }
+        if !std::thread::panicking() {
+            self.verify();
+        }
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+fn context(root: &Path, fake: Rc<Fake>, hands: Rc<Hands>, relist: Sender<()>) -> Ctx {
+    let file = root.join("config.yaml");
+    let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    fs::write(&file, head).expect("write");
+    let mut words: Vec<OsString> = vec![
+        "--cgroups-per-qos=false".into(),
+        "--enforce-node-allocatable=none".into(),
+        "--resolv-conf=".into(),
+        format!("--hostname-override={NODE}").into(),
+        "--config".into(),
+        file.into(),
+    ];
+    for (flag, dir) in [
+        ("--root-dir", "root"),
+        ("--run-dir", "run"),
+        ("--pod-manifest-path", "manifests"),
+        ("--image-dir", "images"),
+        ("--pod-logs-dir", "logs"),
+        ("--container-log-dir", "links"),
+    ] {
+        fs::create_dir_all(root.join(dir)).expect("directory");
+        words.extend([flag.into(), root.join(dir).into()]);
+    }
+    let flags = config::flags::parse(words, root).expect("flags");
+    let cfg = config::load(flags, &config::Host::default())
+        .expect("configuration")
+        .config;
+    let node = NodeFacts {
+        name: NODE.into(),
+        host_ips: vec!["192.0.2.1".parse().expect("address")],
+        memory_bytes: 1 << 30,
+        cpu_milli: 4000,
+        storage_bytes: 1 << 34,
+        swap_bytes: 0,
+        hugepage_sizes: Vec::new(),
+    };
+    let mount = format!(
+        "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
+        root.join("cgroup").display()
+    );
+    let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
+    let kernel = (6, 1);
+    Ctx::new(Parts {
+        admission_facts: admission::facts(&cfg, &node, kernel, false).expect("facts"),
+        node_context: generation::node_context(
+            &cfg,
+            &node,
+            cgroups::settings(&cfg, &node, &cgroups),
+        ),
+        node,
+        clock: Box::new(TestClock(hands)),
+        runtime: fake,
+        volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
+        cgroups,
+        disk: Lane::inline(),
+        unpack: Lane::inline(),
+        relist,
+        cfg,
+    })
+}
+
+/// A manifest with one container `c`; `more` is laid over its spec.
+pub(super) fn manifest(uid: &str, more: Value) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": uid, "uid": uid},
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{"name": "c", "image": IMAGE, "command": ["sleep"]}],
+        },
+    });
+    for (key, value) in more.as_object().cloned().unwrap_or_default() {
+        pod["spec"][key] = value;
+    }
+    pod
+}
