@@ -191,6 +191,8 @@ fn show_pods(
 }
 
 fn with_items(list: &mut serde_json::Value, items: Vec<serde_json::Value>) -> serde_json::Value {
+    // kubectl's word for whatever it has put together.
+    list["kind"] = "List".into();
     list["items"] = items.into();
     list.take()
 }

@@ -1,0 +1,442 @@
+//! A pod as its owner sees it: the local commands, the environment and files of its containers, its network.
+
+use core::time::Duration;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::host::{self, Host, IDLE, NODE, full, http, sh, status_of, text, with};
+
+/// Two objects beside the pods that use them, in YAML as people write it.
+const OBJECTS: [(&str, &str); 2] = [
+    (
+        "settings.yaml",
+        "apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data:
+  greeting: hello
+  motd: |
+    of the day
+binaryData: {blob: AAEC}
+",
+    ),
+    (
+        "token.yaml",
+        "apiVersion: v1
+kind: Secret
+metadata: {name: token}
+stringData: {password: s3cret}
+",
+    ),
+];
+
+/// Everything a pod can have beside it.
+fn web() -> Value {
+    let mut pod = host::manifest(
+        "web",
+        json!({
+            "initContainers": [
+                with(
+                    sh("prepare", "echo \"prepared by $ME\" > /www/index.html"),
+                    json!({
+                        "env": [{"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+                        "volumeMounts": [{"name": "www", "mountPath": "/www"}]
+                    }),
+                ),
+                with(sh("side", &format!("echo side is up; {IDLE}")), json!({"restartPolicy": "Always"})),
+            ],
+            "containers": [
+                with(
+                    sh("server", "exec httpd -f -p 8080 -h /www"),
+                    json!({
+                        "ports": [{"containerPort": 8080, "hostPort": 28971}],
+                        "volumeMounts": [{"name": "www", "mountPath": "/www", "readOnly": true}]
+                    }),
+                ),
+                with(
+                    sh("talker", &format!("for n in 1 2 3 4 5; do echo line $n; done; echo to stderr >&2; {IDLE}")),
+                    json!({
+                        "env": [
+                            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                            {"name": "ON", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                            {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+                            {"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "greeting"}}},
+                            {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "token", "key": "password"}}},
+                            {"name": "SAYS", "value": "$(GREETING), $(ON) $$(ON) $(NOBODY)"},
+                            {"name": "ABSENT", "valueFrom": {"configMapKeyRef": {"name": "none", "key": "x", "optional": true}}}
+                        ],
+                        "envFrom": [{"prefix": "C_", "configMapRef": {"name": "settings"}}],
+                        "resources": {"limits": {"memory": "32Mi"}},
+                        "volumeMounts": [
+                            {"name": "www", "mountPath": "/shared"},
+                            {"name": "info", "mountPath": "/info"},
+                            {"name": "settings", "mountPath": "/settings"},
+                            {"name": "token", "mountPath": "/token"}
+                        ]
+                    }),
+                ),
+            ],
+            "volumes": [
+                {"name": "www", "emptyDir": {}},
+                {"name": "settings", "configMap": {"name": "settings"}},
+                {"name": "token", "secret": {"secretName": "token", "defaultMode": 0o400}},
+                {"name": "info", "downwardAPI": {"items": [
+                    {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                    {"path": "deep/memory", "resourceFieldRef": {"containerName": "talker", "resource": "limits.memory", "divisor": "1Mi"}}
+                ]}}
+            ]
+        }),
+    );
+    pod["metadata"]["labels"] = json!({"app": "web", "tier": "front"});
+    pod
+}
+
+#[test]
+fn pod_and_commands() {
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&[]);
+    for (file, text) in OBJECTS {
+        host.write(file, text);
+    }
+    host.write("web.yaml", &web().to_string());
+    let pod = host.wait_ready("web");
+    shows_status(&pod);
+    shows_tables(&host, &pod);
+    shows_environment_and_files(&host, &pod);
+    shows_logs(&host);
+    follows_logs(&host);
+    runs_commands(&host);
+    serves(&host, &pod);
+    manages_images(&host);
+    host.finish();
+}
+
+// STAT-05 STAT-22 STAT-33 STAT-43 STAT-44 STAT-45 PROBE-40 PROBE-41 SRC-26 RES-09 RTM-01
+fn shows_status(pod: &Value) {
+    let status = &pod["status"];
+    assert_eq!(status["phase"], "Running");
+    assert_eq!(status["qosClass"], "Burstable");
+    assert_eq!(pod["spec"]["nodeName"], NODE);
+    assert_eq!(pod["metadata"]["namespace"], "default");
+    assert_eq!(
+        pod["metadata"]["annotations"]["kubernetes.io/config.hash"],
+        pod["metadata"]["uid"]
+    );
+    let prepare = status_of(pod, "prepare");
+    assert_eq!(prepare["state"]["terminated"]["exitCode"], 0, "{prepare}");
+    assert_eq!(prepare["ready"], true, "{prepare}");
+    for name in ["side", "server", "talker"] {
+        let container = status_of(pod, name);
+        assert_eq!(container["ready"], true, "{container}");
+        assert_eq!(container["started"], true, "{container}");
+        assert_eq!(container["restartCount"], 0, "{container}");
+        assert_eq!(container["image"], host::IMAGE, "{container}");
+        let id = container["containerID"].as_str().unwrap_or_default();
+        assert!(id.starts_with("picolet://"), "{id}");
+    }
+    // The init container had ended before the others began.
+    let finished = prepare["state"]["terminated"]["finishedAt"].as_str();
+    let started = status_of(pod, "server")["state"]["running"]["startedAt"].as_str();
+    assert!(
+        finished.is_some() && finished <= started,
+        "{finished:?} {started:?}"
+    );
+    assert!(status["startTime"].is_string());
+    for kind in [
+        "PodScheduled",
+        "PodReadyToStartContainers",
+        "Initialized",
+        "ContainersReady",
+        "Ready",
+    ] {
+        let all = status["conditions"].as_array().expect("conditions");
+        let one = all.iter().find(|c| c["type"] == kind);
+        assert_eq!(one.map(|c| &c["status"]), Some(&json!("True")), "{kind}");
+    }
+}
+
+fn shows_tables(host: &Host, pod: &Value) {
+    let table = host.ok(&["get", "pods"]);
+    let words =
+        |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
+    let mut lines = table.lines();
+    assert_eq!(
+        lines.next().map(words),
+        Some(words("NAME READY STATUS RESTARTS AGE"))
+    );
+    let row = words(lines.next().unwrap_or_default());
+    assert_eq!(row[..4], ["web-node", "3/3", "Running", "0"], "{table}");
+    let wide = host.ok(&["get", "pods", "-o", "wide", "--no-headers"]);
+    let ip = pod["status"]["podIP"].as_str().unwrap_or_default();
+    assert!(!ip.is_empty() && wide.contains(ip), "{wide}");
+    assert!(wide.contains(NODE) && !wide.contains("NAME"), "{wide}");
+    let yaml = host.ok(&["get", "pod", &full("web"), "-o", "yaml"]);
+    assert!(
+        yaml.contains("kind: Pod\n") && yaml.contains("phase: Running"),
+        "{yaml}"
+    );
+    let one: Value = serde_json::from_str(&host.ok(&["get", "pod", &full("web"), "-o", "json"]))
+        .expect("one object");
+    assert_eq!(one["kind"], "Pod");
+    let list: Value =
+        serde_json::from_str(&host.ok(&["get", "pods", "-o", "json"])).expect("a list");
+    assert_eq!(list["kind"], "List");
+    let absent = host.cli(&["get", "pod", "nobody"]);
+    assert_eq!(absent.status.code(), Some(1));
+    assert_eq!(
+        text(&absent.stderr),
+        "Error from server (NotFound): pods \"nobody\" not found\n"
+    );
+    let node = host.ok(&["get", "node", "-o", "wide"]);
+    assert!(node.contains("Ready") && node.contains("v1.36"), "{node}");
+    assert_eq!(
+        host.ok(&["version"]),
+        format!("picolet {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+// ENV-01 ENV-02 ENV-03 ENV-04 ENV-05 ENV-11 ENV-14 VOL-05 VOL-06 VOL-10 VOL-11 VOL-12 VOL-13 RTM-08 CFG-18 CFG-20 CFG-50
+fn shows_environment_and_files(host: &Host, pod: &Value) {
+    let ip = pod["status"]["podIP"].as_str().unwrap_or_default();
+    let env = host.exec("web", "talker", "env");
+    for line in [
+        &format!("IP={ip}"),
+        "ON=node",
+        "MEMORY=32",
+        "GREETING=hello",
+        "PASSWORD=s3cret",
+        "SAYS=hello, node $(ON) $(NOBODY)",
+        "C_greeting=hello",
+        "FROM_IMAGE=yes",
+        "HOSTNAME=web-node",
+    ] {
+        assert!(env.lines().any(|l| l == line), "{line} is not in\n{env}");
+    }
+    assert!(!env.contains("ABSENT") && !env.contains("C_blob"), "{env}");
+    for (script, wanted) in [
+        ("cat /info/labels", "app=\"web\"\ntier=\"front\""),
+        ("cat /info/deep/memory", "32"),
+        ("cat /settings/motd", "of the day\n"),
+        ("od -An -tx1 /settings/blob", " 00 01 02\n"),
+        ("cat /token/password", "s3cret"),
+        ("stat -L -c %a /token/password", "400\n"),
+        ("stat -c %a /shared", "777\n"),
+        ("readlink /settings/motd", "..data/motd\n"),
+        ("stat -f -c %T /token", "tmpfs\n"),
+        ("touch /settings/x 2>/dev/null; echo $?", "1\n"),
+        ("cat /shared/index.html", "prepared by web-node\n"),
+        ("hostname", "web-node\n"),
+    ] {
+        assert_eq!(host.exec("web", "talker", script), wanted, "{script}");
+    }
+    let hosts = host.exec("web", "talker", "cat /etc/hosts");
+    assert!(
+        hosts.starts_with("# Kubernetes-managed hosts file.\n")
+            && hosts.contains(&format!("{ip}\tweb-node\n")),
+        "{hosts}"
+    );
+}
+
+// LOG-01 LOG-03 CFG-10 CFG-11
+fn shows_logs(host: &Host) {
+    let pod = full("web");
+    let talker = |words: &[&str]| {
+        let mut all = vec!["logs", &pod, "-c", "talker"];
+        all.extend(words);
+        host.ok(&all)
+    };
+    host.until("all lines are there", |_| {
+        let log = talker(&[]);
+        (log.contains("stderr") && log.contains("line 5"), log)
+    });
+    // Two streams, read in one order only within each.
+    let log = talker(&[]);
+    let lines: Vec<&str> = log.lines().filter(|l| l.starts_with("line")).collect();
+    assert_eq!(lines, ["line 1", "line 2", "line 3", "line 4", "line 5"]);
+    assert_eq!(log.lines().count(), 6);
+    assert_eq!(talker(&["--tail", "2"]).lines().count(), 2);
+    assert_eq!(talker(&["--tail=0"]), "");
+    assert_eq!(talker(&["--since", "1h"]), log);
+    assert_eq!(talker(&["--since-time", "2200-01-01T00:00:00Z"]), "");
+    assert_eq!(talker(&["--limit-bytes", "4"]), "line");
+    let stamped = talker(&["--timestamps"]);
+    let first = stamped.lines().next().unwrap_or_default();
+    let (stamp, rest) = first.split_once(' ').unwrap_or_default();
+    assert!(stamp.len() >= 30 && log.starts_with(rest), "{stamped}");
+    assert_eq!(host.ok(&["logs", &pod, "side"]), "side is up\n");
+    let previous = host.cli(&["logs", &pod, "-c", "talker", "-p"]);
+    assert_eq!(previous.status.code(), Some(1));
+    let said = text(&previous.stderr);
+    assert!(said.contains("previous terminated container"), "{said}");
+    let unknown = host.cli(&["logs", &pod, "-c", "nobody"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    // The file itself, as every Kubernetes node has it.
+    let uid = host.get("web")["metadata"]["uid"]
+        .as_str()
+        .map(str::to_owned);
+    let dir = format!(
+        "logs/default_{pod}_{}/talker/0.log",
+        uid.unwrap_or_default()
+    );
+    let file = fs::read_to_string(host.path(&dir)).expect("log file");
+    assert!(file.contains(" stderr F to stderr\n"), "{file}");
+    let links: Vec<String> = fs::read_dir(host.path("links"))
+        .expect("links")
+        .map(|e| e.expect("link").file_name().to_string_lossy().into_owned())
+        .collect();
+    let start = format!("{pod}_default_talker-");
+    assert!(links.iter().any(|l| l.starts_with(&start)), "{links:?}");
+}
+
+// LOG-03
+fn follows_logs(host: &Host) {
+    let mut follow = host
+        .command(&["logs", "-f", &full("web"), "-c", "talker", "--tail", "0"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("logs");
+    let mut lines = BufReader::new(follow.stdout.take().expect("a pipe")).lines();
+    // Written to the output of the container's init: its log is what it says.
+    let say = "for n in 6 7 8; do echo line $n > /proc/1/fd/1; done";
+    // What was written before the reader had come is not shown; so it is written until something is.
+    let (sender, seen) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in lines.by_ref().take(3) {
+            let _ = sender.send(line.expect("a line"));
+        }
+    });
+    let mut got = Vec::new();
+    host.until("followed lines come", |host| {
+        if got.is_empty() {
+            host.exec("web", "talker", say);
+        }
+        while let Ok(line) = seen.recv_timeout(Duration::from_millis(200)) {
+            got.push(line);
+        }
+        (got.len() == 3, format!("{got:?}"))
+    });
+    assert_eq!(got, ["line 6", "line 7", "line 8"]);
+    reader.join().expect("reader");
+    follow.kill().expect("kill");
+    follow.wait().expect("logs");
+}
+
+// RTM-15 STREAM-01
+fn runs_commands(host: &Host) {
+    let pod = full("web");
+    let code = |script: &str| {
+        let words = ["exec", &pod, "-c", "talker", "--", "sh", "-c", script];
+        let output = host.cli(&words);
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    assert_eq!(code("true"), (Some(0), String::new(), String::new()));
+    let (failed, out, err) = code("echo out; echo err >&2; exit 7");
+    assert_eq!((failed, out.as_str()), (Some(7), "out\n"));
+    assert!(err.starts_with("err\n"), "{err}");
+    assert_eq!(code("kill -9 $$").0, Some(137));
+    // A command that is not there is the runtime's error, in its own words.
+    let absent = host.cli(&["exec", &pod, "-c", "talker", "--", "no-such-command"]);
+    assert!(!absent.status.success());
+    // Standard input, to its end, more than any pipe holds.
+    let mut count = host
+        .command(&["exec", "-i", &pod, "-c", "talker", "--", "wc", "-c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("exec");
+    let mut stdin = count.stdin.take().expect("a pipe");
+    stdin.write_all(&vec![b'x'; 1_000_000]).expect("input");
+    drop(stdin);
+    let mut said = String::new();
+    count
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut said)
+        .expect("output");
+    assert_eq!(said.trim(), "1000000");
+    assert!(count.wait().expect("exec").success());
+    let other = host.cli(&["exec", &pod, "-c", "nobody", "--", "true"]);
+    assert_eq!(other.status.code(), Some(1));
+    // An init container that has ended cannot run anything.
+    let ended = host.cli(&["exec", &pod, "-c", "prepare", "--", "true"]);
+    assert_eq!(ended.status.code(), Some(1));
+}
+
+// STAT-30 RTM-12 CFG-12
+fn serves(host: &Host, pod: &Value) {
+    let address = |field: &str, port: u16| {
+        let ip: IpAddr = pod["status"][field]
+            .as_str()
+            .and_then(|s| s.parse().ok())
+            .expect("an address");
+        SocketAddr::new(ip, port)
+    };
+    let inside = address("podIP", 8080);
+    for at in [
+        inside,
+        address("hostIP", 28971),
+        "127.0.0.1:28971".parse().expect("address"),
+    ] {
+        host.until("the page comes", |_| match http(at) {
+            Ok(page) => (page == "prepared by web-node\n", page),
+            Err(e) => (false, format!("{at}: {e}")),
+        });
+    }
+    // One network for all containers of the pod.
+    let page = host.exec(
+        "web",
+        "side",
+        "wget -q -O - http://127.0.0.1:8080/index.html",
+    );
+    assert_eq!(page, "prepared by web-node\n");
+    host.exec("web", "talker", "echo changed > /shared/index.html");
+    assert_eq!(http(inside).ok().as_deref(), Some("changed\n"));
+}
+
+// IMG-04 GC-11 RTM-16
+fn manages_images(host: &Host) {
+    host.write_image(
+        "images/dropped.tar",
+        "localhost/dropped:2",
+        &json!({"Env": ["A=b"]}),
+    );
+    let listed = |host: &Host, name: &str| {
+        let table = host.ok(&["image", "ls"]);
+        (table.contains(name), table)
+    };
+    host.until("the dropped image is imported", |host| {
+        listed(host, "localhost/dropped")
+    });
+    assert_eq!(host.ok(&["get", "images"]), host.ok(&["image", "ls"]));
+    // One in use stays; one by name goes; prune takes what nobody uses.
+    let used = host.cli(&["image", "rm", host::IMAGE]);
+    assert!(
+        !used.status.success() && listed(host, "localhost/busybox").0,
+        "{used:?}"
+    );
+    host.ok(&["image", "rm", "localhost/dropped:2"]);
+    assert!(!listed(host, "localhost/dropped").0);
+    let absent = host.cli(&["image", "rm", "localhost/dropped:2"]);
+    assert_eq!(absent.status.code(), Some(1));
+    host.write_image("again.tar", "localhost/again:3", &json!({"Env": ["A=c"]}));
+    host.ok(&[
+        "image",
+        "import",
+        &host.path("again.tar").display().to_string(),
+    ]);
+    assert!(listed(host, "localhost/again").0);
+    host.ok(&["image", "prune"]);
+    let (there, table) = listed(host, "localhost/again");
+    assert!(!there && table.contains("localhost/busybox"), "{table}");
+}

@@ -1,0 +1,577 @@
+//! One agent on directories, a bridge, a subnet and cgroups of its own; what it leaves can be found by its mark.
+
+use core::time::Duration;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
+use nix::unistd::Pid;
+use picolet::sys::clock;
+use serde_json::{Value, json};
+
+use crate::image;
+
+/// The program under test.
+const PICOLET: &str = env!("CARGO_BIN_EXE_picolet");
+/// Name of the node: static pods carry it behind their own.
+pub(crate) const NODE: &str = "node";
+/// The image every host has.
+pub(crate) const IMAGE: &str = "localhost/busybox:1";
+/// How long a condition may take on a slow machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Says aloud what is missing; whether the tests can run.
+pub(crate) fn able() -> bool {
+    let mut missing = Vec::new();
+    if !nix::unistd::geteuid().is_root() {
+        missing.push("root");
+    }
+    for (what, places) in [
+        ("runc", &["/usr/sbin/runc", "/usr/bin/runc"][..]),
+        (
+            "the CNI plugins",
+            &["/opt/cni/bin/bridge", "/usr/lib/cni/bridge"],
+        ),
+        ("iptables", &["/usr/sbin/iptables", "/sbin/iptables"]),
+        ("busybox", &[image::BUSYBOX]),
+    ] {
+        if !places.iter().any(|p| Path::new(p).exists()) {
+            missing.push(what);
+        }
+    }
+    if !missing.is_empty() {
+        // Past the test harness, which keeps what a passing test prints to itself.
+        let line = format!("skipped: host needs {}\n", missing.join(", "));
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+    missing.is_empty()
+}
+
+/// An agent and everything around it; removed, by force if need be, when dropped.
+pub(crate) struct Host {
+    mark: String,
+    base: PathBuf,
+    flags: Vec<String>,
+    agent: Option<Child>,
+}
+
+impl Host {
+    /// Starts an agent with `flags`, and imports the image.
+    pub(crate) fn start(flags: &[&str]) -> Self {
+        let mut host = Self::new(flags);
+        host.start_agent();
+        host.write_image("first.tar", IMAGE, &json!({}));
+        let archive = host.base.join("first.tar");
+        host.ok(&["image", "import", &archive.display().to_string()]);
+        host
+    }
+
+    /// Only the directories.
+    pub(crate) fn new(flags: &[&str]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        // The letter at the end keeps one mark from being the beginning of another.
+        let mark = format!("h{pid}n{number}x");
+        let base = Path::new("/var/tmp").join(format!("picolet-{mark}"));
+        fs::create_dir_all(&base).expect("directory");
+        fs::set_permissions(&base, fs::Permissions::from_mode(0o755)).expect("mode");
+        // Inside a container the root filesystem is an overlay, on which no other overlay can write.
+        if statfs(&base).expect("statfs").filesystem_type() == OVERLAYFS_SUPER_MAGIC {
+            tmpfs(&base);
+        }
+        for dir in [
+            "root",
+            "run",
+            "manifests",
+            "images",
+            "logs",
+            "links",
+            "cni",
+            "shared",
+        ] {
+            fs::create_dir(base.join(dir)).expect("directory");
+        }
+        tmpfs(&base.join("run"));
+        let subnet = format!("10.{}.{}.0/24", 101 + pid % 90, number % 250);
+        let dir = |name: &str| base.join(name).display().to_string();
+        let mut all: Vec<String> = [
+            ["--root-dir", &dir("root")],
+            ["--run-dir", &dir("run")],
+            ["--pod-manifest-path", &dir("manifests")],
+            ["--image-dir", &dir("images")],
+            ["--pod-logs-dir", &dir("logs")],
+            ["--container-log-dir", &dir("links")],
+            ["--cni-conf-dir", &dir("cni")],
+            ["--hostname-override", NODE],
+            ["--cgroup-root", &format!("/picolet-{mark}")],
+            ["--bridge", &mark],
+            ["--pod-cidr", &subnet],
+        ]
+        .concat()
+        .iter()
+        .map(|&s| s.to_owned())
+        .collect();
+        all.push("--fail-swap-on=false".into());
+        all.extend(flags.iter().map(|&f| f.to_owned()));
+        Self {
+            mark,
+            base,
+            flags: all,
+            agent: None,
+        }
+    }
+
+    /// A path below the directory of this host; `shared` is for hostPath volumes.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.base.join(name)
+    }
+
+    /// Starts the agent and waits until it answers.
+    pub(crate) fn start_agent(&mut self) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.base.join("agent.log"))
+            .expect("agent log");
+        let child = Command::new(PICOLET)
+            .arg("run")
+            .args(&self.flags)
+            // Nothing of this may ever be seen in a container.
+            .env("AGENT_SECRET", "agent-secret")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("agent");
+        self.agent = Some(child);
+        self.until("the agent answers", |host| {
+            let said = host.cli(&["get", "node", "-o", "name"]);
+            (said.status.success(), text(&said.stderr))
+        });
+    }
+
+    /// Sends `signal` to the agent and waits until it has ended.
+    pub(crate) fn end_agent(&mut self, signal: Signal) {
+        let mut child = self.agent.take().expect("a running agent");
+        let pid = i32::try_from(child.id()).expect("pid");
+        kill(Pid::from_raw(pid), signal).expect("signal");
+        let status = child.wait().expect("agent");
+        if signal == Signal::SIGTERM {
+            assert!(status.success(), "the agent ended with {status}");
+        }
+    }
+
+    /// What the agent said so far.
+    pub(crate) fn agent_log(&self) -> String {
+        fs::read_to_string(self.base.join("agent.log")).unwrap_or_default()
+    }
+
+    /// Writes an archive of the image, `name` relative to this host's directory.
+    pub(crate) fn write_image(&self, name: &str, reference: &str, config: &Value) {
+        image::write(&self.base.join(name), reference, config);
+    }
+
+    /// Calls `picolet`.
+    pub(crate) fn cli(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("picolet")
+    }
+
+    /// A call of `picolet` to be.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(PICOLET);
+        command
+            .args(words)
+            .env("PICOLET_SOCKET", self.base.join("run/picolet.sock"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Calls `picolet`, which must succeed; what it prints.
+    pub(crate) fn ok(&self, words: &[&str]) -> String {
+        let output = self.cli(words);
+        assert!(
+            output.status.success(),
+            "{words:?}: {} {}",
+            output.status,
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+    }
+
+    /// Runs a shell script in a container and returns what it prints.
+    pub(crate) fn exec(&self, pod: &str, container: &str, script: &str) -> String {
+        let name = full(pod);
+        self.ok(&["exec", &name, "-c", container, "--", "sh", "-c", script])
+    }
+
+    /// Writes a manifest the way an editor should: whole, then renamed.
+    pub(crate) fn write(&self, file: &str, manifest: &str) {
+        let hidden = self.base.join("manifests").join(format!(".{file}.new"));
+        fs::write(&hidden, manifest).expect("manifest");
+        fs::rename(hidden, self.base.join("manifests").join(file)).expect("manifest");
+    }
+
+    /// Writes the manifest of a pod: `<name>.yaml`.
+    pub(crate) fn pod(&self, name: &str, spec: Value) {
+        self.write(&format!("{name}.yaml"), &manifest(name, spec).to_string());
+    }
+
+    /// Removes a manifest.
+    pub(crate) fn remove(&self, file: &str) {
+        fs::remove_file(self.base.join("manifests").join(file)).expect("manifest");
+    }
+
+    /// Every pod.
+    pub(crate) fn pods(&self) -> Vec<Value> {
+        let list: Value =
+            serde_json::from_str(&self.ok(&["get", "pods", "-A", "-o", "json"])).expect("pods");
+        list["items"].as_array().cloned().expect("items")
+    }
+
+    /// The pod that its manifest calls `name`, or null.
+    pub(crate) fn get(&self, name: &str) -> Value {
+        let name = full(name);
+        self.pods()
+            .into_iter()
+            .find(|p| p["metadata"]["name"] == name.as_str())
+            .unwrap_or(Value::Null)
+    }
+
+    /// Waits until the pod is in `phase`.
+    pub(crate) fn wait_phase(&self, name: &str, phase: &str) -> Value {
+        self.wait_pod(name, phase, |pod| pod["status"]["phase"] == phase)
+    }
+
+    /// Waits until the pod runs and is ready.
+    pub(crate) fn wait_ready(&self, name: &str) -> Value {
+        self.wait_pod(name, "ready", |pod| {
+            let conditions = pod["status"]["conditions"].as_array();
+            conditions.is_some_and(|all| {
+                all.iter()
+                    .any(|c| c["type"] == "Ready" && c["status"] == "True")
+            })
+        })
+    }
+
+    /// Waits until `holds` of the pod.
+    pub(crate) fn wait_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let mut pod = Value::Null;
+        self.until(&format!("pod {name}: {what}"), |host| {
+            pod = host.get(name);
+            (holds(&pod), pod["status"].to_string())
+        });
+        pod
+    }
+
+    /// Waits until the pod is not there any more.
+    pub(crate) fn wait_gone(&self, name: &str) {
+        self.wait_pod(name, "gone", Value::is_null);
+    }
+
+    /// Looks until `look` says yes; its text tells what was seen last.
+    pub(crate) fn until(&self, what: &str, mut look: impl FnMut(&Self) -> (bool, String)) {
+        let deadline = clock::mono() + PATIENCE;
+        loop {
+            let (holds, seen) = look(self);
+            if holds {
+                return;
+            }
+            assert!(clock::mono() < deadline, "{what}: {seen}");
+            pause(LOOK);
+        }
+    }
+
+    /// The pid of a running container.
+    pub(crate) fn pid(&self, pod: &str, container: &str) -> i32 {
+        let pod = self.get(pod);
+        let id = status_of(&pod, container)["containerID"].as_str();
+        self.pids_of(id.unwrap_or_default()).0
+    }
+
+    /// The pids of a running container and of its shim, as the shim recorded them.
+    pub(crate) fn pids_of(&self, container_id: &str) -> (i32, i32) {
+        let id = container_id.rsplit('/').next().unwrap_or_default();
+        let file = self.base.join("run/containers").join(id).join("state");
+        let state = fs::read_to_string(&file).unwrap_or_default();
+        let state: Value = serde_json::from_str(&state).unwrap_or_default();
+        let pid = |key: &str| i32::try_from(state[key].as_i64()?).ok();
+        pid("pid")
+            .zip(pid("shim_pid"))
+            .unwrap_or_else(|| panic!("{} holds no pids", file.display()))
+    }
+
+    /// Waits until the container has ended, looking at its process only.
+    pub(crate) fn wait_process_gone(&self, pid: i32) {
+        self.until("the process ends", |_| {
+            let gone = fs::read_to_string(format!("/proc/{pid}/stat"))
+                .map_or(true, |stat| stat.contains(") Z "));
+            (gone, format!("{pid} is alive"))
+        });
+    }
+
+    /// Ends everything the way an operator does, and looks for anything that is left.
+    pub(crate) fn finish(mut self) {
+        self.ok(&["stop", "--all"]);
+        let mut child = self.agent.take().expect("a running agent");
+        let mut ended = None;
+        self.until("the agent ends", |_| {
+            ended = child.try_wait().expect("agent");
+            (ended.is_some(), "it runs".into())
+        });
+        assert!(ended.is_some_and(|s| s.success()), "the agent: {ended:?}");
+        // The kernel takes a moment to free what the last process used.
+        self.until("nothing is left", |host| {
+            let left = host.left();
+            (left.is_empty(), left.join("\n"))
+        });
+        self.dismantle().expect("only empty things are left");
+        assert!(
+            !std::thread::panicking() && !self.agent_log().contains("panicked"),
+            "{}",
+            self.agent_log()
+        );
+    }
+
+    /// What pods and their containers left, files apart: records and logs stay until their pods are gone from the
+    /// manifests. A node keeps its bridge, its two directories as mounts and its empty tiers of cgroups for the next pod.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let mut found: Vec<String> = self
+            .processes()
+            .into_iter()
+            .map(|(pid, words)| format!("process {pid}: {words}"))
+            .collect();
+        let own = [self.base.clone(), self.path("root"), self.path("run")];
+        let mounts = self.mounts();
+        found.extend(
+            mounts
+                .iter()
+                .filter(|m| !own.contains(m))
+                .map(|m| format!("mount {}", m.display())),
+        );
+        for dir in self.cgroups() {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy();
+            let kept = ["kubepods", "burstable", "besteffort", "picolet-shims"];
+            if !kept.contains(&&*name) && *name != format!("picolet-{}", self.mark) {
+                found.push(format!("cgroup {}", dir.display()));
+            }
+        }
+        let ports = Path::new("/sys/class/net").join(&self.mark).join("brif");
+        for port in fs::read_dir(ports).into_iter().flatten().flatten() {
+            found.push(format!("port {}", port.path().display()));
+        }
+        let rules = Command::new("iptables-save").output();
+        let rules = rules.map(|o| text(&o.stdout)).unwrap_or_default();
+        found.extend(
+            rules
+                .lines()
+                .filter(|rule| rule.contains(&self.mark))
+                .map(|rule| format!("rule {rule}")),
+        );
+        found
+    }
+
+    /// Every process that names this host or lives in a cgroup of it, the agent apart.
+    fn processes(&self) -> Vec<(i32, String)> {
+        let agent = self.agent.as_ref().map(Child::id);
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
+            let words = text(&read("cmdline")).replace('\0', " ");
+            let marked = words.contains(&self.mark) || text(&read("cgroup")).contains(&self.mark);
+            if marked && u32::try_from(pid).ok() != agent {
+                found.push((pid, words));
+            }
+        }
+        found
+    }
+
+    /// Mount points below this host's directory.
+    fn mounts(&self) -> Vec<PathBuf> {
+        fs::read_to_string("/proc/self/mountinfo")
+            .unwrap_or_default()
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .map(PathBuf::from)
+            .filter(|point| point.starts_with(&self.base))
+            .collect()
+    }
+
+    /// Cgroups of this host in every hierarchy, children first.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let top = Path::new("/sys/fs/cgroup");
+        let mut roots = vec![top.to_path_buf()];
+        roots.extend(
+            fs::read_dir(top)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|e| e.path()),
+        );
+        for root in roots {
+            collect(&root.join(format!("picolet-{}", self.mark)), &mut found);
+        }
+        found
+    }
+
+    /// Removes what a node keeps. Nothing here uses force: what is still in use makes it fail.
+    fn dismantle(&self) -> Result<(), String> {
+        if Path::new("/sys/class/net").join(&self.mark).exists() {
+            let status = Command::new("ip")
+                .args(["link", "delete", &self.mark])
+                .status();
+            if !status.is_ok_and(|s| s.success()) {
+                return Err(format!("bridge {}", self.mark));
+            }
+        }
+        for dir in self.cgroups() {
+            fs::remove_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        }
+        for point in self.mounts().iter().rev() {
+            umount2(point, MntFlags::empty()).map_err(|e| format!("{}: {e}", point.display()))?;
+        }
+        fs::remove_dir_all(&self.base).map_err(|e| format!("{}: {e}", self.base.display()))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if !self.base.exists() {
+            return;
+        }
+        if std::thread::panicking() {
+            let log = self.agent_log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(80)..];
+            eprintln!("--- agent log\n{}", tail.join("\n"));
+        }
+        if self.agent.is_some() {
+            let _ = self.cli(&["stop", "--all"]);
+        }
+        if let Some(mut child) = self.agent.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for _ in 0..100 {
+            let left = self.processes();
+            if left.is_empty() {
+                break;
+            }
+            for (pid, _) in left {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            pause(LOOK);
+        }
+        for point in self.mounts().iter().rev() {
+            let _ = umount2(point, MntFlags::MNT_DETACH);
+        }
+        if let Err(e) = self.dismantle() {
+            eprintln!("left behind: {e}");
+        }
+    }
+}
+
+/// The name a static pod gets.
+pub(crate) fn full(name: &str) -> String {
+    format!("{name}-{NODE}")
+}
+
+/// A pod named `name`. Containers without an image get the host's; the grace is one second unless said otherwise.
+pub(crate) fn manifest(name: &str, mut spec: Value) -> Value {
+    for list in ["containers", "initContainers"] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            if container["image"].is_null() {
+                container["image"] = IMAGE.into();
+            }
+        }
+    }
+    let spec = spec.as_object_mut().expect("a spec");
+    spec.retain(|_, value| !value.is_null());
+    spec.entry("terminationGracePeriodSeconds")
+        .or_insert(1.into());
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec })
+}
+
+/// A container that runs `script`.
+pub(crate) fn sh(name: &str, script: &str) -> Value {
+    json!({ "name": name, "command": ["sh", "-c", script] })
+}
+
+/// `value` with the fields of `more`.
+pub(crate) fn with(mut value: Value, more: Value) -> Value {
+    for (key, field) in more.as_object().expect("an object") {
+        value[key] = field.clone();
+    }
+    value
+}
+
+/// Ends at once when told to.
+pub(crate) const IDLE: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done";
+
+/// The status of a container or init container.
+pub(crate) fn status_of<'a>(pod: &'a Value, container: &str) -> &'a Value {
+    ["containerStatuses", "initContainerStatuses"]
+        .iter()
+        .filter_map(|list| pod["status"][*list].as_array())
+        .flatten()
+        .find(|s| s["name"] == container)
+        .unwrap_or(&Value::Null)
+}
+
+/// Asks over HTTP/1.0; the body.
+pub(crate) fn http(address: SocketAddr) -> std::io::Result<String> {
+    let limit = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(65_536).read_to_string(&mut answer)?;
+    Ok(answer
+        .split_once("\r\n\r\n")
+        .map_or(String::new(), |(_, body)| body.to_owned()))
+}
+
+/// Bytes as text.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Lets a little time pass between two looks at a condition.
+pub(crate) fn pause(time: Duration) {
+    async_io::block_on(async_io::Timer::after(time));
+}
+
+fn tmpfs(dir: &Path) {
+    mount(
+        Some("picolet-test"),
+        dir,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=755"),
+    )
+    .expect("tmpfs");
+}
+
+fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            collect(&entry.path(), found);
+        }
+    }
+    found.push(dir.to_path_buf());
+}

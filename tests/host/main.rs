@@ -1,0 +1,11 @@
+//! The agent on real containers, from the outside: manifests in, commands and the kernel's own view out.
+//!
+//! Needs root, runc, the CNI plugins, iptables and a static busybox; says aloud what is missing and skips. Every test has an
+//! agent, a bridge, a subnet and cgroups of its own, and ends with nothing left of them.
+
+mod host;
+mod image;
+
+mod commands;
+mod crash;
+mod restart;
