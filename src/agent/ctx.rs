@@ -24,7 +24,7 @@ use crate::{
         backoff::{Backoff, ImageBackoff},
         generate::NodeContext,
         housekeeping::Totals,
-        loop_health::RuntimeGate,
+        loop_health::{LoopHealth, RuntimeGate},
         mux::{Mux, Source},
         pleg::Pleg,
         pod_table::{Capacity, PodTable},
@@ -142,6 +142,8 @@ pub(super) struct Ctx {
     pub(super) arriving: RefCell<BTreeMap<PodUid, u32>>,
     /// Rings when a running call was told to end early.
     pub(super) cancelled: Bell,
+    /// When the loop last moved, for the watchdog.
+    pub(super) loop_health: Cell<LoopHealth>,
     /// What admission knows of the node.
     pub(super) admission_facts: admission::NodeFacts,
     /// What shapes sandboxes and containers.
@@ -191,6 +193,7 @@ impl Ctx {
             records: Claims::default(),
             arriving: RefCell::new(BTreeMap::new()),
             cancelled: Bell::default(),
+            loop_health: Cell::default(),
             totals: RefCell::new(Totals::default()),
             gate: RefCell::new(RuntimeGate::default()),
             started_at: clock.wall(),

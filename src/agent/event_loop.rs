@@ -35,6 +35,7 @@ pub(super) async fn run(
         };
         let event = next.or(late).await;
         let now = ctx.clock.now();
+        beat(&ctx, now);
         match event {
             Some(event) => {
                 core.handle(event, now);
@@ -50,7 +51,15 @@ pub(super) async fn run(
         while let Some(effect) = core.poll_effect(now) {
             start(&ctx, &executor, &sender, effect);
         }
+        beat(&ctx, ctx.clock.now());
     }
+}
+
+/// The loop moves.
+fn beat(ctx: &Shared, now: Mono) {
+    let mut health = ctx.loop_health.get();
+    health.beat(now);
+    ctx.loop_health.set(health);
 }
 
 fn start(

@@ -8,7 +8,8 @@
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
-//! | `ctx`, `claims`, `objects`, `config_pods`, `pod_store`, `recorder` | what the loop and the calls share |
+//! | `ctx`, `claims`, `objects`, `config_pods`, `pod_store`, `backoff_store`, `recorder` | what the loop and the calls share |
+//! | `neighbours` | who else runs pods on this machine |
 //! | `backend`, `image_store`, `node` | what the local server shows |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
@@ -16,6 +17,7 @@
 
 mod admission;
 mod backend;
+mod backoff_store;
 mod cgroups;
 mod claims;
 mod clock;
@@ -32,6 +34,7 @@ mod images;
 mod kill;
 mod log_rotation;
 mod manifests;
+mod neighbours;
 mod node;
 mod objects;
 mod pod_store;
@@ -47,4 +50,4 @@ mod terminate;
 mod tests;
 mod volumes;
 
-pub use run::main;
+pub use run::{Manager, main};

@@ -1,6 +1,7 @@
 //! `picolet run`: from the command line to the loop, and back. Assembly only, in one place.
 
 use alloc::{rc::Rc, sync::Arc};
+use core::time::Duration;
 use std::{
     ffi::OsString,
     fs,
@@ -19,11 +20,11 @@ use smol::LocalExecutor;
 use super::{
     admission,
     backend::LocalBackend,
-    cgroups,
+    backoff_store, cgroups,
     clock::SystemClock,
     core::Event,
     ctx::{Ctx, Parts, Shared},
-    event_loop, generation, image_store, manifests, node, pollers,
+    event_loop, generation, image_store, manifests, neighbours, node, pollers,
     sync::chain,
 };
 use crate::{
@@ -80,11 +81,49 @@ fn usage(message: impl Into<String>) -> StartError {
     }
 }
 
-/// `picolet run`. `notify` is the service manager's address (`NOTIFY_SOCKET`).
+/// What a service manager tells its service, from the environment. Source: sd_notify(3), sd_watchdog_enabled(3).
+#[derive(Clone, Debug, Default)]
+pub struct Manager {
+    /// `NOTIFY_SOCKET`.
+    pub socket: Option<OsString>,
+    /// `WATCHDOG_USEC`.
+    pub watchdog_usec: Option<OsString>,
+    /// `WATCHDOG_PID`: whom the interval is meant for.
+    pub watchdog_pid: Option<OsString>,
+}
+
+/// Shortest watchdog interval that can be served (SHUT-08).
+const MIN_WATCHDOG: Duration = Duration::from_secs(1);
+
+impl Manager {
+    /// How often the manager wants to hear from us, if at all.
+    fn watchdog(&self) -> Result<Option<Duration>, StartError> {
+        let number = |word: &Option<OsString>| -> Option<u64> {
+            word.as_ref().and_then(|w| w.to_str())?.parse().ok()
+        };
+        let own = u64::from(std::process::id());
+        if self.watchdog_pid.is_some() && number(&self.watchdog_pid) != Some(own) {
+            return Ok(None);
+        }
+        let Some(asked) = &self.watchdog_usec else {
+            return Ok(None);
+        };
+        let interval = number(&self.watchdog_usec).map(Duration::from_micros);
+        match interval.filter(|i| *i > MIN_WATCHDOG) {
+            Some(interval) => Ok(Some(interval)),
+            None => Err(usage(format!(
+                "WATCHDOG_USEC={} is not more than a second: set WatchdogSec= to more",
+                asked.display()
+            ))),
+        }
+    }
+}
+
+/// `picolet run`.
 #[must_use]
-pub fn main(words: Vec<OsString>, notify: Option<OsString>) -> ExitCode {
+pub fn main(words: Vec<OsString>, manager: Manager) -> ExitCode {
     memory::use_one_arena();
-    match start(words, notify) {
+    match start(words, manager) {
         Ok(exit) => exit.into(),
         Err(e) => {
             // Nobody may be there to read it.
@@ -94,7 +133,7 @@ pub fn main(words: Vec<OsString>, notify: Option<OsString>) -> ExitCode {
     }
 }
 
-fn start(words: Vec<OsString>, notify: Option<OsString>) -> Result<Exit, StartError> {
+fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     let Some(loaded) = configure(words)? else {
         return Ok(Exit::Done);
     };
@@ -105,17 +144,20 @@ fn start(words: Vec<OsString>, notify: Option<OsString>) -> Result<Exit, StartEr
     let cfg = loaded.config;
     check_ground()?;
     make_dirs(&cfg)?;
+    let watchdog = manager.watchdog()?;
     let _locks = lock_dirs(&cfg)?;
+    let _neighbours = neighbours::claim(&cfg).map_err(fatal)?;
     settle_oom_score(cfg.cgroup.oom_score_adj);
     // Before any thread is started: signals are taken by one descriptor.
     let signals = take_signals().map_err(|e| fatal(format!("cannot take signals: {e}")))?;
-    let notify = notify.and_then(|address| {
+    let notify = manager.socket.and_then(|address| {
         Notify::connect(&address)
             .map_err(|e| log::warn!("cannot reach the service manager: {e}"))
             .ok()
     });
+    let manager = notify.map(|notify| (Rc::new(notify), watchdog));
     let executor = Rc::new(LocalExecutor::new());
-    async_io::block_on(executor.run(serve(cfg, Rc::clone(&executor), signals, notify)))
+    async_io::block_on(executor.run(serve(cfg, Rc::clone(&executor), signals, manager)))
 }
 
 fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
@@ -232,7 +274,7 @@ async fn serve(
     cfg: Config,
     executor: Rc<LocalExecutor<'static>>,
     signals: SignalFd,
-    notify: Option<Notify>,
+    manager: Option<(Rc<Notify>, Option<Duration>)>,
 ) -> Result<Exit, StartError> {
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
@@ -275,10 +317,18 @@ async fn serve(
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
     spawn(boxed(forward_commands(asked, sender.clone())));
     spawn(boxed(wait_for_signal(signals, sender.clone())));
-    tell(notify.as_ref(), Notify::ready);
+    let notify = manager.as_ref().map(|(notify, _)| &**notify);
+    tell(notify, Notify::ready);
+    if let Some((notify, Some(interval))) = &manager {
+        spawn(boxed(watchdog(
+            Rc::clone(&ctx),
+            Rc::clone(notify),
+            *interval,
+        )));
+    }
     log::info!("picolet {} runs node {}", crate::VERSION, ctx.node.name);
     event_loop::run(Rc::clone(&ctx), executor, events, sender).await;
-    tell(notify.as_ref(), Notify::stopping);
+    tell(notify, Notify::stopping);
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
     for _ in 0..LAST_TURNS {
         smol::future::yield_now().await;
@@ -297,6 +347,30 @@ fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
 fn tell(notify: Option<&Notify>, what: fn(&Notify) -> io::Result<()>) {
     if let Some(Err(e)) = notify.map(what) {
         log::warn!("cannot notify the service manager: {e}");
+    }
+}
+
+/// Pause before a message to the service manager that could not be sent is sent once more.
+const NOTIFY_RETRY: Duration = Duration::from_secs(1);
+
+/// Tells the service manager that the agent is alive, twice an interval, as long as the loop moves (SHUT-08). This task
+/// runs on the loop's thread: when that is stuck, nothing is told either.
+async fn watchdog(ctx: Shared, notify: Rc<Notify>, interval: Duration) {
+    loop {
+        let next = ctx.clock.now() + interval / 2;
+        if ctx
+            .loop_health
+            .get()
+            .is_healthy(ctx.cfg.times.sync, ctx.clock.now())
+        {
+            if notify.watchdog().is_err() {
+                ctx.clock.until(ctx.clock.now() + NOTIFY_RETRY).await;
+                tell(Some(&notify), Notify::watchdog);
+            }
+        } else {
+            log::error!("the loop does not move: the service manager is not told otherwise");
+        }
+        ctx.clock.until(next).await;
     }
 }
 
@@ -354,6 +428,7 @@ async fn assemble(
         relist,
         cfg,
     });
+    backoff_store::restore(&ctx);
     if ctx.cfg.cgroup.per_qos
         && let Err(e) = cgroups::ensure_tiers(&ctx)
     {

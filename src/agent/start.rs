@@ -3,6 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use super::{
+    backoff_store,
     ctx::Ctx,
     generation,
     hooks::{self, HookError, Until},
@@ -131,6 +132,10 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
             message: wait.message,
             until: Some(wait.until),
         });
+    }
+    if runtime.newest(&container.name).is_some() {
+        // A restart was granted, and the next one has to wait longer: also under another agent.
+        backoff_store::save(ctx);
     }
     let failed = |e: StartError| {
         ctx.container_event(

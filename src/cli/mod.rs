@@ -123,7 +123,14 @@ pub fn main() -> ExitCode {
 fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let done = |()| ExitCode::SUCCESS;
     match command {
-        "run" => Ok(crate::agent::main(words, std::env::var_os("NOTIFY_SOCKET"))),
+        "run" => {
+            let manager = crate::agent::Manager {
+                socket: std::env::var_os("NOTIFY_SOCKET"),
+                watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
+                watchdog_pid: std::env::var_os("WATCHDOG_PID"),
+            };
+            Ok(crate::agent::main(words, manager))
+        }
         pod_init::COMMAND => Ok(pod_init::main()),
         exec_wait::COMMAND => Ok(exec_wait::main(&words)),
         "get" => get::run(Words::new(words)).map(done),

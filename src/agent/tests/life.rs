@@ -78,6 +78,22 @@ fn a_crash_loop_is_slowed_down() {
 }
 
 #[test]
+fn a_crash_loop_stays_slow_under_another_agent() {
+    let world = World::new();
+    let containers = json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 1"]}]);
+    let pods = [manifest("a", json!({"containers": containers}))];
+    let uid = PodUid::from("a");
+    let count = |w: &World| w.fake.container(&uid, "c").map_or(0, |c| c.restart_count);
+    world.apply(&pods);
+    world.until("is slow", |w| count(w) == 4);
+    let began = world.now();
+    let world = world.restart_agent();
+    world.apply(&pods);
+    world.until("starts again", |w| count(w) == 5);
+    assert!(world.now() - began >= s(80), "{:?}", world.now() - began);
+}
+
+#[test]
 fn a_lost_sandbox_is_replaced() {
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);

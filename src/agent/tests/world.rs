@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use smol::{LocalExecutor, Task, channel::Sender};
 
 use super::super::{
-    admission, cgroups,
+    admission, backoff_store, cgroups,
     clock::{Alarm, Clock},
     core::Event,
     ctx::{Ctx, NodeFacts, Parts, Shared},
@@ -131,6 +131,7 @@ impl World {
         let (events, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
         let (relist, asked) = smol::channel::bounded(1);
         let ctx = Rc::new(context(&root, Rc::clone(&fake), Rc::clone(&hands), relist));
+        backoff_store::restore(&ctx);
         let agent = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
             async move { event_loop::run(ctx, executor, queue, events).await }

@@ -1,0 +1,116 @@
+//! Crash-loop delays in the run dir, so that a new agent does not start a crash loop over at full speed: `backoff.json`,
+//! written by rename at each granted restart. Small, and on tmpfs: it is written where it is decided.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::ctx::Ctx;
+use crate::logic::backoff::{Backoff, Record};
+
+/// Version of the file's form.
+const VERSION: u32 = 1;
+/// Name in the run dir.
+const FILE: &str = "backoff.json";
+/// Bytes read of it: ten times what the largest table of pods can fill.
+const MAX_BYTES: u64 = 4 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Stored {
+    v: u32,
+    /// The records' times count from the start of this boot.
+    boot_id: String,
+    records: Vec<Record>,
+}
+
+/// Identity of this boot; empty if the kernel does not tell.
+fn boot_id() -> String {
+    let mut text = String::new();
+    let file = File::open("/proc/sys/kernel/random/boot_id");
+    // Without one, records are told apart by their times alone.
+    let _ = file.and_then(|f| f.take(64).read_to_string(&mut text));
+    text.trim().to_owned()
+}
+
+/// Writes the delays down. Failing costs no more than a restart that comes too early, so it is only told.
+pub(super) fn save(ctx: &Ctx) {
+    let stored = Stored {
+        v: VERSION,
+        boot_id: boot_id(),
+        records: ctx.crash_loop.borrow().records().to_vec(),
+    };
+    if let Err(e) = write(&ctx.cfg.dirs.run, &stored) {
+        log::warn!("cannot store crash-loop delays: {e}");
+    }
+}
+
+fn write(run: &Path, stored: &Stored) -> io::Result<()> {
+    let staged = run.join(format!(".{FILE}.new"));
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&staged)?;
+    let mut out = io::BufWriter::new(file);
+    serde_json::to_writer(&mut out, stored)?;
+    out.flush()?;
+    fs::rename(&staged, run.join(FILE))
+}
+
+/// Takes back what an earlier agent of this boot stored. Nothing there is the usual case; what cannot be read is told
+/// and forgotten.
+pub(super) fn restore(ctx: &Ctx) {
+    match read(&ctx.cfg.dirs.run) {
+        Ok(Some(stored)) if stored.v == VERSION && stored.boot_id == boot_id() => {
+            let backoff: &mut Backoff = &mut ctx.crash_loop.borrow_mut();
+            backoff.restore(stored.records, ctx.clock.now());
+        }
+        Ok(_) => {}
+        Err(e) => log::warn!("crash-loop delays of the agent before are lost: {e}"),
+    }
+}
+
+fn read(run: &Path) -> io::Result<Option<Stored>> {
+    let file = match File::open(run.join(FILE)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let stored = serde_json::from_reader(io::BufReader::new(file.take(MAX_BYTES)))?;
+    Ok(Some(stored))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::Mono, logic::backoff::Key};
+
+    #[test]
+    fn what_is_written_is_read_and_damage_is_an_error() {
+        let run = std::env::temp_dir().join(format!("picolet-backoff-{}", std::process::id()));
+        fs::create_dir_all(&run).expect("directory");
+        assert!(read(&run).expect("missing").is_none());
+        let record = Record {
+            key: Key(u64::MAX),
+            last: Mono(5),
+            delay_ms: 20_000,
+        };
+        let stored = Stored {
+            v: VERSION,
+            boot_id: boot_id(),
+            records: vec![record],
+        };
+        write(&run, &stored).expect("write");
+        let back = read(&run).expect("read").expect("there");
+        assert_eq!((back.records, back.boot_id), (vec![record], boot_id()));
+        fs::write(run.join(FILE), "{\"v\":1").expect("write");
+        assert!(read(&run).is_err());
+        fs::remove_dir_all(&run).expect("clean up");
+    }
+}
