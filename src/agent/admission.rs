@@ -1,6 +1,7 @@
 //! Whether the node takes a pod: facts gathered for `logic::admission`.
 
 use super::ctx::Ctx;
+use crate::api::order::Gather;
 use crate::{
     api::{Pod, PodUid},
     logic::{
@@ -57,7 +58,7 @@ pub(super) fn facts(
     ]);
     Ok(NodeFacts {
         name: node.name.clone(),
-        labels: super::node::labels(node).into_iter().collect(),
+        labels: super::node::labels(node).into_iter().gather(),
         taints: Vec::new(),
         allocatable,
         pressure: Vec::new(),

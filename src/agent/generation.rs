@@ -15,6 +15,7 @@ use super::{
     sync::chain,
     volumes::PodObjects,
 };
+use crate::api::order::Gather;
 use crate::{
     api::{
         Container, Pod,
@@ -173,7 +174,7 @@ pub(super) async fn container_config(
                 },
             )
         })
-        .collect();
+        .gather();
     make_log_directory(ctx, pod, container).map_err(config_error)?;
     let target = runtime
         .newest(&container.target_container_name)

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::{admission, cgroups, ctx::Ctx, gc, sync::chain};
+use crate::api::order::Gather;
 use crate::{
     api::{Mono, PodUid},
     logic::{
@@ -92,7 +93,7 @@ pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
         .iter()
         .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
         .cloned()
-        .collect();
+        .gather();
     let cache = ctx.cache.borrow();
     forgotten.extend(
         cache

@@ -12,7 +12,7 @@ use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags, sys::statvfs::statvfs};
 use serde_json::{Value, json};
 
 use super::ctx::{Ctx, NodeFacts};
-use crate::api::order::Order;
+use crate::api::order::{Gather, Order};
 use crate::config::Config;
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
@@ -206,11 +206,13 @@ pub(super) async fn object(ctx: &Ctx) -> Value {
 /// Labels that every node gives itself.
 pub(super) fn labels(node: &NodeFacts) -> BTreeMap<String, String> {
     let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-    BTreeMap::from([
+    [
         label("kubernetes.io/hostname", &node.name),
         label("kubernetes.io/os", "linux"),
         label("kubernetes.io/arch", arch()),
-    ])
+    ]
+    .into_iter()
+    .gather()
 }
 
 /// Architecture in Go's words.

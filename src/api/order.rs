@@ -4,7 +4,6 @@
 //! is collected into an ordered map or set. Here the sort exists once, for places in a list; what is generated for a type
 //! is the comparison and the exchange of two items.
 
-use alloc::collections::BTreeSet;
 use core::cmp::Ordering;
 
 /// Sorting, equal items staying as they were.
@@ -56,17 +55,22 @@ fn exchanges(len: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<(usi
     all
 }
 
-/// The set of `items`.
-pub fn set_of<T: Ord>(items: impl IntoIterator<Item = T>) -> BTreeSet<T> {
-    let mut set = BTreeSet::new();
-    for item in items {
-        set.insert(item);
+/// Collecting into ordered maps and sets, item by item.
+pub trait Gather: Iterator + Sized {
+    /// The collection of all items; of equal keys the last one stays.
+    fn gather<C: Default + Extend<Self::Item>>(self) -> C {
+        let mut all = C::default();
+        all.extend(self);
+        all
     }
-    set
 }
+
+impl<I: Iterator> Gather for I {}
 
 #[cfg(test)]
 mod tests {
+    use alloc::collections::{BTreeMap, BTreeSet};
+
     use super::*;
 
     #[test]
@@ -95,7 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn sets() {
-        assert_eq!(set_of([3, 1, 3]), BTreeSet::from([1, 3]));
+    fn collections() {
+        assert_eq!([3, 1, 3].into_iter().gather::<BTreeSet<_>>(), [1, 3].into());
+        let map = [("a", 1), ("b", 2), ("a", 3)].into_iter();
+        assert_eq!(map.gather::<BTreeMap<_, _>>(), [("a", 3), ("b", 2)].into());
     }
 }

@@ -26,6 +26,7 @@ use super::import::{ImportOptions, Tick};
 use super::record::ImageRecord;
 use super::store::Store;
 use crate::api::Mono;
+use crate::api::order::Gather;
 use crate::api::strict::from_json;
 
 /// How long a file must stay the same before it is read.
@@ -297,7 +298,7 @@ impl DropIn {
     }
 
     fn unpin(&self, gone: Vec<Done>) -> Option<String> {
-        let kept: BTreeSet<&String> = self.state.files.values().flat_map(|d| &d.images).collect();
+        let kept: BTreeSet<&String> = self.state.files.values().flat_map(|d| &d.images).gather();
         let mut failed = None;
         for id in gone.iter().flat_map(|done| &done.images) {
             if !kept.contains(id)

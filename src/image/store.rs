@@ -35,7 +35,7 @@ use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
 use super::reference::Reference;
 use super::tree;
 use crate::api::cri::FsInfo;
-use crate::api::order::Order;
+use crate::api::order::{Gather, Order};
 use crate::api::strict::from_json;
 use crate::sys::{file, lock};
 
@@ -513,7 +513,7 @@ impl Store {
     }
 
     fn remove_orphan_layers(&self, index: &Index) -> Result<(), ImageError> {
-        let known: BTreeSet<String> = index.layers().into_values().map(|l| l.dir).collect();
+        let known: BTreeSet<String> = index.layers().into_values().map(|l| l.dir).gather();
         let dir = self.layers_root();
         let mut orphans = 0;
         for entry in fs::read_dir(&dir).map_err(ImageError::store("list", &dir))? {
@@ -572,7 +572,7 @@ impl Index {
             .values()
             .flat_map(|image| &image.layers)
             .map(|layer| (layer.key.clone(), layer.clone()))
-            .collect()
+            .gather()
     }
 }
 

@@ -3,6 +3,7 @@
 use alloc::collections::BTreeSet;
 
 use crate::api::cri::LinuxSecurity;
+use crate::api::order::Gather;
 
 /// Every capability of Linux 5.9 and later. Source: capabilities(7).
 pub const ALL: [&str; 41] = [
@@ -74,7 +75,7 @@ pub const DEFAULT: [&str; 14] = [
 ///
 /// Errors: a name that is no capability.
 pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<String>, String> {
-    let everything = || -> BTreeSet<&str> { ALL.into_iter().collect() };
+    let everything = || -> BTreeSet<&str> { ALL.into_iter().gather() };
     let is_held = |name: &&str| held.is_empty() || held.iter().any(|h| h == *name);
     if security.privileged {
         return Ok(everything()
@@ -85,7 +86,7 @@ pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<St
     }
     let add = names(&security.add_capabilities)?;
     let drop = names(&security.drop_capabilities)?;
-    let mut set: BTreeSet<&str> = DEFAULT.into_iter().collect();
+    let mut set: BTreeSet<&str> = DEFAULT.into_iter().gather();
     if add.contains(&None) {
         set = everything();
     }

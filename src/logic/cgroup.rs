@@ -5,6 +5,7 @@ use alloc::collections::BTreeMap;
 
 use crate::api::cri::LinuxResources;
 use crate::api::oci::PodCgroup;
+use crate::api::order::Gather;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, Quantity};
 use crate::logic::pod_kind;
@@ -178,7 +179,7 @@ pub fn tier_values(
         },
         hugepage_limits: sizes
             .map(|&size| (page_size_name(size), HUGETLB_UNLIMITED))
-            .collect(),
+            .gather(),
         ..LinuxResources::default()
     }
 }
@@ -324,7 +325,7 @@ fn hugepages(settings: &CgroupSettings, bytes: impl Fn(u64) -> i64) -> BTreeMap<
             let limit = u64::try_from(bytes(size)).unwrap_or(0);
             (page_size_name(size), limit)
         })
-        .collect()
+        .gather()
 }
 
 /// The pod's sum for one page size, however its name is written.

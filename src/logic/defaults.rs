@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use crate::api::order::Gather;
 use crate::api::pod::{
     Container, EmptyDirVolume, FieldRef, HttpGetAction, LifecycleHandler, Pod, PodSecurityContext,
     PodSpec, Probe, Resources, Volume,
@@ -233,7 +234,7 @@ fn pod_requests(spec: &mut PodSpec) {
         .chain(own.limits.keys())
         .filter(|name| whole(name) && !own.requests.contains_key(*name))
         .cloned()
-        .collect();
+        .gather();
     for name in names {
         let sum = containers_request(spec, &name).or_else(|| own.limits.get(&name).cloned());
         if let Some(sum) = sum {

@@ -13,6 +13,7 @@ use crate::api::cri::{
     LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount, NamespaceMode, PortMapping, Propagation,
     SandboxConfig,
 };
+use crate::api::order::Gather;
 use crate::api::pod::VolumeMount;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, ContainerId, Pod};
@@ -154,7 +155,7 @@ pub fn sandbox_config(
         sysctls: sysctls
             .iter()
             .map(|sysctl| (sysctl::dotted(&sysctl.name), sysctl.value.clone()))
-            .collect(),
+            .gather(),
         namespaces: namespace_options(pod),
         privileged: is_privileged(pod),
         runtime_handler,
@@ -333,7 +334,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, C
         security.target = Some(target.clone());
     }
     let stop_signal = container.lifecycle.as_ref();
-    let mut labels: BTreeMap<String, String> = pod_labels(pod).into();
+    let mut labels: BTreeMap<String, String> = pod_labels(pod).into_iter().gather();
     labels.insert(LABEL_CONTAINER_NAME.into(), container.name.clone());
     Ok(ContainerConfig {
         name: container.name.clone(),

@@ -6,6 +6,7 @@
 use alloc::collections::{BTreeSet, VecDeque};
 use core::time::Duration;
 
+use crate::api::order::Gather;
 use crate::api::{
     ContainerId, PodUid,
     cri::{ContainerState, PodRuntimeStatus},
@@ -208,7 +209,7 @@ impl<'a> Pass<'a> {
     /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`Pass::restarts`] have
     /// one by now.
     pub fn runtime_orphans(&self) -> impl Iterator<Item = &'a RunningPod> + use<'a> {
-        let restarted: BTreeSet<&PodUid> = self.restarts().map(|restart| restart.uid).collect();
+        let restarted: BTreeSet<&PodUid> = self.restarts().map(|restart| restart.uid).gather();
         let pass = *self;
         pass.running
             .iter()

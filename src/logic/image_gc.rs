@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 
-use crate::api::order::Order;
+use crate::api::order::{Gather, Order};
 use crate::api::{Mono, cri::FsInfo};
 
 /// Image GC every, by default.
@@ -92,7 +92,7 @@ impl ImageGc {
     /// Takes note of all images of the store. Call it at start, every few minutes, and before each choice.
     pub fn observe(&mut self, images: &[ImageUse<'_>], now: Mono) {
         self.since.get_or_insert(now);
-        let present: BTreeSet<&str> = images.iter().map(|i| i.id).collect();
+        let present: BTreeSet<&str> = images.iter().map(|i| i.id).gather();
         self.seen.retain(|id, _| present.contains(&**id));
         for image in images {
             let seen = match self.seen.get_mut(image.id) {

@@ -8,6 +8,7 @@ use alloc::collections::BTreeMap;
 use serde_json::Value;
 
 use super::digest;
+use crate::api::order::Gather;
 use crate::api::pod::{CONFIG_SEEN, CONFIG_SOURCE};
 use crate::api::received::{Delivered, ReceivedPod};
 use crate::api::{PodUid, Wall};
@@ -91,7 +92,7 @@ impl Mux {
     #[must_use]
     pub fn new(sources: &[Source]) -> Self {
         Self {
-            feeds: sources.iter().map(|s| (*s, Feed::default())).collect(),
+            feeds: sources.iter().map(|s| (*s, Feed::default())).gather(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::api::oci::{
     Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
     Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
-use crate::api::order::Order;
+use crate::api::order::{Gather, Order};
 use crate::logic::{capabilities, seccomp};
 
 /// `PATH` of a container whose image and spec set none (RTM-08).
@@ -351,7 +351,7 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, String> {
         .mounts
         .iter()
         .map(|mount| clean(&mount.container_path))
-        .collect();
+        .gather();
     if let Some(bad) = container
         .mounts
         .iter()
@@ -475,7 +475,7 @@ fn resources(input: &SpecInput<'_>) -> Result<Resources, String> {
             .collect(),
         unified: unified
             .map(|(file, value)| (file.clone(), value.clone()))
-            .collect(),
+            .gather(),
     })
 }
 
@@ -544,7 +544,7 @@ fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
     ]
     .into_iter()
     .map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.into()))
-    .collect()
+    .gather()
 }
 
 #[cfg(test)]

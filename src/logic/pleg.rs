@@ -11,7 +11,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use core::{cmp::Ordering, time::Duration};
 
-use crate::api::order::Order;
+use crate::api::order::{Gather, Order};
 use crate::api::{
     Mono, PodUid,
     cri::{ContainerState, PodRuntimeStatus, SandboxState},
@@ -145,7 +145,7 @@ impl Pleg {
     ) -> Vec<PodUid> {
         self.relist_began = Some(stamp);
         let listed: BTreeMap<&PodUid, &PodRuntimeStatus> =
-            pods.iter().map(|pod| (&pod.uid, pod)).collect();
+            pods.iter().map(|pod| (&pod.uid, pod)).gather();
         let gone: Vec<PodUid> = self
             .records
             .keys()

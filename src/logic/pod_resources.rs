@@ -2,6 +2,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
+use crate::api::order::Gather;
 use crate::api::pod::Resources;
 use crate::api::{Container, Pod, Quantity};
 
@@ -96,7 +97,7 @@ pub fn names(pod: &Pod, which: Amount) -> BTreeSet<&str> {
     let own = containers.map(|container| &container.resources);
     own.chain(&pod.spec.resources)
         .flat_map(|resources| which.of(resources).keys().map(String::as_str))
-        .collect()
+        .gather()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 
+use crate::api::order::Gather;
 use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
 use crate::api::{Pod, ProjectedFile};
 use crate::logic::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
@@ -26,7 +27,7 @@ pub fn pod_files(pod: &Pod, objects: &dyn Objects, node: Allocatable) -> BTreeMa
         .filter_map(|volume| {
             volume_files(pod, volume, objects, node).map(|files| (volume.name.clone(), files))
         })
-        .collect()
+        .gather()
 }
 
 /// Contents of one volume; `None` if it is of another kind.
@@ -127,7 +128,7 @@ impl Payload<'_> {
         let text = map.data.iter().map(|(key, text)| (key, text.as_bytes()));
         let binary = map.binary_data.iter().map(|(key, b)| (key, b.0.as_slice()));
         let data = text.chain(binary);
-        self.keys("configmap", name, &data.collect(), items, optional)
+        self.keys("configmap", name, &data.gather(), items, optional)
     }
 
     fn secret(
@@ -141,7 +142,7 @@ impl Payload<'_> {
             return missing_object("secret", name, optional);
         };
         let data = secret.data.iter().map(|(key, b)| (key, b.0.as_slice()));
-        self.keys("secret", name, &data.collect(), items, optional)
+        self.keys("secret", name, &data.gather(), items, optional)
     }
 
     fn keys(

@@ -4,6 +4,7 @@
 
 use alloc::collections::BTreeMap;
 
+use crate::api::order::Gather;
 use crate::api::{Pod, Quantity, pod::Resources, pod_status::QosClass};
 
 use super::pod_resources::{Amount, amount, names, pod_sum};
@@ -21,7 +22,7 @@ pub type Amounts = BTreeMap<String, i64>;
 fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
     list.iter()
         .map(|(name, quantity)| (name.clone(), amount(name, quantity)))
-        .collect()
+        .gather()
 }
 
 /// The class already recorded in the status, else the computed one (CG-01).
@@ -74,7 +75,7 @@ pub fn pod_requests(pod: &Pod) -> Amounts {
         .into_iter()
         .chain(overhead)
         .filter_map(|name| Some((name.into(), pod_sum(pod, Amount::Requests, name)?)))
-        .collect()
+        .gather()
 }
 
 /// Adds `other` to `sum`.

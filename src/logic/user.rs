@@ -4,6 +4,7 @@
 
 use alloc::collections::BTreeSet;
 
+use crate::api::order::Gather;
 use crate::api::{cri::LinuxSecurity, oci::ResolvedUser};
 
 /// Decides uid, gid and supplementary groups (RTM-10, SEC-04).
@@ -37,7 +38,7 @@ pub fn resolve_user(
         None if from_image && !image_group.is_empty() => group_id(image_group, group)?,
         None => account.gid,
     };
-    let mut groups: BTreeSet<u32> = [gid].into();
+    let mut groups: BTreeSet<u32> = [gid].into_iter().gather();
     if !security.strict_supplemental_groups
         && let Some(name) = account.name
     {

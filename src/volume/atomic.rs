@@ -19,6 +19,7 @@ use std::{
 use time::OffsetDateTime;
 
 use super::{Cause, Step, beneath, mkdir_all, remove::remove_tree};
+use crate::api::order::Gather;
 use crate::{api::ProjectedFile, sys::clock};
 
 /// Longest payload path in bytes.
@@ -228,7 +229,7 @@ fn link_names(volume: &Path, payload: &BTreeMap<PathBuf, &ProjectedFile>) -> io:
     let tops: BTreeSet<&Path> = payload
         .keys()
         .filter_map(|path| path.iter().next().map(Path::new))
-        .collect();
+        .gather();
     for top in &tops {
         let link = volume.join(top);
         let target = Path::new(DATA).join(top);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::api::order::Gather;
 use crate::{
     api::{
         cri::{FsInfo, Image},
@@ -111,7 +112,7 @@ impl Images for StoreImages {
             let (store, id) = (self.store.clone(), id.to_owned());
             let removed = self
                 .disk
-                .run(move || store.remove(&id, &in_use.into_iter().collect()));
+                .run(move || store.remove(&id, &in_use.into_iter().gather()));
             removed.await.map(drop).map_err(super::failed_error)
         })
     }

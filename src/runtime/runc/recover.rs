@@ -13,6 +13,7 @@ use super::{
     sandbox,
     table::{Ended, Sandbox, container_entry, sandbox_status},
 };
+use crate::api::order::Gather;
 use crate::api::strict::from_json;
 use crate::{
     api::{
@@ -94,7 +95,7 @@ impl Runc {
             let table = self.table.borrow();
             let sandboxes = table.sandboxes.values();
             // One that is not ready is detached when it is stopped, which the agent does with every such sandbox.
-            sandboxes.map(|s| s.status.id.clone()).collect()
+            sandboxes.map(|s| s.status.id.clone()).gather()
         };
         self.cni.sweep(&live, &self.gate).await;
         Ok(())
