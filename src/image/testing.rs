@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tar::{Builder, EntryType, Header};
 
 use super::digest::Digest;
-use crate::api::order::Gather;
 
 /// A directory of its own, removed at the end.
 pub(super) struct Scratch(pub(super) PathBuf);
@@ -131,7 +130,7 @@ pub(super) fn architecture() -> &'static str {
 
 /// A configuration with these layers; `mark` makes it differ from others.
 pub(super) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
-    let diff_ids: Vec<String> = layers.iter().map(|l| Digest::of(l).to_string()).gather();
+    let diff_ids: Vec<String> = layers.iter().map(|l| Digest::of(l).to_string()).collect();
     serde_json::json!({
         "architecture": architecture(), "os": "linux",
         "config": {"Env": [format!("MARK={mark}")], "Cmd": ["/bin/sh"], "User": "1000:100"},
@@ -189,7 +188,7 @@ impl Layout {
         let layers: Vec<_> = layers
             .iter()
             .map(|l| self.blob("application/vnd.oci.image.layer.v1.tar", l))
-            .gather();
+            .collect();
         let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": layers});
         self.blob(
             "application/vnd.oci.image.manifest.v1+json",

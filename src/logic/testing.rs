@@ -1,6 +1,5 @@
 //! One-line builders, so that a test's row reads as a sentence. Only built for tests.
 
-use crate::api::order::Gather;
 use crate::api::{
     Container, ContainerId, Pod, PodUid, SandboxId, Wall,
     cri::{
@@ -35,7 +34,7 @@ pub(crate) fn pod_with(regular: &[&str]) -> Pod {
     pod.metadata.namespace = "ns".into();
     pod.metadata.uid = PodUid::from("uid");
     pod.spec.termination_grace_period_seconds = Some(30);
-    pod.spec.containers = regular.iter().map(|name| container(name)).gather();
+    pod.spec.containers = regular.iter().map(|name| container(name)).collect();
     pod
 }
 
