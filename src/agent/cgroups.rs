@@ -1,13 +1,16 @@
 //! Cgroups of pods and tiers: values from `logic::cgroup`, effects in `cgroup`.
 
-use super::ctx::{Ctx, NodeFacts};
+use super::{
+    admission,
+    ctx::{Ctx, NodeFacts},
+};
 use crate::{
     api::{Pod, PodUid, pod_status::QosClass},
-    cgroup::{Cgroups, Version},
+    cgroup::{CgroupError, Cgroups, Version},
     config::{Config, SwapBehavior},
     logic::{
         cgroup::{self as values, pod_cgroup},
-        qos::qos_class,
+        qos::{CPU, qos_class},
     },
 };
 
@@ -61,7 +64,6 @@ pub(super) fn pod_path(ctx: &Ctx, pod: &Pod) -> String {
 
 /// Makes `kubepods` and the tiers, at start and again if they have gone.
 pub(super) fn ensure_tiers(ctx: &Ctx) -> Result<(), String> {
-    let text = |e: crate::cgroup::CgroupError| super::sync::chain(&e);
     for qos in TIERS {
         let path = values::tier_path(&ctx.cfg.cgroup.root, qos);
         let limits = if qos == QosClass::Guaranteed {
@@ -72,16 +74,50 @@ pub(super) fn ensure_tiers(ctx: &Ctx) -> Result<(), String> {
                 None,
             )
         } else {
-            values::tier_values(qos, 0, &ctx.node_context.cgroups)
+            let mut limits = values::tier_values(qos, 0, &ctx.node_context.cgroups);
+            // Pods of an agent before this one may run there: what it was given stays until the sources are read.
+            if qos == QosClass::Burstable && ctx.cgroups.exists(&path) {
+                limits.cpu_shares = None;
+            }
+            limits
         };
         ctx.cgroups.create(&path, &limits).map_err(text)?;
     }
+    ctx.burstable_milli.set(None);
     Ok(())
+}
+
+/// Whether the Burstable tier's share is not what its pods now ask for together.
+pub(super) fn tiers_are_stale(ctx: &Ctx) -> bool {
+    ctx.cfg.cgroup.per_qos && ctx.burstable_milli.get() != Some(burstable_milli(ctx))
+}
+
+/// Gives the Burstable tier the share that its pods ask for together, if it has another (CG-11).
+pub(super) fn refresh_tiers(ctx: &Ctx) -> Result<(), String> {
+    if !tiers_are_stale(ctx) {
+        return Ok(());
+    }
+    let milli = burstable_milli(ctx);
+    let qos = QosClass::Burstable;
+    let path = values::tier_path(&ctx.cfg.cgroup.root, qos);
+    let limits = values::tier_values(qos, milli, &ctx.node_context.cgroups);
+    ctx.cgroups.create(&path, &limits).map_err(text)?;
+    ctx.burstable_milli.set(Some(milli));
+    Ok(())
+}
+
+/// Sum of the CPU requests of active Burstable pods, thousandths.
+fn burstable_milli(ctx: &Ctx) -> i64 {
+    ctx.config
+        .borrow()
+        .iter()
+        .filter(|(uid, pod)| pod.qos == QosClass::Burstable && admission::is_active(ctx, uid))
+        .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
+        .fold(0, |sum, milli| sum.saturating_add(*milli))
 }
 
 /// Makes the pod's cgroup with its limits, or brings its limits up to date.
 pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
-    let text = |e: crate::cgroup::CgroupError| super::sync::chain(&e);
     let qos = qos_class(pod);
     let wanted = pod_cgroup(pod, qos, &ctx.node_context.cgroups);
     if ctx.cgroups.exists(&wanted.path) {
@@ -93,9 +129,14 @@ pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
     {
         ensure_tiers(ctx)?;
     }
+    refresh_tiers(ctx)?;
     ctx.cgroups
         .create(&wanted.path, &wanted.values)
         .map_err(text)
+}
+
+fn text(e: CgroupError) -> String {
+    super::sync::chain(&e)
 }
 
 /// Kills what is left in the pod's cgroup, whatever its tier, and removes it. None there is success (SYNC-32).

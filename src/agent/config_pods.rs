@@ -1,8 +1,8 @@
 //! What is remembered of each configured pod besides its worker: enough for admission and for asking who uses what.
 
 use crate::{
-    api::Pod,
-    logic::{admission::ActivePod, mux::Source},
+    api::{Pod, pod_status::QosClass},
+    logic::{admission::ActivePod, mux::Source, qos::qos_class},
 };
 
 /// One configured pod.
@@ -16,6 +16,8 @@ pub(super) struct ConfigPod {
     pub(super) api_phase_terminal: bool,
     /// Mounts or reads a ConfigMap or Secret.
     pub(super) uses_objects: bool,
+    /// Its class.
+    pub(super) qos: QosClass,
     /// What it takes of the node.
     pub(super) takes: ActivePod,
 }
@@ -46,6 +48,7 @@ impl ConfigPod {
             deletion_requested: pod.metadata.deletion_timestamp.is_some(),
             api_phase_terminal: pod.status.phase.is_terminal(),
             uses_objects: volumes || env,
+            qos: qos_class(pod),
             takes: ActivePod::of(pod),
         }
     }

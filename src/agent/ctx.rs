@@ -131,6 +131,8 @@ pub(super) struct Ctx {
     pub(super) running: RefCell<RunningPods>,
     /// Pod counters.
     pub(super) totals: RefCell<Totals>,
+    /// Processor time that the Burstable tier was last given for its pods, thousandths.
+    pub(super) burstable_milli: Cell<Option<i64>>,
     /// A call waits for a runtime status newer than this.
     pub(super) waiting_for_status: Cell<Option<Mono>>,
     /// Who acts on a pod at the runtime: calls of its worker, garbage collection, removal.
@@ -188,6 +190,7 @@ impl Ctx {
             config: RefCell::new(BTreeMap::new()),
             pleg: RefCell::new(Pleg::default()),
             running: RefCell::new(RunningPods::default()),
+            burstable_milli: Cell::new(None),
             waiting_for_status: Cell::new(None),
             operations: Claims::default(),
             records: Claims::default(),

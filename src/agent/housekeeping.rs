@@ -24,12 +24,14 @@ pub(super) struct Chores {
     forgotten: Vec<PodUid>,
     /// Cgroups of such pods: whose, path, and whether it may go or only loses its CPU.
     cgroups: Vec<(PodUid, String, CgroupAction)>,
+    /// The tiers' shares have to be written.
+    tiers: bool,
 }
 
 impl Chores {
     /// Whether there is nothing for the other half.
     pub(super) fn is_empty(&self) -> bool {
-        self.forgotten.is_empty() && self.cgroups.is_empty()
+        self.forgotten.is_empty() && self.cgroups.is_empty() && !self.tiers
     }
 }
 
@@ -74,7 +76,10 @@ pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
     ctx.statuses
         .borrow_mut()
         .retain(|uid| pass.keeps_status(uid) || known.iter().any(|k| k.uid == *uid));
-    let mut chores = Chores::default();
+    let mut chores = Chores {
+        tiers: cgroups::tiers_are_stale(ctx),
+        ..Chores::default()
+    };
     for restart in pass.restarts() {
         ctx.totals.borrow_mut().count_restart(restart.is_static);
         chores
@@ -130,6 +135,9 @@ fn end_runtime_orphan(ctx: &Ctx, pod: &RunningPod, now: Mono) {
 /// The other half: removes what was found. One pass at a time. Much may have happened since it was decided, so each pod is
 /// claimed and looked at again; one that is busy or wanted by now is left to a later pass.
 pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
+    if let Err(e) = cgroups::refresh_tiers(ctx) {
+        log::warn!("cgroups of pods: {e}");
+    }
     for (uid, path, action) in &chores.cgroups {
         let Some(_turn) = ctx.operations.try_claim(uid) else {
             continue;
