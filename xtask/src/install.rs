@@ -97,6 +97,25 @@ pub(crate) const TEST: [Need; 3] = [
     },
 ];
 
+/// A virtual machine with an installed Debian.
+pub(crate) const VM: [Need; 3] = [
+    Need {
+        package: "mmdebstrap",
+        purpose: "installs Debian into a directory",
+        present: || find("mmdebstrap").is_some(),
+    },
+    Need {
+        package: "qemu-system-x86",
+        purpose: "runs the machine",
+        present: || find("qemu-system-x86_64").is_some(),
+    },
+    Need {
+        package: "e2fsprogs",
+        purpose: "makes its disks",
+        present: || find("mke2fs").is_some(),
+    },
+];
+
 /// Makes every need of `groups` present as far as that is possible, and returns what is still missing as "package (purpose)".
 pub(crate) fn ensure(groups: &[&[Need]]) -> Result<Vec<String>, Failure> {
     let missing = || -> Vec<&Need> {

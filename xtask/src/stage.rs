@@ -419,11 +419,17 @@ fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
 
 /// Builds the release program and returns where it is.
 pub(crate) fn program() -> Result<PathBuf, Failure> {
+    build("release")
+}
+
+/// Builds the program by the named profile and returns where it is.
+pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
     let build = || {
         let mut command = cargo();
         command.args([
             "build",
-            "--release",
+            "--profile",
+            profile,
             "--package",
             "picolet",
             "--bin",

@@ -1,0 +1,240 @@
+//! The machine's disks. No loop device and no mount is needed: `mke2fs -d` fills a file system from a directory.
+
+use std::{
+    env, fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    Failure, image,
+    install::static_busybox,
+    process::{find, output, run},
+    stage::IMAGE,
+};
+
+/// Debian's release.
+const SUITE: &str = "bookworm";
+/// What a board's installation has, plus what picolet needs. AppArmor brings the profiles that Debian loads at boot.
+const PACKAGES: [&str; 11] = [
+    "apparmor",
+    "busybox-static",
+    "containernetworking-plugins",
+    "dbus",
+    "iproute2",
+    "iptables",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "runc",
+    "systemd-sysv",
+    "udev",
+];
+/// Size of the root file system; the file has holes.
+const ROOT_SIZE: &str = "2G";
+/// Size of the disk with what is to be tested.
+const PAYLOAD_SIZE: &str = "96M";
+/// Where the guest finds that disk.
+pub(super) const PAYLOAD: &str = "/payload";
+/// Guest's name.
+pub(super) const HOSTNAME: &str = "board";
+
+/// Starts the checks at the end of every boot and switches the machine off after them.
+const UNIT: &str = "[Unit]
+Description=Checks of picolet
+RequiresMountsFor=/payload
+After=multi-user.target
+SuccessAction=poweroff
+FailureAction=poweroff
+
+[Service]
+Type=exec
+ExecStart=/payload/xtask vm-guest
+
+[Install]
+WantedBy=multi-user.target
+";
+
+/// An installed machine that has never been started.
+pub(super) struct Base {
+    root: PathBuf,
+    pub(super) kernel: PathBuf,
+    pub(super) initrd: PathBuf,
+}
+
+/// The base image, made anew if its recipe has changed.
+pub(super) fn base(dir: &Path) -> Result<Base, Failure> {
+    let base = Base {
+        root: dir.join("base.ext4"),
+        kernel: dir.join("vmlinuz"),
+        initrd: dir.join("initrd.img"),
+    };
+    let recipe = format!("{SUITE}\n{PACKAGES:?}\n{ROOT_SIZE}\n{UNIT}\n{HOSTNAME}\n");
+    let stamp = dir.join("base.recipe");
+    if fs::read_to_string(&stamp).is_ok_and(|old| old == recipe) {
+        return Ok(base);
+    }
+    println!("Making the machine's image from Debian packages (once)");
+    fs::create_dir_all(dir)?;
+    let tree = dir.join("tree");
+    remove(&tree)?;
+    let mut command = Command::new(find("mmdebstrap").ok_or("mmdebstrap is not installed")?);
+    command
+        .args(["--quiet", "--mode=root", "--format=directory"])
+        .args(["--variant=minbase", "--include", &PACKAGES.join(",")])
+        .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .arg(SUITE)
+        .arg(&tree);
+    // The packages come from where this machine's own come from; without such a file from mmdebstrap's default.
+    command.args(sources()?);
+    run(&mut command)?;
+
+    fs::write(tree.join("etc/hostname"), format!("{HOSTNAME}\n"))?;
+    fs::write(
+        tree.join("etc/fstab"),
+        format!("/dev/vdb {PAYLOAD} ext4 ro 0 0\n"),
+    )?;
+    fs::create_dir_all(tree.join(PAYLOAD.trim_start_matches('/')))?;
+    // Without an identity the first boot would count as an installation and enable whatever there is.
+    fs::write(
+        tree.join("etc/machine-id"),
+        "0123456789abcdef0123456789abcdef\n",
+    )?;
+    let units = tree.join("etc/systemd/system");
+    fs::write(units.join("picolet-vm.service"), UNIT)?;
+    fs::create_dir_all(units.join("multi-user.target.wants"))?;
+    symlink(
+        "../picolet-vm.service",
+        units.join("multi-user.target.wants/picolet-vm.service"),
+    )?;
+    fs::copy(tree.join("vmlinuz"), &base.kernel)?;
+    fs::copy(tree.join("initrd.img"), &base.initrd)?;
+    make(&tree, &base.root, ROOT_SIZE)?;
+    remove(&tree)?;
+    fs::write(stamp, recipe)?;
+    Ok(base)
+}
+
+/// Files with apt's sources that offer this release's packages.
+fn sources() -> Result<Vec<PathBuf>, Failure> {
+    let mut found = vec![PathBuf::from("/etc/apt/sources.list")];
+    for entry in fs::read_dir("/etc/apt/sources.list.d")
+        .into_iter()
+        .flatten()
+    {
+        found.push(entry?.path());
+    }
+    found.retain(|path| {
+        path.extension()
+            .is_some_and(|end| end == "list" || end == "sources")
+            && fs::read_to_string(path).is_ok_and(|text| offers(&text))
+    });
+    found.sort();
+    Ok(found)
+}
+
+/// Whether a file in either of apt's formats names the release and the component `main`.
+fn offers(text: &str) -> bool {
+    let has = |word: &str| {
+        text.lines()
+            .filter(|line| !line.trim_start().starts_with('#'))
+            .any(|line| line.split_whitespace().any(|w| w == word))
+    };
+    has(SUITE) && has("main")
+}
+
+/// The disk with the program, its unit, an image and this task.
+pub(super) fn payload(dir: &Path, program: &Path) -> Result<PathBuf, Failure> {
+    let tree = dir.join("payload");
+    remove(&tree)?;
+    fs::create_dir_all(&tree)?;
+    for (from, name) in [
+        (program, "picolet"),
+        (env::current_exe()?.as_path(), "xtask"),
+    ] {
+        let to = tree.join(name);
+        fs::copy(from, &to).map_err(|e| format!("{}: {e}", from.display()))?;
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
+    }
+    fs::copy("systemd/picolet.service", tree.join("picolet.service"))?;
+    let busybox = static_busybox().ok_or("no static busybox is installed")?;
+    image::write(&tree.join("image.tar"), IMAGE, &fs::read(busybox)?)?;
+    let disk = dir.join("payload.ext4");
+    make(&tree, &disk, PAYLOAD_SIZE)?;
+    Ok(disk)
+}
+
+/// A root disk that may be written, for one run.
+pub(super) fn copy(base: &Base, dir: &Path) -> Result<PathBuf, Failure> {
+    let to = dir.join("root.ext4");
+    run(Command::new("cp")
+        .args(["--sparse=always", "--reflink=auto"])
+        .args([&base.root, &to]))?;
+    Ok(to)
+}
+
+fn make(tree: &Path, disk: &Path, size: &str) -> Result<(), Failure> {
+    match fs::remove_file(disk) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+        _ => {}
+    }
+    output(
+        Command::new(find("mke2fs").ok_or("mke2fs is not installed")?)
+            .args(["-q", "-t", "ext4", "-d"])
+            .args([tree, disk])
+            .arg(size),
+    )?;
+    Ok(())
+}
+
+fn remove(tree: &Path) -> Result<(), Failure> {
+    match fs::remove_dir_all(tree) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{}: {e}", tree.display()).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_debians_own_sources() {
+        for (name, text, wanted) in [
+            (
+                "one line",
+                "deb [arch=amd64] http://m/debian bookworm main\n",
+                true,
+            ),
+            (
+                "deb822",
+                "Types: deb\nSuites: bookworm bookworm-updates\nComponents: main\n",
+                true,
+            ),
+            (
+                "another release",
+                "deb http://m/debian trixie main\n",
+                false,
+            ),
+            (
+                "another vendor",
+                "deb http://m/apt sdk-bookworm main\n",
+                false,
+            ),
+            (
+                "a vendor's component",
+                "deb http://m/linux bookworm stable\n",
+                false,
+            ),
+            (
+                "commented out",
+                "# deb http://m/debian bookworm main\n",
+                false,
+            ),
+        ] {
+            assert_eq!(offers(text), wanted, "{name}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The pods of the machine.
+
+use crate::stage::IMAGE;
+
+/// Port of the host that leads to the web pod.
+pub(super) const HOST_PORT: u16 = 28_080;
+/// Pods that only sleep.
+pub(super) const CROWD: u32 = 10;
+/// Name of the AppArmor profile that one pod asks for.
+pub(super) const PROFILE: &str = "picolet-vm";
+
+/// All but the crowd: file name and content.
+pub(super) fn few() -> Vec<(&'static str, String)> {
+    [
+        ("web", WEB),
+        ("exact", EXACT),
+        ("hog", HOG),
+        ("armored", ARMORED),
+    ]
+    .into_iter()
+    .map(|(name, text)| (name, fill(text)))
+    .collect()
+}
+
+/// A BestEffort pod that ends as soon as it is told to.
+pub(super) fn sleeper(name: &str, seconds: u32) -> String {
+    fill(SLEEPER)
+        .replace("NAME", name)
+        .replace("SECONDS", &seconds.to_string())
+}
+
+/// Allows everything but one file.
+pub(super) fn profile() -> String {
+    format!(
+        "profile {PROFILE} flags=(attach_disconnected) {{
+  file,
+  capability,
+  network,
+  signal,
+  ptrace,
+  mount,
+  umount,
+  deny /tmp/forbidden w,
+}}
+"
+    )
+}
+
+fn fill(text: &str) -> String {
+    text.replace("IMAGE", IMAGE)
+        .replace("HOST_PORT", &HOST_PORT.to_string())
+        .replace("PROFILE", PROFILE)
+}
+
+/// Burstable: init container, sidecar, hostPort, an emptyDir in memory shared by two containers.
+const WEB: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  terminationGracePeriodSeconds: 1
+  initContainers:
+  - name: prepare
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sh, -c, 'echo "prepared for $POD_NAME" > /www/index.html']
+    env:
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    resources: {limits: {memory: 16Mi}}
+    volumeMounts:
+    - {name: shared, mountPath: /www}
+  - name: sidecar
+    image: IMAGE
+    imagePullPolicy: Never
+    restartPolicy: Always
+    command: [sleep, '1000000']
+    resources: {limits: {memory: 16Mi}}
+  containers:
+  - name: server
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [httpd, -f, -p, '8080', -h, /www]
+    ports:
+    - {containerPort: 8080, hostPort: HOST_PORT}
+    resources:
+      requests: {cpu: 100m, memory: 8Mi}
+      limits: {cpu: 500m, memory: 32Mi}
+    volumeMounts:
+    - {name: shared, mountPath: /www, readOnly: true}
+  - name: writer
+    image: IMAGE
+    imagePullPolicy: Never
+    command:
+    - sh
+    - -c
+    - |
+      n=0
+      while :; do
+        n=$((n + 1))
+        echo line $n
+        echo $n > /www/count
+        sleep 0.2
+      done
+    resources: {limits: {memory: 32Mi}}
+    volumeMounts:
+    - {name: shared, mountPath: /www}
+  volumes:
+  - {name: shared, emptyDir: {medium: Memory, sizeLimit: 4Mi}}
+"#;
+
+/// Guaranteed.
+const EXACT: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: exact}
+spec:
+  terminationGracePeriodSeconds: 1
+  securityContext: {seccompProfile: {type: RuntimeDefault}}
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sleep, '1000000']
+    resources:
+      limits: {cpu: 250m, memory: 32Mi}
+"#;
+
+/// A child of the container's first process asks for more memory than there is; the first process alone would live on.
+const HOG: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: hog}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sh, -c, 'busybox head -c 67108864 /dev/zero | busybox tail > /dev/null; sleep 1000000']
+    resources: {limits: {memory: 16Mi}}
+"#;
+
+/// Under an AppArmor profile that denies a single file.
+const ARMORED: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: armored}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sleep, '1000000']
+    securityContext:
+      appArmorProfile: {type: Localhost, localhostProfile: PROFILE}
+"#;
+
+const SLEEPER: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sleep, 'SECONDS']
+"#;
+
+#[cfg(test)]
+mod tests {
+    use picolet::{config::decode, logic::static_pod};
+
+    use super::*;
+
+    #[test]
+    fn the_agent_takes_them() {
+        let mut all = few();
+        all.push(("sleeper", sleeper("crowd-1", 7)));
+        for (name, text) in all {
+            let document = decode::parse(text.as_bytes()).expect(name);
+            assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");
+            static_pod::prepare(document.value, "node", "/manifests/x.yaml").expect(name);
+        }
+    }
+}

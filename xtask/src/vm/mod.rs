@@ -1,0 +1,78 @@
+//! `cargo xtask vm`: the pod host as the boards run it, on control groups version 2 and under systemd, in a virtual machine of
+//! 512 MiB made of Debian packages.
+//!
+//! The task is on both sides. Outside it makes the disks, starts qemu and reads verdicts from the second serial port; inside
+//! the same program ([`guest`]) does what is to be checked and reports. The machine has no network. It is started twice: the
+//! first time its power is cut in the middle of churn, the second time it has to come up by itself.
+
+mod disk;
+mod guest;
+mod machine;
+mod manifests;
+mod report;
+
+use std::path::Path;
+
+use crate::{
+    Failure, install,
+    process::is_root,
+    stage,
+    wait::{Watch, until},
+};
+
+pub(crate) use guest::run as run_guest;
+
+/// Disks and logs; the base image stays for the next run.
+const DIR: &str = "target/vm";
+
+/// `profile`: how the program is built; the release one unless something is being tried.
+pub(crate) fn run(profile: Option<&str>) -> Result<(), Failure> {
+    if std::env::consts::ARCH != "x86_64" {
+        println!("SKIPPED vm: its image is for x86-64");
+        return Ok(());
+    }
+    if !is_root() {
+        return Err("the machine's image holds files of root: run this as root".into());
+    }
+    let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::VM])?;
+    if !missing.is_empty() {
+        println!("SKIPPED vm: not installed: {}", missing.join(", "));
+        return Ok(());
+    }
+    println!("Building the program");
+    let program = stage::build(profile.unwrap_or("release"))?;
+    let dir = Path::new(DIR);
+    let base = disk::base(dir)?;
+    let payload = disk::payload(dir, &program)?;
+    let root = disk::copy(&base, dir)?;
+
+    println!("Starting the machine ({})", machine::accelerator());
+    let watch = Watch::start();
+    let mut steps = 0;
+    for boot in report::Boot::ALL {
+        println!("\n== {}", boot.title());
+        let mut machine = machine::Machine::start(dir, &base, &root, &payload, boot)?;
+        let verdict = report::read(machine.lines(), boot);
+        // The second time it ends by itself; the first time this is the power cut.
+        if verdict.is_ok() && boot == report::Boot::AfterPowerCut {
+            let watch = Watch::start();
+            until(machine::OFF_LIMIT, || machine.has_ended())?;
+            let time = watch.elapsed().as_secs_f64();
+            println!("✓ It switches itself off with its pods running ({time:.2} s)");
+            steps += 1;
+        }
+        drop(machine);
+        match verdict {
+            Ok(count) => steps += count,
+            Err(e) => {
+                let log = machine::console(dir, boot);
+                return Err(format!("{e}; the machine's console: {}", log.display()).into());
+            }
+        }
+    }
+    println!(
+        "\nAll {steps} steps held, in {:.1} s.",
+        watch.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
