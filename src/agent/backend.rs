@@ -15,6 +15,7 @@ use crate::{
         pod_status::ContainerStatus,
     },
     image::Store,
+    logic::static_pod,
     runtime::{ExecOptions, ExecSession},
     server::{
         backend::{Backend, ExecRequest, LogTarget, Reply},
@@ -66,7 +67,7 @@ impl LocalBackend {
     /// The pod as a Kubernetes object: what was received, defaults filled in, and the local status.
     fn object(&self, uid: &PodUid) -> Option<Value> {
         let (_, raw) = self.ctx.store.read::<Value>(uid).ok()?;
-        let mut pod = self.ctx.pod(uid).ok()?;
+        let mut pod = static_pod::decode(&raw).ok()?;
         if let Some(status) = self.ctx.statuses.borrow().get(uid) {
             pod.status = status.clone();
         }
@@ -96,7 +97,13 @@ impl LocalBackend {
 
     fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
         let missing = || Refusal::not_found(format!("pods \"{name}\" not found"));
-        let candidates = self.uids().into_iter().filter_map(|uid| {
+        // A worker knows its pod's name; only of pods without one must the records be read to find out.
+        let may_be = |uid: &PodUid| {
+            let table = self.ctx.table.borrow();
+            let identity = table.handle(uid).and_then(|handle| table.identity(handle));
+            identity.is_none_or(|i| i.namespace == namespace && i.name == name)
+        };
+        let candidates = self.uids().into_iter().filter(may_be).filter_map(|uid| {
             let mut pod = self.ctx.pod(&uid).ok()?;
             pod.status = self
                 .ctx

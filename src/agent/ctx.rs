@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use super::{
     claims::{Bell, Claims},
     clock::Clock,
+    complaints::Complaints,
     config_pods::ConfigPod,
     objects::Objects,
     pod_store::{PodStore, StoreError},
@@ -144,6 +145,8 @@ pub(super) struct Ctx {
     pub(super) arriving: RefCell<BTreeMap<PodUid, u32>>,
     /// Rings when a running call was told to end early.
     pub(super) cancelled: Bell,
+    /// What was complained about lately.
+    pub(super) complaints: RefCell<Complaints>,
     /// When the loop last moved, for the watchdog.
     pub(super) loop_health: Cell<LoopHealth>,
     /// What admission knows of the node.
@@ -196,6 +199,7 @@ impl Ctx {
             records: Claims::default(),
             arriving: RefCell::new(BTreeMap::new()),
             cancelled: Bell::default(),
+            complaints: RefCell::default(),
             loop_health: Cell::default(),
             totals: RefCell::new(Totals::default()),
             gate: RefCell::new(RuntimeGate::default()),
@@ -271,6 +275,16 @@ impl Ctx {
         self.recorder
             .borrow_mut()
             .record(about, severity, reason, message, self.clock.wall());
+    }
+
+    /// Warns of something that is tried again and may fail each time: the same text at most once a minute.
+    pub(super) fn complain(&self, text: &str) {
+        let told = self.complaints.borrow_mut().tell(text, self.clock.now());
+        match told {
+            Some(0) => log::warn!("{text}"),
+            Some(more) => log::warn!("{text} ({more} times more since it was told)"),
+            None => log::debug!("{text}"),
+        }
     }
 
     /// Asks for a relist soon: something was changed at the runtime.

@@ -32,7 +32,7 @@ pub(super) async fn pass(ctx: &Ctx) {
     let listed = match ctx.runtime.list_pods().await {
         Ok(listed) => listed,
         Err(e) => {
-            log::warn!("container garbage: {e}");
+            ctx.complain(&format!("container garbage: {e}"));
             return;
         }
     };
@@ -55,7 +55,7 @@ pub(super) async fn pass(ctx: &Ctx) {
                 .stop_container(&removal.id, core::time::Duration::ZERO)
                 .await
         {
-            log::warn!("container={} cannot stop: {e}", removal.id);
+            ctx.complain(&format!("container={} cannot stop: {e}", removal.id));
             continue;
         }
         remove(ctx, &removal.id).await;
@@ -74,7 +74,7 @@ pub(super) async fn pass(ctx: &Ctx) {
 
 async fn remove(ctx: &Ctx, id: &ContainerId) {
     if let Err(e) = ctx.runtime.remove_container(id).await {
-        log::warn!("container={id} cannot remove: {e}");
+        ctx.complain(&format!("container={id} cannot remove: {e}"));
     }
 }
 
@@ -99,7 +99,7 @@ async fn remove_sandboxes(
             Err(e) => Err(e),
         };
         if let Err(e) = removed {
-            log::warn!("sandbox={id} cannot remove: {e}");
+            ctx.complain(&format!("sandbox={id} cannot remove: {e}"));
         }
     }
 }
@@ -134,7 +134,7 @@ async fn remove_log_dirs(ctx: &Ctx, fate: &dyn Fn(&PodUid) -> Fate, ready: bool)
             .collect::<Vec<_>>()
     });
     for (path, e) in removed.await {
-        log::warn!("cannot remove {}: {e}", path.display());
+        ctx.complain(&format!("cannot remove {}: {e}", path.display()));
     }
     drop(turns);
 }
@@ -157,7 +157,7 @@ pub(super) async fn remove_pod_content(ctx: &Ctx, uid: &PodUid) {
     let status = match ctx.runtime.pod_status(uid).await {
         Ok(status) => status,
         Err(e) => {
-            log::warn!("uid={uid} {}", chain(&e));
+            ctx.complain(&format!("uid={uid} {}", chain(&e)));
             return;
         }
     };
@@ -166,7 +166,7 @@ pub(super) async fn remove_pod_content(ctx: &Ctx, uid: &PodUid) {
     }
     for sandbox in &status.sandboxes {
         if let Err(e) = ctx.runtime.remove_pod_sandbox(&sandbox.id).await {
-            log::warn!("sandbox={} cannot remove: {e}", sandbox.id);
+            ctx.complain(&format!("sandbox={} cannot remove: {e}", sandbox.id));
         }
     }
     ctx.request_relist();

@@ -158,7 +158,9 @@ pub(super) async fn container_config(
     let sub_paths = pin_sub_paths(pass, container, &environment)
         .await
         .map_err(refused)?;
-    let hosts_file = write_hosts_file(ctx, pod, container, own_ips).map_err(config_error)?;
+    let hosts_file = write_hosts_file(ctx, pod, container, own_ips)
+        .await
+        .map_err(config_error)?;
     let termination_log = make_termination_log(ctx, pod, container, restart_count)
         .await
         .map_err(config_error)?;
@@ -175,7 +177,9 @@ pub(super) async fn container_config(
             )
         })
         .gather();
-    make_log_directory(ctx, pod, container).map_err(config_error)?;
+    make_log_directory(ctx, pod, container)
+        .await
+        .map_err(config_error)?;
     let target = runtime
         .newest(&container.target_container_name)
         .map(|c| &c.id);
@@ -246,7 +250,7 @@ async fn pin_sub_paths(
 }
 
 /// Writes the managed hosts file, if the container gets one (CFG-50).
-fn write_hosts_file(
+async fn write_hosts_file(
     ctx: &Ctx,
     pod: &Pod,
     container: &Container,
@@ -264,23 +268,26 @@ fn write_hosts_file(
     };
     let text = hosts::hosts_file(own.as_deref(), ips, &names, &pod.spec.host_aliases);
     let path = ctx.store.dir(&pod.metadata.uid).join("etc-hosts");
-    // In place: running containers have this very file mounted, and a new one would not reach them.
-    let write = || -> io::Result<()> {
-        use std::os::unix::fs::PermissionsExt as _;
-        // Containers may write to it: its length is theirs to choose, what is read of it is not.
-        let limit = u64::try_from(text.len())
-            .unwrap_or(u64::MAX)
-            .saturating_add(1);
-        let mut old = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut old));
-        if read.is_ok() && old == text.as_bytes() {
-            return Ok(());
-        }
-        fs::write(&path, &text)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(HOSTS_MODE))
-    };
-    write().map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(Some(path.display().to_string()))
+    let shown = path.display().to_string();
+    let written = ctx.disk.run(move || put_hosts_file(&path, &text)).await;
+    written.map_err(|e| format!("{shown}: {e}"))?;
+    Ok(Some(shown))
+}
+
+/// In place: running containers have this very file mounted, and a new one would not reach them.
+fn put_hosts_file(path: &Path, text: &str) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    // Containers may write to it: its length is theirs to choose, what is read of it is not.
+    let limit = u64::try_from(text.len())
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
+    let mut old = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut old));
+    if read.is_ok() && old == text.as_bytes() {
+        return Ok(());
+    }
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(HOSTS_MODE))
 }
 
 async fn make_termination_log(
@@ -303,7 +310,9 @@ async fn make_termination_log(
         .map_err(|e| format!("termination log: {e}"))
 }
 
-fn make_log_directory(ctx: &Ctx, pod: &Pod, container: &Container) -> Result<(), String> {
+async fn make_log_directory(ctx: &Ctx, pod: &Pod, container: &Container) -> Result<(), String> {
     let dir = log_directory(ctx, pod).join(&container.name);
-    fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))
+    let shown = dir.display().to_string();
+    let made = ctx.disk.run(move || fs::create_dir_all(dir)).await;
+    made.map_err(|e| format!("{shown}: {e}"))
 }

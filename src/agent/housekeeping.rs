@@ -43,7 +43,7 @@ pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
     // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.
     let groups = cgroups::list(ctx);
     let dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
-        log::warn!("housekeeping: pod directories: {e}");
+        ctx.complain(&format!("housekeeping: pod directories: {e}"));
         Vec::new()
     });
     let config = ctx.config.borrow();
@@ -128,7 +128,10 @@ fn end_runtime_orphan(ctx: &Ctx, pod: &RunningPod, now: Mono) {
     ctx.totals.borrow_mut().count_runtime_orphan();
     let update = Update::runtime_only(&pod.uid, &pod.name, &pod.namespace);
     if let Err(e) = ctx.table.borrow_mut().update(update, now) {
-        log::warn!("pod={}/{} cannot be ended: {e}", pod.namespace, pod.name);
+        ctx.complain(&format!(
+            "pod={}/{} cannot be ended: {e}",
+            pod.namespace, pod.name
+        ));
     }
 }
 
@@ -150,7 +153,7 @@ pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
             CgroupAction::Destroy => ctx.cgroups.destroy(path).await,
         };
         if let Err(e) = done {
-            log::warn!("cgroup {path}: {}", chain(&e));
+            ctx.complain(&format!("cgroup {path}: {}", chain(&e)));
         }
     }
     for uid in &chores.forgotten {
@@ -175,6 +178,6 @@ async fn remove_all_of(ctx: &Ctx, uid: &PodUid) {
         volumes.remove_pod_dir(&gone)
     });
     if let Err(e) = removed.await {
-        log::warn!("uid={uid} {}", chain(&e));
+        ctx.complain(&format!("uid={uid} {}", chain(&e)));
     }
 }

@@ -34,12 +34,18 @@ pub(super) async fn pass(ctx: &Ctx) {
         {
             Ok(rotated) => rotated,
             Err(e) => {
-                log::warn!("container={id} cannot rotate {}: {e}", path.display());
+                ctx.complain(&format!(
+                    "container={id} cannot rotate {}: {e}",
+                    path.display()
+                ));
                 continue;
             }
         };
         if let Err(e) = ctx.runtime.reopen_log(&id).await {
-            log::warn!("container={id} cannot reopen {}: {e}", path.display());
+            ctx.complain(&format!(
+                "container={id} cannot reopen {}: {e}",
+                path.display()
+            ));
             if let Some(rotated) = rotated {
                 let _ = ctx
                     .disk

@@ -33,7 +33,7 @@ pub(super) async fn runtime_status(ctx: Shared, events: Sender<Event>) {
                     .on_status(status.clone(), ctx.clock.now());
                 *ctx.conditions.borrow_mut() = Some(status);
             }
-            Err(e) => log::warn!("cannot read the runtime's status: {e}"),
+            Err(e) => ctx.complain(&format!("cannot read the runtime's status: {e}")),
         }
         if events.send(Event::RuntimeStatus).await.is_err() {
             return;
@@ -135,7 +135,7 @@ async fn relist(ctx: &Ctx, events: &Sender<Event>) {
         Ok(listed) => listed,
         Err(e) => {
             // No listing is no news: whoever waits goes on waiting.
-            log::warn!("relist: {e}");
+            ctx.complain(&format!("relist: {e}"));
             ctx.waiting_for_status
                 .set(ctx.waiting_for_status.get().max(waiting));
             return;

@@ -42,7 +42,7 @@ pub(super) async fn run(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Outcome {
         Ok(pod) => pod,
         Err(e) => {
             // An unreadable record harms nobody else, and what runs goes on running.
-            log::warn!("uid={uid} {}", chain(&e));
+            ctx.complain(&format!("uid={uid} {}", chain(&e)));
             return Outcome::Failed(Retry::Error);
         }
     };
@@ -149,18 +149,21 @@ async fn ensure_cgroup(ctx: &Ctx, pod: &Pod, runtime: &PodRuntimeStatus) -> Resu
 async fn make_pod_dirs(ctx: &Ctx, pod: &Pod) -> Result<(), SyncError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let dir = ctx.store.dir(&pod.metadata.uid);
-    for name in ["volumes", "plugins", "containers"] {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o750)
-            .create(dir.join(name))
-            .map_err(|e| {
-                let message = format!("error making pod data directories: {e}");
-                ctx.pod_event(pod, Severity::Warning, "Failed", &message);
-                SyncError::new(message)
-            })?;
-    }
-    Ok(())
+    let made = ctx.disk.run(move || {
+        ["volumes", "plugins", "containers"]
+            .iter()
+            .try_for_each(|name| {
+                std::fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o750)
+                    .create(dir.join(name))
+            })
+    });
+    made.await.map_err(|e| {
+        let message = format!("error making pod data directories: {e}");
+        ctx.pod_event(pod, Severity::Warning, "Failed", &message);
+        SyncError::new(message)
+    })
 }
 
 /// What the runtime part of a sync came to.

@@ -20,11 +20,11 @@ use crate::{
 /// Volumes of a terminated pod may take so long to go (SYNC-30); then the step fails and is tried again.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 
-fn outcome(uid: &PodUid, step: &str, result: Result<(), SyncError>) -> Outcome {
+fn outcome(ctx: &Ctx, uid: &PodUid, step: &str, result: Result<(), SyncError>) -> Outcome {
     match result {
         Ok(()) => Outcome::Done,
         Err(e) => {
-            log::warn!("uid={uid} {step}: {}", e.message);
+            ctx.complain(&format!("uid={uid} {step}: {}", e.message));
             Outcome::Failed(e.retry)
         }
     }
@@ -41,11 +41,11 @@ pub(super) async fn terminating(
         Ok(pod) => stop_pod(ctx, handle, &pod, grace_s).await,
         Err(e) => {
             // Its record is gone or damaged: the runtime's own word must do to end it.
-            log::warn!("uid={uid} {}", chain(&e));
+            ctx.complain(&format!("uid={uid} {}", chain(&e)));
             stop_runtime_pod(ctx, uid).await
         }
     };
-    outcome(uid, "terminating", result)
+    outcome(ctx, uid, "terminating", result)
 }
 
 async fn stop_pod(
@@ -94,6 +94,7 @@ async fn stop_pod(
 /// Ends a pod that only the runtime knows.
 pub(super) async fn terminating_runtime(ctx: &Ctx, uid: &PodUid) -> Outcome {
     outcome(
+        ctx,
         uid,
         "terminating (known to the runtime only)",
         stop_runtime_pod(ctx, uid).await,
@@ -115,7 +116,7 @@ async fn stop_runtime_pod(ctx: &Ctx, uid: &PodUid) -> Result<(), SyncError> {
 
 /// Nothing runs any more: volumes and cgroup go, and the status is finished.
 pub(super) async fn terminated(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Outcome {
-    outcome(uid, "terminated", clean_up(ctx, handle, uid).await)
+    outcome(ctx, uid, "terminated", clean_up(ctx, handle, uid).await)
 }
 
 async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncError> {

@@ -1,0 +1,72 @@
+//! Complaints that come again and again: each text is told once a minute, and how often it came meanwhile. What is tried
+//! every second for as long as something is broken would otherwise fill the log's disk.
+
+use core::time::Duration;
+
+use crate::{api::Mono, logic::digest::Fnv};
+
+/// Texts that are remembered; the one that came longest ago makes room.
+const REMEMBERED: usize = 64;
+/// A text is told again after this time.
+const PAUSE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug)]
+struct Complaint {
+    text: u128,
+    told: Mono,
+    /// Came so often since it was told.
+    held: u32,
+}
+
+/// What was complained about lately.
+#[derive(Debug, Default)]
+pub(super) struct Complaints(Vec<Complaint>);
+
+impl Complaints {
+    /// Whether `text` is to be told now: how often it was held back before.
+    pub(super) fn tell(&mut self, text: &str, now: Mono) -> Option<u32> {
+        let mut fnv = Fnv::default();
+        fnv.text(text);
+        let digest = fnv.finish();
+        if let Some(known) = self.0.iter_mut().find(|c| c.text == digest) {
+            if now < known.told + PAUSE {
+                known.held = known.held.saturating_add(1);
+                return None;
+            }
+            known.told = now;
+            return Some(core::mem::take(&mut known.held));
+        }
+        if self.0.len() == REMEMBERED {
+            let oldest = (0..self.0.len()).min_by_key(|&at| self.0[at].told);
+            oldest.map(|at| self.0.swap_remove(at));
+        }
+        self.0.push(Complaint {
+            text: digest,
+            told: now,
+            held: 0,
+        });
+        Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_are_held_back_and_counted() {
+        let mut complaints = Complaints::default();
+        let at = |s: u64| Mono(s * 1000);
+        assert_eq!(complaints.tell("a", at(0)), Some(0));
+        assert_eq!(complaints.tell("b", at(1)), Some(0));
+        for s in 1..60 {
+            assert_eq!(complaints.tell("a", at(s)), None);
+        }
+        assert_eq!(complaints.tell("a", at(60)), Some(59));
+        assert_eq!(complaints.tell("a", at(61)), None);
+        for n in 0..1000 {
+            assert_eq!(complaints.tell(&n.to_string(), at(62)), Some(0));
+        }
+        assert_eq!(complaints.0.len(), REMEMBERED);
+    }
+}
