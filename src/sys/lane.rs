@@ -6,8 +6,10 @@ use std::{io, thread};
 
 /// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run`]).
 pub const LANE_QUEUE: usize = 128;
-/// Stack of a lane's thread in bytes: the deepest job (unpacking a layer) was measured well below half of it.
-pub const LANE_STACK_BYTES: usize = 256 * 1024;
+/// Stack of a lane's thread in bytes; only pages once touched cost memory. Unpacking a layer takes well below 128 KiB. What
+/// needs the rest is compressing a log: a compressor of 330 KiB is put together on the stack, unless the optimizer
+/// finds that it may do without.
+pub const LANE_STACK_BYTES: usize = 1024 * 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
