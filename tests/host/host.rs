@@ -170,6 +170,18 @@ impl Host {
         }
     }
 
+    /// Pid of the running agent.
+    pub(crate) fn agent_pid(&self) -> i32 {
+        let child = self.agent.as_ref().expect("a running agent");
+        i32::try_from(child.id()).expect("pid")
+    }
+
+    /// Takes note that the agent has ended by itself.
+    pub(crate) fn reap_agent(&mut self) {
+        let status = self.agent.take().expect("an agent").wait();
+        assert!(status.as_ref().is_ok_and(|s| s.success()), "{status:?}");
+    }
+
     /// What the agent said so far.
     pub(crate) fn agent_log(&self) -> String {
         fs::read_to_string(self.base.join("agent.log")).unwrap_or_default()
@@ -452,6 +464,9 @@ impl Drop for Host {
             return;
         }
         if std::thread::panicking() {
+            if let Some(Ok(Some(status))) = self.agent.as_mut().map(Child::try_wait) {
+                eprintln!("--- the agent ended: {status}");
+            }
             let log = self.agent_log();
             let lines: Vec<&str> = log.lines().collect();
             let tail = &lines[lines.len().saturating_sub(80)..];
@@ -477,11 +492,23 @@ impl Drop for Host {
         for point in self.mounts().iter().rev() {
             let _ = umount2(point, MntFlags::MNT_DETACH);
         }
+        let _ = Command::new("sh")
+            .args(["-c", FORGET_RULES, "sh", &self.mark])
+            .status();
         if let Err(e) = self.dismantle() {
             eprintln!("left behind: {e}");
         }
     }
 }
+
+/// Removes the rules that carry a mark, and the chains they lead to.
+const FORGET_RULES: &str = r#"
+rules=$(iptables-save -t nat | grep -F "$1")
+echo "$rules" | sed -n 's/^-A/-D/p' | while read -r rule; do eval "iptables -w -t nat $rule"; done
+echo "$rules" | sed -n 's/.* -j \(CNI-[0-9a-f]*\|CNI-DN-[0-9a-f]*\)$/\1/p' | sort -u | while read -r chain; do
+    iptables -w -t nat -F "$chain" && iptables -w -t nat -X "$chain"
+done
+"#;
 
 /// The name a static pod gets.
 pub(crate) fn full(name: &str) -> String {

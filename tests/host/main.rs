@@ -8,4 +8,6 @@ mod image;
 
 mod commands;
 mod crash;
+mod inside;
+mod manifests;
 mod restart;

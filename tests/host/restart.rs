@@ -179,3 +179,70 @@ fn gapless(host: &Host, before: u64) -> u64 {
     assert!(count > before, "{count} lines, {before} before");
     count
 }
+
+// LOOP-16 PLEG-01 SRC-15 ACT-33 CLEAN-16
+#[test]
+fn slower_never_wrong_without_doorbells() {
+    if !host::able() {
+        return;
+    }
+    let flags = ["--doorbells=false", "--file-check-frequency", "2s"];
+    let host = Host::start(&flags);
+    host.write_image("images/late.tar", "localhost/late:1", &json!({}));
+    host.pod(
+        "poll",
+        json!({"containers": [with(sh("main", IDLE), json!({"image": "localhost/late:1"}))]}),
+    );
+    host.wait_ready("poll");
+    let pid = host.pid("poll", "main");
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("kill");
+    host.wait_pod("poll", "restarted", |pod| {
+        let main = status_of(pod, "main");
+        main["restartCount"] == 1 && main["ready"] == true
+    });
+    host.remove("poll.yaml");
+    host.wait_gone("poll");
+    host.finish();
+}
+
+// ACT-11 CFG-06 STAT-20 STAT-12
+#[test]
+fn stopped_pods_start_with_the_next_agent() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::start(&[]);
+    host.pod(
+        "again",
+        json!({"containers": [sh("main", &format!("echo life; {IDLE}"))]}),
+    );
+    host.pod(
+        "done",
+        json!({"restartPolicy": "Never", "containers": [sh("main", "exit 3")]}),
+    );
+    let first = host.wait_ready("again");
+    host.wait_phase("done", "Failed");
+    let agent = host.agent_pid();
+    host.ok(&["stop", "--all"]);
+    host.wait_process_gone(agent);
+    host.reap_agent();
+    host.until("nothing is left", |host| {
+        let left = host.left();
+        (left.is_empty(), left.join("\n"))
+    });
+    host.start_agent();
+    let second = host.wait_ready("again");
+    let main = status_of(&second, "main");
+    assert_eq!(second["metadata"]["uid"], first["metadata"]["uid"]);
+    assert_eq!(main["restartCount"], 1, "{main}");
+    assert_eq!(
+        main["lastState"]["terminated"]["containerID"],
+        status_of(&first, "main")["containerID"],
+        "{main}"
+    );
+    assert_eq!(host.ok(&["logs", &full("again")]), "life\n");
+    let done = host.wait_phase("done", "Failed");
+    let end = &status_of(&done, "main")["state"]["terminated"];
+    assert_eq!(end["exitCode"], 3, "{done}");
+    host.finish();
+}
