@@ -94,6 +94,8 @@ pub(super) struct Core {
     stop_waiters: Vec<smol::channel::Sender<()>>,
     /// Chores of an earlier tick are under way.
     cleaning: bool,
+    /// When housekeeping next searches disk and cgroups; at once after anything that may leave something there.
+    search_due: Mono,
     /// The agent ends once nothing of any pod is left.
     stop_when_idle: bool,
     /// The loop is to end.
@@ -107,6 +109,7 @@ impl Core {
             effects: VecDeque::new(),
             stop_waiters: Vec::new(),
             cleaning: false,
+            search_due: Mono(0),
             stop_when_idle: false,
             finished: false,
         }
@@ -114,16 +117,34 @@ impl Core {
 
     pub(super) fn handle(&mut self, event: Event, now: Mono) {
         match event {
-            Event::Config(source, ops) => self.on_config(source, ops, now),
+            Event::Config(source, ops) => {
+                self.search_due = Mono(0);
+                self.on_config(source, ops, now);
+            }
             Event::ObjectsChanged => self.on_objects(now),
             Event::ImagesArrived => self.on_images(now),
-            Event::Relisted(events) => self.on_pleg(&events, now),
+            Event::Relisted(events) => {
+                self.search_due = Mono(0);
+                self.on_pleg(&events, now);
+            }
             Event::RuntimeStatus => {}
             Event::Done(handle, outcome) => {
                 self.ctx.table.borrow_mut().on_done(handle, outcome, now);
+                self.ctx.heap_used.set(true);
+                self.search_due = Mono(0);
             }
-            Event::Housekeeping => self.on_housekeeping(now),
-            Event::Cleaned => self.cleaning = false,
+            Event::Housekeeping => {
+                self.on_housekeeping(now);
+                // A burst of calls leaves free pages all over the heap.
+                if self.ctx.heap_used.take() {
+                    crate::sys::memory::trim();
+                }
+            }
+            Event::Cleaned => {
+                self.cleaning = false;
+                // What could not be removed is found again.
+                self.search_due = Mono(0);
+            }
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
             Event::Command(Command::ImagesArrived) => self.on_images(now),
             Event::Terminate => self.finished = true,
@@ -394,7 +415,14 @@ impl Core {
     }
 
     fn on_housekeeping(&mut self, now: Mono) {
-        let chores = housekeeping::decide(&self.ctx, now);
+        let search = !self.cleaning && now >= self.search_due;
+        let chores = housekeeping::decide(&self.ctx, search, now);
+        let could = self.ctx.sources_ready()
+            && self.ctx.may_run_pods(now)
+            && self.ctx.running.borrow().fresh(now).is_some();
+        if search && could {
+            self.search_due = now + housekeeping::SEARCH_INTERVAL;
+        }
         for (uid, drop_status) in &chores.create {
             self.create_again(uid, *drop_status, now);
         }

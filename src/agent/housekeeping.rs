@@ -2,6 +2,7 @@
 //! removed. The rules are `logic::housekeeping`'s (CLEAN-01 to CLEAN-13); it runs every two seconds once all sources are
 //! ready.
 
+use core::time::Duration;
 use std::collections::BTreeSet;
 
 use super::{admission, cgroups, ctx::Ctx, gc, sync::chain};
@@ -35,17 +36,26 @@ impl Chores {
     }
 }
 
-/// The deciding half: looks at the table, the configuration and the runtime, changes only workers.
-pub(super) fn decide(ctx: &Ctx, now: Mono) -> Chores {
+/// Time after which directories and cgroups are looked through although nothing happened: orphans come from pods that ended
+/// or from an earlier agent; only a foreign hand makes others.
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With `search` also at
+/// the disk and the cgroups, which takes a system call for each of a few dozen directories.
+pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
     if !may_run(ctx.sources_ready()) || !ctx.may_run_pods(now) {
         return Chores::default();
     }
     // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.
-    let groups = cgroups::list(ctx);
-    let dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
-        ctx.complain(&format!("housekeeping: pod directories: {e}"));
-        Vec::new()
-    });
+    let (groups, dirs) = if search {
+        let dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
+            ctx.complain(&format!("housekeeping: pod directories: {e}"));
+            Vec::new()
+        });
+        (cgroups::list(ctx), dirs)
+    } else {
+        (Vec::new(), Vec::new())
+    };
     let config = ctx.config.borrow();
     let pods: Vec<ConfigPod<'_>> = config
         .iter()

@@ -9,7 +9,7 @@ use super::{
     core::Event,
     ctx::{Ctx, Shared},
 };
-use crate::api::cri::RuntimeStatus;
+use crate::api::{Mono, cri::RuntimeStatus};
 
 /// Time between the end of a relist and the next one (PLEG-01).
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -21,6 +21,13 @@ pub(super) const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 /// Time between passes of container garbage collection (GC-01).
 pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
+/// second and not once for each.
+fn in_step(due: Mono) -> Mono {
+    const STEP_MS: u64 = 1000;
+    Mono(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
+}
 
 /// Reads the runtime's conditions, and tells the log when they change.
 pub(super) async fn runtime_status(ctx: Shared, events: Sender<Event>) {
@@ -38,7 +45,9 @@ pub(super) async fn runtime_status(ctx: Shared, events: Sender<Event>) {
         if events.send(Event::RuntimeStatus).await.is_err() {
             return;
         }
-        ctx.clock.until(ctx.clock.now() + STATUS_INTERVAL).await;
+        ctx.clock
+            .until(in_step(ctx.clock.now() + STATUS_INTERVAL))
+            .await;
     }
 }
 
@@ -73,7 +82,7 @@ fn tell_change(ctx: &Ctx, status: &RuntimeStatus) {
 pub(super) async fn housekeeping(ctx: Shared, events: Sender<Event>) {
     loop {
         ctx.clock
-            .until(ctx.clock.now() + HOUSEKEEPING_INTERVAL)
+            .until(in_step(ctx.clock.now() + HOUSEKEEPING_INTERVAL))
             .await;
         if events.send(Event::Housekeeping).await.is_err() {
             return;
@@ -85,7 +94,7 @@ pub(super) async fn housekeeping(ctx: Shared, events: Sender<Event>) {
 pub(super) async fn container_gc(ctx: Shared) {
     loop {
         ctx.clock
-            .until(ctx.clock.now() + CONTAINER_GC_INTERVAL)
+            .until(in_step(ctx.clock.now() + CONTAINER_GC_INTERVAL))
             .await;
         super::gc::pass(&ctx).await;
     }
@@ -95,7 +104,7 @@ pub(super) async fn container_gc(ctx: Shared) {
 pub(super) async fn log_rotation(ctx: Shared) {
     loop {
         ctx.clock
-            .until(ctx.clock.now() + ctx.cfg.logs.monitor_interval)
+            .until(in_step(ctx.clock.now() + ctx.cfg.logs.monitor_interval))
             .await;
         super::log_rotation::pass(&ctx).await;
     }
@@ -107,8 +116,7 @@ pub(super) async fn runtime(ctx: Shared, asked: Receiver<()>, events: Sender<Eve
     loop {
         relist(&ctx, &events).await;
         let ended = ctx.clock.now();
-        ctx.clock.until(ended + RELIST_MIN_GAP).await;
-        let tick = ctx.clock.until(ended + RELIST_INTERVAL);
+        let tick = ctx.clock.until(in_step(ended + RELIST_INTERVAL));
         let ring = async {
             if ctx.cfg.doorbells {
                 ctx.runtime.doorbell().await;
@@ -118,6 +126,11 @@ pub(super) async fn runtime(ctx: Shared, asked: Receiver<()>, events: Sender<Eve
         };
         let ask = async { _ = asked.recv().await };
         tick.or(ring).or(ask).await;
+        // A doorbell goes on ringing and a question stays in its channel: neither is lost by waiting here.
+        let gap = ended + RELIST_MIN_GAP;
+        if ctx.clock.now() < gap {
+            ctx.clock.until(gap).await;
+        }
         // Whoever asked meanwhile is served by the relist that begins now.
         while asked.try_recv().is_ok() {}
     }
@@ -165,5 +178,17 @@ async fn relist(ctx: &Ctx, events: &Sender<Event>) {
     // Sent even when nothing happened: calls may wait for a status newer than their last end.
     if !happened.is_empty() || waiting.is_some() {
         let _ = events.send(Event::Relisted(happened)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_fall_together() {
+        for (due, want) in [(0, 0), (1499, 1000), (1500, 2000), (61_001, 61_000)] {
+            assert_eq!(in_step(Mono(due)), Mono(want), "{due}");
+        }
     }
 }
