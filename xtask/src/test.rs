@@ -74,7 +74,14 @@ pub(crate) fn run() -> Result<(), Failure> {
     // Budgets count for the program as it is shipped.
     step(
         "budgets",
-        cargo().args(["test", "--release", "--test", "shim_memory"]),
+        cargo().args([
+            "test",
+            "--release",
+            "--test",
+            "shim_memory",
+            "--test",
+            "budget",
+        ]),
         &mut skipped,
     );
     // Last, so that what CI shows of a long log ends with the tests' own count.

@@ -1,0 +1,455 @@
+//! What a node costs: memory, processes and wake-ups of an agent and its shims, beside real pods that sleep, and what is left
+//! of a crowd of pods once it is gone. A debug build only shows the figures, of fewer pods.
+//! Needs root, runc, the CNI plugins and a static busybox; says so and passes without them.
+//!
+//! Nothing of the library is used here: the program is looked at from outside, and this test is then linked in seconds.
+
+use core::time::Duration;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_picolet");
+const BUSYBOX: &str = "/bin/busybox";
+const IMAGE: &str = "localhost/picolet/budget:1";
+
+/// Pods of the crowd.
+const PODS: usize = if cfg!(debug_assertions) { 10 } else { 100 };
+/// Memory of the agent, its share of what it maps (PSS), in KiB: without pods, and with the crowd.
+const AGENT_EMPTY_KIB: u64 = 4 * 1024;
+const AGENT_FULL_KIB: u64 = 8 * 1024;
+/// Memory of its own that a shim may have, and its share of what it maps, in KiB.
+const SHIM_PRIVATE_KIB: u64 = 64;
+const SHIM_PSS_KIB: u64 = 96;
+/// Agent and shims together, PSS in KiB.
+const STACK_KIB: u64 = 18 * 1024;
+/// PSS in KiB by which an agent may be larger after the crowd than it was before: what the threads' caches of the allocator
+/// keep in pages of their own, and code that was not needed before.
+const GROWTH_KIB: u64 = 3 * 1024;
+/// How often threads of the agent may be put on a processor in a second at rest, with or without pods: one tick a second
+/// wakes the thread that waits for the kernel and the one that decides, and arms a timer again; some ticks use a lane.
+const WAKES_PER_SECOND: u64 = 10;
+
+/// Over which wake-ups are counted.
+const REST: Duration = Duration::from_secs(15);
+/// After which an agent counts as at rest: two passes of housekeeping.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Between two looks at a condition.
+const LOOK: Duration = Duration::from_millis(50);
+/// Looks before a condition counts as never met: three minutes.
+const LOOKS: usize = 3600;
+
+#[test]
+fn a_crowd_of_sleeping_pods() {
+    if let Some(why) = missing() {
+        eprintln!("SKIPPED {why}");
+        return;
+    }
+    let node = Node::start();
+    node.import_image();
+    pass(SETTLE);
+    let empty = node.figures();
+    empty.show("without pods");
+
+    for n in 0..PODS {
+        node.write_manifest(n);
+    }
+    until("every pod runs", || {
+        let pods = node.pods()?;
+        let running = pods.iter().filter(|p| p["status"]["phase"] == "Running");
+        (pods.len() == PODS && running.count() == PODS).then_some(())
+    });
+    pass(SETTLE);
+    let full = node.figures();
+    full.show("with pods");
+
+    for n in 0..PODS {
+        fs::remove_file(node.manifest(n)).expect("manifest");
+    }
+    until("every pod is gone", || {
+        (node.pods()?.is_empty() && node.shims().is_empty()).then_some(())
+    });
+    pass(SETTLE);
+    let after = node.figures();
+    after.show("after them");
+
+    assert_eq!(full.shims.len(), PODS, "one shim a container");
+    assert_eq!(
+        full.processes,
+        1 + PODS,
+        "agent and shims, nothing else is resident"
+    );
+    assert_eq!(after.processes, 1, "the agent alone");
+    if !cfg!(debug_assertions) {
+        let most = |f: fn(&Memory) -> u64| full.shims.iter().map(f).max().unwrap_or_default();
+        for (what, found, limit) in [
+            ("agent without pods, PSS", empty.agent.pss, AGENT_EMPTY_KIB),
+            ("agent with pods, PSS", full.agent.pss, AGENT_FULL_KIB),
+            ("a shim, private", most(|m| m.private), SHIM_PRIVATE_KIB),
+            ("a shim, PSS", most(|m| m.pss), SHIM_PSS_KIB),
+            ("agent and shims, PSS", full.stack(), STACK_KIB),
+            (
+                "growth of the agent by a crowd that is gone, PSS",
+                after.agent.pss.saturating_sub(empty.agent.pss),
+                GROWTH_KIB,
+            ),
+        ] {
+            assert!(found <= limit, "{what}: {found} KiB, at most {limit}");
+        }
+        for (when, figures) in [("without", &empty), ("with", &full), ("after", &after)] {
+            let found = figures.wakes / REST.as_secs();
+            assert!(
+                found <= WAKES_PER_SECOND,
+                "{found} wake-ups a second {when} pods, at most {WAKES_PER_SECOND}"
+            );
+        }
+    }
+    node.stop();
+}
+
+/// Why this machine cannot run pods.
+fn missing() -> Option<String> {
+    let present = |paths: &[&str]| paths.iter().any(|p| Path::new(p).exists());
+    if !nix::unistd::geteuid().is_root() {
+        return Some("tests/budget.rs: needs root".into());
+    }
+    for (what, paths) in [
+        (
+            "runc",
+            &["/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc"][..],
+        ),
+        (
+            "CNI plugins",
+            &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"],
+        ),
+        ("iptables", &["/usr/sbin/iptables", "/sbin/iptables"]),
+        ("busybox", &[BUSYBOX]),
+    ] {
+        if !present(paths) {
+            return Some(format!("tests/budget.rs: {what} is not installed"));
+        }
+    }
+    None
+}
+
+/// An agent on directories of its own. Dropping it ends its pods and removes its traces.
+struct Node {
+    mark: String,
+    base: PathBuf,
+    agent: Child,
+}
+
+/// What the kernel says of an agent and its shims.
+struct Figures {
+    agent: Memory,
+    shims: Vec<Memory>,
+    /// Processes of ours; containers are not.
+    processes: usize,
+    /// Switches to a thread of the agent within [`REST`].
+    wakes: u64,
+}
+
+/// Memory of one process in KiB.
+struct Memory {
+    private: u64,
+    pss: u64,
+}
+
+impl Figures {
+    fn stack(&self) -> u64 {
+        self.agent.pss + self.shims.iter().map(|m| m.pss).sum::<u64>()
+    }
+
+    fn show(&self, when: &str) {
+        eprintln!(
+            "{when}: agent {} KiB PSS, {} KiB private; {} shims, largest {} KiB private, {} KiB PSS; stack {} KiB PSS; {} wake-ups in {} s",
+            self.agent.pss,
+            self.agent.private,
+            self.shims.len(),
+            self.shims.iter().map(|m| m.private).max().unwrap_or(0),
+            self.shims.iter().map(|m| m.pss).max().unwrap_or(0),
+            self.stack(),
+            self.wakes,
+            REST.as_secs(),
+        );
+    }
+}
+
+impl Node {
+    fn start() -> Self {
+        let mark = format!("pbud{}x", std::process::id());
+        // In memory, as a run directory is everywhere; overlays can write on it.
+        let base = Path::new("/dev/shm").join(&mark);
+        for dir in ["root", "run", "manifests", "images", "logs", "links", "cni"] {
+            fs::create_dir_all(base.join(dir)).expect("directory");
+        }
+        let log = fs::File::create(base.join("agent.log")).expect("log");
+        let mut command = Command::new(PROGRAM);
+        command.arg("run");
+        for (flag, dir) in [
+            ("--root-dir", "root"),
+            ("--run-dir", "run"),
+            ("--pod-manifest-path", "manifests"),
+            ("--image-dir", "images"),
+            ("--pod-logs-dir", "logs"),
+            ("--container-log-dir", "links"),
+            ("--cni-conf-dir", "cni"),
+        ] {
+            command.arg(flag).arg(base.join(dir));
+        }
+        let agent = command
+            .args(["--cgroup-root", &format!("/{mark}"), "--bridge", &mark])
+            .args(["--hostname-override", "node", "--fail-swap-on=false"])
+            .args(["--pod-cidr", "10.215.0.0/16"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("log"))
+            .stderr(log)
+            .spawn()
+            .expect("agent");
+        let node = Self { mark, base, agent };
+        until("the agent answers", || node.pods());
+        node
+    }
+
+    /// Every pod.
+    fn pods(&self) -> Option<Vec<Value>> {
+        let mut stream = UnixStream::connect(self.base.join("run/picolet.sock")).ok()?;
+        stream
+            .write_all(b"GET /pods HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+            .ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let (_, body) = text.split_once("\r\n\r\n")?;
+        let list: Value = serde_json::from_str(body).ok()?;
+        Some(list["items"].as_array()?.clone())
+    }
+
+    fn client(&self, words: &[&str]) -> Output {
+        Command::new(PROGRAM)
+            .args(words)
+            .env("PICOLET_SOCKET", self.base.join("run/picolet.sock"))
+            .stdin(Stdio::null())
+            .output()
+            .expect("client")
+    }
+
+    fn import_image(&self) {
+        let path = self.base.join("image.tar");
+        fs::write(&path, image()).expect("image");
+        let output = self.client(&["image", "import", &path.display().to_string()]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "import: {said}");
+        fs::remove_file(path).expect("image");
+    }
+
+    fn manifest(&self, n: usize) -> PathBuf {
+        self.base.join(format!("manifests/sleep-{n}.json"))
+    }
+
+    fn write_manifest(&self, n: usize) {
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": format!("sleep-{n}")},
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{
+                    "name": "main",
+                    "image": IMAGE,
+                    "imagePullPolicy": "Never",
+                    "command": ["/busybox", "sleep", "86400"],
+                }],
+            },
+        });
+        let hidden = self.base.join("manifests/.new");
+        fs::write(&hidden, pod.to_string()).expect("manifest");
+        fs::rename(hidden, self.manifest(n)).expect("manifest");
+    }
+
+    /// Processes with the mark in a word of their command line: agent, shims, and what they run for a moment.
+    fn processes(&self) -> Vec<(u32, Vec<u8>)> {
+        let entries = fs::read_dir("/proc").expect("proc").flatten();
+        entries
+            .filter_map(|e| {
+                let pid: u32 = e.file_name().to_str()?.parse().ok()?;
+                let line = fs::read(e.path().join("cmdline")).ok()?;
+                let marked = String::from_utf8_lossy(&line).contains(&self.mark);
+                marked.then_some((pid, line))
+            })
+            .collect()
+    }
+
+    fn shims(&self) -> Vec<u32> {
+        let is_shim = |line: &[u8]| line.split(|b| *b == 0).nth(1) == Some(b"shim");
+        let all = self.processes().into_iter();
+        all.filter(|(_, line)| is_shim(line))
+            .map(|(pid, _)| pid)
+            .collect()
+    }
+
+    /// Measured over [`REST`].
+    fn figures(&self) -> Figures {
+        let agent = self.agent.id();
+        let before = switches(agent);
+        pass(REST);
+        let wakes = switches(agent) - before;
+        Figures {
+            agent: memory(agent),
+            shims: self.shims().into_iter().map(memory).collect(),
+            processes: self.processes().len(),
+            wakes,
+        }
+    }
+
+    fn stop(mut self) {
+        let output = self.client(&["stop", "--all"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "stop: {said}");
+        assert!(self.agent.wait().expect("agent").success(), "agent's end");
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "{}",
+                fs::read_to_string(self.base.join("agent.log")).unwrap_or_default()
+            );
+            let _ = self.client(&["stop", "--all"]);
+        }
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+        for (pid, _) in self.processes() {
+            if let Ok(pid) = i32::try_from(pid) {
+                let _ = nix::sys::signal::kill(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGKILL,
+                );
+            }
+        }
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = table.lines().filter_map(|line| line.split(' ').nth(4));
+        for point in mounts.filter(|p| p.contains(&self.mark)).rev() {
+            let _ = nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH);
+        }
+        let _ = Command::new("ip")
+            .args(["link", "delete", &self.mark])
+            .output();
+        let roots = fs::read_dir("/sys/fs/cgroup")
+            .into_iter()
+            .flatten()
+            .flatten();
+        for root in roots
+            .map(|e| e.path())
+            .chain([PathBuf::from("/sys/fs/cgroup")])
+        {
+            remove_cgroups(&root.join(&self.mark));
+        }
+        let _ = fs::remove_dir_all(&self.base);
+    }
+}
+
+fn remove_cgroups(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_cgroups(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(dir);
+}
+
+/// A docker archive whose one layer holds busybox.
+fn image() -> Vec<u8> {
+    let hex = |data: &[u8]| -> String {
+        Sha256::digest(data)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    };
+    let busybox = fs::read(BUSYBOX).expect("busybox");
+    let layer = archive(&[("busybox", 0o755, &busybox)]);
+    let config = json!({
+        "architecture": if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" },
+        "os": "linux",
+        "config": {"Cmd": ["/busybox"]},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", hex(&layer))]},
+    })
+    .to_string();
+    let name = format!("{}.json", hex(config.as_bytes()));
+    let manifest = json!([{"Config": name, "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]);
+    archive(&[
+        (&name, 0o644, config.as_bytes()),
+        ("layer.tar", 0o644, &layer),
+        ("manifest.json", 0o644, manifest.to_string().as_bytes()),
+    ])
+}
+
+fn archive(files: &[(&str, u32, &[u8])]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, mode, data) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(*mode);
+        header.set_size(data.len() as u64);
+        tar.append_data(&mut header, name, *data).expect("file");
+    }
+    tar.into_inner().expect("archive")
+}
+
+fn memory(pid: u32) -> Memory {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps");
+    let sum = |names: &[&str]| numbers(&text, names);
+    Memory {
+        private: sum(&["Private_Clean:", "Private_Dirty:"]),
+        pss: sum(&["Pss:"]),
+    }
+}
+
+/// How often threads of a process were put on a processor, whether they had waited or were pushed aside before.
+fn switches(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("tasks");
+    let texts = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    texts
+        .map(|text| {
+            numbers(
+                &text,
+                &["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"],
+            )
+        })
+        .sum()
+}
+
+/// Sum of the lines `name:  123 …`.
+fn numbers(text: &str, names: &[&str]) -> u64 {
+    let mut sum = 0;
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|name| names.contains(&name)) {
+            let word = words.next().expect("a number");
+            sum += word.parse::<u64>().expect("a number");
+        }
+    }
+    sum
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..LOOKS {
+        if let Some(found) = look() {
+            return found;
+        }
+        pass(LOOK);
+    }
+    panic!("never: {what}");
+}
+
+/// Lets time pass: what is measured here happens over time.
+fn pass(time: Duration) {
+    smol::block_on(async_io::Timer::after(time));
+}
