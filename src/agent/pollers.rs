@@ -14,7 +14,7 @@ use crate::api::{Mono, cri::RuntimeStatus};
 /// Time between the end of a relist and the next one (PLEG-01).
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(1);
 /// At the sound of doorbells relists follow each other no faster than this.
-pub(super) const RELIST_MIN_GAP: Duration = Duration::from_millis(10);
+pub(super) const RELIST_MIN_GAP: Duration = Duration::from_millis(3);
 /// Time between reads of the runtime's conditions (LOOP-03).
 pub(super) const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 /// Time between passes of housekeeping (LOOP-01).

@@ -93,7 +93,6 @@ impl Poller {
         };
         let now = clock::mono();
         let until_poll = (polled + self.interval) - now;
-        let until_gap = (read + MIN_GAP) - now;
         let quiet = async {
             Timer::after(if self.wants_recheck {
                 until_poll.min(RECHECK)
@@ -107,7 +106,8 @@ impl Poller {
                 Some(doorbell) => doorbell.rung().await,
                 None => core::future::pending().await,
             }
-            Timer::after(until_gap).await;
+            // Counted from the ring: whoever has not read for long need not wait.
+            Timer::after((read + MIN_GAP) - clock::mono()).await;
         };
         or(quiet, rung).await;
         if clock::mono() >= polled + self.interval {
