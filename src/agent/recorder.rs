@@ -135,9 +135,33 @@ impl Recorder {
 
     /// All kept events, oldest first.
     #[cfg(test)]
-    pub(super) fn events(&self) -> impl Iterator<Item = &Event> {
-        self.ring.iter()
+    pub(super) fn events(&self) -> impl Iterator<Item = Told> {
+        let mut at = 0;
+        self.ring.iter().map(move |event| {
+            let [_uid, _pod, _field_path, reason, _message] = event.lengths.map(|len| {
+                let start = at;
+                at += usize::from(len);
+                let bytes = self.texts.range(start..at).copied().collect();
+                String::from_utf8(bytes).expect("cut at characters")
+            });
+            Told {
+                reason,
+                count: event.count,
+                first: event.first,
+                last: event.last,
+            }
+        })
     }
+}
+
+/// What tests ask of a kept event.
+#[cfg(test)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) reason: String,
+    pub(super) count: u32,
+    pub(super) first: Wall,
+    pub(super) last: Wall,
 }
 
 /// The head of `text`, at most `limit` bytes, cut at a character.
@@ -182,7 +206,7 @@ mod tests {
             recorder.record(about, Severity::Normal, "Pulled", &n.to_string(), Wall(0));
         }
         assert_eq!(recorder.events().count(), EVENTS_KEPT);
-        let texts: usize = recorder.events().map(Event::len).sum();
+        let texts: usize = recorder.ring.iter().map(Event::len).sum();
         assert_eq!(texts, recorder.texts.len(), "texts go with their events");
     }
 
