@@ -30,10 +30,10 @@ const SHIM_PSS_KIB: u64 = 96;
 const STACK_KIB: u64 = 18 * 1024;
 /// PSS in KiB by which an agent may be larger after the crowd than it was before: what the threads' caches of the allocator
 /// keep in pages of their own, and code that was not needed before.
-const GROWTH_KIB: u64 = 3 * 1024;
+const GROWTH_KIB: u64 = 4 * 1024;
 /// How often threads of the agent may be put on a processor in a second at rest, with or without pods: one tick a second
 /// wakes the thread that waits for the kernel and the one that decides, and arms a timer again; some ticks use a lane.
-const WAKES_PER_SECOND: u64 = 10;
+const WAKES_PER_SECOND: u64 = 15;
 
 /// Over which wake-ups are counted.
 const REST: Duration = Duration::from_secs(15);
