@@ -1,8 +1,10 @@
 //! What a container sees and may do: nothing of the agent's, and of the host and its pod what its manifest says.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use nix::sys::statfs::statfs;
 use serde_json::json;
 
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
@@ -14,6 +16,7 @@ fn inherits_nothing() {
         return;
     }
     let host = Host::start(&[]);
+    let run = fs::metadata(host.path("run")).expect("run directory").dev();
     // Init's own descriptors, environment and mounts, read by itself before anything else.
     let look = "ls -l /proc/self/fd 2>/dev/null; echo; tr '\\0' '\\n' < /proc/self/environ; echo; cat /proc/self/mountinfo; echo; \
                 grep -E '^(Cap|NoNew|Sig(Blk|Ign)|Groups)' /proc/self/status; echo end";
@@ -83,6 +86,13 @@ fn inherits_nothing() {
                 mask || root == "/" && mounts_of_its_own.contains(&point) || files.contains(&point);
             let read_only = options.split(',').any(|o| o == "ro");
             assert!(own || read_only, "{how}: {line}\n{mounts}");
+            // Nothing of it is in the memory that records and sockets of all pods need.
+            let (major, minor) = words[2].split_once(':').unwrap_or_default();
+            let device = nix::sys::stat::makedev(
+                major.parse().expect("device"),
+                minor.parse().expect("device"),
+            );
+            assert!(read_only || device != run, "{how}: {line}");
             // Nothing mounted inside comes out; what the host mounts reaches no volume.
             let slave = line.contains(" master:") && point != "/";
             assert!(!line.contains(" shared:") && !slave, "{how}: {line}");
@@ -108,6 +118,20 @@ fn inherits_nothing() {
             "{how}"
         );
     }
+    // As under other runtimes the three files can be written; it is the disk that they fill, and they go with the pod.
+    for file in ["hostname", "hosts", "resolv.conf"] {
+        let script = format!("head -c 3000000 /dev/zero >> /etc/{file} && stat -c %s /etc/{file}");
+        let size: u64 = host
+            .exec("plain", "main", &script)
+            .trim()
+            .parse()
+            .expect("a size");
+        assert!(size > 3_000_000, "{file}: {size}");
+    }
+    let filled = statfs(&host.path("run")).expect("statfs");
+    let used = (filled.blocks() - filled.blocks_free())
+        * u64::try_from(filled.block_size()).expect("size");
+    assert!(used < 3_000_000, "{used} bytes in the run directory");
     // Namespaces of its own; those of its pod are not the host's.
     let pid = host.pid("plain", "main");
     for kind in ["mnt", "pid", "net", "ipc", "uts", "cgroup"] {
@@ -202,6 +226,11 @@ fn security_and_namespaces() {
     let pod = host.wait_ready("on-host");
     assert_eq!(pod["status"]["podIP"], pod["status"]["hostIP"]);
     let pid = host.pid("on-host", "main");
+    for file in ["hostname", "hosts", "resolv.conf"] {
+        let inode = |path: String| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+        let own = inode(format!("/proc/{pid}/root/etc/{file}"));
+        assert_ne!(own, inode(format!("/etc/{file}")), "the machine's {file}");
+    }
     for (kind, hosts) in [("net", true), ("uts", true), ("ipc", false), ("pid", false)] {
         let link = |who: &str| fs::read_link(format!("/proc/{who}/ns/{kind}")).expect("namespace");
         assert_eq!(link(&pid.to_string()) == link("self"), hosts, "{kind}");
@@ -241,6 +270,11 @@ fn security_and_namespaces() {
         assert_eq!(said, wanted, "{script}");
     }
     assert!(host.path("shared/made").is_dir());
+    // The files made for a container are part of its root: read-only with it.
+    for file in ["hostname", "hosts", "resolv.conf"] {
+        let script = format!("echo x 2>/dev/null >> /etc/{file}; echo $?");
+        assert_eq!(host.exec("strict", "main", &script), "1\n", "{file}");
+    }
 
     host.wait_ready("mighty");
     let status = host.exec(

@@ -177,7 +177,7 @@ impl Runc {
             &prepared.group,
         )
         .map_err(RuntimeError::Invalid)?;
-        let mut paths = sandbox::paths(&self.sandbox_dir(&parent.id), parent);
+        let mut paths = sandbox::paths(&self.sandbox_dirs(&parent.id), parent);
         if config.security.namespaces.pid == NamespaceMode::Target {
             paths.pid_namespace = self.namespace_of_target(config)?;
         }

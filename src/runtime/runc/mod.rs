@@ -101,7 +101,7 @@ impl Runc {
         for dir in ["sandboxes", "containers", "runtime", "cni"] {
             make_dir(&settings.run_dir.join(dir))?;
         }
-        for dir in ["containers", "cni"] {
+        for dir in ["sandboxes", "containers", "cni"] {
             make_dir(&settings.root_dir.join(dir))?;
         }
         for dir in [&settings.run_dir, &settings.root_dir] {
@@ -196,7 +196,7 @@ impl Runc {
         let swept = self.disk.run(move || {
             crate::sys::mount::unmount_below(&run)?;
             files::remove_tree(&run)?;
-            for dir in ["containers", "cni"] {
+            for dir in ["sandboxes", "containers", "cni"] {
                 files::remove_tree(&root.join(dir))?;
             }
             if crate::sys::mount::is_mount_point(&root)? {
@@ -217,6 +217,13 @@ impl Runc {
 
     fn sandbox_dir(&self, id: &SandboxId) -> PathBuf {
         self.settings.run_dir.join("sandboxes").join(id.as_str())
+    }
+
+    fn sandbox_dirs(&self, id: &SandboxId) -> sandbox::Dirs {
+        sandbox::Dirs {
+            run: self.sandbox_dir(id),
+            root: self.settings.root_dir.join("sandboxes").join(id.as_str()),
+        }
     }
 
     fn dirs(&self, id: &ContainerId) -> Dirs {

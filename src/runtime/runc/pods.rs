@@ -91,7 +91,8 @@ impl Runc {
     ) -> Result<SandboxStatus, RuntimeError> {
         let dir = self.sandbox_dir(&record.id);
         let config = &record.config;
-        sandbox::make_files(&dir, config, &self.settings.host.hostname)
+        let dirs = self.sandbox_dirs(&record.id);
+        sandbox::make_files(&dirs, config, &self.settings.host.hostname)
             .map_err(failed("make the files of the sandbox"))?;
         let holder = sandbox::make_namespaces(&dir, config, &self.settings.exe)
             .await
@@ -222,9 +223,11 @@ impl Runc {
         for container in containers {
             self.remove_instance(&container).await?;
         }
-        let dir = self.sandbox_dir(id);
-        mount::unmount(&dir.join("shm"))
-            .and_then(|()| files::remove_tree(&dir))
+        let dirs = self.sandbox_dirs(id);
+        // The run directory last: it is what is found after a crash.
+        mount::unmount(&dirs.run.join("shm"))
+            .and_then(|()| files::remove_tree(&dirs.root))
+            .and_then(|()| files::remove_tree(&dirs.run))
             .map_err(failed("remove the sandbox"))?;
         self.table.borrow_mut().sandboxes.remove(id);
         Ok(())

@@ -298,14 +298,19 @@ impl Runc {
         self.next_order.replace(last.unwrap_or(0));
     }
 
-    /// Writable layers of containers that the run directory does not know (another boot).
+    /// Writable layers and files of containers and sandboxes that the run directory does not know (another boot).
     async fn sweep_layers(&self) {
-        let root = self.settings.root_dir.join("containers");
-        let run = self.settings.run_dir.join("containers");
+        let (root, run) = (
+            self.settings.root_dir.clone(),
+            self.settings.run_dir.clone(),
+        );
         let swept = self.disk.run(move || -> io::Result<()> {
-            for name in files::names(&root)? {
-                if !run.join(&name).exists() {
-                    fs::remove_dir_all(root.join(name))?;
+            for kind in ["containers", "sandboxes"] {
+                let (root, run) = (root.join(kind), run.join(kind));
+                for name in files::names(&root)? {
+                    if !run.join(&name).exists() {
+                        fs::remove_dir_all(root.join(name))?;
+                    }
                 }
             }
             Ok(())

@@ -2,8 +2,12 @@
 //! PID namespace where the pod's containers share one.
 //!
 //! ```text
-//! <run>/sandboxes/<id>/record.json   hostname   resolv.conf   shm/ (tmpfs)   ns/{net,ipc,uts,pid} (nsfs)
+//! <run>/sandboxes/<id>/    record.json   shm/ (tmpfs of its own)   ns/{net,ipc,uts,pid} (nsfs)
+//! <root>/sandboxes/<id>/   hostname   resolv.conf   hosts
 //! ```
+//!
+//! The three files are on the disk because containers may write to them, as under other runtimes: in the run directory a
+//! pod could fill the memory that records and sockets of all pods need.
 
 use std::{
     fs, io,
@@ -71,22 +75,37 @@ pub(super) fn check(config: &SandboxConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes the files that containers see, and mounts /dev/shm. Cheap: the run directory is a tmpfs.
-pub(super) fn make_files(dir: &Path, config: &SandboxConfig, host_name: &str) -> io::Result<()> {
+/// Where a sandbox keeps what.
+#[derive(Clone, Debug)]
+pub(super) struct Dirs {
+    /// `<run>/sandboxes/<id>`.
+    pub(super) run: PathBuf,
+    /// `<root>/sandboxes/<id>`.
+    pub(super) root: PathBuf,
+}
+
+/// Writes the files that containers see, and mounts /dev/shm. Nothing is synced: a reboot makes them anew.
+pub(super) fn make_files(dirs: &Dirs, config: &SandboxConfig, host_name: &str) -> io::Result<()> {
+    fs::create_dir_all(&dirs.root)?;
     let resolv_conf = if config.dns == DnsConfig::default() {
         files::read_start(Path::new("/etc/resolv.conf"), HOST_FILE_LIMIT).unwrap_or_default()
     } else {
         resolv_conf(&config.dns).into_bytes()
     };
-    files::write_public(&dir.join("resolv.conf"), &resolv_conf)?;
+    files::write_public(&dirs.root.join("resolv.conf"), &resolv_conf)?;
     let name = if config.hostname.is_empty() {
         host_name
     } else {
         &config.hostname
     };
-    files::write_public(&dir.join("hostname"), format!("{name}\n").as_bytes())?;
+    files::write_public(&dirs.root.join("hostname"), format!("{name}\n").as_bytes())?;
+    if config.namespaces.network == NamespaceMode::Node {
+        // A copy: the machine's own file is nothing for containers to write to.
+        let hosts = files::read_start(Path::new("/etc/hosts"), HOST_FILE_LIMIT).unwrap_or_default();
+        files::write_public(&dirs.root.join("hosts"), &hosts)?;
+    }
     if config.namespaces.ipc == NamespaceMode::Pod {
-        let shm = dir.join("shm");
+        let shm = dirs.run.join("shm");
         fs::create_dir_all(&shm)?;
         mount::unmount(&shm)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -182,10 +201,10 @@ pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
 }
 
 /// What containers of the sandbox join and mount.
-pub(super) fn paths(dir: &Path, record: &SandboxRecord) -> SandboxPaths {
+pub(super) fn paths(dirs: &Dirs, record: &SandboxRecord) -> SandboxPaths {
+    let (dir, files) = (&dirs.run, &dirs.root);
     let text = |path: PathBuf| path.display().to_string();
     let modes = record.config.namespaces;
-    let host_network = modes.network == NamespaceMode::Node;
     SandboxPaths {
         network_namespace: text(pin(dir, "net")),
         ipc_namespace: text(pin(dir, "ipc")),
@@ -200,10 +219,10 @@ pub(super) fn paths(dir: &Path, record: &SandboxRecord) -> SandboxPaths {
         } else {
             text(dir.join("shm"))
         },
-        hostname: text(dir.join("hostname")),
-        resolv_conf: text(dir.join("resolv.conf")),
-        hosts: if host_network && Path::new("/etc/hosts").exists() {
-            "/etc/hosts".into()
+        hostname: text(files.join("hostname")),
+        resolv_conf: text(files.join("resolv.conf")),
+        hosts: if modes.network == NamespaceMode::Node {
+            text(files.join("hosts"))
         } else {
             String::new()
         },
