@@ -346,6 +346,88 @@ fn archives_of_other_tools_unpack_to_the_same_tree() {
     assert_eq!(images[0].names, ["docker.io/library/app:latest"]);
 }
 
+/// Derived layers as they come from tools that archive what they changed without a look at the base image.
+#[test]
+fn layers_through_links_and_hard_links_of_lower_layers() {
+    if !able() {
+        return;
+    }
+    let mut scratch = Scratch::new();
+    let base = scratch.path.clone();
+    let script = r#"
+        set -e
+        mkdir -p base/usr/lib/x86 base/usr/bin base/var/old base/run
+        chmod 711 base/usr/lib; chmod 1777 base/run
+        ln -s usr/lib base/lib; ln -s usr/bin base/bin; ln -s /run base/var/run; ln -s lib base/lib64
+        for n in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $n > base/usr/lib/f$n; done
+        echo tool > base/usr/bin/tool; chmod 4755 base/usr/bin/tool; echo old > base/var/old/x
+        tar -C base -cf base.tar .
+        # Files below a directory that is a link in the base, without the directory itself.
+        mkdir -p one/lib/x86 one/var/run one/bin
+        echo new > one/lib/new; echo more > one/lib/x86/more; echo pid > one/var/run/pid; echo b > one/bin/b
+        : > one/lib/.wh.f3
+        tar -C one --no-recursion -cf one.tar lib/new lib/x86/more var/run/pid bin/b lib/.wh.f3
+        # Hard links to files of lower layers, also through links.
+        mkdir -p two/usr/bin two/usr/lib two/lib two/lib64/x86
+        echo tool > two/usr/bin/tool; ln two/usr/bin/tool two/usr/bin/alias
+        echo 2 > two/usr/lib/f2; ln two/usr/lib/f2 two/lib/f2link; echo deep > two/lib64/x86/deep
+        tar -C two --no-recursion -cf two.tar usr/bin/tool usr/bin/alias usr/lib/f2 lib/f2link lib64/x86/deep
+        tar --delete -f two.tar usr/bin/tool usr/lib/f2
+    "#;
+    let made = Command::new("sh")
+        .args(["-c", script])
+        .current_dir(&base)
+        .output()
+        .expect("sh");
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    run(&base, "umoci init --layout layout");
+    run(&base, "umoci new --image layout:app");
+    for layer in ["base", "one", "two"] {
+        run(
+            &base,
+            &format!("umoci raw add-layer --image layout:app {layer}.tar"),
+        );
+    }
+    // umoci applies them one after the other, as other runtimes do.
+    run(&base, "umoci unpack --image layout:app reference");
+    run(
+        &base,
+        "skopeo --insecure-policy copy oci:layout:app docker-archive:docker.tar:quay.io/test/app:1",
+    );
+    for archive in ["layout", "docker.tar"] {
+        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let images = import(&store, &base.join(archive), &["quay.io/test/app:1"]);
+        let merged = scratch.mount(&store, &images[0]);
+        assert_same_tree(archive, &merged, &base.join("reference/rootfs"));
+        let same = |a: &str, b: &str| {
+            let inode = |name: &str| fs::metadata(merged.join(name)).expect("file").ino();
+            assert_eq!(inode(a), inode(b), "{a} {b}");
+        };
+        same("usr/bin/alias", "bin/tool");
+        same("usr/lib/f2link", "lib/f2");
+        assert!(
+            fs::symlink_metadata(merged.join("lib"))
+                .expect("lib")
+                .is_symlink()
+        );
+        assert_eq!(
+            fs::read_to_string(merged.join("usr/lib/x86/deep")).expect("file"),
+            "deep\n"
+        );
+        // Nothing is kept that the image does not need.
+        drop(store);
+        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        assert_eq!(
+            fs::read_dir(store.layers_root()).expect("layers").count(),
+            4
+        );
+    }
+}
+
 #[test]
 fn an_image_of_127_layers_mounts_by_short_names() {
     if !able() {

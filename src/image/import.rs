@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use super::archive::{Archive, MemberKind};
+use super::below::{self, Below, Settled};
 use super::compress::{self, Coding};
 use super::digest::{Digest, Hashing};
 use super::error::{ImageError, Problem};
@@ -19,6 +20,7 @@ use super::platform::Machine;
 use super::record::{ImageRecord, LayerRecord, RECORD_VERSION};
 use super::reference::Reference;
 use super::store::{StagedLayer, Store};
+use super::tree;
 
 /// Disk space that unpacking leaves free, bytes: the machine must go on writing logs and records.
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
@@ -100,6 +102,9 @@ pub(super) fn run(
         known: store.layers(),
         staged: Vec::new(),
         unpacked: BTreeMap::new(),
+        viewed: BTreeMap::new(),
+        not_alone: BTreeSet::new(),
+        next_staged: 0,
         tick,
         progress: Progress {
             layers_done: 0,
@@ -109,7 +114,8 @@ pub(super) fn run(
     };
     let mut records = BTreeMap::new();
     let mut waiting = planned;
-    // Once around as a rule. A layer that leans on different layers in two images is unpacked for each.
+    // Once around as a rule. A layer that leans on different layers in two images is unpacked for each; one that needs a
+    // view of those below waits for them. Each time around at least the lowest layer that is missing is unpacked.
     while !waiting.is_empty() {
         import.unpack_missing(&archive, &waiting)?;
         let mut again = Vec::new();
@@ -177,10 +183,34 @@ struct Import<'a> {
     /// Layers of the store and of this import, by key.
     known: BTreeMap<String, LayerRecord>,
     staged: Vec<StagedLayer>,
-    /// Unpacked into `staging/<name>` and not yet assigned, by diff id.
-    unpacked: BTreeMap<Digest, (String, Unpacked)>,
+    /// Unpacked alone and not yet assigned, by diff id.
+    unpacked: BTreeMap<Digest, Staged>,
+    /// Unpacked with a view of the layers below, by chain id.
+    viewed: BTreeMap<Digest, Staged>,
+    /// Diff ids and chain ids of layers that cannot be unpacked alone.
+    not_alone: BTreeSet<Digest>,
+    /// Number of the next directory in `staging`.
+    next_staged: usize,
     tick: Tick<'a>,
     progress: Progress,
+}
+
+/// A layer in `staging`.
+struct Staged {
+    /// Name of its directory.
+    name: String,
+    unpacked: Unpacked,
+    /// Bytes and inodes that it took from the budget.
+    cost: (u64, u64),
+}
+
+/// What is to be unpacked from one member of the archive.
+#[derive(Default)]
+struct Wish {
+    /// Layers, alone. Two diff ids for one member cannot both be right, so the first is held against it.
+    alone: Vec<PlannedLayer>,
+    /// One layer with a view of those below it, and its chain id.
+    viewed: Option<(PlannedLayer, Digest, Vec<LayerRecord>)>,
 }
 
 impl Import<'_> {
@@ -190,22 +220,39 @@ impl Import<'_> {
         archive: &Archive,
         images: &[PlannedImage],
     ) -> Result<(), ImageError> {
-        let mut missing: BTreeMap<String, Vec<PlannedLayer>> = BTreeMap::new();
+        let mut missing: BTreeMap<String, Wish> = BTreeMap::new();
         for image in images {
             let mut chain = None;
+            // Those below, as long as all of them are there.
+            let mut below = Some(Vec::new());
             for (at, layer) in image.layers.iter().enumerate() {
                 let key = chain_id(chain, layer.diff_id);
                 chain = Some(key);
-                let wanted = missing.entry(layer.member.clone()).or_default();
-                if self.shared(key, layer.diff_id, at).is_none()
-                    && !self.unpacked.contains_key(&layer.diff_id)
-                    && !wanted.iter().any(|l| l.diff_id == layer.diff_id)
+                if let Some(known) = self.shared(key, layer.diff_id, at) {
+                    if let Some(below) = &mut below {
+                        below.push(known.clone());
+                    }
+                    continue;
+                }
+                let view = below.take();
+                let alone = [key, layer.diff_id]
+                    .iter()
+                    .all(|id| !self.not_alone.contains(id));
+                let wish = missing.entry(layer.member.clone()).or_default();
+                if alone {
+                    if !self.unpacked.contains_key(&layer.diff_id)
+                        && !wish.alone.iter().any(|l| l.diff_id == layer.diff_id)
+                    {
+                        wish.alone.push(layer.clone());
+                    }
+                } else if let Some(view) = view
+                    && wish.viewed.is_none()
                 {
-                    wanted.push(layer.clone());
+                    wish.viewed = Some((layer.clone(), key, view));
                 }
             }
         }
-        missing.retain(|_, wanted| !wanted.is_empty());
+        missing.retain(|_, wish| !wish.alone.is_empty() || wish.viewed.is_some());
         self.progress.layers += missing.len();
         if missing.is_empty() {
             return Ok(());
@@ -216,7 +263,7 @@ impl Import<'_> {
             let (MemberKind::File(_), Some(wanted)) = (kind, missing.remove(name)) else {
                 return Ok(());
             };
-            self.unpack_one(name, &wanted, data).map_err(|error| {
+            self.unpack_one(name, wanted, data).map_err(|error| {
                 place = Some((name.to_owned(), error.entry));
                 error.problem
             })
@@ -236,18 +283,26 @@ impl Import<'_> {
         }
     }
 
-    /// Unpacks a member. Two diff ids for one member cannot both be right, so the first is held against it.
+    /// Unpacks a member. If it is wanted alone and with a view, the view waits for the next time around.
     fn unpack_one(
         &mut self,
         member: &str,
-        wanted: &[PlannedLayer],
+        wish: Wish,
         data: &mut dyn Read,
     ) -> Result<(), LayerError> {
+        let view = wish.viewed.filter(|_| wish.alone.is_empty());
+        let (below, chain) = match &view {
+            Some((_, chain, below)) => (Some(self.below(below)?), Some(*chain)),
+            None => (None, None),
+        };
+        let wanted = view.map_or(wish.alone, |(layer, ..)| vec![layer]);
         let layer = wanted.first().expect("members without a wish were dropped");
-        let name = format!("l{}", self.progress.layers_done);
+        let name = format!("l{}", self.next_staged);
+        self.next_staged += 1;
         let dir = self.store.root().join("staging").join(&name);
         log::debug!("unpacking {member} into {}", dir.display());
         let root = make_root(&dir).map_err(Problem::write("make the layer's directory"))?;
+        let before = self.budget;
         let (done, layers) = (self.progress.layers_done, self.progress.layers);
         let start = self.progress.bytes;
         let mut next_tick = TICK_BYTES;
@@ -266,7 +321,8 @@ impl Import<'_> {
         let mut blob = Hashing::new(data, layer.blob.is_some());
         let unpacked = {
             let (coding, mut stream) = compress::decoder(&mut blob).map_err(Problem::from_read)?;
-            let unpacked = layer::unpack(&mut *stream, root, &mut self.budget, &mut on_bytes)?;
+            let unpacked =
+                layer::unpack(&mut *stream, root, below, &mut self.budget, &mut on_bytes)?;
             if coding != Coding::Plain {
                 log::debug!("{member} was {coding:?}");
             }
@@ -278,16 +334,41 @@ impl Import<'_> {
             let found = blob.finish().expect("the blob is hashed");
             check(expected, found)?;
         }
-        for layer in wanted {
+        for layer in &wanted {
             check(layer.diff_id, unpacked.diff_id)?;
         }
         self.progress.layers_done += 1;
         self.progress.bytes = start + unpacked.size_bytes;
-        self.unpacked.insert(unpacked.diff_id, (name, unpacked));
+        let diff_id = unpacked.diff_id;
+        let staged = Staged {
+            name,
+            cost: (
+                before.bytes_left - self.budget.bytes_left,
+                before.inodes_left - self.budget.inodes_left,
+            ),
+            unpacked,
+        };
+        match chain {
+            Some(chain) => drop(self.viewed.insert(chain, staged)),
+            None if staged.unpacked.needs_below => self.unpack_again(diff_id, &staged)?,
+            None => drop(self.unpacked.insert(diff_id, staged)),
+        }
         match (self.tick)(self.progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Problem::Cancelled.into()),
         }
+    }
+
+    /// Throws away what was unpacked alone of a layer that needs a view of those below; `id` is its diff id or chain id.
+    fn unpack_again(&mut self, id: Digest, staged: &Staged) -> Result<(), LayerError> {
+        let staging = self.store.root().join("staging");
+        fs::File::open(&staging)
+            .and_then(|dir| tree::remove(dir.as_fd(), staged.name.as_bytes()))
+            .map_err(Problem::write("remove what was unpacked"))?;
+        self.budget.bytes_left += staged.cost.0;
+        self.budget.inodes_left += staged.cost.1;
+        self.not_alone.insert(id);
+        Ok(())
     }
 
     /// A layer that can be used as it is: settled for this very chain, or independent of what is below.
@@ -310,15 +391,27 @@ impl Import<'_> {
                 layers.push(layer.clone());
                 continue;
             }
-            let Some((staged, unpacked)) = self.unpacked.remove(&planned.diff_id) else {
+            let located = |this: &Self, e: LayerError| {
+                this.error(Some(planned.member.clone()), e.entry, e.problem)
+            };
+            let viewed = self.viewed.remove(&key);
+            let settled = viewed.is_some();
+            let Some(staged) = viewed.or_else(|| self.unpacked.remove(&planned.diff_id)) else {
                 return Ok(None);
             };
-            let leans = !unpacked.implied.is_empty();
-            let key = if leans { key } else { planned.diff_id };
-            if leans && at > 0 {
-                self.settle(&staged, &unpacked, &layers)
-                    .map_err(|e| self.error(Some(planned.member.clone()), e.entry, e.problem))?;
+            let unpacked = &staged.unpacked;
+            let leans = settled || !unpacked.implied.is_empty();
+            if leans && !settled && at > 0 {
+                let done = self
+                    .settle(&staged, &layers)
+                    .map_err(|e| located(self, e))?;
+                if done == Settled::Link {
+                    self.unpack_again(key, &staged)
+                        .map_err(|e| located(self, e))?;
+                    return Ok(None);
+                }
             }
+            let key = if leans { key } else { planned.diff_id };
             let record = LayerRecord {
                 key: key.to_string(),
                 diff_id: planned.diff_id.to_string(),
@@ -329,7 +422,7 @@ impl Import<'_> {
             };
             self.known.insert(record.key.clone(), record.clone());
             self.staged.push(StagedLayer {
-                staged,
+                staged: staged.name,
                 record: record.clone(),
             });
             layers.push(record);
@@ -337,18 +430,16 @@ impl Import<'_> {
         Ok(Some(layers))
     }
 
-    fn settle(
-        &self,
-        staged: &str,
-        unpacked: &Unpacked,
-        layers: &[LayerRecord],
-    ) -> Result<(), LayerError> {
+    fn settle(&self, staged: &Staged, layers: &[LayerRecord]) -> Result<Settled, LayerError> {
+        let mut below = self.below(layers)?;
+        let path = self.store.root().join("staging").join(&staged.name);
+        let layer = open_layer(&path)?;
+        below::settle(layer.as_fd(), &staged.unpacked.implied, &mut below)
+    }
+
+    /// A view of `layers`, which come lowest first.
+    fn below(&self, layers: &[LayerRecord]) -> Result<Below, LayerError> {
         let staging = self.store.root().join("staging");
-        let open = |path: &Path| {
-            fs::File::open(path)
-                .map(OwnedFd::from)
-                .map_err(Problem::write("open a layer below"))
-        };
         let mut below = Vec::new();
         for layer in layers.iter().rev() {
             // Layers of this import are still in staging.
@@ -356,13 +447,12 @@ impl Import<'_> {
                 Some(staged) => staging.join(&staged.staged),
                 None => self.store.layers_root().join(&layer.dir),
             };
-            below.push(open(&path)?);
+            below.push(open_layer(&path)?);
             if layer.opaque {
                 break;
             }
         }
-        let layer = open(&staging.join(staged))?;
-        layer::settle(layer.as_fd(), &unpacked.implied, &below)
+        Ok(Below::new(below))
     }
 
     /// Directory name for a key: its first 16 digits, or the next ones if another layer starts alike.
@@ -384,6 +474,12 @@ impl Import<'_> {
             source: Box::new(source),
         }
     }
+}
+
+fn open_layer(path: &Path) -> Result<OwnedFd, LayerError> {
+    fs::File::open(path)
+        .map(OwnedFd::from)
+        .map_err(|e| Problem::write("open a layer")(e).into())
 }
 
 fn check(expected: Digest, found: Digest) -> Result<(), LayerError> {

@@ -4,12 +4,12 @@
 //! Whiteouts become character devices 0:0, opaque directories get `trusted.overlay.opaque`.
 //!
 //! **Leaning.** A layer may write to `etc/x` without declaring `etc`. The directory made for it would hide mode, owner
-//! and time of the one below. Such paths are returned in [`Unpacked::implied`]; [`settle`] copies what is below, and
-//! the layer is then shared only where the layers below are the same (keyed by chain id, not diff id). Where the name
-//! below is a symbolic link to a directory, the import is refused: unpacked alone the layer would hide the link.
+//! and time of the one below. Such paths are returned in [`Unpacked::implied`]; [`super::below::settle`] copies what is
+//! below, and the layer is then shared only where the layers below are the same (keyed by chain id, not diff id).
+//! Where the name below is a symbolic link to a directory, or a hard link names a file of a layer below, the layer cannot
+//! be unpacked alone: it is unpacked once more with a view of those below ([`Below`]).
 
 use alloc::collections::BTreeSet;
-use core::ffi::CStr;
 use core::ops::ControlFlow;
 use std::ffi::CString;
 use std::fs::File;
@@ -17,11 +17,12 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, futimens, makedev, mkdirat, mknodat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat, linkat, symlinkat};
 
+use super::below::{Below, Found, MAX_LOOKUPS, copy_metadata};
 use super::digest::{Digest, Hashing};
 use super::error::Problem;
 use super::tarball::{Entry, Input, Kind, MAX_XATTRS, Tar};
@@ -87,6 +88,8 @@ pub(super) struct Unpacked {
     pub(super) implied: BTreeSet<Vec<u8>>,
     /// The root is opaque.
     pub(super) opaque: bool,
+    /// A hard link names a file that the layer does not have, and the layers below were not shown: it is not whole.
+    pub(super) needs_below: bool,
 }
 
 /// What is wrong, and with which entry.
@@ -119,18 +122,22 @@ impl Read for Stream<'_> {
 
 impl Input for Stream<'_> {}
 
-/// Unpacks the uncompressed tar stream `input` into the empty directory `root`.
+/// Unpacks the uncompressed tar stream `input` into the empty directory `root`; `below` shows the layers below, if the
+/// layer cannot do without them.
 ///
 /// On error `root` is left half filled: the caller throws it away.
 pub(super) fn unpack(
     input: &mut dyn Read,
     root: OwnedFd,
+    below: Option<Below>,
     budget: &mut Budget,
     on_bytes: OnBytes<'_>,
 ) -> Result<Unpacked, LayerError> {
     let mut stream = Stream(Hashing::new(input, true));
     let mut target = Target {
         root,
+        below,
+        needs_below: false,
         budget,
         on_bytes,
         parent: None,
@@ -170,6 +177,7 @@ pub(super) fn unpack(
     }
     target.leave_parent()?;
     let (implied, opaque, size_bytes) = (target.implied, target.opaque, target.size_bytes);
+    let needs_below = target.needs_below;
     // The digest covers what follows the end mark.
     let trailer = io::copy(
         &mut (&mut stream).take(MAX_TRAILER_BYTES + 1),
@@ -188,6 +196,7 @@ pub(super) fn unpack(
         size_bytes,
         implied,
         opaque,
+        needs_below,
     })
 }
 
@@ -209,6 +218,8 @@ struct Parent {
 
 struct Target<'a> {
     root: OwnedFd,
+    below: Option<Below>,
+    needs_below: bool,
     budget: &'a mut Budget,
     on_bytes: OnBytes<'a>,
     parent: Option<Parent>,
@@ -282,21 +293,12 @@ impl Target<'_> {
             return Ok(Entered::Yes);
         }
         self.leave_parent()?;
-        let reached = match tree::reach(self.root.as_fd(), &path, absent) {
+        let reached = match tree::reach(self.root.as_fd(), &path, absent, self.below.as_mut()) {
             Ok(reached) => reached,
             Err(Blocked::NotDirectory) => return Ok(Entered::NotDirectory),
             Err(why) => return Err(blocked(why)),
         };
-        for made in reached.made {
-            self.budget.take_inode()?;
-            self.implied.insert(made);
-        }
-        if self.implied.len() > MAX_IMPLIED {
-            return Err(Problem::Limit {
-                what: "directories used without being declared",
-                limit: MAX_IMPLIED as u64,
-            });
-        }
+        self.note_made(reached.made)?;
         let before = fstat(&reached.dir).map_err(Problem::write("examine its directory"))?;
         self.parent = Some(Parent {
             path,
@@ -304,6 +306,21 @@ impl Target<'_> {
             before,
         });
         Ok(Entered::Yes)
+    }
+
+    /// Counts directories that no entry declared.
+    fn note_made(&mut self, made: Vec<Vec<u8>>) -> Result<(), Problem> {
+        for path in made {
+            self.budget.take_inode()?;
+            self.implied.insert(path);
+        }
+        if self.implied.len() > MAX_IMPLIED {
+            return Err(Problem::Limit {
+                what: "directories used without being declared",
+                limit: MAX_IMPLIED as u64,
+            });
+        }
+        Ok(())
     }
 
     fn leave_parent(&mut self) -> Result<(), Problem> {
@@ -350,6 +367,9 @@ impl Target<'_> {
             if at_root {
                 // Overlayfs does not look at the mark on a root: the layers below are left out instead.
                 self.opaque = true;
+                if let Some(below) = &mut self.below {
+                    below.hide();
+                }
                 return Ok(());
             }
             return xattr::set(self.parent(), tree::OPAQUE, b"y")
@@ -417,11 +437,7 @@ impl Target<'_> {
 
     fn file(&mut self, entry: &Entry, name: &[u8], data: &mut Tar<'_>) -> Result<(), Problem> {
         self.budget.take_inode()?;
-        let flags =
-            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let mut file = openat(self.parent(), name, flags, Mode::from_bits_truncate(0o600))
-            .map(File::from)
-            .map_err(Problem::write("make the file"))?;
+        let mut file = create(self.parent(), name)?;
         match &entry.sparse {
             None => self.copy(entry.size, data, &mut file)?,
             Some(sparse) => {
@@ -437,7 +453,7 @@ impl Target<'_> {
         apply_metadata(file.as_fd(), entry)
     }
 
-    fn copy(&mut self, length: u64, data: &mut Tar<'_>, file: &mut File) -> Result<(), Problem> {
+    fn copy(&mut self, length: u64, data: &mut dyn Read, file: &mut File) -> Result<(), Problem> {
         let mut left = length;
         while left > 0 {
             let want = usize::try_from(left).unwrap_or(usize::MAX).min(COPY_BYTES);
@@ -459,29 +475,43 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Opens the directory of a hard link's target and tells the target's name.
-    fn link_target(&self, entry: &Entry) -> Result<(OwnedFd, Name), Problem> {
-        let mut path = tree::split(&entry.link).map_err(blocked)?;
-        let name = path
-            .pop()
-            .ok_or_else(|| Problem::Damaged("hard link to the layer's root".into()))?;
-        let dir = tree::reach(self.root.as_fd(), &path, Absent::Fail)
-            .map_err(|why| no_target(entry, why))?
-            .dir;
-        Ok((dir, name))
+    /// Opens the directory of a hard link's target and tells the target's name; `None` if the layer itself has no such
+    /// directory.
+    fn link_target(&self, entry: &Entry) -> Result<Option<(OwnedFd, Name)>, Problem> {
+        let (path, name) = split_link(entry)?;
+        match tree::reach(self.root.as_fd(), &path, Absent::Fail, None) {
+            Ok(reached) => Ok(Some((reached.dir, name))),
+            Err(Blocked::Missing) => Ok(None),
+            Err(why) => Err(no_target(entry, why)),
+        }
     }
 
     /// Whether a hard link entry names the very file that it is.
     fn is_own_target(&self, entry: &Entry, present: &FileStat) -> Result<bool, Problem> {
-        let (dir, name) = self.link_target(entry)?;
+        let Some((dir, name)) = self.link_target(entry)? else {
+            return Ok(false);
+        };
         Ok(tree::entry(dir.as_fd(), &name)
             .is_ok_and(|stat| stat.st_ino == present.st_ino && stat.st_dev == present.st_dev))
     }
 
     fn hard_link(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
-        let (dir, target) = self.link_target(entry)?;
-        let stat =
-            tree::entry(dir.as_fd(), &target).map_err(|errno| no_target(entry, errno.into()))?;
+        let own = match self.link_target(entry)? {
+            Some((dir, target)) => match tree::entry(dir.as_fd(), &target) {
+                Ok(stat) => Some((dir, target, stat)),
+                Err(Errno::ENOENT) => None,
+                Err(errno) => return Err(no_target(entry, errno.into())),
+            },
+            None => None,
+        };
+        let (dir, target, stat) = match own {
+            Some(own) => own,
+            None if self.below.is_none() => {
+                self.needs_below = true;
+                return Ok(());
+            }
+            None => self.copy_up(entry)?,
+        };
         if tree::kind(&stat) == SFlag::S_IFDIR || tree::is_whiteout(&stat) {
             return Err(Problem::Damaged(format!(
                 "hard link to {:?}, which is no file",
@@ -490,6 +520,76 @@ impl Target<'_> {
         }
         linkat(&dir, &*target, self.parent(), name, AtFlags::empty())
             .map_err(Problem::write("make the hard link"))
+    }
+
+    /// Copies the target of a hard link from the layers below into this one, as overlayfs does when such a link is made.
+    fn copy_up(&mut self, entry: &Entry) -> Result<(OwnedFd, Name, FileStat), Problem> {
+        let (path, name) = split_link(entry)?;
+        let reached = tree::reach(self.root.as_fd(), &path, Absent::Make, self.below.as_mut())
+            .map_err(|why| no_target(entry, why))?;
+        self.note_made(reached.made)?;
+        let (dir, real) = (reached.dir, reached.real);
+        match tree::entry(dir.as_fd(), &name) {
+            // It is here, but was named by a way through a link below.
+            Ok(stat) => return Ok((dir, name, stat)),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(no_target(entry, errno.into())),
+        }
+        let below = self.below.as_mut().ok_or(Problem::Escape)?;
+        let (lower, stat) = match below
+            .find(self.root.as_fd(), &real, &name)
+            .map_err(|why| no_target(entry, why))?
+        {
+            Found::Other(lower, stat) => (lower, stat),
+            Found::Nothing | Found::Directory(..) => {
+                return Err(no_target(entry, Blocked::Missing));
+            }
+        };
+        let before = fstat(&dir).map_err(Problem::write("examine its directory"))?;
+        self.budget.take_inode()?;
+        match tree::kind(&stat) {
+            SFlag::S_IFREG => self.copy_file(lower.as_fd(), &name, dir.as_fd())?,
+            SFlag::S_IFLNK => {
+                let to = readlinkat(&*lower, &*name)
+                    .map_err(Problem::write("look into the layers below"))?;
+                symlinkat(to.as_os_str(), &dir, &*name)
+                    .map_err(Problem::write("make the symbolic link"))?;
+                let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+                let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+                fchownat(&dir, &*name, Some(uid), Some(gid), flags)
+                    .map_err(Problem::write("set the owner"))?;
+                let mtime = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
+                tree::set_mtime(dir.as_fd(), &name, mtime)
+                    .map_err(Problem::write("set the time"))?;
+            }
+            _ => {
+                return Err(Problem::Unsupported(format!(
+                    "hard link to {:?}, a device or pipe of a layer below",
+                    tree::display(&entry.link)
+                )));
+            }
+        }
+        tree::restore_mtime(dir.as_fd(), &before).map_err(Problem::write("set the time"))?;
+        let stat = tree::entry(dir.as_fd(), &name).map_err(Problem::write("examine it"))?;
+        Ok((dir, name, stat))
+    }
+
+    fn copy_file(
+        &mut self,
+        from: BorrowedFd<'_>,
+        name: &[u8],
+        to: BorrowedFd<'_>,
+    ) -> Result<(), Problem> {
+        let look = "look into the layers below";
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let mut source = openat(from, name, flags, Mode::empty())
+            .map(File::from)
+            .map_err(Problem::write(look))?;
+        let stat = fstat(&source).map_err(Problem::write(look))?;
+        let mut file = create(to, name)?;
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        self.copy(length, &mut source, &mut file)?;
+        copy_metadata(source.as_fd(), &stat, file.as_fd())
     }
 
     fn symlink(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
@@ -558,6 +658,24 @@ impl Target<'_> {
     }
 }
 
+/// Makes a file that was not there.
+fn create(parent: BorrowedFd<'_>, name: &[u8]) -> Result<File, Problem> {
+    let flags =
+        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat(parent, name, flags, Mode::from_bits_truncate(0o600))
+        .map(File::from)
+        .map_err(Problem::write("make the file"))
+}
+
+/// A hard link's target: the names of its directory, and its own.
+fn split_link(entry: &Entry) -> Result<(Vec<Name>, Name), Problem> {
+    let mut path = tree::split(&entry.link).map_err(blocked)?;
+    let name = path
+        .pop()
+        .ok_or_else(|| Problem::Damaged("hard link to the layer's root".into()))?;
+    Ok((path, name))
+}
+
 /// Owner first: changing it clears set-id bits and capabilities. Time last.
 fn apply_metadata(file: BorrowedFd<'_>, entry: &Entry) -> Result<(), Problem> {
     let (uid, gid) = owner(entry)?;
@@ -614,7 +732,7 @@ fn wanted_xattrs(entry: &Entry) -> Result<Vec<(CString, &[u8])>, Problem> {
 
 /// A file system without `user.*` (older tmpfs) or ACLs, or an entry that cannot have them: the file is good without.
 /// Capabilities must not get lost in silence.
-fn ignore_unsupported(done: io::Result<()>) -> Result<(), Problem> {
+pub(super) fn ignore_unsupported(done: io::Result<()>) -> Result<(), Problem> {
     match done {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM)) => {
             log::debug!("an extended attribute was left out: {e}");
@@ -624,7 +742,7 @@ fn ignore_unsupported(done: io::Result<()>) -> Result<(), Problem> {
     }
 }
 
-fn blocked(why: Blocked) -> Problem {
+pub(super) fn blocked(why: Blocked) -> Problem {
     match why {
         Blocked::Escape => Problem::Escape,
         Blocked::TooDeep => Problem::Limit {
@@ -637,6 +755,10 @@ fn blocked(why: Blocked) -> Problem {
         },
         Blocked::NotDirectory => Problem::Damaged("a name on the path is not a directory".into()),
         Blocked::Missing => Problem::Damaged("a directory on the path is missing".into()),
+        Blocked::TooManyLookups => Problem::Limit {
+            what: "look-ups in the layers below",
+            limit: MAX_LOOKUPS,
+        },
         Blocked::Io(error) => Problem::write("reach its directory")(error),
     }
 }
@@ -644,92 +766,11 @@ fn blocked(why: Blocked) -> Problem {
 fn no_target(entry: &Entry, why: Blocked) -> Problem {
     match why {
         Blocked::Missing | Blocked::NotDirectory => Problem::Damaged(format!(
-            "hard link to {:?}, which is not in the layer",
+            "hard link to {:?}, which neither the layer nor those below have",
             tree::display(&entry.link)
         )),
         why => blocked(why),
     }
-}
-
-/// Gives directories that a layer implies the metadata of those below. `below` has the layers under it, nearest first.
-///
-/// Errors: [`Problem::Unsupported`] if below there is a symbolic link in the place of an implied directory.
-pub(super) fn settle(
-    layer: BorrowedFd<'_>,
-    implied: &BTreeSet<Vec<u8>>,
-    below: &[OwnedFd],
-) -> Result<(), LayerError> {
-    for path in implied {
-        settle_one(layer, path, below).map_err(|problem| LayerError {
-            entry: Some(tree::display(path)),
-            problem,
-        })?;
-    }
-    Ok(())
-}
-
-fn settle_one(layer: BorrowedFd<'_>, path: &[u8], below: &[OwnedFd]) -> Result<(), Problem> {
-    let names = tree::split(path).map_err(blocked)?;
-    let Some((last, parents)) = names.split_last() else {
-        return Ok(());
-    };
-    for lower in below {
-        let dir = match tree::beneath(lower.as_fd(), parents) {
-            Ok(dir) => dir,
-            Err(Errno::ENOENT) => continue,
-            // Hidden from here on down, or a link that was reported at the parent.
-            Err(Errno::ENOTDIR | Errno::ELOOP) => return Ok(()),
-            Err(errno) => return Err(Problem::write("look into the layers below")(errno)),
-        };
-        let stat = match tree::entry(dir.as_fd(), last) {
-            Ok(stat) => stat,
-            Err(Errno::ENOENT) if is_opaque(dir.as_fd())? => return Ok(()),
-            Err(Errno::ENOENT) => continue,
-            Err(errno) => return Err(Problem::write("look into the layers below")(errno)),
-        };
-        return match tree::kind(&stat) {
-            SFlag::S_IFDIR => {
-                let from = tree::beneath(dir.as_fd(), core::slice::from_ref(last))
-                    .map_err(Problem::write("look into the layers below"))?;
-                let to = tree::beneath(layer, &names)
-                    .map_err(Problem::write("open the directory"))?;
-                copy_metadata(from.as_fd(), &stat, to.as_fd())
-            }
-            SFlag::S_IFLNK => Err(Problem::Unsupported(
-                "the layer writes through a symbolic link of a lower layer without declaring the directory".into(),
-            )),
-            // A removed name, or a file that becomes a directory here: nothing to copy.
-            _ => Ok(()),
-        };
-    }
-    Ok(())
-}
-
-fn is_opaque(dir: BorrowedFd<'_>) -> Result<bool, Problem> {
-    xattr::read(dir, tree::OPAQUE)
-        .map(|value| value.as_deref() == Some(b"y"))
-        .map_err(Problem::write("read an extended attribute"))
-}
-
-fn copy_metadata(from: BorrowedFd<'_>, stat: &FileStat, to: BorrowedFd<'_>) -> Result<(), Problem> {
-    fchown(
-        to,
-        Some(Uid::from_raw(stat.st_uid)),
-        Some(Gid::from_raw(stat.st_gid)),
-    )
-    .map_err(Problem::write("set the owner"))?;
-    let names = xattr::names(from).map_err(Problem::write("read extended attributes"))?;
-    for name in names.split_inclusive(|&b| b == 0) {
-        if let Ok(name) = CStr::from_bytes_with_nul(name)
-            && !name.to_bytes().starts_with(b"trusted.overlay.")
-            && let Ok(Some(value)) = xattr::read(from, name)
-        {
-            ignore_unsupported(xattr::set(to, name, &value))?;
-        }
-    }
-    fchmod(to, Mode::from_bits_truncate(stat.st_mode & 0o7777))
-        .map_err(Problem::write("set the mode"))?;
-    tree::restore_mtime(to, stat).map_err(Problem::write("set the time"))
 }
 
 #[cfg(test)]
@@ -740,6 +781,9 @@ mod tests {
 
     use tar::EntryType;
 
+    use core::ffi::CStr;
+
+    use super::super::below;
     use super::super::testing::{Scratch, Stream};
     use super::super::tree::MAX_DEPTH;
     use super::*;
@@ -781,7 +825,9 @@ mod tests {
                 inodes_left: self.inodes,
             };
             let mut stream = stream;
-            let result = unpack(&mut stream, root.into(), &mut budget, &mut |_| {
+            // Nothing is below, and it may look.
+            let below = Some(Below::new(Vec::new()));
+            let result = unpack(&mut stream, root.into(), below, &mut budget, &mut |_| {
                 ControlFlow::Continue(())
             });
             assert_eq!(
@@ -816,7 +862,8 @@ mod tests {
         }
 
         fn opaque(&self, name: &str) -> bool {
-            is_opaque(File::open(self.path(name)).expect("directory").as_fd()).expect("xattr")
+            let dir = File::open(self.path(name)).expect("directory");
+            below::is_opaque(dir.as_fd()).expect("xattr")
         }
     }
 
@@ -874,14 +921,14 @@ mod tests {
             (
                 "hard link to an absolute path is inside",
                 Stream::new().hard_link("a", "/etc/passwd"),
-                "not in the layer",
+                "neither the layer nor",
             ),
             (
                 "hard link through a link to outside",
                 Stream::new()
                     .symlink("l", "../../..")
                     .hard_link("a", "l/secret"),
-                "not in the layer",
+                "neither the layer nor",
             ),
             (
                 "whiteout of the parent",
@@ -1382,45 +1429,21 @@ mod tests {
             inodes_left: 100,
         };
         let stream = Stream::new().file("a", &[0; 300_000]).bytes();
-        let error = unpack(&mut &stream[..], root.into(), &mut budget, &mut |bytes| {
-            if bytes > 100_000 {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })
+        let error = unpack(
+            &mut &stream[..],
+            root.into(),
+            None,
+            &mut budget,
+            &mut |bytes| {
+                if bytes > 100_000 {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            },
+        )
         .expect_err("cancelled");
         assert!(matches!(error.problem, Problem::Cancelled));
-    }
-
-    #[test]
-    fn implied_directories_take_after_those_below() {
-        if !is_root() {
-            return;
-        }
-        let below = Bench::new();
-        below.ok(Stream::new()
-            .dir("tmp", 0o1777)
-            .dir("hidden", 0o700)
-            .symlink("lib", "usr/lib"));
-        let between = Bench::new();
-        between.ok(Stream::new().file(".wh.hidden", b""));
-        let open =
-            |bench: &Bench| OwnedFd::from(File::open(bench.scratch.join("root")).expect("root"));
-        let lower = [open(&between), open(&below)];
-        let top = Bench::new();
-        let unpacked = top.ok(Stream::new().file("tmp/a/x", b"1").file("hidden/y", b"2"));
-        let implied: Vec<&[u8]> = unpacked.implied.iter().map(Vec::as_slice).collect();
-        assert_eq!(implied, [&b"hidden"[..], b"tmp", b"tmp/a"]);
-        settle(open(&top).as_fd(), &unpacked.implied, &lower).expect("settled");
-        assert_eq!(top.stat("tmp").mode() & 0o7777, 0o1777);
-        assert_eq!(top.stat("tmp").mtime(), 1_000_000);
-        assert_eq!(top.stat("tmp/a").mode() & 0o7777, 0o755);
-        assert_eq!(
-            top.stat("hidden").mode() & 0o7777,
-            0o755,
-            "removed in between"
-        );
     }
 
     #[test]

@@ -7,15 +7,17 @@
 //! | [`archive`], [`plan`], [`import`] | docker-archives and OCI layouts: first the documents, then the layers |
 //! | [`compress`], [`tarball`] | bounded readers |
 //! | [`layer`], [`tree`] | unpacking, never leaving the layer's root |
+//! | [`below`] | what a layer does to those below it |
 //! | [`dropin`] | the directory whose archives are imported as they change |
 //!
 //! What comes from an archive is untrusted: every length is bounded by a named constant, every digest checked, and an
 //! error names archive, member, entry and what is wrong. An archive is read front to back, once for its documents and
-//! once for its layers; memory does not grow with it.
+//! once for its layers (once more for layers that write through links of those below); memory does not grow with it.
 //!
 //! There is no registry client here: [`Store::pull`] answers for one.
 
 pub mod archive;
+pub mod below;
 pub mod compress;
 pub mod digest;
 pub mod dropin;

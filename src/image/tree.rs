@@ -21,6 +21,7 @@ use nix::sys::stat::{
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+use super::below::{self, Below, Found};
 use crate::sys::xattr;
 
 /// Deepest directory of a layer: bounds the descriptors that removing a tree holds open.
@@ -48,6 +49,8 @@ pub(super) enum Blocked {
     NotDirectory,
     /// A name on the way is not there.
     Missing,
+    /// More than [`super::below::MAX_LOOKUPS`] look-ups in the layers below.
+    TooManyLookups,
     /// The system said no.
     Io(io::Error),
 }
@@ -98,23 +101,28 @@ pub(super) enum Absent {
 pub(super) struct Reached {
     /// Open for reading.
     pub(super) dir: OwnedFd,
+    /// Where it is: without links.
+    pub(super) real: Vec<Name>,
     /// Directories made on the way, joined with `/`, real paths from the root.
     pub(super) made: Vec<Vec<u8>>,
 }
 
-/// Opens the directory `path` below `root`, following links with `root` as `/`.
+/// Opens the directory `path` below `root`, following links with `root` as `/`. Where directories may be made, links and
+/// directories of the layers `below` count: those are followed, these made with their metadata.
 pub(super) fn reach(
     root: BorrowedFd<'_>,
     path: &[Name],
     absent: Absent,
+    below: Option<&mut Below>,
 ) -> Result<Reached, Blocked> {
     match beneath(root, path) {
         Ok(dir) => Ok(Reached {
             dir,
+            real: path.to_vec(),
             made: Vec::new(),
         }),
-        Err(Errno::ELOOP | Errno::ENOTDIR) => walk(root, path, absent),
-        Err(Errno::ENOENT) if absent != Absent::Fail => walk(root, path, absent),
+        Err(Errno::ELOOP | Errno::ENOTDIR) => walk(root, path, absent, below),
+        Err(Errno::ENOENT) if absent != Absent::Fail => walk(root, path, absent, below),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -144,7 +152,12 @@ pub(super) fn beneath(root: BorrowedFd<'_>, path: &[Name]) -> Result<OwnedFd, Er
 }
 
 /// The slow way: name by name.
-fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, Blocked> {
+fn walk(
+    root: BorrowedFd<'_>,
+    path: &[Name],
+    absent: Absent,
+    mut below: Option<&mut Below>,
+) -> Result<Reached, Blocked> {
     let mut todo: VecDeque<Name> = path.iter().cloned().collect();
     // Real directories only: the way that `beneath` can open.
     let mut real: Vec<Name> = Vec::new();
@@ -158,6 +171,8 @@ fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, 
             dir = beneath(root, &real)?;
             continue;
         }
+        // Where a link was found: in the layer itself or in one below.
+        let mut lower = None;
         let kind = match entry(dir.as_fd(), &name) {
             Ok(stat) if is_whiteout(&stat) && absent == Absent::Make => {
                 // Removed from the layers below, and now there is something in it: a new, opaque directory.
@@ -171,14 +186,30 @@ fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, 
                 if real.len() >= MAX_DEPTH {
                     return Err(Blocked::TooDeep);
                 }
-                make_dir(dir.as_fd(), &name)?;
-                let mut path = real.join(&b'/');
-                if !path.is_empty() {
-                    path.push(b'/');
+                let found = match &mut below {
+                    Some(below) => below.find(root, &real, &name)?,
+                    None => Found::Nothing,
+                };
+                match found {
+                    Found::Other(from, stat) if kind(&stat) == SFlag::S_IFLNK => {
+                        lower = Some(from);
+                        SFlag::S_IFLNK
+                    }
+                    found => {
+                        let fresh = make_dir(dir.as_fd(), &name)?;
+                        if let Found::Directory(from, stat) = found {
+                            below::copy_metadata(from.as_fd(), &stat, fresh.as_fd())
+                                .map_err(|problem| Blocked::Io(io::Error::other(problem)))?;
+                        }
+                        let mut path = real.join(&b'/');
+                        if !path.is_empty() {
+                            path.push(b'/');
+                        }
+                        path.extend_from_slice(&name);
+                        made.push(path);
+                        SFlag::S_IFDIR
+                    }
                 }
-                path.extend_from_slice(&name);
-                made.push(path);
-                SFlag::S_IFDIR
             }
             Err(errno) => return Err(errno.into()),
         };
@@ -193,7 +224,10 @@ fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, 
             if links > MAX_LINKS {
                 return Err(Blocked::TooDeep);
             }
-            let target = readlinkat(&dir, &*name)?.into_vec();
+            let holder = lower
+                .as_ref()
+                .map_or_else(|| dir.as_fd(), |from| from.as_fd());
+            let target = readlinkat(holder, &*name)?.into_vec();
             if target.first() == Some(&b'/') {
                 real.clear();
                 dir = beneath(root, &real)?;
@@ -210,7 +244,7 @@ fn walk(root: BorrowedFd<'_>, path: &[Name], absent: Absent) -> Result<Reached, 
             return Err(Blocked::NotDirectory);
         }
     }
-    Ok(Reached { dir, made })
+    Ok(Reached { dir, real, made })
 }
 
 /// Makes a directory 0755 of root without moving the time of its parent, and opens it.

@@ -1,0 +1,531 @@
+//! What a layer does to the layers below it: takes over the metadata of their directories, writes through their links,
+//! links to their files.
+//!
+//! A layer is unpacked alone as a rule, and [`settle`] afterwards copies metadata to directories that it used without
+//! declaring them. Where that is not enough it is unpacked with a view of the layers below ([`Below`]), which shows them
+//! as overlayfs would: nearest first, removed names and opaque directories heeded. Everything is looked up name by name
+//! from opened layer roots, links resolved with the image's root as `/`, so that nothing of an image can lead out of it.
+
+use alloc::collections::BTreeSet;
+use alloc::rc::Rc;
+use core::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod};
+use nix::unistd::{Gid, Uid, fchown};
+
+use super::error::Problem;
+use super::layer::{LayerError, blocked, ignore_unsupported};
+use super::tree::{self, Blocked, Name};
+use crate::sys::xattr;
+
+/// Look-ups of one layer in those below: 500 for each of its entries in the largest images, minutes on a small board.
+pub const MAX_LOOKUPS: u64 = 50_000_000;
+
+/// The layers below, as one tree.
+#[derive(Debug)]
+pub(super) struct Below {
+    /// Nearest first.
+    layers: Vec<Rc<OwnedFd>>,
+    lookups_left: u64,
+}
+
+/// What the layers below have under a name.
+#[derive(Debug)]
+pub(super) enum Found {
+    Nothing,
+    /// The nearest of the directories that are merged.
+    Directory(OwnedFd, FileStat),
+    /// Anything else, with the directory it is in.
+    Other(Rc<OwnedFd>, FileStat),
+}
+
+impl Below {
+    /// `layers` nearest first, cut below one that hides the rest.
+    pub(super) fn new(layers: Vec<OwnedFd>) -> Self {
+        Self {
+            layers: layers.into_iter().map(Rc::new).collect(),
+            lookups_left: MAX_LOOKUPS,
+        }
+    }
+
+    /// The layer above hides all of them.
+    pub(super) fn hide(&mut self) {
+        self.layers.clear();
+    }
+
+    /// What is below at `name` in the directory `path`, which has no links on the way. `upper` is the root of the layer
+    /// above: its opaque directories hide what is below.
+    pub(super) fn find(
+        &mut self,
+        upper: BorrowedFd<'_>,
+        path: &[Name],
+        name: &[u8],
+    ) -> Result<Found, Blocked> {
+        let mut dirs = self.layers.clone();
+        // As long as the layer above has the directory itself.
+        let mut above = true;
+        for (at, part) in path.iter().enumerate() {
+            dirs = self.descend(&dirs, part)?;
+            if above {
+                match tree::beneath(upper, &path[..=at]) {
+                    Ok(dir) if is_opaque(dir.as_fd())? => dirs.clear(),
+                    Ok(_) => {}
+                    Err(Errno::ENOENT) => above = false,
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            if dirs.is_empty() {
+                return Ok(Found::Nothing);
+            }
+        }
+        for dir in dirs {
+            self.count()?;
+            return match tree::entry(dir.as_fd(), name) {
+                Err(Errno::ENOENT) => continue,
+                Err(errno) => Err(errno.into()),
+                Ok(stat) if tree::is_whiteout(&stat) => Ok(Found::Nothing),
+                Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
+                    let found = tree::beneath(dir.as_fd(), &[name.into()])?;
+                    Ok(Found::Directory(found, stat))
+                }
+                Ok(stat) => Ok(Found::Other(dir, stat)),
+            };
+        }
+        Ok(Found::Nothing)
+    }
+
+    /// The directories that are merged at `name` in the merged directories `dirs`.
+    fn descend(&mut self, dirs: &[Rc<OwnedFd>], name: &Name) -> Result<Vec<Rc<OwnedFd>>, Blocked> {
+        let mut found = Vec::new();
+        for dir in dirs {
+            self.count()?;
+            match tree::beneath(dir.as_fd(), core::slice::from_ref(name)) {
+                Ok(inner) => {
+                    let last = is_opaque(inner.as_fd())?;
+                    found.push(Rc::new(inner));
+                    if last {
+                        break;
+                    }
+                }
+                Err(Errno::ENOENT) => {}
+                // Removed, a file or a link: nothing further down is seen.
+                Err(Errno::ENOTDIR | Errno::ELOOP) => break,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(found)
+    }
+
+    fn count(&mut self) -> Result<(), Blocked> {
+        self.lookups_left = self
+            .lookups_left
+            .checked_sub(1)
+            .ok_or(Blocked::TooManyLookups)?;
+        Ok(())
+    }
+}
+
+/// What came of [`settle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    Yes,
+    /// There is a symbolic link below in the place of a directory: the layer must be unpacked with a view of those below.
+    Link,
+}
+
+/// Gives directories that a layer implies the metadata of those below. `below` has the layers under it, nearest first.
+pub(super) fn settle(
+    layer: BorrowedFd<'_>,
+    implied: &BTreeSet<Vec<u8>>,
+    below: &mut Below,
+) -> Result<Settled, LayerError> {
+    for path in implied {
+        let settled = settle_one(layer, path, below).map_err(|problem| LayerError {
+            entry: Some(tree::display(path)),
+            problem,
+        })?;
+        if settled == Settled::Link {
+            return Ok(settled);
+        }
+    }
+    Ok(Settled::Yes)
+}
+
+fn settle_one(layer: BorrowedFd<'_>, path: &[u8], below: &mut Below) -> Result<Settled, Problem> {
+    let names = tree::split(path).map_err(blocked)?;
+    let Some((last, parents)) = names.split_last() else {
+        return Ok(Settled::Yes);
+    };
+    match below.find(layer, parents, last).map_err(blocked)? {
+        Found::Directory(from, stat) => {
+            let to = tree::beneath(layer, &names).map_err(Problem::write("open the directory"))?;
+            copy_metadata(from.as_fd(), &stat, to.as_fd())?;
+        }
+        Found::Other(_, stat) if tree::kind(&stat) == SFlag::S_IFLNK => return Ok(Settled::Link),
+        // A removed name, or a file that becomes a directory here: nothing to copy.
+        Found::Nothing | Found::Other(..) => {}
+    }
+    Ok(Settled::Yes)
+}
+
+/// Whether overlayfs shows nothing of the layers below this directory.
+pub(super) fn is_opaque(dir: BorrowedFd<'_>) -> Result<bool, Blocked> {
+    xattr::read(dir, tree::OPAQUE)
+        .map(|value| value.as_deref() == Some(b"y"))
+        .map_err(Blocked::Io)
+}
+
+/// Owner, attributes, mode and time of `from` for `to`.
+pub(super) fn copy_metadata(
+    from: BorrowedFd<'_>,
+    stat: &FileStat,
+    to: BorrowedFd<'_>,
+) -> Result<(), Problem> {
+    fchown(
+        to,
+        Some(Uid::from_raw(stat.st_uid)),
+        Some(Gid::from_raw(stat.st_gid)),
+    )
+    .map_err(Problem::write("set the owner"))?;
+    let names = xattr::names(from).map_err(Problem::write("read extended attributes"))?;
+    for name in names.split_inclusive(|&b| b == 0) {
+        if let Ok(name) = CStr::from_bytes_with_nul(name)
+            && !name.to_bytes().starts_with(b"trusted.overlay.")
+            && let Ok(Some(value)) = xattr::read(from, name)
+        {
+            ignore_unsupported(xattr::set(to, name, &value))?;
+        }
+    }
+    fchmod(to, Mode::from_bits_truncate(stat.st_mode & 0o7777))
+        .map_err(Problem::write("set the mode"))?;
+    tree::restore_mtime(to, stat).map_err(Problem::write("set the time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use core::ops::ControlFlow;
+    use std::fs;
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::path::PathBuf;
+
+    use super::super::layer::{Budget, Unpacked, unpack};
+    use super::super::testing::{Scratch, Stream};
+    use super::*;
+
+    /// Layers unpacked over each other, and something beside them that nobody may touch.
+    struct Pile {
+        scratch: Scratch,
+        layers: usize,
+    }
+
+    impl Pile {
+        fn new() -> Self {
+            let scratch = Scratch::new();
+            fs::write(scratch.join("secret"), b"secret").expect("scratch");
+            Self { scratch, layers: 0 }
+        }
+
+        fn open(&self, at: usize) -> OwnedFd {
+            let dir = self.scratch.join(&format!("l{at}"));
+            fs::File::open(dir).expect("layer").into()
+        }
+
+        fn below(&self) -> Below {
+            Below::new((0..self.layers).rev().map(|at| self.open(at)).collect())
+        }
+
+        fn try_layer(&mut self, stream: Stream, bytes: u64) -> Result<Unpacked, LayerError> {
+            let below = self.below();
+            fs::create_dir(self.scratch.join(&format!("l{}", self.layers))).expect("scratch");
+            let mut budget = Budget {
+                bytes,
+                bytes_left: bytes,
+                inodes: 1000,
+                inodes_left: 1000,
+            };
+            let result = unpack(
+                &mut &stream.bytes()[..],
+                self.open(self.layers),
+                Some(below),
+                &mut budget,
+                &mut |_| ControlFlow::Continue(()),
+            );
+            self.layers += 1;
+            let secret = fs::read(self.scratch.join("secret")).expect("still there");
+            assert_eq!(secret, b"secret");
+            result
+        }
+
+        fn layer(&mut self, stream: Stream) -> Unpacked {
+            self.try_layer(stream, 1 << 30)
+                .unwrap_or_else(|e| panic!("{:?}: {}", e.entry, e.problem))
+        }
+
+        /// A path of the uppermost layer.
+        fn top(&self, name: &str) -> PathBuf {
+            self.scratch
+                .join(&format!("l{}", self.layers - 1))
+                .join(name)
+        }
+
+        fn stat(&self, name: &str) -> fs::Metadata {
+            fs::symlink_metadata(self.top(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+        }
+
+        fn text(&self, name: &str) -> String {
+            fs::read_to_string(self.top(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+        }
+
+        fn whiteout(&self, name: &str) -> bool {
+            let stat = self.stat(name);
+            stat.file_type().is_char_device() && stat.rdev() == 0
+        }
+    }
+
+    fn is_root() -> bool {
+        let root = nix::unistd::geteuid().is_root();
+        if !root {
+            eprintln!("skipped: unpacking needs root");
+        }
+        root
+    }
+
+    #[test]
+    fn implied_directories_take_after_those_below() {
+        if !is_root() {
+            return;
+        }
+        let mut pile = Pile::new();
+        pile.layer(
+            Stream::new()
+                .dir("tmp", 0o1777)
+                .dir("hidden", 0o700)
+                .dir("closed", 0o711)
+                .symlink("lib", "usr/lib"),
+        );
+        pile.layer(
+            Stream::new()
+                .file(".wh.hidden", b"")
+                .file("closed/.wh..wh..opq", b""),
+        );
+        for (name, layer, settled) in [
+            (
+                "directories",
+                Stream::new().file("tmp/a/x", b"1").file("hidden/y", b"2"),
+                Settled::Yes,
+            ),
+            ("a link", Stream::new().file("lib/x", b"1"), Settled::Link),
+        ] {
+            fs::create_dir(pile.scratch.join(name)).expect("scratch");
+            let alone = pile.scratch.join(name);
+            let root = || OwnedFd::from(fs::File::open(&alone).expect("root"));
+            let mut budget = Budget {
+                bytes: 1 << 20,
+                bytes_left: 1 << 20,
+                inodes: 99,
+                inodes_left: 99,
+            };
+            let on_bytes = &mut |_| ControlFlow::Continue(());
+            let unpacked =
+                unpack(&mut &layer.bytes()[..], root(), None, &mut budget, on_bytes).expect(name);
+            let done = settle(root().as_fd(), &unpacked.implied, &mut pile.below()).expect(name);
+            assert_eq!(done, settled, "{name}");
+        }
+        let mode = |path: &str| {
+            let stat = fs::metadata(pile.scratch.join("directories").join(path)).expect(path);
+            stat.mode() & 0o7777
+        };
+        assert_eq!(mode("tmp"), 0o1777);
+        assert_eq!(mode("tmp/a"), 0o755);
+        assert_eq!(mode("hidden"), 0o755, "removed in between");
+    }
+
+    #[test]
+    fn links_below_are_followed_inside_the_image() {
+        if !is_root() {
+            return;
+        }
+        let mut pile = Pile::new();
+        pile.layer(
+            Stream::new()
+                .dir("usr", 0o755)
+                .dir("usr/lib", 0o751)
+                .file("usr/lib/old", b"0")
+                .dir("run", 0o755)
+                .symlink("lib", "usr/lib")
+                .symlink("var", "/run/nowhere")
+                .symlink("out", "../../../../../../../../tmp")
+                .symlink("circle", "circle/x"),
+        );
+        pile.layer(Stream::new().dir("gone", 0o700).file("plain", b"1"));
+        let unpacked = pile.layer(
+            Stream::new()
+                .file("lib/new", b"1")
+                .file("usr/lib/new", b"2")
+                .file("lib/.wh.old", b"")
+                .file("var/x", b"3")
+                .file("out/secret", b"4")
+                .dir("gone/in", 0o700),
+        );
+        assert_eq!(
+            pile.text("usr/lib/new"),
+            "2",
+            "one file, the later entry counts"
+        );
+        assert!(!pile.top("lib").exists(), "the link below is not hidden");
+        assert_eq!(pile.stat("usr/lib").mode() & 0o7777, 0o751);
+        assert_eq!(pile.stat("usr/lib").mtime(), 1_000_000);
+        assert!(pile.whiteout("usr/lib/old"));
+        assert_eq!(
+            pile.text("run/nowhere/x"),
+            "3",
+            "absolute: from the image's root"
+        );
+        assert_eq!(pile.text("tmp/secret"), "4", "above the root is the root");
+        assert_eq!(pile.stat("gone").mode() & 0o7777, 0o700);
+        assert!(!unpacked.implied.contains(&b"lib"[..]));
+        // A declared directory takes the link's place, as with every runtime.
+        pile.layer(Stream::new().dir("lib", 0o700).file("lib/own", b"1"));
+        assert_eq!(pile.text("lib/own"), "1");
+        let error = pile
+            .try_layer(Stream::new().file("circle/y", b"1"), 1 << 20)
+            .expect_err("a circle");
+        assert!(
+            error.problem.to_string().contains("symbolic links"),
+            "{}",
+            error.problem
+        );
+    }
+
+    #[test]
+    fn hard_links_to_files_below() {
+        if !is_root() {
+            return;
+        }
+        let mut pile = Pile::new();
+        pile.layer(
+            Stream::new()
+                .dir("bin", 0o711)
+                .entry(tar::EntryType::Regular, "bin/tool", "", 0o4755, b"tool")
+                .symlink("bin/sym", "tool")
+                .file("hidden/x", b"1")
+                .device(tar::EntryType::Char, "null", 1, 3)
+                .symlink("sbin", "bin"),
+        );
+        pile.layer(
+            Stream::new()
+                .dir("bin", 0o711)
+                .file("hidden/.wh..wh..opq", b""),
+        );
+        let unpacked = pile.layer(
+            Stream::new()
+                .hard_link("one", "bin/tool")
+                .hard_link("two", "sbin/tool")
+                .hard_link("three", "one")
+                .hard_link("link", "/bin/sym"),
+        );
+        assert_eq!(unpacked.size_bytes, 4, "copied once");
+        let inode = |name: &str| pile.stat(name).ino();
+        assert_eq!(pile.text("one"), "tool");
+        assert_eq!(pile.stat("one").mode() & 0o7777, 0o4755);
+        assert_eq!(pile.stat("one").mtime(), 1_000_000);
+        assert!(
+            [inode("two"), inode("three"), inode("bin/tool")]
+                .iter()
+                .all(|&i| i == inode("one"))
+        );
+        assert_eq!(pile.stat("bin").mode() & 0o7777, 0o711);
+        assert_eq!(pile.stat("bin").mtime(), 1_000_000);
+        assert_eq!(
+            fs::read_link(pile.top("link")).expect("a link"),
+            PathBuf::from("tool")
+        );
+
+        for (name, stream, says) in [
+            (
+                "nowhere",
+                Stream::new().hard_link("x", "bin/none"),
+                "neither the layer nor those below have",
+            ),
+            (
+                "hidden below",
+                Stream::new().hard_link("x", "hidden/x"),
+                "neither the layer nor those below have",
+            ),
+            (
+                "hidden here",
+                Stream::new()
+                    .file("bin/.wh.tool", b"")
+                    .hard_link("x", "bin/tool"),
+                "which is no file",
+            ),
+            (
+                "hidden by the root",
+                Stream::new()
+                    .file(".wh..wh..opq", b"")
+                    .hard_link("x", "bin/tool"),
+                "neither",
+            ),
+            (
+                "a directory",
+                Stream::new().hard_link("x", "bin"),
+                "neither the layer nor those below have",
+            ),
+            (
+                "a device",
+                Stream::new().hard_link("x", "null"),
+                "a device or pipe of a layer below",
+            ),
+            (
+                "outside",
+                Stream::new().hard_link("x", "sbin/../../secret"),
+                "out of the layer",
+            ),
+        ] {
+            let error = pile.try_layer(stream, 1 << 20).expect_err(name);
+            let text = error.problem.to_string();
+            assert!(text.contains(says), "{name}: {text}");
+            assert_eq!(error.entry.as_deref(), Some("x"), "{name}");
+            pile.layers -= 1;
+            fs::remove_dir_all(pile.scratch.join(&format!("l{}", pile.layers))).expect("scratch");
+        }
+    }
+
+    #[test]
+    fn copies_and_look_ups_are_bounded() {
+        if !is_root() {
+            return;
+        }
+        let mut pile = Pile::new();
+        pile.layer(Stream::new().file("big", &[7; 100_000]).symlink("l", "d"));
+        // A copy counts as what the layer writes.
+        let error = pile
+            .try_layer(Stream::new().hard_link("x", "big"), 50_000)
+            .expect_err("no space");
+        assert!(
+            matches!(error.problem, Problem::NoSpace { .. }),
+            "{}",
+            error.problem
+        );
+        let mut below = pile.below();
+        below.lookups_left = 3;
+        let upper = pile.open(0);
+        let mut looks = 0;
+        let end = loop {
+            match below.find(upper.as_fd(), &[], b"none") {
+                Ok(found) => assert!(matches!(found, Found::Nothing)),
+                Err(end) => break end,
+            }
+            looks += 1;
+            assert!(looks < 10, "no bound");
+        };
+        assert!(matches!(end, Blocked::TooManyLookups));
+        assert!(
+            blocked(end)
+                .to_string()
+                .contains("look-ups in the layers below")
+        );
+    }
+}
