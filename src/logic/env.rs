@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef};
 use crate::api::{ConfigMap, Pod, Secret};
 use crate::logic::downward::{Allocatable, Place, UnsetLimit, env_field, resource_field};
-use crate::logic::expansion::expand;
+use crate::logic::expansion::{MAX_WORDS_BYTES, expand};
 use crate::logic::service_env::{Service, service_variables};
 
 /// Objects a pod may refer to. `Ok(None)` is "not found", the only failure that `optional` forgives.
@@ -63,6 +63,8 @@ pub struct EnvInput<'a> {
 pub struct Env {
     list: Vec<(String, String)>,
     index: BTreeMap<String, usize>,
+    /// Of all names and values set so far, those that were replaced included.
+    bytes: usize,
 }
 
 impl Env {
@@ -80,7 +82,16 @@ impl Env {
     }
 
     /// Sets `name`; a later value takes the earlier one's place.
-    pub fn set(&mut self, name: &str, value: String) {
+    ///
+    /// Errors: more than [`MAX_WORDS_BYTES`] were set. One ConfigMap may come in under many prefixes.
+    pub fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+        self.bytes = self.bytes.saturating_add(name.len() + value.len() + 2);
+        if self.bytes > MAX_WORDS_BYTES {
+            return Err(format!(
+                "environment variable {name:?}: the environment has more than {MAX_WORDS_BYTES} bytes, \
+                 which is the most that the kernel passes to a program"
+            ));
+        }
         let at = *self
             .index
             .entry(name.into())
@@ -89,6 +100,7 @@ impl Env {
             Some(entry) => entry.1 = value,
             None => self.list.push((name.into(), value)),
         }
+        Ok(())
     }
 }
 
@@ -106,6 +118,7 @@ pub fn environment(input: &EnvInput<'_>) -> Result<Env, String> {
                 let known = env.get(name).map(str::to_owned);
                 known.or_else(|| services.get(name).cloned())
             })
+            .map_err(|why| format!("environment variable {:?}: {why}", var.name))?
         } else if let Some(source) = &var.value_from {
             match value_from(input, source)? {
                 Some(value) => value,
@@ -114,11 +127,11 @@ pub fn environment(input: &EnvInput<'_>) -> Result<Env, String> {
         } else {
             String::new()
         };
-        env.set(&var.name, value);
+        env.set(&var.name, value)?;
     }
     for (name, value) in services {
         if env.get(&name).is_none() {
-            env.set(&name, value);
+            env.set(&name, value)?;
         }
     }
     Ok(env)
@@ -148,7 +161,7 @@ fn env_from(input: &EnvInput<'_>, env: &mut Env) -> Result<(), String> {
             match input.objects.config_map(namespace, &reference.name)? {
                 Some(map) => {
                     for (key, value) in &map.data {
-                        env.set(&format!("{}{key}", source.prefix), value.clone());
+                        env.set(&format!("{}{key}", source.prefix), value.clone())?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
@@ -159,7 +172,7 @@ fn env_from(input: &EnvInput<'_>, env: &mut Env) -> Result<(), String> {
             match input.objects.secret(namespace, &reference.name)? {
                 Some(secret) => {
                     for (key, value) in &secret.data {
-                        env.set(&format!("{}{key}", source.prefix), text(&value.0));
+                        env.set(&format!("{}{key}", source.prefix), text(&value.0))?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
@@ -286,6 +299,8 @@ fn env_file_value(content: &str, key: &str) -> Result<Option<String>, String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     struct Two(ConfigMap, Secret);
@@ -416,6 +431,31 @@ mod tests {
         ] {
             assert_eq!(joined(build(container, Some(&[]))), want, "{name}");
         }
+    }
+
+    #[test]
+    fn growth_is_bounded() {
+        // Each variable ten times the one before; then one ConfigMap under many prefixes.
+        let var = |at: usize| match at {
+            0 => json!({"name": "V0", "value": "0123456789"}),
+            _ => json!({"name": format!("V{at}"), "value": format!("$(V{})", at - 1).repeat(10)}),
+        };
+        let laughs: Vec<_> = (0..20).map(var).collect();
+        let error = build(&json!({"env": laughs}).to_string(), Some(&[])).expect_err("bounded");
+        assert!(
+            error.starts_with("environment variable \"V5\": is longer than 131071 bytes"),
+            "{error}"
+        );
+        let large: Vec<_> = (0..100)
+            .map(|at| json!({"name": format!("V{at}"), "value": "x".repeat(100_000)}))
+            .collect();
+        let error = build(&json!({"env": large}).to_string(), Some(&[])).expect_err("bounded");
+        assert!(
+            error.starts_with(
+                "environment variable \"V62\": the environment has more than 6291456 bytes"
+            ),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,14 +1,24 @@
 //! `$(NAME)` in env values, command lines and subPathExpr (ENV-05).
 
+/// Longest word of a command line or environment, bytes: the kernel refuses longer ones (`MAX_ARG_STRLEN`, execve(2)).
+pub const MAX_WORD_BYTES: usize = 128 * 1024 - 1;
+/// All words of a command line and its environment together, bytes: the kernel takes no more, whatever the stack limit.
+pub const MAX_WORDS_BYTES: usize = 6 * 1024 * 1024;
+
 /// Expands every reference in `text`.
 ///
+/// - Errors: the result would be longer than [`MAX_WORD_BYTES`]. References to references grow exponentially.
 /// - `$(NAME)`: what `lookup` answers; left as written if it answers nothing. No recursion into the answer.
 /// - `$$`: one dollar, so that `$$(NAME)` stays a literal. Any other dollar stays.
 /// - Source: Kubernetes `third_party/forked/golang/expansion`.
-pub fn expand(text: &str, mut lookup: impl FnMut(&str) -> Option<String>) -> String {
-    let mut out = String::with_capacity(text.len());
+pub fn expand(
+    text: &str,
+    mut lookup: impl FnMut(&str) -> Option<String>,
+) -> Result<String, String> {
+    let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
+        check(out.len() + at)?;
         out.push_str(&rest[..at]);
         let after = &rest[at + 1..];
         if let Some(tail) = after.strip_prefix('$') {
@@ -19,7 +29,10 @@ pub fn expand(text: &str, mut lookup: impl FnMut(&str) -> Option<String>) -> Str
             .and_then(|tail| tail.split_once(')'))
         {
             match lookup(name) {
-                Some(value) => out.push_str(&value),
+                Some(value) => {
+                    check(out.len() + value.len())?;
+                    out.push_str(&value);
+                }
                 None => out.extend(["$(", name, ")"]),
             }
             rest = tail;
@@ -28,8 +41,18 @@ pub fn expand(text: &str, mut lookup: impl FnMut(&str) -> Option<String>) -> Str
             rest = after;
         }
     }
+    check(out.len() + rest.len())?;
     out.push_str(rest);
-    out
+    Ok(out)
+}
+
+fn check(bytes: usize) -> Result<(), String> {
+    if bytes <= MAX_WORD_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "is longer than {MAX_WORD_BYTES} bytes, which is the most that the kernel passes to a program"
+    ))
 }
 
 #[cfg(test)]
@@ -66,7 +89,31 @@ mod tests {
                 "REF" => Some("$(A)".into()),
                 _ => None,
             });
-            assert_eq!(got, want, "{text:?}");
+            assert_eq!(got.as_deref(), Ok(want), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn growth_is_bounded() {
+        let mut value = "x".repeat(1000);
+        let mut rounds = 0;
+        let error = loop {
+            rounds += 1;
+            match expand(&"$(A)".repeat(10), |_| Some(value.clone())) {
+                Ok(longer) => value = longer,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((rounds, value.len()), (3, 100_000));
+        assert!(error.contains("131071 bytes"), "{error}");
+        let longest = "y".repeat(MAX_WORD_BYTES);
+        assert_eq!(expand(&longest, |_| None).as_deref(), Ok(longest.as_str()));
+        for long in [
+            format!("{longest}y"),
+            format!("{longest}$(A)"),
+            format!("$$$(A){longest}"),
+        ] {
+            assert!(expand(&long, |_| Some("z".into())).is_err());
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::logic::cgroup::{CgroupSettings, container_resources, pod_path};
 use crate::logic::dns::{DnsSettings, pod_dns};
 use crate::logic::downward::Allocatable;
 use crate::logic::env::Env;
-use crate::logic::expansion::expand;
+use crate::logic::expansion::{MAX_WORDS_BYTES, expand};
 use crate::logic::hosts::pod_names;
 use crate::logic::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
 use crate::logic::sysctl;
@@ -248,7 +248,8 @@ fn expand_sub_path(text: &str, env: &Env) -> Result<String, ConfigError> {
             missing.get_or_insert_with(|| name.to_owned());
         }
         value.map(str::to_owned)
-    });
+    })
+    .map_err(|why| ConfigError(format!("subPath {why}")))?;
     match missing {
         Some(name) => Err(ConfigError(format!(
             "failed to expand subPath for {text:?}: missing value for {name:?}"
@@ -319,7 +320,19 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, C
         ..
     } = *input;
     let lookup = |name: &str| env.get(name).map(str::to_owned);
-    let expanded = |words: &[String]| words.iter().map(|word| expand(word, lookup)).collect();
+    let mut left = MAX_WORDS_BYTES;
+    let mut expanded = |what: &str, words: &[String]| {
+        let mut all = Vec::with_capacity(words.len());
+        for (at, word) in words.iter().enumerate() {
+            let wrong = |why: &str| ConfigError(format!("{what}[{at}] {why}"));
+            let word = expand(word, lookup).map_err(|why| wrong(&why))?;
+            left = left
+                .checked_sub(word.len() + 1)
+                .ok_or_else(|| wrong("is beyond what the kernel passes to a program"))?;
+            all.push(word);
+        }
+        Ok::<_, ConfigError>(all)
+    };
     let mut security = linux_security(pod, container, image, &node.security)?;
     if !container.target_container_name.is_empty()
         && security.namespaces.pid == NamespaceMode::Container
@@ -341,8 +354,8 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, C
         attempt: restart_count,
         image: image.id.clone(),
         user_image: container.image.clone(),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command: expanded("command", &container.command)?,
+        args: expanded("args", &container.args)?,
         working_dir: container.working_dir.clone(),
         env: env.clone().into_vec(),
         mounts: mounts(input)?,
@@ -954,7 +967,7 @@ mod tests {
         ] {
             let mut env = Env::default();
             for (name, value) in [("A", "one"), ("UP", ".."), ("E", "")] {
-                env.set(name, value.into());
+                env.set(name, value.into()).expect("small");
             }
             let container: Container =
                 serde_json::from_str(&format!(r#"{{"volumeMounts":[{mount}]}}"#)).expect("json");

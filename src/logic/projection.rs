@@ -12,6 +12,11 @@ use crate::logic::env::{Objects, not_found};
 const MAX_COMPONENT: usize = 255;
 /// Longest path, bytes.
 const MAX_PATH: usize = 4096;
+/// Most that the files of all volumes of one pod may hold together, bytes: they are in memory while they are written, and
+/// those of secrets stay there. Twenty of the largest objects, and an item may name a key that others have named.
+pub const MAX_POD_BYTES: usize = 32 * 1024 * 1024;
+/// What a file costs beside its content: an inode in memory.
+const FILE_BYTES: usize = 1024;
 /// Mode of a token file when some user or group is to read it.
 const TOKEN_MODE: u32 = 0o600;
 
@@ -23,19 +28,22 @@ pub type Files = Result<Vec<ProjectedFile>, String>;
 /// An error never means "empty": a volume that is mounted keeps what it holds.
 pub fn pod_files(pod: &Pod, objects: &dyn Objects, node: Allocatable) -> BTreeMap<String, Files> {
     let volumes = pod.spec.volumes.iter();
+    let mut left = MAX_POD_BYTES;
     volumes
         .filter_map(|volume| {
-            volume_files(pod, volume, objects, node).map(|files| (volume.name.clone(), files))
+            volume_files(pod, volume, objects, node, &mut left)
+                .map(|files| (volume.name.clone(), files))
         })
         .gather()
 }
 
-/// Contents of one volume; `None` if it is of another kind.
-pub fn volume_files(
+/// Contents of one volume; `None` if it is of another kind. `left`: bytes that the pod's files may still have.
+fn volume_files(
     pod: &Pod,
     volume: &Volume,
     objects: &dyn Objects,
     node: Allocatable,
+    left: &mut usize,
 ) -> Option<Files> {
     let mode = [
         volume.config_map.as_ref().map(|v| v.default_mode),
@@ -54,6 +62,7 @@ pub fn volume_files(
         node,
         default_mode,
         files: BTreeMap::new(),
+        left,
     };
     let errors = payload.volume(volume);
     Some(if errors.is_empty() {
@@ -70,6 +79,7 @@ struct Payload<'a> {
     default_mode: u32,
     /// By path: a later source wins.
     files: BTreeMap<String, ProjectedFile>,
+    left: &'a mut usize,
 }
 
 impl Payload<'_> {
@@ -109,7 +119,7 @@ impl Payload<'_> {
             } else {
                 self.default_mode
             };
-            self.put(&v.path, token, mode, owner)
+            self.put(&v.path, &token, mode, owner)
         } else {
             Err("a source of the projected volume is of a kind this agent does not know".into())
         }
@@ -155,7 +165,7 @@ impl Payload<'_> {
     ) -> Result<(), String> {
         if items.is_empty() {
             for (key, bytes) in data {
-                self.put(key, bytes.to_vec(), self.default_mode, None)?;
+                self.put(key, bytes, self.default_mode, None)?;
             }
             return Ok(());
         }
@@ -163,7 +173,7 @@ impl Payload<'_> {
             match data.get(&item.key) {
                 Some(bytes) => {
                     let mode = self.mode(item.mode)?;
-                    self.put(&item.path, bytes.to_vec(), mode, None)?;
+                    self.put(&item.path, bytes, mode, None)?;
                 }
                 None if optional == Some(true) => {}
                 None => {
@@ -187,7 +197,7 @@ impl Payload<'_> {
                 return Err(format!("downwardAPI item {:?} names no field", item.path));
             };
             let mode = self.mode(item.mode)?;
-            self.put(&item.path, value.into_bytes(), mode, None)?;
+            self.put(&item.path, value.as_bytes(), mode, None)?;
         }
         Ok(())
     }
@@ -199,14 +209,20 @@ impl Payload<'_> {
     fn put(
         &mut self,
         path: &str,
-        data: Vec<u8>,
+        data: &[u8],
         mode: u32,
         owner: Option<u32>,
     ) -> Result<(), String> {
         check_path(path)?;
+        let cost = data.len() + path.len() + FILE_BYTES;
+        *self.left = self.left.checked_sub(cost).ok_or_else(|| {
+            format!(
+                "path {path:?}: the files of the pod's volumes have more than {MAX_POD_BYTES} bytes"
+            )
+        })?;
         let file = ProjectedFile {
             path: path.into(),
-            data,
+            data: data.to_vec(),
             mode,
             owner,
         };
@@ -290,6 +306,34 @@ mod tests {
         fn service_account_token(&self, audience: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
             Ok(audience.as_bytes().to_vec())
         }
+    }
+
+    #[test]
+    fn growth_is_bounded() {
+        // One key under many names, in memory for a secret.
+        let large = "x".repeat(1 << 20);
+        let map = serde_json::json!({"data": {"k": large}});
+        let objects = Fixed(
+            serde_json::from_value(map).expect("configmap"),
+            Secret::default(),
+        );
+        let items: Vec<_> = (0..20)
+            .map(|at| serde_json::json!({"key": "k", "path": format!("f{at}")}))
+            .collect();
+        let volume = |name: &str| serde_json::json!({"name": name, "configMap": {"name": "cm", "defaultMode": 420, "items": items}});
+        let pod = serde_json::json!({"spec": {"volumes": [volume("a"), volume("b")]}});
+        let pod: Pod = serde_json::from_value(pod).expect("pod");
+        let files = pod_files(&pod, &objects, Allocatable::default());
+        assert_eq!(
+            files["a"].as_ref().map(Vec::len),
+            Ok(20),
+            "more than any volume of whole objects needs"
+        );
+        let error = files["b"].as_ref().expect_err("bounded");
+        assert!(
+            error.starts_with("path \"f11\": ") && error.contains("33554432 bytes"),
+            "{error}"
+        );
     }
 
     fn show_pod(volume: &str, spec: &str) -> String {
