@@ -35,6 +35,7 @@ pub mod user;
 pub mod actions;
 pub mod admission;
 pub mod backoff;
+pub mod check;
 pub mod conditions;
 pub mod container_status;
 pub mod dispatch;

@@ -1,0 +1,133 @@
+//! Configuration, manifests, neighbours and the agent itself.
+
+use super::{Agent, Facts, Finding, some_of};
+
+/// A relist is due every second; an agent whose last one is older than this cannot do its work.
+const STALE_RELIST_MS: u64 = 30_000;
+
+pub(super) fn config(facts: &Facts) -> Finding {
+    let wanted = &facts.wanted;
+    if let Some(why) = &wanted.unusable {
+        return Finding::error(why.clone(), "correct that field; picolet run --help lists them");
+    }
+    let file = wanted.file.as_deref();
+    if !wanted.warnings.is_empty() {
+        return Finding::warning(
+            some_of(wanted.warnings.iter().map(String::as_str), 3),
+            format!("correct {}", file.unwrap_or("the flags")),
+        );
+    }
+    Finding::ok(file.unwrap_or("defaults and flags"))
+}
+
+pub(super) fn neighbours(facts: &Facts) -> Finding {
+    let Some((name, pid)) = facts.kubelets.first() else {
+        return Finding::ok("nobody else runs pods here");
+    };
+    let unit = match name.as_str() {
+        "k3s" | "k3s-server" | "k3s-agent" => "k3s",
+        "kubelite" => "snap.microk8s.daemon-kubelite",
+        other => other,
+    };
+    Finding::error(
+        format!("{name} (process {pid}) runs pods on this machine"),
+        format!(
+            "systemctl disable --now {unit}, or give picolet --cgroup-root and --pod-logs-dir of its own"
+        ),
+    )
+}
+
+pub(super) fn ports(facts: &Facts) -> Finding {
+    let listening = &facts.network.listening;
+    // An agent's own pods listen as they should.
+    let running = matches!(facts.agent, Agent::Up(_));
+    let taken = facts
+        .manifests
+        .host_ports
+        .iter()
+        .find(|(port, _)| !running && listening.binary_search(port).is_ok());
+    match taken {
+        Some((port, pod)) => Finding::error(
+            format!("port {port} that pod {pod} asks for is taken"),
+            format!("ss -ltnp 'sport = :{port}'  (then end that program, or change the pod's hostPort)"),
+        ),
+        None => Finding::ok(format!(
+            "{} asked for by pods",
+            facts.manifests.host_ports.len()
+        )),
+    }
+}
+
+pub(super) fn manifests(facts: &Facts) -> Finding {
+    let manifests = &facts.manifests;
+    let Some(path) = &manifests.path else {
+        return Finding::ok("turned off");
+    };
+    match manifests.bad.as_slice() {
+        [] => Finding::ok(format!("{} pods in {path}", manifests.pods)),
+        [(file, why), more @ ..] => Finding::error(
+            match more.len() {
+                0 => format!("{file}: {why}"),
+                more => format!("{file}: {why} (and {more} more files)"),
+            },
+            format!("correct {file}"),
+        ),
+    }
+}
+
+pub(super) fn secrets(facts: &Facts) -> Finding {
+    let open = &facts.manifests.open_secrets;
+    if open.is_empty() {
+        return Finding::ok("read from manifests only; copied nowhere but into memory");
+    }
+    let names = || open.iter().map(String::as_str);
+    let all: Vec<&str> = names().collect();
+    Finding::warning(
+        format!("anyone on this machine can read the Secret in {}", some_of(names(), 3)),
+        format!("chmod 600 {}", all.join(" ")),
+    )
+}
+
+pub(super) fn agent(facts: &Facts) -> Finding {
+    let restart = "systemctl restart picolet; journalctl -u picolet -n 50";
+    let agent = match &facts.agent {
+        Agent::Absent => return Finding::ok("not running (systemctl start picolet)"),
+        Agent::Mute(why) => return Finding::error(format!("does not answer: {why}"), restart),
+        Agent::Up(agent) => agent,
+    };
+    if let Some(why) = &agent.down {
+        return Finding::error(format!("handles no pods: {why}"), restart);
+    }
+    let stale = |age: Option<u64>, limit: u64| age.is_none_or(|age| age > limit);
+    if stale(agent.relist_age_ms, STALE_RELIST_MS) {
+        return Finding::error(
+            format!("last looked at its containers {}", ago(agent.relist_age_ms)),
+            restart,
+        );
+    }
+    if facts.manifests.path.is_some()
+        && stale(
+            agent.manifests_age_ms,
+            agent.manifests_interval_ms.saturating_mul(3),
+        )
+    {
+        return Finding::error(
+            format!("last read its manifests {}", ago(agent.manifests_age_ms)),
+            restart,
+        );
+    }
+    if let Some(why) = &agent.network_down {
+        return Finding::error(format!("gives pods no network: {why}"), "see cni-config and cni-plugins");
+    }
+    Finding::ok(format!(
+        "{} with {} pods; containers seen {}, manifests read {}",
+        agent.version,
+        agent.pods,
+        ago(agent.relist_age_ms),
+        ago(agent.manifests_age_ms)
+    ))
+}
+
+fn ago(ms: Option<u64>) -> String {
+    ms.map_or_else(|| "never".into(), |ms| format!("{} s ago", ms / 1000))
+}

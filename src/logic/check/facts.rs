@@ -1,0 +1,249 @@
+//! What the preflight knows of a machine: plain data, gathered elsewhere.
+
+use crate::api::Wall;
+
+/// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// What the operator asked for.
+    pub wanted: Wanted,
+    /// Kernel and processor.
+    pub kernel: Kernel,
+    /// Control groups.
+    pub cgroups: Cgroups,
+    /// The OCI runtime.
+    pub runtime: Runtime,
+    /// Pod network and firewall.
+    pub network: Network,
+    /// Clocks.
+    pub clock: Clock,
+    /// Directories of the agent.
+    pub dirs: Dirs,
+    /// What this process may do.
+    pub rights: Rights,
+    /// Manifests.
+    pub manifests: Manifests,
+    /// Who runs pods here already: name and process.
+    pub kubelets: Vec<(String, u32)>,
+    /// The agent.
+    pub agent: Agent,
+}
+
+/// What the operator asked for, defaults included.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Why the configuration cannot be used; the other fields are defaults then.
+    pub unusable: Option<String>,
+    /// The file that was read.
+    pub file: Option<String>,
+    /// What was said about the file: unknown fields and the like.
+    pub warnings: Vec<String>,
+    /// Name of the node.
+    pub node_name: String,
+    /// Refuse to start while swap is on.
+    pub fail_swap_on: bool,
+    /// Refuse to start on cgroup v1.
+    pub fail_cgroup_v1: bool,
+    /// `RuntimeDefault` where nothing else is said.
+    pub seccomp_default: bool,
+    /// Bridge of the built-in network.
+    pub bridge: String,
+    /// Use of the disk at which images are removed, percent.
+    pub image_high_percent: u8,
+}
+
+/// Kernel and processor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// `6.12.25+rpt-rpi-v8`
+    pub release: String,
+    /// `uname -m`: `aarch64`, `armv7l`, …
+    pub machine: String,
+    /// What this program was built for: `aarch64`, `arm`, `x86_64`, …
+    pub program: String,
+    /// Bytes of a page.
+    pub page_size: u64,
+    /// `/proc/cmdline`
+    pub cmdline: String,
+    /// File that the firmware takes the kernel's command line from, where a board has one (`cmdline.txt`).
+    pub cmdline_file: Option<String>,
+    /// `config.txt` beside it.
+    pub config_file: Option<String>,
+    /// Whether overlayfs can be mounted.
+    pub overlayfs: bool,
+    /// Whether a process can be given a seccomp filter.
+    pub seccomp: bool,
+    /// Whether AppArmor confines.
+    pub apparmor: bool,
+    /// Profile that containers get, if one is loaded.
+    pub apparmor_profile: Option<String>,
+    /// `kernel.pid_max`
+    pub pid_max: u64,
+    /// `kernel.threads-max`
+    pub threads_max: u64,
+    /// `fs.inotify.max_user_instances`
+    pub inotify_instances: u64,
+    /// `fs.inotify.max_user_watches`
+    pub inotify_watches: u64,
+    /// Active swap devices and files.
+    pub swaps: Vec<String>,
+}
+
+/// Control groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cgroups {
+    /// Whether anything usable is mounted.
+    pub mounted: bool,
+    /// One tree for all controllers.
+    pub v2: bool,
+    /// Controllers that pods need and this machine lacks.
+    pub missing: Vec<String>,
+}
+
+/// The OCI runtime.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Runtime {
+    /// `runc 1.1.5+ds1`; empty if there is none.
+    pub program: String,
+    /// Why there is none.
+    pub error: Option<String>,
+    /// Known holes of this version, the distribution's revision considered.
+    pub holes: Vec<String>,
+}
+
+/// Pod network and firewall.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// Directory of network configurations.
+    pub conf_dir: String,
+    /// File in use; `None` for the built-in network.
+    pub conf: Option<String>,
+    /// Why the configuration cannot be used.
+    pub conf_error: Option<String>,
+    /// Why the configured plugins cannot be called.
+    pub plugin_error: Option<String>,
+    /// Plugin types of the configuration.
+    pub plugins: Vec<String>,
+    /// What `iptables --version` says; `None` if there is no such program.
+    pub iptables: Option<String>,
+    /// Why the nat table cannot be listed.
+    pub nat_error: Option<String>,
+    /// Rules that the other flavour of iptables holds (legacy beside nft, or the reverse).
+    pub other_rules: usize,
+    /// `iptables -S FORWARD`
+    pub forward: Vec<String>,
+    /// `net.ipv4.ip_forward`
+    pub ip_forward: bool,
+    /// `net.bridge.bridge-nf-call-iptables`; `None` without br_netfilter.
+    pub bridge_filter: Option<bool>,
+    /// Whether the built-in bridge exists.
+    pub bridge_exists: bool,
+    /// The resolver file that pods inherit; `None` if they inherit none.
+    pub resolv_conf: Option<String>,
+    /// Name servers in it.
+    pub name_servers: Vec<String>,
+    /// Whether systemd-resolved keeps the real servers in its own file.
+    pub resolved: bool,
+    /// TCP ports that a process of the host listens on, sorted.
+    pub listening: Vec<u16>,
+}
+
+/// Clocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Clock {
+    /// Wall time now.
+    pub now: Wall,
+    /// Whether the kernel's clock is disciplined; `None` if it does not say.
+    pub synchronized: Option<bool>,
+    /// Whether there is a battery-backed clock.
+    pub rtc: bool,
+    /// What saves the time over a reboot in place of one.
+    pub saved_time: Option<String>,
+}
+
+/// A directory of the agent, as its file system is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dir {
+    /// Where.
+    pub path: String,
+    /// `ext4`, `tmpfs`, …
+    pub kind: String,
+    /// Mounted read-only.
+    pub read_only: bool,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes free for us.
+    pub free: u64,
+    /// Inodes; 0 where the file system counts none.
+    pub inodes: u64,
+    /// Inodes free.
+    pub inodes_free: u64,
+}
+
+/// Directories of the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dirs {
+    /// What survives a reboot.
+    pub root: Dir,
+    /// What ends with it.
+    pub run: Dir,
+    /// Logs of containers.
+    pub logs: Dir,
+    /// Whether the mount namespace (the agent's if it runs, else ours) is that of PID 1; `None` if unknown.
+    pub host_mounts: Option<bool>,
+}
+
+/// What this process may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// Effective user is root.
+    pub root: bool,
+    /// Capabilities that it has, as `CAP_X`.
+    pub capabilities: Vec<String>,
+}
+
+/// Manifests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifests {
+    /// Where they lie; `None` if turned off.
+    pub path: Option<String>,
+    /// Pods in them.
+    pub pods: usize,
+    /// Files that cannot be used: path and why.
+    pub bad: Vec<(String, String)>,
+    /// Files with a Secret that others than root can read.
+    pub open_secrets: Vec<String>,
+    /// TCP ports of the host that pods ask for: port and pod, sorted.
+    pub host_ports: Vec<(u16, String)>,
+}
+
+/// The agent, asked through its socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Agent {
+    /// None listens.
+    #[default]
+    Absent,
+    /// A socket is there and does not answer as it should.
+    Mute(String),
+    /// It answers.
+    Up(AgentFacts),
+}
+
+/// What the agent says of itself. Ages in milliseconds; `None` if it never happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentFacts {
+    /// Its version.
+    pub version: String,
+    /// Time since the last complete relist of the runtime began.
+    pub relist_age_ms: Option<u64>,
+    /// Time since the manifests were last read.
+    pub manifests_age_ms: Option<u64>,
+    /// Time between two reads of the manifests.
+    pub manifests_interval_ms: u64,
+    /// Why no pod is handled.
+    pub down: Option<String>,
+    /// Why pods get no network.
+    pub network_down: Option<String>,
+    /// Pods it holds.
+    pub pods: usize,
+}

@@ -1,0 +1,228 @@
+//! Kernel, control groups and the OCI runtime.
+
+use super::{Facts, Finding, some_of};
+
+/// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
+const OLDEST_KERNEL: (u32, u32) = (5, 6);
+/// Pages that programs are built for unless their authors took care, bytes.
+const COMMON_PAGE: u64 = 4096;
+/// Fewest processes a node with a handful of pods gets along with.
+const FEW_PIDS: u64 = 8192;
+/// The kernel's default; programs in containers share it.
+const FEW_INOTIFY_INSTANCES: u64 = 128;
+/// The smallest default of any distribution.
+const FEW_INOTIFY_WATCHES: u64 = 8192;
+
+pub(super) fn version(facts: &Facts) -> Finding {
+    let release = &facts.kernel.release;
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|n| n.parse().unwrap_or(0));
+    let have: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if have >= OLDEST_KERNEL {
+        return Finding::ok(format!("Linux {release}"));
+    }
+    let (major, minor) = OLDEST_KERNEL;
+    Finding::error(
+        format!("Linux {release} is older than {major}.{minor}"),
+        "apt-get update && apt-get full-upgrade && reboot",
+    )
+}
+
+pub(super) fn architecture(facts: &Facts) -> Finding {
+    let (machine, program) = (facts.kernel.machine.as_str(), facts.kernel.program.as_str());
+    let wide = matches!(machine, "aarch64" | "arm64" | "x86_64" | "riscv64");
+    let narrow = matches!(program, "arm" | "armv6" | "armv7" | "x86");
+    if wide && narrow {
+        return Finding::warning(
+            format!(
+                "a 32-bit program on a 64-bit kernel ({machine}): images are chosen for 32 bits"
+            ),
+            format!("install the {machine} build of picolet"),
+        );
+    }
+    if program == "armv6" && machine.starts_with("armv7") {
+        return Finding::warning(
+            "the armv6 build on an armv7 processor: images are chosen for arm/v6, and many have none",
+            "install the armv7 build of picolet",
+        );
+    }
+    Finding::ok(format!("{program} on {machine}"))
+}
+
+pub(super) fn page_size(facts: &Facts) -> Finding {
+    let bytes = facts.kernel.page_size;
+    if bytes <= COMMON_PAGE {
+        return Finding::ok(format!("{} KiB", bytes / 1024));
+    }
+    let fix = match &facts.kernel.config_file {
+        Some(file) => format!("echo kernel=kernel8.img >> {file} && reboot"),
+        None => "boot a kernel with 4 KiB pages".into(),
+    };
+    Finding::warning(
+        format!(
+            "{} KiB: programs built for 4 KiB pages crash (older jemalloc, Go, Electron)",
+            bytes / 1024
+        ),
+        fix,
+    )
+}
+
+/// How to put `words` on the kernel's command line.
+fn on_cmdline(facts: &Facts, words: &str) -> String {
+    match &facts.kernel.cmdline_file {
+        // The file is one line; everything after it is not read.
+        Some(file) => format!("sed -i '1s/$/ {words}/' {file} && reboot"),
+        None => format!(
+            "add {words} to GRUB_CMDLINE_LINUX in /etc/default/grub, then: update-grub && reboot"
+        ),
+    }
+}
+
+pub(super) fn cgroup(facts: &Facts) -> Finding {
+    let groups = &facts.cgroups;
+    if !groups.mounted {
+        return Finding::error(
+            "no control group hierarchy is mounted",
+            "mount -t cgroup2 none /sys/fs/cgroup",
+        );
+    }
+    if groups.v2 {
+        return Finding::ok("version 2");
+    }
+    let fix = on_cmdline(facts, "systemd.unified_cgroup_hierarchy=1");
+    if facts.wanted.fail_cgroup_v1 {
+        return Finding::error("version 1, and failCgroupV1 is true", fix);
+    }
+    Finding::ok("version 1; swap of pods is not limited, memory is not throttled")
+}
+
+pub(super) fn cgroup_memory(facts: &Facts) -> Finding {
+    if !facts.cgroups.missing.iter().any(|c| c == "memory") {
+        return Finding::ok("memory is limited");
+    }
+    let why = if facts.kernel.cmdline.contains("cgroup_disable=memory") {
+        "the memory controller is switched off by the kernel command line (cgroup_disable=memory)"
+    } else {
+        "the memory controller is off"
+    };
+    Finding::error(why, on_cmdline(facts, "cgroup_enable=memory cgroup_memory=1"))
+}
+
+pub(super) fn cgroup_limits(facts: &Facts) -> Finding {
+    let missing = facts.cgroups.missing.iter().map(String::as_str);
+    let missing: Vec<&str> = missing.filter(|c| *c != "memory").collect();
+    if missing.is_empty() {
+        return Finding::ok("cpu and pids are limited");
+    }
+    let list = missing.join(" and ");
+    Finding::error(
+        format!("controllers are missing: {list}"),
+        if facts.kernel.cmdline.contains("cgroup_disable=") {
+            "remove cgroup_disable= from the kernel command line, then: reboot".to_owned()
+        } else {
+            "boot a kernel with CONFIG_CFS_BANDWIDTH=y, CONFIG_CGROUP_SCHED=y and CONFIG_CGROUP_PIDS=y"
+                .to_owned()
+        },
+    )
+}
+
+pub(super) fn overlayfs(facts: &Facts) -> Finding {
+    if facts.kernel.overlayfs {
+        return Finding::ok("available");
+    }
+    Finding::error(
+        "the kernel has no overlayfs",
+        "modprobe overlay && echo overlay > /etc/modules-load.d/overlay.conf",
+    )
+}
+
+pub(super) fn seccomp(facts: &Facts) -> Finding {
+    if facts.kernel.seccomp {
+        return Finding::ok("available");
+    }
+    let says = "the kernel has no seccomp filters";
+    let fix = "boot a kernel with CONFIG_SECCOMP_FILTER=y";
+    if facts.wanted.seccomp_default {
+        return Finding::error(format!("{says}, and seccompDefault is true"), fix);
+    }
+    Finding::warning(
+        format!("{says}: pods that ask for a profile do not start"),
+        fix,
+    )
+}
+
+pub(super) fn apparmor(facts: &Facts) -> Finding {
+    match (facts.kernel.apparmor, &facts.kernel.apparmor_profile) {
+        (false, _) => Finding::ok("not in this kernel; containers are not confined by it"),
+        (true, Some(profile)) => Finding::ok(format!("profile {profile}")),
+        (true, None) => Finding::warning(
+            "on, and no profile for containers is loaded: they run unconfined",
+            "apparmor_parser -r /etc/apparmor.d/picolet-default",
+        ),
+    }
+}
+
+pub(super) fn pid_limits(facts: &Facts) -> Finding {
+    let (name, have) = if facts.kernel.pid_max <= facts.kernel.threads_max {
+        ("kernel.pid_max", facts.kernel.pid_max)
+    } else {
+        ("kernel.threads-max", facts.kernel.threads_max)
+    };
+    if have >= FEW_PIDS {
+        return Finding::ok(format!("{name} {have}"));
+    }
+    Finding::warning(
+        format!("{name} is {have}: that is few for all pods together"),
+        format!("echo {name}=32768 > /etc/sysctl.d/90-picolet-pids.conf && sysctl --system"),
+    )
+}
+
+pub(super) fn inotify(facts: &Facts) -> Finding {
+    let kernel = &facts.kernel;
+    let (instances, watches) = (kernel.inotify_instances, kernel.inotify_watches);
+    if instances >= FEW_INOTIFY_INSTANCES && watches >= FEW_INOTIFY_WATCHES {
+        return Finding::ok(format!("{instances} instances, {watches} watches"));
+    }
+    Finding::warning(
+        format!("{instances} instances and {watches} watches are few: programs in pods fail with \"too many open files\""),
+        "printf 'fs.inotify.max_user_instances=512\\nfs.inotify.max_user_watches=65536\\n' > \
+         /etc/sysctl.d/90-picolet-inotify.conf && sysctl --system",
+    )
+}
+
+pub(super) fn swap(facts: &Facts) -> Finding {
+    let swaps = &facts.kernel.swaps;
+    let Some(first) = swaps.first() else {
+        return Finding::ok("none");
+    };
+    let list = some_of(swaps.iter().map(String::as_str), 2);
+    if facts.wanted.fail_swap_on {
+        let off = if first.starts_with("/dev/zram") {
+            "swapoff -a && systemctl mask systemd-zram-setup@zram0.service"
+        } else if first.starts_with("/var/swap") {
+            "swapoff -a && systemctl disable --now dphys-swapfile"
+        } else {
+            "swapoff -a && sed -i '/\\sswap\\s/s/^/#/' /etc/fstab"
+        };
+        return Finding::error(format!("{list} is on, and failSwapOn is true"), off);
+    }
+    Finding::ok(format!("{list}; pods get none of it on cgroup v2"))
+}
+
+pub(super) fn runtime(facts: &Facts) -> Finding {
+    match &facts.runtime.error {
+        None => Finding::ok(facts.runtime.program.clone()),
+        Some(why) => Finding::error(why.clone(), "apt-get install runc"),
+    }
+}
+
+pub(super) fn runtime_version(facts: &Facts) -> Finding {
+    if facts.runtime.holes.is_empty() {
+        return Finding::ok("no known holes");
+    }
+    Finding::warning(
+        format!("{} has {}", facts.runtime.program, facts.runtime.holes.join("; ")),
+        "apt-get update && apt-get install --only-upgrade runc",
+    )
+}

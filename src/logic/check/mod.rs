@@ -1,0 +1,143 @@
+//! The preflight: what is wrong with a machine before or while an agent runs on it, and the exact fix.
+//!
+//! Each check is a pure function over [`Facts`]; [`CHECKS`] lists all of them in the order in which they are shown.
+
+mod agent;
+mod facts;
+mod kernel;
+mod machine;
+mod network;
+#[cfg(test)]
+mod tests;
+
+pub use facts::{
+    Agent, AgentFacts, Cgroups, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network, Rights,
+    Runtime, Wanted,
+};
+
+/// How bad something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Pods run; something is lost or will go wrong.
+    Warning,
+    /// Some or all pods will not run.
+    Error,
+}
+
+impl Level {
+    /// `ok`, `warning`, `error`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad.
+    pub level: Level,
+    /// What is so, in one line.
+    pub says: String,
+    /// Command to type or line to write; empty where nothing is to be done.
+    pub fix: String,
+}
+
+impl Finding {
+    fn ok(says: impl Into<String>) -> Self {
+        Self {
+            level: Level::Ok,
+            says: says.into(),
+            fix: String::new(),
+        }
+    }
+
+    fn warning(says: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self {
+            level: Level::Warning,
+            says: says.into(),
+            fix: fix.into(),
+        }
+    }
+
+    fn error(says: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self {
+            level: Level::Error,
+            says: says.into(),
+            fix: fix.into(),
+        }
+    }
+}
+
+/// A check: its name and its rule.
+pub type Check = (&'static str, fn(&Facts) -> Finding);
+
+/// All checks, in the order in which they are shown.
+pub const CHECKS: [Check; 39] = [
+    ("config", agent::config),
+    ("root", machine::root),
+    ("capabilities", machine::capabilities),
+    ("hostname", machine::hostname),
+    ("kernel", kernel::version),
+    ("architecture", kernel::architecture),
+    ("page-size", kernel::page_size),
+    ("cgroup", kernel::cgroup),
+    ("cgroup-memory", kernel::cgroup_memory),
+    ("cgroup-limits", kernel::cgroup_limits),
+    ("overlayfs", kernel::overlayfs),
+    ("seccomp", kernel::seccomp),
+    ("apparmor", kernel::apparmor),
+    ("pid-limits", kernel::pid_limits),
+    ("inotify", kernel::inotify),
+    ("swap", kernel::swap),
+    ("clock", machine::clock),
+    ("clock-sync", machine::clock_sync),
+    ("rtc", machine::rtc),
+    ("disk", machine::disk),
+    ("inodes", machine::inodes),
+    ("read-only", machine::read_only),
+    ("root-dir", machine::root_dir),
+    ("run-dir", machine::run_dir),
+    ("log-dir", machine::log_dir),
+    ("mounts", machine::mounts),
+    ("runtime", kernel::runtime),
+    ("runtime-version", kernel::runtime_version),
+    ("cni-config", network::config),
+    ("cni-plugins", network::plugins),
+    ("iptables", network::iptables),
+    ("forwarding", network::forwarding),
+    ("firewall", network::firewall),
+    ("dns", network::dns),
+    ("neighbours", agent::neighbours),
+    ("manifests", agent::manifests),
+    ("ports", agent::ports),
+    ("secrets", agent::secrets),
+    ("agent", agent::agent),
+];
+
+/// Carries out every check.
+///
+/// - Shape: in the order of [`CHECKS`], with their names.
+#[must_use]
+pub fn run(facts: &Facts) -> Vec<(&'static str, Finding)> {
+    CHECKS
+        .iter()
+        .map(|(name, rule)| (*name, rule(facts)))
+        .collect()
+}
+
+/// `a, b and 3 more`: at most `limit` of `items`.
+fn some_of<'a>(items: impl ExactSizeIterator<Item = &'a str>, limit: usize) -> String {
+    let more = items.len().saturating_sub(limit);
+    let shown: Vec<&str> = items.take(limit).collect();
+    match more {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

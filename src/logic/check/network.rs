@@ -1,0 +1,179 @@
+//! Pod network, firewall, names.
+
+use super::{Facts, Finding, some_of};
+
+pub(super) fn config(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    if let Some(why) = &net.conf_error {
+        return Finding::error(
+            why.clone(),
+            format!(
+                "correct that file, or move it away to use the built-in network: mv it out of {}",
+                net.conf_dir
+            ),
+        );
+    }
+    match &net.conf {
+        None => Finding::ok(format!("built in, bridge {}", facts.wanted.bridge)),
+        Some(file) if needs_a_daemon(&net.plugins) => Finding::warning(
+            format!(
+                "{file} calls {}, which works only beside its daemon: was it left by another cluster?",
+                some_of(net.plugins.iter().map(String::as_str), 3)
+            ),
+            format!("mv {file} {file}.off  (the built-in network is used then)"),
+        ),
+        Some(file) => Finding::ok(file.clone()),
+    }
+}
+
+/// Plugins that only hand the request over to a pod of a cluster.
+fn needs_a_daemon(plugins: &[String]) -> bool {
+    const HANDED_OVER: [&str; 7] = [
+        "flannel",
+        "calico",
+        "calico-ipam",
+        "cilium-cni",
+        "weave-net",
+        "multus",
+        "antrea",
+    ];
+    plugins.iter().any(|p| HANDED_OVER.contains(&p.as_str()))
+}
+
+pub(super) fn plugins(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    match &net.plugin_error {
+        Some(why) => Finding::error(
+            why.clone(),
+            if net.conf.is_some() {
+                "install the plugin, or move the configuration away to use the built-in network"
+            } else {
+                "apt-get install containernetworking-plugins"
+            },
+        ),
+        None => Finding::ok(some_of(net.plugins.iter().map(String::as_str), 4)),
+    }
+}
+
+pub(super) fn iptables(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    let built_in = net.conf.is_none();
+    let Some(version) = &net.iptables else {
+        return if built_in {
+            Finding::error(
+                "the built-in network needs the iptables program",
+                "apt-get install iptables",
+            )
+        } else {
+            Finding::ok("not installed; the configured network has to do without")
+        };
+    };
+    if let Some(why) = &net.nat_error {
+        return Finding::error(
+            format!("{version} cannot use the nat table: {why}"),
+            if version.contains("legacy") {
+                "modprobe iptable_nat, or update-alternatives --set iptables /usr/sbin/iptables-nft"
+            } else {
+                "modprobe nf_tables nft_compat nft_chain_nat, or update-alternatives --set iptables /usr/sbin/iptables-legacy"
+            },
+        );
+    }
+    if net.other_rules > 0 {
+        let (other, set) = if version.contains("legacy") {
+            ("nft", "nft")
+        } else {
+            ("legacy", "legacy")
+        };
+        return Finding::warning(
+            format!(
+                "{version}, but {} rules were made with the {other} flavour: packets pass both",
+                net.other_rules
+            ),
+            format!(
+                "update-alternatives --set iptables /usr/sbin/iptables-{set}, or remove those rules"
+            ),
+        );
+    }
+    Finding::ok(version.clone())
+}
+
+pub(super) fn forwarding(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    let on = "printf 'net.ipv4.ip_forward=1\\n' > /etc/sysctl.d/90-picolet-forward.conf && sysctl --system";
+    if !net.ip_forward && (net.bridge_exists || net.conf.is_some()) {
+        return Finding::error("net.ipv4.ip_forward is off: pods reach nothing", on);
+    }
+    if net.conf.is_some() && net.bridge_filter != Some(true) {
+        return Finding::warning(
+            "bridged packets pass no firewall (br_netfilter): Services of a cluster do not reach their own node",
+            "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf && \
+             sysctl -w net.bridge.bridge-nf-call-iptables=1",
+        );
+    }
+    if net.ip_forward {
+        Finding::ok("net.ipv4.ip_forward is on")
+    } else {
+        Finding::ok("off; the bridge plugin switches it on with the first pod")
+    }
+}
+
+pub(super) fn firewall(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    let closed = net
+        .forward
+        .iter()
+        .any(|rule| rule == "-P FORWARD DROP" || rule == "-P FORWARD REJECT");
+    if !closed {
+        return Finding::ok("forwarded packets pass");
+    }
+    if net.conf.is_some() {
+        return Finding::ok("forwarded packets are dropped unless the configured network says otherwise");
+    }
+    let bridge = &facts.wanted.bridge;
+    let passes = |option: &str| {
+        let word = format!("{option} {bridge} ");
+        net.forward
+            .iter()
+            .any(|rule| rule.contains(&word) && rule.ends_with("-j ACCEPT"))
+    };
+    if passes("-i") && passes("-o") {
+        return Finding::ok(format!("packets of {bridge} pass, others are dropped"));
+    }
+    Finding::error(
+        "the firewall drops forwarded packets (docker and ufw do that): pods reach nothing",
+        format!(
+            "iptables -I FORWARD -i {bridge} -j ACCEPT && iptables -I FORWARD -o {bridge} -j ACCEPT"
+        ),
+    )
+}
+
+pub(super) fn dns(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    let Some(file) = &net.resolv_conf else {
+        return Finding::ok("pods inherit no name servers");
+    };
+    let local = |server: &String| server.starts_with("127.") || server == "::1";
+    if net.name_servers.is_empty() {
+        return Finding::warning(
+            format!("{file} names no server: pods resolve nothing"),
+            "picolet run --resolv-conf FILE with a line such as: nameserver 192.168.1.1",
+        );
+    }
+    if !net.name_servers.iter().any(local) {
+        return Finding::ok(some_of(net.name_servers.iter().map(String::as_str), 3));
+    }
+    let says = format!(
+        "{file} names a server on this machine ({}), which pods cannot reach",
+        some_of(net.name_servers.iter().map(String::as_str), 3)
+    );
+    if net.resolved {
+        return Finding::error(
+            says,
+            "picolet run --resolv-conf /run/systemd/resolve/resolv.conf  (or resolvConf: in the configuration)",
+        );
+    }
+    Finding::error(
+        says,
+        "picolet run --resolv-conf FILE with the servers that this machine's own server asks",
+    )
+}

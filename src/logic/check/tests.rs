@@ -1,0 +1,328 @@
+use super::*;
+use crate::api::Wall;
+
+/// A board on which everything is as it should be, agent included.
+fn sound() -> Facts {
+    let dir = |path: &str, kind: &str| Dir {
+        path: path.into(),
+        kind: kind.into(),
+        read_only: false,
+        size: 16 << 30,
+        free: 8 << 30,
+        inodes: 1_000_000,
+        inodes_free: 900_000,
+    };
+    let texts = |all: &[&str]| all.iter().map(|&t| t.to_owned()).collect::<Vec<_>>();
+    Facts {
+        wanted: Wanted {
+            file: Some("/etc/picolet/config.yaml".into()),
+            node_name: "pi.example".into(),
+            bridge: "picolet0".into(),
+            image_high_percent: 85,
+            ..Wanted::default()
+        },
+        kernel: Kernel {
+            release: "6.12.25+rpt-rpi-v8".into(),
+            machine: "aarch64".into(),
+            program: "aarch64".into(),
+            page_size: 4096,
+            cmdline: "console=tty1 root=PARTUUID=1-02".into(),
+            cmdline_file: Some("/boot/firmware/cmdline.txt".into()),
+            config_file: Some("/boot/firmware/config.txt".into()),
+            overlayfs: true,
+            seccomp: true,
+            apparmor: true,
+            apparmor_profile: Some("picolet-default".into()),
+            pid_max: 32_768,
+            threads_max: 14_000,
+            inotify_instances: 128,
+            inotify_watches: 8192,
+            swaps: Vec::new(),
+        },
+        cgroups: Cgroups {
+            mounted: true,
+            v2: true,
+            missing: Vec::new(),
+        },
+        runtime: Runtime {
+            program: "runc 1.3.3".into(),
+            ..Runtime::default()
+        },
+        network: Network {
+            conf_dir: "/etc/cni/net.d".into(),
+            plugins: texts(&["bridge", "host-local", "portmap"]),
+            iptables: Some("iptables v1.8.9 (nf_tables)".into()),
+            forward: texts(&["-P FORWARD ACCEPT"]),
+            ip_forward: true,
+            bridge_exists: true,
+            resolv_conf: Some("/etc/resolv.conf".into()),
+            name_servers: texts(&["192.168.1.1"]),
+            listening: vec![22],
+            ..Network::default()
+        },
+        clock: Clock {
+            now: Wall::from_secs(1_790_000_000),
+            synchronized: Some(true),
+            rtc: false,
+            saved_time: Some("fake-hwclock".into()),
+        },
+        dirs: Dirs {
+            root: dir("/var/lib/picolet", "ext4"),
+            run: dir("/run/picolet", "tmpfs"),
+            logs: dir("/var/log/pods", "ext4"),
+            host_mounts: Some(true),
+        },
+        rights: Rights {
+            root: true,
+            capabilities: texts(&[
+                "CAP_SYS_ADMIN",
+                "CAP_NET_ADMIN",
+                "CAP_DAC_OVERRIDE",
+                "CAP_CHOWN",
+                "CAP_FOWNER",
+                "CAP_KILL",
+                "CAP_MKNOD",
+                "CAP_SETUID",
+                "CAP_SYS_RESOURCE",
+            ]),
+        },
+        manifests: Manifests {
+            path: Some("/etc/picolet/manifests".into()),
+            pods: 2,
+            host_ports: vec![(8080, "default/web".into())],
+            ..Manifests::default()
+        },
+        kubelets: Vec::new(),
+        agent: Agent::Up(AgentFacts {
+            version: "0.1.0".into(),
+            relist_age_ms: Some(800),
+            manifests_age_ms: Some(19_000),
+            manifests_interval_ms: 20_000,
+            pods: 2,
+            ..AgentFacts::default()
+        }),
+    }
+}
+
+fn up(change: impl FnOnce(&mut AgentFacts)) -> Agent {
+    let Agent::Up(mut agent) = sound().agent else {
+        unreachable!()
+    };
+    change(&mut agent);
+    Agent::Up(agent)
+}
+
+fn find(facts: &Facts, check: &str) -> Finding {
+    let rule = CHECKS.iter().find(|(name, _)| *name == check);
+    (rule.unwrap_or_else(|| panic!("no check {check}")).1)(facts)
+}
+
+/// What is changed about a sound board.
+type Change = fn(&mut Facts);
+
+#[test]
+fn a_sound_board() {
+    for (name, finding) in run(&sound()) {
+        assert_eq!(finding.level, Level::Ok, "{name}: {finding:?}");
+        assert!(finding.fix.is_empty(), "{name}: nothing is to be fixed");
+        assert!(!finding.says.is_empty(), "{name} says nothing");
+        assert!(!finding.says.contains('\n'), "{name} says one line");
+    }
+}
+
+/// check, change, level, a part of what it says, the exact fix
+#[rustfmt::skip]
+const BAD: &[(&str, Change, Level, &str, &str)] = &[
+    ("config", |f| f.wanted.unusable = Some("maxPods: must be positive".into()), Level::Error, "maxPods: must be positive",
+        "correct that field; picolet run --help lists them"),
+    ("config", |f| f.wanted.warnings = vec!["unknown field maxpods is ignored".into()], Level::Warning, "maxpods",
+        "correct /etc/picolet/config.yaml"),
+    ("root", |f| f.rights.root = false, Level::Error, "not root", "sudo picolet check"),
+    ("capabilities", |f| f.rights.capabilities.retain(|c| c != "CAP_NET_ADMIN"), Level::Error, "missing: CAP_NET_ADMIN",
+        "remove CapabilityBoundingSet= from the unit, or run outside of a container"),
+    ("capabilities", |f| f.rights.capabilities.retain(|c| c != "CAP_SYS_RESOURCE"), Level::Warning, "OOM scores",
+        "add CAP_SYS_RESOURCE to CapabilityBoundingSet= of the unit, or to the container's capabilities"),
+    ("hostname", |f| f.wanted.node_name = "my_pi".into(), Level::Error, "\"my_pi\" cannot be the name of a node",
+        "hostnamectl set-hostname node1, or picolet run --hostname-override node1"),
+    ("hostname", |f| f.wanted.node_name = "-pi".into(), Level::Error, "\"-pi\"",
+        "hostnamectl set-hostname node1, or picolet run --hostname-override node1"),
+    ("hostname", |f| f.wanted.node_name = "localhost".into(), Level::Warning, "names every machine",
+        "hostnamectl set-hostname node1, or picolet run --hostname-override node1"),
+    ("kernel", |f| f.kernel.release = "5.4.0-rpi".into(), Level::Error, "older than 5.6",
+        "apt-get update && apt-get full-upgrade && reboot"),
+    ("architecture", |f| f.kernel.program = "arm".into(), Level::Warning, "32-bit program on a 64-bit kernel (aarch64)",
+        "install the aarch64 build of picolet"),
+    ("architecture", |f| { f.kernel.program = "armv6".into(); f.kernel.machine = "armv7l".into(); }, Level::Warning, "arm/v6",
+        "install the armv7 build of picolet"),
+    ("page-size", |f| f.kernel.page_size = 16_384, Level::Warning, "16 KiB",
+        "echo kernel=kernel8.img >> /boot/firmware/config.txt && reboot"),
+    ("page-size", |f| { f.kernel.page_size = 65_536; f.kernel.config_file = None; }, Level::Warning, "64 KiB",
+        "boot a kernel with 4 KiB pages"),
+    ("cgroup", |f| f.cgroups.mounted = false, Level::Error, "no control group hierarchy",
+        "mount -t cgroup2 none /sys/fs/cgroup"),
+    ("cgroup", |f| { f.cgroups.v2 = false; f.wanted.fail_cgroup_v1 = true; }, Level::Error, "failCgroupV1",
+        "sed -i '1s/$/ systemd.unified_cgroup_hierarchy=1/' /boot/firmware/cmdline.txt && reboot"),
+    ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline.insert_str(0, "cgroup_disable=memory "); }, Level::Error, "cgroup_disable=memory",
+        "sed -i '1s/$/ cgroup_enable=memory cgroup_memory=1/' /boot/firmware/cmdline.txt && reboot"),
+    ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline_file = None; }, Level::Error, "the memory controller is off",
+        "add cgroup_enable=memory cgroup_memory=1 to GRUB_CMDLINE_LINUX in /etc/default/grub, then: update-grub && reboot"),
+    ("cgroup-limits", |f| f.cgroups.missing = vec!["cpu".into(), "pids".into()], Level::Error, "cpu and pids",
+        "boot a kernel with CONFIG_CFS_BANDWIDTH=y, CONFIG_CGROUP_SCHED=y and CONFIG_CGROUP_PIDS=y"),
+    ("overlayfs", |f| f.kernel.overlayfs = false, Level::Error, "no overlayfs",
+        "modprobe overlay && echo overlay > /etc/modules-load.d/overlay.conf"),
+    ("seccomp", |f| f.kernel.seccomp = false, Level::Warning, "no seccomp filters",
+        "boot a kernel with CONFIG_SECCOMP_FILTER=y"),
+    ("seccomp", |f| { f.kernel.seccomp = false; f.wanted.seccomp_default = true; }, Level::Error, "seccompDefault",
+        "boot a kernel with CONFIG_SECCOMP_FILTER=y"),
+    ("apparmor", |f| f.kernel.apparmor_profile = None, Level::Warning, "unconfined",
+        "apparmor_parser -r /etc/apparmor.d/picolet-default"),
+    ("pid-limits", |f| f.kernel.pid_max = 4096, Level::Warning, "kernel.pid_max is 4096",
+        "echo kernel.pid_max=32768 > /etc/sysctl.d/90-picolet-pids.conf && sysctl --system"),
+    ("pid-limits", |f| f.kernel.threads_max = 3000, Level::Warning, "kernel.threads-max is 3000",
+        "echo kernel.threads-max=32768 > /etc/sysctl.d/90-picolet-pids.conf && sysctl --system"),
+    ("inotify", |f| f.kernel.inotify_instances = 16, Level::Warning, "16 instances",
+        "printf 'fs.inotify.max_user_instances=512\\nfs.inotify.max_user_watches=65536\\n' > /etc/sysctl.d/90-picolet-inotify.conf && sysctl --system"),
+    ("swap", |f| { f.kernel.swaps = vec!["/var/swap".into()]; f.wanted.fail_swap_on = true; }, Level::Error, "/var/swap is on",
+        "swapoff -a && systemctl disable --now dphys-swapfile"),
+    ("swap", |f| { f.kernel.swaps = vec!["/dev/sda3".into()]; f.wanted.fail_swap_on = true; }, Level::Error, "/dev/sda3 is on",
+        "swapoff -a && sed -i '/\\sswap\\s/s/^/#/' /etc/fstab"),
+    ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.wanted.fail_swap_on = true; }, Level::Error, "/dev/zram0 is on",
+        "swapoff -a && systemctl mask systemd-zram-setup@zram0.service"),
+    ("clock", |f| f.clock.now = Wall::from_secs(60), Level::Warning, "it is 1970-01-01T00:01:00Z",
+        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
+    ("clock-sync", |f| f.clock.synchronized = Some(false), Level::Warning, "not synchronized",
+        "apt-get install systemd-timesyncd && timedatectl set-ntp true"),
+    ("rtc", |f| f.clock.saved_time = None, Level::Warning, "starts in the past", "apt-get install fake-hwclock"),
+    ("disk", |f| f.dirs.root.free = 50 << 20, Level::Error, "50 MiB (0 %) free at /var/lib/picolet",
+        "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
+    ("disk", |f| f.dirs.root.free = 2 << 30, Level::Warning, "unused images are being removed",
+        "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
+    ("disk", |f| f.dirs.logs.free = 1 << 20, Level::Error, "free at /var/log/pods",
+        "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
+    ("inodes", |f| f.dirs.root.inodes_free = 10, Level::Error, "0 % free at /var/lib/picolet",
+        "picolet image prune; find what has many files: du --inodes -xd2 /var/lib/picolet | sort -n | tail"),
+    ("read-only", |f| f.dirs.root.read_only = true, Level::Error, "/var/lib/picolet is read-only (ext4)",
+        "mount -o remount,rw $(findmnt -no TARGET -T /var/lib/picolet); after an I/O error: dmesg, fsck, a new card"),
+    ("root-dir", |f| f.dirs.root.kind = "overlay".into(), Level::Error, "on an overlay",
+        "raspi-config nonint disable_overlayfs && reboot, or picolet run --root-dir on another disk"),
+    ("root-dir", |f| f.dirs.root.kind = "vfat".into(), Level::Error, "on vfat",
+        "picolet run --root-dir on ext4, f2fs, xfs or btrfs"),
+    ("root-dir", |f| f.dirs.root.kind = "tmpfs".into(), Level::Warning, "gone after a reboot",
+        "picolet run --root-dir on a disk"),
+    ("run-dir", |f| f.dirs.run.kind = "ext4".into(), Level::Warning, "/run/picolet is on ext4",
+        "mount -t tmpfs -o mode=755 tmpfs /run/picolet, or picolet run --run-dir /run/picolet"),
+    ("log-dir", |f| { f.dirs.logs.kind = "tmpfs".into(); f.dirs.logs.size = 128 << 20; }, Level::Warning, "128 MiB, log2ram?",
+        "picolet run --pod-logs-dir /var/lib/picolet/logs"),
+    ("mounts", |f| f.dirs.host_mounts = Some(false), Level::Error, "mount namespace of its own",
+        "remove PrivateMounts=, PrivateTmp=, ProtectSystem= and the like from the unit"),
+    ("runtime", |f| f.runtime.error = Some("OCI runtime \"runc\" not found".into()), Level::Error, "not found", "apt-get install runc"),
+    ("runtime-version", |f| f.runtime.holes = vec!["CVE-2024-21626 (fixed in 1.1.12)".into()], Level::Warning, "runc 1.3.3 has CVE-2024-21626",
+        "apt-get update && apt-get install --only-upgrade runc"),
+    ("cni-config", |f| f.network.conf_error = Some("network configuration /etc/cni/net.d/a.conf: not valid JSON".into()), Level::Error, "a.conf",
+        "correct that file, or move it away to use the built-in network: mv it out of /etc/cni/net.d"),
+    ("cni-config", |f| { f.network.conf = Some("/etc/cni/net.d/10-flannel.conflist".into()); f.network.plugins = vec!["flannel".into()]; }, Level::Warning, "left by another cluster",
+        "mv /etc/cni/net.d/10-flannel.conflist /etc/cni/net.d/10-flannel.conflist.off  (the built-in network is used then)"),
+    ("cni-plugins", |f| f.network.plugin_error = Some("CNI plugin \"bridge\" is not installed".into()), Level::Error, "bridge",
+        "apt-get install containernetworking-plugins"),
+    ("iptables", |f| f.network.iptables = None, Level::Error, "needs the iptables program", "apt-get install iptables"),
+    ("iptables", |f| f.network.nat_error = Some("Table does not exist".into()), Level::Error, "Table does not exist",
+        "modprobe nf_tables nft_compat nft_chain_nat, or update-alternatives --set iptables /usr/sbin/iptables-legacy"),
+    ("iptables", |f| { f.network.iptables = Some("iptables v1.8.9 (legacy)".into()); f.network.nat_error = Some("x".into()); }, Level::Error, "cannot use the nat table",
+        "modprobe iptable_nat, or update-alternatives --set iptables /usr/sbin/iptables-nft"),
+    ("iptables", |f| f.network.other_rules = 7, Level::Warning, "7 rules were made with the legacy flavour",
+        "update-alternatives --set iptables /usr/sbin/iptables-legacy, or remove those rules"),
+    ("forwarding", |f| f.network.ip_forward = false, Level::Error, "net.ipv4.ip_forward is off",
+        "printf 'net.ipv4.ip_forward=1\\n' > /etc/sysctl.d/90-picolet-forward.conf && sysctl --system"),
+    ("forwarding", |f| f.network.conf = Some("/etc/cni/net.d/a.conflist".into()), Level::Warning, "br_netfilter",
+        "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf && sysctl -w net.bridge.bridge-nf-call-iptables=1"),
+    ("firewall", |f| f.network.forward = vec!["-P FORWARD DROP".into()], Level::Error, "drops forwarded packets",
+        "iptables -I FORWARD -i picolet0 -j ACCEPT && iptables -I FORWARD -o picolet0 -j ACCEPT"),
+    ("dns", |f| { f.network.name_servers = vec!["127.0.0.53".into()]; f.network.resolved = true; }, Level::Error, "127.0.0.53",
+        "picolet run --resolv-conf /run/systemd/resolve/resolv.conf  (or resolvConf: in the configuration)"),
+    ("dns", |f| f.network.name_servers = vec!["127.0.0.1".into()], Level::Error, "which pods cannot reach",
+        "picolet run --resolv-conf FILE with the servers that this machine's own server asks"),
+    ("dns", |f| f.network.name_servers = Vec::new(), Level::Warning, "names no server",
+        "picolet run --resolv-conf FILE with a line such as: nameserver 192.168.1.1"),
+    ("neighbours", |f| f.kubelets = vec![("kubelet".into(), 77)], Level::Error, "kubelet (process 77)",
+        "systemctl disable --now kubelet, or give picolet --cgroup-root and --pod-logs-dir of its own"),
+    ("neighbours", |f| f.kubelets = vec![("k3s-server".into(), 78)], Level::Error, "k3s-server",
+        "systemctl disable --now k3s, or give picolet --cgroup-root and --pod-logs-dir of its own"),
+    ("manifests", |f| f.manifests.bad = vec![("/m/a.yaml".into(), "spec: required".into())], Level::Error, "/m/a.yaml: spec: required",
+        "correct /m/a.yaml"),
+    ("ports", |f| { f.agent = Agent::Absent; f.network.listening = vec![22, 8080]; }, Level::Error, "port 8080 that pod default/web asks for is taken",
+        "ss -ltnp 'sport = :8080'  (then end that program, or change the pod's hostPort)"),
+    ("secrets", |f| f.manifests.open_secrets = vec!["/m/s.yaml".into()], Level::Warning, "can read the Secret in /m/s.yaml",
+        "chmod 600 /m/s.yaml"),
+    ("agent", |f| f.agent = Agent::Mute("timed out".into()), Level::Error, "does not answer: timed out",
+        "systemctl restart picolet; journalctl -u picolet -n 50"),
+    ("agent", |f| f.agent = up(|a| a.down = Some("container runtime is down".into())), Level::Error, "handles no pods: container runtime is down",
+        "systemctl restart picolet; journalctl -u picolet -n 50"),
+    ("agent", |f| f.agent = up(|a| a.relist_age_ms = Some(200_000)), Level::Error, "last looked at its containers 200 s ago",
+        "systemctl restart picolet; journalctl -u picolet -n 50"),
+    ("agent", |f| f.agent = up(|a| a.manifests_age_ms = None), Level::Error, "last read its manifests never",
+        "systemctl restart picolet; journalctl -u picolet -n 50"),
+    ("agent", |f| f.agent = up(|a| a.network_down = Some("no plugin".into())), Level::Error, "no network: no plugin",
+        "see cni-config and cni-plugins"),
+];
+
+#[test]
+fn everything_that_goes_wrong_is_named_with_its_fix() {
+    for (check, change, level, says, fix) in BAD {
+        let mut facts = sound();
+        change(&mut facts);
+        let finding = find(&facts, check);
+        assert_eq!(finding.level, *level, "{check}: {finding:?}");
+        assert!(finding.says.contains(says), "{check}: {}", finding.says);
+        assert_eq!(finding.fix, *fix, "{check}");
+        assert!(!finding.says.contains('\n'), "{check} says one line");
+    }
+    for (check, _) in CHECKS {
+        assert!(BAD.iter().any(|row| row.0 == check), "{check} has no row");
+    }
+}
+
+/// check, change, a part of what it says: odd, and right all the same
+#[rustfmt::skip]
+const ODD: &[(&str, Change, &str)] = &[
+    ("config", |f| f.wanted.file = None, "defaults"),
+    ("cgroup", |f| f.cgroups.v2 = false, "version 1"),
+    ("cgroup-limits", |f| f.cgroups.missing = vec!["memory".into()], "cpu and pids are limited"),
+    ("apparmor", |f| { f.kernel.apparmor = false; f.kernel.apparmor_profile = None; }, "not in this kernel"),
+    ("swap", |f| f.kernel.swaps = vec!["/dev/zram0".into()], "/dev/zram0"),
+    ("clock-sync", |f| f.clock.synchronized = None, "does not say"),
+    ("rtc", |f| { f.clock.rtc = true; f.clock.saved_time = None; }, "battery"),
+    ("inodes", |f| { f.dirs.root.inodes = 0; f.dirs.root.inodes_free = 0; f.dirs.logs.inodes = 0; }, "100 %"),
+    ("mounts", |f| f.dirs.host_mounts = None, "cannot be seen"),
+    ("cni-config", |f| f.network.conf = Some("/etc/cni/net.d/a.conflist".into()), "a.conflist"),
+    ("iptables", |f| { f.network.iptables = None; f.network.conf = Some("x".into()); }, "not installed"),
+    ("forwarding", |f| { f.network.ip_forward = false; f.network.bridge_exists = false; }, "with the first pod"),
+    ("firewall", |f| f.network.forward = ["-P FORWARD DROP", "-A FORWARD -i picolet0 -j ACCEPT", "-A FORWARD -o picolet0 -j ACCEPT"].map(str::to_owned).into(), "packets of picolet0 pass"),
+    ("dns", |f| f.network.resolv_conf = None, "inherit no name servers"),
+    ("manifests", |f| f.manifests.path = None, "turned off"),
+    ("ports", |f| f.network.listening = vec![8080], "1 asked for"),
+    ("agent", |f| f.agent = Agent::Absent, "not running"),
+];
+
+#[test]
+fn what_is_odd_and_right() {
+    for (check, change, says) in ODD {
+        let mut facts = sound();
+        change(&mut facts);
+        let finding = find(&facts, check);
+        assert_eq!(finding.level, Level::Ok, "{check}: {finding:?}");
+        assert!(finding.says.contains(says), "{check}: {}", finding.says);
+    }
+}
+
+#[test]
+fn a_machine_that_could_not_be_looked_at_is_not_sound() {
+    let findings = run(&Facts::default());
+    let errors = findings.iter().filter(|(_, f)| f.level == Level::Error);
+    assert!(errors.count() >= 8, "{findings:?}");
+}
+
+#[test]
+fn lists_are_cut() {
+    assert_eq!(some_of(["a", "b"].into_iter(), 2), "a, b");
+    assert_eq!(some_of(["a", "b", "c", "d"].into_iter(), 2), "a, b and 2 more");
+}
