@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{ctx::Shared, image_store};
 use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
     api::{
-        ContainerId, Pod, PodUid,
+        ContainerId, Mono, Pod, PodUid,
         cri::{ContainerState, Image},
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
@@ -244,6 +244,24 @@ impl Backend for LocalBackend {
         Box::pin(async { Ok(pods) })
     }
 
+    fn health(&self) -> Value {
+        let ctx = &*self.ctx;
+        let now = ctx.clock.now();
+        let age_ms = |at: Option<Mono>| at.map(|at| (now - at).as_millis());
+        let pleg = ctx.pleg.borrow();
+        let down = ctx.gate.borrow().check(pleg.healthy(now), now).err();
+        json!({
+            "version": crate::VERSION,
+            "pid": std::process::id(),
+            "relistAgeMs": age_ms(pleg.last_relist()),
+            "manifestsAgeMs": age_ms(ctx.manifests_read.get()),
+            "manifestsIntervalMs": ctx.cfg.times.file_check.as_millis(),
+            "down": down.map(|e| e.to_string()),
+            "networkDown": ctx.network_problem(),
+            "pods": ctx.config.borrow().len(),
+        })
+    }
+
     fn node(&self) -> Reply<'_, Value> {
         Box::pin(async { Ok(super::node::object(&self.ctx).await) })
     }
@@ -369,8 +387,6 @@ fn internal(e: crate::runtime::RuntimeError) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -147,6 +147,8 @@ pub(super) struct Ctx {
     pub(super) cancelled: Bell,
     /// What was complained about lately.
     pub(super) complaints: RefCell<Complaints>,
+    /// When the manifests were last read.
+    pub(super) manifests_read: Cell<Option<Mono>>,
     /// Something used the heap since its free pages were last given back.
     pub(super) heap_used: Cell<bool>,
     /// When the loop last moved, for the watchdog.
@@ -197,6 +199,7 @@ impl Ctx {
             running: RefCell::new(RunningPods::default()),
             burstable_milli: Cell::new(None),
             waiting_for_status: Cell::new(None),
+            manifests_read: Cell::new(None),
             heap_used: Cell::new(false),
             operations: Claims::default(),
             records: Claims::default(),

@@ -49,7 +49,11 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
             ctx.clock.until(retry).await;
             None
         };
-        match read.or(again).await {
+        let reading = read.or(again).await;
+        if matches!(reading, Some(Reading::Unchanged | Reading::Snapshot(_))) {
+            ctx.manifests_read.set(Some(ctx.clock.now()));
+        }
+        match reading {
             Some(Reading::Unchanged) => {}
             Some(Reading::Snapshot(snapshot)) => match deliver(&ctx, snapshot, &events).await {
                 Ok(Delivery {

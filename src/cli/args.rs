@@ -4,15 +4,13 @@ use std::{ffi::OsString, path::PathBuf};
 
 use lexopt::{Arg, Parser};
 
-use super::{CliError, Client, default_socket};
+use super::{CliError, Client, commands::Command, default_socket};
 
-/// One word, understood as far as it can be without knowing the command.
+/// One word, understood as far as the table of commands goes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// `--name`, without its value.
-    Long(String),
-    /// `-n`, without its value.
-    Short(char),
+    /// A flag of the command, in its long form, without its value.
+    Flag(&'static str),
     /// Anything else.
     Value(String),
 }
@@ -20,13 +18,15 @@ pub(super) enum Word {
 /// The words after a command.
 pub(super) struct Words {
     parser: Parser,
+    command: &'static Command,
     socket: PathBuf,
 }
 
 impl Words {
-    pub(super) fn new(words: Vec<OsString>) -> Self {
+    pub(super) fn new(command: &'static Command, words: Vec<OsString>) -> Self {
         Self {
             parser: Parser::from_args(words),
+            command,
             socket: default_socket(),
         }
     }
@@ -34,20 +34,25 @@ impl Words {
     /// The next word that is not a flag of all commands.
     pub(super) fn next(&mut self) -> Result<Option<Word>, CliError> {
         loop {
-            let word = match self.parser.next()? {
+            let long = match self.parser.next()? {
                 None => return Ok(None),
-                Some(Arg::Long(name)) => Word::Long(name.to_owned()),
-                Some(Arg::Short(letter)) => Word::Short(letter),
                 Some(Arg::Value(value)) => return Ok(Some(Word::Value(text(value)?))),
-            };
-            match word {
-                Word::Long(name) if name == "socket" => {
-                    self.socket = PathBuf::from(self.parser.value()?)
+                Some(Arg::Short('h') | Arg::Long("help")) => return Err(self.help()),
+                Some(Arg::Long("socket")) => {
+                    self.socket = PathBuf::from(self.parser.value()?);
+                    continue;
                 }
-                Word::Long(name) if name == "help" => return Err(help()),
-                Word::Short('h') => return Err(help()),
-                word => return Ok(Some(word)),
-            }
+                Some(Arg::Short(letter)) => self
+                    .command
+                    .long_of(letter)
+                    .ok_or_else(|| CliError::new(format!("unknown shorthand flag: -{letter}")))?,
+                Some(Arg::Long(name)) => {
+                    let own = self.command.flags.iter().find(|f| f.name == name);
+                    own.map(|f| f.name)
+                        .ok_or_else(|| CliError::new(format!("unknown flag: --{name}")))?
+                }
+            };
+            return Ok(Some(Word::Flag(long)));
         }
     }
 
@@ -83,17 +88,69 @@ impl Words {
         self.parser.raw_args()?.map(text).collect()
     }
 
+    fn help(&self) -> CliError {
+        CliError {
+            message: self.command.help().trim_end().to_owned(),
+            code: 0,
+        }
+    }
+
     /// The client for the socket that was named.
     pub(super) fn client(&self) -> Client {
         Client::new(&self.socket)
     }
 }
 
-/// A word no command takes at this place.
+/// A command's own flags with their values, and what is left.
+pub(super) type Split = (Vec<(&'static str, String)>, Vec<OsString>);
+
+/// Parts the own flags of a command from those that are the agent's. Values of switches are `true` unless given.
+pub(super) fn split(command: &'static Command, words: Vec<OsString>) -> Result<Split, CliError> {
+    let (mut own, mut rest) = (Vec::new(), Vec::new());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let shown = word.to_string_lossy().into_owned();
+        if matches!(shown.as_str(), "-h" | "--help") {
+            return Err(CliError {
+                message: command.help().trim_end().to_owned(),
+                code: 0,
+            });
+        }
+        // `--name`, `--name=value`, `-n`, `-nvalue`, `-n=value`.
+        let (flag, attached) = if let Some(long) = shown.strip_prefix("--") {
+            let (name, value) = long
+                .split_once('=')
+                .map_or((long, None), |(n, v)| (n, Some(v)));
+            (command.flags.iter().find(|f| f.name == name), value)
+        } else if let Some(short) = shown.strip_prefix('-') {
+            let letter = short.chars().next();
+            let value = short.get(letter.map_or(0, char::len_utf8)..).unwrap_or("");
+            let value = value.strip_prefix('=').unwrap_or(value);
+            let flag = command.flags.iter().find(|f| f.short == letter);
+            (flag, Some(value).filter(|v| !v.is_empty()))
+        } else {
+            (None, None)
+        };
+        let Some(flag) = flag else {
+            rest.push(word);
+            continue;
+        };
+        let value = match attached {
+            Some(value) => value.to_owned(),
+            None if flag.value.is_empty() => "true".to_owned(),
+            None => text(words.next().ok_or_else(|| {
+                CliError::new(format!("flag needs an argument: --{}", flag.name))
+            })?)?,
+        };
+        own.push((flag.name, value));
+    }
+    Ok((own, rest))
+}
+
+/// A word the command does not take at this place.
 pub(super) fn unexpected(word: Word) -> CliError {
     CliError::new(match word {
-        Word::Long(name) => format!("unknown flag: --{name}"),
-        Word::Short(letter) => format!("unknown shorthand flag: -{letter}"),
+        Word::Flag(name) => format!("flag --{name} is of no use here"),
         Word::Value(value) => format!("unexpected argument {value:?}"),
     })
 }
@@ -101,13 +158,6 @@ pub(super) fn unexpected(word: Word) -> CliError {
 fn text(word: OsString) -> Result<String, CliError> {
     word.into_string()
         .map_err(|word| CliError::new(format!("argument {word:?} is not UTF-8")))
-}
-
-fn help() -> CliError {
-    CliError {
-        message: super::HELP.trim_end().to_owned(),
-        code: 0,
-    }
 }
 
 /// Parses a duration as Go writes it: `90s`, `1h30m`, `1.5m`. In milliseconds; `None` if malformed.
@@ -159,17 +209,66 @@ mod tests {
     }
 
     #[test]
-    fn words() {
-        let mut words = Words::new(
-            ["-n", "x", "--all=false", "pod", "--", "-c"]
-                .map(OsString::from)
-                .into(),
+    fn flags_of_two_tables() {
+        let (check, _) = Command::find("check", None).expect("check");
+        let parted = |all: &[&str]| split(check, all.iter().map(OsString::from).collect());
+        for (words, own, rest) in [
+            (
+                &["-o", "json", "--root-dir", "/x"][..],
+                &[("output", "json")][..],
+                &["--root-dir", "/x"][..],
+            ),
+            (
+                &["--output=json", "-q"],
+                &[("output", "json"), ("quiet", "true")],
+                &[],
+            ),
+            (
+                &["-ojson", "--quiet=false", "-v4"],
+                &[("output", "json"), ("quiet", "false")],
+                &["-v4"],
+            ),
+        ] {
+            let (got, left) = parted(words).expect("flags");
+            let got: Vec<_> = got.iter().map(|(n, v)| (*n, v.as_str())).collect();
+            assert_eq!(
+                (got.as_slice(), left),
+                (own, rest.iter().map(OsString::from).collect()),
+                "{words:?}"
+            );
+        }
+        assert!(
+            parted(&["-o"])
+                .expect_err("no value")
+                .to_string()
+                .contains("needs an argument: --output")
         );
-        assert_eq!(words.next().ok().flatten(), Some(Word::Short('n')));
-        assert_eq!(words.value().ok().as_deref(), Some("x"));
-        assert_eq!(words.next().ok().flatten(), Some(Word::Long("all".into())));
-        assert_eq!(words.switch().ok(), Some(false));
-        assert_eq!(words.next().ok().flatten(), Some(Word::Value("pod".into())));
-        assert_eq!(words.rest().ok(), Some(vec!["--".into(), "-c".into()]));
+        assert!(
+            parted(&["--help"])
+                .expect_err("help")
+                .to_string()
+                .contains("--root-dir")
+        );
+    }
+
+    #[test]
+    fn words() {
+        let (exec, _) = Command::find("exec", None).expect("exec");
+        let words = |all: &[&str]| Words::new(exec, all.iter().map(OsString::from).collect());
+        let mut some = words(&["-n", "x", "--tty=false", "pod", "--", "-c"]);
+        assert_eq!(some.next().ok().flatten(), Some(Word::Flag("namespace")));
+        assert_eq!(some.value().ok().as_deref(), Some("x"));
+        assert_eq!(some.next().ok().flatten(), Some(Word::Flag("tty")));
+        assert_eq!(some.switch().ok(), Some(false));
+        assert_eq!(some.next().ok().flatten(), Some(Word::Value("pod".into())));
+        assert_eq!(some.rest().ok(), Some(vec!["--".into(), "-c".into()]));
+        for (wrong, says) in [
+            ("-x", "unknown shorthand flag: -x"),
+            ("--follow", "unknown flag: --follow"),
+            ("--help", "Usage: picolet exec POD"),
+        ] {
+            let error = words(&[wrong]).next().expect_err(wrong).to_string();
+            assert!(error.contains(says), "{wrong}: {error}");
+        }
     }
 }

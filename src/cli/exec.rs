@@ -45,17 +45,10 @@ pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
     };
     while let Some(word) = words.next()? {
         match word {
-            Word::Short('n') => exec.namespace = words.value()?,
-            Word::Short('c') => exec.container = words.value()?,
-            Word::Short('i') => exec.stdin = true,
-            Word::Short('t') => exec.tty = true,
-            Word::Long(name) => match name.as_str() {
-                "namespace" => exec.namespace = words.value()?,
-                "container" => exec.container = words.value()?,
-                "stdin" => exec.stdin = words.switch()?,
-                "tty" => exec.tty = words.switch()?,
-                _ => return Err(unexpected(Word::Long(name))),
-            },
+            Word::Flag("namespace") => exec.namespace = words.value()?,
+            Word::Flag("container") => exec.container = words.value()?,
+            Word::Flag("stdin") => exec.stdin = words.switch()?,
+            Word::Flag("tty") => exec.tty = words.switch()?,
             Word::Value(value) if exec.pod.is_empty() => {
                 exec.pod = value
                     .strip_prefix("pod/")
@@ -66,7 +59,7 @@ pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
                 exec.command.push(first);
                 exec.command.extend(words.rest()?);
             }
-            other @ Word::Short(_) => return Err(unexpected(other)),
+            other @ Word::Flag(_) => return Err(unexpected(other)),
         }
     }
     if exec.pod.is_empty() {

@@ -39,16 +39,10 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let mut get = Get::default();
     while let Some(word) = words.next()? {
         match word {
-            Word::Short('n') => get.namespace = Some(words.value()?),
-            Word::Short('A') => get.all_namespaces = true,
-            Word::Short('o') => get.output = output(&words.value()?)?,
-            Word::Long(name) => match name.as_str() {
-                "namespace" => get.namespace = Some(words.value()?),
-                "all-namespaces" => get.all_namespaces = words.switch()?,
-                "output" => get.output = output(&words.value()?)?,
-                "no-headers" => get.no_headers = words.switch()?,
-                _ => return Err(unexpected(Word::Long(name))),
-            },
+            Word::Flag("namespace") => get.namespace = Some(words.value()?),
+            Word::Flag("all-namespaces") => get.all_namespaces = words.switch()?,
+            Word::Flag("output") => get.output = output(&words.value()?)?,
+            Word::Flag("no-headers") => get.no_headers = words.switch()?,
             Word::Value(value) if get.kind.is_empty() => match value.split_once('/') {
                 Some((kind, name)) => {
                     get.kind = kind.to_owned();
@@ -57,7 +51,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
                 None => get.kind = value,
             },
             Word::Value(value) => get.names.push(value),
-            other @ Word::Short(_) => return Err(unexpected(other)),
+            other @ Word::Flag(_) => return Err(unexpected(other)),
         }
     }
     let client = words.client();

@@ -7,24 +7,22 @@ use super::{
 };
 use crate::server::http::encode;
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
-    let mut verb = None;
+pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
     let mut values = Vec::new();
     let mut name = String::new();
     let (mut wide, mut no_headers) = (false, false);
     while let Some(word) = words.next()? {
         match word {
-            Word::Long(flag) if flag == "name" => name = words.value()?,
-            Word::Long(flag) if flag == "no-headers" => no_headers = words.switch()?,
-            Word::Short('o') => wide = words.value()? == "wide",
-            Word::Value(value) if verb.is_none() => verb = Some(value),
+            Word::Flag("name") => name = words.value()?,
+            Word::Flag("no-headers") => no_headers = words.switch()?,
+            Word::Flag("output") => wide = words.value()? == "wide",
             Word::Value(value) => values.push(value),
-            other => return Err(unexpected(other)),
+            other @ Word::Flag(_) => return Err(unexpected(other)),
         }
     }
     let client = words.client();
-    match verb.as_deref() {
-        Some("import") => {
+    match verb {
+        "import" => {
             if values.is_empty() {
                 return Err(CliError::new("expected 'image import FILE...'"));
             }
@@ -46,8 +44,8 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             }
             Ok(())
         }
-        Some("ls" | "list") => get::show_images(&client, wide, no_headers),
-        Some("rm" | "remove") => {
+        "ls" => get::show_images(&client, wide, no_headers),
+        "rm" => {
             if values.is_empty() {
                 return Err(CliError::new("expected 'image rm IMAGE...'"));
             }
@@ -61,10 +59,9 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             }
             Ok(())
         }
-        Some("prune") => client
+        "prune" => client
             .send("POST", "/images/prune", "")?
             .copy_to(&mut std::io::stdout()),
-        Some(other) => Err(CliError::new(format!("unknown command \"image {other}\""))),
-        None => Err(CliError::new("expected 'image import|ls|rm|prune'")),
+        other => Err(CliError::new(format!("unknown command \"image {other}\""))),
     }
 }

@@ -20,11 +20,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let mut since = None;
     while let Some(word) = words.next()? {
         match word {
-            Word::Short('n') => namespace = words.value()?,
-            Word::Short('c') => container = words.value()?,
-            Word::Short('f') => ask("follow", "true"),
-            Word::Short('p') => ask("previous", "true"),
-            Word::Long(name) => match name.as_str() {
+            Word::Flag(name) => match name {
                 "namespace" => namespace = words.value()?,
                 "container" => container = words.value()?,
                 "follow" => ask("follow", &words.switch()?.to_string()),
@@ -54,10 +50,9 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
                     ));
                 }
                 "since-time" => ask("sinceTime", &words.value()?),
-                _ => return Err(unexpected(Word::Long(name))),
+                _ => return Err(unexpected(Word::Flag(name))),
             },
             Word::Value(value) => names.push(value),
-            other @ Word::Short(_) => return Err(unexpected(other)),
         }
     }
     let mut names = names.into_iter();

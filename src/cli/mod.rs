@@ -3,17 +3,22 @@
 //! Two steps: words become one of the command structures (typed text first), then the command is carried out.
 
 mod args;
+mod check;
 mod client;
+mod commands;
+mod completion;
 mod exec;
 mod get;
 mod image;
 mod logs;
+mod man;
 mod table;
 
 use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 
 use args::{Word, Words};
 use client::Client;
+use commands::Command;
 
 use crate::runtime::runc::{exec_wait, pod_init};
 
@@ -21,37 +26,6 @@ use crate::runtime::runc::{exec_wait, pod_init};
 pub const DEFAULT_SOCKET: &str = "/run/picolet/picolet.sock";
 /// Environment variable that names the agent's socket.
 pub const SOCKET_VARIABLE: &str = "PICOLET_SOCKET";
-
-const HELP: &str = "\
-picolet: a kubelet for very small machines
-
-Usage: picolet COMMAND [FLAGS]
-
-Agent:
-  run                      Run the node agent (picolet run --help lists its flags)
-  stop [--all]             Stop the agent; with --all end its pods first
-
-Pods:
-  get pods|images|node     Show what runs here
-      [NAME...] [-n NAMESPACE|-A] [-o wide|json|yaml|name] [--no-headers]
-  logs POD                 Print a container's log
-      [-c NAME] [-f] [-p] [--tail N] [--since 5m] [--since-time T] [--timestamps] [--limit-bytes N]
-  exec POD -- COMMAND      Run a command in a container
-      [-c NAME] [-i] [-t]
-
-Images:
-  image import FILE...     Import docker and OCI archives   [--name REFERENCE]
-  image ls                 List images
-  image rm IMAGE...        Remove images
-  image prune              Remove images that no container uses
-
-Other:
-  version                  Print the version
-  help                     Print this help
-
-Flags of all client commands:
-  --socket PATH            Where the agent listens (PICOLET_SOCKET, default /run/picolet/picolet.sock)
-";
 
 /// What a command could not do, and the exit code that says so.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +95,6 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
-    let done = |()| ExitCode::SUCCESS;
     match command {
         "run" => {
             let manager = crate::agent::Manager {
@@ -129,28 +102,110 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
                 watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
                 watchdog_pid: std::env::var_os("WATCHDOG_PID"),
             };
-            Ok(crate::agent::main(words, manager))
+            return Ok(crate::agent::main(words, manager));
         }
-        pod_init::COMMAND => Ok(pod_init::main()),
-        exec_wait::COMMAND => Ok(exec_wait::main(&words)),
-        "get" => get::run(Words::new(words)).map(done),
-        "logs" => logs::run(Words::new(words)).map(done),
-        "exec" => exec::run(Words::new(words)),
-        "image" => image::run(Words::new(words)).map(done),
-        "stop" => stop(Words::new(words)).map(done),
-        "version" | "--version" | "-V" => print(&format!("picolet {}\n", crate::VERSION)).map(done),
-        "help" | "--help" | "-h" => print(HELP).map(done),
-        other => Err(CliError::new(format!(
-            "unknown command {other:?}\nRun 'picolet help' for usage."
-        ))),
+        pod_init::COMMAND => return Ok(pod_init::main()),
+        exec_wait::COMMAND => return Ok(exec_wait::main(&words)),
+        "--version" | "-V" => return version().map(|()| ExitCode::SUCCESS),
+        "--help" | "-h" => return print(&commands::overview()).map(|()| ExitCode::SUCCESS),
+        _ => {}
     }
+    let (known, words) = find(command, words)?;
+    carry_out(known, words)
+}
+
+/// Takes the second word of a command of two out of the words behind the first.
+fn find(
+    first: &str,
+    mut words: Vec<OsString>,
+) -> Result<(&'static Command, Vec<OsString>), CliError> {
+    let second = |word: &OsString| Command::find(first, word.to_str());
+    if let Some((command, _)) = Command::find(first, None) {
+        return Ok((command, words));
+    }
+    // Flags may stand before it.
+    if let Some((at, command)) = words
+        .iter()
+        .enumerate()
+        .find_map(|(at, word)| second(word).map(|(command, _)| (at, command)))
+    {
+        words.remove(at);
+        return Ok((command, words));
+    }
+    if Command::is_family(first) {
+        let verbs: Vec<&str> = commands::COMMANDS
+            .iter()
+            .filter_map(|c| c.name.split_once(' '))
+            .filter(|(family, _)| *family == first)
+            .map(|(_, verb)| verb)
+            .collect();
+        return Err(CliError::new(format!(
+            "expected 'picolet {first} {}'",
+            verbs.join("|")
+        )));
+    }
+    Err(CliError::new(format!(
+        "unknown command {first:?}\nRun 'picolet help' for usage."
+    )))
+}
+
+fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+    let done = |()| ExitCode::SUCCESS;
+    if command.name == "check" {
+        return check::run(command, words);
+    }
+    let words = Words::new(command, words);
+    match command.name {
+        "get" => get::run(words).map(done),
+        "logs" => logs::run(words).map(done),
+        "exec" => exec::run(words),
+        "stop" => stop(words).map(done),
+        "completion" => completion::run(words).map(done),
+        "man" => nothing_else(words)
+            .and_then(|()| print(&man::page()))
+            .map(done),
+        "help" => help(words).map(done),
+        "version" => nothing_else(words).and_then(|()| version()).map(done),
+        other => match other.split_once(' ') {
+            Some(("image", verb)) => image::run(verb, words).map(done),
+            // A test holds that every command of the table is carried out.
+            _ => Err(CliError::new(format!(
+                "command {other:?} is not carried out"
+            ))),
+        },
+    }
+}
+
+fn version() -> Result<(), CliError> {
+    print(&format!("picolet {}\n", crate::VERSION))
+}
+
+/// A command without arguments.
+fn nothing_else(mut words: Words) -> Result<(), CliError> {
+    words.next()?.map_or(Ok(()), |w| Err(args::unexpected(w)))
+}
+
+/// `help`, `help logs`, `help image import`.
+fn help(mut words: Words) -> Result<(), CliError> {
+    let mut names = Vec::new();
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Value(name) => names.push(name),
+            other @ Word::Flag(_) => return Err(args::unexpected(other)),
+        }
+    }
+    let Some((first, rest)) = names.split_first() else {
+        return print(&commands::overview());
+    };
+    let (command, _) = find(first, rest.iter().map(OsString::from).collect())?;
+    print(&command.help())
 }
 
 fn stop(mut words: Words) -> Result<(), CliError> {
     let mut all = false;
     while let Some(word) = words.next()? {
         match word {
-            Word::Long(name) if name == "all" => all = words.switch()?,
+            Word::Flag("all") => all = words.switch()?,
             other => return Err(args::unexpected(other)),
         }
     }
@@ -171,11 +226,60 @@ fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// The socket's path: flag, else environment, else the default.
+/// The socket's path: environment, else the default.
+fn default_socket() -> PathBuf {
+    named_socket().unwrap_or_else(|| DEFAULT_SOCKET.into())
+}
+
+/// The socket that the environment names.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
 )]
-fn default_socket() -> PathBuf {
-    std::env::var(SOCKET_VARIABLE).map_or_else(|_| DEFAULT_SOCKET.into(), PathBuf::from)
+fn named_socket() -> Option<PathBuf> {
+    std::env::var(SOCKET_VARIABLE).ok().map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_carried_out() {
+        for command in commands::COMMANDS {
+            if command.name == "run" {
+                // Carried out before the table is asked: the agent has a table of its own.
+                continue;
+            }
+            let said = carry_out(command, vec!["--help".into()]).expect_err(command.name);
+            assert_eq!(said.code, 0, "{}: {said}", command.name);
+            assert!(said.message.starts_with(command.help), "{said}");
+        }
+    }
+
+    #[test]
+    fn words_of_a_command() {
+        let found = |first: &str, rest: &[&str]| {
+            find(first, rest.iter().map(OsString::from).collect())
+                .map(|(command, rest)| (command.name, rest.len()))
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(found("get", &["pods"]), Ok(("get", 1)));
+        assert_eq!(
+            found("image", &["--socket", "/x", "rm", "a"]),
+            Ok(("image rm", 3))
+        );
+        for (first, rest, says) in [
+            (
+                "image",
+                &[][..],
+                "expected 'picolet image import|ls|rm|prune'",
+            ),
+            ("image", &["fly"], "expected 'picolet image"),
+            ("fly", &["image"], "unknown command \"fly\""),
+        ] {
+            let error = found(first, rest).expect_err(first);
+            assert!(error.contains(says), "{error}");
+        }
+    }
 }

@@ -122,6 +122,32 @@ const FLAGS: &[Flag] = &[
     flag("v", Kind::Number, "logging.verbosity", "log level: 0 to 1 info, 2 to 4 debug, 5 and more trace"),
 ];
 
+/// A flag of the table, for help, completion and the manual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Without dashes.
+    pub name: &'static str,
+    /// What it takes, in capitals with a blank before; empty for a switch.
+    pub hint: &'static str,
+    /// One line.
+    pub help: &'static str,
+    /// The field of the configuration, dotted; empty for `--config`.
+    pub field: &'static str,
+    /// It takes a path.
+    pub path: bool,
+}
+
+/// All flags, in the order of the table.
+pub fn described() -> impl Iterator<Item = Described> {
+    FLAGS.iter().map(|f| Described {
+        name: f.name,
+        hint: f.kind.hint(),
+        help: f.help,
+        field: f.field,
+        path: f.kind == Kind::Path,
+    })
+}
+
 /// What was typed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Flags {

@@ -127,6 +127,14 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
     })
 }
 
+/// What holds where neither file nor flag says otherwise.
+///
+/// Errors: the host's name cannot be a node's.
+pub fn defaults(host: &Host) -> Result<Config, ConfigError> {
+    let none = Path::new("");
+    load_from(flags::Flags::default(), host, none).map(|loaded| loaded.config)
+}
+
 /// Reads at most one byte more than a document may have: the decoder then says that it is too large.
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     use io::Read as _;

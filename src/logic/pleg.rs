@@ -301,6 +301,12 @@ impl Pleg {
         Ok(())
     }
 
+    /// When the last successful listing began.
+    #[must_use]
+    pub const fn last_relist(&self) -> Option<Mono> {
+        self.relist_began
+    }
+
     /// What the last relist saw.
     #[must_use]
     pub fn counts(&self) -> RunningCounts {

@@ -41,6 +41,8 @@ pub trait Backend {
     fn disk_lane(&self) -> &Lane;
     /// Pods as Kubernetes objects, sorted by namespace and name; all of them, or those of one namespace.
     fn pods(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
+    /// How the agent is: an object whose keys `picolet check` knows.
+    fn health(&self) -> serde_json::Value;
     /// The Node object.
     fn node(&self) -> Reply<'_, serde_json::Value>;
     /// Which file to read for a container's log. Container empty: the default one.

@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version` | text |
-//! | `GET /pods[?namespace=]`, `/node`, `/images` | JSON |
+//! | `GET /pods[?namespace=]`, `/node`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `POST /exec/{namespace}/{pod}/{container}` | upgrade to [`super::stream`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text |
@@ -59,6 +59,7 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
                 .await;
             list(connection, "PodList", pods).await
         }
+        ("GET", ["health"]) => json(connection, Ok(backend.health())).await,
         ("GET", ["node"]) => json(connection, backend.node().await).await,
         ("GET", ["images"]) => {
             let images = backend
@@ -129,7 +130,7 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
             let stopped = backend.stop(request.flag("all")).await;
             text(connection, stopped.map(|()| "stopped\n".into())).await
         }
-        (_, ["healthz" | "version" | "pods" | "node" | "images" | "stop"])
+        (_, ["healthz" | "health" | "version" | "pods" | "node" | "images" | "stop"])
         | (_, ["containerLogs" | "exec", _, _, _])
         | (_, ["images", "import" | "prune"]) => Ok(Err(Refusal::new(
             405,

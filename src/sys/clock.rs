@@ -1,4 +1,5 @@
 //! The only place where clocks are read.
+#![expect(unsafe_code, reason = "adjtimex has no safe wrapper")]
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -20,4 +21,17 @@ pub fn wall() -> Wall {
     clock_gettime(ClockId::CLOCK_REALTIME).map_or(Wall(0), |t| {
         Wall(i64::from(t.tv_sec()) * 1_000_000_000 + i64::from(t.tv_nsec()))
     })
+}
+
+/// Whether somebody (NTP, GPS, …) keeps the wall clock right; `None` if the kernel does not say.
+///
+/// Source: adjtimex(2), `STA_UNSYNC`.
+#[must_use]
+pub fn synchronized() -> Option<bool> {
+    let mut state = core::mem::MaybeUninit::<libc::timex>::zeroed();
+    // SAFETY: the structure is the caller's, and without a mode it is only written to.
+    let code = unsafe { libc::adjtimex(state.as_mut_ptr()) };
+    // SAFETY: numbers only, of which any value is one.
+    let state = unsafe { state.assume_init() };
+    (code >= 0).then_some(state.status & libc::STA_UNSYNC == 0)
 }

@@ -440,3 +440,44 @@ fn manages_images(host: &Host) {
     let (there, table) = listed(host, "localhost/again");
     assert!(!there && table.contains("localhost/busybox"), "{table}");
 }
+
+#[test]
+fn check_knows_the_machine_and_the_agent() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::new(&[]);
+    host.write(
+        "web.yaml",
+        &host::manifest("web", json!({"containers": [sh("c", IDLE)]})).to_string(),
+    );
+    host.write("bad.yaml", "kind: Pod\n");
+    let report = |host: &Host| -> Value {
+        let said = host.command_with_flags("check", &["-o", "json"]);
+        let report: Value = serde_json::from_slice(&said.stdout).expect("json");
+        let wrong = report["errors"].as_u64().expect("errors") > 0;
+        assert_eq!(said.status.code(), Some(i32::from(wrong)), "{report}");
+        report
+    };
+    let found = |report: &Value, name: &str| -> (String, String) {
+        let checks = report["checks"].as_array().expect("checks");
+        let one = checks.iter().find(|c| c["name"] == name).expect("check");
+        let word = |key: &str| one[key].as_str().expect("text").to_owned();
+        (word("level"), word("message"))
+    };
+    let before = report(&host);
+    assert_eq!(found(&before, "hostname"), ("ok".into(), NODE.into()));
+    assert_eq!(found(&before, "runtime").0, "ok");
+    assert_eq!(found(&before, "cni-plugins").0, "ok");
+    assert_eq!(found(&before, "run-dir").0, "ok", "{before}");
+    let (level, says) = found(&before, "manifests");
+    assert!(level == "error" && says.contains("bad.yaml"), "{says}");
+    assert!(found(&before, "agent").1.contains("not running"));
+    host.remove("bad.yaml");
+    host.start_agent();
+    host.until("the agent is well", |host| {
+        let (level, says) = found(&report(host), "agent");
+        (level == "ok" && says.contains("with 1 pods"), says)
+    });
+    assert_eq!(found(&report(&host), "manifests").0, "ok");
+}

@@ -207,6 +207,14 @@ impl Host {
         command
     }
 
+    /// Calls a command that takes the agent's flags.
+    pub(crate) fn command_with_flags(&self, command: &str, words: &[&str]) -> Output {
+        let mut all = vec![command];
+        all.extend(self.flags.iter().map(String::as_str));
+        all.extend(words);
+        self.cli(&all)
+    }
+
     /// Calls `picolet`, which must succeed; what it prints.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         let output = self.cli(words);

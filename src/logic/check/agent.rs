@@ -8,7 +8,10 @@ const STALE_RELIST_MS: u64 = 30_000;
 pub(super) fn config(facts: &Facts) -> Finding {
     let wanted = &facts.wanted;
     if let Some(why) = &wanted.unusable {
-        return Finding::error(why.clone(), "correct that field; picolet run --help lists them");
+        return Finding::error(
+            why.clone(),
+            "correct that field; picolet run --help lists them",
+        );
     }
     let file = wanted.file.as_deref();
     if !wanted.warnings.is_empty() {
@@ -49,7 +52,9 @@ pub(super) fn ports(facts: &Facts) -> Finding {
     match taken {
         Some((port, pod)) => Finding::error(
             format!("port {port} that pod {pod} asks for is taken"),
-            format!("ss -ltnp 'sport = :{port}'  (then end that program, or change the pod's hostPort)"),
+            format!(
+                "ss -ltnp 'sport = :{port}'  (then end that program, or change the pod's hostPort)"
+            ),
         ),
         None => Finding::ok(format!(
             "{} asked for by pods",
@@ -83,7 +88,10 @@ pub(super) fn secrets(facts: &Facts) -> Finding {
     let names = || open.iter().map(String::as_str);
     let all: Vec<&str> = names().collect();
     Finding::warning(
-        format!("anyone on this machine can read the Secret in {}", some_of(names(), 3)),
+        format!(
+            "anyone on this machine can read the Secret in {}",
+            some_of(names(), 3)
+        ),
         format!("chmod 600 {}", all.join(" ")),
     )
 }
@@ -117,7 +125,10 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         );
     }
     if let Some(why) = &agent.network_down {
-        return Finding::error(format!("gives pods no network: {why}"), "see cni-config and cni-plugins");
+        return Finding::error(
+            format!("gives pods no network: {why}"),
+            "see cni-config and cni-plugins",
+        );
     }
     Finding::ok(format!(
         "{} with {} pods; containers seen {}, manifests read {}",

@@ -106,7 +106,10 @@ pub(super) fn cgroup_memory(facts: &Facts) -> Finding {
     } else {
         "the memory controller is off"
     };
-    Finding::error(why, on_cmdline(facts, "cgroup_enable=memory cgroup_memory=1"))
+    Finding::error(
+        why,
+        on_cmdline(facts, "cgroup_enable=memory cgroup_memory=1"),
+    )
 }
 
 pub(super) fn cgroup_limits(facts: &Facts) -> Finding {
@@ -185,7 +188,9 @@ pub(super) fn inotify(facts: &Facts) -> Finding {
         return Finding::ok(format!("{instances} instances, {watches} watches"));
     }
     Finding::warning(
-        format!("{instances} instances and {watches} watches are few: programs in pods fail with \"too many open files\""),
+        format!(
+            "{instances} instances and {watches} watches are few: programs in pods fail with \"too many open files\""
+        ),
         "printf 'fs.inotify.max_user_instances=512\\nfs.inotify.max_user_watches=65536\\n' > \
          /etc/sysctl.d/90-picolet-inotify.conf && sysctl --system",
     )
@@ -222,7 +227,12 @@ pub(super) fn runtime_version(facts: &Facts) -> Finding {
         return Finding::ok("no known holes");
     }
     Finding::warning(
-        format!("{} has {}", facts.runtime.program, facts.runtime.holes.join("; ")),
-        "apt-get update && apt-get install --only-upgrade runc",
+        format!(
+            "{} has {}",
+            facts.runtime.program,
+            facts.runtime.holes.join("; ")
+        ),
+        "apt-get update && apt-get install --only-upgrade runc; where that brings no newer one: a release of \
+         github.com/opencontainers/runc, and picolet run --oci-runtime /usr/local/sbin/runc",
     )
 }

@@ -127,7 +127,9 @@ pub(super) fn firewall(facts: &Facts) -> Finding {
         return Finding::ok("forwarded packets pass");
     }
     if net.conf.is_some() {
-        return Finding::ok("forwarded packets are dropped unless the configured network says otherwise");
+        return Finding::ok(
+            "forwarded packets are dropped unless the configured network says otherwise",
+        );
     }
     let bridge = &facts.wanted.bridge;
     let passes = |option: &str| {

@@ -217,7 +217,7 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "remove PrivateMounts=, PrivateTmp=, ProtectSystem= and the like from the unit"),
     ("runtime", |f| f.runtime.error = Some("OCI runtime \"runc\" not found".into()), Level::Error, "not found", "apt-get install runc"),
     ("runtime-version", |f| f.runtime.holes = vec!["CVE-2024-21626 (fixed in 1.1.12)".into()], Level::Warning, "runc 1.3.3 has CVE-2024-21626",
-        "apt-get update && apt-get install --only-upgrade runc"),
+        "apt-get update && apt-get install --only-upgrade runc; where that brings no newer one: a release of github.com/opencontainers/runc, and picolet run --oci-runtime /usr/local/sbin/runc"),
     ("cni-config", |f| f.network.conf_error = Some("network configuration /etc/cni/net.d/a.conf: not valid JSON".into()), Level::Error, "a.conf",
         "correct that file, or move it away to use the built-in network: mv it out of /etc/cni/net.d"),
     ("cni-config", |f| { f.network.conf = Some("/etc/cni/net.d/10-flannel.conflist".into()); f.network.plugins = vec!["flannel".into()]; }, Level::Warning, "left by another cluster",
@@ -324,5 +324,8 @@ fn a_machine_that_could_not_be_looked_at_is_not_sound() {
 #[test]
 fn lists_are_cut() {
     assert_eq!(some_of(["a", "b"].into_iter(), 2), "a, b");
-    assert_eq!(some_of(["a", "b", "c", "d"].into_iter(), 2), "a, b and 2 more");
+    assert_eq!(
+        some_of(["a", "b", "c", "d"].into_iter(), 2),
+        "a, b and 2 more"
+    );
 }

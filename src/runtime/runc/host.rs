@@ -111,9 +111,13 @@ fn kernel(release: &str) -> (u32, u32) {
     (next(), next())
 }
 
-/// Names of the bits of `CapBnd:`; the kernel may know later ones.
 fn bounding_set(status: &str) -> Vec<String> {
-    let line = status.lines().find_map(|l| l.strip_prefix("CapBnd:"));
+    names_of(status, "CapBnd:")
+}
+
+/// Names of the bits of one line; the kernel may know later ones.
+fn names_of(status: &str, set: &str) -> Vec<String> {
+    let line = status.lines().find_map(|l| l.strip_prefix(set));
     let bits = line
         .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
         .unwrap_or(0);
@@ -123,6 +127,13 @@ fn bounding_set(status: &str) -> Vec<String> {
         .filter(|(n, _)| bits & (1 << n) != 0)
         .map(|(_, name)| format!("CAP_{name}"))
         .collect()
+}
+
+/// Capabilities that a process has in effect; none if it cannot be looked at.
+#[must_use]
+pub fn effective_capabilities(pid: u32) -> Vec<String> {
+    let status = text(&format!("/proc/{pid}/status"));
+    names_of(&status, "CapEff:")
 }
 
 fn thermal_throttle() -> Vec<String> {

@@ -1,0 +1,581 @@
+//! Looks at the machine for the preflight. Nothing is changed by looking; what cannot be looked at stays absent.
+
+use core::time::Duration;
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::Read as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use super::super::{CliError, Client, named_socket};
+use crate::{
+    api::{order::Order as _, received::Delivered},
+    cgroup::{Cgroups, Hierarchy, Version},
+    config::{self, Config, Host, flags},
+    logic::{
+        check::{self, Agent, AgentFacts, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
+        static_pod, validation,
+    },
+    runtime::runc::{cni::NetworkConfig, host, program::Program},
+    source::{ManifestDir, Reading, Rules, Trigger},
+    sys::{
+        child::{self, Command},
+        clock, mount, namespaces,
+    },
+};
+
+/// Bytes read of one file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Longest output of a program that is kept, bytes.
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
+/// A program that is asked something answers within this time.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Where programs are looked for.
+const PROGRAM_DIRS: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+/// Processes that run pods.
+const KUBELETS: [&str; 6] = [
+    "kubelet",
+    "k3s",
+    "k3s-server",
+    "k3s-agent",
+    "kubelite",
+    "k0s",
+];
+/// Where firmware of boards keeps its files: newer Raspberry Pi OS first.
+const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
+
+/// Everything about this machine, as an agent with these flags would find it.
+pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
+    let cwd = std::env::current_dir()
+        .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
+    let typed = flags
+        .iter()
+        .any(|w| w.to_string_lossy().starts_with("--socket"));
+    let flags = flags::parse(flags, &cwd).map_err(|e| CliError::new(e.to_string()))?;
+    let host = Host {
+        hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
+    };
+    let (cfg, mut wanted) = match config::load(flags, &host) {
+        Ok(loaded) => {
+            let wanted = check::Wanted {
+                node_name: loaded.config.node_name.clone(),
+                file: loaded.file.map(|f| f.display().to_string()),
+                warnings: loaded.warnings,
+                ..check::Wanted::default()
+            };
+            (loaded.config, wanted)
+        }
+        Err(e) => {
+            let stand_in = Host {
+                hostname: "localhost".into(),
+            };
+            let cfg = config::defaults(&stand_in).map_err(|e| CliError::new(chain(&e)))?;
+            let wanted = check::Wanted {
+                unusable: Some(chain(&e)),
+                node_name: host.hostname.to_lowercase(),
+                ..check::Wanted::default()
+            };
+            (cfg, wanted)
+        }
+    };
+    wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
+    wanted.fail_cgroup_v1 = cfg.cgroup.fail_cgroup_v1;
+    wanted.seccomp_default = cfg.seccomp_default;
+    wanted.bridge.clone_from(&cfg.network.builtin_bridge);
+    wanted.image_high_percent = cfg.images.high_percent;
+    let socket = named_socket().filter(|_| !typed);
+    let (agent, pid) = agent(socket.as_ref().unwrap_or(&cfg.dirs.socket));
+    let detected = Cgroups::detect();
+    let cgroups = check::Cgroups {
+        mounted: detected.is_ok(),
+        v2: detected.as_ref().is_ok_and(|c| c.version() == Version::V2),
+        missing: detected.as_ref().map_or_else(
+            |_| ["cpu", "memory", "pids"].map(str::to_owned).into(),
+            |c| {
+                c.missing_controllers()
+                    .iter()
+                    .map(|&c| c.to_owned())
+                    .collect()
+            },
+        ),
+    };
+    Ok(Facts {
+        kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
+        cgroups,
+        runtime: runtime(&cfg),
+        network: network(&cfg),
+        clock: clocks(),
+        dirs: dirs(&cfg, pid),
+        rights: check::Rights {
+            root: nix::unistd::geteuid().is_root(),
+            capabilities: host::effective_capabilities(pid.unwrap_or_else(std::process::id)),
+        },
+        manifests: manifests(&cfg),
+        kubelets: kubelets(),
+        agent,
+        wanted,
+    })
+}
+
+/// For facts that do not depend on control groups, on a machine without any.
+fn no_cgroups() -> Cgroups {
+    let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
+    Cgroups::with(Hierarchy::parse(line).expect("a version 2 tree"))
+}
+
+fn text(path: impl AsRef<Path>) -> String {
+    let mut text = Vec::new();
+    let _ = File::open(path).and_then(|f| f.take(MAX_FILE_BYTES).read_to_end(&mut text));
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn number(path: &str) -> u64 {
+    text(path).trim().parse().unwrap_or(0)
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// A program of the machine, by its name.
+fn program(name: &str) -> Option<PathBuf> {
+    PROGRAM_DIRS
+        .iter()
+        .map(|dir| Path::new(dir).join(name))
+        .find(|path| path.exists())
+}
+
+/// Whether a program succeeds, and what it says: standard output if so, else standard error.
+fn ask(name: &str, words: &[&str]) -> Option<Result<String, String>> {
+    let command = Command::new(program(name)?)
+        .args(words)
+        .capture(MAX_OUTPUT_BYTES);
+    let output = match smol::block_on(child::run(command, Some(ASK_TIMEOUT))) {
+        Ok(output) => output,
+        Err(e) => return Some(Err(e.to_string())),
+    };
+    let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    Some(if output.status.success() {
+        Ok(lossy(&output.stdout))
+    } else {
+        Err(lossy(&output.stderr)
+            .lines()
+            .next()
+            .unwrap_or("")
+            .to_owned())
+    })
+}
+
+fn kernel(cgroups: &Cgroups) -> Kernel {
+    let release = text("/proc/sys/kernel/osrelease").trim().to_owned();
+    let facts = host::facts(cgroups);
+    let firmware = |name: &str| {
+        FIRMWARE_DIRS
+            .iter()
+            .map(|dir| format!("{dir}/{name}"))
+            .find(|path| Path::new(path).is_file())
+    };
+    let overlay = text("/proc/filesystems")
+        .lines()
+        .any(|l| l.split_whitespace().next_back() == Some("overlay"));
+    let module = format!("/lib/modules/{release}/kernel/fs/overlayfs");
+    Kernel {
+        machine: nix::sys::utsname::uname()
+            .map_or_else(|_| String::new(), |u| u.machine().to_string_lossy().into()),
+        program: program_architecture().into(),
+        page_size: page_size(),
+        cmdline: text("/proc/cmdline").trim().to_owned(),
+        cmdline_file: firmware("cmdline.txt"),
+        config_file: firmware("config.txt"),
+        // Mounting loads the module.
+        overlayfs: overlay || Path::new(&module).exists(),
+        seccomp: facts.seccomp,
+        apparmor: facts.apparmor,
+        apparmor_profile: Some(facts.apparmor_default).filter(|p| !p.is_empty()),
+        pid_max: number("/proc/sys/kernel/pid_max"),
+        threads_max: number("/proc/sys/kernel/threads-max"),
+        inotify_instances: number("/proc/sys/fs/inotify/max_user_instances"),
+        inotify_watches: number("/proc/sys/fs/inotify/max_user_watches"),
+        swaps: text("/proc/swaps")
+            .lines()
+            .skip(1)
+            .filter_map(|l| l.split_whitespace().next())
+            .map(str::to_owned)
+            .collect(),
+        release,
+    }
+}
+
+/// What this program was built for, the versions of 32-bit ARM apart.
+const fn program_architecture() -> &'static str {
+    if cfg!(all(target_arch = "arm", target_feature = "v7")) {
+        "armv7"
+    } else if cfg!(target_arch = "arm") {
+        "armv6"
+    } else {
+        std::env::consts::ARCH
+    }
+}
+
+fn page_size() -> u64 {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
+        .ok()
+        .flatten()
+        .and_then(|bytes| u64::try_from(bytes).ok())
+        .unwrap_or(0)
+}
+
+fn runtime(cfg: &Config) -> check::Runtime {
+    let name = cfg.runtime.program.display().to_string();
+    match smol::block_on(Program::probe(&name)) {
+        Ok(found) => check::Runtime {
+            program: format!(
+                "{} {} at {}",
+                found.name,
+                found.version,
+                found.path.display()
+            ),
+            error: None,
+            holes: found.warnings,
+        },
+        Err(e) => check::Runtime {
+            error: Some(e.to_string()),
+            ..check::Runtime::default()
+        },
+    }
+}
+
+fn network(cfg: &Config) -> Network {
+    let wanted = &cfg.network;
+    let (conf, conf_error) = match NetworkConfig::first_in(&wanted.cni_conf) {
+        Ok(found) => (found, None),
+        Err(e) => (None, Some(e.to_string())),
+    };
+    let cni = crate::runtime::runc::cni::Cni::new(
+        crate::runtime::runc::cni::CniSettings {
+            conf_dir: wanted.cni_conf.clone(),
+            bin_dir: wanted.cni_bin.clone(),
+            run_dir: cfg.dirs.run.join("cni"),
+            root_dir: cfg.dirs.root.join("cni"),
+            built_in: crate::runtime::runc::BuiltIn {
+                bridge: wanted.builtin_bridge.clone(),
+                subnets: vec![wanted.builtin_subnet.to_string()],
+                mtu: 0,
+            },
+        },
+        String::new(),
+    );
+    let network = cni.network().ok();
+    let condition = cni.condition();
+    let plugin_error = (condition.reason == "NetworkPluginMissing").then_some(condition.message);
+    let iptables = ask("iptables", &["--version"]).and_then(Result::ok);
+    let nat = iptables
+        .is_some()
+        .then(|| ask("iptables", &["-w", "5", "-t", "nat", "-S", "POSTROUTING"]))
+        .flatten();
+    let other = iptables.as_ref().map(|version| {
+        if version.contains("legacy") {
+            "iptables-nft-save"
+        } else {
+            "iptables-legacy-save"
+        }
+    });
+    let other_rules = other
+        .and_then(|save| ask(save, &[]))
+        .and_then(Result::ok)
+        .map_or(0, |rules| {
+            rules.lines().filter(|l| l.starts_with("-A ")).count()
+        });
+    let forward = ask("iptables", &["-w", "5", "-S", "FORWARD"])
+        .and_then(Result::ok)
+        .unwrap_or_default();
+    let file = wanted.resolv_conf.as_ref();
+    let bridge_filter = text("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    Network {
+        conf_dir: wanted.cni_conf.display().to_string(),
+        conf: conf.map(|c| c.file.display().to_string()),
+        conf_error,
+        plugin_error,
+        plugins: network.map_or_else(Vec::new, |n| {
+            n.programs().iter().map(|&p| p.to_owned()).collect()
+        }),
+        iptables,
+        nat_error: nat.and_then(Result::err),
+        other_rules,
+        forward: forward.lines().map(str::to_owned).collect(),
+        ip_forward: number("/proc/sys/net/ipv4/ip_forward") == 1,
+        bridge_filter: (!bridge_filter.is_empty()).then(|| bridge_filter.trim() == "1"),
+        bridge_exists: Path::new("/sys/class/net")
+            .join(&wanted.builtin_bridge)
+            .exists(),
+        resolv_conf: file.map(|f| f.display().to_string()),
+        name_servers: file.map_or_else(Vec::new, |f| name_servers(&text(f))),
+        resolved: Path::new("/run/systemd/resolve/resolv.conf").exists(),
+        listening: listening(&[text("/proc/net/tcp"), text("/proc/net/tcp6")]),
+    }
+}
+
+/// Addresses behind `nameserver`. Source: resolv.conf(5).
+fn name_servers(resolv_conf: &str) -> Vec<String> {
+    resolv_conf
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            (words.next() == Some("nameserver")).then(|| words.next())?
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Local ports of sockets that listen, sorted. Source: proc_pid_net(5), state `0A`.
+fn listening(tables: &[String]) -> Vec<u16> {
+    let mut ports: Vec<u16> = tables
+        .iter()
+        .flat_map(|table| table.lines().skip(1))
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let local = fields.nth(1)?;
+            let state = fields.nth(1)?;
+            let port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
+            (state == "0A").then_some(port)
+        })
+        .collect();
+    ports.order();
+    ports.dedup();
+    ports
+}
+
+fn clocks() -> Clock {
+    let saved = [
+        ("/etc/fake-hwclock.data", "fake-hwclock"),
+        ("/var/lib/systemd/timesync/clock", "systemd-timesyncd"),
+    ];
+    Clock {
+        now: clock::wall(),
+        synchronized: clock::synchronized(),
+        rtc: Path::new("/sys/class/rtc/rtc0").exists(),
+        saved_time: saved
+            .iter()
+            .find(|(file, _)| Path::new(file).exists())
+            .map(|(_, by)| (*by).to_owned()),
+    }
+}
+
+fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
+    let mut mounts = Vec::new();
+    let _ = mount::each_mount(|m| mounts.push((m.target, m.kind)));
+    let host_mounts = match agent {
+        Some(pid) => {
+            let of = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+            of(pid).zip(of(1)).map(|(agent, host)| agent == host)
+        }
+        None => namespaces::in_host_mount_namespace().ok(),
+    };
+    Dirs {
+        root: dir(&cfg.dirs.root, &mounts),
+        run: dir(&cfg.dirs.run, &mounts),
+        logs: dir(&cfg.dirs.pod_logs, &mounts),
+        host_mounts,
+    }
+}
+
+/// The file system on which a directory is, or will be once it is made.
+fn dir(path: &Path, mounts: &[(PathBuf, String)]) -> Dir {
+    let there = path.ancestors().find(|p| p.exists()).unwrap_or(path);
+    let real = fs::canonicalize(there).unwrap_or_else(|_| there.to_owned());
+    // The longest target above it; of two mounts at one place the later hides the earlier.
+    let on = mounts
+        .iter()
+        .filter(|(target, _)| real.starts_with(target))
+        .max_by_key(|(target, _)| target.as_os_str().len());
+    let mut dir = Dir {
+        path: path.display().to_string(),
+        kind: on.map_or_else(String::new, |(_, kind)| kind.clone()),
+        ..Dir::default()
+    };
+    if let Ok(fs) = statvfs(&real) {
+        let block = u64::from(fs.fragment_size());
+        dir.read_only = fs.flags().contains(FsFlags::ST_RDONLY);
+        dir.size = u64::from(fs.blocks()).saturating_mul(block);
+        dir.free = u64::from(fs.blocks_available()).saturating_mul(block);
+        dir.inodes = u64::from(fs.files());
+        dir.inodes_free = u64::from(fs.files_available());
+    }
+    dir
+}
+
+fn manifests(cfg: &Config) -> Manifests {
+    let Some(path) = &cfg.dirs.manifests else {
+        return Manifests::default();
+    };
+    let rules = Rules {
+        pod: static_pod::prepare,
+        config_map: validation::config_map,
+        secret: validation::secret,
+    };
+    let mut out = Manifests {
+        path: Some(path.display().to_string()),
+        open_secrets: open_secrets(path),
+        ..Manifests::default()
+    };
+    match ManifestDir::new(path.clone(), cfg.node_name.clone(), rules).read(Trigger::Poll) {
+        Reading::Unchanged => {}
+        Reading::Failed(problem) => {
+            let one_line = problem.message.replace('\n', "; ");
+            out.bad.push((problem.path.display().to_string(), one_line));
+        }
+        Reading::Snapshot(snapshot) => {
+            for problem in snapshot.problems.iter().filter(|p| p.fatal) {
+                let one_line = problem.message.replace('\n', "; ");
+                out.bad.push((problem.path.display().to_string(), one_line));
+            }
+            for delivered in &snapshot.pods {
+                let Delivered::Read(received) = delivered else {
+                    continue;
+                };
+                out.pods += 1;
+                let pod = &received.pod;
+                let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+                let ports = pod.spec.all_containers().flat_map(|c| &c.ports);
+                let wanted = ports.filter(|p| p.protocol.is_empty() || p.protocol == "TCP");
+                out.host_ports.extend(
+                    wanted
+                        .map(|p| p.host_port)
+                        .filter(|port| *port != 0)
+                        .map(|port| (port, name.clone())),
+                );
+            }
+        }
+    }
+    out.host_ports.order();
+    out
+}
+
+/// Files with a Secret that others than root can read: those of the file's group, or all.
+fn open_secrets(path: &Path) -> Vec<String> {
+    let others = |path: &Path, bits: u32| {
+        fs::metadata(path).is_ok_and(|m| m.permissions().mode() & bits != 0)
+    };
+    let files: Vec<PathBuf> = if path.is_dir() {
+        if !others(path, 0o011) {
+            return Vec::new();
+        }
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|e| e.path()).filter(|p| p.is_file()).collect()
+    } else {
+        vec![path.to_owned()]
+    };
+    let mut open: Vec<String> = files
+        .iter()
+        .filter(|file| others(file, 0o044) && holds_secret(&text(file)))
+        .map(|file| file.display().to_string())
+        .collect();
+    open.order();
+    open
+}
+
+/// Whether a manifest is that of a Secret, in YAML or JSON.
+fn holds_secret(manifest: &str) -> bool {
+    manifest.match_indices("kind").any(|(at, word)| {
+        let rest = manifest[at + word.len()..].trim_start_matches(['"', '\'', ' ', '\t', ':']);
+        rest.strip_prefix("Secret")
+            .is_some_and(|end| !end.starts_with(|c: char| c.is_alphanumeric()))
+    })
+}
+
+fn kubelets() -> Vec<(String, u32)> {
+    let mut found: Vec<(String, u32)> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let comm = text(entry.path().join("comm")).trim().to_owned();
+            KUBELETS.contains(&comm.as_str()).then_some((comm, pid))
+        })
+        .collect();
+    found.order();
+    found
+}
+
+/// Asks the agent how it is, and for its process.
+fn agent(socket: &Path) -> (Agent, Option<u32>) {
+    if std::os::unix::net::UnixStream::connect(socket).is_err() {
+        return (Agent::Absent, None);
+    }
+    let said = match Client::new(socket).json("GET", "/health") {
+        Ok(said) => said,
+        Err(e) => return (Agent::Mute(e.to_string()), None),
+    };
+    let number = |key: &str| said[key].as_u64();
+    let word = |key: &str| said[key].as_str().map(str::to_owned);
+    let facts = AgentFacts {
+        version: word("version").unwrap_or_default(),
+        relist_age_ms: number("relistAgeMs"),
+        manifests_age_ms: number("manifestsAgeMs"),
+        manifests_interval_ms: number("manifestsIntervalMs").unwrap_or(0),
+        down: word("down"),
+        network_down: word("networkDown"),
+        pods: number("pods")
+            .and_then(|n| usize::try_from(n).ok())
+            .unwrap_or(0),
+    };
+    let pid = number("pid").and_then(|n| u32::try_from(n).ok());
+    (Agent::Up(facts), pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_the_machine() {
+        assert_eq!(
+            name_servers("# x\nnameserver 1.1.1.1\nsearch a\n nameserver\t::1 \nnameservers 2\n"),
+            ["1.1.1.1", "::1"]
+        );
+        let table = "  sl  local_address rem_address   st\n   0: 0100007F:0016 00000000:0000 0A 0:0\n   \
+            1: 00000000:1F90 00000000:0000 0A 0:0\n   2: 00000000:0050 0100007F:1234 01 0:0\n";
+        assert_eq!(listening(&[table.into(), table.into()]), [22, 8080]);
+        for (text, secret) in [
+            ("apiVersion: v1\nkind: Secret\n", true),
+            ("{\"kind\": \"Secret\"}", true),
+            ("{'kind':'Secret','x':1}", true),
+            ("kind: SecretProviderClass\n", false),
+            ("kind: Pod\nspec: {volumes: [{secret: {}}]}\n", false),
+            ("", false),
+        ] {
+            assert_eq!(holds_secret(text), secret, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_file_system_of_a_directory_to_be() {
+        let mounts = [("/", "ext4"), ("/run", "tmpfs"), ("/run/lock", "ramfs")]
+            .map(|(target, kind)| (target.into(), kind.to_owned()));
+        let absent = dir(Path::new("/run/no-such-dir/x"), &mounts);
+        assert_eq!(
+            (absent.kind.as_str(), absent.path.as_str()),
+            ("tmpfs", "/run/no-such-dir/x")
+        );
+        assert!(absent.size > 0);
+        assert_eq!(dir(Path::new("/runner"), &mounts).kind, "ext4");
+    }
+}

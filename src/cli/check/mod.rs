@@ -1,0 +1,137 @@
+//! `picolet check`: gathers facts, lets `logic::check` judge them, prints what it says.
+
+mod gather;
+
+use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
+
+use serde_json::json;
+
+use super::{CliError, args, commands::Command, print};
+use crate::logic::check::{self, Finding, Level};
+
+/// Something is wrong that keeps pods from running.
+const EXIT_ERRORS: u8 = 1;
+
+pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+    let (own, agent) = args::split(command, words)?;
+    let (mut json, mut quiet) = (false, false);
+    for (flag, value) in own {
+        match (flag, value.as_str()) {
+            ("output", "json") => json = true,
+            ("output", other) => {
+                return Err(CliError::new(format!(
+                    "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json"
+                )));
+            }
+            (_, value) => quiet = value != "false",
+        }
+    }
+    let findings = check::run(&gather::facts(agent)?);
+    if json {
+        print(&as_json(&findings))?;
+    } else {
+        print(&as_lines(&findings, quiet, std::io::stdout().is_terminal()))?;
+    }
+    let wrong = findings.iter().any(|(_, f)| f.level == Level::Error);
+    Ok(if wrong {
+        EXIT_ERRORS.into()
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+type Findings = [(&'static str, Finding)];
+
+fn count(findings: &Findings, level: Level) -> usize {
+    findings.iter().filter(|(_, f)| f.level == level).count()
+}
+
+/// One line for each check, with its fix below, and a sum.
+fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
+    let width = findings.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    for (name, finding) in findings {
+        if quiet && finding.level == Level::Ok {
+            continue;
+        }
+        let (word, paint) = match finding.level {
+            Level::Ok => ("ok   ", "32"),
+            Level::Warning => ("warn ", "33"),
+            Level::Error => ("ERROR", "31"),
+        };
+        let word = if color {
+            format!("\x1b[{paint}m{word}\x1b[0m")
+        } else {
+            word.to_owned()
+        };
+        out += &format!("{word} {name:width$}  {}\n", finding.says);
+        if !finding.fix.is_empty() {
+            out += &format!("      {:width$}  fix: {}\n", "", finding.fix);
+        }
+    }
+    let (errors, warnings) = (
+        count(findings, Level::Error),
+        count(findings, Level::Warning),
+    );
+    let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+    out += &format!(
+        "{}: {}, {}\n",
+        plural(findings.len(), "check"),
+        plural(errors, "error"),
+        plural(warnings, "warning")
+    );
+    out
+}
+
+fn as_json(findings: &Findings) -> String {
+    let checks: Vec<_> = findings
+        .iter()
+        .map(|(name, f)| json!({"name": name, "level": f.level.as_str(), "message": f.says, "fix": f.fix}))
+        .collect();
+    let report = json!({
+        "version": crate::VERSION,
+        "errors": count(findings, Level::Error),
+        "warnings": count(findings, Level::Warning),
+        "checks": checks,
+    });
+    format!("{report:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(level: Level, says: &str, fix: &str) -> Finding {
+        Finding {
+            level,
+            says: says.into(),
+            fix: fix.into(),
+        }
+    }
+
+    #[test]
+    fn forms() {
+        let findings = [
+            ("clock", finding(Level::Ok, "2026-01-01", "")),
+            (
+                "runtime",
+                finding(Level::Error, "none", "apt-get install runc"),
+            ),
+            ("rtc", finding(Level::Warning, "no clock", "buy one")),
+        ];
+        assert_eq!(
+            as_lines(&findings, false, false),
+            "ok    clock    2026-01-01\n\
+             ERROR runtime  none\n               fix: apt-get install runc\n\
+             warn  rtc      no clock\n               fix: buy one\n\
+             3 checks: 1 error, 1 warning\n"
+        );
+        let short = as_lines(&findings[..1], true, true);
+        assert_eq!(short, "1 check: 0 errors, 0 warnings\n");
+        assert!(as_lines(&findings, true, true).contains("\x1b[31mERROR\x1b[0m runtime"));
+        let report: serde_json::Value = serde_json::from_str(&as_json(&findings)).expect("json");
+        assert_eq!(report["errors"], 1);
+        assert_eq!(report["checks"][1]["level"], "error");
+        assert_eq!(report["checks"][1]["fix"], "apt-get install runc");
+    }
+}

@@ -1,0 +1,323 @@
+//! One table of commands and their flags: it feeds the parser, the help texts, completion and the man page. The flags of
+//! the agent are a table of their own (`config::flags`), taken by [`Command::agent_flags`].
+
+use core::fmt::Write as _;
+
+use crate::config;
+
+/// A flag of a command.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flag {
+    /// Without dashes.
+    pub(super) name: &'static str,
+    /// `-x`, if it has that form.
+    pub(super) short: Option<char>,
+    /// What it takes, in capitals; empty for a switch. Words separated by `|` are all there is.
+    pub(super) value: &'static str,
+    /// One line.
+    pub(super) help: &'static str,
+}
+
+/// What stands behind a command, as completion knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// Nothing, or nothing that can be guessed.
+    Nothing,
+    /// Names of pods.
+    Pods,
+    /// A kind, then names.
+    Kinds,
+    /// Files.
+    Files,
+    /// References of images.
+    Images,
+    /// Names of shells.
+    Shells,
+    /// Names of commands.
+    Commands,
+}
+
+/// A command.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Command {
+    /// One word, or two: `image import`.
+    pub(super) name: &'static str,
+    /// What stands behind it, as help shows it.
+    pub(super) args: &'static str,
+    /// Heading in the help.
+    pub(super) group: &'static str,
+    /// One line.
+    pub(super) help: &'static str,
+    /// Its own flags.
+    pub(super) flags: &'static [Flag],
+    /// It takes the agent's flags too, `--socket` among them.
+    pub(super) agent_flags: bool,
+    /// For completion.
+    pub(super) takes: Takes,
+}
+
+const fn switch(name: &'static str, short: Option<char>, help: &'static str) -> Flag {
+    value(name, short, "", help)
+}
+
+const fn value(
+    name: &'static str,
+    short: Option<char>,
+    value: &'static str,
+    help: &'static str,
+) -> Flag {
+    Flag {
+        name,
+        short,
+        value,
+        help,
+    }
+}
+
+/// Kinds that can be shown, as [`Takes::Kinds`] completes them.
+pub(super) const KINDS: [&str; 3] = ["pods", "images", "node"];
+/// Shells that can be completed for.
+pub(super) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+/// Flags of every command that talks to the agent.
+pub(super) const COMMON: [Flag; 2] = [
+    value(
+        "socket",
+        None,
+        "PATH",
+        "where the agent listens (PICOLET_SOCKET, default /run/picolet/picolet.sock)",
+    ),
+    switch("help", Some('h'), "print help"),
+];
+
+const NAMESPACE: Flag = value(
+    "namespace",
+    Some('n'),
+    "NAME",
+    "namespace of the pod (default \"default\")",
+);
+const ALL_NAMESPACES: Flag = switch("all-namespaces", Some('A'), "pods of all namespaces");
+const NO_HEADERS: Flag = switch("no-headers", None, "without the header line");
+const CONTAINER: Flag = value(
+    "container",
+    Some('c'),
+    "NAME",
+    "container of the pod (default: the first)",
+);
+
+const AGENT: &str = "Agent";
+const PODS: &str = "Pods";
+const IMAGES: &str = "Images";
+const MACHINE: &str = "Machine";
+const OTHER: &str = "Other";
+
+/// All commands, in the order of the help.
+#[rustfmt::skip]
+pub(super) const COMMANDS: &[Command] = &[
+    Command { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: Takes::Nothing },
+    Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
+        switch("all", None, "end all pods first"),
+    ], agent_flags: false, takes: Takes::Nothing },
+
+    Command { name: "get", args: "pods|images|node [NAME...]", group: PODS, help: "Show what runs here", flags: &[
+        NAMESPACE,
+        ALL_NAMESPACES,
+        value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
+        NO_HEADERS,
+    ], agent_flags: false, takes: Takes::Kinds },
+    Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
+        NAMESPACE,
+        CONTAINER,
+        switch("follow", Some('f'), "go on as the log grows"),
+        switch("previous", Some('p'), "the instance before the last restart"),
+        value("tail", None, "N", "only the last N lines"),
+        value("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),
+        value("since-time", None, "TIME", "only lines after this time (RFC 3339)"),
+        switch("timestamps", None, "each line with its time"),
+        value("limit-bytes", None, "N", "at most N bytes"),
+    ], agent_flags: false, takes: Takes::Pods },
+    Command { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
+        NAMESPACE,
+        CONTAINER,
+        switch("stdin", Some('i'), "pass standard input on"),
+        switch("tty", Some('t'), "give the command a terminal"),
+    ], agent_flags: false, takes: Takes::Pods },
+
+    Command { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
+        value("name", None, "REFERENCE", "name of an image that has none in its archive"),
+    ], agent_flags: false, takes: Takes::Files },
+    Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
+        value("output", Some('o'), "wide", "whole identifiers"),
+        NO_HEADERS,
+    ], agent_flags: false, takes: Takes::Nothing },
+    Command { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: Takes::Images },
+    Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
+
+    Command { name: "check", args: "", group: MACHINE, help: "Say what is wrong with this machine, and the exact fix", flags: &[
+        value("output", Some('o'), "json", "form of the answer (default: lines)"),
+        switch("quiet", Some('q'), "only what is wrong"),
+    ], agent_flags: true, takes: Takes::Nothing },
+
+    Command { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: Takes::Shells },
+    Command { name: "man", args: "", group: OTHER, help: "Print the manual page (picolet man | man -l -)", flags: &[], agent_flags: false, takes: Takes::Nothing },
+    Command { name: "version", args: "", group: OTHER, help: "Print the version", flags: &[], agent_flags: false, takes: Takes::Nothing },
+    Command { name: "help", args: "[COMMAND]", group: OTHER, help: "Print help", flags: &[], agent_flags: false, takes: Takes::Commands },
+];
+
+impl Command {
+    /// Finds a command by its words, and how many words its name has.
+    pub(super) fn find(first: &str, second: Option<&str>) -> Option<(&'static Self, usize)> {
+        let named = |name: &str| COMMANDS.iter().find(|c| c.name == name);
+        named(first).map(|c| (c, 1)).or_else(|| {
+            let both = format!("{first} {}", second?);
+            named(&both).map(|c| (c, 2))
+        })
+    }
+
+    /// Whether some command's name begins with this word and has another.
+    pub(super) fn is_family(first: &str) -> bool {
+        COMMANDS
+            .iter()
+            .any(|c| c.name.split_once(' ').is_some_and(|(f, _)| f == first))
+    }
+
+    /// Its flags and those that every command takes; not the agent's.
+    pub(super) fn all_flags(&self) -> impl Iterator<Item = &Flag> {
+        let common = COMMON
+            .iter()
+            .filter(|f| !(self.agent_flags && f.name == "socket"));
+        self.flags.iter().chain(common)
+    }
+
+    /// The name of a flag that was typed as one letter.
+    pub(super) fn long_of(&self, short: char) -> Option<&'static str> {
+        let own = self.flags.iter().find(|f| f.short == Some(short));
+        own.map(|f| f.name)
+    }
+
+    /// Help for this command alone.
+    pub(super) fn help(&self) -> String {
+        let mut out = format!("{}.\n\nUsage: picolet {}", self.help, self.name);
+        for part in [self.args, "[FLAGS]"] {
+            if !part.is_empty() {
+                let _ = write!(out, " {part}");
+            }
+        }
+        out.push_str("\n\nFlags:\n");
+        let left = |f: &Flag| {
+            let short = f
+                .short
+                .map_or_else(|| "    ".to_owned(), |c| format!("-{c}, "));
+            format!("{short}--{}{}", f.name, spaced(f.value))
+        };
+        let width = self.all_flags().map(|f| left(f).len()).max().unwrap_or(0);
+        for flag in self.all_flags() {
+            let _ = writeln!(out, "  {:width$}  {}", left(flag), flag.help);
+        }
+        if self.agent_flags {
+            let _ = write!(
+                out,
+                "\nFlags of the agent, with the key of the configuration that each stands for:\n{}",
+                config::flags::help()
+            );
+        }
+        out
+    }
+}
+
+fn spaced(value: &str) -> String {
+    if value.is_empty() {
+        String::new()
+    } else {
+        format!(" {value}")
+    }
+}
+
+/// The help for everything.
+pub(super) fn overview() -> String {
+    let mut out =
+        "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
+    let left = |c: &Command| format!("{}{}", c.name, spaced(c.args));
+    let width = COMMANDS.iter().map(|c| left(c).len()).max().unwrap_or(0);
+    let mut group = "";
+    for command in COMMANDS {
+        if command.group != group {
+            group = command.group;
+            let _ = write!(out, "\n{group}:\n");
+        }
+        let _ = writeln!(out, "  {:width$}  {}", left(command), command.help);
+    }
+    out.push_str("\n'picolet help COMMAND' lists the flags of a command. Commands find the agent by --socket or PICOLET_SOCKET.\n");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sound() {
+        for command in COMMANDS {
+            let mut names: Vec<&str> = command.all_flags().map(|f| f.name).collect();
+            let mut letters: Vec<char> = command.all_flags().filter_map(|f| f.short).collect();
+            names.sort_unstable();
+            letters.sort_unstable();
+            assert!(names.windows(2).all(|w| w[0] != w[1]), "{}", command.name);
+            assert!(letters.windows(2).all(|w| w[0] != w[1]), "{}", command.name);
+            let texts = command.flags.iter().map(|f| f.help).chain([command.help]);
+            for text in texts {
+                assert!(!text.is_empty() && !text.ends_with('.'), "{text:?}");
+            }
+        }
+        let mut groups: Vec<&str> = COMMANDS.iter().map(|c| c.group).collect();
+        groups.dedup();
+        assert_eq!(
+            groups,
+            [AGENT, PODS, IMAGES, MACHINE, OTHER],
+            "groups stand together"
+        );
+    }
+
+    #[test]
+    fn commands_are_found() {
+        for (first, second, found) in [
+            ("get", Some("pods"), Some(("get", 1))),
+            ("image", Some("import"), Some(("image import", 2))),
+            ("image", Some("fly"), None),
+            ("image", None, None),
+            ("shim", None, None),
+        ] {
+            let got = Command::find(first, second).map(|(c, n)| (c.name, n));
+            assert_eq!(got, found, "{first} {second:?}");
+        }
+        assert!(Command::is_family("image") && !Command::is_family("get"));
+    }
+
+    #[test]
+    fn help_names_every_command_and_flag() {
+        let all = overview();
+        for command in COMMANDS {
+            assert!(
+                all.contains(&format!("  {}", command.name)),
+                "{}",
+                command.name
+            );
+            let one = command.help();
+            for flag in command.all_flags() {
+                assert!(
+                    one.contains(&format!("--{}", flag.name)),
+                    "{}: {}",
+                    command.name,
+                    flag.name
+                );
+            }
+        }
+        let (check, _) = Command::find("check", None).expect("check");
+        assert_eq!(
+            check.help().matches("--socket ").count(),
+            1,
+            "the agent's own"
+        );
+        assert!(all.lines().all(|l| l.chars().count() <= 125), "{all}");
+    }
+}

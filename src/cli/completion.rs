@@ -1,0 +1,447 @@
+//! `picolet completion bash|zsh|fish`: scripts made from the tables of commands and flags. Names of pods and images are
+//! asked of the agent while one types; an agent that does not answer completes nothing.
+
+use core::fmt::Write as _;
+
+use super::{
+    CliError,
+    args::{Word, Words, unexpected},
+    commands::{COMMANDS, Command, Flag, KINDS, SHELLS, Takes},
+    print,
+};
+use crate::config::flags::described;
+
+/// Prints the names of pods, one a line.
+const POD_NAMES: &str = "picolet get pods -o name 2>/dev/null | sed s,pod/,,";
+/// Prints the references of images, one a line.
+const IMAGE_NAMES: &str = "picolet image ls --no-headers 2>/dev/null | awk '{print ($2 == \"<none>\") ? $3 : $1 \":\" $2}'";
+
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+    let mut shell = None;
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Value(name) if shell.is_none() => shell = Some(name),
+            other => return Err(unexpected(other)),
+        }
+    }
+    print(&match shell.as_deref() {
+        Some("bash") => bash(),
+        Some("zsh") => zsh(),
+        Some("fish") => fish(),
+        _ => {
+            return Err(CliError::new(format!(
+                "expected 'picolet completion {}'",
+                SHELLS.join("|")
+            )));
+        }
+    })
+}
+
+/// A flag, its own or the agent's, as completion needs it.
+struct Known<'a> {
+    name: &'a str,
+    short: Option<char>,
+    help: &'a str,
+    takes: Value<'a>,
+}
+
+/// What completes the value of a flag.
+enum Value<'a> {
+    /// It takes none.
+    None,
+    /// Nothing is known about it.
+    Anything,
+    /// A path.
+    Path,
+    /// One of these.
+    OneOf(Vec<&'a str>),
+}
+
+fn own<'a>(flag: &'a Flag) -> Known<'a> {
+    Known {
+        name: flag.name,
+        short: flag.short,
+        help: flag.help,
+        takes: match flag.value {
+            "" => Value::None,
+            "PATH" => Value::Path,
+            list if list.contains(|c: char| c.is_ascii_lowercase()) => {
+                Value::OneOf(list.split('|').collect())
+            }
+            _ => Value::Anything,
+        },
+    }
+}
+
+fn flags_of(command: &Command) -> Vec<Known<'_>> {
+    let mut all: Vec<Known<'_>> = command.all_flags().map(own).collect();
+    if command.agent_flags {
+        all.extend(described().map(|f| Known {
+            name: f.name,
+            short: None,
+            help: f.help,
+            takes: match (f.hint, f.path) {
+                ("", _) => Value::None,
+                (_, true) => Value::Path,
+                (_, false) => Value::Anything,
+            },
+        }));
+    }
+    all
+}
+
+/// Words of the first place.
+fn first_words() -> Vec<&'static str> {
+    let mut words: Vec<&str> = COMMANDS
+        .iter()
+        .map(|c| c.name.split(' ').next().unwrap_or(c.name))
+        .collect();
+    words.dedup();
+    words
+}
+
+/// Families of commands with their second words.
+fn families() -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut families: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (family, verb) in COMMANDS.iter().filter_map(|c| c.name.split_once(' ')) {
+        match families.last_mut() {
+            Some((last, verbs)) if *last == family => verbs.push(verb),
+            _ => families.push((family, vec![verb])),
+        }
+    }
+    families
+}
+
+/// A shell command that prints what may stand behind `command`, and whether files may.
+fn behind(command: &Command) -> (String, bool) {
+    match command.takes {
+        Takes::Nothing => (String::new(), false),
+        Takes::Files => (String::new(), true),
+        Takes::Pods => (POD_NAMES.into(), false),
+        Takes::Images => (IMAGE_NAMES.into(), false),
+        Takes::Kinds => (format!("echo '{}'; {POD_NAMES}", KINDS.join(" ")), false),
+        Takes::Shells => (format!("echo '{}'", SHELLS.join(" ")), false),
+        Takes::Commands => (format!("echo '{}'", first_words().join(" ")), false),
+    }
+}
+
+fn bash() -> String {
+    let mut out = String::from(
+        "# bash completion of picolet: put it into /etc/bash_completion.d/ or source it.\n\
+         _picolet() {\n\
+         \x20   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command= word i\n\
+         \x20   for ((i = 1; i < COMP_CWORD; i++)); do\n\
+         \x20       word=${COMP_WORDS[i]}\n\
+         \x20       case $word in\n\
+         \x20       --socket) ((i++)) ;;\n\
+         \x20       -*) ;;\n",
+    );
+    let families = families();
+    for (family, _) in &families {
+        let _ = writeln!(
+            out,
+            "        {family}) command=$word; [[ $((i + 1)) -lt $COMP_CWORD ]] && command=\"$word ${{COMP_WORDS[i+1]}}\"; break ;;"
+        );
+    }
+    out.push_str(
+        "        *) command=$word; break ;;\n\
+         \x20       esac\n\
+         \x20   done\n\
+         \x20   COMPREPLY=()\n\
+         \x20   case \"$command $prev\" in\n",
+    );
+    for command in COMMANDS {
+        for flag in flags_of(command) {
+            let reply = match &flag.takes {
+                Value::None => continue,
+                Value::Anything => String::new(),
+                Value::Path => {
+                    "compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\")); "
+                        .into()
+                }
+                Value::OneOf(words) => {
+                    format!(
+                        "COMPREPLY=($(compgen -W '{}' -- \"$cur\")); ",
+                        words.join(" ")
+                    )
+                }
+            };
+            let mut names = vec![format!("\"{} --{}\"", command.name, flag.name)];
+            names.extend(flag.short.map(|c| format!("\"{} -{c}\"", command.name)));
+            let _ = writeln!(out, "    {}) {reply}return ;;", names.join("|"));
+        }
+    }
+    out.push_str("    esac\n    case $command in\n");
+    let _ = writeln!(
+        out,
+        "    '') COMPREPLY=($(compgen -W '{} --socket --help' -- \"$cur\")) ;;",
+        first_words().join(" ")
+    );
+    for (family, verbs) in &families {
+        let _ = writeln!(
+            out,
+            "    {family}) COMPREPLY=($(compgen -W '{}' -- \"$cur\")) ;;",
+            verbs.join(" ")
+        );
+    }
+    for command in COMMANDS {
+        let flags: Vec<String> = flags_of(command)
+            .iter()
+            .map(|f| format!("--{}", f.name))
+            .collect();
+        let (words, files) = behind(command);
+        let rest = if files {
+            "compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\"))".to_owned()
+        } else if words.is_empty() {
+            ":".to_owned()
+        } else {
+            format!("COMPREPLY=($(compgen -W \"$({words})\" -- \"$cur\"))")
+        };
+        let _ = writeln!(
+            out,
+            "    '{}')\n        if [[ $cur == -* ]]; then COMPREPLY=($(compgen -W '{}' -- \"$cur\"))\n        else {rest}; fi ;;",
+            command.name,
+            flags.join(" "),
+        );
+    }
+    out.push_str("    esac\n}\ncomplete -F _picolet picolet\n");
+    out
+}
+
+/// Text inside of single quotes and brackets of `_arguments`.
+fn zsh_text(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\'' => out.push_str("'\\''"),
+            '[' | ']' | ':' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn zsh() -> String {
+    let mut out = String::from(
+        "#compdef picolet\n\
+         # zsh completion of picolet: put it into a directory of $fpath as _picolet.\n\
+         _picolet_pods() { local -a names; names=(${(f)\"$(picolet get pods -o name 2>/dev/null | sed s,pod/,,)\"}); compadd -a names }\n",
+    );
+    let _ = writeln!(
+        out,
+        "_picolet_images() {{ local -a names; names=(${{(f)\"$({IMAGE_NAMES})\"}}); compadd -a names }}"
+    );
+    out.push_str(
+        "_picolet() {\n\
+         \x20   local context state state_descr line\n\
+         \x20   typeset -A opt_args\n\
+         \x20   if (( CURRENT == 2 )); then\n\
+         \x20       local -a commands\n\
+         \x20       commands=(\n",
+    );
+    for word in first_words() {
+        let help = COMMANDS
+            .iter()
+            .find(|c| c.name.split(' ').next() == Some(word))
+            .filter(|c| c.name == word)
+            .map_or("", |c| c.help);
+        let _ = writeln!(out, "            '{word}:{}'", zsh_text(help));
+    }
+    out.push_str("        )\n        _describe command commands\n        return\n    fi\n    local command=${words[2]}\n");
+    for (family, verbs) in families() {
+        let _ = write!(
+            out,
+            "    if [[ $command == {family} ]]; then\n        if (( CURRENT == 3 )); then compadd {}; return; fi\n        command=\"{family} ${{words[3]}}\"\n        shift words; (( CURRENT-- ))\n    fi\n",
+            verbs.join(" ")
+        );
+    }
+    out.push_str("    shift words; (( CURRENT-- ))\n    case $command in\n");
+    for command in COMMANDS {
+        let _ = write!(out, "    '{}')\n        _arguments -s", command.name);
+        for flag in flags_of(command) {
+            let value = match &flag.takes {
+                Value::None => String::new(),
+                Value::Anything => format!(":{}: ", flag.name),
+                Value::Path => format!(":{}:_files", flag.name),
+                Value::OneOf(words) => format!(":{}:({})", flag.name, words.join(" ")),
+            };
+            let help = zsh_text(flag.help);
+            let _ = write!(out, " \\\n            '--{}[{help}]{value}'", flag.name);
+            if let Some(short) = flag.short {
+                let _ = write!(out, " \\\n            '-{short}[{help}]{value}'");
+            }
+        }
+        let rest = match command.takes {
+            Takes::Nothing => None,
+            Takes::Pods => Some("'*:pod:_picolet_pods'".to_owned()),
+            Takes::Images => Some("'*:image:_picolet_images'".to_owned()),
+            Takes::Files => Some("'*:file:_files'".to_owned()),
+            Takes::Kinds => Some(format!(
+                "'1:kind:({})' '*:pod:_picolet_pods'",
+                KINDS.join(" ")
+            )),
+            Takes::Shells => Some(format!("'1:shell:({})'", SHELLS.join(" "))),
+            Takes::Commands => Some(format!("'1:command:({})'", first_words().join(" "))),
+        };
+        if let Some(rest) = rest {
+            let _ = write!(out, " \\\n            {rest}");
+        }
+        out.push_str(" ;;\n");
+    }
+    out.push_str("    esac\n}\nif [[ $funcstack[1] == _picolet ]]; then _picolet \"$@\"; else compdef _picolet picolet; fi\n");
+    out
+}
+
+/// Text inside of single quotes of fish.
+fn fish_text(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\'', "\\'")
+}
+
+fn fish() -> String {
+    let mut out = String::from(
+        "# fish completion of picolet: put it into ~/.config/fish/completions/picolet.fish.\n\
+         function __picolet_at\n\
+         \x20   set -l words (commandline -opc)\n\
+         \x20   set -e words[1]\n\
+         \x20   while set -q words[1]; and string match -q -- '-*' $words[1]\n\
+         \x20       test $words[1] = --socket; and set -e words[1]\n\
+         \x20       set -e words[1]\n\
+         \x20   end\n\
+         \x20   set -l wanted (string split ' ' -- $argv[1])\n\
+         \x20   test -z \"$argv[1]\"; and test (count $words) -eq 0; and return 0\n\
+         \x20   test -z \"$argv[1]\"; and return 1\n\
+         \x20   test (count $words) -ge (count $wanted); or return 1\n\
+         \x20   for i in (seq (count $wanted))\n\
+         \x20       test $words[$i] = $wanted[$i]; or return 1\n\
+         \x20   end\n\
+         \x20   set -q argv[2]; and test (count $words) -ne (count $wanted); and return 1\n\
+         \x20   return 0\n\
+         end\n\
+         complete -c picolet -f\n",
+    );
+    for word in first_words() {
+        let help = COMMANDS
+            .iter()
+            .find(|c| c.name == word)
+            .map_or("", |c| c.help);
+        let _ = writeln!(
+            out,
+            "complete -c picolet -n '__picolet_at \"\"' -a {word} -d '{}'",
+            fish_text(help)
+        );
+    }
+    for (family, verbs) in families() {
+        let _ = writeln!(
+            out,
+            "complete -c picolet -n '__picolet_at {family} only' -a '{}'",
+            verbs.join(" ")
+        );
+    }
+    for command in COMMANDS {
+        let at = format!("-n '__picolet_at \"{}\"'", command.name);
+        for flag in flags_of(command) {
+            let value = match &flag.takes {
+                Value::None => String::new(),
+                Value::Anything => " -x".into(),
+                Value::Path => " -r -F".into(),
+                Value::OneOf(words) => format!(" -x -a '{}'", words.join(" ")),
+            };
+            let short = flag.short.map_or_else(String::new, |c| format!(" -s {c}"));
+            let _ = writeln!(
+                out,
+                "complete -c picolet {at} -l {}{short}{value} -d '{}'",
+                flag.name,
+                fish_text(flag.help)
+            );
+        }
+        let (words, files) = behind(command);
+        if files {
+            let _ = writeln!(out, "complete -c picolet {at} -F");
+        } else if !words.is_empty() {
+            let words = words.replace("echo ", "string split ' ' ");
+            let _ = writeln!(out, "complete -c picolet {at} -a '({})'", fish_text(&words));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::{AtomicU32, Ordering};
+    use std::process::{Command as Process, Stdio};
+
+    use super::*;
+
+    /// Feeds a script to a shell; `None` if there is no such shell.
+    fn fed(shell: &str, words: &[&str], script: &str) -> Option<(bool, String)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(format!("picolet-completion-{pid}-{number}"));
+        std::fs::write(&dir, script).expect("script");
+        let said = Process::new(shell)
+            .args(words)
+            .arg(&dir)
+            .stdin(Stdio::null())
+            .output();
+        std::fs::remove_file(&dir).expect("clean up");
+        let said = said.ok()?;
+        let text = [said.stdout, said.stderr].concat();
+        Some((
+            said.status.success(),
+            String::from_utf8_lossy(&text).into_owned(),
+        ))
+    }
+
+    #[test]
+    fn shells_can_read_the_scripts() {
+        for (shell, script) in [("bash", bash()), ("zsh", zsh()), ("fish", fish())] {
+            match fed(shell, &["-n"], &script) {
+                Some((ok, said)) => assert!(ok && said.is_empty(), "{shell}: {said}"),
+                // bash is part of every machine that tests run on.
+                None => assert_ne!(shell, "bash", "no bash"),
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_and_flag_is_in_each() {
+        for (shell, script) in [("bash", bash()), ("zsh", zsh()), ("fish", fish())] {
+            for command in COMMANDS {
+                assert!(script.contains(command.name), "{shell}: {}", command.name);
+                for flag in flags_of(command) {
+                    let dashed = if shell == "fish" { "-l " } else { "--" };
+                    let word = format!("{dashed}{}", flag.name);
+                    assert!(script.contains(&word), "{shell}: {word}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bash_completes() {
+        for (line, has, has_not) in [
+            ("picolet ''", "check get image logs", "ls"),
+            ("picolet image ''", "import ls prune rm", "get"),
+            ("picolet --socket /x im", "image", "import"),
+            ("picolet get -o ''", "json yaml", "--output"),
+            ("picolet logs --f", "--follow", "--tail"),
+            ("picolet run --root", "--root-dir", "--run-dir"),
+            ("picolet completion ''", "bash zsh fish", "sh"),
+        ] {
+            let ask = format!(
+                "{}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _picolet; echo \"${{COMPREPLY[@]}}\"\n",
+                bash()
+            );
+            let (ok, said) = fed("bash", &[], &ask).expect("bash");
+            let words: Vec<&str> = said.split_whitespace().collect();
+            assert!(ok, "{line}: {said}");
+            for word in has.split(' ') {
+                assert!(words.contains(&word), "{line}: {said}");
+            }
+            assert!(!words.contains(&has_not), "{line}: {said}");
+        }
+    }
+}
