@@ -314,6 +314,9 @@ impl Node {
     }
 }
 
+/// See the file.
+const FORGET_NETWORK: &str = include_str!("common/forget-network.sh");
+
 impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -338,8 +341,8 @@ impl Drop for Node {
         for point in mounts.filter(|p| p.contains(&self.mark)).rev() {
             let _ = nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH);
         }
-        let _ = Command::new("ip")
-            .args(["link", "delete", &self.mark])
+        let _ = Command::new("sh")
+            .args(["-c", FORGET_NETWORK, "sh", &self.mark])
             .output();
         let roots = fs::read_dir("/sys/fs/cgroup")
             .into_iter()

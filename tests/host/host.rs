@@ -394,6 +394,7 @@ impl Host {
             rules
                 .lines()
                 .filter(|rule| rule.contains(&self.mark))
+                .filter(|rule| !rule.contains(&format!("PICOLET-MASQ-{}", self.mark)))
                 .map(|rule| format!("rule {rule}")),
         );
         found
@@ -448,13 +449,11 @@ impl Host {
 
     /// Removes what a node keeps. Nothing here uses force: what is still in use makes it fail.
     fn dismantle(&self) -> Result<(), String> {
-        if Path::new("/sys/class/net").join(&self.mark).exists() {
-            let status = Command::new("ip")
-                .args(["link", "delete", &self.mark])
-                .status();
-            if !status.is_ok_and(|s| s.success()) {
-                return Err(format!("bridge {}", self.mark));
-            }
+        let status = Command::new("sh")
+            .args(["-c", FORGET_NETWORK, "sh", &self.mark])
+            .status();
+        if !status.is_ok_and(|s| s.success()) {
+            return Err(format!("network of bridge {}", self.mark));
         }
         for dir in self.cgroups() {
             fs::remove_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -508,6 +507,9 @@ impl Drop for Host {
         }
     }
 }
+
+/// See the file.
+const FORGET_NETWORK: &str = include_str!("../common/forget-network.sh");
 
 /// Removes the rules that carry a mark, and the chains they lead to.
 const FORGET_RULES: &str = r#"

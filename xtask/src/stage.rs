@@ -27,6 +27,8 @@ pub(crate) const IMAGE: &str = "localhost/picolet/busybox:demo";
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Ending all pods: their grace, and the kernel's time to take namespaces down.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// See the file.
+const FORGET_NETWORK: &str = include_str!("../../tests/common/forget-network.sh");
 /// What the kernel frees a moment after the last process that used it.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -300,11 +302,11 @@ impl Stage {
             .collect()
     }
 
-    /// Removes what a node keeps for its next pod and a stage must not: the bridge, the mounts of the agent's directories onto
+    /// Removes what a node keeps for its next pod and a stage must not: the bridge and its masquerading, the mounts of the agent's directories onto
     /// themselves, empty cgroups. Nothing here uses force: whatever still is in use makes it fail.
     pub(crate) fn dismantle(&self) -> Result<(), Failure> {
-        if self.has_bridge() {
-            output(Command::new("ip").args(["link", "delete", &self.mark]))?;
+        if find("iptables").is_some() {
+            output(Command::new("sh").args(["-c", FORGET_NETWORK, "sh", &self.mark]))?;
         }
         for dir in [self.base.join("root"), self.run.clone()] {
             if is_mounted(&dir)? {

@@ -183,12 +183,9 @@ impl Runc {
         for id in ids {
             result = result.and(self.remove_instance(&id).await);
         }
-        if let Err(e) = self.cni.remove_bridge() {
-            // The first error counts.
-            if result.is_ok() {
-                result = Err(failed("remove the bridge")(e));
-            }
-        }
+        let network = self.cni.remove_built_in(&self.gate).await;
+        // The first error counts.
+        result = result.and(network.map_err(failed_error));
         let (run, root) = (
             self.settings.run_dir.clone(),
             self.settings.root_dir.clone(),

@@ -8,6 +8,7 @@
 
 mod builtin;
 mod config;
+mod masquerade;
 mod result;
 
 use core::{net::IpAddr, time::Duration};
@@ -34,6 +35,7 @@ use crate::{
 
 pub use builtin::BuiltIn;
 pub use config::NetworkConfig;
+use masquerade::Masquerade;
 
 /// Interface of the pod.
 const INTERFACE: &str = "eth0";
@@ -85,6 +87,9 @@ pub enum CniError {
         /// Its own words.
         why: String,
     },
+    /// The rules that let pods of the built-in network speak to the world.
+    #[error("masquerade the pods' addresses: {0}")]
+    Masquerade(String),
     /// The plugins succeeded and gave no address.
     #[error("network {0:?} gave the pod no address")]
     NoAddress(String),
@@ -146,13 +151,18 @@ struct Attachment {
 pub struct Cni {
     settings: CniSettings,
     boot: String,
+    masquerade: Masquerade,
 }
 
 impl Cni {
     /// Nothing is read before the first pod.
     #[must_use]
-    pub const fn new(settings: CniSettings, boot: String) -> Self {
-        Self { settings, boot }
+    pub fn new(settings: CniSettings, boot: String) -> Self {
+        Self {
+            settings,
+            boot,
+            masquerade: Masquerade::default(),
+        }
     }
 
     /// The network as configured now.
@@ -188,14 +198,13 @@ impl Cni {
             }
         }
         if network.built_in
-            && !PATH
-                .split(':')
-                .any(|dir| Path::new(dir).join("iptables").exists())
+            && let Some(program) = Masquerade::missing_program(&self.settings.built_in)
         {
             return not(
                 "IptablesMissing",
-                "the built-in network needs the iptables program: install the iptables package"
-                    .into(),
+                format!(
+                    "the built-in network needs the program {program}: install the iptables package"
+                ),
             );
         }
         Condition {
@@ -214,6 +223,11 @@ impl Cni {
         for program in network.programs() {
             self.plugin(&network.name, program)?;
         }
+        if network.built_in {
+            self.masquerade
+                .ensure(&self.settings.built_in, gate)
+                .await?;
+        }
         let mut attachment = Attachment {
             v: ATTACHMENT_VERSION,
             sandbox: pod.id.clone(),
@@ -222,6 +236,7 @@ impl Cni {
             plugins: network
                 .plugins
                 .iter()
+                .filter(|p| !(network.built_in && is_idle(p, pod.config)))
                 .map(|p| handed_over(p, &network, pod.config))
                 .collect(),
             name: network.name.clone(),
@@ -295,12 +310,18 @@ impl Cni {
         Ok(())
     }
 
-    /// Deletes the bridge of the built-in network (reset). Absent counts as deleted.
+    /// Deletes the bridge of the built-in network and its rules (reset). Absent counts as deleted.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn remove_bridge(&self) -> io::Result<()> {
-        builtin::remove_bridge(&self.settings.built_in.bridge)
+    /// The kernel's, iptables'. The bridge is deleted even if the rules could not be.
+    pub async fn remove_built_in(&self, gate: &Gate) -> Result<(), CniError> {
+        let rules = self.masquerade.remove(&self.settings.built_in, gate).await;
+        let bridge = &self.settings.built_in.bridge;
+        builtin::remove_bridge(bridge).map_err(|source| CniError::Io {
+            path: Path::new("/sys/class/net").join(bridge),
+            source,
+        })?;
+        rules
     }
 
     /// At start: detaches what no sandbox of this boot stands behind, then tells plugins that speak 1.1 what is in use.
@@ -494,6 +515,12 @@ impl Cni {
         ids.order();
         ids
     }
+}
+
+/// A plugin of the built-in network that would do nothing for this pod: no host port, no portmap.
+fn is_idle(plugin: &Map<String, Value>, pod: &SandboxConfig) -> bool {
+    NetworkConfig::plugin_type(plugin) == "portmap"
+        && pod.port_mappings.iter().all(|p| p.host_port == 0)
 }
 
 /// A plugin's configuration as the plugin gets it: name, version, and the capabilities it asked for.

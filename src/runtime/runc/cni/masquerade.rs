@@ -1,0 +1,274 @@
+//! Pods of the built-in network speak to the world under the node's address.
+//!
+//! One chain for the whole subnet, made before the first pod and looked after from then on. The bridge plugin's own
+//! `ipMasq` makes a chain for each pod instead: eight calls of iptables when it comes, as many when it goes, a fifth of
+//! the whole cost of a start.
+//!
+//! ```text
+//! POSTROUTING  -s SUBNET -j PICOLET-MASQ-<bridge>
+//! PICOLET-MASQ-<bridge>  -d SUBNET -j RETURN            from pod to pod: as it is
+//!                        ! -d 224.0.0.0/4 -j MASQUERADE
+//! ```
+
+use core::time::Duration;
+use std::path::{Path, PathBuf};
+
+use smol::lock::Mutex;
+
+use super::{BuiltIn, CniError, PATH};
+use crate::{
+    api::Mono,
+    runtime::runc::gate::Gate,
+    sys::{
+        child::{self, Command, Input},
+        clock,
+    },
+};
+
+/// The rules are looked at again before an ADD that comes so much later, milliseconds: a firewall may have been reloaded.
+const LOOK_AGAIN_MS: u64 = 10_000;
+/// A call of iptables that takes longer is killed; another program may hold the lock.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long iptables itself waits for that lock, seconds.
+const LOCK_WAIT_S: &str = "20";
+/// Most bytes kept of what iptables says: a large POSTROUTING chain.
+const ANSWER_LIMIT: usize = 256 * 1024;
+
+/// One address family.
+struct Family {
+    program: &'static str,
+    restore: &'static str,
+    multicast: &'static str,
+}
+
+const V4: Family = Family {
+    program: "iptables",
+    restore: "iptables-restore",
+    multicast: "224.0.0.0/4",
+};
+const V6: Family = Family {
+    program: "ip6tables",
+    restore: "ip6tables-restore",
+    multicast: "ff00::/8",
+};
+
+/// The chain of one bridge, and when it was last seen in place.
+#[derive(Debug, Default)]
+pub(super) struct Masquerade {
+    seen: Mutex<Option<Mono>>,
+}
+
+impl Masquerade {
+    /// Sees to it that the rules are there. Pods that start together wait for one look.
+    ///
+    /// # Errors
+    /// [`CniError::Masquerade`] with iptables' own words.
+    pub(super) async fn ensure(&self, built_in: &BuiltIn, gate: &Gate) -> Result<(), CniError> {
+        let mut seen = self.seen.lock().await;
+        if seen.is_some_and(|at| clock::mono().0.saturating_sub(at.0) < LOOK_AGAIN_MS) {
+            return Ok(());
+        }
+        *seen = None;
+        let chain = chain(built_in);
+        for (family, subnets) in families(built_in) {
+            let mut missing = Vec::new();
+            for subnet in subnets.iter().copied() {
+                let mut check = vec!["-t", "nat", "-C", "POSTROUTING"];
+                let jump = jump(subnet, &chain);
+                check.extend(jump.iter().map(String::as_str));
+                if call(family.program, &check, None, gate).await?.is_err() {
+                    missing.push(subnet);
+                }
+            }
+            if !missing.is_empty() {
+                let rules = rules(&family, &chain, &subnets, &missing);
+                call(family.restore, &["--noflush"], Some(rules), gate)
+                    .await?
+                    .map_err(CniError::Masquerade)?;
+            }
+        }
+        *seen = Some(clock::mono());
+        Ok(())
+    }
+
+    /// Removes the rules. Absent ones count as removed, and so does an iptables that is not installed.
+    ///
+    /// # Errors
+    /// [`CniError::Masquerade`].
+    pub(super) async fn remove(&self, built_in: &BuiltIn, gate: &Gate) -> Result<(), CniError> {
+        let mut seen = self.seen.lock().await;
+        *seen = None;
+        let chain = chain(built_in);
+        for (family, _) in families(built_in) {
+            if find(family.program).is_none() {
+                continue;
+            }
+            let list = ["-t", "nat", "-S", "POSTROUTING"];
+            let list = call(family.program, &list, None, gate)
+                .await?
+                .map_err(CniError::Masquerade)?;
+            let mut undo = jumps_to(&list, &chain);
+            undo.push(vec!["-F", &chain]);
+            undo.push(vec!["-X", &chain]);
+            for rule in undo {
+                let args: Vec<&str> = ["-t", "nat"].into_iter().chain(rule).collect();
+                // Each may be gone already; what counts is asked below.
+                let _ = call(family.program, &args, None, gate).await?;
+            }
+            let left = ["-t", "nat", "-S", &chain];
+            if call(family.program, &left, None, gate).await?.is_ok() {
+                return Err(CniError::Masquerade(format!(
+                    "chain {chain} is still in use"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The program that the network needs and that is not installed.
+    pub(super) fn missing_program(built_in: &BuiltIn) -> Option<&'static str> {
+        families(built_in)
+            .flat_map(|(family, _)| [family.program, family.restore])
+            .find(|program| find(program).is_none())
+    }
+}
+
+/// At most 28 bytes, as iptables has it: a bridge's name has 15 at most.
+fn chain(built_in: &BuiltIn) -> String {
+    format!("PICOLET-MASQ-{}", built_in.bridge)
+}
+
+/// The families in use, each with its subnets.
+fn families(built_in: &BuiltIn) -> impl Iterator<Item = (Family, Vec<&str>)> {
+    [(V4, false), (V6, true)]
+        .into_iter()
+        .map(|(family, six)| {
+            let subnets = built_in.subnets.iter().map(String::as_str);
+            (family, subnets.filter(|s| s.contains(':') == six).collect())
+        })
+        .filter(|(_, subnets): &(Family, Vec<&str>)| !subnets.is_empty())
+}
+
+/// The rule that leads into the chain, without its `-A POSTROUTING`.
+fn jump(subnet: &str, chain: &str) -> [String; 4] {
+    ["-s", subnet, "-j", chain].map(str::to_owned)
+}
+
+/// What iptables-restore reads: the chain anew, and the jumps that are missing.
+fn rules(family: &Family, chain: &str, subnets: &[&str], missing: &[&str]) -> String {
+    let mut rules = format!("*nat\n:{chain} - [0:0]\n");
+    for subnet in subnets {
+        rules.push_str(&format!("-A {chain} -d {subnet} -j RETURN\n"));
+    }
+    let multicast = family.multicast;
+    rules.push_str(&format!("-A {chain} ! -d {multicast} -j MASQUERADE\n"));
+    for subnet in missing {
+        let jump = jump(subnet, chain).join(" ");
+        rules.push_str(&format!("-A POSTROUTING {jump}\n"));
+    }
+    rules.push_str("COMMIT\n");
+    rules
+}
+
+/// The rules of a listing (`iptables -S`) that lead to `chain`, each as the words that delete it.
+fn jumps_to<'a>(list: &'a str, chain: &str) -> Vec<Vec<&'a str>> {
+    list.lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words.first() == Some(&"-A") && words.ends_with(&["-j", chain]))
+        .map(|mut words| {
+            words[0] = "-D";
+            words
+        })
+        .collect()
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    PATH.split(':')
+        .map(|dir| Path::new(dir).join(program))
+        .find(|path| path.is_file())
+}
+
+/// Runs a program of the family: its answer, or its complaint.
+async fn call(
+    program: &str,
+    args: &[&str],
+    input: Option<String>,
+    gate: &Gate,
+) -> Result<Result<String, String>, CniError> {
+    let failed = |why: String| CniError::Masquerade(format!("{program}: {why}"));
+    let path = find(program)
+        .ok_or_else(|| failed("is not installed: install the iptables package".into()))?;
+    let mut command = Command::new(path)
+        .args(["-w", LOCK_WAIT_S])
+        .args(args)
+        .env("PATH", PATH)
+        .capture(ANSWER_LIMIT);
+    if let Some(input) = input {
+        command = command.stdin(Input::Bytes(input.into()));
+    }
+    let _pass = gate.pass().await;
+    let output = child::run(command, Some(CALL_TIMEOUT))
+        .await
+        .map_err(|e| failed(e.to_string()))?;
+    Ok(if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let words = String::from_utf8_lossy(&output.stderr);
+        Err(format!("{program}: {}", words.trim()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built_in(subnets: &[&str]) -> BuiltIn {
+        BuiltIn {
+            bridge: "fifteen-letters".into(),
+            subnets: subnets.iter().map(|s| (*s).to_owned()).collect(),
+            mtu: 0,
+        }
+    }
+
+    #[test]
+    fn chain_name_fits() {
+        assert!(chain(&built_in(&[])).len() <= 28);
+    }
+
+    #[test]
+    fn one_chain_for_each_family_in_use() {
+        for (name, subnets, want) in [
+            ("v4", &["10.88.0.0/16"][..], &["iptables"][..]),
+            ("v6", &["fd00::/64"], &["ip6tables"]),
+            (
+                "both",
+                &["fd00::/64", "10.88.0.0/16"],
+                &["iptables", "ip6tables"],
+            ),
+        ] {
+            let built_in = built_in(subnets);
+            let got: Vec<_> = families(&built_in).map(|(f, _)| f.program).collect();
+            assert_eq!(got, want, "{name}");
+        }
+    }
+
+    #[test]
+    fn rules_leave_other_chains_alone() {
+        let text = rules(&V4, "C", &["10.1.0.0/16"], &["10.1.0.0/16"]);
+        assert_eq!(
+            text,
+            "*nat\n:C - [0:0]\n-A C -d 10.1.0.0/16 -j RETURN\n-A C ! -d 224.0.0.0/4 -j MASQUERADE\n\
+             -A POSTROUTING -s 10.1.0.0/16 -j C\nCOMMIT\n"
+        );
+    }
+
+    #[test]
+    fn only_jumps_to_the_chain_are_deleted() {
+        let list = "-P POSTROUTING ACCEPT\n-A POSTROUTING -s 10.1.0.0/16 -j C\n\
+                    -A POSTROUTING -s 10.2.0.0/16 -j C2\n-A POSTROUTING -j MASQUERADE\n";
+        assert_eq!(
+            jumps_to(list, "C"),
+            [["-D", "POSTROUTING", "-s", "10.1.0.0/16", "-j", "C"]]
+        );
+    }
+}
