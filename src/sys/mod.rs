@@ -15,6 +15,7 @@ pub mod pages;
 pub mod pidfd;
 pub mod proc;
 pub mod socket;
+mod spawn;
 pub mod start;
 pub mod tty;
 pub mod xattr;

@@ -185,7 +185,7 @@ impl Runc {
         }
         let network = self.cni.remove_built_in(&self.gate).await;
         // The first error counts.
-        result = result.and(network.map_err(failed_error));
+        result = result.and_then(|()| network.map_err(failed_error));
         let (run, root) = (
             self.settings.run_dir.clone(),
             self.settings.root_dir.clone(),
