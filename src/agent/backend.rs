@@ -244,6 +244,12 @@ impl Backend for LocalBackend {
         Box::pin(async { Ok(pods) })
     }
 
+    fn dump(&self) -> String {
+        let clock = &self.ctx.clock;
+        self.ctx.heap_used.set(true);
+        self.ctx.ring.borrow().dump(clock.now(), clock.wall())
+    }
+
     fn health(&self) -> Value {
         let ctx = &*self.ctx;
         let now = ctx.clock.now();

@@ -9,6 +9,7 @@ use super::{
     ctx::{Ctx, Shared},
     housekeeping, images, probes,
     recorder::Severity,
+    ring::{self, Heard, Made, Seen},
     status,
     sync::chain,
 };
@@ -116,6 +117,7 @@ impl Core {
     }
 
     pub(super) fn handle(&mut self, event: Event, now: Mono) {
+        self.note(&event, now);
         match event {
             Event::Config(source, ops) => {
                 self.search_due = Mono(0);
@@ -151,6 +153,63 @@ impl Core {
         }
     }
 
+    /// Takes down what came in. Ticks are told by what they lead to.
+    fn note(&self, event: &Event, now: Mono) {
+        let mut ring = self.ctx.ring.borrow_mut();
+        match event {
+            Event::Config(source, ops) => {
+                let seen = |pod: &Pod| Seen::of(pod, *source != Source::Api);
+                for op in ops {
+                    match op {
+                        ConfigOp::Remove(uids) => uids.iter().for_each(|uid| {
+                            let pod = ring::cut(uid.as_str());
+                            ring.heard(now, Heard::Remove { pod });
+                        }),
+                        ConfigOp::Add(pods) => pods
+                            .iter()
+                            .for_each(|pod| ring.heard(now, Heard::Add(seen(pod)))),
+                        ConfigOp::Update(pods) => pods
+                            .iter()
+                            .for_each(|pod| ring.heard(now, Heard::Update(seen(pod)))),
+                        ConfigOp::Reconcile(pods) => pods
+                            .iter()
+                            .for_each(|pod| ring.heard(now, Heard::Reconcile(seen(pod)))),
+                    }
+                }
+            }
+            Event::ObjectsChanged => ring.heard(now, Heard::Objects),
+            Event::ImagesArrived | Event::Command(Command::ImagesArrived) => {
+                ring.heard(now, Heard::Images);
+            }
+            Event::Relisted(events) => events.iter().for_each(|event| {
+                let heard = Heard::Pleg {
+                    pod: ring::cut(event.uid.as_str()),
+                    kind: format!("{:?}", event.kind),
+                    id: ring::cut(&event.id),
+                };
+                ring.heard(now, heard);
+            }),
+            Event::Done(handle, outcome) => {
+                ring.heard(now, Heard::done(&self.uid_of(*handle), *outcome));
+            }
+            Event::Command(Command::Stop { all, .. }) => ring.heard(now, Heard::Stop { all: *all }),
+            Event::Terminate => ring.heard(now, Heard::Terminate),
+            Event::RuntimeStatus | Event::Housekeeping | Event::Cleaned => {}
+        }
+    }
+
+    /// UID of the pod in a slot; empty if the slot is another's by now.
+    fn uid_of(&self, handle: Handle) -> String {
+        let table = self.ctx.table.borrow();
+        table
+            .identity(handle)
+            .map_or_else(String::new, |i| i.uid.as_str().to_owned())
+    }
+
+    fn made(&self, now: Mono, made: Made) {
+        self.ctx.ring.borrow_mut().made(now, made);
+    }
+
     /// Wakes the pods that are due.
     pub(super) fn handle_timeout(&mut self, now: Mono) {
         let config = self.ctx.config.borrow();
@@ -171,6 +230,17 @@ impl Core {
             return None;
         }
         if let Some(effect) = self.effects.pop_front() {
+            match &effect {
+                Effect::TidyDead(uid, id) => self.made(
+                    now,
+                    Made::TidyDead {
+                        pod: ring::cut(uid.as_str()),
+                        id: ring::cut(id.as_str()),
+                    },
+                ),
+                Effect::Housekeeping(_) => self.made(now, Made::Housekeeping),
+                Effect::Start(..) | Effect::Relist => {}
+            }
             return Some(effect);
         }
         if !self.ctx.may_run_pods(now) {
@@ -195,14 +265,34 @@ impl Core {
                         .identity(start.handle)
                         .map(|i| i.uid.clone());
                     if let Some(uid) = uid {
+                        self.made(now, Made::start(uid.as_str(), &start));
                         return Some(Effect::Start(start, uid));
                     }
                 }
-                Some(TableEffect::NeedStatus { .. }) => return Some(Effect::Relist),
-                Some(TableEffect::StatusFailed(handle)) => self.tell_status_failed(handle),
-                Some(TableEffect::Cancel(_)) => self.ctx.cancelled.ring(),
-                Some(TableEffect::Stopped(_)) => {}
-                Some(TableEffect::Gone { uid, restart, .. }) => self.on_gone(&uid, restart, now),
+                Some(TableEffect::NeedStatus { handle, .. }) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::Relist { pod });
+                    return Some(Effect::Relist);
+                }
+                Some(TableEffect::StatusFailed(handle)) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::StatusFailed { pod });
+                    self.tell_status_failed(handle);
+                }
+                Some(TableEffect::Cancel(handle)) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::Cancel { pod });
+                    self.ctx.cancelled.ring();
+                }
+                Some(TableEffect::Stopped(handle)) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::Stopped { pod });
+                }
+                Some(TableEffect::Gone { uid, restart, .. }) => {
+                    let pod = ring::cut(uid.as_str());
+                    self.made(now, Made::Gone { pod, restart });
+                    self.on_gone(&uid, restart, now);
+                }
             }
         }
     }

@@ -12,6 +12,7 @@ use super::{
     objects::Objects,
     pod_store::{PodStore, StoreError},
     recorder::{About, Recorder, Severity},
+    ring::Ring,
 };
 use crate::{
     api::{
@@ -116,6 +117,8 @@ pub(super) struct Ctx {
     pub(super) objects: RefCell<Objects>,
     /// Kubernetes events.
     pub(super) recorder: RefCell<Recorder>,
+    /// What the loop lately heard and did.
+    pub(super) ring: RefCell<Ring>,
     /// Whether the runtime can be used, by its own word.
     pub(super) gate: RefCell<RuntimeGate>,
     /// That word, for the Node object.
@@ -191,6 +194,7 @@ impl Ctx {
             image_backoff: RefCell::new(ImageBackoff::new(entries)),
             objects: RefCell::new(Objects::default()),
             recorder: RefCell::new(Recorder::default()),
+            ring: RefCell::new(Ring::default()),
             conditions: RefCell::new(None),
             relist: parts.relist,
             mux: RefCell::new(Mux::new(sources)),

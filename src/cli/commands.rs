@@ -157,6 +157,7 @@ pub(super) const COMMANDS: &[Command] = &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
     ], agent_flags: true, takes: Takes::Nothing },
+    Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: Takes::Shells },
     Command { name: "man", args: "", group: OTHER, help: "Print the manual page (picolet man | man -l -)", flags: &[], agent_flags: false, takes: Takes::Nothing },
@@ -283,6 +284,7 @@ mod tests {
         for (first, second, found) in [
             ("get", Some("pods"), Some(("get", 1))),
             ("image", Some("import"), Some(("image import", 2))),
+            ("debug", Some("dump"), Some(("debug dump", 2))),
             ("image", Some("fly"), None),
             ("image", None, None),
             ("shim", None, None),

@@ -165,6 +165,7 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
             .and_then(|()| print(&man::page()))
             .map(done),
         "help" => help(words).map(done),
+        "debug dump" => dump(words).map(done),
         "version" => nothing_else(words).and_then(|()| version()).map(done),
         other => match other.split_once(' ') {
             Some(("image", verb)) => image::run(verb, words).map(done),
@@ -178,6 +179,14 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
 
 fn version() -> Result<(), CliError> {
     print(&format!("picolet {}\n", crate::VERSION))
+}
+
+fn dump(mut words: Words) -> Result<(), CliError> {
+    if let Some(word) = words.next()? {
+        return Err(args::unexpected(word));
+    }
+    let mut answer = words.client().send("GET", "/debug/dump", "")?;
+    answer.copy_to(&mut std::io::stdout())
 }
 
 /// A command without arguments.

@@ -43,6 +43,8 @@ pub trait Backend {
     fn pods(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// How the agent is: an object whose keys `picolet check` knows.
     fn health(&self) -> serde_json::Value;
+    /// What the loop lately heard and did, one JSON object a line.
+    fn dump(&self) -> String;
     /// The Node object.
     fn node(&self) -> Reply<'_, serde_json::Value>;
     /// Which file to read for a container's log. Container empty: the default one.

@@ -2,7 +2,7 @@
 //!
 //! | route | answer |
 //! |---|---|
-//! | `GET /healthz`, `/version` | text |
+//! | `GET /healthz`, `/version`, `/debug/dump` | text |
 //! | `GET /pods[?namespace=]`, `/node`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `POST /exec/{namespace}/{pod}/{container}` | upgrade to [`super::stream`] |
@@ -59,6 +59,7 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
                 .await;
             list(connection, "PodList", pods).await
         }
+        ("GET", ["debug", "dump"]) => text(connection, Ok(backend.dump())).await,
         ("GET", ["health"]) => json(connection, Ok(backend.health())).await,
         ("GET", ["node"]) => json(connection, backend.node().await).await,
         ("GET", ["images"]) => {
@@ -132,7 +133,7 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
         }
         (_, ["healthz" | "health" | "version" | "pods" | "node" | "images" | "stop"])
         | (_, ["containerLogs" | "exec", _, _, _])
-        | (_, ["images", "import" | "prune"]) => Ok(Err(Refusal::new(
+        | (_, ["images", "import" | "prune"] | ["debug", "dump"]) => Ok(Err(Refusal::new(
             405,
             format!("method {} is not allowed here", request.method),
         ))),

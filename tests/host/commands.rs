@@ -480,4 +480,14 @@ fn check_knows_the_machine_and_the_agent() {
         (level == "ok" && says.contains("with 1 pods"), says)
     });
     assert_eq!(found(&report(&host), "manifests").0, "ok");
+    let dump = host.ok(&["debug", "dump"]);
+    let lines: Vec<Value> = dump
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a JSON object a line"))
+        .collect();
+    assert_eq!(lines[0]["v"], 1, "{dump}");
+    let added = lines
+        .iter()
+        .any(|l| l["in"]["add"]["name"] == "default/web-node");
+    assert!(added, "{dump}");
 }

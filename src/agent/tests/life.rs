@@ -4,10 +4,14 @@ use core::time::Duration;
 
 use serde_json::json;
 
-use super::super::{backend::Command, core::Event};
+use super::super::{
+    backend::Command,
+    core::Event,
+    ring::{self, Heard, Line, Made},
+};
 use super::world::{IMAGE, World, manifest};
 use crate::{
-    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    api::{Mono, PodUid, Wall, cri::ContainerState, pod_status::Phase},
     runtime::fake::{OnStop, Op},
 };
 
@@ -260,4 +264,83 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
             .map(|c| c.state),
         Some(ContainerState::Running)
     );
+}
+
+fn dump(world: &World) -> Vec<Line> {
+    let text = world.ctx.ring.borrow().dump(world.now(), Wall(0));
+    let (header, lines) = ring::parse(&text).expect("a dump");
+    assert_eq!(header.lost, 0);
+    lines
+}
+
+#[test]
+fn a_dump_tells_all_and_replays() {
+    let sleeper = |name: &str| manifest(name, json!({}));
+    let world = World::new();
+    world.apply(&[sleeper("a"), sleeper("b")]);
+    world.until("run", |w| {
+        ["a", "b"]
+            .iter()
+            .all(|p| w.phase(p) == Some(Phase::Running))
+    });
+    world.advance(s(70));
+    world.apply(&[sleeper("b")]);
+    world.until("is gone", |w| w.is_gone("a"));
+    world.advance(s(3));
+    let told = dump(&world);
+
+    // What a pod went through can be read off.
+    let of_a: Vec<&str> = told
+        .iter()
+        .filter_map(|line| match (&line.heard, &line.done) {
+            (Some(Heard::Add(seen)), _) if seen.pod == "a" => Some("add"),
+            (Some(Heard::Remove { pod }), _) if pod == "a" => Some("remove"),
+            (_, Some(Made::Gone { pod, .. })) if pod == "a" => Some("gone"),
+            (_, Some(Made::Start { pod, call, .. })) if pod == "a" && call != "sync" => {
+                Some(if call == "terminating" {
+                    "ends"
+                } else {
+                    "ended"
+                })
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(of_a, ["add", "remove", "ends", "ended", "gone"]);
+    let count = |f: fn(&Line) -> bool| told.iter().filter(|l| f(l)).count();
+    assert_eq!(
+        count(|l| matches!(l.done, Some(Made::Start { .. }))),
+        count(|l| matches!(l.heard, Some(Heard::Done { .. }))),
+        "every call that began has ended"
+    );
+
+    // A second agent that is told the same at the same times does the same.
+    let again = World::new();
+    let mut configured: Vec<String> = Vec::new();
+    let mut at = 0;
+    while at < told.len() {
+        let t = told[at].t;
+        let mut changed = false;
+        while at < told.len() && told[at].t == t {
+            match &told[at].heard {
+                Some(Heard::Add(seen)) => {
+                    configured.push(seen.pod.clone());
+                    changed = true;
+                }
+                Some(Heard::Remove { pod }) => {
+                    configured.retain(|p| p != pod);
+                    changed = true;
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        if changed {
+            again.advance(Mono(t) - again.now());
+            let manifests: Vec<_> = configured.iter().map(|p| sleeper(p)).collect();
+            again.apply(&manifests);
+        }
+    }
+    again.advance(world.now() - again.now());
+    assert_eq!(dump(&again), told);
 }
