@@ -93,6 +93,7 @@ fn check(name: &str, container: &ContainerConfig, golden: &str) {
         cgroups_path: "/kubepods/burstable/podu-1/c1",
         image_volumes: &[],
         seccomp_file: None,
+        apparmor_default: "",
         host: &HostFacts {
             arch: "aarch64".into(),
             kernel: (6, 1),

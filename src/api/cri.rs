@@ -103,6 +103,8 @@ pub enum SecurityProfile {
     Unconfined,
     /// Seccomp: absolute path of a profile file. AppArmor: name of a loaded profile.
     Localhost(String),
+    /// Nothing was asked. Seccomp: none. AppArmor: the default profile where there is one.
+    Unset,
 }
 
 /// Everything needed to make a pod sandbox. Serialised into the sandbox record of the run dir.
@@ -259,7 +261,7 @@ pub struct LinuxSecurity {
     pub unmasked_proc: bool,
     /// Seccomp profile.
     pub seccomp: SecurityProfile,
-    /// AppArmor profile; `Unconfined` asks for nothing.
+    /// AppArmor profile.
     pub apparmor: SecurityProfile,
     /// SELinux process label, empty for none.
     pub selinux_label: String,

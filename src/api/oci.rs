@@ -407,6 +407,8 @@ pub struct SpecInput<'a> {
     pub image_volumes: &'a [BindMount],
     /// The decoded profile file, when the container asks for `SecurityProfile::Localhost`.
     pub seccomp_file: Option<&'a Seccomp>,
+    /// The loaded AppArmor profile that `RuntimeDefault` and `Unset` stand for; empty if there is none.
+    pub apparmor_default: &'a str,
     /// The machine.
     pub host: &'a HostFacts,
 }
@@ -466,8 +468,6 @@ pub struct HostFacts {
     pub thermal_throttle: Vec<String>,
     /// The kernel enforces AppArmor.
     pub apparmor: bool,
-    /// Name of the loaded profile that `RuntimeDefault` stands for; empty if there is none.
-    pub apparmor_default: String,
     /// SELinux is enabled; without it labels are left out.
     pub selinux: bool,
     /// The kernel has seccomp filters.

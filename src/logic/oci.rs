@@ -226,7 +226,9 @@ fn apparmor_profile(input: &SpecInput<'_>) -> Result<String, String> {
     }
     let profile = match &security.apparmor {
         SecurityProfile::Unconfined => return Ok(String::new()),
-        SecurityProfile::RuntimeDefault => host.apparmor_default.as_str(),
+        SecurityProfile::Unset if host.apparmor => return Ok(input.apparmor_default.into()),
+        SecurityProfile::Unset => return Ok(String::new()),
+        SecurityProfile::RuntimeDefault => input.apparmor_default,
         SecurityProfile::Localhost(name) => name.as_str(),
     };
     match (host.apparmor, profile) {
@@ -250,7 +252,7 @@ fn seccomp_filter(
         return Err("a seccomp profile is requested but the kernel has no seccomp filters".into());
     }
     match &security.seccomp {
-        SecurityProfile::Unconfined => Ok(None),
+        SecurityProfile::Unconfined | SecurityProfile::Unset => Ok(None),
         SecurityProfile::RuntimeDefault => Ok(Some(seccomp::runtime_default(
             &host.arch,
             host.kernel,
@@ -561,6 +563,7 @@ mod tests {
         user: ResolvedUser,
         paths: SandboxPaths,
         volumes: Vec<BindMount>,
+        apparmor_default: &'static str,
         file: Option<Seccomp>,
         host: HostFacts,
     }
@@ -600,6 +603,7 @@ mod tests {
                     ..SandboxPaths::default()
                 },
                 volumes: Vec::new(),
+                apparmor_default: "",
                 file: None,
                 host: HostFacts {
                     arch: "aarch64".into(),
@@ -626,6 +630,7 @@ mod tests {
                 cgroups_path: "/kubepods/podu-1/c1",
                 image_volumes: &self.volumes,
                 seccomp_file: self.file.as_ref(),
+                apparmor_default: self.apparmor_default,
                 host: &self.host,
             })
         }
@@ -902,7 +907,7 @@ mod tests {
     #[test]
     fn profiles() {
         // SEC-06 SEC-07
-        use SecurityProfile::{Localhost, RuntimeDefault, Unconfined};
+        use SecurityProfile::{Localhost, RuntimeDefault, Unconfined, Unset};
         let mut case = Case::new();
         assert_eq!(case.spec().expect("unconfined").linux.seccomp, None);
         case.container.security.seccomp = Localhost("/p.json".into());
@@ -916,7 +921,10 @@ mod tests {
         assert!(case.spec().is_err(), "kernel without seccomp");
 
         for (name, profile, enforced, default, want) in [
-            ("nothing asked", Unconfined, true, "d", Some("")),
+            ("none asked", Unconfined, true, "d", Some("")),
+            ("nothing asked", Unset, true, "d", Some("d")),
+            ("nothing asked nor loaded", Unset, true, "", Some("")),
+            ("nothing asked nor enforced", Unset, false, "d", Some("")),
             ("default", RuntimeDefault, true, "d", Some("d")),
             ("no default loaded", RuntimeDefault, true, "", None),
             ("by name", Localhost("p".into()), true, "", Some("p")),
@@ -925,7 +933,7 @@ mod tests {
             let mut case = Case::new();
             case.container.security.apparmor = profile;
             case.host.apparmor = enforced;
-            case.host.apparmor_default = default.into();
+            case.apparmor_default = default;
             let got = case.spec().ok().map(|spec| spec.process.apparmor_profile);
             assert_eq!(got.as_deref(), want, "{name}");
         }

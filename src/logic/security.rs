@@ -184,7 +184,8 @@ fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, String>
     }
     match whole.and_then(|pod| pod.app_armor_profile.as_ref()) {
         Some(profile) => apparmor_profile(profile),
-        None => Ok(SecurityProfile::Unconfined),
+        // Nothing is asked for; the runtime then takes its default.
+        None => Ok(SecurityProfile::Unset),
     }
 }
 
@@ -398,7 +399,7 @@ mod tests {
     fn apparmor_order() {
         // SEC-07
         for (name, annotation, whole, want) in [
-            ("nothing", "", "{}", Ok(SecurityProfile::Unconfined)),
+            ("nothing", "", "{}", Ok(SecurityProfile::Unset)),
             (
                 "annotation",
                 "runtime/default",

@@ -151,6 +151,12 @@ impl Runc {
         record: &mut ContainerRecord,
     ) -> Result<(), RuntimeError> {
         let dirs = self.dirs(&record.id);
+        // First, because nothing has to be undone if it is missing.
+        let apparmor_default = self
+            .apparmor
+            .default_for(&config.security)
+            .await
+            .map_err(failed_error)?;
         let wanted = bundle::Wanted {
             dirs: dirs.clone(),
             layers: image.layers.clone(),
@@ -162,7 +168,9 @@ impl Runc {
             },
             seccomp_file: match &config.security.seccomp {
                 SecurityProfile::Localhost(path) => Some(path.clone()),
-                SecurityProfile::RuntimeDefault | SecurityProfile::Unconfined => None,
+                SecurityProfile::RuntimeDefault
+                | SecurityProfile::Unconfined
+                | SecurityProfile::Unset => None,
             },
         };
         let prepared = self
@@ -196,6 +204,7 @@ impl Runc {
             cgroups_path: &record.cgroup,
             image_volumes: &prepared.image_volumes,
             seccomp_file: prepared.seccomp.as_ref(),
+            apparmor_default,
             host: &self.settings.host,
         })
         .map_err(RuntimeError::Invalid)?;

@@ -70,7 +70,6 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
     let mut devices = Vec::new();
     collect_devices(Path::new("/dev"), &mut devices);
     devices.order_by(|a: &Device, b| a.path.cmp(&b.path));
-    let profiles = text("/sys/kernel/security/apparmor/profiles");
     HostFacts {
         arch: std::env::consts::ARCH.to_owned(),
         kernel: kernel(&text("/proc/sys/kernel/osrelease")),
@@ -82,16 +81,9 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
         rlimits: Vec::new(),
         devices,
         thermal_throttle: thermal_throttle(),
-        apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
-        apparmor_default: [
-            "picolet-default",
-            "cri-containerd.apparmor.d",
-            "docker-default",
-        ]
-        .into_iter()
-        .find(|name| profiles.lines().any(|l| l.split(' ').next() == Some(name)))
-        .unwrap_or("")
-        .to_owned(),
+        // Profiles can be seen and loaded only where securityfs is mounted.
+        apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y')
+            && Path::new("/sys/kernel/security/apparmor").exists(),
         selinux: Path::new("/sys/fs/selinux/enforce").exists(),
         seccomp: text("/proc/self/status").contains("\nSeccomp:"),
     }

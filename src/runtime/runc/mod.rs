@@ -4,7 +4,7 @@
 //! - [`record`]: what the run directory remembers; every record is an intent before it is a fact.
 //! - `table`: all of it in memory, kept true by pidfds; the relist reads no file.
 //! - `pods`, `containers`, [`exec`]: the operations. `recover`: finding everything again after a restart or a reboot.
-//! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`]: one outside world each.
+//! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`], [`apparmor`]: one outside world each.
 //!
 //! One pod's operations are not serialised here: its slot in the agent does that. Those that must not overlap for one
 //! container (removal of what ended) are guarded.
@@ -12,6 +12,7 @@
 //! The OCI runtime's `create` and `start` both happen in [`Runtime::start_container`]: a program that cannot be run is then
 //! an instance that `Exited` with `StartError`, as with other backends, and a created instance costs no process.
 
+pub mod apparmor;
 mod bundle;
 pub mod cni;
 mod containers;
@@ -42,6 +43,7 @@ use std::{
 use nix::unistd::{AccessFlags, access};
 
 use self::{
+    apparmor::AppArmor,
     bundle::Dirs,
     cni::{Cni, CniSettings},
     gate::Gate,
@@ -77,6 +79,7 @@ pub struct Runc {
     disk: Lane,
     cgroups: Cgroups,
     cni: Cni,
+    apparmor: AppArmor,
     gate: Gate,
     boot: Boot,
     program: RefCell<Result<Program, ProgramError>>,
@@ -125,6 +128,8 @@ impl Runc {
             let cores = std::thread::available_parallelism().map_or(1, Into::into);
             Gate::width(available_bytes(), cores)
         });
+        let apparmor = AppArmor::new(settings.host.apparmor);
+        apparmor.prepare().await;
         let table = Table::new().map_err(failed("epoll"))?;
         let runc = Self {
             cni: Cni::new(
@@ -137,6 +142,7 @@ impl Runc {
                 },
                 boot.id.clone(),
             ),
+            apparmor,
             gate: Gate::new(width),
             bell: table.bell(),
             table: RefCell::new(table),

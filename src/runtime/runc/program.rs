@@ -169,10 +169,6 @@ pub fn is_gone(message: &str) -> bool {
 }
 
 fn find(name: &str) -> Result<PathBuf, ProgramError> {
-    let runs = |path: &Path| {
-        path.metadata()
-            .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-    };
     if name.contains('/') {
         let path = PathBuf::from(name);
         return if path.is_absolute() && runs(&path) {
@@ -184,13 +180,22 @@ fn find(name: &str) -> Result<PathBuf, ProgramError> {
             })
         };
     }
+    search(name).ok_or_else(|| ProgramError::NotFound {
+        name: name.to_owned(),
+        looked: DIRS.join(", "),
+    })
+}
+
+/// Looks for a program in the usual directories; the environment does not count.
+pub(super) fn search(name: &str) -> Option<PathBuf> {
     DIRS.iter()
         .map(|dir| Path::new(dir).join(name))
         .find(|path| runs(path))
-        .ok_or_else(|| ProgramError::NotFound {
-            name: name.to_owned(),
-            looked: DIRS.join(", "),
-        })
+}
+
+fn runs(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
 /// `runc version 1.1.5+ds1` and `crun version 1.8.1`; youki writes `youki version: 0.3`.
