@@ -391,7 +391,11 @@ fn conditions_are_true() {
         let status = lab.runtime().status().await.expect("status");
         assert!(status.runtime_ready.ok, "{:?}", status.runtime_ready);
         assert!(status.network_ready.ok, "{:?}", status.network_ready);
-        assert!(lab.runtime().version().starts_with("runc://1."));
+        let version = lab.runtime().version();
+        assert!(
+            version.starts_with("picolet://") && version.contains("+runc-1."),
+            "{version}"
+        );
         fs::write(lab.dir.join("conf/1.conf"), "{").expect("broken");
         let status = lab.runtime().status().await.expect("status");
         assert_eq!(status.network_ready.reason, "NetworkConfigInvalid");

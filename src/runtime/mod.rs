@@ -51,7 +51,7 @@ pub enum RuntimeError {
 pub trait Runtime {
     /// Prefix of container ids in the API (`picolet`), and the runtime's name and version for `nodeInfo`.
     fn name(&self) -> &'static str;
-    /// Name and version of what runs containers, e.g. `runc://1.1.5`.
+    /// Name and version of what runs containers, e.g. `picolet://0.1.0+runc-1.1.5`. The name is that of container ids.
     fn version(&self) -> String;
     /// Conditions; cheap enough for every 5 s.
     fn status(&self) -> Call<'_, RuntimeStatus>;

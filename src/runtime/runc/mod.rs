@@ -284,10 +284,7 @@ impl Runtime for Runc {
     }
 
     fn version(&self) -> String {
-        self.program.borrow().as_ref().map_or_else(
-            |_| "unknown".into(),
-            |program| format!("{}://{}", program.name, program.version),
-        )
+        version(self.program.borrow().as_ref().ok())
     }
 
     fn status(&self) -> Call<'_, RuntimeStatus> {
@@ -418,6 +415,23 @@ impl Runtime for Runc {
     fn image_fs_info(&self) -> Call<'_, FsInfo> {
         self.images.fs_info()
     }
+}
+
+/// `picolet://0.1.0+runc-1.1.5`: the scheme is that of container ids, as tools expect; the OCI runtime is told as semantic
+/// versioning allows it, which has no second plus.
+fn version(program: Option<&Program>) -> String {
+    let own = format!("{NAME}://{}", crate::VERSION);
+    let Some(Program { name, version, .. }) = program else {
+        return own;
+    };
+    let told: String = format!("{name}-{version}")
+        .chars()
+        .map(|c| match c {
+            c if c.is_ascii_alphanumeric() || c == '.' => c,
+            _ => '-',
+        })
+        .collect();
+    format!("{own}+{told}")
 }
 
 /// Path of an opened file, for calls that take paths only.
