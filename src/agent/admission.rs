@@ -43,18 +43,12 @@ pub(super) fn facts(
     kernel: (u32, u32),
     apparmor: bool,
 ) -> Result<NodeFacts, String> {
-    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let max_pods = match i64::from(cfg.pods_per_core) {
-        0 => i64::from(cfg.max_pods),
-        per_core => {
-            i64::from(cfg.max_pods).min(per_core.saturating_mul(signed(node.cpu_milli / 1000)))
-        }
-    };
+    let left = node.allocatable();
     let allocatable = Amounts::from([
-        (CPU.to_owned(), signed(node.cpu_milli)),
-        (MEMORY.to_owned(), signed(node.memory_bytes)),
-        (EPHEMERAL_STORAGE.to_owned(), signed(node.storage_bytes)),
-        (PODS.to_owned(), max_pods),
+        (CPU.to_owned(), left.cpu_milli),
+        (MEMORY.to_owned(), left.memory_bytes),
+        (EPHEMERAL_STORAGE.to_owned(), left.ephemeral_storage_bytes),
+        (PODS.to_owned(), super::node::max_pods(cfg, node)),
     ]);
     Ok(NodeFacts {
         name: node.name.clone(),

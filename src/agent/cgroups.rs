@@ -1,8 +1,11 @@
 //! Cgroups of pods and tiers: values from `logic::cgroup`, effects in `cgroup`.
 
+use core::time::Duration;
+
 use super::{
     admission,
-    ctx::{Ctx, NodeFacts},
+    ctx::{Ctx, NodeFacts, Shared},
+    recorder::Severity,
 };
 use crate::{
     api::{Pod, PodUid, pod_status::QosClass},
@@ -10,6 +13,7 @@ use crate::{
     config::{Config, SwapBehavior},
     logic::{
         cgroup::{self as values, pod_cgroup},
+        node_resources,
         qos::{CPU, qos_class},
     },
 };
@@ -51,6 +55,9 @@ fn accounts_swap(cgroups: &Cgroups, root: &str) -> bool {
     })
 }
 
+/// Between two tries to give `kubepods` its limits.
+const ENFORCE_RETRY: Duration = Duration::from_secs(60);
+
 const TIERS: [QosClass; 3] = [
     QosClass::Guaranteed,
     QosClass::Burstable,
@@ -67,11 +74,10 @@ pub(super) fn ensure_tiers(ctx: &Ctx) -> Result<(), String> {
     for qos in TIERS {
         let path = values::tier_path(&ctx.cfg.cgroup.root, qos);
         let limits = if qos == QosClass::Guaranteed {
-            let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-            values::kubepods_values(
-                signed(ctx.node.cpu_milli),
-                signed(ctx.node.memory_bytes),
-                None,
+            node_resources::kubepods(
+                ctx.node.capacity(),
+                ctx.node.kept,
+                ctx.cfg.cgroup.enforce_pods,
             )
         } else {
             let mut limits = values::tier_values(qos, 0, &ctx.node_context.cgroups);
@@ -85,6 +91,31 @@ pub(super) fn ensure_tiers(ctx: &Ctx) -> Result<(), String> {
     }
     ctx.burstable_milli.set(None);
     Ok(())
+}
+
+/// Tries [`ensure_tiers`] until it has succeeded once (CG-12).
+pub(super) async fn enforce_allocatable(ctx: Shared) {
+    loop {
+        match ensure_tiers(&ctx) {
+            Ok(()) => {
+                ctx.node_event(
+                    Severity::Normal,
+                    "NodeAllocatableEnforced",
+                    "Updated Node Allocatable limit across pods",
+                );
+                return;
+            }
+            Err(e) => ctx.node_event(
+                Severity::Warning,
+                "FailedNodeAllocatableEnforcement",
+                &format!(
+                    "Failed to update Node Allocatable Limits {:?}: {e}",
+                    values::kubepods_path(&ctx.cfg.cgroup.root)
+                ),
+            ),
+        }
+        ctx.clock.until(ctx.clock.now() + ENFORCE_RETRY).await;
+    }
 }
 
 /// Whether the Burstable tier's share is not what its pods now ask for together.

@@ -24,10 +24,12 @@ use crate::{
     logic::{
         admission,
         backoff::{Backoff, ImageBackoff},
+        downward::Allocatable,
         generate::NodeContext,
         housekeeping::Totals,
         loop_health::{LoopHealth, RuntimeGate},
         mux::{Mux, Source},
+        node_resources::{self, Reservations},
         pleg::Pleg,
         pod_table::{Capacity, PodTable},
         reason_cache::ReasonCache,
@@ -57,6 +59,31 @@ pub(super) struct NodeFacts {
     pub(super) swap_bytes: u64,
     /// Page sizes the kernel offers as huge pages, bytes, sorted.
     pub(super) hugepage_sizes: Vec<u64>,
+    /// Memory that is huge pages already, bytes.
+    pub(super) hugepages_bytes: u64,
+    /// Most processes and threads at a time; 0: not known.
+    pub(super) pids: u64,
+    /// What is kept from pods.
+    pub(super) kept: Reservations,
+}
+
+impl NodeFacts {
+    /// What the machine has.
+    pub(super) fn capacity(&self) -> node_resources::Capacity {
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        node_resources::Capacity {
+            cpu_milli: signed(self.cpu_milli),
+            memory_bytes: signed(self.memory_bytes),
+            hugepages_bytes: signed(self.hugepages_bytes),
+            storage_bytes: signed(self.storage_bytes),
+            pids: signed(self.pids),
+        }
+    }
+
+    /// What pods may ask for together.
+    pub(super) fn allocatable(&self) -> Allocatable {
+        node_resources::allocatable(self.capacity(), self.kept)
+    }
 }
 
 /// Slots kept for static pods and for pods that only the runtime knows.
@@ -272,6 +299,19 @@ impl Ctx {
             reason,
             message,
         );
+    }
+
+    /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
+    pub(super) fn node_event(&self, severity: Severity, reason: &str, message: &str) {
+        let about = About {
+            uid: &PodUid::new(self.node.name.clone()),
+            namespace: "",
+            name: &self.node.name,
+            field_path: "",
+        };
+        self.recorder
+            .borrow_mut()
+            .record(about, severity, reason, message, self.clock.wall());
     }
 
     fn event(&self, pod: &Pod, field_path: &str, severity: Severity, reason: &str, message: &str) {

@@ -25,7 +25,7 @@ use crate::{
     logic::{
         cgroup::CgroupSettings,
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
-        downward::{Allocatable, Place},
+        downward::Place,
         env::{self, EnvInput},
         generate::{self, ConfigError, ContainerInput, NodeContext, VolumeSource},
         hosts,
@@ -51,7 +51,7 @@ pub(super) fn node_context(
     NodeContext {
         name: facts.name.clone(),
         ips: facts.host_ips.clone(),
-        allocatable: allocatable(facts),
+        allocatable: facts.allocatable(),
         cgroups,
         dns: DnsSettings {
             cluster_dns: cfg
@@ -72,16 +72,6 @@ pub(super) fn node_context(
         pod_logs_dir: cfg.dirs.pod_logs.display().to_string(),
         runtime_handlers: BTreeMap::new(),
         recursive_read_only: false,
-    }
-}
-
-/// What the node can give to pods.
-pub(super) fn allocatable(facts: &NodeFacts) -> Allocatable {
-    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    Allocatable {
-        cpu_milli: signed(facts.cpu_milli),
-        memory_bytes: signed(facts.memory_bytes),
-        ephemeral_storage_bytes: signed(facts.storage_bytes),
     }
 }
 

@@ -13,7 +13,11 @@ use serde_json::{Value, json};
 
 use super::ctx::{Ctx, NodeFacts};
 use crate::api::order::{Gather, Order};
-use crate::config::Config;
+use crate::{
+    api::Quantity,
+    config::{Config, Reserved, Threshold},
+    logic::node_resources::{self, Capacity, Reservations},
+};
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
 pub(super) const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
@@ -28,9 +32,10 @@ fn read(path: &str) -> String {
 }
 
 /// Reads the machine's facts. Missing ones are zero or empty.
-#[must_use]
-pub(super) fn facts(cfg: &Config) -> NodeFacts {
-    NodeFacts {
+///
+/// - Errors: more is kept from pods than there is.
+pub(super) fn facts(cfg: &Config) -> Result<NodeFacts, String> {
+    let mut facts = NodeFacts {
         name: cfg.node_name.clone(),
         host_ips: host_ips(&cfg.node_ips),
         memory_bytes: kib_of(&read("/proc/meminfo"), "MemTotal:"),
@@ -38,6 +43,58 @@ pub(super) fn facts(cfg: &Config) -> NodeFacts {
         storage_bytes: storage_bytes(&cfg.dirs.root),
         hugepage_sizes: hugepage_sizes(),
         swap_bytes: kib_of(&read("/proc/meminfo"), "SwapTotal:"),
+        hugepages_bytes: hugepages_bytes(),
+        pids: max_pids(
+            &read("/proc/sys/kernel/pid_max"),
+            &read("/proc/sys/kernel/threads-max"),
+        ),
+        kept: Reservations::default(),
+    };
+    facts.kept = reservations(&cfg.reserved, facts.capacity());
+    node_resources::check(facts.capacity(), facts.kept)?;
+    Ok(facts)
+}
+
+/// `systemReserved`, `kubeReserved` and the hard eviction thresholds, as amounts.
+fn reservations(reserved: &Reserved, capacity: Capacity) -> Reservations {
+    let sum = |name: &str, amount: fn(&Quantity) -> i64| {
+        [&reserved.system, &reserved.kube]
+            .into_iter()
+            .filter_map(|map| map.get(name))
+            .fold(0_i64, |sum, quantity| sum.saturating_add(amount(quantity)))
+    };
+    let threshold = |signal: &str, has: i64| match reserved.eviction_hard.get(signal) {
+        Some(Threshold::Amount(quantity)) => quantity.value(),
+        Some(Threshold::Permille(permille)) => {
+            i64::try_from(i128::from(has) * i128::from(*permille) / 1000).unwrap_or(0)
+        }
+        None => 0,
+    };
+    Reservations {
+        cpu_milli: sum("cpu", Quantity::milli),
+        memory_bytes: sum("memory", Quantity::value),
+        storage_bytes: sum("ephemeral-storage", Quantity::value),
+        pids: sum("pid", Quantity::value),
+        eviction_memory_bytes: threshold("memory.available", capacity.memory_bytes),
+        eviction_storage_bytes: threshold("nodefs.available", capacity.storage_bytes),
+    }
+}
+
+/// The smaller of `kernel.pid_max` and `kernel.threads-max` (CG-12); 0 if neither can be read.
+fn max_pids(pid_max: &str, threads_max: &str) -> u64 {
+    [pid_max, threads_max]
+        .iter()
+        .filter_map(|text| text.trim().parse().ok())
+        .min()
+        .unwrap_or(0)
+}
+
+/// Most pods that run here.
+pub(super) fn max_pods(cfg: &Config, node: &NodeFacts) -> i64 {
+    let most = i64::from(cfg.max_pods);
+    match i64::from(cfg.pods_per_core) {
+        0 => most,
+        per_core => most.min(per_core.saturating_mul(node.capacity().cpu_milli / 1000)),
     }
 }
 
@@ -75,6 +132,19 @@ fn hugepage_sizes() -> Vec<u64> {
         .collect();
     sizes.order();
     sizes
+}
+
+/// Memory that is huge pages, used or not.
+fn hugepages_bytes() -> u64 {
+    let sizes = hugepage_sizes();
+    let of = |size: &u64| {
+        let kib = size / 1024;
+        let count = read(&format!(
+            "/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"
+        ));
+        count.trim().parse().unwrap_or(0_u64).saturating_mul(*size)
+    };
+    sizes.iter().map(of).fold(0, u64::saturating_add)
 }
 
 /// The addresses asked for, else those of the interface that holds the default route, IPv4 first; else the first
@@ -167,12 +237,22 @@ pub(super) async fn object(ctx: &Ctx) -> Value {
         .map(|ip| json!({"type": "InternalIP", "address": ip.to_string()}))
         .collect();
     addresses.push(json!({"type": "Hostname", "address": ctx.node.name}));
-    let capacity = json!({
-        "cpu": (ctx.node.cpu_milli / 1000).to_string(),
-        "memory": format!("{}Ki", ctx.node.memory_bytes / 1024),
-        "ephemeral-storage": format!("{}Ki", ctx.node.storage_bytes / 1024),
-        "pods": ctx.cfg.max_pods.to_string(),
-    });
+    let resources = |cpu_milli: i64, memory_bytes: i64, storage_bytes: i64| {
+        json!({
+            "cpu": cpu_text(cpu_milli),
+            "memory": format!("{}Ki", memory_bytes / 1024),
+            "ephemeral-storage": format!("{}Ki", storage_bytes / 1024),
+            "pods": max_pods(&ctx.cfg, &ctx.node).to_string(),
+        })
+    };
+    let has = ctx.node.capacity();
+    let left = ctx.node.allocatable();
+    let capacity = resources(has.cpu_milli, has.memory_bytes, has.storage_bytes);
+    let allocatable = resources(
+        left.cpu_milli,
+        left.memory_bytes,
+        left.ephemeral_storage_bytes,
+    );
     json!({
         "apiVersion": "v1",
         "kind": "Node",
@@ -184,7 +264,7 @@ pub(super) async fn object(ctx: &Ctx) -> Value {
         "spec": {},
         "status": {
             "capacity": capacity,
-            "allocatable": capacity,
+            "allocatable": allocatable,
             "addresses": addresses,
             "conditions": [condition],
             "nodeInfo": {
@@ -201,6 +281,15 @@ pub(super) async fn object(ctx: &Ctx) -> Value {
             },
         },
     })
+}
+
+/// Whole processors where it is so, else thousandths.
+fn cpu_text(milli: i64) -> String {
+    if milli % 1000 == 0 {
+        (milli / 1000).to_string()
+    } else {
+        format!("{milli}m")
+    }
 }
 
 /// Labels that every node gives itself.
@@ -239,6 +328,59 @@ fn os_image(os_release: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_from_pods() {
+        // NODE-10 CG-12
+        let quantity = |text: &str| Quantity::parse(text).expect(text);
+        let reserved = Reserved {
+            system: [("cpu", "100m"), ("memory", "16Mi"), ("pid", "100")]
+                .map(|(name, text)| (name.to_owned(), quantity(text)))
+                .into(),
+            kube: [("memory", "8Mi"), ("ephemeral-storage", "1Gi")]
+                .map(|(name, text)| (name.to_owned(), quantity(text)))
+                .into(),
+            eviction_hard: [
+                (
+                    "memory.available".to_owned(),
+                    Threshold::Amount(quantity("100Mi")),
+                ),
+                ("nodefs.available".to_owned(), Threshold::Permille(100)),
+            ]
+            .into(),
+            local_storage: true,
+        };
+        let capacity = Capacity {
+            memory_bytes: 512 << 20,
+            storage_bytes: 10 << 30,
+            ..Capacity::default()
+        };
+        let want = Reservations {
+            cpu_milli: 100,
+            memory_bytes: 24 << 20,
+            storage_bytes: 1 << 30,
+            pids: 100,
+            eviction_memory_bytes: 100 << 20,
+            eviction_storage_bytes: 1 << 30,
+        };
+        assert_eq!(reservations(&reserved, capacity), want);
+        assert_eq!(
+            reservations(&Reserved::default(), capacity),
+            Reservations::default()
+        );
+        for (pid_max, threads_max, want) in [
+            ("32768\n", "7000\n", 7000),
+            ("300\n", "7000\n", 300),
+            ("", "7000\n", 7000),
+            ("", "", 0),
+        ] {
+            assert_eq!(max_pids(pid_max, threads_max), want);
+        }
+        assert_eq!(
+            (cpu_text(4000), cpu_text(3900)),
+            ("4".into(), "3900m".into())
+        );
+    }
 
     #[test]
     fn facts_from_text() {

@@ -295,6 +295,10 @@ async fn serve(
         commands,
     });
     let spawn = |task| executor.spawn(task).detach();
+    // First, so that it is done when the first pod is read.
+    if ctx.cfg.cgroup.per_qos {
+        spawn(boxed(cgroups::enforce_allocatable(Rc::clone(&ctx))));
+    }
     spawn(boxed(pollers::runtime_status(
         Rc::clone(&ctx),
         sender.clone(),
@@ -410,7 +414,7 @@ async fn assemble(
     let runtime = runc::Runc::open(settings, Box::new(adapter), disk.clone(), cgroups.clone())
         .await
         .map_err(|e| fatal(e.to_string()))?;
-    let facts = node::facts(&cfg);
+    let facts = node::facts(&cfg).map_err(usage)?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
     let ctx = Ctx::new(Parts {
@@ -431,11 +435,6 @@ async fn assemble(
         cfg,
     });
     backoff_store::restore(&ctx);
-    if ctx.cfg.cgroup.per_qos
-        && let Err(e) = cgroups::ensure_tiers(&ctx)
-    {
-        log::error!("cgroups of pods: {e}");
-    }
     Ok((Rc::new(ctx), images))
 }
 

@@ -54,15 +54,14 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
         .map_err(|e| SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e))))
 }
 
-/// Most bytes one tmpfs of the pod may hold: its memory limit, else the machine's memory.
+/// Most bytes one tmpfs of the pod may hold: its memory limit, else what all pods may ask for together (VOL-10).
 fn tmpfs_limit(ctx: &Ctx, pod: &Pod) -> u64 {
     let limit = pod_resources::pod_sum(pod, pod_resources::Amount::Limits, qos::MEMORY);
     let limit = limit
         .and_then(|bytes| u64::try_from(bytes).ok())
         .filter(|bytes| *bytes > 0);
-    limit.map_or(ctx.node.memory_bytes, |bytes| {
-        bytes.min(ctx.node.memory_bytes)
-    })
+    let most = u64::try_from(ctx.node_context.allocatable.memory_bytes).unwrap_or(0);
+    limit.map_or(most, |bytes| bytes.min(most))
 }
 
 /// Objects a pod may refer to: those of the manifest directory, and files of its own volumes.

@@ -45,6 +45,7 @@ pub mod housekeeping;
 pub mod image_gc;
 pub mod kill;
 pub mod loop_health;
+pub mod node_resources;
 pub mod node_selector;
 pub mod pleg;
 pub mod pod_kind;

@@ -330,6 +330,9 @@ fn context(root: &Path, fake: Rc<Fake>, hands: Rc<Hands>, relist: Sender<()>) ->
         storage_bytes: 1 << 34,
         swap_bytes: 0,
         hugepage_sizes: Vec::new(),
+        hugepages_bytes: 0,
+        pids: 1000,
+        kept: Default::default(),
     };
     let mount = format!(
         "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",

@@ -1,0 +1,200 @@
+//! What the node has, what is kept from pods, and what is left for them (NODE-10, NODE-11, CG-12).
+//!
+//! Two amounts are left: what pods may ask for together (allocatable), and what they can take together (the limits of the
+//! cgroup `kubepods`). The second is larger by the hard eviction thresholds: between the two, pods are evicted before the
+//! kernel has to end anything.
+
+use alloc::{format, string::String, vec::Vec};
+
+use super::{cgroup, downward::Allocatable};
+use crate::api::cri::LinuxResources;
+
+/// What the machine has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Thousandths of a CPU.
+    pub cpu_milli: i64,
+    /// Bytes.
+    pub memory_bytes: i64,
+    /// Bytes of `memory_bytes` that are huge pages already, of all sizes.
+    pub hugepages_bytes: i64,
+    /// Bytes of the file system of the root dir.
+    pub storage_bytes: i64,
+    /// Most processes and threads at a time; 0: not known.
+    pub pids: i64,
+}
+
+/// What is kept from pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reservations {
+    /// `systemReserved` and `kubeReserved` together, thousandths.
+    pub cpu_milli: i64,
+    /// The same, bytes.
+    pub memory_bytes: i64,
+    /// The same, bytes.
+    pub storage_bytes: i64,
+    /// The same, processes.
+    pub pids: i64,
+    /// Hard eviction threshold of `memory.available`, bytes.
+    pub eviction_memory_bytes: i64,
+    /// Hard eviction threshold of `nodefs.available`, bytes.
+    pub eviction_storage_bytes: i64,
+}
+
+/// Checks that every reservation can be kept.
+///
+/// - Errors: what cannot be, all of it in one text; the agent must not start.
+pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), String> {
+    let too_much: Vec<String> = [
+        ("cpu", "m", kept.cpu_milli, capacity.cpu_milli),
+        ("memory", "", kept.memory_bytes, capacity.memory_bytes),
+        (
+            "ephemeral-storage",
+            "",
+            kept.storage_bytes,
+            capacity.storage_bytes,
+        ),
+        ("pid", "", kept.pids, capacity.pids),
+    ]
+    .into_iter()
+    // What is not known cannot be exceeded.
+    .filter(|(_, _, kept, has)| kept > has && *has > 0)
+    .map(|(name, unit, kept, has)| format!("{kept}{unit} of {name}, of which there is {has}{unit}"))
+    .collect();
+    if too_much.is_empty() {
+        Ok(())
+    } else {
+        Err(format!(
+            "systemReserved and kubeReserved together keep {} from pods",
+            too_much.join(", and ")
+        ))
+    }
+}
+
+/// What pods may ask for together (NODE-10).
+#[must_use]
+pub fn allocatable(capacity: Capacity, kept: Reservations) -> Allocatable {
+    let left = |has: i64, kept: i64| has.saturating_sub(kept).max(0);
+    let memory = left(
+        capacity.memory_bytes,
+        kept.memory_bytes.saturating_add(kept.eviction_memory_bytes),
+    );
+    Allocatable {
+        cpu_milli: left(capacity.cpu_milli, kept.cpu_milli),
+        memory_bytes: left(memory, capacity.hugepages_bytes),
+        ephemeral_storage_bytes: left(
+            capacity.storage_bytes,
+            kept.storage_bytes
+                .saturating_add(kept.eviction_storage_bytes),
+        ),
+    }
+}
+
+/// Values of the cgroup `kubepods` (CG-12). `enforce`: `pods` is in `enforceNodeAllocatable`; otherwise pods can take all
+/// that there is.
+#[must_use]
+pub fn kubepods(capacity: Capacity, kept: Reservations, enforce: bool) -> LinuxResources {
+    let kept = if enforce {
+        kept
+    } else {
+        Reservations::default()
+    };
+    let left = |has: i64, kept: i64| has.saturating_sub(kept).max(0);
+    let pids = left(capacity.pids, kept.pids);
+    cgroup::kubepods_values(
+        left(capacity.cpu_milli, kept.cpu_milli),
+        left(capacity.memory_bytes, kept.memory_bytes),
+        // Nothing is known: nothing is limited.
+        (pids > 0).then_some(pids),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: i64 = 1 << 20;
+
+    const BOARD: Capacity = Capacity {
+        cpu_milli: 4000,
+        memory_bytes: 512 * MIB,
+        hugepages_bytes: 0,
+        storage_bytes: 1000 * MIB,
+        pids: 4000,
+    };
+    const KEPT: Reservations = Reservations {
+        cpu_milli: 500,
+        memory_bytes: 64 * MIB,
+        storage_bytes: 100 * MIB,
+        pids: 1000,
+        eviction_memory_bytes: 32 * MIB,
+        eviction_storage_bytes: 50 * MIB,
+    };
+
+    #[test]
+    fn what_may_be_asked_for() {
+        // NODE-10
+        let huge = Capacity {
+            hugepages_bytes: 16 * MIB,
+            ..BOARD
+        };
+        let all = Reservations {
+            memory_bytes: 500 * MIB,
+            ..KEPT
+        };
+        for (name, capacity, kept, (cpu, memory, storage)) in [
+            (
+                "nothing kept",
+                BOARD,
+                Reservations::default(),
+                (4000, 512, 1000),
+            ),
+            ("reserved and evicted", BOARD, KEPT, (3500, 416, 850)),
+            ("huge pages", huge, KEPT, (3500, 400, 850)),
+            ("never below nothing", huge, all, (3500, 0, 850)),
+        ] {
+            let want = Allocatable {
+                cpu_milli: cpu,
+                memory_bytes: memory * MIB,
+                ephemeral_storage_bytes: storage * MIB,
+            };
+            assert_eq!(allocatable(capacity, kept), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_taken() {
+        // CG-12
+        let unknown = Capacity { pids: 0, ..BOARD };
+        for (name, capacity, enforce, want) in [
+            ("enforced", BOARD, true, (3584, 448, Some(3000))),
+            ("not enforced", BOARD, false, (4096, 512, Some(4000))),
+            ("processes not known", unknown, true, (3584, 448, None)),
+        ] {
+            let got = kubepods(capacity, KEPT, enforce);
+            assert_eq!(
+                (got.cpu_shares, got.memory_limit_bytes, got.pids_limit),
+                (Some(want.0), Some(want.1 * MIB), want.2),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_kept() {
+        // NODE-11
+        assert_eq!(check(BOARD, KEPT), Ok(()));
+        let kept = Reservations {
+            cpu_milli: 4001,
+            pids: 5000,
+            ..KEPT
+        };
+        assert_eq!(
+            check(BOARD, kept).expect_err("too much"),
+            "systemReserved and kubeReserved together keep 4001m of cpu, of which there is 4000m, and 5000 of pid, of which \
+             there is 4000 from pods"
+        );
+        let unknown = Capacity { pids: 0, ..BOARD };
+        assert_eq!(check(unknown, KEPT), Ok(()), "cannot be judged");
+    }
+}
