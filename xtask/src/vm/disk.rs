@@ -1,7 +1,7 @@
 //! The machine's disks. No loop device and no mount is needed: `mke2fs -d` fills a file system from a directory.
 
 use std::{
-    env, fs,
+    fs,
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
@@ -36,6 +36,8 @@ const ROOT_SIZE: &str = "2G";
 const PAYLOAD_SIZE: &str = "96M";
 /// Where the guest finds that disk.
 pub(super) const PAYLOAD: &str = "/payload";
+/// What an operator installs for systemd.
+pub(super) const UNITS: [&str; 2] = ["picolet.service", "picolet-pods.service"];
 /// Guest's name.
 pub(super) const HOSTNAME: &str = "board";
 
@@ -150,13 +152,16 @@ pub(super) fn payload(dir: &Path, program: &Path) -> Result<PathBuf, Failure> {
     fs::create_dir_all(&tree)?;
     for (from, name) in [
         (program, "picolet"),
-        (env::current_exe()?.as_path(), "xtask"),
+        // Not by its path: cargo may have put another there meanwhile.
+        (Path::new("/proc/self/exe"), "xtask"),
     ] {
         let to = tree.join(name);
         fs::copy(from, &to).map_err(|e| format!("{}: {e}", from.display()))?;
         fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
     }
-    fs::copy("systemd/picolet.service", tree.join("picolet.service"))?;
+    for unit in UNITS {
+        fs::copy(Path::new("systemd").join(unit), tree.join(unit))?;
+    }
     let busybox = static_busybox().ok_or("no static busybox is installed")?;
     image::write(&tree.join("image.tar"), IMAGE, &fs::read(busybox)?)?;
     let disk = dir.join("payload.ext4");

@@ -17,8 +17,8 @@ use crate::{Failure, process::find};
 const MEMORY_MIB: u32 = 512;
 /// Longest line that is taken from the guest, bytes.
 const LINE_LIMIT: u64 = 64 << 10;
-/// Switching off, with systemd ending everything.
-pub(super) const OFF_LIMIT: Duration = Duration::from_secs(120);
+/// Switching off, with every pod ended first. Less than the 90 s that systemd waits for what ignores SIGTERM.
+pub(super) const OFF_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running machine. Dropping it cuts the power.
 pub(super) struct Machine {

@@ -16,6 +16,7 @@ pub(super) fn few() -> Vec<(&'static str, String)> {
         ("exact", EXACT),
         ("hog", HOG),
         ("armored", ARMORED),
+        ("guarded", GUARDED),
     ]
     .into_iter()
     .map(|(name, text)| (name, fill(text)))
@@ -27,6 +28,17 @@ pub(super) fn sleeper(name: &str, seconds: u32) -> String {
     fill(SLEEPER)
         .replace("NAME", name)
         .replace("SECONDS", &seconds.to_string())
+}
+
+/// Name of the profile that picolet loads.
+pub(super) const DEFAULT_PROFILE: &str = "picolet-default-v1";
+
+/// A pod under an AppArmor profile of that name.
+pub(super) fn under_profile(name: &str, profile: &str) -> String {
+    ARMORED
+        .replace("name: armored", &format!("name: {name}"))
+        .replace("IMAGE", IMAGE)
+        .replace("PROFILE", profile)
 }
 
 /// Allows everything but one file.
@@ -154,6 +166,29 @@ spec:
       appArmorProfile: {type: Localhost, localhostProfile: PROFILE}
 "#;
 
+/// The capability that AppArmor has to hold, with our profile and without one.
+const GUARDED: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: guarded}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sleep, '1000000']
+    securityContext:
+      appArmorProfile: {type: RuntimeDefault}
+      capabilities: {add: [SYS_ADMIN]}
+  - name: bare
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sleep, '1000000']
+    securityContext:
+      appArmorProfile: {type: Unconfined}
+      capabilities: {add: [SYS_ADMIN]}
+"#;
+
 const SLEEPER: &str = r#"apiVersion: v1
 kind: Pod
 metadata: {name: NAME}
@@ -173,9 +208,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_profile_is_the_agents() {
+        assert_eq!(
+            DEFAULT_PROFILE,
+            picolet::runtime::runc::apparmor::DEFAULT_PROFILE
+        );
+    }
+
+    #[test]
     fn the_agent_takes_them() {
         let mut all = few();
         all.push(("sleeper", sleeper("crowd-1", 7)));
+        all.push(("stray", under_profile("stray", "other")));
         for (name, text) in all {
             let document = decode::parse(text.as_bytes()).expect(name);
             assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");

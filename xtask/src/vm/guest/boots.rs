@@ -16,8 +16,8 @@ use crate::{
     Failure,
     stage::IMAGE,
     vm::{
-        disk::{HOSTNAME, PAYLOAD},
-        manifests::{self, CROWD, HOST_PORT, PROFILE},
+        disk::{HOSTNAME, PAYLOAD, UNITS},
+        manifests::{self, CROWD, DEFAULT_PROFILE, HOST_PORT, PROFILE},
         report::Line,
     },
     wait::until,
@@ -28,6 +28,9 @@ const STATE: &str = "/var/lib/picolet";
 const MIB: u64 = 1 << 20;
 /// `podPidsLimit` of this machine.
 const PIDS: u64 = 128;
+/// What is kept from pods, processor time aside.
+const RESERVED_MIB: u64 = 16;
+const RESERVED_PIDS: u64 = 100;
 /// Pods that come and go until the power is cut.
 const CHURN: u32 = 6;
 
@@ -41,6 +44,7 @@ pub(super) fn fresh(guest: &mut Guest) {
             call(&["systemctl", "enable", "--now", "picolet"])?;
             expect("ActiveState", &unit("ActiveState")?, &"active".into())?;
             call(&["picolet", "get", "node"])?;
+            call(&["systemctl", "is-active", "picolet-pods"])?;
             Ok(format!("main process {}", unit("MainPID")?))
         },
     );
@@ -60,7 +64,13 @@ pub(super) fn fresh(guest: &mut Guest) {
             }
         })
     });
+    guest.step(
+        "AppArmor: what our profile denies, and what it does not",
+        profile_rules,
+    );
     guest.step("Pods of all three classes become Running", || {
+        // As aa-remove-unknown does: it has to be loaded once more.
+        fs::write("/sys/kernel/security/apparmor/.remove", DEFAULT_PROFILE)?;
         for (name, text) in manifests::few() {
             drop_manifest(name, &text)?;
         }
@@ -91,8 +101,16 @@ pub(super) fn fresh(guest: &mut Guest) {
     );
     guest.step("HTTP to the pod's IP and through the hostPort", web);
     guest.step(
-        "AppArmor: the profile that is asked for, and none otherwise",
+        "AppArmor: every container has the profile it asks for",
         apparmor,
+    );
+    guest.step(
+        "AppArmor: SYS_ADMIN is no way out of our profile",
+        apparmor_holds,
+    );
+    guest.step(
+        "AppArmor: a container whose profile is missing is refused",
+        apparmor_missing,
     );
     guest.step("seccomp and no_new_privs", seccomp);
     guest.step(
@@ -304,18 +322,16 @@ fn machine() -> Result<String, Failure> {
 
 fn install() -> Result<String, Failure> {
     call(&["install", &format!("{PAYLOAD}/picolet"), "/usr/local/bin/"])?;
-    call(&[
-        "install",
-        "-m",
-        "644",
-        &format!("{PAYLOAD}/picolet.service"),
-        "/etc/systemd/system/",
-    ])?;
+    for name in UNITS {
+        let unit = format!("{PAYLOAD}/{name}");
+        call(&["install", "-m", "644", &unit, "/etc/systemd/system/"])?;
+    }
     fs::create_dir_all(MANIFESTS)?;
     fs::write(
         "/etc/picolet/config.yaml",
         format!(
-            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {PIDS}\n"
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {PIDS}\n\
+             systemReserved: {{cpu: 100m, memory: {RESERVED_MIB}Mi, pid: '{RESERVED_PIDS}'}}\n"
         ),
     )?;
     let profile = "/etc/apparmor.d/picolet-vm";
@@ -331,7 +347,7 @@ fn crowd() -> Vec<String> {
 /// Pods that run for ever.
 fn lasting() -> Vec<String> {
     let mut names = crowd();
-    names.extend(["web", "exact", "armored"].map(str::to_owned));
+    names.extend(["web", "exact", "armored", "guarded"].map(str::to_owned));
     names
 }
 
@@ -440,7 +456,21 @@ fn tiers() -> Result<String, Failure> {
         .nth(1)
         .unwrap_or_default()
         .parse()?;
-    check_files(&kubepods, &[("memory.max", &(total * 1024).to_string())])?;
+    let number = |path: &str| -> Result<u64, Failure> { Ok(text(path)?.parse()?) };
+    let pids = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    // 1900 thousandths are 1945 shares, which are weight 75 of 10000.
+    expect("processors", &thread::available_parallelism()?.get(), &2)?;
+    check_files(
+        &kubepods,
+        &[
+            (
+                "memory.max",
+                &(total * 1024 - RESERVED_MIB * MIB).to_string(),
+            ),
+            ("pids.max", &(pids - RESERVED_PIDS).to_string()),
+            ("cpu.weight", "75"),
+        ],
+    )?;
     // web's 100 thousandths are 102 shares; the other two pods of the tier ask for nothing.
     for (tier, weight) in [("burstable", "4"), ("besteffort", "1")] {
         check_files(&kubepods.join(tier), &[("cpu.weight", weight)])?;
@@ -487,25 +517,144 @@ fn web() -> Result<String, Failure> {
 
 /// First process of a pod's container `main`.
 fn init(name: &str) -> Result<u32, Failure> {
-    let id = container_id(&pod(name)?, "main")?;
+    init_of(name, "main")
+}
+
+fn init_of(name: &str, container: &str) -> Result<u32, Failure> {
+    let id = container_id(&pod(name)?, container)?;
     inits()
         .get(&id)
         .map(|(pid, _)| *pid)
-        .ok_or_else(|| format!("{name} has no first process").into())
+        .ok_or_else(|| format!("{name}/{container} has no first process").into())
 }
 
 fn apparmor() -> Result<String, Failure> {
-    let profile = |name: &str| text(format!("/proc/{}/attr/current", init(name)?));
-    let own = profile("armored")?;
-    expect("armored's profile", &own, &format!("{PROFILE} (enforce)"))?;
-    expect("exact's profile", &profile("exact")?, &"unconfined".into())?;
+    let profile = |pod: &str, container: &str| {
+        text(format!("/proc/{}/attr/current", init_of(pod, container)?))
+    };
+    let enforced = |name: &str| format!("{name} (enforce)");
+    let ours = enforced(DEFAULT_PROFILE);
+    for (pod, container, wanted) in [
+        ("armored", "main", enforced(PROFILE)),
+        ("guarded", "main", ours.clone()),
+        ("guarded", "bare", "unconfined".into()),
+        // Nothing asked.
+        ("exact", "main", ours.clone()),
+    ] {
+        expect(
+            &format!("profile of {pod}/{container}"),
+            &profile(pod, container)?,
+            &wanted,
+        )?;
+    }
     let pod = format!("armored-{HOSTNAME}");
     call(&["picolet", "exec", &pod, "--", "touch", "/tmp/allowed"])?;
     match call(&["picolet", "exec", &pod, "--", "touch", "/tmp/forbidden"]) {
-        Err(e) if e.to_string().contains("Permission denied") => Ok(format!("{own}, exec too")),
+        Err(e) if e.to_string().contains("Permission denied") => {
+            Ok(format!("{ours}, {PROFILE}, unconfined; exec too"))
+        }
         Err(e) => Err(e),
         Ok(_) => Err("exec is not held by it".into()),
     }
+}
+
+/// Both containers may administer the system; our profile holds one of them. The other shows that nothing else does.
+fn apparmor_holds() -> Result<String, Failure> {
+    let pod = format!("guarded-{HOSTNAME}");
+    let run = |container: &str, script: &str| {
+        call(&[
+            "picolet", "exec", &pod, "-c", container, "--", "sh", "-c", script,
+        ])
+    };
+    let ways = [
+        "busybox mount -t tmpfs none /tmp",
+        "busybox mount -o remount,rw /proc/sys && echo 11 > /proc/sys/kernel/panic",
+        "busybox mount -t proc proc /tmp",
+        "exec 3> /proc/loadavg",
+    ];
+    for script in ways {
+        run("bare", script).map_err(|e| format!("without a profile: {e}"))?;
+        match run("main", script) {
+            Err(e) if e.to_string().to_lowercase().contains("permission denied") => {}
+            Err(e) => return Err(format!("{script}: {e}").into()),
+            Ok(_) => return Err(format!("{script}: is possible").into()),
+        }
+    }
+    expect(
+        "kernel.panic, by way of the container without a profile",
+        &text("/proc/sys/kernel/panic")?,
+        &"11".into(),
+    )?;
+    Ok(format!("{} ways", ways.len()))
+}
+
+fn apparmor_missing() -> Result<String, Failure> {
+    drop_manifest(
+        "stray",
+        &manifests::under_profile("stray", "no-such-profile"),
+    )?;
+    let seen = until(LIMIT, || {
+        let pod = pod("stray")?;
+        let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
+        expect("reason", &waiting["reason"], &"CreateContainerError".into())?;
+        expect(
+            "message",
+            &waiting["message"],
+            &"apparmor profile not found no-such-profile".into(),
+        )?;
+        Ok(waiting["message"].to_string())
+    });
+    fs::remove_file(manifest("stray"))?;
+    seen
+}
+
+/// Our profile alone, with nothing else that would hold a process: no mount is read-only and no path is masked.
+fn profile_rules() -> Result<String, Failure> {
+    // Harmless where they succeed: what is written is what is there, or is taken back.
+    let group = format!("{TREE}/apparmor-probe");
+    let allowed = [
+        "echo 4096 > /proc/sys/kernel/shmmni".to_owned(),
+        "echo 100 > /proc/self/oom_score_adj".to_owned(),
+        format!("mkdir {group} && rmdir {group}"),
+        "echo x > /tmp/probe && chmod 700 /tmp/probe && rm /tmp/probe".to_owned(),
+        "cat /proc/1/status /proc/sys/kernel/panic /sys/kernel/mm/ksm/run".to_owned(),
+        "sleep 100 & kill $! && kill -0 1".to_owned(),
+        "busybox ip link set lo up".to_owned(),
+    ];
+    let denied = [
+        "echo 0 > /proc/sys/kernel/panic",
+        "echo core > /proc/sys/kernel/core_pattern",
+        "echo 0 > /proc/sys/kernel/sysrq",
+        "echo 0 > /proc/sys/net/ipv4/tcp_syncookies",
+        "echo 60 > /proc/sys/vm/swappiness",
+        "echo h > /proc/sysrq-trigger",
+        "echo 1 > /proc/irq/default_smp_affinity",
+        "exec 3> /proc/loadavg",
+        "busybox head -c 1 /proc/kcore",
+        "cat /sys/kernel/security/apparmor/profiles",
+        "echo 0 > /sys/kernel/mm/ksm/run",
+        "echo 0 > /sys/module/printk/parameters/time",
+        "echo change > /sys/class/mem/null/uevent",
+        "busybox mount -t tmpfs none /mnt",
+        "busybox mount -o bind /proc /mnt",
+        "kill -CONT 1",
+    ];
+    let under = |script: &str| call(&["aa-exec", "-p", DEFAULT_PROFILE, "--", "sh", "-c", script]);
+    for script in &allowed {
+        under(script).map_err(|e| format!("{script}: {e}"))?;
+    }
+    for script in denied {
+        match under(script) {
+            Err(e) if e.to_string().to_lowercase().contains("permission denied") => {}
+            Err(e) => return Err(format!("{script}: {e}").into()),
+            Ok(_) => return Err(format!("{script}: is possible").into()),
+        }
+    }
+    Ok(format!(
+        "{} things allowed, {} denied",
+        allowed.len(),
+        denied.len()
+    ))
 }
 
 fn seccomp() -> Result<String, Failure> {
