@@ -20,7 +20,7 @@ use crate::{
         check::{self, Agent, AgentFacts, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
         static_pod, validation,
     },
-    runtime::runc::{cni::NetworkConfig, host, program::Program},
+    runtime::runc::{apparmor, cni::NetworkConfig, host, program::Program},
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
@@ -208,7 +208,7 @@ fn kernel(cgroups: &Cgroups) -> Kernel {
         overlayfs: overlay || Path::new(&module).exists(),
         seccomp: facts.seccomp,
         apparmor: facts.apparmor,
-        apparmor_profile: Some(facts.apparmor_default).filter(|p| !p.is_empty()),
+        apparmor_profile: apparmor::obtainable_default().map(str::to_owned),
         pid_max: number("/proc/sys/kernel/pid_max"),
         threads_max: number("/proc/sys/kernel/threads-max"),
         inotify_instances: number("/proc/sys/fs/inotify/max_user_instances"),

@@ -75,7 +75,7 @@ pub struct Kernel {
     pub seccomp: bool,
     /// Whether AppArmor confines.
     pub apparmor: bool,
-    /// Profile that containers get, if one is loaded.
+    /// Profile that containers get, if it is loaded or can be.
     pub apparmor_profile: Option<String>,
     /// `kernel.pid_max`
     pub pid_max: u64,

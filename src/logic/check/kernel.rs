@@ -160,8 +160,8 @@ pub(super) fn apparmor(facts: &Facts) -> Finding {
         (false, _) => Finding::ok("not in this kernel; containers are not confined by it"),
         (true, Some(profile)) => Finding::ok(format!("profile {profile}")),
         (true, None) => Finding::warning(
-            "on, and no profile for containers is loaded: they run unconfined",
-            "apparmor_parser -r /etc/apparmor.d/picolet-default",
+            "on, and nothing can load the profile for containers: they run unconfined",
+            "apt-get install apparmor && systemctl restart picolet",
         ),
     }
 }

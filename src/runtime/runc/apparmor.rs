@@ -95,6 +95,13 @@ pub enum AppArmorError {
     Parser(String),
 }
 
+/// Our profile's name if it is loaded or [`PARSER`] is there to load it. For `check`, which changes nothing.
+#[must_use]
+pub fn obtainable_default() -> Option<&'static str> {
+    let loaded = mode(&loaded(), DEFAULT_PROFILE).is_some();
+    (loaded || program::search(PARSER).is_some()).then_some(DEFAULT_PROFILE)
+}
+
 /// The profiles of this machine.
 #[derive(Debug)]
 pub(super) struct AppArmor {
