@@ -244,6 +244,19 @@ impl Backend for LocalBackend {
         Box::pin(async { Ok(pods) })
     }
 
+    fn events(&self, namespace: Option<&str>) -> Vec<Value> {
+        let recorder = self.ctx.recorder.borrow();
+        let mut events: Vec<Value> = recorder
+            .events()
+            .map(|event| event.object(&self.ctx.node.name))
+            .filter(|e| namespace.is_none_or(|n| e["metadata"]["namespace"] == n))
+            .collect();
+        // RFC 3339 in UTC sorts as text.
+        let last = |e: &Value| e["lastTimestamp"].as_str().unwrap_or("").to_owned();
+        events.order_by_key(last);
+        events
+    }
+
     fn dump(&self) -> String {
         let clock = &self.ctx.clock;
         self.ctx.heap_used.set(true);

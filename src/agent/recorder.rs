@@ -2,6 +2,8 @@
 
 use alloc::collections::VecDeque;
 
+use serde_json::{Value, json};
+
 use crate::api::{PodUid, Wall};
 
 /// Events kept; the oldest makes room.
@@ -134,18 +136,23 @@ impl Recorder {
     }
 
     /// All kept events, oldest first.
-    #[cfg(test)]
     pub(super) fn events(&self) -> impl Iterator<Item = Told> {
         let mut at = 0;
         self.ring.iter().map(move |event| {
-            let [_uid, _pod, _field_path, reason, _message] = event.lengths.map(|len| {
+            let [uid, pod, field_path, reason, message] = event.lengths.map(|len| {
                 let start = at;
                 at += usize::from(len);
-                let bytes = self.texts.range(start..at).copied().collect();
-                String::from_utf8(bytes).expect("cut at characters")
+                let bytes: Vec<u8> = self.texts.range(start..at).copied().collect();
+                // They were texts, cut at characters.
+                String::from_utf8(bytes).unwrap_or_default()
             });
             Told {
+                uid,
+                pod,
+                field_path,
                 reason,
+                message,
+                severity: event.severity,
                 count: event.count,
                 first: event.first,
                 last: event.last,
@@ -154,14 +161,53 @@ impl Recorder {
     }
 }
 
-/// What tests ask of a kept event.
-#[cfg(test)]
+/// A kept event, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Told {
+    pub(super) uid: String,
+    /// `namespace/name`.
+    pub(super) pod: String,
+    pub(super) field_path: String,
     pub(super) reason: String,
+    pub(super) message: String,
+    pub(super) severity: Severity,
     pub(super) count: u32,
     pub(super) first: Wall,
     pub(super) last: Wall,
+}
+
+impl Told {
+    /// The Event object; `node` is its source's host.
+    pub(super) fn object(&self, node: &str) -> Value {
+        let (namespace, name) = self.pod.split_once('/').unwrap_or(("", &self.pod));
+        json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": format!("{name}.{:x}", self.first.0),
+                "namespace": namespace,
+                "creationTimestamp": self.first.to_string(),
+            },
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": namespace,
+                "name": name,
+                "uid": self.uid,
+                "fieldPath": self.field_path,
+            },
+            "type": match self.severity {
+                Severity::Normal => "Normal",
+                Severity::Warning => "Warning",
+            },
+            "reason": self.reason,
+            "message": self.message,
+            "count": self.count,
+            "firstTimestamp": self.first.to_string(),
+            "lastTimestamp": self.last.to_string(),
+            "source": {"component": "kubelet", "host": node},
+        })
+    }
 }
 
 /// The head of `text`, at most `limit` bytes, cut at a character.
@@ -198,6 +244,13 @@ mod tests {
             );
         }
         let first = recorder.events().next().expect("one event");
+        let object = first.object("n");
+        assert_eq!(object["involvedObject"]["name"], "p");
+        assert_eq!(object["involvedObject"]["fieldPath"], "spec.containers{c}");
+        assert_eq!(
+            (object["count"].as_u64(), object["message"].as_str()),
+            (Some(3), Some("again"))
+        );
         assert_eq!(
             (first.count, first.first, first.last),
             (3, Wall::from_secs(0), Wall::from_secs(2))

@@ -75,7 +75,7 @@ const fn value(
 }
 
 /// Kinds that can be shown, as [`Takes::Kinds`] completes them.
-pub(super) const KINDS: [&str; 3] = ["pods", "images", "node"];
+pub(super) const KINDS: [&str; 4] = ["pods", "images", "node", "events"];
 /// Shells that can be completed for.
 pub(super) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -119,11 +119,14 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("all", None, "end all pods first"),
     ], agent_flags: false, takes: Takes::Nothing },
 
-    Command { name: "get", args: "pods|images|node [NAME...]", group: PODS, help: "Show what runs here", flags: &[
+    Command { name: "get", args: "pods|images|node|events [NAME...]", group: PODS, help: "Show what runs here", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
         NO_HEADERS,
+    ], agent_flags: false, takes: Takes::Kinds },
+    Command { name: "describe", args: "pod|node [NAME]", group: PODS, help: "Show all about a pod or the node, events included", flags: &[
+        NAMESPACE,
     ], agent_flags: false, takes: Takes::Kinds },
     Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
         NAMESPACE,

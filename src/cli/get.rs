@@ -59,8 +59,9 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         "pod" | "pods" | "po" => pods(&client, &get),
         "image" | "images" => images(&client, &get),
         "node" | "nodes" | "no" => node(&client, &get),
+        "event" | "events" | "ev" => events(&client, &get),
         "" => Err(CliError::new(
-            "you must say what to get: pods, images or node",
+            "you must say what to get: pods, images, node or events",
         )),
         other => Err(CliError::new(format!(
             "the server doesn't have a resource type \"{other}\""
@@ -218,6 +219,41 @@ fn images(client: &Client, get: &Get) -> Result<(), CliError> {
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
     show_images(client, get.output == Output::Wide, get.no_headers)
+}
+
+fn events(client: &Client, get: &Get) -> Result<(), CliError> {
+    let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let target = if get.all_namespaces {
+        "/events".into()
+    } else {
+        format!("/events?namespace={}", encode(namespace))
+    };
+    let mut list = client.json("GET", &target)?;
+    if let Some(done) = print_object(&list, &get.output) {
+        return done;
+    }
+    let items = list["items"].as_array_mut().map(core::mem::take);
+    let now = clock::wall();
+    let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
+    if get.all_namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    let rows: Vec<Vec<String>> = items
+        .unwrap_or_default()
+        .iter()
+        .map(|event| table::event_row(event, now, get.all_namespaces))
+        .collect();
+    if rows.is_empty() {
+        let place = if get.all_namespaces {
+            String::new()
+        } else {
+            format!(" in {namespace} namespace")
+        };
+        let text = format!("No resources found{place}.\n");
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        return Ok(());
+    }
+    show_table(&header, &rows, get.no_headers)
 }
 
 fn node(client: &Client, get: &Get) -> Result<(), CliError> {

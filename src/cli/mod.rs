@@ -7,6 +7,8 @@ mod check;
 mod client;
 mod commands;
 mod completion;
+mod describe;
+mod elastic;
 mod exec;
 mod get;
 mod image;
@@ -157,6 +159,7 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     let words = Words::new(command, words);
     match command.name {
         "get" => get::run(words).map(done),
+        "describe" => describe::run(words).map(done),
         "logs" => logs::run(words).map(done),
         "exec" => exec::run(words),
         "stop" => stop(words).map(done),

@@ -55,7 +55,8 @@ pub(super) fn human_duration(seconds: i64) -> String {
     }
 }
 
-fn age(since: Option<Wall>, now: Wall) -> String {
+/// Time since then in short form.
+pub(super) fn age(since: Option<Wall>, now: Wall) -> String {
     since.map_or_else(
         || "<unknown>".into(),
         |at| human_duration(now.secs() - at.secs()),
@@ -111,6 +112,27 @@ pub(super) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) ->
             or_none(""),
             or_none(""),
         ]);
+    }
+    row
+}
+
+/// One row of `get events`.
+pub(super) fn event_row(event: &serde_json::Value, now: Wall, all_namespaces: bool) -> Vec<String> {
+    let text = |path: &str| {
+        let found = event.pointer(path).and_then(|v| v.as_str());
+        found.unwrap_or("").to_owned()
+    };
+    let last = Wall::parse(&text("/lastTimestamp"));
+    let mut row = vec![
+        age(last, now),
+        text("/type"),
+        text("/reason"),
+        format!("pod/{}", text("/involvedObject/name")),
+        // A table has one line for each.
+        text("/message").replace('\n', " "),
+    ];
+    if all_namespaces {
+        row.insert(0, text("/involvedObject/namespace"));
     }
     row
 }

@@ -43,6 +43,8 @@ pub trait Backend {
     fn pods(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// How the agent is: an object whose keys `picolet check` knows.
     fn health(&self) -> serde_json::Value;
+    /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
+    fn events(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
     /// What the loop lately heard and did, one JSON object a line.
     fn dump(&self) -> String;
     /// The Node object.

@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/node`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/node`, `/images`, `/events[?namespace=]`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `POST /exec/{namespace}/{pod}/{container}` | upgrade to [`super::stream`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text |
@@ -61,6 +61,10 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
         }
         ("GET", ["debug", "dump"]) => text(connection, Ok(backend.dump())).await,
         ("GET", ["health"]) => json(connection, Ok(backend.health())).await,
+        ("GET", ["events"]) => {
+            let events = backend.events(request.param("namespace").filter(|n| !n.is_empty()));
+            list(connection, "EventList", Ok(events)).await
+        }
         ("GET", ["node"]) => json(connection, backend.node().await).await,
         ("GET", ["images"]) => {
             let images = backend
@@ -131,7 +135,10 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
             let stopped = backend.stop(request.flag("all")).await;
             text(connection, stopped.map(|()| "stopped\n".into())).await
         }
-        (_, ["healthz" | "health" | "version" | "pods" | "node" | "images" | "stop"])
+        (
+            _,
+            ["healthz" | "health" | "events" | "version" | "pods" | "node" | "images" | "stop"],
+        )
         | (_, ["containerLogs" | "exec", _, _, _])
         | (_, ["images", "import" | "prune"] | ["debug", "dump"]) => Ok(Err(Refusal::new(
             405,

@@ -475,11 +475,38 @@ fn check_knows_the_machine_and_the_agent() {
     assert!(found(&before, "agent").1.contains("not running"));
     host.remove("bad.yaml");
     host.start_agent();
+    host.write_image("first.tar", host::IMAGE, &json!({}));
+    host.ok(&["image", "import", &host.path("first.tar").display().to_string()]);
     host.until("the agent is well", |host| {
         let (level, says) = found(&report(host), "agent");
         (level == "ok" && says.contains("with 1 pods"), says)
     });
     assert_eq!(found(&report(&host), "manifests").0, "ok");
+    host.until("the pod runs", |host| {
+        let pod = host.get("web");
+        (status_of(&pod, "c")["ready"] == true, pod.to_string())
+    });
+    let described = host.ok(&["describe", "pod", &full("web")]);
+    for line in [
+        "Name:             web-node",
+        "Status:           Running",
+        "    State:          Running",
+    ] {
+        assert!(described.lines().any(|l| l == line), "{line}\n{described}");
+    }
+    let events = described.split("\nEvents:\n").nth(1).expect("events");
+    for reason in ["Pulled", "Created", "Started"] {
+        assert!(events.contains(reason), "{described}");
+    }
+    let listed = host.ok(&["get", "events"]);
+    assert!(
+        listed.contains("Started") && listed.contains("pod/web-node"),
+        "{listed}"
+    );
+    assert!(host.ok(&["describe", "node"]).contains("(1 in total)"));
+    let absent = host.cli(&["describe", "pod", "none"]);
+    assert_eq!(absent.status.code(), Some(1));
+    assert!(text(&absent.stderr).contains("pods \"none\" not found"));
     let dump = host.ok(&["debug", "dump"]);
     let lines: Vec<Value> = dump
         .lines()

@@ -1,0 +1,965 @@
+//! `picolet describe pod NAME`, `describe node`: kubectl's layout, as far as this node knows.
+//!
+//! Source: kubernetes `kubectl/pkg/describe/describe.go`.
+
+use core::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::{
+    CliError, Client,
+    args::{Word, Words, unexpected},
+    elastic,
+    get::DEFAULT_NAMESPACE,
+    print, table,
+};
+use crate::{
+    api::{Quantity, Wall},
+    server::http::encode,
+    sys::clock,
+};
+
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+    let mut namespace = DEFAULT_NAMESPACE.to_owned();
+    let (mut kind, mut names) = (String::new(), Vec::new());
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Flag("namespace") => namespace = words.value()?,
+            Word::Value(value) if kind.is_empty() => match value.split_once('/') {
+                Some((of, name)) => {
+                    kind = of.to_owned();
+                    names.push(name.to_owned());
+                }
+                None => kind = value,
+            },
+            Word::Value(value) => names.push(value),
+            other @ Word::Flag(_) => return Err(unexpected(other)),
+        }
+    }
+    let client = words.client();
+    match kind.as_str() {
+        "pod" | "pods" | "po" => pods(&client, &namespace, &names),
+        "node" | "nodes" | "no" => node(&client, &names),
+        "" => Err(CliError::new("you must say what to describe: pod or node")),
+        other => Err(CliError::new(format!(
+            "the server doesn't have a resource type \"{other}\""
+        ))),
+    }
+}
+
+fn items(mut list: Value) -> Vec<Value> {
+    list["items"]
+        .as_array_mut()
+        .map(core::mem::take)
+        .unwrap_or_default()
+}
+
+fn pods(client: &Client, namespace: &str, names: &[String]) -> Result<(), CliError> {
+    let ask = |what: &str| {
+        client
+            .json("GET", &format!("/{what}?namespace={}", encode(namespace)))
+            .map(items)
+    };
+    let mut pods = ask("pods")?;
+    let events = ask("events")?;
+    let name_of = |pod: &Value| text(pod, "/metadata/name").to_owned();
+    for name in names {
+        if !pods.iter().any(|p| name_of(p) == *name) {
+            return Err(CliError {
+                message: format!("Error from server (NotFound): pods \"{name}\" not found"),
+                code: 1,
+            });
+        }
+    }
+    pods.retain(|p| names.is_empty() || names.contains(&name_of(p)));
+    let now = clock::wall();
+    let texts: Vec<String> = pods
+        .iter()
+        .map(|pod| elastic::align(&pod_text(pod, &events, now)))
+        .collect();
+    print(&texts.join("\n\n"))
+}
+
+fn node(client: &Client, names: &[String]) -> Result<(), CliError> {
+    let node = client.json("GET", "/node")?;
+    if let Some(other) = names.iter().find(|n| *n != text(&node, "/metadata/name")) {
+        return Err(CliError {
+            message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
+            code: 1,
+        });
+    }
+    let pods = client.json("GET", "/pods").map(items)?;
+    print(&elastic::align(&node_text(&node, &pods, clock::wall())))
+}
+
+/// A text of the object; empty if there is none.
+fn text<'a>(object: &'a Value, path: &str) -> &'a str {
+    object.pointer(path).and_then(Value::as_str).unwrap_or("")
+}
+
+fn list<'a>(object: &'a Value, path: &str) -> &'a [Value] {
+    object
+        .pointer(path)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
+}
+
+/// Text, number or truth value as one shows it.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// `Mon, 02 Jan 2006 15:04:05 +0000`: Go's RFC 1123 with a numeric zone, in UTC.
+fn time(rfc3339: &str) -> String {
+    let Some(at) = Wall::parse(rfc3339) else {
+        return rfc3339.to_owned();
+    };
+    let at = at.date_time();
+    let short = |name: String| name.get(..3).unwrap_or("").to_owned();
+    format!(
+        "{}, {:02} {} {} {:02}:{:02}:{:02} +0000",
+        short(at.weekday().to_string()),
+        at.day(),
+        short(at.month().to_string()),
+        at.year(),
+        at.hour(),
+        at.minute(),
+        at.second()
+    )
+}
+
+/// `Labels:` and the like: the first pair beside the title, the others below it.
+fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
+    let pairs: Vec<String> = object
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| format!("{k}{between}{}", plain(v)))
+        .collect();
+    if pairs.is_empty() {
+        let _ = writeln!(out, "{title}:\t<none>");
+    }
+    for (n, pair) in pairs.iter().enumerate() {
+        let title = if n == 0 {
+            format!("{title}:")
+        } else {
+            String::new()
+        };
+        let _ = writeln!(out, "{title}\t{}", pair.replace('\n', " "));
+    }
+}
+
+fn pod_text(pod: &Value, events: &[Value], now: Wall) -> String {
+    let mut out = String::new();
+    let t = |path: &str| text(pod, path);
+    let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
+    let _ = writeln!(out, "Namespace:\t{}", t("/metadata/namespace"));
+    let priority = pod.pointer("/spec/priority").and_then(Value::as_i64);
+    let _ = writeln!(out, "Priority:\t{}", priority.unwrap_or(0));
+    for (title, path) in [
+        ("Priority Class Name", "/spec/priorityClassName"),
+        ("Runtime Class Name", "/spec/runtimeClassName"),
+    ] {
+        if !t(path).is_empty() {
+            let _ = writeln!(out, "{title}:\t{}", t(path));
+        }
+    }
+    let _ = writeln!(
+        out,
+        "Service Account:\t{}",
+        or(t("/spec/serviceAccountName"), "default")
+    );
+    let node = or(t("/spec/nodeName"), "<none>");
+    let _ = match t("/status/hostIP") {
+        "" => writeln!(out, "Node:\t{node}"),
+        ip => writeln!(out, "Node:\t{node}/{ip}"),
+    };
+    if !t("/status/startTime").is_empty() {
+        let _ = writeln!(out, "Start Time:\t{}", time(t("/status/startTime")));
+    }
+    pairs(&mut out, "Labels", pod.pointer("/metadata/labels"), "=");
+    pairs(
+        &mut out,
+        "Annotations",
+        pod.pointer("/metadata/annotations"),
+        ": ",
+    );
+    match t("/metadata/deletionTimestamp") {
+        "" => {
+            let _ = writeln!(out, "Status:\t{}", t("/status/phase"));
+        }
+        at => {
+            let since = table::age(Wall::parse(at), now);
+            let _ = writeln!(out, "Status:\tTerminating (lasts {since})");
+            if let Some(grace) = pod.pointer("/metadata/deletionGracePeriodSeconds") {
+                let _ = writeln!(out, "Termination Grace Period:\t{grace}s");
+            }
+        }
+    }
+    for (title, path) in [("Reason", "/status/reason"), ("Message", "/status/message")] {
+        if !t(path).is_empty() {
+            let _ = writeln!(out, "{title}:\t{}", t(path).replace('\n', " "));
+        }
+    }
+    let seccomp = t("/spec/securityContext/seccompProfile/type");
+    if !seccomp.is_empty() {
+        let _ = writeln!(out, "SeccompProfile:\t{seccomp}");
+    }
+    let _ = writeln!(out, "IP:\t{}", t("/status/podIP"));
+    let ips = list(pod, "/status/podIPs");
+    if ips.is_empty() {
+        out.push_str("IPs:\t<none>\n");
+    } else {
+        out.push_str("IPs:\n");
+        for ip in ips {
+            let _ = writeln!(out, "  IP:\t{}", text(ip, "/ip"));
+        }
+    }
+    if let Some(owner) = list(pod, "/metadata/ownerReferences").first() {
+        let _ = writeln!(
+            out,
+            "Controlled By:\t{}/{}",
+            text(owner, "/kind"),
+            text(owner, "/name")
+        );
+    }
+    for (title, spec, status) in [
+        (
+            "Init Containers",
+            "/spec/initContainers",
+            "/status/initContainerStatuses",
+        ),
+        (
+            "Containers",
+            "/spec/containers",
+            "/status/containerStatuses",
+        ),
+        (
+            "Ephemeral Containers",
+            "/spec/ephemeralContainers",
+            "/status/ephemeralContainerStatuses",
+        ),
+    ] {
+        let containers = list(pod, spec);
+        if !containers.is_empty() {
+            let _ = writeln!(out, "{title}:");
+        }
+        for container in containers {
+            let name = text(container, "/name");
+            let status = list(pod, status).iter().find(|s| text(s, "/name") == name);
+            container_text(&mut out, container, status.unwrap_or(&Value::Null));
+        }
+    }
+    let conditions = list(pod, "/status/conditions");
+    if !conditions.is_empty() {
+        out.push_str("Conditions:\n  Type\tStatus\n");
+        for condition in conditions {
+            let _ = writeln!(
+                out,
+                "  {}\t{} ",
+                text(condition, "/type"),
+                text(condition, "/status")
+            );
+        }
+    }
+    volumes(&mut out, list(pod, "/spec/volumes"));
+    let _ = writeln!(out, "QoS Class:\t{}", t("/status/qosClass"));
+    pairs(
+        &mut out,
+        "Node-Selectors",
+        pod.pointer("/spec/nodeSelector"),
+        "=",
+    );
+    tolerations(&mut out, list(pod, "/spec/tolerations"));
+    let uid = t("/metadata/uid");
+    let own: Vec<&Value> = events
+        .iter()
+        .filter(|e| text(e, "/involvedObject/uid") == uid)
+        .collect();
+    events_text(&mut out, &own, now);
+    out
+}
+
+fn container_text(out: &mut String, container: &Value, status: &Value) {
+    let t = |path: &str| text(container, path);
+    let s = |path: &str| text(status, path);
+    let _ = writeln!(out, "  {}:", t("/name"));
+    let _ = writeln!(out, "    Container ID:\t{}", s("/containerID"));
+    let _ = writeln!(out, "    Image:\t{}", t("/image"));
+    let _ = writeln!(out, "    Image ID:\t{}", s("/imageID"));
+    let ports = list(container, "/ports");
+    let all = |key: &str| -> String {
+        let shown: Vec<String> = ports
+            .iter()
+            .map(|p| {
+                let number = p[key].as_u64().unwrap_or(0);
+                let protocol = or(text(p, "/protocol"), "TCP");
+                match text(p, "/name") {
+                    "" => format!("{number}/{protocol}"),
+                    name => format!("{number}/{protocol} ({name})"),
+                }
+            })
+            .collect();
+        or(&shown.join(", "), "<none>").to_owned()
+    };
+    let plural = if ports.len() > 1 { "s" } else { "" };
+    let _ = writeln!(out, "    Port{plural}:\t{}", all("containerPort"));
+    let _ = writeln!(out, "    Host Port{plural}:\t{}", all("hostPort"));
+    for (title, path) in [("Command", "/command"), ("Args", "/args")] {
+        let words = list(container, path);
+        if !words.is_empty() {
+            let _ = writeln!(out, "    {title}:");
+        }
+        for word in words {
+            for line in plain(word).lines() {
+                let _ = writeln!(out, "      {}", line.replace('\t', "    "));
+            }
+        }
+    }
+    if status.is_null() {
+        out.push_str("    State:\tWaiting\n");
+    } else {
+        state(out, "State", &status["state"]);
+        let last = &status["lastState"];
+        if last["terminated"].is_object() {
+            state(out, "Last State", last);
+        }
+        let ready = status["ready"].as_bool() == Some(true);
+        let _ = writeln!(out, "    Ready:\t{}", if ready { "True" } else { "False" });
+        let restarts = status["restartCount"].as_u64().unwrap_or(0);
+        let _ = writeln!(out, "    Restart Count:\t{restarts}");
+    }
+    for (title, path) in [
+        ("Limits", "/resources/limits"),
+        ("Requests", "/resources/requests"),
+    ] {
+        let amounts = container.pointer(path).and_then(Value::as_object);
+        if amounts.is_some_and(|a| !a.is_empty()) {
+            let _ = writeln!(out, "    {title}:");
+        }
+        for (name, amount) in amounts.into_iter().flatten() {
+            let _ = writeln!(out, "      {name}:\t{}", plain(amount));
+        }
+    }
+    for (title, key) in [
+        ("Liveness", "livenessProbe"),
+        ("Readiness", "readinessProbe"),
+        ("Startup", "startupProbe"),
+    ] {
+        if container[key].is_object() {
+            let _ = writeln!(out, "    {title}:\tnot run by this version");
+        }
+    }
+    environment(out, container);
+    let mounts = list(container, "/volumeMounts");
+    if mounts.is_empty() {
+        out.push_str("    Mounts:\t<none>\n");
+    } else {
+        out.push_str("    Mounts:\n");
+    }
+    for mount in mounts {
+        let read_only = mount["readOnly"].as_bool() == Some(true);
+        let mut flags = vec![if read_only { "ro" } else { "rw" }.to_owned()];
+        let path = or(text(mount, "/subPath"), text(mount, "/subPathExpr"));
+        if !path.is_empty() {
+            flags.push(format!("path=\"{path}\""));
+        }
+        let (at, from) = (text(mount, "/mountPath"), text(mount, "/name"));
+        let _ = writeln!(out, "      {at} from {from} ({})", flags.join(","));
+    }
+}
+
+fn state(out: &mut String, title: &str, state: &Value) {
+    let (kind, word) = [
+        ("running", "Running"),
+        ("waiting", "Waiting"),
+        ("terminated", "Terminated"),
+    ]
+    .into_iter()
+    .find(|(kind, _)| state[*kind].is_object())
+    .unwrap_or(("waiting", "Waiting"));
+    let details = &state[kind];
+    let _ = writeln!(out, "    {title}:\t{word}");
+    let mut line = |title: &str, value: &str| {
+        if !value.is_empty() {
+            let _ = writeln!(out, "      {title}:\t{}", value.replace('\n', " "));
+        }
+    };
+    match kind {
+        "running" => line("Started", &time(text(details, "/startedAt"))),
+        "waiting" => {
+            line("Reason", text(details, "/reason"));
+            line("Message", text(details, "/message"));
+        }
+        _ => {
+            line("Reason", text(details, "/reason"));
+            line("Message", text(details, "/message"));
+            line(
+                "Exit Code",
+                &details["exitCode"].as_i64().unwrap_or(0).to_string(),
+            );
+            let signal = details["signal"].as_i64().unwrap_or(0);
+            if signal > 0 {
+                line("Signal", &signal.to_string());
+            }
+            line("Started", &time(text(details, "/startedAt")));
+            line("Finished", &time(text(details, "/finishedAt")));
+        }
+    }
+}
+
+fn environment(out: &mut String, container: &Value) {
+    let optional = |of: &Value| of["optional"].as_bool() == Some(true);
+    let sources = list(container, "/envFrom");
+    if !sources.is_empty() {
+        out.push_str("    Environment Variables from:\n");
+    }
+    for source in sources {
+        let (kind, of) = if source["secretRef"].is_object() {
+            ("Secret", &source["secretRef"])
+        } else {
+            ("ConfigMap", &source["configMapRef"])
+        };
+        let prefix = match text(source, "/prefix") {
+            "" => String::new(),
+            prefix => format!(" with prefix '{prefix}'"),
+        };
+        let _ = writeln!(
+            out,
+            "      {}\t{kind}{prefix}\tOptional: {}",
+            text(of, "/name"),
+            optional(of)
+        );
+    }
+    let variables = list(container, "/env");
+    if variables.is_empty() {
+        out.push_str("    Environment:\t<none>\n");
+    } else {
+        out.push_str("    Environment:\n");
+    }
+    for variable in variables {
+        let name = text(variable, "/name");
+        let from = &variable["valueFrom"];
+        let value = if from["fieldRef"].is_object() {
+            let version = or(text(from, "/fieldRef/apiVersion"), "v1");
+            format!(" ({version}:{})", text(from, "/fieldRef/fieldPath"))
+        } else if from["resourceFieldRef"].is_object() {
+            format!(" ({})", text(from, "/resourceFieldRef/resource"))
+        } else if let (of @ Value::Object(_), what) = (&from["secretKeyRef"], "secret") {
+            reference(of, what, optional(of))
+        } else if let (of @ Value::Object(_), what) = (&from["configMapKeyRef"], "config map") {
+            reference(of, what, optional(of))
+        } else {
+            // Every line of a value below the first one.
+            text(variable, "/value").replace('\n', "\n      \t")
+        };
+        let _ = writeln!(out, "      {name}:\t{value}");
+    }
+}
+
+fn reference(of: &Value, what: &str, optional: bool) -> String {
+    format!(
+        "<set to the key '{}' {} {what} '{}'>\tOptional: {optional}",
+        text(of, "/key"),
+        if what == "secret" { "in" } else { "of" },
+        text(of, "/name")
+    )
+}
+
+fn volumes(out: &mut String, volumes: &[Value]) {
+    if volumes.is_empty() {
+        out.push_str("Volumes:\t<none>\n");
+        return;
+    }
+    out.push_str("Volumes:\n");
+    for volume in volumes {
+        let _ = writeln!(out, "  {}:", text(volume, "/name"));
+        let mut line = |title: &str, value: &str| {
+            let _ = writeln!(out, "    {title}:\t{value}");
+        };
+        let optional = |of: &Value| (of["optional"].as_bool() == Some(true)).to_string();
+        if let of @ Value::Object(_) = &volume["emptyDir"] {
+            line(
+                "Type",
+                "EmptyDir (a temporary directory that shares a pod's lifetime)",
+            );
+            line("Medium", text(of, "/medium"));
+            line("SizeLimit", or(&plain(&of["sizeLimit"]), "<unset>"));
+        } else if let of @ Value::Object(_) = &volume["hostPath"] {
+            line("Type", "HostPath (bare host directory volume)");
+            line("Path", text(of, "/path"));
+            line("HostPathType", text(of, "/type"));
+        } else if let of @ Value::Object(_) = &volume["configMap"] {
+            line("Type", "ConfigMap (a volume populated by a ConfigMap)");
+            line("Name", text(of, "/name"));
+            line("Optional", &optional(of));
+        } else if let of @ Value::Object(_) = &volume["secret"] {
+            line("Type", "Secret (a volume populated by a Secret)");
+            line("SecretName", text(of, "/secretName"));
+            line("Optional", &optional(of));
+        } else if volume["downwardAPI"].is_object() {
+            line(
+                "Type",
+                "DownwardAPI (a volume populated by information about the pod)",
+            );
+            out.push_str("    Items:\n");
+            downward(out, list(volume, "/downwardAPI/items"));
+        } else if volume["projected"].is_object() {
+            line(
+                "Type",
+                "Projected (a volume that contains injected data from multiple sources)",
+            );
+            for source in list(volume, "/projected/sources") {
+                if let of @ Value::Object(_) = &source["secret"] {
+                    let _ = writeln!(out, "    SecretName:\t{}", text(of, "/name"));
+                    let _ = writeln!(out, "    Optional:\t{}", optional(of));
+                } else if let of @ Value::Object(_) = &source["configMap"] {
+                    let _ = writeln!(out, "    ConfigMapName:\t{}", text(of, "/name"));
+                    let _ = writeln!(out, "    Optional:\t{}", optional(of));
+                } else if source["downwardAPI"].is_object() {
+                    out.push_str("    DownwardAPI:\ttrue\n");
+                } else if source["serviceAccountToken"].is_object() {
+                    let seconds = &source["serviceAccountToken"]["expirationSeconds"];
+                    let _ = writeln!(out, "    TokenExpirationSeconds:\t{seconds}");
+                }
+            }
+        } else {
+            line("Type", "<unknown>");
+        }
+    }
+}
+
+fn downward(out: &mut String, items: &[Value]) {
+    for item in items {
+        let field = text(item, "/fieldRef/fieldPath");
+        let of = or(field, text(item, "/resourceFieldRef/resource"));
+        let _ = writeln!(out, "      {of} -> {}", text(item, "/path"));
+    }
+}
+
+fn tolerations(out: &mut String, all: &[Value]) {
+    if all.is_empty() {
+        out.push_str("Tolerations:\t<none>\n");
+    }
+    for (n, one) in all.iter().enumerate() {
+        let mut word = text(one, "/key").to_owned();
+        if !text(one, "/value").is_empty() {
+            let _ = write!(word, "={}", text(one, "/value"));
+        }
+        if !text(one, "/effect").is_empty() {
+            let _ = write!(word, ":{}", text(one, "/effect"));
+        }
+        if text(one, "/operator") == "Exists" {
+            word.push_str(" op=Exists");
+        }
+        if let Some(seconds) = one["tolerationSeconds"].as_i64() {
+            let _ = write!(word, " for {seconds}s");
+        }
+        let title = if n == 0 { "Tolerations:" } else { "" };
+        let _ = writeln!(out, "{title}\t{}", word.trim_start());
+    }
+}
+
+fn events_text(out: &mut String, events: &[&Value], now: Wall) {
+    if events.is_empty() {
+        out.push_str("Events:\t<none>\n");
+        return;
+    }
+    out.push_str(
+        "Events:\n  Type\tReason\tAge\tFrom\tMessage\n  ----\t------\t----\t----\t-------\n",
+    );
+    for event in events {
+        let last = table::age(Wall::parse(text(event, "/lastTimestamp")), now);
+        let count = event["count"].as_u64().unwrap_or(1);
+        let age = if count > 1 {
+            let first = table::age(Wall::parse(text(event, "/firstTimestamp")), now);
+            format!("{last} (x{count} over {first})")
+        } else {
+            last
+        };
+        let _ = writeln!(
+            out,
+            "  {}\t{}\t{age}\t{}\t{}",
+            text(event, "/type"),
+            text(event, "/reason"),
+            text(event, "/source/component"),
+            text(event, "/message").trim().replace('\n', " ")
+        );
+    }
+}
+
+fn node_text(node: &Value, pods: &[Value], now: Wall) -> String {
+    let mut out = String::new();
+    let t = |path: &str| text(node, path);
+    let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
+    out.push_str("Roles:\t<none>\n");
+    pairs(&mut out, "Labels", node.pointer("/metadata/labels"), "=");
+    pairs(
+        &mut out,
+        "Annotations",
+        node.pointer("/metadata/annotations"),
+        ": ",
+    );
+    let _ = writeln!(
+        out,
+        "CreationTimestamp:\t{}",
+        time(t("/metadata/creationTimestamp"))
+    );
+    out.push_str("Taints:\t<none>\nUnschedulable:\tfalse\n");
+    out.push_str("Conditions:\n  Type\tStatus\tLastHeartbeatTime\tReason\tMessage\n  ----\t------\t-----------------\t------\t-------\n");
+    for condition in list(node, "/status/conditions") {
+        let c = |path: &str| text(condition, path);
+        let _ = writeln!(
+            out,
+            "  {}\t{}\t{}\t{}\t{}",
+            c("/type"),
+            c("/status"),
+            time(c("/lastHeartbeatTime")),
+            c("/reason"),
+            c("/message")
+        );
+    }
+    out.push_str("Addresses:\n");
+    for address in list(node, "/status/addresses") {
+        let _ = writeln!(
+            out,
+            "  {}:\t{}",
+            text(address, "/type"),
+            text(address, "/address")
+        );
+    }
+    for (title, path) in [
+        ("Capacity", "/status/capacity"),
+        ("Allocatable", "/status/allocatable"),
+    ] {
+        let _ = writeln!(out, "{title}:");
+        for (name, amount) in node
+            .pointer(path)
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+        {
+            let _ = writeln!(out, "  {name}:\t{}", plain(amount));
+        }
+    }
+    out.push_str("System Info:\n");
+    for (title, key) in [
+        ("Machine ID", "machineID"),
+        ("System UUID", "systemUUID"),
+        ("Boot ID", "bootID"),
+        ("Kernel Version", "kernelVersion"),
+        ("OS Image", "osImage"),
+        ("Operating System", "operatingSystem"),
+        ("Architecture", "architecture"),
+        ("Container Runtime Version", "containerRuntimeVersion"),
+        ("Kubelet Version", "kubeletVersion"),
+    ] {
+        let _ = writeln!(
+            out,
+            "  {title}:\t{}",
+            text(&node["status"]["nodeInfo"], &format!("/{key}"))
+        );
+    }
+    let running: Vec<&Value> = pods
+        .iter()
+        .filter(|p| !matches!(text(p, "/status/phase"), "Succeeded" | "Failed"))
+        .collect();
+    let _ = writeln!(out, "Non-terminated Pods:\t({} in total)", running.len());
+    out.push_str("  Namespace\tName\tCPU Requests\tCPU Limits\tMemory Requests\tMemory Limits\tAge\n  ---------\t----\t------------\t----------\t---------------\t-------------\t---\n");
+    let mut sums = [0i64; 4];
+    let columns = [
+        ("requests", "cpu"),
+        ("limits", "cpu"),
+        ("requests", "memory"),
+        ("limits", "memory"),
+    ];
+    let part = |(_, resource): (&str, &str), amount: i64| {
+        let whole = amount_of(
+            node.pointer(&format!("/status/allocatable/{resource}")),
+            resource,
+        );
+        let percent = i128::from(amount) * 100 / i128::from(whole.max(1));
+        format!("{} ({percent}%)", shown(amount, resource))
+    };
+    for pod in &running {
+        let amounts = columns.map(|(kind, resource)| {
+            list(pod, "/spec/containers")
+                .iter()
+                .map(|c| {
+                    amount_of(
+                        c.pointer(&format!("/resources/{kind}/{resource}")),
+                        resource,
+                    )
+                })
+                .sum::<i64>()
+        });
+        let _ = write!(
+            out,
+            "  {}\t{}",
+            text(pod, "/metadata/namespace"),
+            text(pod, "/metadata/name")
+        );
+        for ((sum, amount), column) in sums.iter_mut().zip(amounts).zip(columns) {
+            *sum += amount;
+            let _ = write!(out, "\t{}", part(column, amount));
+        }
+        let age = table::age(Wall::parse(text(pod, "/metadata/creationTimestamp")), now);
+        let _ = writeln!(out, "\t{age}");
+    }
+    out.push_str(
+        "Allocated resources:\n  Resource\tRequests\tLimits\n  --------\t--------\t------\n",
+    );
+    for (resource, at) in [("cpu", 0), ("memory", 2)] {
+        let _ = writeln!(
+            out,
+            "  {resource}\t{}\t{}",
+            part(columns[at], sums[at]),
+            part(columns[at + 1], sums[at + 1])
+        );
+    }
+    out
+}
+
+/// Thousandths of processors, or bytes.
+fn amount_of(amount: Option<&Value>, resource: &str) -> i64 {
+    let parsed = amount.and_then(|a| Quantity::parse(&plain(a)).ok());
+    parsed.map_or(0, |q| {
+        if resource == "cpu" {
+            q.milli()
+        } else {
+            q.value()
+        }
+    })
+}
+
+fn shown(amount: i64, resource: &str) -> String {
+    match (resource, amount) {
+        (_, 0) => "0".into(),
+        ("cpu", milli) if milli % 1000 == 0 => (milli / 1000).to_string(),
+        ("cpu", milli) => format!("{milli}m"),
+        (_, bytes) if bytes % (1 << 20) == 0 => format!("{}Mi", bytes >> 20),
+        (_, bytes) if bytes % (1 << 10) == 0 => format!("{}Ki", bytes >> 10),
+        (_, bytes) => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod() -> Value {
+        json!({
+            "metadata": {
+                "name": "web-node", "namespace": "default", "uid": "u1",
+                "labels": {"app": "web", "tier": "front"},
+            },
+            "spec": {
+                "nodeName": "node",
+                "containers": [{
+                    "name": "server", "image": "web:1",
+                    "command": ["sh", "-c", "a\nb"],
+                    "ports": [{"containerPort": 80, "hostPort": 8080, "name": "http"}, {"containerPort": 53, "protocol": "UDP"}],
+                    "resources": {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi", "cpu": "100m"}},
+                    "env": [
+                        {"name": "A", "value": "x"},
+                        {"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                        {"name": "CFG", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k", "optional": true}}},
+                    ],
+                    "envFrom": [{"prefix": "C_", "configMapRef": {"name": "m"}}],
+                    "volumeMounts": [{"name": "www", "mountPath": "/www", "readOnly": true, "subPath": "a"}],
+                }],
+                "volumes": [{"name": "www", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}}],
+                "tolerations": [{"operator": "Exists", "effect": "NoExecute"}],
+            },
+            "status": {
+                "phase": "Running", "podIP": "10.85.0.2", "podIPs": [{"ip": "10.85.0.2"}], "hostIP": "192.0.2.1",
+                "startTime": "2024-01-01T00:00:00Z", "qosClass": "Burstable",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{
+                    "name": "server", "containerID": "picolet://c1", "imageID": "sha256:1", "ready": true, "restartCount": 2,
+                    "state": {"running": {"startedAt": "2024-01-01T00:00:05Z"}},
+                    "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled",
+                        "startedAt": "2024-01-01T00:00:01Z", "finishedAt": "2024-01-01T00:00:04Z"}},
+                }],
+            },
+        })
+    }
+
+    const EXPECTED: &str = "\
+Name:             web-node
+Namespace:        default
+Priority:         0
+Service Account:  default
+Node:             node/192.0.2.1
+Start Time:       Mon, 01 Jan 2024 00:00:00 +0000
+Labels:           app=web
+                  tier=front
+Annotations:      <none>
+Status:           Running
+IP:               10.85.0.2
+IPs:
+  IP:  10.85.0.2
+Containers:
+  server:
+    Container ID:  picolet://c1
+    Image:         web:1
+    Image ID:      sha256:1
+    Ports:         80/TCP (http), 53/UDP
+    Host Ports:    8080/TCP (http), 0/UDP
+    Command:
+      sh
+      -c
+      a
+      b
+    State:          Running
+      Started:      Mon, 01 Jan 2024 00:00:05 +0000
+    Last State:     Terminated
+      Reason:       OOMKilled
+      Exit Code:    137
+      Started:      Mon, 01 Jan 2024 00:00:01 +0000
+      Finished:     Mon, 01 Jan 2024 00:00:04 +0000
+    Ready:          True
+    Restart Count:  2
+    Limits:
+      memory:  32Mi
+    Requests:
+      cpu:     100m
+      memory:  16Mi
+    Environment Variables from:
+      m  ConfigMap with prefix 'C_'  Optional: false
+    Environment:
+      A:    x
+      ME:    (v1:metadata.name)
+      KEY:  <set to the key 'k' in secret 's'>      Optional: false
+      CFG:  <set to the key 'k' of config map 'm'>  Optional: true
+    Mounts:
+      /www from www (ro,path=\"a\")
+Conditions:
+  Type   Status
+  Ready  True 
+Volumes:
+  www:
+    Type:       EmptyDir (a temporary directory that shares a pod's lifetime)
+    Medium:     
+    SizeLimit:  <unset>
+  s:
+    Type:        Secret (a volume populated by a Secret)
+    SecretName:  s
+    Optional:    false
+QoS Class:       Burstable
+Node-Selectors:  <none>
+Tolerations:     :NoExecute op=Exists
+Events:
+  Type     Reason   Age                From     Message
+  ----     ------   ----               ----     -------
+  Normal   Started  50s                kubelet  Container started
+  Warning  BackOff  10s (x3 over 40s)  kubelet  Back-off restarting
+";
+
+    #[test]
+    fn a_pod_as_kubectl_shows_it() {
+        let event = |uid: &str,
+                     kind: &str,
+                     reason: &str,
+                     message: &str,
+                     count: u32,
+                     first: &str,
+                     last: &str| {
+            json!({"involvedObject": {"uid": uid}, "type": kind, "reason": reason, "message": message, "count": count,
+                "firstTimestamp": first, "lastTimestamp": last, "source": {"component": "kubelet"}})
+        };
+        let events = [
+            event(
+                "u1",
+                "Normal",
+                "Started",
+                "Container started",
+                1,
+                "2024-01-01T00:00:10Z",
+                "2024-01-01T00:00:10Z",
+            ),
+            event(
+                "other",
+                "Normal",
+                "Killing",
+                "x",
+                1,
+                "2024-01-01T00:00:10Z",
+                "2024-01-01T00:00:10Z",
+            ),
+            event(
+                "u1",
+                "Warning",
+                "BackOff",
+                "Back-off\nrestarting",
+                3,
+                "2024-01-01T00:00:20Z",
+                "2024-01-01T00:00:50Z",
+            ),
+        ];
+        let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
+        let shown = elastic::align(&pod_text(&pod(), &events, now));
+        let mut lines = shown.lines().zip(EXPECTED.lines());
+        assert!(lines.all(|(a, b)| {
+            assert_eq!(a, b);
+            true
+        }));
+        assert_eq!(shown, EXPECTED);
+    }
+
+    #[test]
+    fn a_pod_of_which_little_is_known() {
+        let now = Wall::from_secs(0);
+        let new = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
+        let shown = elastic::align(&pod_text(&new, &[], now));
+        assert!(shown.contains("    State:         Waiting\n    Environment:   <none>\n"), "{shown}");
+        assert!(shown.ends_with("Events:            <none>\n"), "{shown}");
+        let mut ending = pod();
+        ending["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:00Z".into();
+        ending["metadata"]["deletionGracePeriodSeconds"] = 30.into();
+        let shown = elastic::align(&pod_text(&ending, &[], Wall::from_secs(5)));
+        assert!(
+            shown.contains("Terminating (lasts 5s)\nTermination Grace Period:  30s\n"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn a_node_with_its_pods() {
+        let node = json!({
+            "metadata": {"name": "node", "creationTimestamp": "2024-01-01T00:00:00Z"},
+            "status": {
+                "capacity": {"cpu": "4", "memory": "1048576Ki"},
+                "allocatable": {"cpu": "4", "memory": "1048576Ki"},
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fine",
+                    "lastHeartbeatTime": "2024-01-01T00:00:00Z"}],
+                "addresses": [{"type": "Hostname", "address": "node"}],
+                "nodeInfo": {"architecture": "arm64"},
+            },
+        });
+        let mut done = pod();
+        done["status"]["phase"] = "Succeeded".into();
+        let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
+        let shown = elastic::align(&node_text(&node, &[pod(), done], now));
+        for line in [
+            "Name:               node",
+            "  Ready  True    Mon, 01 Jan 2024 00:00:00 +0000  KubeletReady  fine",
+            "Non-terminated Pods:          (1 in total)",
+            "  default                     web-node  100m (2%)     0 (0%)      16Mi (1%)        32Mi (3%)      <unknown>",
+            "  memory    16Mi (1%)  32Mi (3%)",
+        ] {
+            assert!(shown.lines().any(|l| l == line), "{line}\n{shown}");
+        }
+    }
+}
