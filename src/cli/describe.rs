@@ -923,7 +923,10 @@ Events:
         let now = Wall::from_secs(0);
         let new = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
         let shown = elastic::align(&pod_text(&new, &[], now));
-        assert!(shown.contains("    State:         Waiting\n    Environment:   <none>\n"), "{shown}");
+        assert!(
+            shown.contains("    State:         Waiting\n    Environment:   <none>\n"),
+            "{shown}"
+        );
         assert!(shown.ends_with("Events:            <none>\n"), "{shown}");
         let mut ending = pod();
         ending["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:00Z".into();

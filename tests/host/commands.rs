@@ -476,7 +476,11 @@ fn check_knows_the_machine_and_the_agent() {
     host.remove("bad.yaml");
     host.start_agent();
     host.write_image("first.tar", host::IMAGE, &json!({}));
-    host.ok(&["image", "import", &host.path("first.tar").display().to_string()]);
+    host.ok(&[
+        "image",
+        "import",
+        &host.path("first.tar").display().to_string(),
+    ]);
     host.until("the agent is well", |host| {
         let (level, says) = found(&report(host), "agent");
         (level == "ok" && says.contains("with 1 pods"), says)
