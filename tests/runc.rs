@@ -481,6 +481,97 @@ fn a_pod_with_network_and_host_port() {
     });
 }
 
+/// A network beyond the node with a web server in it, which knows no way back to the pods.
+struct World {
+    name: String,
+    server: std::process::Child,
+}
+
+impl World {
+    const NODE: &str = "198.18.77.1/30";
+    const SERVER: &str = "198.18.77.2/30";
+
+    fn new(lab: &Lab) -> Self {
+        let name = format!("{}w", lab.bridge());
+        let ip = |words: &str| {
+            let output = Command::new("ip").args(words.split(' ')).output();
+            let output = output.expect("ip");
+            assert!(output.status.success(), "ip {words}: {output:?}");
+        };
+        ip(&format!("netns add {name}"));
+        ip(&format!(
+            "link add {name} type veth peer name eth0 netns {name}"
+        ));
+        ip(&format!("addr add {} dev {name}", Self::NODE));
+        ip(&format!("link set {name} up"));
+        ip(&format!("-n {name} addr add {} dev eth0", Self::SERVER));
+        ip(&format!("-n {name} link set eth0 up"));
+        fs::write(lab.dir.join("index.html"), "world\n").expect("page");
+        let server = Command::new("ip")
+            .args(["netns", "exec", &name])
+            .arg("/usr/bin/busybox")
+            .args(["httpd", "-f", "-p", "80", "-h"])
+            .arg(&lab.dir)
+            .spawn()
+            .expect("server");
+        Self { name, server }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = Command::new("ip")
+            .args(["netns", "delete", &self.name])
+            .status();
+    }
+}
+
+#[test]
+fn pods_reach_the_world_under_the_nodes_address() {
+    lab("world", async |lab| {
+        let world = World::new(lab);
+        let chain = format!("PICOLET-MASQ-{}", lab.bridge());
+        let jumps = || {
+            let rules = Command::new("/usr/sbin/iptables")
+                .args(["-w", "-t", "nat", "-S", "POSTROUTING"])
+                .output()
+                .expect("iptables");
+            let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+            let all = rules.lines().map(str::to_owned);
+            all.filter(|rule| rule.ends_with(&chain))
+                .collect::<Vec<_>>()
+        };
+        let script = "until wget -q -O - http://198.18.77.2/index.html; do sleep 0.1; done";
+        for pod in ["first", "second"] {
+            let config = lab.sandbox(pod);
+            let sandbox = lab
+                .runtime()
+                .run_pod_sandbox(&config)
+                .await
+                .expect("sandbox");
+            let id = lab
+                .start(&sandbox, &lab.container(&config, "main", script))
+                .await;
+            assert_eq!(lab.ended(&config, &id).await.exit_code, 0, "{pod}");
+            assert!(lab.log(&config, "main").contains("F world\n"), "{pod}");
+            // One rule for both, and the second agent finds the first one's.
+            let found = jumps();
+            assert_eq!(found.len(), 1, "{pod}: {found:?}");
+            if pod == "first" {
+                // A firewall is reloaded while no agent runs.
+                let delete = found[0].replacen("-A", "-D", 1);
+                let mut command = Command::new("/usr/sbin/iptables");
+                command.args(["-w", "-t", "nat"]).args(delete.split(' '));
+                assert!(command.status().expect("iptables").success());
+            }
+            lab.boot().await;
+        }
+        drop(world);
+    });
+}
+
 #[test]
 fn exit_codes_oom_and_last_words() {
     // RTM-05 RTM-10 TMSG-01 TMSG-02
@@ -743,6 +834,25 @@ fn exec_with_and_without_terminal() {
             Lab::cgroups().pids(&cgroup).len() == 1
         })
         .await;
+        // The runtime is somewhere between its start and the command's when the session is dropped.
+        for moment in 0..12 {
+            let options = ExecOptions {
+                command: words("exec sleep 999"),
+                stdin: false,
+                tty: false,
+            };
+            let session = runtime.exec_stream(&id, &options).await.expect("session");
+            async_io::Timer::after(Duration::from_millis(moment * 5)).await;
+            drop(session);
+        }
+        let helpers = || {
+            let entries = fs::read_dir("/proc").expect("proc").flatten();
+            let lines = entries.filter_map(|e| fs::read_to_string(e.path().join("cmdline")).ok());
+            let ours = |l: &String| l.contains("exec-wait") && l.contains(id.as_str());
+            lines.filter(ours).count()
+        };
+        until("the helpers end", || helpers() == 0).await;
+        assert_eq!(Lab::cgroups().pids(&cgroup).len(), 1, "a command is left");
         let leftovers =
             fs::read_dir(lab.dir.join("run/containers").join(id.as_str())).expect("dir");
         let leftovers: Vec<_> = leftovers

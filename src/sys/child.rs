@@ -76,6 +76,7 @@ pub struct Command {
     exe: Option<Arc<OwnedFd>>,
     session: bool,
     cgroups: Vec<PathBuf>,
+    polite: bool,
 }
 
 impl Command {
@@ -95,6 +96,7 @@ impl Command {
             exe: None,
             session: false,
             cgroups: Vec::new(),
+            polite: false,
         }
     }
 
@@ -167,6 +169,12 @@ impl Command {
         self
     }
 
+    /// For a child that watches over others and ends them itself: [`Child::kill`] sends SIGTERM to it alone.
+    pub fn polite(mut self) -> Self {
+        self.polite = true;
+        self
+    }
+
     /// Moves the child into the cgroup directory `dir` before it runs the program; once per hierarchy (v1).
     pub fn cgroup(mut self, dir: impl AsRef<Path>) -> Self {
         self.cgroups.push(dir.as_ref().into());
@@ -217,6 +225,7 @@ impl Command {
         drop(stdio);
         let mut child = Child {
             pid: Some(pid),
+            polite: self.polite,
             pidfd: None,
             input: None,
             stdout,
@@ -332,6 +341,7 @@ pub fn exit_code(status: ExitStatus) -> i32 {
 pub struct Child {
     /// Absent once it was reaped.
     pid: Option<Pid>,
+    polite: bool,
     pidfd: Option<Arc<OwnedFd>>,
     input: Option<(Async<PipeWriter>, Vec<u8>)>,
     stdout: Option<Capture>,
@@ -364,11 +374,16 @@ impl Child {
         }
     }
 
-    /// Sends SIGKILL to its whole process group. Still to be waited for.
+    /// Sends SIGKILL to its whole process group, or SIGTERM to a polite one. Still to be waited for.
     pub fn kill(&self) {
+        use nix::sys::signal::{Signal, kill, killpg};
         // Not reaped yet, so the number is still its own.
-        if let Some(group) = self.pid {
-            let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+        if let Some(pid) = self.pid {
+            let _ = if self.polite {
+                kill(pid, Signal::SIGTERM)
+            } else {
+                killpg(pid, Signal::SIGKILL)
+            };
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod memory;
 pub mod mount;
 pub mod namespaces;
 pub mod notify;
+pub mod on_term;
 pub mod open;
 pub mod pages;
 pub mod pidfd;

@@ -26,7 +26,7 @@ use crate::{
     shim,
     sys::{
         child::{self, Child, Command, Input, Sink},
-        pidfd, socket, tty,
+        socket, tty,
     },
 };
 
@@ -81,9 +81,8 @@ impl runtime::ExecSession for ExecSession {
 
 impl Drop for ExecSession {
     fn drop(&mut self) {
-        if self.ended.is_none() {
-            self.files.kill();
-        }
+        // Its end is the helper's to see to: the number of a command that is just being started is not known here.
+        self.files.abandoned = self.ended.is_none();
     }
 }
 
@@ -94,7 +93,8 @@ struct Files {
     log: PathBuf,
     /// Where the runtime hands over a terminal.
     socket: PathBuf,
-    container: String,
+    /// The command still runs: the helper needs the pid file to end it, and removes it.
+    abandoned: bool,
 }
 
 impl Files {
@@ -107,32 +107,12 @@ impl Files {
         let text = files::read_start(&self.log, LOG_LIMIT).ok()?;
         (!text.is_empty()).then(|| shim::runtime_message(&String::from_utf8_lossy(&text)))
     }
-
-    /// Kills the process in the container, if it still is one of the container's.
-    fn kill(&self) {
-        let killed = || -> io::Result<()> {
-            let text = files::read_start(&self.pid, SMALL)?;
-            let pid: i32 = String::from_utf8_lossy(&text)
-                .trim()
-                .parse()
-                .map_err(io::Error::other)?;
-            let fd = pidfd::open(pid)?;
-            // After the opening: the number cannot change hands any more.
-            let groups = files::read_start(Path::new(&format!("/proc/{pid}/cgroup")), SMALL)?;
-            if String::from_utf8_lossy(&groups).contains(&self.container) {
-                pidfd::send_signal(fd.as_fd(), libc::SIGKILL)?;
-            }
-            Ok(())
-        };
-        if let Err(e) = killed() {
-            log::debug!("container={} ending a command: {e}", self.container);
-        }
-    }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        for path in [&self.pid, &self.log, &self.socket] {
+        let kept = usize::from(self.abandoned);
+        for path in &[&self.pid, &self.log, &self.socket][kept..] {
             if let Err(e) = files::remove_file(path) {
                 log::debug!("{}: {e}", path.display());
             }
@@ -191,12 +171,12 @@ impl Runc {
         limit: usize,
     ) -> Result<ExecOutput, RuntimeError> {
         let (command, files) = self.exec_command(id, command, false)?;
-        let guard = KillOnDrop(Some(files));
+        // Dropped early, or out of time: the helper gets SIGTERM and ends the command.
+        let guard = AbandonOnDrop(Some(files));
         let result = child::run(command.capture(limit), timeout).await;
         let output = match result {
             Ok(output) => output,
             Err(e) if e.kind() == io::ErrorKind::TimedOut => {
-                drop(guard); // kills the process in the container
                 return Err(RuntimeError::Timeout {
                     what: format!("command in container {id}"),
                     after: timeout.unwrap_or_default(),
@@ -248,9 +228,10 @@ impl Runc {
             pid: dir.join(format!("{name}.pid")),
             log: dir.join(format!("{name}.log")),
             socket: dir.join(format!("{name}.sock")),
-            container: id.to_string(),
+            abandoned: false,
         };
         let helper = Command::opened(self.settings.exe.clone(), "picolet")
+            .polite()
             .arg(exec_wait::COMMAND)
             .arg(&files.pid)
             .arg(&program.path);
@@ -343,18 +324,18 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Ends the command if the caller stops waiting for it.
-struct KillOnDrop(Option<Files>);
+struct AbandonOnDrop(Option<Files>);
 
-impl KillOnDrop {
+impl AbandonOnDrop {
     fn done(mut self) -> Option<Files> {
         self.0.take()
     }
 }
 
-impl Drop for KillOnDrop {
+impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
-        if let Some(files) = &self.0 {
-            files.kill();
+        if let Some(files) = &mut self.0 {
+            files.abandoned = true;
         }
     }
 }

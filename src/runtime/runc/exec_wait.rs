@@ -3,10 +3,14 @@
 //!
 //! Without it the runtime itself would stay resident (12 MiB) and copy every byte; in that mode runc 1.1 can lose a
 //! terminal's last words. Arguments: the pid file, then the runtime's command line with `exec --detach`.
+//!
+//! SIGTERM ends the command, also when it comes while the runtime still starts it: only this process is sure to learn its
+//! number then. Its files are removed in that case, for nobody waits for them.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs,
+    path::Path,
     process::{Command, ExitCode},
 };
 
@@ -19,12 +23,18 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::sys::on_term;
+
 /// First argument that makes the program one.
 pub const COMMAND: &str = "exec-wait";
 /// Exit code when the command could not be started or watched; the runtime's log says why.
 const FAILED: u8 = 255;
+/// What the runtime may leave beside the pid file, by extension.
+const FILES: [&str; 3] = ["pid", "log", "sock"];
 /// Added to a signal's number, as shells do.
 const SIGNALLED: i32 = 128;
+/// How long after SIGTERM the runtime may go on starting the command, seconds; then it is killed.
+const START_PATIENCE_S: i32 = 10;
 
 /// Runs to the end of the command.
 #[must_use]
@@ -36,20 +46,37 @@ fn run(words: &[OsString]) -> Option<u8> {
     let [pid_file, program, args @ ..] = words else {
         return None;
     };
+    let code = watch(Path::new(pid_file), program, args);
+    if on_term::was_ordered() {
+        for extension in FILES {
+            let _ = fs::remove_file(Path::new(pid_file).with_extension(extension));
+        }
+    }
+    code
+}
+
+fn watch(pid_file: &Path, program: &OsStr, args: &[OsString]) -> Option<u8> {
     // Before the command exists: its parent is the runtime, which ends first.
     set_child_subreaper(true).ok()?;
-    let status = Command::new(program).args(args).status().ok()?;
-    if !status.success() {
-        return u8::try_from(status.code()?).ok();
+    on_term::install(START_PATIENCE_S).ok()?;
+    let runtime = Command::new(program).args(args).spawn().ok()?;
+    let code = wait(Pid::from_raw(i32::try_from(runtime.id()).ok()?))?;
+    if code != 0 {
+        return u8::try_from(code).ok();
     }
-    let pid = fs::read_to_string(pid_file).ok()?.trim().parse().ok()?;
-    let code = loop {
-        match waitpid(Pid::from_raw(pid), None) {
-            Ok(WaitStatus::Exited(_, code)) => break code,
-            Ok(WaitStatus::Signaled(_, signal, _)) => break SIGNALLED + signal as i32,
+    let pid = Pid::from_raw(fs::read_to_string(pid_file).ok()?.trim().parse().ok()?);
+    on_term::target(pid);
+    u8::try_from(wait(pid)?).ok()
+}
+
+/// The exit code of a child.
+fn wait(pid: Pid) -> Option<i32> {
+    loop {
+        match waitpid(pid, None) {
+            Ok(WaitStatus::Exited(_, code)) => return Some(code),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Some(SIGNALLED + signal as i32),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(_) => return None,
         }
-    };
-    u8::try_from(code).ok()
+    }
 }

@@ -1,0 +1,84 @@
+//! What SIGTERM does to a process that watches over another: the other is killed, now or as soon as it is known.
+//!
+//! The handlers do system calls only. A handler is not inherited by a program that is executed.
+
+#![expect(unsafe_code, reason = "signal handlers")]
+
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use nix::{
+    libc,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+    unistd::Pid,
+};
+
+/// The signal came.
+static ORDERED: AtomicBool = AtomicBool::new(false);
+/// Who is killed; 0 while unknown.
+static TARGET: AtomicI32 = AtomicI32::new(0);
+/// Seconds that may pass until the target is known.
+static PATIENCE_S: AtomicI32 = AtomicI32::new(0);
+
+/// From now on SIGTERM kills the target. If it is not known `patience_s` seconds later, the whole process group is killed instead.
+///
+/// # Errors
+/// Those of sigaction(2).
+pub fn install(patience_s: i32) -> nix::Result<()> {
+    PATIENCE_S.store(patience_s, Ordering::SeqCst);
+    for (signal, handler) in [
+        (Signal::SIGALRM, late as extern "C" fn(libc::c_int)),
+        (Signal::SIGTERM, ordered),
+    ] {
+        let action = SigAction::new(
+            SigHandler::Handler(handler),
+            SaFlags::empty(),
+            SigSet::all(),
+        );
+        // SAFETY: the handlers touch atomics and make system calls only.
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}
+
+/// Names the target, a child that was not waited for, and kills it if SIGTERM has come already.
+pub fn target(pid: Pid) {
+    TARGET.store(pid.as_raw(), Ordering::SeqCst);
+    if was_ordered() {
+        kill_target();
+    }
+}
+
+/// Forgets the target: it was waited for, its number is free.
+pub fn no_target() {
+    TARGET.store(0, Ordering::SeqCst);
+}
+
+/// Whether SIGTERM has come.
+pub fn was_ordered() -> bool {
+    ORDERED.load(Ordering::SeqCst)
+}
+
+fn kill_target() -> bool {
+    let pid = TARGET.load(Ordering::SeqCst);
+    if pid > 0 {
+        // SAFETY: integer arguments only.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    pid > 0
+}
+
+extern "C" fn ordered(_: libc::c_int) {
+    ORDERED.store(true, Ordering::SeqCst);
+    if !kill_target() {
+        let seconds = PATIENCE_S.load(Ordering::SeqCst).unsigned_abs();
+        // SAFETY: integer argument only.
+        unsafe { libc::alarm(seconds) };
+    }
+}
+
+extern "C" fn late(_: libc::c_int) {
+    if !kill_target() {
+        // SAFETY: integer arguments only: the own process group.
+        unsafe { libc::kill(0, libc::SIGKILL) };
+    }
+}
