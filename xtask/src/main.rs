@@ -17,10 +17,11 @@ const HELP: &str = "\
 Tasks of picolet. Usage: cargo xtask TASK
 
   demo     Show the pod host on this machine, step by step, each checked (root)
-  test     Install what the tests need and run all of them (root; without it the kernel tests are skipped)
+  test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
+           `--vm`: with what `vm` shows even where that has to be emulated
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
-  vm       Show the pod host on cgroup v2 under systemd, in a virtual machine of 512 MiB, through a power cut (root)
+  vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
 ";
 
 /// What a task could not do; printed once, at the end.
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
     }
     let done = match task.as_str() {
         "demo" => demo::run(),
-        "test" => test::run(),
+        "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "spec" => spec::run(),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(env::args().nth(2).as_deref()),

@@ -8,13 +8,20 @@ use std::{
 use crate::{
     Failure, install,
     process::{cargo, is_root, show},
+    vm,
     wait::Watch,
 };
 
 /// What a test prints to standard error when it cannot run here.
 const SKIPPED: &str = "SKIPPED ";
 
-pub(crate) fn run() -> Result<(), Failure> {
+/// `--vm`: the virtual machine also where it has to be emulated, which takes a quarter of an hour.
+const EMULATE: &str = "--vm";
+
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    if let Some(odd) = words.iter().find(|word| *word != EMULATE) {
+        return Err(format!("unknown option {odd:?}; known: {EMULATE}").into());
+    }
     let mut skipped = Vec::new();
     for missing in install::ensure(&[&install::BUILD, &install::HOST, &install::TEST])? {
         skipped.push(format!(
@@ -84,6 +91,17 @@ pub(crate) fn run() -> Result<(), Failure> {
         ]),
         &mut skipped,
     );
+    let has_kvm = vm::accelerator() == "kvm";
+    if (has_kvm && is_root()) || !words.is_empty() {
+        let mut command = cargo();
+        command.args(["xtask", "vm"]);
+        step("machine", &mut command, &mut skipped);
+    } else {
+        skipped.push(format!(
+            "the virtual machine (cgroup v2, systemd, AppArmor, power cut): it needs root, and KVM to be quick; \
+             run `cargo xtask test {EMULATE}` or `cargo xtask vm`"
+        ));
+    }
     // Last, so that what CI shows of a long log ends with the tests' own count.
     step(
         "tests",

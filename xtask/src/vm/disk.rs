@@ -170,12 +170,11 @@ pub(super) fn payload(dir: &Path, program: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// A root disk that may be written, for one run.
-pub(super) fn copy(base: &Base, dir: &Path) -> Result<PathBuf, Failure> {
-    let to = dir.join("root.ext4");
+pub(super) fn copy(base: &Base, to: &Path) -> Result<(), Failure> {
     run(Command::new("cp")
         .args(["--sparse=always", "--reflink=auto"])
-        .args([&base.root, &to]))?;
-    Ok(to)
+        .arg(&base.root)
+        .arg(to))
 }
 
 fn make(tree: &Path, disk: &Path, size: &str) -> Result<(), Failure> {

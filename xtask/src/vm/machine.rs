@@ -13,8 +13,6 @@ use std::{
 use super::{disk::Base, report::Boot};
 use crate::{Failure, process::find};
 
-/// What the machine has, MiB: the smallest board that is aimed at.
-const MEMORY_MIB: u32 = 512;
 /// The kernel's command line, but for the word of the boot.
 ///
 /// - `no_timer_check`: on a busy machine the emulated timer may come too late for the kernel, which then gives up.
@@ -45,7 +43,7 @@ impl Machine {
         command
             .args(["-machine", "q35", "-accel", accelerator()])
             .args(["-cpu", "max", "-smp", "2"])
-            .args(["-m", &MEMORY_MIB.to_string()])
+            .args(["-m", &boot.memory_mib().to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-nic", "none", "-no-reboot"])
             .args(["-device", "virtio-rng-pci"])
@@ -122,7 +120,7 @@ impl Drop for Machine {
 ///
 /// A device of that name alone is not enough: there are kernels whose KVM only takes guests made for it, on processors
 /// that cannot virtualize. Debian's kernel does not start there.
-pub(super) fn accelerator() -> &'static str {
+pub(crate) fn accelerator() -> &'static str {
     let can = fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
         text.split_whitespace()
             .any(|flag| flag == "vmx" || flag == "svm")
@@ -140,5 +138,6 @@ pub(super) fn console(dir: &Path, boot: Boot) -> PathBuf {
     dir.join(match boot {
         Boot::Fresh => "console-1.log",
         Boot::AfterPowerCut => "console-2.log",
+        Boot::Small => "console-3.log",
     })
 }

@@ -5,7 +5,7 @@ use crate::stage::IMAGE;
 /// Port of the host that leads to the web pod.
 pub(super) const HOST_PORT: u16 = 28_080;
 /// Pods that only sleep.
-pub(super) const CROWD: u32 = 10;
+pub(super) const CROWD: u32 = 16;
 /// Name of the AppArmor profile that one pod asks for.
 pub(super) const PROFILE: &str = "picolet-vm";
 

@@ -19,15 +19,18 @@ pub(super) enum Boot {
     Fresh,
     /// The same disk again.
     AfterPowerCut,
+    /// Another new machine, with half the memory.
+    Small,
 }
 
 impl Boot {
-    pub(super) const ALL: [Self; 2] = [Self::Fresh, Self::AfterPowerCut];
+    pub(super) const ALL: [Self; 3] = [Self::Fresh, Self::AfterPowerCut, Self::Small];
 
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Fresh => "a new machine",
             Self::AfterPowerCut => "the same machine after a power cut",
+            Self::Small => "a new machine of 256 MiB",
         }
     }
 
@@ -36,6 +39,31 @@ impl Boot {
         match self {
             Self::Fresh => "picolet.boot=fresh",
             Self::AfterPowerCut => "picolet.boot=cut",
+            Self::Small => "picolet.boot=small",
+        }
+    }
+
+    /// Memory of the machine, MiB: the smallest board that is aimed at, and half of that.
+    pub(super) fn memory_mib(self) -> u32 {
+        match self {
+            Self::Fresh | Self::AfterPowerCut => 512,
+            Self::Small => 256,
+        }
+    }
+
+    /// Whether the disk is a new one.
+    pub(super) fn is_new(self) -> bool {
+        match self {
+            Self::Fresh | Self::Small => true,
+            Self::AfterPowerCut => false,
+        }
+    }
+
+    /// Whether the machine is switched off at the end; otherwise its power is cut.
+    pub(super) fn ends_in_order(self) -> bool {
+        match self {
+            Self::Fresh => false,
+            Self::AfterPowerCut | Self::Small => true,
         }
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn unit(property: &str) -> Result<String, Failure> {
 /// The first process of every container: name of its cgroup → pid and start time, which together nobody has twice.
 pub(super) fn inits() -> BTreeMap<String, (u32, String)> {
     let mut found = BTreeMap::new();
-    for dir in groups(&Path::new(TREE).join("kubepods")) {
+    for dir in control_groups(&Path::new(TREE).join("kubepods")) {
         for pid in members(&dir) {
             let status = text(format!("/proc/{pid}/status")).unwrap_or_default();
             let is_init = status
@@ -55,7 +55,7 @@ pub(super) fn inits() -> BTreeMap<String, (u32, String)> {
 }
 
 /// `dir` and every control group below it.
-pub(super) fn groups(dir: &Path) -> Vec<PathBuf> {
+pub(super) fn control_groups(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir(dir) else {
         return found;
@@ -63,7 +63,7 @@ pub(super) fn groups(dir: &Path) -> Vec<PathBuf> {
     found.push(dir.to_path_buf());
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            found.extend(groups(&entry.path()));
+            found.extend(control_groups(&entry.path()));
         }
     }
     found
@@ -80,6 +80,14 @@ pub(super) fn members(group: &Path) -> Vec<u32> {
 /// Shims.
 pub(super) fn shims() -> Vec<u32> {
     members(&Path::new(TREE).join("picolet-shims"))
+}
+
+/// `MemAvailable`, KiB.
+pub(super) fn available() -> Result<u64, Failure> {
+    let text = text("/proc/meminfo")?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let number = line.and_then(|l| l.split_whitespace().next()).unwrap_or("");
+    Ok(number.parse()?)
 }
 
 /// Proportional and private memory of a process, KiB.

@@ -1,7 +1,12 @@
 //! Inside the machine: installs picolet as an operator does and checks what cannot be checked on another machine.
 
+mod apparmor;
 mod boots;
 mod facts;
+mod figures;
+mod groups;
+mod node;
+mod small;
 
 use std::{
     fs::File,
@@ -38,10 +43,14 @@ pub(crate) fn run() -> ExitCode {
     };
     let mut guest = Guest { port };
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    if line.split_whitespace().any(|w| w == Boot::Fresh.word()) {
-        boots::fresh(&mut guest);
-    } else {
-        boots::after_power_cut(&mut guest);
+    match Boot::ALL
+        .into_iter()
+        .find(|boot| line.split_whitespace().any(|w| w == boot.word()))
+    {
+        Some(Boot::Fresh) => boots::fresh(&mut guest),
+        Some(Boot::AfterPowerCut) => boots::after_power_cut(&mut guest),
+        Some(Boot::Small) => small::run(&mut guest),
+        None => guest.say(&Line::Failed("no word of a boot".into())),
     }
     ExitCode::SUCCESS
 }

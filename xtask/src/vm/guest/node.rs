@@ -1,0 +1,149 @@
+//! What every machine needs: picolet as an operator installs it, an image, manifests.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Guest, LIMIT, call, container_id, expect,
+    facts::{TREE, inits, text, unit},
+    pod, pods,
+};
+use crate::{
+    Failure,
+    stage::IMAGE,
+    vm::{
+        disk::{PAYLOAD, UNITS},
+        manifests,
+    },
+    wait::until,
+};
+
+const MANIFESTS: &str = "/etc/picolet/manifests";
+pub(super) const STATE: &str = "/var/lib/picolet";
+pub(super) const MIB: u64 = 1 << 20;
+/// `podPidsLimit` of this machine.
+pub(super) const PIDS: u64 = 128;
+/// What is kept from pods, processor time aside.
+pub(super) const RESERVED_MIB: u64 = 16;
+pub(super) const RESERVED_PIDS: u64 = 100;
+
+/// Installs picolet and starts it, up to an imported image.
+pub(super) fn set_up(guest: &mut Guest) {
+    guest.step("The machine is what a board is", machine);
+    guest.step("Installed as the README says", install);
+    guest.step(
+        "systemctl start waits until it is ready (Type=notify)",
+        || {
+            call(&["systemctl", "enable", "--now", "picolet"])?;
+            expect("ActiveState", &unit("ActiveState")?, &"active".into())?;
+            call(&["picolet", "get", "node"])?;
+            call(&["systemctl", "is-active", "picolet-pods"])?;
+            Ok(format!("main process {}", unit("MainPID")?))
+        },
+    );
+    guest.step("An image dropped as a file is imported", || {
+        fs::create_dir_all(format!("{STATE}/import"))?;
+        fs::copy(
+            format!("{PAYLOAD}/image.tar"),
+            format!("{STATE}/import/busybox.tar"),
+        )?;
+        until(LIMIT, || {
+            let images = call(&["picolet", "get", "images"])?;
+            let name = IMAGE.rsplit_once(':').map_or(IMAGE, |(name, _)| name);
+            if images.contains(name) {
+                Ok(name.to_owned())
+            } else {
+                Err(format!("get images shows {images:?}").into())
+            }
+        })
+    });
+}
+
+fn machine() -> Result<String, Failure> {
+    let kind = call(&["stat", "-f", "-c", "%T", TREE])?;
+    expect(
+        "the file system of control groups",
+        &kind,
+        &"cgroup2fs".into(),
+    )?;
+    expect("process 1", &text("/proc/1/comm")?, &"systemd".into())?;
+    let enabled = text("/sys/module/apparmor/parameters/enabled")?;
+    expect("AppArmor", &enabled, &"Y".into())?;
+    let memory = text("/proc/meminfo")?;
+    let systemd = call(&["systemctl", "--version"])?;
+    let runc = call(&["runc", "--version"])?;
+    let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+    Ok(format!(
+        "Linux {}, {}, {}, {}",
+        text("/proc/sys/kernel/osrelease")?,
+        first(&systemd),
+        first(&runc),
+        first(&memory)
+    ))
+}
+
+fn install() -> Result<String, Failure> {
+    call(&["install", &format!("{PAYLOAD}/picolet"), "/usr/local/bin/"])?;
+    for name in UNITS {
+        let unit = format!("{PAYLOAD}/{name}");
+        call(&["install", "-m", "644", &unit, "/etc/systemd/system/"])?;
+    }
+    fs::create_dir_all(MANIFESTS)?;
+    fs::write(
+        "/etc/picolet/config.yaml",
+        format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {PIDS}\n\
+             systemReserved: {{cpu: 100m, memory: {RESERVED_MIB}Mi, pid: '{RESERVED_PIDS}'}}\n"
+        ),
+    )?;
+    let profile = "/etc/apparmor.d/picolet-vm";
+    fs::write(profile, manifests::profile())?;
+    call(&["apparmor_parser", "--replace", profile])?;
+    Ok(String::new())
+}
+
+pub(super) fn manifest(name: &str) -> PathBuf {
+    Path::new(MANIFESTS).join(format!("{name}.yaml"))
+}
+
+pub(super) fn hidden(name: &str) -> PathBuf {
+    Path::new(MANIFESTS).join(format!(".{name}.new"))
+}
+
+pub(super) fn drop_manifest(name: &str, text: &str) -> Result<(), Failure> {
+    fs::write(hidden(name), text)?;
+    fs::rename(hidden(name), manifest(name))?;
+    Ok(())
+}
+
+/// First process of a pod's container `main`.
+pub(super) fn init(name: &str) -> Result<u32, Failure> {
+    init_of(name, "main")
+}
+
+pub(super) fn init_of(name: &str, container: &str) -> Result<u32, Failure> {
+    let id = container_id(&pod(name)?, container)?;
+    inits()
+        .get(&id)
+        .map(|(pid, _)| *pid)
+        .ok_or_else(|| format!("{name}/{container} has no first process").into())
+}
+
+pub(super) fn no_restarts() -> Result<(), Failure> {
+    for pod in pods()? {
+        for status in pod["status"]["containerStatuses"]
+            .as_array()
+            .into_iter()
+            .flatten()
+        {
+            expect(
+                &format!("restartCount of {}", pod["metadata"]["name"]),
+                &status["restartCount"],
+                &0.into(),
+            )?;
+        }
+    }
+    Ok(())
+}
