@@ -21,8 +21,8 @@ const KERNEL_WORDS: &str = "root=/dev/vda rw console=ttyS0 panic=-1 quiet no_tim
     systemd.show_status=false systemd.journald.forward_to_console=1";
 /// Longest line that is taken from the guest, bytes.
 const LINE_LIMIT: u64 = 64 << 10;
-/// Switching off, with every pod ended first. Less than the 90 s that systemd waits for what ignores SIGTERM.
-pub(super) const OFF_LIMIT: Duration = Duration::from_secs(60);
+/// Switching off, with every pod ended first, on an emulated processor that has other things to do.
+pub(super) const OFF_LIMIT: Duration = Duration::from_secs(300);
 
 /// A running machine. Dropping it cuts the power.
 pub(super) struct Machine {

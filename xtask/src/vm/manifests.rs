@@ -6,6 +6,8 @@ use crate::stage::IMAGE;
 pub(super) const HOST_PORT: u16 = 28_080;
 /// Pods that only sleep.
 pub(super) const CROWD: u32 = 16;
+/// The same, in the small machine.
+pub(super) const SMALL_CROWD: usize = 30;
 /// Name of the AppArmor profile that one pod asks for.
 pub(super) const PROFILE: &str = "picolet-vm";
 

@@ -9,12 +9,10 @@ use super::{
     wait_running,
 };
 use crate::vm::{
-    manifests,
+    manifests::{self, SMALL_CROWD},
     report::{Boot, Line},
 };
 
-/// Pods that have to run.
-const PODS: u64 = 30;
 /// What a sleeping pod may take from the machine altogether, KiB: its process, its shim, namespaces, page tables, control
 /// groups, an interface, mounts.
 const POD_KIB: u64 = 1024;
@@ -42,7 +40,7 @@ pub(super) fn run(guest: &mut Guest) {
             .map_or_else(ToString::to_string, Figures::text),
     );
 
-    let names: Vec<_> = (0..PODS).map(|n| format!("crowd-{n}")).collect();
+    let names: Vec<_> = (0..SMALL_CROWD).map(|n| format!("crowd-{n}")).collect();
     guest.step("All pods of a crowd run", || {
         for name in &names {
             drop_manifest(name, &manifests::sleeper(name, 1_000_000))?;
@@ -53,7 +51,7 @@ pub(super) fn run(guest: &mut Guest) {
     guest.step("What the crowd takes from the machine", || {
         let before = before.map_err(|e| format!("before: {e}"))?;
         let fall = before.available.saturating_sub(Figures::read()?.available);
-        let each = fall / PODS;
+        let each = fall / u64::try_from(SMALL_CROWD)?;
         expect(
             &format!("{each} KiB a pod within {POD_KIB} KiB"),
             &(each <= POD_KIB),
