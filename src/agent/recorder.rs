@@ -58,12 +58,21 @@ pub(super) struct Recorder {
 pub(super) struct About<'a> {
     /// Pod UID.
     pub(super) uid: &'a PodUid,
-    /// Pod namespace.
+    /// Pod namespace; empty for the node.
     pub(super) namespace: &'a str,
     /// Pod name.
     pub(super) name: &'a str,
     /// `spec.containers{name}`; empty for the pod.
     pub(super) field_path: &'a str,
+}
+
+impl core::fmt::Display for About<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.namespace {
+            "" => write!(f, "node={}", self.name),
+            namespace => write!(f, "pod={namespace}/{}", self.name),
+        }
+    }
 }
 
 impl Recorder {
@@ -93,32 +102,14 @@ impl Recorder {
         if let Some(known) = known {
             known.count = known.count.saturating_add(1);
             known.last = now;
-            log::debug!(
-                "pod={}/{} reason={reason} count={}: {message}",
-                about.namespace,
-                about.name,
-                known.count
-            );
+            log::debug!("{about} reason={reason} count={}: {message}", known.count);
             return;
         }
         let place = if about.field_path.is_empty() { "" } else { " " };
+        let field_path = about.field_path;
         match severity {
-            Severity::Normal => {
-                log::info!(
-                    "pod={}/{}{place}{} {reason}: {message}",
-                    about.namespace,
-                    about.name,
-                    about.field_path
-                );
-            }
-            Severity::Warning => {
-                log::warn!(
-                    "pod={}/{}{place}{} {reason}: {message}",
-                    about.namespace,
-                    about.name,
-                    about.field_path
-                );
-            }
+            Severity::Normal => log::info!("{about}{place}{field_path} {reason}: {message}"),
+            Severity::Warning => log::warn!("{about}{place}{field_path} {reason}: {message}"),
         }
         if self.ring.len() == EVENTS_KEPT
             && let Some(oldest) = self.ring.pop_front()

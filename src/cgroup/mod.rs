@@ -203,20 +203,24 @@ impl Cgroups {
         kill::destroy(&self.hierarchy, path).await
     }
 
-    /// Takes nearly all cpu from a group that may not be removed yet (an orphan whose volumes are still mounted).
+    /// Takes nearly all cpu from a group that may not be removed yet (an orphan whose volumes are still mounted). One that
+    /// has gone meanwhile needs nothing.
     ///
     /// # Errors
     /// [`CgroupError::Io`].
     pub fn reduce_cpu(&self, path: &str) -> Result<(), CgroupError> {
         /// The kernel's smallest shares.
         const MINIMUM_SHARES: u64 = 2;
-        self.update(
-            path,
-            &LinuxResources {
-                cpu_shares: Some(MINIMUM_SHARES),
-                ..LinuxResources::default()
-            },
-        )
+        let reduced = LinuxResources {
+            cpu_shares: Some(MINIMUM_SHARES),
+            ..LinuxResources::default()
+        };
+        match self.update(path, &reduced) {
+            Err(CgroupError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// Pod groups below `kubepods`, those of every tier, sorted by UID, with their paths.
