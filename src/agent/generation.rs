@@ -33,6 +33,7 @@ use crate::{
         restart,
         security::SecuritySettings,
     },
+    sys::open,
     volume::SubPath,
 };
 
@@ -303,6 +304,11 @@ async fn make_termination_log(
 async fn make_log_directory(ctx: &Ctx, pod: &Pod, container: &Container) -> Result<(), String> {
     let dir = log_directory(ctx, pod).join(&container.name);
     let shown = dir.display().to_string();
-    let made = ctx.disk.run(move || fs::create_dir_all(dir)).await;
+    let logs = ctx.cfg.dirs.pod_logs.clone();
+    let made = ctx.disk.run(move || {
+        fs::create_dir_all(logs)?;
+        open::make_log_dir(&dir.join("log"))
+    });
+    let made = made.await;
     made.map_err(|e| format!("{shown}: {e}"))
 }

@@ -4,9 +4,13 @@
 //! line is lost and at most one of the rotated files is plain text.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::OpenOptionsExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -15,6 +19,7 @@ use nix::fcntl::OFlag;
 
 use crate::api::Wall;
 use crate::api::order::Order;
+use crate::sys::open;
 
 /// Whether the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
 pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
@@ -30,6 +35,19 @@ pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
 /// - Shape: `max_files` counts the live file too and is at least 2.
 /// - Errors: nothing was renamed; try again at the next check.
 pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<PathBuf>> {
+    // Pods may see this directory and put links in its place: everything happens in the one that was opened.
+    let dir = open::log_dir(path)?;
+    let pinned = within(&dir, path);
+    Ok(rotate_within(&pinned, max_files, now)?.map(|name| path.with_file_name(name)))
+}
+
+/// `path` by way of its opened directory.
+fn within(dir: &OwnedFd, path: &Path) -> PathBuf {
+    let dir = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+    dir.join(path.file_name().unwrap_or_default())
+}
+
+fn rotate_within(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<OsString>> {
     let mut rotated = rotated_files(path)?;
     for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
         fs::remove_file(leftover)?;
@@ -54,7 +72,7 @@ pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<Pat
     }
     let target = rotated_name(path, now);
     match fs::rename(path, &target) {
-        Ok(()) => Ok(Some(target)),
+        Ok(()) => Ok(target.file_name().map(ToOwned::to_owned)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
@@ -62,7 +80,8 @@ pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<Pat
 
 /// Takes a rotation back because the writer could not reopen.
 pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
-    fs::rename(rotated, path)
+    let dir = open::log_dir(path)?;
+    fs::rename(within(&dir, rotated), within(&dir, path))
 }
 
 /// `<N>.log.<YYYYMMDD-HHMMSS>`.
@@ -85,7 +104,7 @@ fn is_compressed(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "gz")
 }
 
-/// Rotated files beside the live one, oldest first by name.
+/// Rotated files beside the live one, oldest first by name. What is no regular file is none of ours: a pod put it there.
 fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     let missing = || {
         io::Error::new(
@@ -102,11 +121,9 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(path.parent().ok_or_else(missing)?)? {
         let entry = entry?;
-        if entry
-            .file_name()
-            .to_str()
-            .is_some_and(|n| n.starts_with(&prefix))
-        {
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|n| n.starts_with(&prefix));
+        if ours && entry.file_type()?.is_file() {
             files.push(entry.path());
         }
     }
@@ -124,8 +141,12 @@ fn compress(plain: &Path) -> io::Result<()> {
     let (staged, done) = (with(".tmp"), with(".gz"));
     let mut source = File::options()
         .read(true)
-        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(plain)?;
+    if !source.metadata()?.is_file() {
+        // Swapped since the directory was read. Reading a FIFO would hold the disk lane for ever.
+        return fs::remove_file(plain);
+    }
     let target = File::options()
         .write(true)
         .create_new(true)
@@ -202,6 +223,34 @@ mod tests {
             "a missing live file must be reopened"
         );
         assert_eq!(rotate(&path, 4, at(10)).expect("rotate"), None);
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    /// What a pod that has the directory mounted can put beside its log neither stops rotation nor is followed.
+    #[test]
+    fn links_pipes_and_directories_in_the_way() {
+        let dir = std::env::temp_dir().join(format!("picolet-rotate-odd-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("scratch");
+        let path = dir.join("0.log");
+        let victim = dir.join("victim");
+        fs::write(&victim, "not a log").expect("write");
+        let odd = ["0.log.1", "0.log.2", "0.log.3", "0.log.4.tmp"];
+        std::os::unix::fs::symlink(&victim, dir.join(odd[0])).expect("link");
+        let mode = nix::sys::stat::Mode::S_IRWXU;
+        nix::unistd::mkfifo(&dir.join(odd[1]), mode).expect("pipe");
+        fs::create_dir(dir.join(odd[2])).expect("directory");
+        std::os::unix::fs::symlink(&victim, dir.join(odd[3])).expect("link");
+        for n in 0..5 {
+            fs::write(&path, format!("line {n}\n")).expect("write");
+            let at = Wall::from_secs(1_700_000_000 + n);
+            assert!(rotate(&path, 3, at).expect("rotate").is_some());
+        }
+        let mut left = names(&dir);
+        left.retain(|n| n.starts_with("0.log.2023"));
+        assert_eq!(left, ["0.log.20231114-221323.gz", "0.log.20231114-221324"]);
+        assert_eq!(fs::read(&victim).expect("victim"), b"not a log");
+        compress(&dir.join(odd[1])).expect("a pipe swapped in blocks nothing");
+        compress(&dir.join(odd[0])).expect_err("a link swapped in is not followed");
         fs::remove_dir_all(&dir).expect("clean up");
     }
 }

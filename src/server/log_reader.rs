@@ -10,9 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::fcntl::OFlag;
-
 use crate::api::Wall;
+use crate::sys::open;
 
 /// Bytes read from the file at once, and about the size of an answered chunk.
 const CHUNK_BYTES: usize = 32 * 1024;
@@ -65,7 +64,7 @@ pub enum Chunk {
 impl LogReader {
     /// Opens the log at `path`, at the start or where the tail begins. Never follows a link.
     pub fn open(path: &Path, options: LogOptions) -> io::Result<Self> {
-        let mut file = open(path)?;
+        let mut file = open::log(path)?;
         if let Some(lines) = options.tail {
             let at = tail_offset(&mut file, lines)?;
             file.seek(SeekFrom::Start(at))?;
@@ -122,7 +121,7 @@ impl LogReader {
         if !self.options.follow {
             return Ok(false);
         }
-        let current = match open(&self.path) {
+        let current = match open::log(&self.path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e),
@@ -135,22 +134,6 @@ impl LogReader {
         self.pending.clear();
         Ok(true)
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = File::options()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        ));
-    }
-    Ok(file)
 }
 
 /// Offset at which the last `lines` records begin.

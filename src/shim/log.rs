@@ -30,11 +30,11 @@ pub(crate) struct Log {
 impl Log {
     /// Opens the directory of `path`, and `path` itself.
     pub(crate) fn open(path: &'static Path) -> io::Result<Self> {
-        let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        let Some(name) = path.file_name() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let mut log = Self {
-            dir: open::dir(dir)?,
+            dir: open::log_dir(path)?,
             name,
             file: None,
             buffer: Pages::map(MAX_TEXT_BYTES + RECORD_OVERHEAD)?,

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, mkdirat};
 
 /// How often a walk is repeated that lost a race: a container that renames without end must not hold a lane.
 const RACE_TRIES: u32 = 1000;
@@ -44,6 +44,58 @@ pub fn entry(dir: impl AsFd, name: &Path, flags: OFlag) -> io::Result<File> {
     resolve(dir, name, flags | OFlag::O_NOFOLLOW, 0, resolve_flags)
 }
 
+/// Directories between the log directory of the node and a container's log: the pod's and the container's.
+const LOG_DIRS: usize = 2;
+
+/// Opens the directory that holds the container log `log`: `<logs>/<pod>/<container>/<n>.log`.
+///
+/// `<logs>` is the operator's and may be a link. What is below may be a pod's work (hostPath on it): links are refused.
+pub fn log_dir(log: &Path) -> io::Result<OwnedFd> {
+    let (logs, below) = split_log(log)?;
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    Ok(no_symlinks(dir(logs)?, below, flags, 0)?.into())
+}
+
+/// Makes the directory that holds the container log `log`, and the pod's; links are refused as in [`log_dir`].
+pub fn make_log_dir(log: &Path) -> io::Result<()> {
+    let (logs, below) = split_log(log)?;
+    let mut at = dir(logs)?;
+    for part in below {
+        match mkdirat(&at, part, Mode::from_bits_truncate(0o755)) {
+            Ok(()) | Err(nix::Error::EEXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        at = no_symlinks(&at, Path::new(part), flags, 0)?.into();
+    }
+    Ok(())
+}
+
+/// Opens the container log `log` for reading: no link on the way below the log directory, and a regular file.
+pub fn log(log: &Path) -> io::Result<File> {
+    let name = Path::new(log.file_name().unwrap_or_default());
+    // A FIFO without writer would block the open.
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let file = no_symlinks(log_dir(log)?, name, flags, 0)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
+    }
+    Ok(file)
+}
+
+/// Cuts the path of a log into the log directory and what is below it, without the file's name.
+fn split_log(log: &Path) -> io::Result<(&Path, &Path)> {
+    let logs = log.ancestors().nth(LOG_DIRS + 1);
+    let below = logs.and_then(|logs| log.parent()?.strip_prefix(logs).ok());
+    logs.zip(below).ok_or_else(|| {
+        let why = "is not a container's log: <logs>/<pod>/<container>/<n>.log";
+        io::Error::new(io::ErrorKind::InvalidInput, why)
+    })
+}
+
 fn resolve(
     dir: impl AsFd,
     path: &Path,
@@ -74,6 +126,49 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn log_paths_are_walked_without_links() {
+        let top = std::env::temp_dir().join(format!("picolet-logs-{}", std::process::id()));
+        std::fs::create_dir_all(top.join("disk")).expect("dir");
+        std::fs::create_dir_all(top.join("victim/main")).expect("dir");
+        std::fs::write(top.join("victim/main/0.log"), "secret").expect("file");
+        // The operator's own link counts.
+        symlink("disk", top.join("logs")).expect("link");
+        let logs = top.join("logs");
+        let good = logs.join("pod/main/0.log");
+        make_log_dir(&good).expect("made");
+        make_log_dir(&good).expect("made already");
+        std::fs::write(&good, "text").expect("file");
+        log(&good).expect("a log");
+        symlink("../victim", logs.join("by-pod")).expect("link");
+        symlink("../../victim/main", logs.join("pod/by-container")).expect("link");
+        symlink("../../../victim/main/0.log", logs.join("pod/main/1.log")).expect("link");
+        for path in ["by-pod/main/0.log", "pod/by-container/0.log"] {
+            let path = logs.join(path);
+            for refused in [
+                log_dir(&path).map(drop),
+                make_log_dir(&path),
+                log(&path).map(drop),
+            ] {
+                let errno = refused.expect_err("a link").raw_os_error();
+                assert!(
+                    matches!(errno, Some(libc::ELOOP | libc::ENOTDIR)),
+                    "{errno:?}"
+                );
+            }
+        }
+        assert!(log(&logs.join("pod/main/1.log")).is_err());
+        assert!(log(&logs.join("pod/main")).is_err(), "a directory");
+        nix::unistd::mkfifo(
+            &logs.join("pod/main/2.log"),
+            Mode::from_bits_truncate(0o600),
+        )
+        .expect("fifo");
+        assert!(log(&logs.join("pod/main/2.log")).is_err(), "a FIFO");
+        assert!(log_dir(Path::new("0.log")).is_err());
+        std::fs::remove_dir_all(&top).expect("remove");
+    }
 
     #[test]
     fn walks_stay_inside() {

@@ -29,7 +29,7 @@ use crate::{
     },
     runtime::RuntimeError,
     shim::{self, Launch, LaunchError, LogOnly},
-    sys::{clock, pidfd},
+    sys::{clock, open, pidfd},
 };
 
 /// What waits for a killed process: longer, and it hangs in the kernel.
@@ -211,9 +211,7 @@ impl Runc {
         let spec = serde_json::to_vec(&spec).map_err(failed("write config.json"))?;
         files::write_atomic(&dirs.run.join("config.json"), &spec)
             .map_err(failed("write config.json"))?;
-        if let Some(dir) = Path::new(&record.log).parent() {
-            fs::create_dir_all(dir).map_err(failed("make the log directory"))?;
-        }
+        open::make_log_dir(Path::new(&record.log)).map_err(failed("make the log directory"))?;
         record.made = true;
         record::save(&dirs.run, record).map_err(failed("write the container record"))
     }

@@ -6,6 +6,8 @@ use std::{
     path::Path,
 };
 
+use crate::sys::open;
+
 /// Bytes of the termination log that are shown.
 const MESSAGE_BYTES: u64 = 4096;
 /// Lines of the log that stand in for it.
@@ -32,22 +34,27 @@ pub(super) struct Source {
 pub(super) fn message(source: &Source) -> String {
     let own = match source.file.as_str() {
         "" => Vec::new(),
-        path => tail(Path::new(path), MESSAGE_BYTES).unwrap_or_default(),
+        path => tail(plain(Path::new(path)), MESSAGE_BYTES).unwrap_or_default(),
     };
     if own.is_empty() && source.fallback && source.exit_code != 0 {
-        let log = tail(Path::new(&source.log), LOG_TAIL_BYTES).unwrap_or_default();
+        let log = tail(open::log(Path::new(&source.log)), LOG_TAIL_BYTES).unwrap_or_default();
         return last_lines(&log);
     }
     String::from_utf8_lossy(&own).into_owned()
 }
 
-/// At most `limit` bytes from the end of a plain file. The pod could have replaced the file by a link or a FIFO.
-fn tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+/// The pod could have replaced the file by a link or a FIFO.
+fn plain(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
-    let mut file = fs::OpenOptions::new()
+    fs::OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
+        .open(path)
+}
+
+/// At most `limit` bytes from the end of a plain file.
+fn tail(file: io::Result<fs::File>, limit: u64) -> io::Result<Vec<u8>> {
+    let mut file = file?;
     let meta = file.metadata()?;
     if !meta.is_file() {
         return Ok(Vec::new());
@@ -148,7 +155,7 @@ mod tests {
         assert_eq!(last_lines(long_log.as_bytes()).len(), FALLBACK_BYTES);
         let link = dir.join("link");
         std::os::unix::fs::symlink("/etc/passwd", &link).expect("link");
-        assert!(tail(&link, 10).is_err(), "links are not followed");
+        assert!(tail(plain(&link), 10).is_err(), "links are not followed");
         fs::remove_dir_all(dir).expect("clean");
     }
 }
