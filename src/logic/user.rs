@@ -64,8 +64,8 @@ fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, String> {
     let entries = passwd.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
-        let uid = fields.nth(1)?.trim().parse().ok()?;
-        let gid = fields.next()?.trim().parse().ok()?;
+        let uid = field(fields.nth(1)?)?;
+        let gid = field(fields.next()?)?;
         Some(Account {
             name: Some(name),
             uid,
@@ -92,7 +92,7 @@ fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     group.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
-        let gid = fields.nth(1)?.trim().parse().ok()?;
+        let gid = field(fields.nth(1)?)?;
         Some((name, gid, fields.next().unwrap_or("")))
     })
 }
@@ -111,6 +111,12 @@ fn member_of<'a>(name: &'a str, group: &'a str) -> impl Iterator<Item = u32> {
     groups(group)
         .filter(move |(_, _, members)| members.split(',').any(|member| member.trim() == name))
         .map(|(_, gid, _)| gid)
+}
+
+/// An id of a file, in the range of [`id`]: a line with another is malformed. All ones means "as it was" to the kernel, so
+/// that some runtimes would leave the process to root.
+fn field(text: &str) -> Option<u32> {
+    id(text.trim().parse().ok()?).ok()
 }
 
 /// The API allows 0..2^31 for every id.
@@ -249,5 +255,18 @@ mod tests {
         security.strict_supplemental_groups = true;
         let strict = resolve_user(&security, "", PASSWD, GROUP);
         assert_eq!(strict, ids(1000, 50, &[50, 3000]), "Strict");
+    }
+
+    /// All ones means "as it was" to the kernel. Found by fuzzing.
+    #[test]
+    fn ids_beyond_the_api_are_no_ids() {
+        let group = "all:x:4294967295:app\nhalf:x:2147483648:app\n";
+        for line in ["app:x:4294967295:0::/:", "app:x:0:4294967295::/:"] {
+            let found = resolve_user(&security(None, "app", None), "", line, group);
+            let missing = Err("user \"app\" is not in /etc/passwd of the image".into());
+            assert_eq!(found, missing, "{line}");
+        }
+        let found = resolve_user(&security(None, "app", None), "", PASSWD, group);
+        assert_eq!(found, ids(1000, 50, &[50]));
     }
 }
