@@ -230,11 +230,13 @@ fn holes(version: &str, text: &str) -> Vec<String> {
         (0, _) => false,
         (1, ..=2) => numbers >= (1, 2, 8),
         (1, 3) => numbers >= (1, 3, 3),
+        // The first two candidates of 1.4.0 are older than the repairs.
+        (1, 4) => numbers.2 > 0 || !["-rc.1", "-rc.2"].iter().any(|rc| version.contains(rc)),
         _ => true,
     };
     if !repaired {
         found.push(
-            "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881 (container escape, fixed in runc 1.2.8 and 1.3.3)"
+            "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881 (container escape, fixed in runc 1.2.8, 1.3.3 and 1.4.0)"
                 .to_owned(),
         );
     }
@@ -296,6 +298,7 @@ mod tests {
             ("1.3 before the fix", "1.3.2", "", &["31133"]),
             ("1.3 fixed", "1.3.3", "", &[]),
             ("1.4 candidate", "1.4.0-rc.3", "", &[]),
+            ("1.4 candidate before the fix", "1.4.0-rc.2", "", &["31133"]),
             ("unreadable", "dev", "", &["21626", "31133"]),
         ] {
             let text = format!("runc version {version}\ncommit: {revision}\n");
