@@ -24,6 +24,8 @@ pub mod api;
 pub mod cgroup;
 pub mod cli;
 pub mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod image;
 pub mod logic;
 pub mod runtime;

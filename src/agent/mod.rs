@@ -52,4 +52,6 @@ mod terminate;
 mod tests;
 mod volumes;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use pod_store::fuzz as fuzz_pod_record;
 pub use run::{Manager, main};

@@ -162,19 +162,7 @@ impl PodStore {
         if text.len() as u64 > MAX_RECORD_BYTES {
             return Err(damaged(format!("over {MAX_RECORD_BYTES} bytes")));
         }
-        let at = text
-            .iter()
-            .position(|&b| b == b'\n')
-            .ok_or_else(|| damaged("no header line".into()))?;
-        let header: Header = from_json(&text[..at]).map_err(|e| damaged(format!("header: {e}")))?;
-        if header.v != RECORD_VERSION {
-            return Err(damaged(format!(
-                "version {} is not {RECORD_VERSION}",
-                header.v
-            )));
-        }
-        let object = from_json(&text[at + 1..]).map_err(|e| damaged(e.to_string()))?;
-        Ok((header, object))
+        parse(&text).map_err(damaged)
     }
 
     /// The result of decoding a record's object, with the record named if that failed.
@@ -209,6 +197,29 @@ impl PodStore {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Header and object of a record, or what is wrong with it.
+fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), String> {
+    let at = text.iter().position(|&b| b == b'\n');
+    let at = at.ok_or("no header line")?;
+    let header: Header = from_json(&text[..at]).map_err(|e| format!("header: {e}"))?;
+    if header.v != RECORD_VERSION {
+        return Err(format!("version {} is not {RECORD_VERSION}", header.v));
+    }
+    let object = from_json(&text[at + 1..]).map_err(|e| e.to_string())?;
+    Ok((header, object))
+}
+
+/// For [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) -> String {
+    use crate::logic::static_pod;
+    let read = parse::<serde_json::Value>(data);
+    match read.and_then(|(_, object)| static_pod::decode(&object)) {
+        Ok(_) => "ok".into(),
+        Err(e) => e,
     }
 }
 

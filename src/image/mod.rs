@@ -22,6 +22,8 @@ pub mod compress;
 pub mod digest;
 pub mod dropin;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub mod import;
 pub mod layer;
 pub mod plan;
@@ -31,7 +33,7 @@ pub mod reference;
 pub mod store;
 pub mod tarball;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod tree;
 
 pub use digest::Digest;

@@ -10,10 +10,10 @@ use tar::{Builder, EntryType, Header};
 use super::digest::Digest;
 
 /// A directory of its own, removed at the end.
-pub(super) struct Scratch(pub(super) PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "picolet-image-{}-{}",
@@ -25,7 +25,7 @@ impl Scratch {
         Self(path)
     }
 
-    pub(super) fn join(&self, name: &str) -> PathBuf {
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -37,14 +37,14 @@ impl Drop for Scratch {
 }
 
 /// Builds a tar stream. Names go in as they are, hostile ones too.
-pub(super) struct Stream(Builder<Vec<u8>>);
+pub(crate) struct Stream(Builder<Vec<u8>>);
 
 impl Stream {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Builder::new(Vec::new()))
     }
 
-    pub(super) fn entry(
+    pub(crate) fn entry(
         mut self,
         kind: EntryType,
         path: &str,
@@ -68,23 +68,23 @@ impl Stream {
         self
     }
 
-    pub(super) fn file(self, path: &str, data: &[u8]) -> Self {
+    pub(crate) fn file(self, path: &str, data: &[u8]) -> Self {
         self.entry(EntryType::Regular, path, "", 0o644, data)
     }
 
-    pub(super) fn dir(self, path: &str, mode: u32) -> Self {
+    pub(crate) fn dir(self, path: &str, mode: u32) -> Self {
         self.entry(EntryType::Directory, path, "", mode, b"")
     }
 
-    pub(super) fn symlink(self, path: &str, to: &str) -> Self {
+    pub(crate) fn symlink(self, path: &str, to: &str) -> Self {
         self.entry(EntryType::Symlink, path, to, 0o777, b"")
     }
 
-    pub(super) fn hard_link(self, path: &str, to: &str) -> Self {
+    pub(crate) fn hard_link(self, path: &str, to: &str) -> Self {
         self.entry(EntryType::Link, path, to, 0o644, b"")
     }
 
-    pub(super) fn device(mut self, kind: EntryType, path: &str, major: u32, minor: u32) -> Self {
+    pub(crate) fn device(mut self, kind: EntryType, path: &str, major: u32, minor: u32) -> Self {
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);
         header.set_mode(0o600);
@@ -101,35 +101,35 @@ impl Stream {
     }
 
     /// PAX records in front of the next entry.
-    pub(super) fn pax(mut self, records: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn pax(mut self, records: &[(&str, &[u8])]) -> Self {
         self.0
             .append_pax_extensions(records.iter().copied())
             .expect("memory");
         self
     }
 
-    pub(super) fn bytes(self) -> Vec<u8> {
+    pub(crate) fn bytes(self) -> Vec<u8> {
         self.0.into_inner().expect("memory")
     }
 }
 
-pub(super) fn gzip(data: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(data: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(data).expect("memory");
     encoder.finish().expect("memory")
 }
 
-pub(super) fn zstd(data: &[u8]) -> Vec<u8> {
+pub(crate) fn zstd(data: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(data, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
 /// Go's name of the architecture of this machine.
-pub(super) fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     super::platform::Machine::this().architecture
 }
 
 /// A configuration with these layers; `mark` makes it differ from others.
-pub(super) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
+pub(crate) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
     let diff_ids: Vec<String> = layers.iter().map(|l| Digest::of(l).to_string()).collect();
     serde_json::json!({
         "architecture": architecture(), "os": "linux",
@@ -141,7 +141,7 @@ pub(super) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
 }
 
 /// A docker-archive with one image of uncompressed layers.
-pub(super) fn docker_archive(tag: &str, layers: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn docker_archive(tag: &str, layers: &[&[u8]]) -> Vec<u8> {
     let config = config(layers, tag);
     let config_name = format!("{}.json", Digest::of(&config).hex());
     let mut stream = Stream::new();
@@ -159,13 +159,13 @@ pub(super) fn docker_archive(tag: &str, layers: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Blobs of an OCI layout in the making.
-pub(super) struct Layout {
-    pub(super) blobs: Vec<(String, Vec<u8>)>,
-    pub(super) manifests: Vec<serde_json::Value>,
+pub(crate) struct Layout {
+    pub(crate) blobs: Vec<(String, Vec<u8>)>,
+    pub(crate) manifests: Vec<serde_json::Value>,
 }
 
 impl Layout {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             blobs: Vec::new(),
             manifests: Vec::new(),
@@ -173,7 +173,7 @@ impl Layout {
     }
 
     /// Adds a blob and returns its descriptor.
-    pub(super) fn blob(&mut self, media_type: &str, data: &[u8]) -> serde_json::Value {
+    pub(crate) fn blob(&mut self, media_type: &str, data: &[u8]) -> serde_json::Value {
         let digest = Digest::of(data);
         let name = format!("blobs/sha256/{}", digest.hex());
         if !self.blobs.iter().any(|(n, _)| *n == name) {
@@ -183,7 +183,7 @@ impl Layout {
     }
 
     /// Adds an image and returns its manifest's descriptor.
-    pub(super) fn image(&mut self, config: &[u8], layers: &[&[u8]]) -> serde_json::Value {
+    pub(crate) fn image(&mut self, config: &[u8], layers: &[&[u8]]) -> serde_json::Value {
         let config = self.blob("application/vnd.oci.image.config.v1+json", config);
         let layers: Vec<_> = layers
             .iter()
@@ -196,7 +196,7 @@ impl Layout {
         )
     }
 
-    pub(super) fn index(&mut self, manifests: &[serde_json::Value]) -> serde_json::Value {
+    pub(crate) fn index(&mut self, manifests: &[serde_json::Value]) -> serde_json::Value {
         let index = serde_json::json!({"schemaVersion": 2, "manifests": manifests});
         self.blob(
             "application/vnd.oci.image.index.v1+json",
@@ -204,7 +204,7 @@ impl Layout {
         )
     }
 
-    pub(super) fn name(&mut self, mut descriptor: serde_json::Value, name: &str) {
+    pub(crate) fn name(&mut self, mut descriptor: serde_json::Value, name: &str) {
         descriptor["annotations"] = serde_json::json!({"org.opencontainers.image.ref.name": name});
         self.manifests.push(descriptor);
     }
@@ -222,7 +222,7 @@ impl Layout {
         members
     }
 
-    pub(super) fn tar(&self) -> Vec<u8> {
+    pub(crate) fn tar(&self) -> Vec<u8> {
         let mut stream = Stream::new();
         for (name, data) in self.members() {
             stream = stream.file(&name, &data);
@@ -230,7 +230,7 @@ impl Layout {
         stream.bytes()
     }
 
-    pub(super) fn write_to(&self, dir: &Path) {
+    pub(crate) fn write_to(&self, dir: &Path) {
         for (name, data) in self.members() {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().expect("parent")).expect("scratch");

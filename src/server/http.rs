@@ -171,6 +171,27 @@ fn parse(head: &[u8]) -> Result<Option<Request>, Refusal> {
     Ok(Some(request))
 }
 
+/// For [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(data: &[u8]) -> String {
+    match parse(&data[..data.len().min(MAX_HEAD_BYTES)]) {
+        Ok(Some(request)) => {
+            assert!(request.query.len() <= MAX_QUERY);
+            assert!(request.path.iter().all(|segment| !segment.is_empty()));
+            for (_, value) in &request.query {
+                assert_eq!(decode(&encode(value), true).as_ref(), Some(value));
+            }
+            format!(
+                "ok {} {}",
+                request.path.len().min(3),
+                request.upgrade.is_some()
+            )
+        }
+        Ok(None) => "incomplete".into(),
+        Err(refusal) => refusal.message,
+    }
+}
+
 /// Percent-decodes `text`. `None` if it is malformed or not UTF-8.
 fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     let mut out = Vec::with_capacity(text.len());

@@ -33,6 +33,8 @@ pub use launch::{
     CREATE_TIMEOUT, Launch, LaunchError, Launched, LogOnly, is_alive, launch, launch_log_only,
     open, runtime_message,
 };
+#[cfg(any(test, fuzzing))]
+pub(crate) use line::fuzz as fuzz_lines;
 pub use record::{Exit, RecordError, State, read_exit, read_state};
 
 /// Names of the files in the container's run directory.

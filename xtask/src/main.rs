@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod fuzz;
 mod image;
 mod install;
 mod process;
@@ -19,6 +20,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   demo     Show the pod host on this machine, step by step, each checked (root)
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
            `--vm`: with what `vm` shows even where that has to be emulated
+  fuzz     Feed mutated inputs to every parser: fuzz [--seconds N] [--seed N] [TARGET]
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     let done = match task.as_str() {
         "demo" => demo::run(),
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "spec" => spec::run(),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(env::args().nth(2).as_deref()),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Failure, install,
+    Failure, fuzz, install,
     process::{cargo, is_root, show},
     vm,
     wait::Watch,
@@ -102,6 +102,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
              run `cargo xtask test {EMULATE}` or `cargo xtask vm`"
         ));
     }
+    // Another seed than the tests' own short run.
+    step(
+        "fuzz",
+        &mut fuzz::command(fuzz::SHORT_SECONDS, 2, ""),
+        &mut skipped,
+    );
     // Last, so that what CI shows of a long log ends with the tests' own count.
     step(
         "tests",
@@ -119,7 +125,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         println!("Skipped: {what}");
     }
     if failed.is_empty() {
-        println!("All passed: format, lints, documentation, budgets, tests.");
+        println!("All passed: format, lints, documentation, budgets, fuzz, tests.");
         Ok(())
     } else {
         Err(format!("failed: {}", failed.join(", ")).into())

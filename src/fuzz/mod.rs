@@ -1,0 +1,229 @@
+//! One entry point for each parser of what comes from outside, for fuzzing. Not part of the program.
+//!
+//! Two drivers share them: `cargo xtask fuzz` (a plain mutator, any toolchain; a short run is among the tests), and
+//! `fuzz/` (libFuzzer, `cargo fuzz run NAME`). A target takes any bytes. It panics if an invariant of the parser is
+//! broken; what it returns tells kinds of outcome apart, which guides the plain mutator.
+
+use core::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
+use crate::config::{decode, duration};
+use crate::logic::{dns, expansion, static_pod, user, validation};
+use crate::{agent, config, image, runtime, server, shim};
+
+#[cfg(test)]
+mod mutate;
+#[cfg(test)]
+mod run;
+#[cfg(test)]
+mod seeds;
+
+/// A parser under test.
+pub struct Target {
+    /// Name, also of the libFuzzer target.
+    pub name: &'static str,
+    /// Feeds it.
+    pub run: fn(&[u8]) -> String,
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    target("manifest", manifest),
+    target("config", config_document),
+    target("quantity", quantity),
+    target("reference", image::fuzz::reference),
+    target("image_documents", |data| {
+        image::fuzz::documents(data, &scratch())
+    }),
+    target("image_json", image_json),
+    target("tar", image::fuzz::tar),
+    target("layer", |data| image::fuzz::layer(data, &scratch())),
+    target("compressed", image::fuzz::compressed),
+    target("cni", runtime::runc::cni::fuzz),
+    target("runtime_message", runtime_message),
+    target("records", records),
+    target("pod_record", agent::fuzz_pod_record),
+    target("log_lines", log_lines),
+    target("log_reader", |data| {
+        server::log_reader::fuzz(data, &scratch())
+    }),
+    target("http", server::http::fuzz),
+    target("expansion", expand),
+    target("passwd", passwd),
+    target("texts", texts),
+];
+
+const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {
+    Target { name, run }
+}
+
+/// Runs the target called `name`.
+///
+/// # Panics
+/// There is none, or it found something.
+pub fn run(name: &str, data: &[u8]) {
+    let target = TARGETS.iter().find(|t| t.name == name);
+    (target.expect("a target of this name").run)(data);
+}
+
+/// A directory of this thread's own, in memory where there is one, for targets that need files. Stays behind.
+fn scratch() -> PathBuf {
+    thread_local! {
+        static MADE: Cell<bool> = const { Cell::new(false) };
+    }
+    let base = ["/dev/shm", "/tmp"]
+        .iter()
+        .map(Path::new)
+        .find(|p| p.is_dir());
+    let thread = format!("{:?}", std::thread::current().id());
+    let thread: String = thread.chars().filter(char::is_ascii_digit).collect();
+    let name = format!("picolet-fuzz-{}-{thread}", std::process::id());
+    let dir = base.expect("a directory for temporary files").join(name);
+    if !MADE.replace(true) {
+        std::fs::create_dir_all(&dir).expect("scratch");
+    }
+    dir
+}
+
+fn text(data: &[u8]) -> String {
+    String::from_utf8_lossy(data).into_owned()
+}
+
+fn outcome<T, E: ToString>(result: Result<T, E>) -> String {
+    result.map_or_else(|e| e.to_string(), |_| "ok".into())
+}
+
+fn manifest(data: &[u8]) -> String {
+    let value = match decode::parse(data) {
+        Ok(document) => document.value,
+        Err(e) => return e.to_string(),
+    };
+    match value["kind"].as_str() {
+        Some("ConfigMap") => outcome(
+            decode::typed::<ConfigMap>(&value)
+                .map_err(|e| e.to_string())
+                .and_then(|o| validation::config_map(&o)),
+        ),
+        Some("Secret") => outcome(
+            decode::typed::<Secret>(&value)
+                .map_err(|e| e.to_string())
+                .and_then(|o| validation::secret(&o)),
+        ),
+        _ => match static_pod::prepare(value, "node", "/manifests/a.yaml") {
+            Ok(received) => {
+                let uid = received.pod.metadata.uid.as_str();
+                assert!(!uid.is_empty() && !uid.contains('/') && !uid.starts_with('.'));
+                let name = &received.pod.metadata.name;
+                assert!(!name.contains('/') && name.len() <= 253, "{name}");
+                // As it is recorded, and read after a restart.
+                let again = static_pod::decode(&received.raw).expect("a record can be read");
+                assert_eq!(again.spec, received.pod.spec);
+                let text = serde_json::to_vec(&received.raw).expect("json");
+                let read: serde_json::Value = strict::from_json(&text).expect("json");
+                assert_eq!(read, received.raw);
+                "ok".into()
+            }
+            Err(e) => {
+                assert!(e.len() < 1 << 20, "an error is no copy of the manifest");
+                e
+            }
+        },
+    }
+}
+
+fn config_document(data: &[u8]) -> String {
+    outcome(config::file::read(data, Path::new("/etc/picolet")))
+}
+
+fn quantity(data: &[u8]) -> String {
+    match Quantity::parse(&text(data)) {
+        Ok(quantity) => {
+            let again = Quantity::parse(quantity.as_str()).expect("as it was written");
+            assert_eq!(
+                (again.value(), again.milli()),
+                (quantity.value(), quantity.milli())
+            );
+            "ok".into()
+        }
+        Err(e) => e.to_string(),
+    }
+}
+
+fn image_json(data: &[u8]) -> String {
+    fn read<T: DeserializeOwned>(data: &[u8]) -> String {
+        outcome(strict::from_json::<T>(data))
+    }
+    [
+        read::<oci::Manifest>(data),
+        read::<oci::Index>(data),
+        read::<oci::ImageConfig>(data),
+        read::<image::ImageRecord>(data),
+    ]
+    .join(" ")
+}
+
+fn runtime_message(data: &[u8]) -> String {
+    let log = text(data);
+    let message = shim::runtime_message(&log);
+    assert!(message.len() <= log.len().max(64) * 2);
+    format!("{}", runtime::runc::program::is_gone(&message))
+}
+
+fn records(data: &[u8]) -> String {
+    use runtime::runc::record::{ContainerRecord, SandboxRecord};
+    [
+        outcome(strict::from_json::<shim::State>(data)),
+        outcome(strict::from_json::<shim::Exit>(data)),
+        outcome(strict::from_json::<SandboxRecord>(data)),
+        outcome(strict::from_json::<ContainerRecord>(data)),
+    ]
+    .join(" ")
+}
+
+/// Container output into records: nothing is lost, nothing added, no record over its limit.
+fn log_lines(data: &[u8]) -> String {
+    shim::fuzz_lines(data)
+}
+
+fn expand(data: &[u8]) -> String {
+    let source = text(data);
+    let value = source.clone();
+    match expansion::expand(&source, |name| (name.len() % 2 == 1).then(|| value.clone())) {
+        Ok(text) => {
+            assert!(text.len() <= expansion::MAX_WORD_BYTES);
+            "ok".into()
+        }
+        Err(e) => e,
+    }
+}
+
+fn passwd(data: &[u8]) -> String {
+    let source = text(data);
+    let mut parts = source.splitn(3, '\u{1}');
+    let mut next = || parts.next().unwrap_or_default();
+    let (who, passwd, group) = (next(), next(), next());
+    let security = crate::api::cri::LinuxSecurity::default();
+    match user::resolve_user(&security, who, passwd, group) {
+        Ok(user) => {
+            assert!(i32::try_from(user.uid).is_ok() && i32::try_from(user.gid).is_ok());
+            assert!(user.additional_gids.contains(&user.gid));
+            "ok".into()
+        }
+        Err(e) => e,
+    }
+}
+
+/// Small texts: durations, times, resolver files, seccomp profiles.
+fn texts(data: &[u8]) -> String {
+    let source = text(data);
+    if let Some(time) = Wall::parse(&source) {
+        assert!(Wall::parse(&time.rfc3339_nanos()).is_some());
+    }
+    let duration = duration::parse(&source).is_some();
+    let resolver = outcome(dns::parse_resolv_conf(&source));
+    let profile = outcome(strict::from_json::<oci::Seccomp>(data));
+    format!("{duration} {resolver} {profile}")
+}

@@ -1,0 +1,41 @@
+//! `cargo xtask fuzz`: every parser of what comes from outside on mutated inputs, without coverage.
+//!
+//! The targets are in `src/fuzz`; `fuzz/` drives the same with libFuzzer.
+
+use crate::{Failure, process::cargo};
+
+/// How long, unless it is said.
+const SECONDS: u32 = 60;
+/// How long in `cargo xtask test`.
+pub(crate) const SHORT_SECONDS: u32 = 15;
+
+/// `[--seconds N] [--seed N] [TARGET]`.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let (mut seconds, mut seed, mut target) = (SECONDS, 1_u64, "");
+    let mut words = words.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a number"));
+        match word {
+            "--seconds" => seconds = value()?.parse()?,
+            "--seed" => seed = value()?.parse()?,
+            word if word.starts_with('-') => return Err(format!("unknown flag {word}").into()),
+            word => target = word,
+        }
+    }
+    let status = command(seconds, seed, target).status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("seed {seed}: {status}").into())
+    }
+}
+
+/// The call that runs all targets, or the one called `target`.
+pub(crate) fn command(seconds: u32, seed: u64, target: &str) -> std::process::Command {
+    let mut command = cargo();
+    command
+        .args(["test", "--lib", "--quiet", "fuzz::run::longer_run"])
+        .args(["--", "--ignored", "--exact", "--nocapture"])
+        .env("PICOLET_FUZZ", format!("{seconds} {seed} {target}"));
+    command
+}
