@@ -6,6 +6,11 @@ use std::{
     process::{Command, Stdio},
 };
 
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+
 use crate::Failure;
 
 /// Runs `command` with this task's output and no input; an exit other than 0 is an error.
@@ -101,5 +106,6 @@ pub(crate) fn pids() -> Vec<u32> {
 
 /// Sends SIGKILL.
 pub(crate) fn kill(pid: u32) -> Result<(), Failure> {
-    output(Command::new("kill").arg("-9").arg(pid.to_string())).map(drop)
+    let process = Pid::from_raw(i32::try_from(pid)?);
+    signal::kill(process, Signal::SIGKILL).map_err(|e| format!("kill -9 {pid}: {e}").into())
 }
