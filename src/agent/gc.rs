@@ -117,8 +117,8 @@ async fn remove_log_dirs(ctx: &Ctx, fate: &dyn Fn(&PodUid) -> Fate, ready: bool)
     // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
     let (mut gone, mut turns) = (Vec::new(), Vec::new());
     for name in gc::removable_log_dirs(names.iter().map(String::as_str), fate, ready) {
-        let uid = PodUid::from(name.rsplit('_').next().unwrap_or_default());
-        if let Some(turn) = ctx.records.try_claim(&uid)
+        if let Some(uid) = gc::log_dir_uid(name)
+            && let Some(turn) = ctx.records.try_claim(&uid)
             && !ctx.arriving.borrow().contains_key(&uid)
         {
             turns.push(turn);

@@ -203,15 +203,19 @@ pub fn removable_log_dirs<'a>(
     names
         .into_iter()
         .filter(|name| {
-            let mut parts = name.split('_');
-            let (Some(_), Some(_), Some(uid), None) =
-                (parts.next(), parts.next(), parts.next(), parts.next())
-            else {
-                return false;
-            };
-            sources_ready && !uid.is_empty() && fate(&PodUid::from(uid)) == Fate::ContentRemovable
+            log_dir_uid(name)
+                .is_some_and(|uid| sources_ready && fate(&uid) == Fate::ContentRemovable)
         })
         .collect()
+}
+
+/// The UID in the name of a pod's log directory. Namespaces and names hold no underscore, UIDs of manifests may.
+#[must_use]
+pub fn log_dir_uid(name: &str) -> Option<PodUid> {
+    let mut parts = name.splitn(3, '_');
+    let (namespace, pod, uid) = (parts.next()?, parts.next()?, parts.next()?);
+    let all = [namespace, pod, uid];
+    (!all.contains(&"")).then(|| PodUid::from(uid))
 }
 
 #[cfg(test)]

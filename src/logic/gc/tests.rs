@@ -267,10 +267,16 @@ fn log_directories() {
         "ns_p_living",
         "gone2",
         "lost+found",
-        "a_b_c_gone3",
+        "ns_p_gone_3",
+        "_p_gone4",
+        "ns__gone5",
         "ns_p_",
     ];
-    assert_eq!(removable_log_dirs(names, &fate, true), ["ns_p_gone1"]);
+    assert_eq!(
+        removable_log_dirs(names, &fate, true),
+        ["ns_p_gone1", "ns_p_gone_3"],
+        "a manifest may name a uid with an underscore"
+    );
     assert!(removable_log_dirs(names, &fate, false).is_empty());
 }
 
