@@ -337,7 +337,11 @@ impl Lab {
             .expect("iptables");
         let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
         assert!(!rules.contains(&self.bridge()), "{rules}");
-        assert!(!self.dir.join("run").exists());
+        for (dir, kept) in [("run", &[][..]), ("root", &["boot.json"])] {
+            let entries = fs::read_dir(self.dir.join(dir)).expect(dir).flatten();
+            let names: Vec<_> = entries.map(|e| e.file_name()).collect();
+            assert_eq!(names, kept, "{dir}");
+        }
     }
 }
 

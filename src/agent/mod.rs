@@ -9,6 +9,7 @@
 //! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
 //! | `ctx`, `claims`, `complaints`, `objects`, `config_pods`, `pod_store`, `backoff_store`, `recorder`, `ring` | what the loop and the calls share |
+//! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
 //! | `backend`, `image_store`, `node` | what the local server shows |
 //!
@@ -42,6 +43,7 @@ mod pod_store;
 mod pollers;
 mod probes;
 mod recorder;
+mod reset;
 mod ring;
 mod run;
 mod start;
@@ -54,4 +56,5 @@ mod volumes;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz as fuzz_pod_record;
+pub use reset::{Choice, Reset};
 pub use run::{Manager, main};

@@ -27,6 +27,34 @@ pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, String> {
              give this agent --cgroup-root and --pod-logs-dir of its own"
         ));
     }
+    let wanted = wanted(cfg);
+    let mut held = Vec::with_capacity(wanted.len());
+    for (what, flag, value) in wanted {
+        match take(Path::new(LOCKS_DIR), what, &value) {
+            Ok(Some(file)) => held.push(file),
+            Ok(None) => {
+                return Err(format!(
+                    "another picolet uses {what} {value}: end it, or give this one its own ({flag})"
+                ));
+            }
+            // A guard against a mistake is no reason to leave a node without its agent.
+            Err(e) => log::warn!("cannot lock {what} {value}: {e}"),
+        }
+    }
+    Ok(held)
+}
+
+/// Removes the files of the locks (reset), whose holder is the caller.
+pub(super) fn forget(cfg: &Config) {
+    for (what, _, value) in wanted(cfg) {
+        // What is left is an empty file in memory.
+        let _ = fs::remove_file(Path::new(LOCKS_DIR).join(name_of(what, &value)));
+    }
+    let _ = fs::remove_dir(LOCKS_DIR);
+}
+
+/// What an agent must have for itself: what it is, the flag that gives it another, its value.
+fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
     let logs = fs::canonicalize(&cfg.dirs.pod_logs).unwrap_or_else(|_| cfg.dirs.pod_logs.clone());
     let mut wanted = vec![
         (
@@ -44,20 +72,7 @@ pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, String> {
         let bridge = cfg.network.builtin_bridge.clone();
         wanted.push(("bridge", "--bridge", bridge));
     }
-    let mut held = Vec::with_capacity(wanted.len());
-    for (what, flag, value) in wanted {
-        match take(Path::new(LOCKS_DIR), what, &value) {
-            Ok(Some(file)) => held.push(file),
-            Ok(None) => {
-                return Err(format!(
-                    "another picolet uses {what} {value}: end it, or give this one its own ({flag})"
-                ));
-            }
-            // A guard against a mistake is no reason to leave a node without its agent.
-            Err(e) => log::warn!("cannot lock {what} {value}: {e}"),
-        }
-    }
-    Ok(held)
+    wanted
 }
 
 fn take(dir: &Path, what: &str, value: &str) -> io::Result<Option<File>> {
@@ -65,10 +80,13 @@ fn take(dir: &Path, what: &str, value: &str) -> io::Result<Option<File>> {
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
+    lock::try_lock(&dir.join(name_of(what, value)))
+}
+
+fn name_of(what: &str, value: &str) -> String {
     let mut fnv = Fnv::default();
     fnv.text(value);
-    let name = format!("{}-{:032x}", what.replace(' ', "-"), fnv.finish());
-    lock::try_lock(&dir.join(name))
+    format!("{}-{:032x}", what.replace(' ', "-"), fnv.finish())
 }
 
 /// Without a network configuration of the machine's the built-in one is used, and its bridge.

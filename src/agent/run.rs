@@ -62,7 +62,7 @@ impl From<Exit> for ExitCode {
 /// Why the agent cannot start: one line for the operator, with the fix where there is one.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-struct StartError {
+pub(super) struct StartError {
     message: String,
     exit: Exit,
 }
@@ -143,6 +143,7 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     }
     let cfg = loaded.config;
     check_ground()?;
+    check_swap(&cfg)?;
     make_dirs(&cfg)?;
     let watchdog = manager.watchdog()?;
     let _locks = lock_dirs(&cfg)?;
@@ -162,7 +163,7 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     smol::future::block_on(executor.run(serve(cfg, Rc::clone(&executor), signals, manager)))
 }
 
-fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
+pub(super) fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
     let cwd = std::env::current_dir()
         .map_err(|e| fatal(format!("cannot read the working directory: {e}")))?;
     let flags = config::flags::parse(words, &cwd).map_err(|e| usage(chain(&e)))?;
@@ -182,7 +183,7 @@ fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError>
         .map_err(|e| usage(chain(&e)))
 }
 
-fn start_logging(verbosity: u8) {
+pub(super) fn start_logging(verbosity: u8) {
     let level = match verbosity {
         0..=1 => log::LevelFilter::Info,
         2..=4 => log::LevelFilter::Debug,
@@ -197,7 +198,7 @@ fn start_logging(verbosity: u8) {
 }
 
 /// What must be so before anything is made.
-fn check_ground() -> Result<(), StartError> {
+pub(super) fn check_ground() -> Result<(), StartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(fatal(
             "must run as root: it makes namespaces, mounts and cgroups",
@@ -220,6 +221,18 @@ fn check_ground() -> Result<(), StartError> {
     }
 }
 
+/// What `failSwapOn` asks for.
+fn check_swap(cfg: &Config) -> Result<(), StartError> {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    match swaps.lines().nth(1).filter(|_| cfg.cgroup.fail_swap_on) {
+        None => Ok(()),
+        Some(first) => Err(fatal(format!(
+            "swap is on ({}) and failSwapOn is true: swapoff -a, or set it to false",
+            first.split_whitespace().next().unwrap_or("")
+        ))),
+    }
+}
+
 fn make_dirs(cfg: &Config) -> Result<(), StartError> {
     let dirs = &cfg.dirs;
     let make = |path: &Path, mode: u32| {
@@ -237,7 +250,7 @@ fn make_dirs(cfg: &Config) -> Result<(), StartError> {
 }
 
 /// One agent per root dir and run dir; held for the agent's life.
-fn lock_dirs(cfg: &Config) -> Result<[fs::File; 2], StartError> {
+pub(super) fn lock_dirs(cfg: &Config) -> Result<[fs::File; 2], StartError> {
     let take = |dir: &Path| {
         let path = dir.join("picolet.lock");
         match lock::try_lock(&path) {
@@ -438,7 +451,7 @@ async fn assemble(
     Ok((Rc::new(ctx), images))
 }
 
-fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
+pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
     let root = cfg.cgroup.root.trim_end_matches('/');
     runc::Settings {
         root_dir: cfg.dirs.root.clone(),

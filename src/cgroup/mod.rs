@@ -203,6 +203,13 @@ impl Cgroups {
         kill::destroy(&self.hierarchy, path).await
     }
 
+    /// Removes a group that is empty, wherever it is; one that is not stays.
+    pub fn remove_empty(&self, path: &str) {
+        for dir in self.hierarchy.dirs(path) {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+
     /// Takes nearly all cpu from a group that may not be removed yet (an orphan whose volumes are still mounted). One that
     /// has gone meanwhile needs nothing.
     ///

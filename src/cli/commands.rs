@@ -160,6 +160,14 @@ pub(super) const COMMANDS: &[Command] = &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
     ], agent_flags: true, takes: Takes::Nothing },
+    Command { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
+        switch("yes", Some('y'), "do not ask"),
+        switch("force", Some('f'), "the same, as kubeadm has it"),
+        switch("dry-run", None, "only list what would be removed"),
+        switch("stop", None, "if the agent runs, end it and its pods first, hooks included"),
+        switch("keep-images", None, "leave the images"),
+        value("grace-period", None, "SECONDS", "no pod gets more time to end (default: what its manifest says)"),
+    ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: Takes::Shells },

@@ -14,6 +14,7 @@ mod get;
 mod image;
 mod logs;
 mod man;
+mod reset;
 mod table;
 
 use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
@@ -155,6 +156,9 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     let done = |()| ExitCode::SUCCESS;
     if command.name == "check" {
         return check::run(command, words);
+    }
+    if command.name == "reset" {
+        return reset::run(command, words).map(done);
     }
     let words = Words::new(command, words);
     match command.name {

@@ -193,9 +193,41 @@ pub fn is_mount_point(target: &Path) -> io::Result<bool> {
     Ok(found)
 }
 
+/// Undoes binds of `dir` onto itself, on top of each other or alone. Whatever else is mounted there stays: it is somebody's
+/// disk. `dir` must be without links and `..`.
+pub fn unbind(dir: &Path) -> io::Result<()> {
+    for _ in 0..UNMOUNT_ROUNDS {
+        let mut mounts = Vec::new();
+        each_mount(|m| {
+            if dir.starts_with(&m.target) {
+                mounts.push(m);
+            }
+        })?;
+        if !bound_onto_itself(dir, &mounts) {
+            return Ok(());
+        }
+        unmount(dir)?;
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// Whether the last of `mounts`, all at `dir` or above it, shows what was seen at `dir` before it.
+fn bound_onto_itself(dir: &Path, mounts: &[Mount]) -> bool {
+    let shown = |m: &Mount| {
+        let rest = dir.strip_prefix(&m.target).ok()?;
+        Some((m.device.clone(), m.root.join(rest)))
+    };
+    match mounts {
+        [.., before, top] => top.target == dir && shown(before) == shown(top),
+        _ => false,
+    }
+}
+
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// Major and minor number of the file system.
+    pub device: String,
     /// Directory of the file system that is shown.
     pub root: PathBuf,
     /// Where.
@@ -232,7 +264,8 @@ pub fn each_mount(mut f: impl FnMut(Mount)) -> io::Result<()> {
 
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.trim_ascii_end().split(|b| *b == b' ');
-    let root = unescape(fields.nth(3)?);
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let root = unescape(fields.next()?);
     let target = unescape(fields.next()?);
     let mut shared = false;
     // Optional fields up to a lone dash.
@@ -248,6 +281,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
             .map(|f| String::from_utf8_lossy(&bytes(f)).into_owned())
     };
     Some(Mount {
+        device,
         root,
         target,
         shared,
@@ -295,6 +329,7 @@ mod tests {
         assert_eq!(
             mount,
             Mount {
+                device: "98:0".into(),
                 root: "/mnt1".into(),
                 target: "/mnt 2".into(),
                 shared: true,
@@ -367,6 +402,35 @@ mod tests {
             let flags = statvfs(&dir.join("b")).expect("statvfs").flags();
             assert!(flags.contains(FsFlags::ST_NOSUID | FsFlags::ST_NODEV));
             std::fs::write(dir.join("a/x"), "").expect("the source is writable");
+        });
+    }
+
+    #[test]
+    fn only_binds_onto_itself_are_undone() {
+        privately(|dir| {
+            for name in ["a", "a/sub", "b"] {
+                std::fs::create_dir(dir.join(name)).expect("dir");
+            }
+            let (a, sub) = (dir.join("a"), dir.join("a/sub"));
+            let count = |at: &Path| {
+                let all = mounts_below(dir).expect("list");
+                all.iter().filter(|m| *m == at).count()
+            };
+            unbind(&a).expect("nothing is mounted");
+            bind(&dir.join("b"), &a, false).expect("somebody's");
+            unbind(&a).expect("left alone");
+            assert_eq!(count(&a), 1);
+            bind(&a, &a, false).expect("ours");
+            bind(&a, &a, false).expect("ours");
+            unbind(&a).expect("undone");
+            assert_eq!(count(&a), 1, "the first one was not ours");
+            unmount(&a).expect("unmount");
+            tmpfs(&sub, Some(4096), 0o755, MsFlags::empty()).expect("a disk");
+            unbind(&sub).expect("left alone");
+            assert_eq!(count(&sub), 1);
+            bind(&sub, &sub, false).expect("ours");
+            unbind(&sub).expect("undone");
+            assert_eq!(count(&sub), 1);
         });
     }
 

@@ -522,3 +522,142 @@ fn check_knows_the_machine_and_the_agent() {
         .any(|l| l["in"]["add"]["name"] == "default/web-node");
     assert!(added, "{dump}");
 }
+
+/// Two pods of all sorts, running. The first one writes to `shared/ended` when it is told to end.
+fn two_pods(host: &Host) {
+    host.write(
+        "token.yaml",
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: token}\nstringData: {a: b}\n",
+    );
+    let shared = host.path("shared").display().to_string();
+    host.pod(
+        "one",
+        json!({
+            "terminationGracePeriodSeconds": 30,
+            "shareProcessNamespace": true,
+            "containers": [with(
+                sh("c", "trap 'sleep 1; echo done > /shared/ended; exit 0' TERM; echo hello; while :; do sleep 0.1; done"),
+                json!({
+                    "ports": [{"containerPort": 80, "hostPort": 28972}],
+                    "volumeMounts": [
+                        {"name": "token", "mountPath": "/token"},
+                        {"name": "ram", "mountPath": "/ram"},
+                        {"name": "shared", "mountPath": "/shared"}
+                    ]
+                }),
+            )],
+            "volumes": [
+                {"name": "token", "secret": {"secretName": "token"}},
+                {"name": "ram", "emptyDir": {"medium": "Memory"}},
+                {"name": "shared", "hostPath": {"path": shared}}
+            ]
+        }),
+    );
+    host.pod("two", json!({"containers": [sh("c", IDLE)]}));
+    host.until("both run", |host| {
+        let ready = |pod: &str| status_of(&host.get(pod), "c")["ready"] == true;
+        (ready("one") && ready("two"), String::new())
+    });
+}
+
+/// Looks for anything of the agent's that a reset left. What was killed still has to be reaped, by the machine's init.
+fn nothing_is_left(host: &Host, images: bool) {
+    host.until("nothing is left", |host| {
+        let left = host.left();
+        (left.is_empty(), left.join("\n"))
+    });
+    let rules = std::process::Command::new("iptables-save")
+        .output()
+        .expect("rules");
+    let bridge = host.bridge();
+    assert!(!text(&rules.stdout).contains(&bridge), "rules of {bridge}");
+    let link = std::path::Path::new("/sys/class/net").join(&bridge);
+    assert!(!link.exists(), "{bridge}");
+    // The two of the operator.
+    let mut mounts = host.mounts();
+    mounts.retain(|m| *m != host.path("") && *m != host.path("run"));
+    assert_eq!(mounts, Vec::<std::path::PathBuf>::new());
+    let run = fs::read_dir(host.path("run")).expect("a disk of the operator's");
+    assert_eq!(run.count(), 0, "in the run directory");
+    assert_eq!(host.cgroups(), Vec::<std::path::PathBuf>::new());
+    for (dir, there) in [
+        ("logs", false),
+        ("links", false),
+        ("root", images),
+        ("root/pods", false),
+        ("root/containers", false),
+        ("root/images", images),
+        ("manifests/one.yaml", true),
+    ] {
+        assert_eq!(host.path(dir).exists(), there, "{dir}, images: {images}");
+    }
+}
+
+#[test]
+fn reset_leaves_nothing() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::start(&[]);
+    two_pods(&host);
+    let refused = host.command_with_flags("reset", &["--yes"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused.stderr).contains("the agent runs: --stop"),
+        "{refused:?}"
+    );
+    host.end_agent(nix::sys::signal::Signal::SIGKILL);
+
+    let listed = host.command_with_flags("reset", &["--dry-run"]);
+    assert!(listed.status.success(), "{listed:?}");
+    let lines = text(&listed.stdout);
+    for part in [
+        "  pod default/one-node\n",
+        "  pod default/two-node\n",
+        "/kubepods with ",
+        " mounts in ",
+        &format!("bridge {} ", host.bridge()),
+        "root/images with ",
+        "logs of 2 pods in ",
+        "2 links in ",
+    ] {
+        assert!(lines.contains(part), "{part:?} is not in\n{lines}");
+    }
+    let unanswered = host.command_with_flags("reset", &[]);
+    assert_eq!(unanswered.status.code(), Some(1), "nobody answered");
+    assert!(
+        text(&unanswered.stdout).contains("pod default/one-node")
+            && text(&unanswered.stderr).contains("--yes"),
+        "{unanswered:?}"
+    );
+    assert!(!host.left().is_empty(), "and nothing was done");
+
+    let done = host.command_with_flags("reset", &["-y", "--keep-images"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    nothing_is_left(&host, true);
+    let ended = fs::read_to_string(host.path("shared/ended"));
+    assert_eq!(ended.ok().as_deref(), Some("done\n"), "it had its grace");
+    let done = host.command_with_flags("reset", &["-f"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    nothing_is_left(&host, false);
+    let again = host.command_with_flags("reset", &["--yes"]);
+    assert!(again.status.success(), "{again:?}");
+    assert_eq!(text(&again.stdout), "There is nothing to remove.\n");
+    assert!(!host.path("root").exists(), "nor was anything made");
+}
+
+#[test]
+fn reset_ends_a_running_agent_if_told_to() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::start(&[]);
+    two_pods(&host);
+    let socket = host.path("run/picolet.sock").display().to_string();
+    let done = host.command_with_flags("reset", &["--yes", "--stop", "--socket", &socket]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    host.reap_agent();
+    nothing_is_left(&host, false);
+    let ended = fs::read_to_string(host.path("shared/ended"));
+    assert_eq!(ended.ok().as_deref(), Some("done\n"), "it had its grace");
+}

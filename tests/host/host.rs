@@ -419,7 +419,7 @@ impl Host {
     }
 
     /// Mount points below this host's directory.
-    fn mounts(&self) -> Vec<PathBuf> {
+    pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         fs::read_to_string("/proc/self/mountinfo")
             .unwrap_or_default()
             .lines()
@@ -429,8 +429,13 @@ impl Host {
             .collect()
     }
 
+    /// Name of the bridge.
+    pub(crate) fn bridge(&self) -> String {
+        self.mark.clone()
+    }
+
     /// Cgroups of this host in every hierarchy, children first.
-    fn cgroups(&self) -> Vec<PathBuf> {
+    pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let top = Path::new("/sys/fs/cgroup");
         let mut roots = vec![top.to_path_buf()];

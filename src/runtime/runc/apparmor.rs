@@ -7,7 +7,11 @@
 //! Source: apparmor.d(5), apparmor_parser(8), kernel `Documentation/admin-guide/LSM/apparmor.rst`.
 
 use core::{cell::RefCell, time::Duration};
-use std::{fs::File, io::Read};
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::Path,
+};
 
 use super::program;
 use crate::{
@@ -17,8 +21,12 @@ use crate::{
 
 /// Name of our profile. A change of [`TEXT`] needs a new number: a test holds the two together.
 pub const DEFAULT_PROFILE: &str = "picolet-default-v1";
+/// The kernel's files of AppArmor.
+const KERNEL: &str = "/sys/kernel/security/apparmor";
 /// What AppArmor has loaded, one line a profile: its name, then its mode in parentheses.
 const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
+/// Names of all our profiles, whatever version, begin so.
+const FAMILY: &str = "picolet-default-v";
 /// Bytes read of that list: a desktop has some 200 profiles, 20 KiB.
 const LOADED_LIMIT: u64 = 1 << 20;
 /// Compiling takes 0.1 s on a server and a few seconds on a board.
@@ -209,6 +217,41 @@ async fn load() -> Result<(), AppArmorError> {
     )))
 }
 
+/// Our profiles that are loaded and hold no process: another agent's containers keep theirs.
+pub fn unloadable() -> impl Iterator<Item = String> {
+    unloadable_of(&loaded(), Path::new("/proc")).into_iter()
+}
+
+/// Unloads them (reset).
+///
+/// Errors: the kernel's, of the first that could not be unloaded.
+pub fn unload() -> io::Result<()> {
+    for name in unloadable() {
+        fs::write(Path::new(KERNEL).join(".remove"), name)?;
+    }
+    Ok(())
+}
+
+fn unloadable_of(loaded: &str, proc: &Path) -> Vec<String> {
+    let ours = |line: &str| {
+        let (name, _) = line.rsplit_once(" (")?;
+        let number = name.strip_prefix(FAMILY)?;
+        number.parse::<u32>().ok().map(|_| name.to_owned())
+    };
+    let mut names: Vec<String> = loaded.lines().filter_map(ours).collect();
+    if !names.is_empty() {
+        for process in fs::read_dir(proc).into_iter().flatten().flatten() {
+            let held = fs::read_to_string(process.path().join("attr/current")).unwrap_or_default();
+            names.retain(|name| {
+                held.trim_end()
+                    .rsplit_once(" (")
+                    .is_none_or(|(n, _)| n != name)
+            });
+        }
+    }
+    names
+}
+
 /// The kernel's list; empty if it cannot be read, for then no profile can be used either.
 fn loaded() -> String {
     let mut text = String::new();
@@ -244,6 +287,22 @@ mod tests {
             known.last() == Some(&now),
             "the profile's text has changed: give it the next number, and add {now:?} here"
         );
+    }
+
+    #[test]
+    fn only_our_idle_profiles_are_unloaded() {
+        let proc = std::env::temp_dir().join(format!("picolet-apparmor-{}", std::process::id()));
+        fs::create_dir_all(proc.join("17/attr")).expect("directory");
+        let holds = |label: &str| fs::write(proc.join("17/attr/current"), label).expect("label");
+        let loaded = "docker-default (enforce)\npicolet-default-v1 (enforce)\npicolet-default-v2 (complain)\npicolet-default-vx (enforce)\n";
+        holds("unconfined\n");
+        assert_eq!(
+            unloadable_of(loaded, &proc),
+            ["picolet-default-v1", "picolet-default-v2"]
+        );
+        holds("picolet-default-v1 (enforce)\n");
+        assert_eq!(unloadable_of(loaded, &proc), ["picolet-default-v2"]);
+        fs::remove_dir_all(&proc).expect("clean up");
     }
 
     #[test]

@@ -72,6 +72,23 @@ pub use settings::Settings;
 /// Name of this runtime in the API; also the prefix of container ids.
 pub const NAME: &str = "picolet";
 
+/// Pods that the run directory has sandboxes of, each as (UID, `namespace/name`). Reads records only; for `reset`.
+#[must_use]
+pub fn recorded_pods(run_dir: &Path) -> Vec<(PodUid, String)> {
+    let dir = run_dir.join("sandboxes");
+    let names = files::names(&dir).unwrap_or_default();
+    let records = names.into_iter().filter_map(|name| {
+        let record = record::load::<record::SandboxRecord>(&dir.join(name));
+        record.ok().flatten()
+    });
+    records
+        .map(|r| {
+            let pod = r.config;
+            (pod.uid, format!("{}/{}", pod.namespace, pod.name))
+        })
+        .collect()
+}
+
 /// The direct backend. See the module.
 pub struct Runc {
     settings: Settings,
@@ -175,7 +192,8 @@ impl Runc {
         self.cni.check(id, &self.gate).await.map_err(failed_error)
     }
 
-    /// Removes everything that this backend made: sandboxes, containers, the built-in bridge, mounts, directories.
+    /// Removes everything that this backend made: sandboxes, containers, the built-in bridge, mounts, and what lies in its
+    /// directories; these themselves are its caller's.
     ///
     /// # Errors
     /// The first thing that could not be removed; the rest was tried.
@@ -197,13 +215,15 @@ impl Runc {
             self.settings.root_dir.clone(),
         );
         let swept = self.disk.run(move || {
-            crate::sys::mount::unmount_below(&run)?;
-            files::remove_tree(&run)?;
-            for dir in ["sandboxes", "containers", "cni"] {
+            for name in files::names(&run)? {
+                crate::sys::mount::unmount_below(&run.join(name))?;
+            }
+            for dir in ["sandboxes", "containers", "runtime", "cni"] {
+                files::remove_tree(&run.join(dir))?;
                 files::remove_tree(&root.join(dir))?;
             }
-            if crate::sys::mount::is_mount_point(&root)? {
-                crate::sys::mount::unmount(&root)?;
+            for dir in [&run, &root] {
+                crate::sys::mount::unbind(dir)?;
             }
             Ok::<_, io::Error>(())
         });

@@ -9,6 +9,7 @@
 mod builtin;
 mod config;
 mod masquerade;
+mod port_chains;
 mod result;
 
 use core::{net::IpAddr, time::Duration};
@@ -36,6 +37,7 @@ use crate::{
 pub use builtin::BuiltIn;
 pub use config::NetworkConfig;
 use masquerade::Masquerade;
+pub use port_chains::forget_port_chains;
 
 /// Interface of the pod.
 const INTERFACE: &str = "eth0";

@@ -1,0 +1,163 @@
+//! The directories of a reset: what is the agent's own in them goes, what an operator put there stays.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    api::PodUid,
+    logic::gc,
+    sys::{lock, mount},
+};
+
+/// What lies in the root directory beside images: all of it is the agent's own.
+const ROOT_ENTRIES: [&str; 5] = ["pods", "containers", "sandboxes", "cni", "boot.json"];
+/// Name of the lock of a directory.
+const LOCK: &str = "picolet.lock";
+
+/// Unmounts and removes the run directory; the backend has removed most of it.
+pub(super) fn remove_run(run: &Path) -> Result<(), String> {
+    let mut result = Ok(());
+    for name in names(run) {
+        let path = run.join(name);
+        let gone = mount::unmount_below(&path).and_then(|_| remove(&path));
+        let gone = gone.map_err(|e| format!("{}: {e}", path.display()));
+        result = result.and(gone);
+    }
+    let unbound = mount::unbind(run).map_err(|e| e.to_string());
+    result = result.and(unbound);
+    // What the operator mounted there stays, empty.
+    let _ = fs::remove_dir(run);
+    result
+}
+
+/// Names of what is the agent's own in the root directory.
+fn entries(images: bool) -> impl Iterator<Item = &'static str> {
+    let own = ROOT_ENTRIES.iter().copied();
+    own.chain(images.then_some("images"))
+}
+
+/// What is there of that, with how many entries each directory has.
+pub(super) fn root_entries(root: &Path, images: bool) -> Vec<(PathBuf, usize)> {
+    let paths = entries(images).map(|name| root.join(name));
+    let there = paths.filter(|path| path.exists());
+    there
+        .map(|path| (path.clone(), names(&path).count()))
+        .collect()
+}
+
+/// Whether an agent holds the lock of a directory.
+pub(super) fn is_locked(dir: &Path) -> bool {
+    lock::is_locked(&dir.join(LOCK)).unwrap_or(false)
+}
+
+/// Removes what is the agent's own in the root directory, and the directory itself if nothing else is there.
+pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), String> {
+    // A volume that could not be unmounted has somebody's data behind it: nothing below is deleted through a mount.
+    let mounts = mount::mounts_below(&root.join("pods")).map_err(|e| e.to_string())?;
+    if let Some(first) = mounts.first() {
+        return Err(format!("{} is still mounted", first.display()));
+    }
+    let mut result = Ok(());
+    let own = entries(images).chain([LOCK]);
+    for path in own.map(|name| root.join(name)) {
+        let gone = remove(&path).map_err(|e| format!("{}: {e}", path.display()));
+        result = result.and(gone);
+    }
+    // The directory for archives is the agent's own as long as it is empty.
+    let _ = fs::remove_dir(root.join("import"));
+    let unbound = mount::unbind(root).map_err(|e| e.to_string());
+    result = result.and(unbound);
+    let _ = fs::remove_dir(root);
+    result
+}
+
+/// Removes the log directories of pods and the links to logs that are gone.
+pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), String> {
+    let mut result = Ok(());
+    for path in log_dirs(pods) {
+        let removed = remove(&path).map_err(|e| format!("{}: {e}", path.display()));
+        result = result.and(removed);
+    }
+    for link in links_to(pods, links).filter(|link| !link.exists()) {
+        let removed = remove(&link).map_err(|e| format!("{}: {e}", link.display()));
+        result = result.and(removed);
+    }
+    for dir in [pods, links] {
+        // Others may have theirs there.
+        let _ = fs::remove_dir(dir);
+    }
+    result
+}
+
+/// The log directories of pods.
+pub(super) fn log_dirs(pods: &Path) -> Vec<PathBuf> {
+    let all: Vec<String> = names(pods).collect();
+    let nobodys = |_: &PodUid| gc::Fate::ContentRemovable;
+    let own = gc::removable_log_dirs(all.iter().map(String::as_str), &nobodys, true);
+    own.into_iter().map(|name| pods.join(name)).collect()
+}
+
+/// The links in `links` that lead into `pods`.
+pub(super) fn links_to<'a>(pods: &'a Path, links: &'a Path) -> impl Iterator<Item = PathBuf> + 'a {
+    let all = names(links).map(move |name| links.join(name));
+    all.filter(move |link| fs::read_link(link).is_ok_and(|to| to.starts_with(pods)))
+}
+
+/// Names in a directory; none if it cannot be read.
+pub(super) fn names(dir: &Path) -> impl Iterator<Item = String> + use<> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|e| e.file_name().into_string().ok())
+}
+
+/// Removes a file, a link or a tree. Absent is fine, and so is a disk that is mounted there and now empty.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::ResourceBusy && names(path).next().is_none() => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_its_own_goes() {
+        let base = std::env::temp_dir().join(format!("picolet-reset-{}", std::process::id()));
+        let (root, logs, links) = (base.join("root"), base.join("logs"), base.join("links"));
+        for dir in ["pods/u", "containers/c", "images", "import", "seccomp"] {
+            fs::create_dir_all(root.join(dir)).expect("directory");
+        }
+        fs::write(root.join("seccomp/mine.json"), "{}").expect("file");
+        fs::create_dir_all(logs.join("default_web_u1/c")).expect("directory");
+        fs::create_dir_all(logs.join("else")).expect("directory");
+        fs::create_dir_all(&links).expect("directory");
+        let link = |name: &str, to: &Path| {
+            std::os::unix::fs::symlink(to, links.join(name)).expect("link");
+        };
+        link("ours.log", &logs.join("default_web_u1/c/0.log"));
+        link("theirs.log", Path::new("/somewhere/else.log"));
+        for images in [false, true, true] {
+            remove_root(&root, images).expect("root");
+            remove_logs(&logs, &links).expect("logs");
+            assert_eq!(root.join("images").exists(), !images);
+            assert!(!root.join("pods").exists() && !root.join("containers").exists());
+            assert!(root.join("seccomp/mine.json").exists(), "an operator's");
+            assert!(!logs.join("default_web_u1").exists());
+            assert!(logs.join("else").exists(), "no log directory of a pod");
+            assert!(!links.join("ours.log").is_symlink() && links.join("theirs.log").is_symlink());
+        }
+        fs::remove_dir_all(root.join("seccomp")).expect("clean up");
+        remove_root(&root, true).expect("root");
+        assert!(!root.exists(), "nothing else was there");
+        fs::remove_dir_all(&base).expect("clean up");
+    }
+}

@@ -1,0 +1,94 @@
+//! What a reset would remove, told without touching anything.
+
+use std::{collections::BTreeMap, path::Path};
+
+use super::{files, groups};
+use crate::{
+    api::PodUid,
+    cgroup::Cgroups,
+    config::Config,
+    runtime::runc::{self, apparmor},
+    sys::mount,
+};
+
+/// One thing a line, pods first; empty if there is nothing.
+pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
+    let dirs = &cfg.dirs;
+    let mut lines = pods(cfg);
+    if let Ok(cgroups) = Cgroups::detect() {
+        for path in groups(cfg) {
+            if cgroups.exists(&path) {
+                let processes = cgroups.pids(&path).len();
+                lines.push(format!(
+                    "cgroup {path} with {}",
+                    count(processes, "process")
+                ));
+            }
+        }
+    }
+    for dir in [&dirs.run, &dirs.root] {
+        // The directory itself is one where the agent shares its mounts.
+        let mounts = mount::mounts_below(dir).unwrap_or_default();
+        let below = mounts.iter().filter(|m| *m != dir).count();
+        if below > 0 {
+            lines.push(format!("{} in {}", count(below, "mount"), dir.display()));
+        }
+    }
+    let bridge = &cfg.network.builtin_bridge;
+    if Path::new("/sys/class/net").join(bridge).exists() {
+        lines.push(format!("bridge {bridge} and its iptables rules"));
+    }
+    if files::names(&dirs.run).next().is_some() {
+        lines.push(format!("everything in {}", dirs.run.display()));
+    }
+    for (path, holds) in files::root_entries(&dirs.root, !keep_images) {
+        lines.push(match holds {
+            0 => path.display().to_string(),
+            n => format!("{} with {}", path.display(), count(n, "entry")),
+        });
+    }
+    let (logs, links) = (&dirs.pod_logs, &dirs.container_logs);
+    let pods = files::log_dirs(logs).len();
+    if pods > 0 {
+        lines.push(format!(
+            "logs of {} in {}",
+            count(pods, "pod"),
+            logs.display()
+        ));
+    }
+    let links_there = files::links_to(logs, links).count();
+    if links_there > 0 {
+        lines.push(format!(
+            "{} in {}",
+            count(links_there, "link"),
+            links.display()
+        ));
+    }
+    lines.extend(apparmor::unloadable().map(|name| format!("AppArmor profile {name}")));
+    lines
+}
+
+/// The pods that there are sandboxes or directories of.
+fn pods(cfg: &Config) -> Vec<String> {
+    let mut known: BTreeMap<PodUid, Option<String>> = BTreeMap::new();
+    for name in files::names(&cfg.dirs.pods()) {
+        known.insert(PodUid::new(name), None);
+    }
+    for (uid, name) in runc::recorded_pods(&cfg.dirs.run) {
+        known.insert(uid, Some(name));
+    }
+    let line = |(uid, name): (PodUid, Option<String>)| match name {
+        Some(name) => format!("pod {name}"),
+        None => format!("what is left of pod {uid}"),
+    };
+    known.into_iter().map(line).collect()
+}
+
+fn count(n: usize, what: &str) -> String {
+    match (n, what) {
+        (1, _) => format!("1 {what}"),
+        (_, "process") => format!("{n} processes"),
+        (_, "entry") => format!("{n} entries"),
+        _ => format!("{n} {what}s"),
+    }
+}

@@ -1,0 +1,150 @@
+//! `picolet reset`: says what will go, asks, and lets it go.
+
+use std::{
+    ffi::OsString,
+    io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
+};
+
+use super::{CliError, args, client::Client, commands::Command, print};
+use crate::agent::{Choice, Reset};
+
+/// Bytes of an answer.
+const MAX_ANSWER_BYTES: u64 = 64;
+
+/// The command's own flags.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flags {
+    choice: Choice,
+    yes: bool,
+    dry_run: bool,
+    stop: bool,
+}
+
+pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+    let (own, agent) = args::split(command, words)?;
+    let flags = flags(&own)?;
+    let reset = Reset::new(agent, flags.choice).map_err(CliError::new)?;
+    let survey = reset.survey();
+    let agent_runs = reset.agent_runs();
+    if flags.dry_run {
+        return print(&told(&survey, agent_runs));
+    }
+    if agent_runs && !flags.stop {
+        return Err(CliError::new(
+            "the agent runs: --stop ends it and its pods first (where systemd started it: systemctl disable --now picolet)",
+        ));
+    }
+    if survey.is_empty() && !agent_runs {
+        return print("There is nothing to remove.\n");
+    }
+    if !flags.yes {
+        print(&told(&survey, agent_runs))?;
+        if !confirmed()? {
+            return Err(CliError::new("nothing was removed"));
+        }
+    }
+    if agent_runs {
+        let mut answer = Client::new(reset.socket()).send("POST", "/stop?all=true", "")?;
+        answer.text()?;
+    }
+    let locked = reset.lock(agent_runs).map_err(CliError::new)?;
+    match locked.carry_out() {
+        Ok(()) => print("Everything was removed.\n"),
+        Err(left) => Err(CliError::new(format!(
+            "not everything could be removed; run it again after looking at:\n{}",
+            indented(&left)
+        ))),
+    }
+}
+
+fn flags(own: &[(&'static str, String)]) -> Result<Flags, CliError> {
+    let mut flags = Flags::default();
+    for (name, value) in own {
+        let on = || match value.as_str() {
+            "true" | "1" => Ok(true),
+            "false" | "0" => Ok(false),
+            other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
+        };
+        match *name {
+            "yes" | "force" => flags.yes |= on()?,
+            "dry-run" => flags.dry_run = on()?,
+            "stop" => flags.stop = on()?,
+            "keep-images" => flags.choice.keep_images = on()?,
+            "grace-period" => {
+                let seconds = value.parse().ok().filter(|s: &i64| *s >= 0);
+                let seconds = seconds.ok_or_else(|| {
+                    CliError::new(format!(
+                        "invalid argument {value:?} for \"grace-period\": not a number of seconds"
+                    ))
+                })?;
+                flags.choice.grace_s = Some(seconds);
+            }
+            _ => unreachable!("the table of commands has no such flag"),
+        }
+    }
+    Ok(flags)
+}
+
+fn told(survey: &[String], agent_runs: bool) -> String {
+    let mut lines = survey.to_vec();
+    if agent_runs {
+        lines.insert(0, "the running agent, ended first (with --stop)".into());
+    }
+    if lines.is_empty() {
+        return "There is nothing to remove.\n".into();
+    }
+    format!("This would be removed:\n{}\n", indented(&lines))
+}
+
+fn indented(lines: &[String]) -> String {
+    let lines: Vec<String> = lines.iter().map(|l| format!("  {l}")).collect();
+    lines.join("\n")
+}
+
+fn confirmed() -> Result<bool, CliError> {
+    if !io::stdin().is_terminal() {
+        return Err(CliError::new(
+            "standard input is no terminal to ask at: --yes answers beforehand",
+        ));
+    }
+    let _ = write!(io::stderr(), "Remove all of it? [y/N] ");
+    let mut answer = String::new();
+    let _ = io::stdin()
+        .lock()
+        .take(MAX_ANSWER_BYTES)
+        .read_line(&mut answer);
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_typed() {
+        let parsed = |words: &[(&'static str, &str)]| {
+            let own: Vec<_> = words.iter().map(|(n, v)| (*n, (*v).to_owned())).collect();
+            flags(&own).map_err(|e| e.to_string())
+        };
+        let all =
+            parsed(&[("force", "true"), ("stop", "1"), ("grace-period", "0")]).expect("flags");
+        assert!(all.yes && all.stop && !all.dry_run && !all.choice.keep_images);
+        assert_eq!(all.choice.grace_s, Some(0));
+        assert!(!parsed(&[("yes", "false")]).expect("flags").yes);
+        for (name, value) in [
+            ("yes", "maybe"),
+            ("grace-period", "-1"),
+            ("grace-period", "1m"),
+        ] {
+            let said = parsed(&[(name, value)]).expect_err("refused");
+            assert!(said.contains(value), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_agent_counts_as_something_to_remove() {
+        assert_eq!(told(&[], false), "There is nothing to remove.\n");
+        let text = told(&["pod a/b".into()], true);
+        assert!(text.contains("running agent") && text.contains("\n  pod a/b\n"));
+    }
+}

@@ -1,0 +1,110 @@
+//! The chains that the portmap plugin shares among all pods of all networks. It makes them and never removes them.
+
+use core::time::Duration;
+use std::path::Path;
+
+use super::PATH;
+use crate::sys::child::{self, Command, Input};
+
+/// Chain with a rule for each pod that has a hostPort: while it has any, somebody uses it.
+const ENTRY: &str = "CNI-HOSTPORT-DNAT";
+/// All of them.
+const CHAINS: [&str; 3] = [ENTRY, "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"];
+/// Longest listing that is read, bytes.
+const LISTING_LIMIT: usize = 4 << 20;
+/// iptables waits for its lock at most this long, seconds.
+const LOCK_WAIT: &str = "5";
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Removes the chains if no pod of anybody uses them (reset). Absent chains and absent iptables count as removed.
+///
+/// Errors: iptables' own words. All or nothing is removed: a pod that gets a hostPort meanwhile keeps the chains.
+pub async fn forget_port_chains() -> Result<(), String> {
+    let Some(list) = run("iptables", &["-w", LOCK_WAIT, "-t", "nat", "-S"], "").await else {
+        return Ok(());
+    };
+    // A kernel without the table has no chains.
+    let Some(script) = list.ok().as_deref().and_then(removal) else {
+        return Ok(());
+    };
+    match run("iptables-restore", &["-w", LOCK_WAIT, "--noflush"], &script).await {
+        Some(Err(why)) => Err(why),
+        _ => Ok(()),
+    }
+}
+
+/// What iptables-restore has to be told, given the rules of the nat table; `None` if there is nothing to do.
+fn removal(rules: &str) -> Option<String> {
+    let used = rules
+        .lines()
+        .any(|l| l.starts_with(&format!("-A {ENTRY} ")));
+    let there: Vec<&str> = CHAINS
+        .into_iter()
+        .filter(|c| rules.lines().any(|l| l.strip_prefix("-N ") == Some(c)))
+        .collect();
+    if used || there.is_empty() {
+        return None;
+    }
+    let mut script = String::from("*nat\n");
+    for rule in rules.lines().filter_map(|l| l.strip_prefix("-A ")) {
+        let leads_there = |c: &&&str| rule.ends_with(&format!("-j {c}"));
+        let own = |c: &&&str| rule.starts_with(&format!("{c} "));
+        if there.iter().any(|c| leads_there(&c)) && !there.iter().any(|c| own(&c)) {
+            script += &format!("-D {rule}\n");
+        }
+    }
+    for what in ["-F", "-X"] {
+        for chain in &there {
+            // Not emptied: a rule that came meanwhile keeps its chain, and with it all of them.
+            if *chain != ENTRY || what == "-X" {
+                script += &format!("{what} {chain}\n");
+            }
+        }
+    }
+    Some(script + "COMMIT\n")
+}
+
+/// `None` if there is no such program.
+async fn run(name: &str, args: &[&str], input: &str) -> Option<Result<String, String>> {
+    let program = PATH
+        .split(':')
+        .map(|dir| Path::new(dir).join(name))
+        .find(|p| p.exists())?;
+    let command = Command::new(program)
+        .args(args)
+        .env("PATH", PATH)
+        .stdin(Input::Bytes(input.as_bytes().to_vec()))
+        .capture(LISTING_LIMIT);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    Some(match child::run(command, Some(TIMEOUT)).await {
+        Err(e) => Err(e.to_string()),
+        Ok(output) if output.status.success() => Ok(text(&output.stdout)),
+        Ok(output) => Err(text(&output.stderr)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_go_when_nobody_uses_them() {
+        let idle = "-P PREROUTING ACCEPT\n-N CNI-HOSTPORT-DNAT\n-N CNI-HOSTPORT-MASQ\n-N CNI-HOSTPORT-SETMARK\n-N DOCKER\n\
+            -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n-A PREROUTING -j DOCKER\n\
+            -A POSTROUTING -m comment --comment \"CNI portfwd requiring masquerade\" -j CNI-HOSTPORT-MASQ\n\
+            -A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE\n\
+            -A CNI-HOSTPORT-SETMARK -m comment --comment \"CNI portfwd masquerade mark\" -j MARK --set-xmark 0x2000/0x2000";
+        assert_eq!(
+            removal(idle).as_deref(),
+            Some(
+                "*nat\n-D PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n\
+                 -D POSTROUTING -m comment --comment \"CNI portfwd requiring masquerade\" -j CNI-HOSTPORT-MASQ\n\
+                 -F CNI-HOSTPORT-MASQ\n-F CNI-HOSTPORT-SETMARK\n\
+                 -X CNI-HOSTPORT-DNAT\n-X CNI-HOSTPORT-MASQ\n-X CNI-HOSTPORT-SETMARK\nCOMMIT\n"
+            )
+        );
+        let used = format!("{idle}\n-A CNI-HOSTPORT-DNAT -p tcp -j CNI-DN-0123");
+        assert_eq!(removal(&used), None);
+        assert_eq!(removal("-P PREROUTING ACCEPT\n-N DOCKER"), None);
+    }
+}
