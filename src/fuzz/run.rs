@@ -137,9 +137,9 @@ fn every_target_can_be_fuzzed_with_coverage() {
 }
 
 /// `cargo xtask fuzz` runs this one. `PICOLET_FUZZ` is `SECONDS SEED [TARGET]`.
-#[test]
 #[ignore = "as long as it is asked to: cargo xtask fuzz"]
 #[expect(clippy::disallowed_methods, reason = "the settings of a test")]
+#[test]
 fn longer_run() {
     let words = std::env::var("PICOLET_FUZZ").unwrap_or_default();
     let mut words = words.split(' ');

@@ -634,9 +634,10 @@ fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedIma
         let config_name = member_name("", listed.config.as_bytes()).unwrap_or_default();
         let at = |problem| (Some(config_name.clone()), problem);
         let data = members.document(&config_name).ok_or_else(|| {
-            at(Problem::Damaged(
-                "the configuration is not in the archive".into(),
-            ))
+            at(Problem::Damaged(match members.file(&config_name) {
+                Some(_) => format!("it is not a JSON document of at most {MAX_JSON_BYTES} bytes"),
+                None => "the configuration is not in the archive".into(),
+            }))
         })?;
         let id = Digest::of(data);
         // Named after its digest: then it must have it.

@@ -13,6 +13,8 @@ use crate::api::{Pod, PodUid, strict};
 
 /// Longest uid a manifest may bring: it becomes part of file names.
 pub const MAX_UID_BYTES: usize = 128;
+/// Bytes of a pod's name: those of a DNS subdomain.
+const MAX_NAME_BYTES: usize = 253;
 
 /// Turns a manifest into a pod of this node: identity, defaults, full validation (SRC-20, SRC-25 to SRC-28).
 ///
@@ -45,6 +47,8 @@ pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod
     }
     let shown: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let name = &received.pod.metadata.name;
+    // A longer one is among what is wrong.
+    let name = &name[..name.floor_char_boundary(MAX_NAME_BYTES)];
     Err(format!("Pod {name:?} is invalid: {}", shown.join("; ")))
 }
 

@@ -81,7 +81,19 @@ pub(super) fn read(
         Err(e) => return Some((Stamp::default(), Err(format!("cannot be read: {e}")))),
     };
     let manifest = bytes.and_then(|bytes| decode(&bytes, path, node, rules));
-    Some((stamp, manifest))
+    Some((stamp, manifest.map_err(cut)))
+}
+
+/// Bytes of what is said about one file: messages quote what the file holds.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
+fn cut(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message.push_str(" (cut)");
+        message.shrink_to_fit();
+    }
+    message
 }
 
 /// Bytes of a regular file, at most as many as show that it is too large.

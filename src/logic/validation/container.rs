@@ -14,6 +14,8 @@ use crate::api::pod::{
     VolumeMount,
 };
 
+/// Bytes of an image's name. Upstream has no limit; no reference is longer, and statuses and events repeat the name.
+const MAX_IMAGE_BYTES: usize = 4096;
 /// Values of `imagePullPolicy`.
 pub(super) const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
 /// `fieldPath` of an environment variable.
@@ -109,6 +111,9 @@ impl Context<'_> {
         errors.name(&format!("{path}.name"), &container.name, dns_label);
         if container.image.is_empty() {
             errors.required(&format!("{path}.image"), "");
+        } else if container.image.len() > MAX_IMAGE_BYTES {
+            let detail = format!("may not be more than {MAX_IMAGE_BYTES} bytes");
+            errors.forbidden(&format!("{path}.image"), &detail);
         } else if container.image.trim() != container.image {
             errors.invalid(
                 &format!("{path}.image"),

@@ -46,17 +46,20 @@ impl Errors {
 
     /// The value is not allowed, for the reason in `detail`.
     pub(super) fn invalid(&mut self, path: &str, value: impl fmt::Debug, detail: &str) {
-        self.add(path, format!("Invalid value: {value:?}: {detail}"));
+        let value = Shown::of(value);
+        self.add(path, format!("Invalid value: {value}: {detail}"));
     }
 
     /// The value is taken.
     pub(super) fn duplicate(&mut self, path: &str, value: impl fmt::Debug) {
-        self.add(path, format!("Duplicate value: {value:?}"));
+        let value = Shown::of(value);
+        self.add(path, format!("Duplicate value: {value}"));
     }
 
     /// The value refers to nothing.
     pub(super) fn not_found(&mut self, path: &str, value: impl fmt::Debug) {
-        self.add(path, format!("Not found: {value:?}"));
+        let value = Shown::of(value);
+        self.add(path, format!("Not found: {value}"));
     }
 
     /// The field must not be set here.
@@ -72,13 +75,10 @@ impl Errors {
                 .filter(|k| !k.is_empty())
                 .map(|k| format!("{k:?}"))
                 .collect();
-            self.add(
-                path,
-                format!(
-                    "Unsupported value: {value:?}: supported values: {}",
-                    known.join(", ")
-                ),
-            );
+            let value = Shown::of(value);
+            let known = known.join(", ");
+            let message = format!("Unsupported value: {value}: supported values: {known}");
+            self.add(path, message);
         }
     }
 
@@ -89,6 +89,39 @@ impl Errors {
         } else if let Some(detail) = rule(value) {
             self.invalid(path, value, detail);
         }
+    }
+}
+
+/// Bytes of a wrong value that are shown.
+const MAX_SHOWN_BYTES: usize = 512;
+
+/// The beginning of a value: who wrote it knows the rest, and it may be as large as the manifest.
+struct Shown(String);
+
+impl Shown {
+    fn of(value: impl fmt::Debug) -> Self {
+        let mut shown = Self(String::new());
+        if fmt::write(&mut shown, format_args!("{value:?}")).is_err() {
+            shown.0.push_str("...");
+        }
+        shown
+    }
+}
+
+impl fmt::Write for Shown {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = MAX_SHOWN_BYTES.saturating_sub(self.0.len());
+        self.0.push_str(&text[..text.floor_char_boundary(room)]);
+        if text.len() > room {
+            return Err(fmt::Error);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

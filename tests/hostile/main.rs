@@ -1,0 +1,12 @@
+//! Hostile input against a real agent on a real runtime: manifests, archives, containers. Of each case the agent says one
+//! clear line that names what and where, the pods beside it go on, and the agent's memory stays bounded.
+
+#[path = "../host/host.rs"]
+#[expect(dead_code, reason = "the tests of the host use the rest")]
+mod host;
+#[path = "../host/image.rs"]
+mod image;
+
+mod archives;
+mod bystander;
+mod manifests;
