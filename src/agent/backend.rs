@@ -257,6 +257,16 @@ impl Backend for LocalBackend {
         events
     }
 
+    fn config_maps(&self, namespace: Option<&str>) -> Vec<Value> {
+        // Theirs may be megabytes.
+        self.ctx.heap_used.set(true);
+        self.ctx.objects.borrow().config_maps_shown(namespace)
+    }
+
+    fn secrets(&self, namespace: Option<&str>) -> Vec<Value> {
+        self.ctx.objects.borrow().secrets_shown(namespace)
+    }
+
     fn dump(&self) -> String {
         let clock = &self.ctx.clock;
         self.ctx.heap_used.set(true);

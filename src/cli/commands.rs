@@ -75,7 +75,7 @@ const fn value(
 }
 
 /// Kinds that can be shown, as [`Takes::Kinds`] completes them.
-pub(super) const KINDS: [&str; 4] = ["pods", "images", "node", "events"];
+pub(super) const KINDS: [&str; 6] = ["pods", "images", "node", "events", "configmaps", "secrets"];
 /// Shells that can be completed for.
 pub(super) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -96,7 +96,7 @@ const NAMESPACE: Flag = value(
     "NAME",
     "namespace of the pod (default \"default\")",
 );
-const ALL_NAMESPACES: Flag = switch("all-namespaces", Some('A'), "pods of all namespaces");
+const ALL_NAMESPACES: Flag = switch("all-namespaces", Some('A'), "of all namespaces");
 const NO_HEADERS: Flag = switch("no-headers", None, "without the header line");
 const CONTAINER: Flag = value(
     "container",
@@ -119,13 +119,13 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("all", None, "end all pods first"),
     ], agent_flags: false, takes: Takes::Nothing },
 
-    Command { name: "get", args: "pods|images|node|events [NAME...]", group: PODS, help: "Show what runs here", flags: &[
+    Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
         NO_HEADERS,
     ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "describe", args: "pod|node [NAME]", group: PODS, help: "Show all about a pod or the node, events included", flags: &[
+    Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show all about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
     ], agent_flags: false, takes: Takes::Kinds },
     Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[

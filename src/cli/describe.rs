@@ -1,6 +1,8 @@
-//! `picolet describe pod NAME`, `describe node`: kubectl's layout, as far as this node knows.
+//! `picolet describe pod|node|configmap|secret [NAME]`: kubectl's layout, as far as this node knows.
 //!
 //! Source: kubernetes `kubectl/pkg/describe/describe.go`.
+
+mod objects;
 
 use core::fmt::Write as _;
 
@@ -40,7 +42,13 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     match kind.as_str() {
         "pod" | "pods" | "po" => pods(&client, &namespace, &names),
         "node" | "nodes" | "no" => node(&client, &names),
-        "" => Err(CliError::new("you must say what to describe: pod or node")),
+        "configmap" | "configmaps" | "cm" => {
+            objects::run(&client, "configmaps", &namespace, &names)
+        }
+        "secret" | "secrets" => objects::run(&client, "secrets", &namespace, &names),
+        "" => Err(CliError::new(
+            "you must say what to describe: pod, node, configmap or secret",
+        )),
         other => Err(CliError::new(format!(
             "the server doesn't have a resource type \"{other}\""
         ))),

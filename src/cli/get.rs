@@ -1,13 +1,17 @@
-//! `picolet get pods|images|node`.
+//! `picolet get pods|images|node|events|configmaps|secrets`.
+
+use std::io::Write as _;
+
+use serde_json::Value;
 
 use super::{
     CliError, Client,
     args::{Word, Words, unexpected},
+    commands::KINDS,
     print, table,
 };
-use crate::api::strict;
 use crate::{
-    api::{Pod, cri::Image},
+    api::{Pod, Wall, cri::Image, strict},
     server::http::encode,
     sys::clock,
 };
@@ -56,13 +60,16 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     }
     let client = words.client();
     match get.kind.as_str() {
-        "pod" | "pods" | "po" => pods(&client, &get),
+        "pod" | "pods" | "po" => objects(&client, &get, &PODS),
         "image" | "images" => images(&client, &get),
         "node" | "nodes" | "no" => node(&client, &get),
         "event" | "events" | "ev" => events(&client, &get),
-        "" => Err(CliError::new(
-            "you must say what to get: pods, images, node or events",
-        )),
+        "configmap" | "configmaps" | "cm" => objects(&client, &get, &CONFIG_MAPS),
+        "secret" | "secrets" => objects(&client, &get, &SECRETS),
+        "" => Err(CliError::new(format!(
+            "you must say what to get: {}",
+            KINDS.join(", ")
+        ))),
         other => Err(CliError::new(format!(
             "the server doesn't have a resource type \"{other}\""
         ))),
@@ -85,7 +92,7 @@ fn output(text: &str) -> Result<Output, CliError> {
 }
 
 /// Prints `value` as the caller asked; `None` if a table is wanted.
-fn print_object(value: &serde_json::Value, output: &Output) -> Option<Result<(), CliError>> {
+fn print_object(value: &Value, output: &Output) -> Option<Result<(), CliError>> {
     let text = match output {
         Output::Json => serde_json::to_string_pretty(value)
             .map(|t| t + "\n")
@@ -99,12 +106,51 @@ fn print_object(value: &serde_json::Value, output: &Output) -> Option<Result<(),
     )
 }
 
-fn pods(client: &Client, get: &Get) -> Result<(), CliError> {
+/// A kind of namespaced objects, as it is asked for and shown.
+struct Kind {
+    /// Route, and the kind's name in the plural.
+    route: &'static str,
+    singular: &'static str,
+    header: fn(all_namespaces: bool, wide: bool) -> Vec<&'static str>,
+    row: Row,
+}
+
+/// Makes a row of an object: (object, now, of all namespaces, wide). Errors: the object is malformed.
+type Row = fn(&Value, Wall, bool, bool) -> Result<Vec<String>, String>;
+
+const PODS: Kind = Kind {
+    route: "pods",
+    singular: "pod",
+    header: table::pod_header,
+    row: |item, now, all_namespaces, wide| {
+        let pod = strict::typed::<Pod>(item).map_err(|e| format!("malformed pod: {e}"))?;
+        Ok(table::pod_row(&pod, now, all_namespaces, wide))
+    },
+};
+const CONFIG_MAPS: Kind = Kind {
+    route: "configmaps",
+    singular: "configmap",
+    header: |all_namespaces, _| table::object_header(all_namespaces, false),
+    row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, false)),
+};
+const SECRETS: Kind = Kind {
+    route: "secrets",
+    singular: "secret",
+    header: |all_namespaces, _| table::object_header(all_namespaces, true),
+    row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, true)),
+};
+
+fn name_of(item: &Value) -> &str {
+    item["metadata"]["name"].as_str().unwrap_or("")
+}
+
+fn objects(client: &Client, get: &Get, kind: &Kind) -> Result<(), CliError> {
     let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let route = kind.route;
     let target = if get.all_namespaces {
-        "/pods".into()
+        format!("/{route}")
     } else {
-        format!("/pods?namespace={}", encode(namespace))
+        format!("/{route}?namespace={}", encode(namespace))
     };
     let mut list = client.json("GET", &target)?;
     let mut items = list
@@ -114,25 +160,23 @@ fn pods(client: &Client, get: &Get) -> Result<(), CliError> {
         .unwrap_or_default();
     let mut missing = None;
     if !get.names.is_empty() {
-        let name_of =
-            |item: &serde_json::Value| item["metadata"]["name"].as_str().unwrap_or("").to_owned();
         for name in &get.names {
-            if !items.iter().any(|i| name_of(i) == *name) {
-                let message = format!("Error from server (NotFound): pods \"{name}\" not found");
+            if !items.iter().any(|i| name_of(i) == name) {
+                let message = format!("Error from server (NotFound): {route} \"{name}\" not found");
                 missing.get_or_insert(CliError { message, code: 1 });
             }
         }
-        items.retain(|i| get.names.contains(&name_of(i)));
+        items.retain(|i| get.names.iter().any(|name| name == name_of(i)));
     }
-    show_pods(items, list, get, namespace, missing.is_some())?;
+    show_objects(items, list, get, kind, missing.is_some())?;
     missing.map_or(Ok(()), Err)
 }
 
-fn show_pods(
-    items: Vec<serde_json::Value>,
-    mut list: serde_json::Value,
+fn show_objects(
+    items: Vec<Value>,
+    mut list: Value,
     get: &Get,
-    namespace: &str,
+    kind: &Kind,
     missing: bool,
 ) -> Result<(), CliError> {
     if matches!(get.output, Output::Json | Output::Yaml) {
@@ -145,47 +189,41 @@ fn show_pods(
         };
         return print_object(&value, &get.output).unwrap_or(Ok(()));
     }
-    let decode = |item: serde_json::Value| {
-        strict::typed::<Pod>(&item).map_err(|e| CliError::new(format!("malformed pod: {e}")))
-    };
-    let pods = items
-        .into_iter()
-        .map(decode)
-        .collect::<Result<Vec<_>, _>>()?;
     if get.output == Output::Name {
+        let lines = items.iter().map(name_of);
         return print(
-            &pods
-                .iter()
-                .map(|p| format!("pod/{}\n", p.metadata.name))
+            &lines
+                .map(|name| format!("{}/{name}\n", kind.singular))
                 .collect::<String>(),
         );
     }
-    if pods.is_empty() {
+    if items.is_empty() {
         if !missing {
-            let place = if get.all_namespaces {
-                String::new()
-            } else {
-                format!(" in {namespace} namespace")
-            };
-            let text = format!("No resources found{place}.");
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), (text + "\n").as_bytes());
+            nothing_found(get);
         }
         return Ok(());
     }
-    let now = clock::wall();
-    let wide = get.output == Output::Wide;
-    let rows: Vec<_> = pods
+    let (now, wide) = (clock::wall(), get.output == Output::Wide);
+    let rows = items
         .iter()
-        .map(|p| table::pod_row(p, now, get.all_namespaces, wide))
-        .collect();
-    show_table(
-        &table::pod_header(get.all_namespaces, wide),
-        &rows,
-        get.no_headers,
-    )
+        .map(|item| (kind.row)(item, now, get.all_namespaces, wide).map_err(CliError::new))
+        .collect::<Result<Vec<_>, _>>()?;
+    let header = (kind.header)(get.all_namespaces, wide);
+    show_table(&header, &rows, get.no_headers)
 }
 
-fn with_items(list: &mut serde_json::Value, items: Vec<serde_json::Value>) -> serde_json::Value {
+fn nothing_found(get: &Get) {
+    let place = if get.all_namespaces {
+        String::new()
+    } else {
+        let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        format!(" in {namespace} namespace")
+    };
+    // A closed standard error leaves nobody to tell.
+    let _ = writeln!(std::io::stderr(), "No resources found{place}.");
+}
+
+fn with_items(list: &mut Value, items: Vec<Value>) -> Value {
     // kubectl's word for whatever it has put together.
     list["kind"] = "List".into();
     list["items"] = items.into();
@@ -244,13 +282,7 @@ fn events(client: &Client, get: &Get) -> Result<(), CliError> {
         .map(|event| table::event_row(event, now, get.all_namespaces))
         .collect();
     if rows.is_empty() {
-        let place = if get.all_namespaces {
-            String::new()
-        } else {
-            format!(" in {namespace} namespace")
-        };
-        let text = format!("No resources found{place}.\n");
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        nothing_found(get);
         return Ok(());
     }
     show_table(&header, &rows, get.no_headers)
@@ -281,7 +313,7 @@ fn node(client: &Client, get: &Get) -> Result<(), CliError> {
         all.iter()
             .any(|c| c["type"] == "Ready" && c["status"] == "True")
     });
-    let created = crate::api::Wall::parse(&text("/metadata/creationTimestamp"));
+    let created = Wall::parse(&text("/metadata/creationTimestamp"));
     let age = created.map_or_else(
         || "<unknown>".into(),
         |at| table::human_duration(clock::wall().secs() - at.secs()),

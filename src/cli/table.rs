@@ -116,6 +116,48 @@ pub(super) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) ->
     row
 }
 
+/// Header of `get configmaps`, and with `typed` of `get secrets`.
+pub(super) fn object_header(all_namespaces: bool, typed: bool) -> Vec<&'static str> {
+    let mut header = vec!["NAME", "DATA", "AGE"];
+    if typed {
+        header.insert(1, "TYPE");
+    }
+    if all_namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    header
+}
+
+/// One row below [`object_header`]: how many keys the object has, of whatever sort.
+pub(super) fn object_row(
+    object: &serde_json::Value,
+    now: Wall,
+    all_namespaces: bool,
+    typed: bool,
+) -> Vec<String> {
+    let text = |path: &str| {
+        let found = object.pointer(path).and_then(|v| v.as_str());
+        found.unwrap_or("").to_owned()
+    };
+    let keys = ["data", "binaryData", "dataBytes"].iter().map(|field| {
+        let keys = object.get(field).and_then(|v| v.as_object());
+        keys.map_or(0, serde_json::Map::len)
+    });
+    let created = Wall::parse(&text("/metadata/creationTimestamp"));
+    let mut row = vec![
+        text("/metadata/name"),
+        keys.sum::<usize>().to_string(),
+        age(created, now),
+    ];
+    if typed {
+        row.insert(1, text("/type"));
+    }
+    if all_namespaces {
+        row.insert(0, text("/metadata/namespace"));
+    }
+    row
+}
+
 /// One row of `get events`.
 pub(super) fn event_row(event: &serde_json::Value, now: Wall, all_namespaces: bool) -> Vec<String> {
     let text = |path: &str| {

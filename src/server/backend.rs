@@ -45,6 +45,10 @@ pub trait Backend {
     fn health(&self) -> serde_json::Value;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
     fn events(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
+    /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
+    fn config_maps(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
+    /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
+    fn secrets(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
     /// What the loop lately heard and did, one JSON object a line.
     fn dump(&self) -> String;
     /// The Node object.

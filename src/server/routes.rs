@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/node`, `/images`, `/events[?namespace=]`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…]`, `/node`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `POST /exec/{namespace}/{pod}/{container}` | upgrade to [`super::stream`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text |
@@ -64,6 +64,19 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
         ("GET", ["events"]) => {
             let events = backend.events(request.param("namespace").filter(|n| !n.is_empty()));
             list(connection, "EventList", Ok(events)).await
+        }
+        ("GET", ["configmaps"]) => {
+            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            list(
+                connection,
+                "ConfigMapList",
+                Ok(backend.config_maps(namespace)),
+            )
+            .await
+        }
+        ("GET", ["secrets"]) => {
+            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            list(connection, "SecretList", Ok(backend.secrets(namespace))).await
         }
         ("GET", ["node"]) => json(connection, backend.node().await).await,
         ("GET", ["images"]) => {
@@ -137,7 +150,10 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
         }
         (
             _,
-            ["healthz" | "health" | "events" | "version" | "pods" | "node" | "images" | "stop"],
+            [
+                "healthz" | "health" | "events" | "version" | "pods" | "configmaps" | "secrets"
+                | "node" | "images" | "stop",
+            ],
         )
         | (_, ["containerLogs" | "exec", _, _, _])
         | (_, ["images", "import" | "prune"] | ["debug", "dump"]) => Ok(Err(Refusal::new(

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Rules;
 use crate::api::config_map::Bytes;
 use crate::api::received::ReceivedPod;
-use crate::api::{ConfigMap, Secret, Wall};
+use crate::api::{ConfigMap, ObjectMeta, Secret, Wall};
 use crate::config::decode::{self, MAX_DOCUMENT_BYTES};
 
 /// Nanoseconds within which a change may not show in a file's times: the kernel stamps files with the time of its last
@@ -80,7 +80,7 @@ pub(super) fn read(
         }
         Err(e) => return Some((Stamp::default(), Err(format!("cannot be read: {e}")))),
     };
-    let manifest = bytes.and_then(|bytes| decode(&bytes, path, node, rules));
+    let manifest = bytes.and_then(|bytes| decode(&bytes, path, stamp, node, rules));
     Some((stamp, manifest.map_err(cut)))
 }
 
@@ -120,7 +120,13 @@ fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, String>)> {
     Ok((stamp, Ok(bytes)))
 }
 
-fn decode(bytes: &[u8], path: &Path, node: &str, rules: &Rules) -> Result<Manifest, String> {
+fn decode(
+    bytes: &[u8],
+    path: &Path,
+    stamp: Stamp,
+    node: &str,
+    rules: &Rules,
+) -> Result<Manifest, String> {
     let decode::Document { value, duplicates } = decode::parse(bytes).map_err(|e| e.to_string())?;
     let notes = duplicates
         .into_iter()
@@ -141,13 +147,16 @@ fn decode(bytes: &[u8], path: &Path, node: &str, rules: &Rules) -> Result<Manife
         }
         ("v1", "ConfigMap") => {
             let mut object: ConfigMap = decode::typed(&value).map_err(|e| e.to_string())?;
-            namespace(&mut object.metadata.namespace);
+            complete(&mut object.metadata, stamp);
             (rules.config_map)(&object)?;
             Object::ConfigMap(Arc::new(object))
         }
         ("v1", "Secret") => {
             let mut object: Secret = decode::typed(&value).map_err(|e| e.to_string())?;
-            namespace(&mut object.metadata.namespace);
+            complete(&mut object.metadata, stamp);
+            if object.kind.is_empty() {
+                object.kind.push_str("Opaque");
+            }
             for (key, text) in core::mem::take(&mut object.string_data) {
                 object.data.insert(key, Bytes(text.into_bytes()));
             }
@@ -169,8 +178,12 @@ fn decode(bytes: &[u8], path: &Path, node: &str, rules: &Rules) -> Result<Manife
     Ok(Manifest { object, notes })
 }
 
-fn namespace(namespace: &mut String) {
-    if namespace.is_empty() {
-        namespace.push_str("default");
+/// What an apiserver would fill in.
+fn complete(metadata: &mut ObjectMeta, stamp: Stamp) {
+    if metadata.namespace.is_empty() {
+        metadata.namespace.push_str("default");
+    }
+    if metadata.creation_timestamp.is_none() {
+        metadata.creation_timestamp = Some(Wall(stamp.modified_ns).truncated());
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::manifest::{self, Manifest, Object, Stamp};
 use super::{ObjectKey, Problem, Reading, Rules, Snapshot, Trigger};
 use crate::api::received::{Delivered, ReceivedPod};
-use crate::api::{ConfigMap, PodUid, Secret};
+use crate::api::{ConfigMap, ObjectMeta, PodUid, Secret};
 use crate::sys::clock;
 
 /// Entries of the directory, dotfiles left out. With more there is no snapshot.
@@ -21,7 +21,8 @@ pub const MAX_ENTRIES: usize = 4096;
 ///
 /// - Not recursive; dotfiles are skipped; names count in byte order (SRC-16). Links are followed.
 /// - A file is read again only if its size, times or inode moved.
-/// - Of two files with one pod the later name counts (SRC-19).
+/// - Of two files with one pod the later name counts (SRC-19); so it is with two ConfigMaps or two Secrets of one name.
+/// - An immutable ConfigMap or Secret stays as it was read first, until its file is found gone.
 /// - A missing path is an empty source, any other error is no snapshot (SRC-17).
 /// - A bad file harms only itself. Since it may just be half written, it is reported once it was found bad twice in the
 ///   same state (at the first read at once); a pod it held before stays until a [`Trigger::Poll`] after that.
@@ -47,8 +48,10 @@ struct Known {
     held: Held,
     notes: Vec<String>,
     notes_reported: bool,
-    /// What was last said about another file hiding this one.
-    hidden_reported: Option<String>,
+    /// Why the file's last change does not count: the object it holds is immutable.
+    refused: Option<String>,
+    /// What was last said about another file hiding this one, or about a change that does not count.
+    unused_reported: Option<String>,
     bad: Option<Bad>,
 }
 
@@ -60,7 +63,7 @@ enum Held {
         uid: PodUid,
         key: ObjectKey,
     },
-    /// A pod that another file's pod hides.
+    /// A pod or an object that another file's hides.
     Hidden(String),
     ConfigMap(Arc<ConfigMap>),
     Secret(Arc<Secret>),
@@ -70,6 +73,44 @@ impl Held {
     const fn is_object(&self) -> bool {
         matches!(self, Self::ConfigMap(_) | Self::Secret(_))
     }
+
+    /// Kind, namespace and name.
+    fn key(&self) -> Option<(&'static str, ObjectKey)> {
+        let of = |m: &ObjectMeta| (m.namespace.clone(), m.name.clone());
+        match self {
+            Self::Nothing | Self::Hidden(_) => None,
+            Self::Pod { key, .. } => Some(("pod", key.clone())),
+            Self::ConfigMap(object) => Some(("ConfigMap", of(&object.metadata))),
+            Self::Secret(object) => Some(("Secret", of(&object.metadata))),
+        }
+    }
+
+    /// The field in which `new` differs from this object although this object is immutable.
+    fn forbids(&self, new: &Object) -> Option<&'static str> {
+        match (self, new) {
+            (Self::ConfigMap(old), Object::ConfigMap(new))
+                if old.immutable == Some(true) && same(&old.metadata, &new.metadata) =>
+            {
+                let text = (old.data != new.data).then_some("data");
+                let binary = (old.binary_data != new.binary_data).then_some("binaryData");
+                let open = (new.immutable != Some(true)).then_some("immutable");
+                open.or(text).or(binary)
+            }
+            (Self::Secret(old), Object::Secret(new))
+                if old.immutable == Some(true) && same(&old.metadata, &new.metadata) =>
+            {
+                let open = (new.immutable != Some(true)).then_some("immutable");
+                let data = (old.data != new.data).then_some("data");
+                open.or(data)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether two objects of one kind have one name.
+fn same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+    (&a.namespace, &a.name) == (&b.namespace, &b.name)
 }
 
 /// Why a file is unusable.
@@ -319,21 +360,28 @@ impl ManifestDir {
         snapshot
     }
 
-    /// Of pods with one name or one uid only the last stays (SRC-19).
+    /// Of pods with one name or one uid only the last stays (SRC-19), and of objects of one kind with one name.
     fn hide_doubles(&mut self, round: &mut Round) {
         let mut keys = BTreeMap::new();
         let mut uids = BTreeMap::new();
         for (name, known) in self.files.iter_mut().rev() {
-            let Held::Pod { uid, key } = &known.held else {
+            let Some(key) = known.held.key() else {
                 continue;
             };
-            let message = if let Some(other) = keys.get(key) {
-                format!("pod {}/{} is also in {other:?}, which counts", key.0, key.1)
-            } else if let Some(other) = uids.get(uid) {
+            let uid = match &known.held {
+                Held::Pod { uid, .. } => Some(uid),
+                Held::Nothing | Held::Hidden(_) | Held::ConfigMap(_) | Held::Secret(_) => None,
+            };
+            let message = if let Some(other) = keys.get(&key) {
+                let (kind, (namespace, object)) = key;
+                format!("{kind} {namespace}/{object} is also in {other:?}, which counts")
+            } else if let Some((uid, other)) = uid.and_then(|u| Some((u, uids.get(u)?))) {
                 format!("pod uid {uid} is also in {other:?}, which counts")
             } else {
-                keys.insert(key.clone(), name.clone());
-                uids.insert(uid.clone(), name.clone());
+                keys.insert(key, name.clone());
+                if let Some(uid) = uid {
+                    uids.insert(uid.clone(), name.clone());
+                }
                 continue;
             };
             round.read.remove(name);
@@ -351,6 +399,17 @@ impl Known {
         name: &OsString,
         round: &mut Round,
     ) {
+        self.refused = self.held.forbids(&manifest.object).map(|field| {
+            format!(
+                "{field}: Forbidden: field is immutable when `immutable` is set; what the file held before stays in use \
+                 (remove the file, then write it anew)"
+            )
+        });
+        self.good = stamp;
+        self.bad = None;
+        if self.refused.is_some() {
+            return;
+        }
         round.objects_changed |= self.held.is_object();
         round.read.remove(name);
         self.held = match manifest.object {
@@ -371,8 +430,6 @@ impl Known {
             self.notes = manifest.notes;
             self.notes_reported = false;
         }
-        self.good = stamp;
-        self.bad = None;
     }
 
     /// Gives up what a bad file held, if it is time to.
@@ -383,6 +440,7 @@ impl Known {
             round.objects_changed |= self.held.is_object();
             self.held = Held::Nothing;
             self.good = None;
+            self.refused = None;
             self.notes.clear();
         }
     }
@@ -397,8 +455,12 @@ impl Known {
             });
             return;
         }
-        if let Held::Hidden(message) = &self.held {
-            let said = self.hidden_reported.replace(message.clone());
+        let hidden = match &self.held {
+            Held::Hidden(message) => Some(message),
+            Held::Nothing | Held::Pod { .. } | Held::ConfigMap(_) | Held::Secret(_) => None,
+        };
+        if let Some(message) = hidden.or(self.refused.as_ref()) {
+            let said = self.unused_reported.replace(message.clone());
             problems.push(Problem {
                 path: path.into(),
                 message: message.clone(),
@@ -406,7 +468,7 @@ impl Known {
                 new: said.as_ref() != Some(message),
             });
         } else {
-            self.hidden_reported = None;
+            self.unused_reported = None;
         }
         let new = !core::mem::replace(&mut self.notes_reported, true);
         problems.extend(self.notes.iter().map(|message| Problem {

@@ -416,6 +416,11 @@ fn objects_beside_pods() {
     assert!(secret.string_data.is_empty() && !format!("{secret:?}").contains("over"));
     let map = &snapshot.config_maps[&("default".into(), "c".into())];
     assert_eq!(map.data["a"], "2");
+    assert!(
+        map.metadata.creation_timestamp > Some(crate::api::Wall(0)),
+        "the file's"
+    );
+    assert_eq!(secret.kind, "Opaque");
     let [problem] = &*snapshot.problems else {
         panic!("{:?}", snapshot.problems)
     };
@@ -435,6 +440,110 @@ fn objects_beside_pods() {
         panic!()
     };
     assert!(snapshot.objects_changed && snapshot.secrets.is_empty());
+}
+
+#[test]
+fn two_files_with_one_object() {
+    let scratch = Scratch::new("twice");
+    let map = |value: &str| {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{a: '{value}'}}\n")
+    };
+    scratch.put("a.yaml", &map("1"));
+    scratch.put("b.yaml", &map("2"));
+    // Of another kind or in another namespace a name is another's.
+    scratch.put(
+        "c.yaml",
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: c}\n",
+    );
+    scratch.put(
+        "d.yaml",
+        &map("3").replace("name: c", "name: c, namespace: x"),
+    );
+    scratch.put("e.yaml", &pod("c", "1"));
+    let mut dir = source(scratch.dir());
+    let value = |reading: &Reading| {
+        let Reading::Snapshot(snapshot) = reading else {
+            panic!("{reading:?}")
+        };
+        assert_eq!((snapshot.pods.len(), snapshot.secrets.len()), (1, 1));
+        assert_eq!(snapshot.config_maps.len(), 2);
+        let map = &snapshot.config_maps[&("default".into(), "c".into())];
+        (map.data["a"].clone(), snapshot.objects_changed)
+    };
+    let first = dir.read(Trigger::Poll);
+    assert_eq!(value(&first), ("2".into(), true));
+    assert_eq!(
+        problems(&first),
+        ["a.yaml: ConfigMap default/c is also in \"b.yaml\", which counts"]
+    );
+    settle(&mut dir);
+    scratch.remove("b.yaml");
+    let second = dir.read(Trigger::Poll);
+    assert_eq!(value(&second), ("1".into(), true));
+    assert!(problems(&second).is_empty());
+}
+
+#[test]
+fn immutable_objects_stay() {
+    let scratch = Scratch::new("immutable");
+    let map = |value: &str, immutable: bool| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\nimmutable: {immutable}\ndata: {{a: '{value}'}}\n"
+        )
+    };
+    let secret = |value: &str| {
+        format!(
+            "apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\nimmutable: true\nstringData: {{a: '{value}'}}\n"
+        )
+    };
+    let mut dir = source(scratch.dir());
+    let mut read = |trigger| {
+        let reading = dir.read(trigger);
+        let all = problems(&reading);
+        let Reading::Snapshot(snapshot) = reading else {
+            panic!("{reading:?}")
+        };
+        settle(&mut dir);
+        let map = snapshot.config_maps.values().next();
+        let map = map.map_or_else(String::new, |m| m.data["a"].clone());
+        let secret = snapshot.secrets.values().next();
+        let secret = secret.map_or_else(Vec::new, |s| s.data["a"].0.clone());
+        let secret = String::from_utf8(secret).expect("text");
+        (format!("{map}{secret}"), snapshot.objects_changed, all)
+    };
+    let refused = |file: &str, field: &str| {
+        format!(
+            "{file}: {field}: Forbidden: field is immutable when `immutable` is set; what the file held before stays in use \
+             (remove the file, then write it anew)"
+        )
+    };
+    scratch.put("c.yaml", &map("1", true));
+    scratch.put("s.yaml", &secret("x"));
+    assert_eq!(read(Trigger::Poll), ("1x".into(), true, vec![]));
+    scratch.put("c.yaml", &map("2", true));
+    scratch.put("s.yaml", &secret("y"));
+    assert_eq!(
+        read(Trigger::Bell),
+        (
+            "1x".into(),
+            false,
+            vec![refused("c.yaml", "data"), refused("s.yaml", "data")]
+        )
+    );
+    scratch.put("c.yaml", &map("1", false));
+    scratch.put("s.yaml", &secret("x"));
+    let (held, _, all) = read(Trigger::Bell);
+    assert_eq!((&*held, all), ("1x", vec![refused("c.yaml", "immutable")]));
+    scratch.remove("c.yaml");
+    assert_eq!(read(Trigger::Bell), ("x".into(), true, vec![]));
+    scratch.put("c.yaml", &map("2", false));
+    assert_eq!(read(Trigger::Bell).0, "2x");
+    scratch.put("c.yaml", &map("3", true));
+    assert_eq!(
+        read(Trigger::Bell).0,
+        "3x",
+        "what was not immutable can become it"
+    );
 }
 
 #[test]

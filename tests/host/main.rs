@@ -10,4 +10,5 @@ mod commands;
 mod crash;
 mod inside;
 mod manifests;
+mod objects;
 mod restart;

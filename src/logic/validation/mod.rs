@@ -12,21 +12,21 @@ use core::net::IpAddr;
 use serde_json::Value;
 
 use crate::api::pod::{PodDnsConfig, PodSpec, Toleration};
-use crate::api::{ConfigMap, ObjectMeta, Pod, Secret};
+use crate::api::{ObjectMeta, Pod};
 
 mod container;
 mod field;
+mod objects;
 mod resources;
 mod security;
 mod volume;
 
-use field::{Errors, config_key, dns_label, dns_subdomain, label_value, qualified_name};
+use field::{Errors, dns_label, dns_subdomain, label_value, qualified_name};
 pub use field::{FieldError, MAX_ERRORS};
+pub use objects::{config_map, secret};
 
 /// Bytes of all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
-/// Bytes of all values of a ConfigMap or Secret together.
-const MAX_DATA_BYTES: usize = 1 << 20;
 /// Name servers, as many as a resolver reads.
 const MAX_NAMESERVERS: usize = 3;
 /// Search domains of a pod.
@@ -107,61 +107,6 @@ pub fn static_references(pod: &Pod) -> Vec<FieldError> {
         }
     }
     errors.0
-}
-
-/// Checks a ConfigMap; one text that names every wrong field.
-pub fn config_map(object: &ConfigMap) -> Result<(), String> {
-    let text = object.data.iter().map(|(key, value)| (key, value.len()));
-    let binary = object
-        .binary_data
-        .iter()
-        .map(|(key, value)| (key, value.0.len()));
-    let mut errors = Errors::default();
-    for key in object
-        .data
-        .keys()
-        .filter(|key| object.binary_data.contains_key(*key))
-    {
-        errors.invalid("data", key, "duplicate of key present in binaryData");
-    }
-    data("ConfigMap", &object.metadata, text.chain(binary), errors)
-}
-
-/// Checks a Secret; one text that names every wrong field, never a value.
-pub fn secret(object: &Secret) -> Result<(), String> {
-    let entries = object.data.iter().map(|(key, value)| (key, value.0.len()));
-    data("Secret", &object.metadata, entries, Errors::default())
-}
-
-fn data<'a>(
-    kind: &str,
-    metadata: &ObjectMeta,
-    entries: impl Iterator<Item = (&'a String, usize)>,
-    mut errors: Errors,
-) -> Result<(), String> {
-    object_meta(metadata, &mut errors);
-    let mut bytes = 0usize;
-    for (key, size) in entries {
-        if let Some(detail) = config_key(key) {
-            errors.invalid(&format!("data[{key}]"), key, detail);
-        }
-        bytes = bytes.saturating_add(size);
-    }
-    if bytes > MAX_DATA_BYTES {
-        errors.forbidden(
-            "data",
-            &format!("may not be more than {MAX_DATA_BYTES} bytes"),
-        );
-    }
-    if errors.0.is_empty() {
-        return Ok(());
-    }
-    let shown: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
-    Err(format!(
-        "{kind} {:?} is invalid: {}",
-        metadata.name,
-        shown.join("; ")
-    ))
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {

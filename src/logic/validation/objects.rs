@@ -1,0 +1,229 @@
+//! API create-validation of ConfigMaps and Secrets.
+
+use serde_json::Value;
+
+use super::{
+    field::{Errors, config_key},
+    object_meta,
+};
+use crate::api::{ConfigMap, ObjectMeta, Secret, strict};
+
+/// Bytes of all values of a ConfigMap or Secret together.
+const MAX_DATA_BYTES: usize = 1 << 20;
+/// Annotation that names the service account of a token.
+const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+
+/// Checks a ConfigMap; one text that names every wrong field.
+pub fn config_map(object: &ConfigMap) -> Result<(), String> {
+    let text = object.data.iter().map(|(key, value)| (key, value.len()));
+    let binary = object
+        .binary_data
+        .iter()
+        .map(|(key, value)| (key, value.0.len()));
+    let mut errors = Errors::default();
+    for key in object
+        .data
+        .keys()
+        .filter(|key| object.binary_data.contains_key(*key))
+    {
+        errors.invalid("data", key, "duplicate of key present in binaryData");
+    }
+    data("ConfigMap", &object.metadata, text.chain(binary), errors)
+}
+
+/// Checks a Secret; one text that names every wrong field, never a value.
+pub fn secret(object: &Secret) -> Result<(), String> {
+    let entries = object.data.iter().map(|(key, value)| (key, value.0.len()));
+    let mut errors = Errors::default();
+    of_type(object, &mut errors);
+    data("Secret", &object.metadata, entries, errors)
+}
+
+/// What a Secret of a type that the API knows must hold; types it does not know may hold anything.
+fn of_type(object: &Secret, errors: &mut Errors) {
+    let has = |key: &str| object.data.contains_key(key);
+    let mut need = |keys: &[&str]| {
+        for key in keys.iter().filter(|key| !has(key)) {
+            errors.required(&format!("data[{key}]"), "");
+        }
+    };
+    match object.kind.as_str() {
+        "kubernetes.io/tls" => need(&["tls.crt", "tls.key"]),
+        "kubernetes.io/basic-auth" if !has("username") && !has("password") => {
+            need(&["username", "password"]);
+        }
+        "kubernetes.io/ssh-auth" => {
+            let key = object.data.get("ssh-privatekey");
+            if key.is_none_or(|key| key.0.is_empty()) {
+                errors.required("data[ssh-privatekey]", "");
+            }
+        }
+        "kubernetes.io/dockercfg" => registries(object, ".dockercfg", errors),
+        "kubernetes.io/dockerconfigjson" => registries(object, ".dockerconfigjson", errors),
+        "kubernetes.io/service-account-token" => {
+            let name = object.metadata.annotations.get(SERVICE_ACCOUNT_NAME);
+            if name.is_none_or(String::is_empty) {
+                errors.required(&format!("metadata.annotations[{SERVICE_ACCOUNT_NAME}]"), "");
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Credentials of registries are a JSON object.
+fn registries(object: &Secret, key: &str, errors: &mut Errors) {
+    let path = format!("data[{key}]");
+    match object.data.get(key) {
+        None => errors.required(&path, ""),
+        Some(text) => {
+            let parsed = strict::from_json::<serde_json::Map<String, Value>>(&text.0);
+            if parsed.is_err() {
+                // Not what is wrong with it: that would show a part of it.
+                errors.invalid(&path, "<secret contents redacted>", "not a JSON object");
+            }
+        }
+    }
+}
+
+fn data<'a>(
+    kind: &str,
+    metadata: &ObjectMeta,
+    entries: impl Iterator<Item = (&'a String, usize)>,
+    mut errors: Errors,
+) -> Result<(), String> {
+    object_meta(metadata, &mut errors);
+    let mut bytes = 0usize;
+    for (key, size) in entries {
+        if let Some(detail) = config_key(key) {
+            errors.invalid(&format!("data[{key}]"), key, detail);
+        }
+        bytes = bytes.saturating_add(size);
+    }
+    if bytes > MAX_DATA_BYTES {
+        errors.forbidden(
+            "data",
+            &format!("may not be more than {MAX_DATA_BYTES} bytes"),
+        );
+    }
+    if errors.0.is_empty() {
+        return Ok(());
+    }
+    let shown: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+    Err(format!(
+        "{kind} {:?} is invalid: {}",
+        metadata.name,
+        shown.join("; ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn said<T: serde::de::DeserializeOwned>(
+        rule: fn(&T) -> Result<(), String>,
+        mut object: Value,
+    ) -> String {
+        if object["metadata"].is_null() {
+            object["metadata"] = json!({"name": "a", "namespace": "default"});
+        }
+        let object: T = serde_json::from_value(object).expect("object");
+        rule(&object).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn config_maps() {
+        let large = "x".repeat(MAX_DATA_BYTES);
+        let named = |name: &str| json!({"metadata": {"name": name, "namespace": "default"}});
+        for (object, says) in [
+            (
+                json!({"data": {"a.b-c_D": ""}, "binaryData": {"b": "AAE="}}),
+                "",
+            ),
+            (json!({"data": {"a": large}}), ""),
+            (
+                json!({"data": {"a": large, "b": "x"}}),
+                "ConfigMap \"a\" is invalid: data: Forbidden: may not be more than 1048576 bytes",
+            ),
+            (json!({"data": {"a b": ""}}), "data[a b]: Invalid value"),
+            (json!({"data": {"..": ""}}), "data[..]: Invalid value"),
+            (
+                json!({"data": {"a": ""}, "binaryData": {"a": ""}}),
+                "data: Invalid value: \"a\": duplicate of key present in binaryData",
+            ),
+            (named(""), "metadata.name: Required value"),
+            (named("A"), "metadata.name: Invalid value: \"A\""),
+        ] {
+            let shown: String = object.to_string().chars().take(80).collect();
+            let text = said(config_map, object);
+            assert!(
+                text.contains(says) && text.is_empty() == says.is_empty(),
+                "{shown}: {text:.200}"
+            );
+        }
+    }
+
+    #[test]
+    fn secrets_hold_what_their_type_asks_for() {
+        let of = |kind: &str, keys: &[(&str, &str)]| {
+            use base64::Engine as _;
+            let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+            let data: serde_json::Map<String, Value> = keys
+                .iter()
+                .map(|(key, text)| ((*key).to_owned(), encode(text).into()))
+                .collect();
+            json!({"type": kind, "data": data})
+        };
+        for (object, says) in [
+            (of("", &[("any", "x")]), ""),
+            (of("Opaque", &[]), ""),
+            (of("example.org/mine", &[]), ""),
+            (
+                of("kubernetes.io/tls", &[("tls.crt", "x"), ("tls.key", "")]),
+                "",
+            ),
+            (
+                of("kubernetes.io/tls", &[("tls.crt", "x")]),
+                "Secret \"a\" is invalid: data[tls.key]: Required value",
+            ),
+            (of("kubernetes.io/basic-auth", &[("password", "")]), ""),
+            (
+                of("kubernetes.io/basic-auth", &[("user", "x")]),
+                "data[username]: Required value; data[password]: Required value",
+            ),
+            (of("kubernetes.io/ssh-auth", &[("ssh-privatekey", "x")]), ""),
+            (
+                of("kubernetes.io/ssh-auth", &[("ssh-privatekey", "")]),
+                "data[ssh-privatekey]: Required value",
+            ),
+            (
+                of(
+                    "kubernetes.io/dockerconfigjson",
+                    &[(".dockerconfigjson", r#"{"auths":{}}"#)],
+                ),
+                "",
+            ),
+            (
+                of("kubernetes.io/dockerconfigjson", &[]),
+                "data[.dockerconfigjson]: Required value",
+            ),
+            (
+                of("kubernetes.io/dockercfg", &[(".dockercfg", "hidden")]),
+                "data[.dockercfg]: Invalid value: \"<secret contents redacted>\": not a JSON object",
+            ),
+            (
+                of("kubernetes.io/service-account-token", &[]),
+                "metadata.annotations[kubernetes.io/service-account.name]: Required value",
+            ),
+        ] {
+            let shown = object.to_string();
+            let text = said(secret, object);
+            assert!(
+                text.contains(says) && text.is_empty() == says.is_empty(),
+                "{shown}: {text}"
+            );
+            assert!(!text.contains("hidden"), "{text}");
+        }
+    }
+}
