@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ctx::Ctx;
 use crate::logic::backoff::{Backoff, Record};
+use crate::sys::crash;
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
@@ -61,6 +62,7 @@ fn write(run: &Path, stored: &Stored) -> io::Result<()> {
     let mut out = io::BufWriter::new(file);
     serde_json::to_writer(&mut out, stored)?;
     out.flush()?;
+    crash::point("backoff.staged");
     fs::rename(&staged, run.join(FILE))
 }
 

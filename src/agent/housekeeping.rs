@@ -14,6 +14,7 @@ use crate::{
         pod_worker::Update,
         runtime_cache::RunningPod,
     },
+    sys::crash,
 };
 
 /// What the deciding half of a pass found to be done by the other half.
@@ -181,10 +182,12 @@ pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
 
 async fn remove_all_of(ctx: &Ctx, uid: &PodUid) {
     gc::remove_pod_content(ctx, uid).await;
+    crash::point("pod.content-removed");
     let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
     let removed = ctx.disk.run(move || {
         // Also volumes whose pod was lost over a restart: nobody else takes them down.
         volumes.tear_down(&gone)?;
+        crash::point("pod.forgotten");
         volumes.remove_pod_dir(&gone)
     });
     if let Err(e) = removed.await {

@@ -80,7 +80,7 @@ fn take(dir: &Path, what: &str, value: &str) -> io::Result<Option<File>> {
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
-    lock::try_lock(&dir.join(name_of(what, value)))
+    lock::try_lock_patiently(&dir.join(name_of(what, value)))
 }
 
 fn name_of(what: &str, value: &str) -> String {

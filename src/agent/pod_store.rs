@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::PodUid;
 use crate::api::strict::from_json;
+use crate::sys::crash;
 
 /// Version of the record's form.
 pub(super) const RECORD_VERSION: u32 = 1;
@@ -118,6 +119,7 @@ impl PodStore {
                 .recursive(true)
                 .mode(POD_DIR_MODE)
                 .create(&dir)?;
+            crash::point("pod.directory");
             let file = fs::File::options()
                 .write(true)
                 .create(true)
@@ -130,7 +132,10 @@ impl PodStore {
             serde_json::to_writer(&mut out, object)?;
             out.write_all(b"\n")?;
             out.into_inner().map_err(io::IntoInnerError::into_error)?;
-            fs::rename(&staged, &path)
+            crash::point("pod.staged");
+            fs::rename(&staged, &path)?;
+            crash::point("pod.recorded");
+            Ok(())
         };
         attempt().map_err(|source| {
             // On a full disk the half-written file would keep its blocks.

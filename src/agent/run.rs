@@ -253,7 +253,7 @@ fn make_dirs(cfg: &Config) -> Result<(), StartError> {
 pub(super) fn lock_dirs(cfg: &Config) -> Result<[fs::File; 2], StartError> {
     let take = |dir: &Path| {
         let path = dir.join("picolet.lock");
-        match lock::try_lock(&path) {
+        match lock::try_lock_patiently(&path) {
             Ok(Some(file)) => Ok(file),
             Ok(None) => Err(fatal(format!(
                 "another picolet uses {}: end it, or give this one a directory of its own",

@@ -18,6 +18,7 @@ use crate::{
     },
     logic::{actions, pod_table::Handle, pod_worker::Outcome, work_queue::Retry},
     runtime::RuntimeError,
+    sys::crash,
 };
 
 /// Why a sync failed: when to try again, and what to tell.
@@ -101,8 +102,11 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
         });
     }
     ensure_cgroup(ctx, pod, &runtime).await?;
+    crash::point("pod.cgroup");
     make_pod_dirs(ctx, pod).await?;
+    crash::point("pod.directories");
     let mounted = super::volumes::set_up(ctx, pod).await?;
+    crash::point("pod.volumes");
     if cancelled(ctx, handle) {
         return Ok(Outcome::Canceled);
     }

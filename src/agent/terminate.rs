@@ -15,6 +15,7 @@ use super::{
 use crate::{
     api::{Pod, PodUid, cri::ContainerState},
     logic::{pod_table::Handle, pod_worker::Outcome, work_queue::Retry},
+    sys::crash,
 };
 
 /// Volumes of a terminated pod may take so long to go (SYNC-30); then the step fails and is tried again.
@@ -86,6 +87,7 @@ async fn stop_pod(
     if after.ips.is_empty() {
         after.ips.clone_from(&runtime.ips);
     }
+    crash::point("pod.stopped");
     status::store(ctx, pod, status::generate_final(ctx, pod, &after, handle));
     ctx.request_relist();
     Ok(())
@@ -137,12 +139,14 @@ async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncErr
         Some(Err(e)) => return Err(SyncError::new(chain(&e))),
         None => return Err(SyncError::new("volumes are still being unmounted")),
     }
+    crash::point("pod.volumes-down");
     super::cgroups::remove(ctx, uid)
         .await
         .map_err(|e| SyncError {
             retry: Retry::Error,
             message: e,
         })?;
+    crash::point("pod.cgroup-removed");
     if let Ok(pod) = &pod {
         status::finish(ctx, pod);
     }

@@ -16,6 +16,7 @@ use std::{
 
 use crate::api::order::Order;
 use crate::api::{PodUid, cri::LinuxResources};
+use crate::sys::crash;
 
 pub use hierarchy::{Hierarchy, Version};
 
@@ -121,6 +122,7 @@ impl Cgroups {
     /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
     pub fn create(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
         self.make(path)?;
+        crash::point("cgroup.made");
         values::write(&self.hierarchy, path, values)
     }
 

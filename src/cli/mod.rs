@@ -100,6 +100,10 @@ pub fn main() -> ExitCode {
 fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     match command {
         "run" => {
+            #[cfg(feature = "crash-points")]
+            if let Some(text) = std::env::var_os(crate::sys::crash::VARIABLE) {
+                crate::sys::crash::arm(&text.to_string_lossy());
+            }
             let manager = crate::agent::Manager {
                 socket: std::env::var_os("NOTIFY_SOCKET"),
                 watchdog_usec: std::env::var_os("WATCHDOG_USEC"),

@@ -37,7 +37,7 @@ use super::tree;
 use crate::api::cri::FsInfo;
 use crate::api::order::{Gather, Order};
 use crate::api::strict::from_json;
-use crate::sys::{file, lock};
+use crate::sys::{crash, file, lock};
 
 /// Images a store holds at most. Each costs a few KiB of memory.
 pub const MAX_IMAGES: usize = 1000;
@@ -334,6 +334,7 @@ impl Store {
         }
         if !staged.is_empty() {
             let dir = open_dir(root)?;
+            crash::point("image.unpacked");
             nix::unistd::syncfs(&dir).map_err(ImageError::store("sync", root))?;
             for layer in staged {
                 let target = layers.join(&layer.record.dir);
@@ -346,6 +347,7 @@ impl Store {
                     .map_err(ImageError::store("rename a layer to", target))?;
             }
             sync_dir(&layers)?;
+            crash::point("image.renamed");
         }
         let mut done = Vec::with_capacity(images.len());
         for mut image in images {
@@ -389,6 +391,7 @@ impl Store {
                 .collect()
         };
         self.write_record(&record)?;
+        crash::point("image.recorded");
         let record = Arc::new(record);
         {
             let mut index = self.index();
@@ -420,6 +423,7 @@ impl Store {
             }
             _ => sync_dir(&self.inner.root.join("records"))?,
         }
+        crash::point("image.unrecorded");
         let left = {
             let mut index = self.index();
             index.images.remove(id);

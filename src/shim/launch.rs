@@ -13,7 +13,7 @@ use smol::future;
 use super::file;
 use super::record::{self, State};
 use crate::sys::child::{Command, Sink};
-use crate::sys::{lock, pidfd, proc};
+use crate::sys::{crash, lock, pidfd, proc};
 
 /// How long the runtime may take to create a container before the shim kills it.
 pub const CREATE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -210,7 +210,13 @@ async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchE
     let lock = lock::try_lock(&dir.join(file::LOCK))
         .map_err(LaunchError::Shim)?
         .ok_or_else(|| LaunchError::Busy(dir.into()))?;
+    crash::point("launch.locked");
     make_fifos(dir).map_err(LaunchError::Shim)?;
+    #[cfg(feature = "crash-points")]
+    let command = match crash::shim_argument() {
+        Some(name) => command.args(["--crash-at", name]),
+        None => command,
+    };
     let (reader, writer) = io::pipe().map_err(LaunchError::Shim)?;
     let number = lock.as_raw_fd().to_string();
     let spawn = || -> io::Result<_> {
@@ -221,6 +227,7 @@ async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchE
         Ok((command.spawn()?, Async::new(reader)?))
     };
     let (mut child, reader) = spawn().map_err(LaunchError::Shim)?;
+    crash::point("launch.spawned");
     let answer = async {
         // The child forks and ends; the shim proper is init's child.
         child.wait().await?;

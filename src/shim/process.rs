@@ -27,7 +27,7 @@ use super::log::Log;
 use super::record::{self, Exit, State};
 use super::serve::{Ended, Init, Server, Source, Stdin};
 use super::{BUILD, file};
-use crate::sys::{clock, file as files, limits, pidfd, proc, start};
+use crate::sys::{clock, crash, file as files, limits, pidfd, proc, start};
 
 /// What the launcher asks for. All texts are the process's own arguments.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +88,8 @@ impl Args {
                 b"--memory-cgroup" => out.memory_cgroup = value,
                 b"--oom-score-adj" => out.oom_score_adj = Some(number(value).ok_or(name)?),
                 b"--create-ms" => out.create_ms = number(value).ok_or(name)?,
+                #[cfg(feature = "crash-points")]
+                b"--crash-at" => crash::arm_shim(value),
                 b"--lock" => out.lock = number(value).ok_or(name)?,
                 b"--init" => out.init = Some((number(value).ok_or(name)?, 0)),
                 b"--init-start" => init_start = number(value).ok_or(name)?,
@@ -159,6 +161,7 @@ fn shim(args: &Args) -> io::Result<()> {
 /// Creates a container and serves it.
 fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
     let clients = Clients::listen()?;
+    crash::shim_point("shim.begun");
     let created = match create(args, &signals) {
         Ok(created) => created,
         Err(failure) => {
@@ -200,10 +203,12 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
         log,
         clients,
     };
+    crash::shim_point("shim.created");
     if ended.is_none() {
         // Gone already: then its end is about to be reaped, and the record will say so.
         let start_time = proc::start_time(pid).unwrap_or(0);
         write_state(pid, start_time)?;
+        crash::shim_point("shim.recorded");
         answer(b"ok\n");
     }
     let end = match ended {
@@ -262,9 +267,12 @@ fn foreign_init(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
 /// Saves the output and leaves the exit record, in this order; then the clients may know.
 fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()> {
     let mut record = exit(args, end, true);
+    crash::shim_point("shim.ended");
     server.drain();
     record.log_lost = server.log.lost();
+    crash::shim_point("shim.drained");
     write_exit(&record)?;
+    crash::shim_point("shim.exit-recorded");
     server.clients.end();
     Ok(())
 }

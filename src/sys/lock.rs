@@ -5,6 +5,13 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use super::{clock, start};
+
+/// How long a lock is waited for that a process on its way out may still hold.
+const PATIENCE: core::time::Duration = core::time::Duration::from_secs(5);
+/// Between two tries, milliseconds.
+const TRY_MS: i32 = 20;
+
 /// Takes the lock at `path`, making the file (0600) if need be. `Ok(None)` if another process holds it.
 ///
 /// The lock belongs to the open file: it is held until every copy of the returned descriptor is closed, also those that
@@ -19,6 +26,24 @@ pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)?;
     held(file.try_lock(), file)
+}
+
+/// [`try_lock`], tried for some seconds.
+///
+/// Who dies in the middle of a fork leaves a copy of its descriptors to a child that has not begun its program yet, and who
+/// dies while the disk does not answer is gone only when it does: the lock is then free a moment after its holder's end.
+/// Blocks the thread.
+pub fn try_lock_patiently(path: &Path) -> io::Result<Option<File>> {
+    let deadline = clock::mono() + PATIENCE;
+    loop {
+        if let Some(file) = try_lock(path)? {
+            return Ok(Some(file));
+        }
+        if clock::mono() >= deadline {
+            return Ok(None);
+        }
+        start::poll(&mut [], TRY_MS)?;
+    }
 }
 
 /// Whether somebody holds the lock at `path`. A missing file is not locked.
@@ -49,11 +74,18 @@ mod tests {
         let path = std::env::temp_dir().join(format!("picolet-lock-{}", std::process::id()));
         assert!(!is_locked(&path).expect("missing"));
         let lock = try_lock(&path).expect("lock").expect("free");
+        let (waiting, (ring, rung)) = (path.clone(), std::sync::mpsc::channel());
+        let patient = std::thread::spawn(move || {
+            ring.send(()).expect("rings");
+            try_lock_patiently(&waiting).expect("lock").is_some()
+        });
+        rung.recv().expect("it waits");
         let copy = lock.try_clone().expect("clone");
         drop(lock);
         assert!(is_locked(&path).expect("held"));
         assert!(try_lock(&path).expect("second").is_none());
         drop(copy);
+        assert!(patient.join().expect("no panic"), "free a moment later");
         assert!(!is_locked(&path).expect("free"));
         std::fs::remove_file(&path).expect("remove");
     }

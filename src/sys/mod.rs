@@ -2,6 +2,7 @@
 
 pub mod child;
 pub mod clock;
+pub mod crash;
 pub mod file;
 pub mod lane;
 pub mod limits;

@@ -20,7 +20,10 @@ use time::OffsetDateTime;
 
 use super::{Cause, Step, beneath, mkdir_all, remove::remove_tree};
 use crate::api::order::Gather;
-use crate::{api::ProjectedFile, sys::clock};
+use crate::{
+    api::ProjectedFile,
+    sys::{clock, crash},
+};
 
 /// Longest payload path in bytes.
 const PATH_LIMIT_BYTES: usize = 4096;
@@ -221,6 +224,7 @@ fn switch(volume: &Path, new: &Path) -> io::Result<()> {
         _ => {}
     }
     symlink(new, &tmp)?;
+    crash::point("volume.payload-written");
     fs::rename(tmp, volume.join(DATA))
 }
 

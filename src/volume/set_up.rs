@@ -9,6 +9,7 @@ use super::{
     tear_down::plugin,
 };
 use crate::api::order::Order;
+use crate::sys::crash;
 
 /// A volume that containers may mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +130,7 @@ impl Volumes {
             if let Some(group) = pod.fs_group {
                 fs_group::apply(&dir, group, pod.change_policy, false)?;
             }
+            crash::point("volume.made");
             empty_dir::mark_ready(&marker)?;
         }
         Ok(MountedVolume {
@@ -174,6 +176,7 @@ impl Volumes {
                 })
             })
             .and_then(|_| {
+                crash::point("volume.published");
                 if ready {
                     Ok(())
                 } else {

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::api::PodUid;
 use crate::api::order::Order;
+use crate::sys::crash;
 
 /// Plugin directories of the volumes whose data is the pod's own. Names are a kubelet's.
 pub(super) mod plugin {
@@ -106,6 +107,7 @@ impl Volumes {
         let volumes = pod.join(VOLUMES).join(plugin);
         let dir = volumes.join(volume);
         mounts::unmount_all(&dir).step("failed to unmount")?;
+        crash::point("volume.unmounted");
         let marker = pod.join(PLUGINS).join(plugin).join(volume).join("ready");
         match std::fs::remove_file(marker) {
             Err(e)

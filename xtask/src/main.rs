@@ -1,6 +1,7 @@
 //! Tasks of the project. Each runs from a clean clone on Debian 12; `demo`, `test` and `bench` want root.
 
 mod bench;
+mod chaos;
 mod demo;
 mod fuzz;
 mod image;
@@ -23,6 +24,8 @@ Tasks of picolet. Usage: cargo xtask TASK
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N] [--seed N] [TARGET]
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
+  chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
+           [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE]
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
 ";
 
@@ -34,6 +37,10 @@ fn main() -> ExitCode {
     // The part of `vm` that runs inside the machine, where there is no project.
     if task == "vm-guest" {
         return vm::run_guest();
+    }
+    // The part of `chaos` that runs inside of containers.
+    if task == chaos::WITNESS {
+        return chaos::witness();
     }
     // The tasks speak of files below the project's root, wherever they are called from.
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -48,6 +55,7 @@ fn main() -> ExitCode {
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "spec" => spec::run(),
+        "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(env::args().nth(2).as_deref()),
         "" | "help" | "-h" | "--help" => {

@@ -38,7 +38,14 @@ pub(crate) struct Stage {
     pub(crate) mark: String,
     /// Survives what the agent survives: `<base>/{root,manifests,images,logs}`.
     pub(crate) base: PathBuf,
-    run: PathBuf,
+    /// Gone at reboot; on a tmpfs after [`Stage::run_in_memory`].
+    pub(crate) run: PathBuf,
+    /// Subnet of the built-in network: stages that run at a time need one each.
+    pub(crate) subnet: &'static str,
+    /// More flags of the agent.
+    pub(crate) flags: Vec<String>,
+    /// More variables of the agent's environment.
+    pub(crate) variables: Vec<(&'static str, String)>,
     program: PathBuf,
     agent: Option<Child>,
 }
@@ -80,6 +87,9 @@ impl Stage {
         Self {
             base: PathBuf::from(format!("{STAGES}/picolet-{mark}")),
             run: PathBuf::from(format!("/run/picolet-{mark}")),
+            subnet: "10.213.0.0/16",
+            flags: Vec::new(),
+            variables: Vec::new(),
             program,
             agent: None,
             mark,
@@ -116,6 +126,30 @@ impl Stage {
 
     /// Starts the agent and waits until it answers.
     pub(crate) fn start_agent(&mut self) -> Result<(), Failure> {
+        self.spawn_agent()?;
+        until(START_LIMIT, || {
+            if let Some(status) = self.agent_ended()? {
+                return Ok(Err(format!("the agent ended: {status}")));
+            }
+            self.client(&["get", "node"]).map(Ok)
+        })??;
+        Ok(())
+    }
+
+    /// Whether the agent has ended, and how. It is reaped then.
+    pub(crate) fn agent_ended(&mut self) -> Result<Option<process::ExitStatus>, Failure> {
+        let Some(child) = &mut self.agent else {
+            return Err("no agent runs".into());
+        };
+        let status = child.try_wait()?;
+        if status.is_some() {
+            self.agent = None;
+        }
+        Ok(status)
+    }
+
+    /// Starts the agent, and does not wait for anything.
+    pub(crate) fn spawn_agent(&mut self) -> Result<(), Failure> {
         let log = fs::File::options()
             .create(true)
             .append(true)
@@ -142,7 +176,9 @@ impl Stage {
             .arg(format!("/picolet-{}", self.mark))
             .arg("--bridge")
             .arg(&self.mark)
-            .args(["--pod-cidr", "10.213.0.0/16", "--fail-swap-on=false"])
+            .args(["--pod-cidr", self.subnet, "--fail-swap-on=false"])
+            .args(&self.flags)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
@@ -150,14 +186,6 @@ impl Stage {
             .spawn()
             .map_err(|e| format!("{}: {e}", self.program.display()))?;
         self.agent = Some(child);
-        until(START_LIMIT, || {
-            if let Some(child) = &mut self.agent
-                && let Some(status) = child.try_wait()?
-            {
-                return Ok(Err(format!("the agent ended: {status}")));
-            }
-            self.client(&["get", "node"]).map(Ok)
-        })??;
         Ok(())
     }
 
@@ -256,7 +284,7 @@ impl Stage {
     }
 
     /// Mount points of this stage, later ones last; not the one the stage itself made.
-    fn mounts(&self) -> Vec<String> {
+    pub(crate) fn mounts(&self) -> Vec<String> {
         fs::read_to_string("/proc/self/mountinfo")
             .unwrap_or_default()
             .lines()
@@ -268,7 +296,7 @@ impl Stage {
     }
 
     /// Cgroups of this stage in every hierarchy, children first.
-    fn cgroups(&self) -> Vec<PathBuf> {
+    pub(crate) fn cgroups(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let top = Path::new("/sys/fs/cgroup");
         let mut roots = vec![top.to_path_buf()];
@@ -290,7 +318,7 @@ impl Stage {
     }
 
     /// Rules of the packet filter that carry the name of this stage's network.
-    fn rules(&self) -> Vec<String> {
+    pub(crate) fn rules(&self) -> Vec<String> {
         let Some(save) = find("iptables-save") else {
             return Vec::new();
         };
@@ -426,6 +454,11 @@ pub(crate) fn program() -> Result<PathBuf, Failure> {
 
 /// Builds the program by the named profile and returns where it is.
 pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
+    build_with(profile, "")
+}
+
+/// [`build`] with features, separated by commas.
+pub(crate) fn build_with(profile: &str, features: &str) -> Result<PathBuf, Failure> {
     let build = || {
         let mut command = cargo();
         command.args([
@@ -436,6 +469,8 @@ pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
             "picolet",
             "--bin",
             "picolet",
+            "--features",
+            features,
         ]);
         command
     };

@@ -23,7 +23,7 @@ use crate::{
         cri::{Mount, Propagation},
         oci::Seccomp,
     },
-    sys::{mount, open},
+    sys::{crash, mount, open},
 };
 
 /// Longest passwd or group file that is read, bytes; the rest of a longer one is not searched.
@@ -82,6 +82,7 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
     for dir in [&upper, &work, &rootfs] {
         fs::create_dir_all(dir).map_err(at(dir))?;
     }
+    crash::point("container.layer-made");
     mount_rootfs(layers, &upper, &work, &rootfs)
         .map_err(|e| format!("mount the root file system at {}: {e}", rootfs.display()))?;
     let root = open::dir(&rootfs).map_err(at(&rootfs))?;
@@ -146,7 +147,9 @@ pub(super) fn unmount(dirs: &Dirs) -> io::Result<()> {
 /// Removes every trace on disk, the run directory last: it is what is found after a crash. Idempotent.
 pub(super) fn unmake(dirs: &Dirs) -> io::Result<()> {
     unmount(dirs)?;
+    crash::point("container.unmounted");
     super::files::remove_tree(&dirs.root)?;
+    crash::point("container.layer-removed");
     super::files::remove_tree(&dirs.run)
 }
 

@@ -29,7 +29,7 @@ use crate::{
     },
     runtime::RuntimeError,
     shim::{self, Launch, LaunchError, LogOnly},
-    sys::{clock, open, pidfd},
+    sys::{clock, crash, open, pidfd},
 };
 
 /// What waits for a killed process: longer, and it hangs in the kernel.
@@ -125,8 +125,12 @@ impl Runc {
         };
         let dirs = self.dirs(&id);
         fs::create_dir_all(&dirs.run)
-            .and_then(|()| record::save(&dirs.run, &record))
+            .and_then(|()| {
+                crash::point("container.directory");
+                record::save(&dirs.run, &record)
+            })
             .map_err(failed("write the container record"))?;
+        crash::point("container.intent");
         match self.make_bundle(&parent, config, &image, &mut record).await {
             Ok(()) => {
                 let entry = container_entry(&record);
@@ -178,6 +182,7 @@ impl Runc {
             .run(move || bundle::prepare(&wanted))
             .await
             .map_err(RuntimeError::Failed)?;
+        crash::point("container.mounted");
         record.user = (self.settings.resolve_user)(
             &config.security,
             &image.process.user,
@@ -212,8 +217,11 @@ impl Runc {
         files::write_atomic(&dirs.run.join("config.json"), &spec)
             .map_err(failed("write config.json"))?;
         open::make_log_dir(Path::new(&record.log)).map_err(failed("make the log directory"))?;
+        crash::point("container.bundled");
         record.made = true;
-        record::save(&dirs.run, record).map_err(failed("write the container record"))
+        record::save(&dirs.run, record).map_err(failed("write the container record"))?;
+        crash::point("container.made");
+        Ok(())
     }
 
     fn namespace_of_target(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
@@ -253,6 +261,7 @@ impl Runc {
             .ok_or_else(|| not_found("container", id))?;
         match self.launch_and_start(&record).await {
             Ok(()) => {
+                crash::point("container.started");
                 // As precise as the record keeps it: the same before and after a restart.
                 let now = clock::wall().truncated();
                 record.started_at = Some(now);
@@ -260,6 +269,7 @@ impl Runc {
                 if let Err(e) = record::save(&dir, &record) {
                     log::warn!("container={id} record: {e}");
                 }
+                crash::point("container.recorded");
                 if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
                     c.status.started_at = Some(now);
                     // It may have ended already.
@@ -271,6 +281,7 @@ impl Runc {
             }
             Err(message) => {
                 self.clear_failed_start(id).await;
+                crash::point("container.start-failed");
                 let (wall, mono) = (clock::wall().truncated(), clock::mono());
                 record.failure = Some((message.clone(), wall, mono.0));
                 if let Err(e) = record::save(&dir, &record) {
@@ -310,6 +321,7 @@ impl Runc {
                 other => chain(&other),
             })?
         };
+        crash::point("container.launched");
         {
             let mut table = self.table.borrow_mut();
             let watched = table
@@ -364,6 +376,7 @@ impl Runc {
         }
         if !grace.is_zero() {
             self.signal(id, &signal).await?;
+            crash::point("container.signalled");
             if self.wait_end(id, grace).await {
                 return self.cgroups.drain(&cgroup).await.map_err(failed_error);
             }
@@ -445,6 +458,7 @@ impl Runc {
             )
         };
         self.delete(id).await;
+        crash::point("container.deleted");
         self.cgroups.destroy(&cgroup).await.map_err(failed_error)?;
         let dirs = self.dirs(id);
         let links = self.settings.container_log_links.clone();
@@ -452,6 +466,7 @@ impl Runc {
         let removed = self.disk.run(move || {
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
             remove_logs(Path::new(&log), &links, &link_end)?;
+            crash::point("container.logs-removed");
             bundle::unmake(&dirs)
         });
         removed.await.map_err(failed("remove the container"))?;
@@ -539,6 +554,7 @@ impl Runc {
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
         })
         .await;
+        crash::point("container.rescued");
         self.cgroups.kill(&cgroup);
         let mut table = self.table.borrow_mut();
         let watched = match launched {
@@ -580,6 +596,7 @@ impl Runc {
         for id in ended {
             self.read_message(&id).await;
             self.delete(&id).await;
+            crash::point("container.settled");
             if let Err(e) = bundle::unmount(&self.dirs(&id)) {
                 log::warn!("container={id} unmount: {e}");
             }

@@ -16,7 +16,7 @@ use crate::{
         cri::{LinuxResources, NamespaceMode, SandboxConfig, SandboxState, SandboxStatus},
     },
     runtime::RuntimeError,
-    sys::{clock, mount, pidfd, proc},
+    sys::{clock, crash, mount, pidfd, proc},
 };
 
 /// oom_score_adj of a PID namespace's init, and its cpu shares (RTM-17).
@@ -61,8 +61,12 @@ impl Runc {
         };
         let dir = self.sandbox_dir(&id);
         fs::create_dir_all(&dir)
-            .and_then(|()| record::save(&dir, &record))
+            .and_then(|()| {
+                crash::point("sandbox.directory");
+                record::save(&dir, &record)
+            })
             .map_err(failed("write the sandbox record"))?;
+        crash::point("sandbox.intent");
         self.table.borrow_mut().sandboxes.insert(
             id.clone(),
             Sandbox {
@@ -94,9 +98,11 @@ impl Runc {
         let dirs = self.sandbox_dirs(&record.id);
         sandbox::make_files(&dirs, config, &self.settings.host.hostname)
             .map_err(failed("make the files of the sandbox"))?;
+        crash::point("sandbox.files");
         let holder = sandbox::make_namespaces(&dir, config, &self.settings.exe)
             .await
             .map_err(failed("make the namespaces of the sandbox"))?;
+        crash::point("sandbox.namespaces");
         if let Some(pid) = holder {
             record.holder = Some(
                 self.adopt_holder(record, pid)
@@ -111,9 +117,11 @@ impl Runc {
                 config: &record.config,
             };
             record.ips = self.cni.add(&pod, &self.gate).await.map_err(failed_error)?;
+            crash::point("sandbox.attached");
         }
         record.phase = SandboxPhase::Ready;
         record::save(&dir, record).map_err(failed("write the sandbox record"))?;
+        crash::point("sandbox.recorded");
         let status = sandbox_status(record, SandboxState::Ready);
         if let Some(sandbox) = self.table.borrow_mut().sandboxes.get_mut(&record.id) {
             sandbox.status = status.clone();
@@ -128,6 +136,7 @@ impl Runc {
             start_time: proc::start_time(pid)?,
         };
         self.watch_holder(&record.id, pidfd::open(pid)?)?;
+        crash::point("sandbox.holder");
         let mut noted = record.clone();
         noted.holder = Some(holder);
         record::save(&self.sandbox_dir(&record.id), &noted)?;
@@ -180,9 +189,11 @@ impl Runc {
         }
         // The plugins need the namespace: it goes after them.
         self.cni.del(id, &self.gate).await.map_err(failed_error)?;
+        crash::point("sandbox.detached");
         self.end_holder(&record).await?;
         sandbox::release_namespaces(&dir).map_err(failed("release the namespaces"))?;
         // Nothing runs in it any more, and its memory is the pod's.
+        crash::point("sandbox.released");
         mount::unmount(&dir.join("shm")).map_err(failed("unmount /dev/shm"))?;
         record.phase = SandboxPhase::Stopped;
         record::save(&dir, &record).map_err(failed("write the sandbox record"))
@@ -224,6 +235,7 @@ impl Runc {
             self.remove_instance(&container).await?;
         }
         let dirs = self.sandbox_dirs(id);
+        crash::point("sandbox.emptied");
         // The run directory last: it is what is found after a crash.
         mount::unmount(&dirs.run.join("shm"))
             .and_then(|()| files::remove_tree(&dirs.root))

@@ -22,7 +22,7 @@ use crate::{
     },
     runtime::RuntimeError,
     shim,
-    sys::{clock, file, proc},
+    sys::{clock, crash, file, proc},
 };
 
 /// How long a launch that an earlier agent began is waited for.
@@ -86,11 +86,14 @@ impl Runc {
         for name in names("sandboxes")? {
             self.recover_sandbox(&SandboxId::new(name));
         }
+        crash::point("recover.sandboxes");
         for name in names("containers")? {
             self.recover_container(&ContainerId::new(name)).await;
+            crash::point("recover.container");
         }
         self.count_on();
         self.sweep_layers().await;
+        crash::point("recover.layers");
         let live: BTreeSet<SandboxId> = {
             let table = self.table.borrow();
             let sandboxes = table.sandboxes.values();

@@ -31,7 +31,10 @@ use crate::{
         Quantity, SandboxId,
         cri::{Condition, SandboxConfig},
     },
-    sys::child::{self, Command, Input},
+    sys::{
+        child::{self, Command, Input},
+        crash,
+    },
 };
 
 pub use builtin::BuiltIn;
@@ -250,10 +253,14 @@ impl Cni {
         let file = self.file(pod.id, network.built_in);
         // Before the first plugin: whatever it does is undone even if this process dies now.
         save(&file, &attachment)?;
+        crash::point("network.intent");
         let mut result = Value::Null;
         for plugin in &attachment.plugins {
             match self.call("ADD", &attachment, plugin, &result, gate).await {
-                Ok(answer) => result = answer,
+                Ok(answer) => {
+                    crash::point("network.plugin-added");
+                    result = answer;
+                }
                 Err(e) => {
                     if let Err(undo) = self.del(pod.id, gate).await {
                         log::warn!(
@@ -382,6 +389,7 @@ impl Cni {
         for plugin in attachment.plugins.iter().rev() {
             self.call("DEL", attachment, plugin, &previous, gate)
                 .await?;
+            crash::point("network.plugin-deleted");
         }
         Ok(())
     }

@@ -1,0 +1,469 @@
+//! What is on the machine beside what the agent shows: nothing may be there that no pod owns, and nothing twice.
+
+use core::fmt::Write as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256, Sha512};
+
+use super::world::{POD_MEMORY, World, read_json};
+use crate::{
+    Failure,
+    process::{find, output, with_word},
+    wait::until_each,
+};
+
+/// What pods leave goes with the agent's collection of garbage, once a minute.
+const LIMIT: Duration = Duration::from_secs(100);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+/// Sandboxes of one pod whose chains are looked for.
+const ATTEMPTS: u32 = 5;
+
+/// Waits until nothing is wrong; the error says what stays wrong. What containers witnessed is final at once.
+pub(super) fn audit(world: &World) -> Result<(), Failure> {
+    let witnessed = world.ledger.problems();
+    if !witnessed.is_empty() {
+        return Err(witnessed.join("\n").into());
+    }
+    until_each(LOOK, LIMIT, || {
+        let pods = world.settle()?;
+        let problems = Audit::of(world, &pods)?.problems;
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{} problems:\n{}", problems.len(), problems.join("\n")).into())
+        }
+    })
+}
+
+/// What is there, as far as one look needs it.
+struct Audit<'a> {
+    world: &'a World,
+    /// UIDs of all pods that are shown, and whether they have ended.
+    pods: BTreeMap<String, bool>,
+    /// Ids of running containers.
+    running: BTreeSet<String>,
+    /// Sandboxes that are ready: id, and whether they have a network of their own.
+    ready: BTreeMap<String, bool>,
+    cgroups: Vec<PathBuf>,
+    problems: Vec<String>,
+}
+
+impl<'a> Audit<'a> {
+    fn of(world: &'a World, pods: &[Value]) -> Result<Self, Failure> {
+        let mut audit = Audit {
+            world,
+            pods: BTreeMap::new(),
+            running: BTreeSet::new(),
+            ready: BTreeMap::new(),
+            cgroups: world.stage.cgroups(),
+            problems: Vec::new(),
+        };
+        for pod in pods {
+            let phase = pod["status"]["phase"].as_str().unwrap_or_default();
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            let ended = matches!(phase, "Succeeded" | "Failed");
+            audit.pods.insert(uid.to_owned(), ended);
+            for list in ["initContainerStatuses", "containerStatuses"] {
+                for status in pod["status"][list].as_array().into_iter().flatten() {
+                    if status["state"]["running"].is_object()
+                        && let Some(id) = status["containerID"].as_str()
+                    {
+                        let id = id.rsplit('/').next().unwrap_or_default();
+                        audit.running.insert(id.to_owned());
+                    }
+                }
+            }
+        }
+        audit.sandboxes();
+        audit.containers();
+        audit.mounts();
+        audit.network()?;
+        audit.cgroups();
+        audit.processes();
+        audit.directories();
+        Ok(audit)
+    }
+
+    fn say(&mut self, what: impl Into<String>) {
+        self.problems.push(what.into());
+    }
+
+    fn run(&self) -> &'a Path {
+        &self.world.stage.run
+    }
+
+    fn root(&self) -> PathBuf {
+        self.world.stage.base.join("root")
+    }
+
+    /// Each pod that has not ended has one sandbox; what is left of others is stopped.
+    fn sandboxes(&mut self) {
+        let mut count: BTreeMap<String, usize> = BTreeMap::new();
+        for id in names(&self.run().join("sandboxes")) {
+            let dir = self.run().join("sandboxes").join(&id);
+            let record = read_json(&dir.join("record.json")).unwrap_or_default();
+            let uid = record["config"]["uid"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            match (record["phase"].as_str(), self.pods.get(&uid)) {
+                (_, None) => self.say(format!("sandbox {id} of pod {uid:?}, which is gone")),
+                (Some("Ready"), Some(false)) => {
+                    *count.entry(uid).or_default() += 1;
+                    let own = record["config"]["namespaces"]["network"] == "Pod";
+                    self.ready.insert(id, own);
+                }
+                (Some("Stopped"), Some(_)) => {}
+                (phase, Some(ended)) => self.say(format!(
+                    "sandbox {id} of pod {uid} is {phase:?}, the pod {}",
+                    if *ended { "has ended" } else { "runs" }
+                )),
+            }
+        }
+        for (uid, ended) in self.pods.clone() {
+            let found = count.get(&uid).copied().unwrap_or(0);
+            if found != usize::from(!ended) {
+                self.say(format!("pod {uid} has {found} sandboxes"));
+            }
+        }
+    }
+
+    /// Containers' directories belong to pods, and no two of one container live.
+    fn containers(&mut self) {
+        let mut living: BTreeMap<(String, String), usize> = BTreeMap::new();
+        for id in names(&self.run().join("containers")) {
+            let dir = self.run().join("containers").join(&id);
+            let record = read_json(&dir.join("record.json")).unwrap_or_default();
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let (uid, name) = (text(&record["uid"]), text(&record["config"]["name"]));
+            if !self.pods.contains_key(&uid) {
+                self.say(format!(
+                    "container {id} ({name}) of pod {uid:?}, which is gone"
+                ));
+            }
+            if self.lives(&text(&record["cgroup"])) {
+                *living.entry((uid, name)).or_default() += 1;
+            }
+        }
+        for ((uid, name), count) in living {
+            if count > 1 {
+                self.say(format!("{count} instances of {name} of pod {uid} live"));
+            }
+        }
+        let known = names(&self.run().join("containers"));
+        for id in names(&self.root().join("containers")) {
+            if !known.contains(&id) {
+                self.say(format!("writable layer {id} belongs to no container"));
+            }
+        }
+        for id in names(&self.run().join("runtime")) {
+            if !self.running.contains(&id) {
+                self.say(format!("the OCI runtime knows {id}, which does not run"));
+            }
+        }
+    }
+
+    /// Whether a cgroup, given within its hierarchy, has a process.
+    fn lives(&self, cgroup: &str) -> bool {
+        let has = |dir: &PathBuf| {
+            fs::read_to_string(dir.join("cgroup.procs")).is_ok_and(|pids| !pids.is_empty())
+        };
+        !cgroup.is_empty()
+            && self
+                .cgroups
+                .iter()
+                .any(|dir| dir.to_string_lossy().ends_with(cgroup) && has(dir))
+    }
+
+    /// Every mount has an owner that lives; none is there twice, but for the agent's directories on themselves.
+    fn mounts(&mut self) {
+        let (run, root) = (self.run().to_path_buf(), self.root());
+        let mut seen = BTreeSet::new();
+        for point in self.world.stage.mounts() {
+            let path = Path::new(&point);
+            if path == run || path == root {
+                continue;
+            }
+            let owned = if let Ok(inner) = path.strip_prefix(&run) {
+                let parts: Vec<_> = inner.iter().filter_map(|p| p.to_str()).collect();
+                match parts.as_slice() {
+                    ["sandboxes", id, "shm"] | ["sandboxes", id, "ns", _] => {
+                        self.ready.contains_key(*id)
+                    }
+                    ["containers", id, "rootfs"] => self.running.contains(*id),
+                    _ => false,
+                }
+            } else if let Ok(inner) = path.strip_prefix(root.join("pods")) {
+                let uid = inner.iter().next().and_then(|p| p.to_str());
+                uid.is_some_and(|uid| self.pods.get(uid) == Some(&false))
+            } else {
+                false
+            };
+            if !owned {
+                self.say(format!("mount {point} belongs to nothing that runs"));
+            }
+            if !seen.insert(point.clone()) {
+                self.say(format!("mount {point} is there twice"));
+            }
+        }
+        let ready: Vec<(String, bool)> = self
+            .ready
+            .iter()
+            .map(|(id, own)| (id.clone(), *own))
+            .collect();
+        for (id, own) in ready {
+            let pins = ["net", "uts", "ipc"]
+                .map(|kind| run.join("sandboxes").join(&id).join("ns").join(kind));
+            for pin in pins.iter().filter(|pin| own || pin.ends_with("ipc")) {
+                if !seen.contains(&*pin.to_string_lossy()) {
+                    self.say(format!("namespace {} is not pinned", pin.display()));
+                }
+            }
+        }
+    }
+
+    /// Interfaces, addresses, attachments and packet filter rules of sandboxes that are ready, and no others.
+    fn network(&mut self) -> Result<(), Failure> {
+        let mark = self.world.stage.mark.clone();
+        let own: BTreeSet<String> = self
+            .ready
+            .iter()
+            .filter(|(_, own)| **own)
+            .map(|(id, _)| id.clone())
+            .collect();
+        let ports = names(&Path::new("/sys/class/net").join(&mark).join("brif"));
+        if ports.len() != own.len() {
+            self.say(format!(
+                "the bridge has {} interfaces for {} sandboxes",
+                ports.len(),
+                own.len()
+            ));
+        }
+        let cni = self.run().join("cni");
+        let mut leased = BTreeMap::new();
+        for network in names(&cni.join("leases")) {
+            for name in names(&cni.join("leases").join(&network)) {
+                if name.starts_with(|c: char| c.is_ascii_digit()) {
+                    let file = cni.join("leases").join(&network).join(&name);
+                    let text = fs::read_to_string(file).unwrap_or_default();
+                    let id = text.lines().next().unwrap_or_default().trim().to_owned();
+                    if !own.contains(&id) {
+                        self.say(format!("address {name} is leased to {id:?}, which is gone"));
+                    }
+                    if let Some(other) = leased.insert(id.clone(), name.clone()) {
+                        self.say(format!("sandbox {id} has two addresses: {name}, {other}"));
+                    }
+                }
+            }
+        }
+        for id in &own {
+            if !leased.contains_key(id) {
+                self.say(format!("sandbox {id} has no address"));
+            }
+            if !cni.join("attachments").join(format!("{id}.json")).exists() {
+                self.say(format!("sandbox {id} has no attachment"));
+            }
+        }
+        for name in names(&cni.join("attachments")) {
+            if let Some(id) = name.strip_suffix(".json")
+                && !own.contains(id)
+            {
+                self.say(format!("attachment of sandbox {id}, which is gone"));
+            }
+        }
+        for rule in self.world.stage.rules() {
+            let id = rule
+                .split("id: \\\"")
+                .nth(1)
+                .and_then(|r| r.split('\\').next());
+            if id.is_none_or(|id| !own.contains(id)) {
+                self.say(format!("rule of a sandbox that is gone: {rule}"));
+            }
+        }
+        let Some(save) = find("iptables-save") else {
+            return Ok(());
+        };
+        let saved = output(std::process::Command::new(save).args(["-t", "nat"]))?;
+        for uid in self.world.ledger.uids() {
+            for attempt in 0..ATTEMPTS {
+                let id = sandbox_id(&uid, attempt);
+                if own.contains(&id) {
+                    continue;
+                }
+                for chain in chains(&format!("picolet-{mark}"), &id) {
+                    if saved.contains(&chain) {
+                        self.say(format!("chain {chain} of sandbox {id}, which is gone"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Cgroups of pods that run, with the limits that were asked for, and of what runs in them.
+    fn cgroups(&mut self) {
+        for dir in self.cgroups.clone() {
+            let path = dir.to_string_lossy().into_owned();
+            let Some((_, inner)) = path.split_once("/pod") else {
+                continue;
+            };
+            // The name of the directory above may begin with the same letters.
+            let inner = inner.rsplit("/pod").next().unwrap_or(inner);
+            let mut parts = inner.split('/');
+            let uid = parts.next().unwrap_or_default();
+            if self.pods.get(uid) != Some(&false) {
+                self.say(format!("cgroup {path} of a pod that does not run"));
+            }
+            match parts.next() {
+                Some(id) if !self.running.contains(id) && !self.ready.contains_key(id) => {
+                    self.say(format!("cgroup {path} of a container that does not run"));
+                }
+                Some(_) => {}
+                None => {
+                    let limit = fs::read_to_string(dir.join("memory.limit_in_bytes"))
+                        .or_else(|_| fs::read_to_string(dir.join("memory.max")));
+                    if path.contains("/burstable/")
+                        && let Ok(limit) = limit
+                        && limit.trim() != POD_MEMORY.to_string()
+                    {
+                        self.say(format!("cgroup {path} has memory limit {}", limit.trim()));
+                    }
+                }
+            }
+        }
+        let missing: Vec<String> = self
+            .running
+            .iter()
+            .filter(|id| !self.cgroups.iter().any(|dir| dir.ends_with(id)))
+            .cloned()
+            .collect();
+        for id in missing {
+            self.say(format!("container {id} runs outside of its cgroup"));
+        }
+    }
+
+    /// One agent, one shim for each running container, nothing else.
+    fn processes(&mut self) {
+        let shims = self.world.shims();
+        let mut of: BTreeMap<&str, usize> = BTreeMap::new();
+        for shim in &shims {
+            *of.entry(&shim.id).or_default() += 1;
+            if !self.running.contains(&shim.id) {
+                self.say(format!(
+                    "shim {} of {} ({}), which does not run",
+                    shim.pid, shim.id, shim.container
+                ));
+            }
+        }
+        for id in self.running.clone() {
+            match of.get(id.as_str()) {
+                Some(1) => {}
+                found => self.say(format!("container {id} has {} shims", found.unwrap_or(&0))),
+            }
+        }
+        let agent = self.world.stage.agent_pid();
+        for pid in with_word(&self.world.stage.mark) {
+            if Some(pid) != agent && !shims.iter().any(|shim| shim.pid == pid) {
+                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                self.say(format!("process {pid}: {}", line.replace('\0', " ")));
+            }
+        }
+    }
+
+    /// Directories and logs of pods that are shown, and the files that an agent has.
+    fn directories(&mut self) {
+        for uid in names(&self.root().join("pods")) {
+            if !self.pods.contains_key(&uid) {
+                self.say(format!("directory of pod {uid}, which is gone"));
+            }
+        }
+        let logs = self.world.stage.base.join("logs");
+        for name in names(&logs) {
+            let uid = name.rsplit('_').next().unwrap_or_default();
+            if !self.pods.contains_key(uid) {
+                self.say(format!("logs {name} of a pod that is gone"));
+            }
+        }
+        let links = self.world.stage.base.join("log-links");
+        for name in names(&links) {
+            if fs::metadata(links.join(&name)).is_err() {
+                self.say(format!("link {name} to a log that is gone"));
+            }
+        }
+        for name in names(&self.root().join("images/staging")) {
+            self.say(format!("half an image: {name}"));
+        }
+        const OWN: [&str; 7] = [
+            "backoff.json",
+            "cni",
+            "containers",
+            "picolet.lock",
+            "picolet.sock",
+            "runtime",
+            "sandboxes",
+        ];
+        for name in names(self.run()) {
+            // A staged file is replaced by the next one of its name.
+            let staged = [".new", ".tmp"].iter().any(|end| name.ends_with(end));
+            if !OWN.contains(&name.as_str()) && !staged {
+                self.say(format!("{name} in the run directory"));
+            }
+        }
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|e| e.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Id of a pod's sandbox: as `runtime::runc::record` makes it.
+fn sandbox_id(uid: &str, attempt: u32) -> String {
+    hex(&Sha256::digest(format!("{uid}\n\n{attempt}"))[..16])
+}
+
+/// Chains that the bridge and portmap plugins make for a sandbox.
+///
+/// Source: containernetworking/plugins, `pkg/utils/utils.go` and `plugins/meta/portmap`.
+fn chains(network: &str, id: &str) -> [String; 2] {
+    const LENGTH: usize = 28;
+    let hash = hex(&Sha512::digest(format!("{network}{id}")));
+    ["CNI-", "CNI-DN-"].map(|prefix| {
+        let mut chain = format!("{prefix}{hash}");
+        chain.truncate(LENGTH);
+        chain
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_made_elsewhere() {
+        // Pinned in `runtime::runc::record`.
+        assert_eq!(sandbox_id("0a1b", 0), "2a93212fa2f3a08621306072d73e4e5b");
+        // From the plugins' own tests: `FormatChainName("test", "1234")`.
+        assert_eq!(chains("test", "1234")[0], "CNI-2bbe0c48b91a7d1b8a6753a8");
+    }
+}

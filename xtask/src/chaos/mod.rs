@@ -1,0 +1,316 @@
+//! `cargo xtask chaos`: an agent under churn whose surroundings fail: it is killed at random moments and at every named crash
+//! point, its shims die, runc fails or hangs, the disk is full, read-only, or does not answer. After each phase the machine is
+//! audited: nothing lost, doubled, restarted without cause, or left behind.
+//!
+//! Its choices follow from a seed; the kernel's do not. A failure names seed and phase and keeps the evidence.
+
+mod audit;
+mod ledger;
+mod points;
+mod rng;
+mod trouble;
+mod world;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+pub(crate) use ledger::{WITNESS, witness};
+
+use self::{
+    audit::audit,
+    rng::Rng,
+    world::{Kind, World},
+};
+use crate::{
+    Failure, install,
+    process::{is_root, output, run as call},
+    stage::{IMAGE, Stage, build_with},
+    wait::{Watch, pass, until},
+};
+
+/// Random kills of a full run, and between two audits.
+const KILLS: u32 = 300;
+const KILLS_PER_AUDIT: u32 = 25;
+/// Random kills of a quick run.
+const QUICK_KILLS: u32 = 10;
+/// Crash points between two audits of a quick run; a full one audits after each.
+const QUICK_POINTS_PER_AUDIT: usize = 10;
+/// Longest time an agent lives between two random kills, milliseconds.
+const LIFE_MS: u64 = 1200;
+/// Size of the file system that the agent's root directory lies on.
+const DISK: &str = "256M";
+/// Subnet of this task's pods.
+const SUBNET: &str = "10.121.0.0/16";
+/// Pods end, and the image is there, by then.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What was asked for.
+struct Options {
+    kills: u32,
+    seed: u64,
+    /// The random kills end after this time, too.
+    limit: Option<Duration>,
+    quick: bool,
+    only: Option<String>,
+}
+
+impl Options {
+    fn parse(words: &[String]) -> Result<Self, Failure> {
+        let mut options = Self {
+            kills: KILLS,
+            seed: 1,
+            limit: None,
+            quick: false,
+            only: None,
+        };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+            match word.as_str() {
+                "--kills" => options.kills = value()?.parse()?,
+                "--seed" => options.seed = value()?.parse()?,
+                "--minutes" => {
+                    options.limit = Some(Duration::from_secs(60 * value()?.parse::<u64>()?));
+                }
+                "--only" => options.only = Some(value()?.clone()),
+                "--quick" => {
+                    options.quick = true;
+                    options.kills = QUICK_KILLS;
+                }
+                other => return Err(format!("unknown flag {other}").into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A phase: its name, whether a quick run has it, what it does.
+type Phase = (
+    &'static str,
+    bool,
+    fn(&mut World, &Options) -> Result<String, Failure>,
+);
+
+const PHASES: [Phase; 10] = [
+    ("points", true, every_point),
+    ("kills", true, random_kills),
+    ("shims", true, trouble::shims),
+    ("runc-fails", false, trouble::runc_fails),
+    ("runc-hangs", false, trouble::runc_hangs),
+    ("runc-missing", false, trouble::runc_missing),
+    ("disk-full", false, trouble::disk_full),
+    ("disk-read-only", false, trouble::disk_read_only),
+    ("disk-slow", false, trouble::disk_slow),
+    ("end", true, end),
+];
+
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let options = Options::parse(words)?;
+    if !is_root() {
+        return Err("chaos makes namespaces, mounts and interfaces: run it as root".into());
+    }
+    let missing = install::ensure(&[&install::BUILD, &install::HOST])?;
+    if !missing.is_empty() {
+        return Err(format!("still missing after installation: {}", missing.join(", ")).into());
+    }
+    println!("Building the program with crash points");
+    let program = build_with("try", "crash-points")?;
+    println!("Seed {}", options.seed);
+    let watch = Watch::start();
+    let mut stage = Stage::with("chaos", program)?;
+    stage.subnet = SUBNET;
+    stage.run_in_memory()?;
+    mount_disk(&stage)?;
+    let mut world = World::new(stage, Rng::new(options.seed))?;
+    let done = all_phases(&mut world, &options);
+    let kept = done.is_err().then(|| keep_evidence(&mut world));
+    trouble::heal(&mut world);
+    let starts = world.ledger.starts();
+    drop(world);
+    if let (Err(why), Some(kept)) = (&done, kept) {
+        let kept = kept.map_or_else(
+            |e| format!("(not kept: {e})"),
+            |dir| dir.display().to_string(),
+        );
+        return Err(format!(
+            "{why}\n\nseed {}; evidence: {kept}; again: cargo xtask chaos --seed {}",
+            options.seed, options.seed
+        )
+        .into());
+    }
+    done?;
+    println!(
+        "\nNothing lost, doubled, restarted without cause or left behind: {starts} starts of containers, {:.0} s.",
+        watch.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
+    world.stage.start_agent()?;
+    let archive = world.stage.base.join("first.tar");
+    world.stage.write_image(&archive, IMAGE)?;
+    world
+        .stage
+        .client(&["image", "import", &archive.display().to_string()])?;
+    for kind in [Kind::Full, Kind::Plain, Kind::Plain, Kind::Job] {
+        world.add(kind)?;
+    }
+    world.settle()?;
+    for (name, quick, phase) in PHASES {
+        let asked = options
+            .only
+            .as_ref()
+            .is_none_or(|only| only == name || name == "end");
+        if !asked || options.quick && !quick {
+            continue;
+        }
+        let watch = Watch::start();
+        let done = phase(world, options).and_then(|seen| audit(world).map(|()| seen));
+        match done {
+            Ok(seen) => println!("✓ {name}: {seen} ({:.0} s)", watch.elapsed().as_secs_f64()),
+            Err(why) => {
+                return Err(format!("✗ {name}: {why}\nlast done: {:?}", world.told()).into());
+            }
+        }
+        world.told();
+    }
+    world.stage.stop_all()?;
+    until(LIMIT, || {
+        let left: Vec<String> = world
+            .stage
+            .mounts()
+            .into_iter()
+            .filter(|m| {
+                Path::new(m) != world.stage.base.join("root") && Path::new(m) != world.stage.run
+            })
+            .collect();
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("mounts are left: {left:?}").into())
+        }
+    })?;
+    unmount_disk(&world.stage)?;
+    world.stage.dismantle()?;
+    let traces = world.stage.traces();
+    if traces.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("traces are left:\n{}", traces.join("\n")).into())
+    }
+}
+
+/// The agent dies at each crash point.
+fn every_point(world: &mut World, options: &Options) -> Result<String, Failure> {
+    let points = points::all(Path::new("src"))?;
+    for (count, point) in points.iter().enumerate() {
+        points::meet(world, point).map_err(|e| format!("at {point}: {e}"))?;
+        let met = if options.quick && (count + 1) % QUICK_POINTS_PER_AUDIT != 0 {
+            world.settle().map(drop)
+        } else {
+            audit(world)
+        };
+        met.map_err(|e| format!("after {point}: {e}"))?;
+        world.told();
+    }
+    Ok(format!("died at each of {} crash points", points.len()))
+}
+
+/// The agent dies whenever the dice say so, while pods come and go.
+fn random_kills(world: &mut World, options: &Options) -> Result<String, Failure> {
+    let watch = Watch::start();
+    let mut killed = 0;
+    let mut audited = 0;
+    while killed < options.kills && options.limit.is_none_or(|limit| watch.elapsed() < limit) {
+        for _ in 0..=world.rng.below(3) {
+            world.churn()?;
+        }
+        pass(Duration::from_millis(world.rng.below(LIFE_MS)));
+        world.stage.kill_agent()?;
+        killed += 1;
+        if world.rng.chance(30) {
+            world.churn()?;
+        }
+        if killed < options.kills && world.rng.chance(25) {
+            // Also while it looks for what the one before it left.
+            world.stage.spawn_agent()?;
+            pass(Duration::from_millis(world.rng.below(150)));
+            world.stage.kill_agent()?;
+            killed += 1;
+        }
+        world.stage.start_agent()?;
+        if killed - audited >= KILLS_PER_AUDIT {
+            audited = killed;
+            audit(world).map_err(|e| format!("after {killed} kills: {e}"))?;
+            world.told();
+        }
+    }
+    Ok(format!("killed {killed} times"))
+}
+
+/// Every pod is removed; the audit then allows nothing.
+fn end(world: &mut World, _: &Options) -> Result<String, Failure> {
+    world.remove_all()?;
+    world.settle()?;
+    Ok("all pods removed".into())
+}
+
+/// Puts the agent's root directory on a disk of its own, which can then be filled, frozen and made read-only.
+fn mount_disk(stage: &Stage) -> Result<(), Failure> {
+    let file = stage.base.join("disk");
+    call(Command::new("truncate").args(["-s", DISK]).arg(&file))?;
+    call(
+        Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-m", "0"])
+            .arg(&file),
+    )?;
+    call(
+        Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&file)
+            .arg(stage.base.join("root")),
+    )
+}
+
+fn unmount_disk(stage: &Stage) -> Result<(), Failure> {
+    output(Command::new("umount").arg(stage.base.join("root"))).map(drop)
+}
+
+/// Copies what tells how it came to a failure.
+fn keep_evidence(world: &mut World) -> Result<PathBuf, Failure> {
+    let dir = PathBuf::from(format!("/tmp/picolet-chaos-{}", std::process::id()));
+    fs::create_dir_all(&dir)?;
+    let stage = &world.stage;
+    let copy = |what: &Path, name: &str| {
+        // Sockets and FIFOs are not copied, and what vanishes meanwhile is no loss.
+        let _ = Command::new("sh")
+            .args(["-c", "cd \"$1\" && find . -xdev -type f -size -200k ! -name .witness | cpio -pdm --quiet \"$2\" 2>/dev/null || cp -a \"$1\" \"$2\" 2>/dev/null", "sh"])
+            .arg(what)
+            .arg(dir.join(name))
+            .status();
+    };
+    copy(&stage.run, "run");
+    copy(&stage.base.join("ledger"), "ledger");
+    copy(&stage.base.join("manifests"), "manifests");
+    let _ = fs::copy(stage.base.join("agent.log"), dir.join("agent.log"));
+    for (name, script) in [
+        ("mountinfo", "cat /proc/self/mountinfo"),
+        ("processes", "ps axfww -o pid,ppid,stat,lstart,args"),
+        ("rules", "iptables-save"),
+    ] {
+        let said =
+            output(Command::new("sh").args(["-c", script])).unwrap_or_else(|e| e.to_string());
+        fs::write(dir.join(name), said)?;
+    }
+    let pods = stage.client(&["get", "pods", "-A", "-o", "json"]);
+    fs::write(
+        dir.join("pods.json"),
+        pods.unwrap_or_else(|e| e.to_string()),
+    )?;
+    Ok(dir)
+}

@@ -1,0 +1,133 @@
+//! The crash points: found in the sources, each met once.
+
+use std::{fs, os::unix::process::ExitStatusExt, path::Path, time::Duration};
+
+use super::world::{Kind, World};
+use crate::{
+    Failure,
+    wait::{Watch, pass},
+};
+
+/// By then an agent, or a shim, has come to its point under churn that leads there.
+const REACH_LIMIT: Duration = Duration::from_secs(45);
+/// Between two things done on the way.
+const STEP: Duration = Duration::from_millis(300);
+/// The variable and the file of `sys::crash`.
+const VARIABLE: &str = "PICOLET_CRASH_AT";
+const SHIM_MARK: &str = "shim-crashed";
+
+/// Names of all points in the sources below `dir`, sorted. Each is there once.
+pub(super) fn all(dir: &Path) -> Result<Vec<String>, Failure> {
+    let mut found = Vec::new();
+    collect(dir, &mut found)?;
+    found.sort();
+    for pair in found.windows(2) {
+        if pair[0] == pair[1] {
+            return Err(format!("crash point {} is there twice", pair[0]).into());
+        }
+    }
+    if found.is_empty() {
+        return Err(format!("no crash point in {}", dir.display()).into());
+    }
+    Ok(found)
+}
+
+fn collect(dir: &Path, found: &mut Vec<String>) -> Result<(), Failure> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, found)?;
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = fs::read_to_string(&path)?;
+            for call in ["crash::point(\"", "crash::shim_point(\""] {
+                found.extend(
+                    text.split(call)
+                        .skip(1)
+                        .filter_map(|rest| rest.split('"').next())
+                        .map(str::to_owned),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts an agent that dies at `point`, leads it there, and starts another one.
+pub(super) fn meet(world: &mut World, point: &str) -> Result<(), Failure> {
+    let of_shim = point.starts_with("shim.");
+    let mark = world.stage.run.join(SHIM_MARK);
+    world.stage.kill_agent()?;
+    let nth = if point == "recover.container" {
+        1 + world.rng.below(4)
+    } else {
+        1
+    };
+    world.stage.variables = vec![(VARIABLE, format!("{point}:{nth}"))];
+    world.stage.spawn_agent()?;
+    world.stage.variables.clear();
+    let watch = Watch::start();
+    let mut step = 0;
+    loop {
+        match world.stage.agent_ended()? {
+            Some(status) if status.signal() == Some(9) && !of_shim => break,
+            Some(status) => return Err(format!("{point}: the agent ended: {status}").into()),
+            None if of_shim && mark.exists() => {
+                fs::remove_file(&mark)?;
+                world.stage.kill_agent()?;
+                break;
+            }
+            None => {}
+        }
+        if watch.elapsed() > REACH_LIMIT {
+            return Err(format!("{point} was not reached: {:?}", world.told()).into());
+        }
+        lead(world, step)?;
+        step += 1;
+        pass(STEP);
+    }
+    world.stage.start_agent()
+}
+
+/// One step of a tour along all that an agent does.
+fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
+    match step % 24 {
+        0 => {
+            world.add(Kind::Full)?;
+            world.remove_oldest(Kind::Full)
+        }
+        1 => world.add(Kind::Broken),
+        2 => world.drop_image(),
+        3 => world.add(Kind::Plain),
+        4 => {
+            world.remove_oldest(Kind::Plain)?;
+            world.remove_oldest(Kind::Broken)
+        }
+        6 => world.add(Kind::Job),
+        8 => world.kill_shim().map(drop),
+        9 => world.remove_image(),
+        10 => world.remove_oldest(Kind::Job),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_once() {
+        let points = all(Path::new("../src")).unwrap();
+        assert!(points.len() > 50, "{points:?}");
+        for part in [
+            "sandbox.",
+            "container.",
+            "network.",
+            "image.",
+            "pod.",
+            "volume.",
+            "shim.",
+        ] {
+            assert!(points.iter().any(|p| p.starts_with(part)), "{part}");
+        }
+    }
+}

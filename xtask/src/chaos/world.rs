@@ -1,0 +1,442 @@
+//! The pods that are wanted, and what happens to them: made, edited, removed; images come and go; shims are killed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::{ledger::Ledger, rng::Rng};
+use crate::{
+    Failure, image,
+    process::{kill, with_word},
+    stage::{IMAGE, NODE, Stage},
+    wait::until,
+};
+
+/// After everything that was done the pods must be as wanted by then: a crash loop's first delay is 10 s, a call of a
+/// runtime that hangs is given up after 60 s.
+const SETTLE_LIMIT: Duration = Duration::from_secs(150);
+/// First port of the machine that pods are given.
+const FIRST_PORT: u32 = 31_200;
+/// Memory limit of each container of a full pod, and of the pod, bytes.
+const CONTAINER_MEMORY: u64 = 64 << 20;
+pub(super) const POD_MEMORY: u64 = 2 * CONTAINER_MEMORY;
+/// Ports that are used in turn.
+const PORTS: u32 = 500;
+
+/// What a pod is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Init container, sidecar, one PID namespace, every volume that needs work, a port of the machine, limits.
+    Full,
+    /// One container that stays and one that crashes.
+    Plain,
+    /// Init container and container that each run once.
+    Job,
+    /// Fails once, then succeeds.
+    Retry,
+    /// A program that does not exist.
+    Broken,
+    /// On the network of the machine.
+    HostNetwork,
+}
+
+/// All kinds, those that work hardest more often.
+const KINDS: [Kind; 9] = [
+    Kind::Full,
+    Kind::Full,
+    Kind::Plain,
+    Kind::Plain,
+    Kind::Plain,
+    Kind::Job,
+    Kind::Retry,
+    Kind::Broken,
+    Kind::HostNetwork,
+];
+/// Those that need no byte of the disk once they run.
+const FRUGAL: [Kind; 3] = [Kind::Full, Kind::Plain, Kind::HostNetwork];
+
+/// The agent, the pods that it should run, and the ledger.
+pub(super) struct World {
+    pub(super) stage: Stage,
+    pub(super) ledger: Ledger,
+    pub(super) rng: Rng,
+    /// Wanted pods by the name in their manifest.
+    pub(super) pods: BTreeMap<String, Kind>,
+    /// Most pods at a time.
+    pub(super) crowd: usize,
+    /// Only pods that a full disk does not fail.
+    pub(super) frugal: bool,
+    /// What was done since the last call of [`Self::told`].
+    log: Vec<String>,
+    images: Vec<String>,
+    next: u32,
+    busybox: Vec<u8>,
+}
+
+impl World {
+    pub(super) fn new(stage: Stage, rng: Rng) -> Result<Self, Failure> {
+        let ledger = Ledger::new(stage.base.join("ledger"))?;
+        let busybox = crate::install::static_busybox().ok_or("no static busybox")?;
+        Ok(Self {
+            stage,
+            ledger,
+            rng,
+            pods: BTreeMap::new(),
+            crowd: 9,
+            frugal: false,
+            log: Vec::new(),
+            images: Vec::new(),
+            next: 0,
+            busybox: fs::read(busybox)?,
+        })
+    }
+
+    /// What was done since the last call.
+    pub(super) fn told(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+
+    fn tell(&mut self, what: impl Into<String>) {
+        self.log.push(what.into());
+    }
+
+    /// Does one thing, as the dice fall.
+    pub(super) fn churn(&mut self) -> Result<(), Failure> {
+        let many = self.pods.len() >= self.crowd;
+        match self.rng.below(100) {
+            0..=39 if !many => {
+                let kinds: &[Kind] = if self.frugal { &FRUGAL } else { &KINDS };
+                let kind = self.rng.pick(kinds).copied().unwrap_or(Kind::Plain);
+                self.add(kind)
+            }
+            0..=64 => self.remove_any(),
+            65..=79 => self.edit_any(),
+            80..=89 => self.kill_shim().map(drop),
+            90..=94 if !self.frugal => self.drop_image(),
+            95..=97 if !self.frugal => self.remove_image(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a pod of `kind`.
+    pub(super) fn add(&mut self, kind: Kind) -> Result<(), Failure> {
+        self.next += 1;
+        let name = format!("p{}", self.next);
+        self.write(&name, kind)?;
+        self.tell(format!("add {name} {kind:?}"));
+        self.pods.insert(name, kind);
+        Ok(())
+    }
+
+    /// Writes a manifest that no earlier one is equal to: a static pod's uid is made of its text.
+    fn write(&mut self, name: &str, kind: Kind) -> Result<(), Failure> {
+        self.next += 1;
+        let manifest = manifest(name, kind, self.next, self.ledger.dir());
+        self.stage
+            .write_manifest(&format!("{name}.json"), &serde_json::to_string(&manifest)?)
+    }
+
+    fn any(&mut self) -> Option<(String, Kind)> {
+        let names: Vec<_> = self.pods.iter().map(|(n, k)| (n.clone(), *k)).collect();
+        self.rng.pick(&names).cloned()
+    }
+
+    /// Removes the pod that has been wanted for the longest time.
+    pub(super) fn remove_oldest(&mut self, kind: Kind) -> Result<(), Failure> {
+        let oldest = self
+            .pods
+            .iter()
+            .filter(|(_, k)| **k == kind)
+            .min_by_key(|(name, _)| name[1..].parse::<u32>().unwrap_or(0))
+            .map(|(name, _)| name.clone());
+        oldest.map_or(Ok(()), |name| self.remove(&name))
+    }
+
+    fn remove_any(&mut self) -> Result<(), Failure> {
+        let any = self.any();
+        any.map_or(Ok(()), |(name, _)| self.remove(&name))
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), Failure> {
+        self.tell(format!("remove {name}"));
+        self.stage.remove_manifest(&format!("{name}.json"))?;
+        self.pods.remove(name);
+        Ok(())
+    }
+
+    /// Removes every pod.
+    pub(super) fn remove_all(&mut self) -> Result<(), Failure> {
+        let names: Vec<String> = self.pods.keys().cloned().collect();
+        names.iter().try_for_each(|name| self.remove(name))
+    }
+
+    fn edit_any(&mut self) -> Result<(), Failure> {
+        let Some((name, kind)) = self.any() else {
+            return Ok(());
+        };
+        self.tell(format!("edit {name}"));
+        self.write(&name, kind)
+    }
+
+    /// Drops an archive with a layer of its own.
+    pub(super) fn drop_image(&mut self) -> Result<(), Failure> {
+        self.next += 1;
+        let reference = format!("localhost/chaos:{}", self.next);
+        let mut program = self.busybox.clone();
+        program.extend(self.next.to_le_bytes());
+        self.tell(format!("drop {reference}"));
+        let path = self.stage.image_dir().join(format!("{}.tar", self.next));
+        image::write(&path, &reference, &program)?;
+        self.images.push(reference);
+        Ok(())
+    }
+
+    /// Removes an image that was dropped. The archive goes too, else it would be imported again.
+    pub(super) fn remove_image(&mut self) -> Result<(), Failure> {
+        let Some(reference) = self.images.pop() else {
+            return Ok(());
+        };
+        self.tell(format!("remove {reference}"));
+        let number = reference.rsplit(':').next().unwrap_or_default();
+        let _ = fs::remove_file(self.stage.image_dir().join(format!("{number}.tar")));
+        // It may not be imported yet, the agent may be away or die of it.
+        let _ = self.stage.client(&["image", "rm", &reference]);
+        Ok(())
+    }
+
+    /// Kills the shim of one container that stays; whether there was one.
+    pub(super) fn kill_shim(&mut self) -> Result<bool, Failure> {
+        let mut shims = self.shims();
+        shims.retain(|shim| shim.container.starts_with("idle"));
+        let Some(shim) = self.rng.pick(&shims).cloned() else {
+            return Ok(false);
+        };
+        self.strike(&shim)?;
+        Ok(true)
+    }
+
+    /// Kills the shims of all containers that stay; how many.
+    pub(super) fn kill_shims(&mut self) -> Result<usize, Failure> {
+        let mut shims = self.shims();
+        shims.retain(|shim| shim.container.starts_with("idle"));
+        for shim in &shims {
+            self.strike(shim)?;
+        }
+        Ok(shims.len())
+    }
+
+    fn strike(&mut self, shim: &Shim) -> Result<(), Failure> {
+        self.tell(format!("kill the shim of {} {}", shim.uid, shim.container));
+        // Before the deed: whatever follows has a cause.
+        self.ledger.strike(&shim.uid, &shim.container);
+        // It may have ended just now.
+        let _ = kill(shim.pid);
+        Ok(())
+    }
+
+    /// Every shim of this stage.
+    pub(super) fn shims(&self) -> Vec<Shim> {
+        with_word(&self.stage.mark)
+            .into_iter()
+            .filter_map(|pid| {
+                let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+                let line = String::from_utf8_lossy(&line).into_owned();
+                let words: Vec<&str> = line.split('\0').collect();
+                if words.get(1) != Some(&"shim") {
+                    return None;
+                }
+                let dir = PathBuf::from(words.get(3)?);
+                let record = read_json(&dir.join("record.json"))?;
+                Some(Shim {
+                    pid,
+                    id: dir.file_name()?.to_str()?.to_owned(),
+                    uid: record["uid"].as_str()?.to_owned(),
+                    container: record["config"]["name"].as_str()?.to_owned(),
+                })
+            })
+            .collect()
+    }
+
+    /// Waits until the agent shows what is wanted, and it is so.
+    pub(super) fn settle(&self) -> Result<Vec<Value>, Failure> {
+        until(SETTLE_LIMIT, || {
+            let pods = self.stage.pods()?;
+            let wanted: BTreeSet<String> =
+                self.pods.keys().map(|n| format!("{n}-{NODE}")).collect();
+            let mut shown = BTreeSet::new();
+            for pod in &pods {
+                let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+                if !shown.insert(name.to_owned()) {
+                    return Err(format!("{name} is shown twice").into());
+                }
+            }
+            if shown != wanted {
+                let missing: Vec<_> = wanted.difference(&shown).collect();
+                let more: Vec<_> = shown.difference(&wanted).collect();
+                return Err(format!("pods missing {missing:?}, too many {more:?}").into());
+            }
+            for pod in &pods {
+                let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+                let kind = self.pods[&name[..name.len() - NODE.len() - 1]];
+                self.as_wanted(pod, kind)
+                    .map_err(|why| format!("{name} ({kind:?}): {why}: {}", pod["status"]))?;
+            }
+            Ok(pods)
+        })
+    }
+
+    fn as_wanted(&self, pod: &Value, kind: Kind) -> Result<(), String> {
+        let phase = pod["status"]["phase"].as_str().unwrap_or_default();
+        let wanted = match kind {
+            Kind::Full | Kind::Plain | Kind::HostNetwork => "Running",
+            Kind::Job | Kind::Retry => "Succeeded",
+            Kind::Broken => "Failed",
+        };
+        if phase != wanted {
+            return Err(format!("phase {phase}, not {wanted}"));
+        }
+        if wanted != "Running" {
+            return Ok(());
+        }
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+        for list in ["initContainers", "containers"] {
+            for container in pod["spec"][list].as_array().into_iter().flatten() {
+                let name = container["name"].as_str().unwrap_or_default();
+                if !name.starts_with("idle") {
+                    continue;
+                }
+                if !status_of(pod, name)["state"]["running"].is_object() {
+                    return Err(format!("container {name} does not run"));
+                }
+                if !self.ledger.lives(uid, name) {
+                    return Err(format!("no process of container {name} lives"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A shim, and whose.
+#[derive(Clone, Debug)]
+pub(super) struct Shim {
+    pub(super) pid: u32,
+    /// Id of the container.
+    pub(super) id: String,
+    pub(super) uid: String,
+    pub(super) container: String,
+}
+
+/// The status of a container or init container.
+pub(super) fn status_of<'a>(pod: &'a Value, container: &str) -> &'a Value {
+    ["containerStatuses", "initContainerStatuses"]
+        .iter()
+        .filter_map(|list| pod["status"][*list].as_array())
+        .flatten()
+        .find(|s| s["name"] == container)
+        .unwrap_or(&Value::Null)
+}
+
+pub(super) fn read_json(path: &Path) -> Option<Value> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// What every container does first, and the two ends it can have.
+const PROLOGUE: &str = r#"L=/ledger/$POD_UID.$NAME
+exec 9>>$L.lock
+/ledger/.witness chaos-witness <&9 || echo D >> $L
+echo S >> $L
+trap 'echo T >> $L; exit 0' TERM
+"#;
+const IDLE: &str = "while :; do sleep 1000 & wait $!; done";
+const FAIL: &str = "sleep 0.2; echo E >> $L; exit 1";
+const ONCE: &str = "echo E >> $L; exit 0";
+const FAIL_ONCE: &str = "echo E >> $L; test -e /disk/x && exit 0; touch /disk/x; exit 1";
+
+fn container(name: &str, script: &str, more: Value) -> Value {
+    let mut mounts = vec![json!({"name": "ledger", "mountPath": "/ledger"})];
+    mounts.extend(more["volumeMounts"].as_array().cloned().unwrap_or_default());
+    let mut container = json!({
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", format!("NAME={name}\n{PROLOGUE}{script}")],
+        "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
+    });
+    if let Value::Object(more) = more {
+        for (key, value) in more {
+            container[key] = value;
+        }
+    }
+    container["volumeMounts"] = mounts.into();
+    container
+}
+
+fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
+    let mut volumes =
+        vec![json!({"name": "ledger", "hostPath": {"path": ledger, "type": "Directory"}})];
+    let mut spec = match kind {
+        Kind::Full => {
+            volumes.extend([
+                json!({"name": "disk", "emptyDir": {}}),
+                json!({"name": "memory", "emptyDir": {"medium": "Memory"}}),
+                json!({"name": "info", "downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}),
+            ]);
+            let limits = json!({"requests": {"cpu": "10m"}, "limits": {"memory": CONTAINER_MEMORY.to_string()}});
+            let mounts = json!([
+                {"name": "disk", "mountPath": "/disk"},
+                {"name": "memory", "mountPath": "/memory"},
+                {"name": "info", "mountPath": "/info"},
+            ]);
+            json!({
+                "shareProcessNamespace": true,
+                "initContainers": [
+                    container("once-init", ONCE, json!({"volumeMounts": mounts, "resources": limits})),
+                    container("idle-side", IDLE, json!({"restartPolicy": "Always", "resources": limits})),
+                ],
+                "containers": [container("idle", IDLE, json!({
+                    "volumeMounts": mounts,
+                    "ports": [{"containerPort": 8080, "hostPort": FIRST_PORT + generation % PORTS}],
+                    "resources": limits,
+                }))],
+            })
+        }
+        Kind::Plain => json!({"containers": [
+            container("idle", IDLE, json!({})),
+            container("crash", FAIL, json!({})),
+        ]}),
+        Kind::Job => json!({
+            "restartPolicy": "Never",
+            "initContainers": [container("once-init", ONCE, json!({}))],
+            "containers": [container("once", ONCE, json!({}))],
+        }),
+        Kind::Retry => {
+            volumes.push(json!({"name": "disk", "emptyDir": {}}));
+            json!({
+                "restartPolicy": "OnFailure",
+                "containers": [container("retry", FAIL_ONCE, json!({"volumeMounts": [{"name": "disk", "mountPath": "/disk"}]}))],
+            })
+        }
+        Kind::Broken => json!({
+            "restartPolicy": "Never",
+            "containers": [container("once", "", json!({"command": ["/no/such/program"]}))],
+        }),
+        Kind::HostNetwork => json!({
+            "hostNetwork": true,
+            "containers": [container("idle", IDLE, json!({}))],
+        }),
+    };
+    spec["terminationGracePeriodSeconds"] = 2.into();
+    spec["volumes"] = volumes.into();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": {"chaos/generation": generation.to_string()}},
+        "spec": spec,
+    })
+}
