@@ -30,7 +30,7 @@ pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, String> {
     let wanted = wanted(cfg);
     let mut held = Vec::with_capacity(wanted.len());
     for (what, flag, value) in wanted {
-        match take(Path::new(LOCKS_DIR), what, &value) {
+        match take(Path::new(LOCKS_DIR), what, &value, lock::try_lock_patiently) {
             Ok(Some(file)) => held.push(file),
             Ok(None) => {
                 return Err(format!(
@@ -75,12 +75,18 @@ fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
     wanted
 }
 
-fn take(dir: &Path, what: &str, value: &str) -> io::Result<Option<File>> {
+/// Takes a lock by `how`.
+fn take(
+    dir: &Path,
+    what: &str,
+    value: &str,
+    how: fn(&Path) -> io::Result<Option<File>>,
+) -> io::Result<Option<File>> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
-    lock::try_lock_patiently(&dir.join(name_of(what, value)))
+    how(&dir.join(name_of(what, value)))
 }
 
 fn name_of(what: &str, value: &str) -> String {
@@ -149,14 +155,30 @@ mod tests {
     #[test]
     fn one_holder_each() {
         let dir = std::env::temp_dir().join(format!("picolet-locks-{}", std::process::id()));
-        let first = take(&dir, "cgroup root", "/a")
+        let first = take(&dir, "cgroup root", "/a", lock::try_lock)
             .expect("lock")
             .expect("free");
-        assert!(take(&dir, "cgroup root", "/a").expect("lock").is_none());
-        assert!(take(&dir, "cgroup root", "/b").expect("lock").is_some());
-        assert!(take(&dir, "bridge", "/a").expect("lock").is_some());
+        assert!(
+            take(&dir, "cgroup root", "/a", lock::try_lock)
+                .expect("lock")
+                .is_none()
+        );
+        assert!(
+            take(&dir, "cgroup root", "/b", lock::try_lock)
+                .expect("lock")
+                .is_some()
+        );
+        assert!(
+            take(&dir, "bridge", "/a", lock::try_lock)
+                .expect("lock")
+                .is_some()
+        );
         drop(first);
-        assert!(take(&dir, "cgroup root", "/a").expect("lock").is_some());
+        assert!(
+            take(&dir, "cgroup root", "/a", lock::try_lock)
+                .expect("lock")
+                .is_some()
+        );
         fs::remove_dir_all(&dir).expect("clean up");
     }
 

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -181,6 +181,36 @@ pub fn open(dir: &Path) -> io::Result<Option<Launched>> {
         return Ok(None);
     }
     open_shim(&state)
+}
+
+/// Ends a shim that holds `dir` and is still creating its container, and waits until it has ended. Its runtime dies with
+/// it; what that left is still to be deleted. None there is success.
+pub async fn end_launch(dir: &Path) -> io::Result<()> {
+    if !is_alive(dir)? {
+        return Ok(());
+    }
+    for pid in proc::pids()? {
+        // Opened first: then the command line is that of the process that is ended.
+        let Ok(fd) = pidfd::open(pid) else { continue };
+        if !is_shim_of(pid, dir) {
+            continue;
+        }
+        match pidfd::send_signal(fd.as_fd(), libc::SIGKILL) {
+            Err(e) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e),
+            _ => pidfd::ended(fd).await?,
+        }
+    }
+    Ok(())
+}
+
+/// By the command line that [`launch`] gives it. Before it has a state record nothing else names it.
+fn is_shim_of(pid: i32, dir: &Path) -> bool {
+    let mut buffer = [0; 1024];
+    let line = proc::read_small(&format!("/proc/{pid}/cmdline"), &mut buffer).unwrap_or_default();
+    let mut words = line.split('\0').skip(1);
+    words.next() == Some("shim")
+        && words.next() == Some("--dir")
+        && words.next().map(Path::new) == Some(dir)
 }
 
 fn open_shim(state: &State) -> io::Result<Option<Launched>> {

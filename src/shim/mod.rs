@@ -30,8 +30,8 @@ mod serve;
 
 pub use control::{attach, close_stdin, reopen_log, resize};
 pub use launch::{
-    CREATE_TIMEOUT, Launch, LaunchError, Launched, LogOnly, is_alive, launch, launch_log_only,
-    open, runtime_message,
+    CREATE_TIMEOUT, Launch, LaunchError, Launched, LogOnly, end_launch, is_alive, launch,
+    launch_log_only, open, runtime_message,
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use line::fuzz as fuzz_lines;

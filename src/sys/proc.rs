@@ -47,6 +47,15 @@ pub fn read_small<'b>(path: &str, buffer: &'b mut [u8]) -> io::Result<&'b str> {
     core::str::from_utf8(&buffer[..len]).map_err(io::Error::other)
 }
 
+/// Numbers of all processes there are, in no order.
+pub fn pids() -> io::Result<Vec<i32>> {
+    let entries = std::fs::read_dir("/proc")?;
+    Ok(entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Runc, bundle, chain, containers, failed, files,
     pods::open_holder,
+    program::{self, ProgramError},
     record::{self, ContainerRecord, SandboxPhase, SandboxRecord},
     sandbox,
     table::{Ended, Sandbox, container_entry, sandbox_status},
@@ -25,8 +26,8 @@ use crate::{
     sys::{clock, crash, file, proc},
 };
 
-/// How long a launch that an earlier agent began is waited for.
-const LAUNCH_WAIT: Duration = Duration::from_secs(20);
+/// How long all launches that an earlier agent began are waited for; then they are ended.
+const LAUNCH_WAIT: Duration = Duration::from_secs(10);
 /// How often it is looked at.
 const LAUNCH_LOOK: Duration = Duration::from_millis(20);
 
@@ -87,8 +88,10 @@ impl Runc {
             self.recover_sandbox(&SandboxId::new(name));
         }
         crash::point("recover.sandboxes");
+        let deadline = clock::mono() + LAUNCH_WAIT;
         for name in names("containers")? {
-            self.recover_container(&ContainerId::new(name)).await;
+            self.recover_container(&ContainerId::new(name), deadline)
+                .await;
             crash::point("recover.container");
         }
         self.count_on();
@@ -148,7 +151,7 @@ impl Runc {
         }
     }
 
-    async fn recover_container(&self, id: &ContainerId) {
+    async fn recover_container(&self, id: &ContainerId, deadline: Mono) {
         let dirs = self.dirs(id);
         let record = match record::load::<ContainerRecord>(&dirs.run) {
             Ok(Some(record)) if record.made => record,
@@ -176,21 +179,29 @@ impl Runc {
         let settled = entry.status.state == ContainerState::Exited;
         self.table.borrow_mut().containers.insert(id.clone(), entry);
         if this_boot && !settled {
-            self.recover_process(record).await;
+            if !self.recover_process(record, deadline).await {
+                self.forget_unstarted(id).await;
+            }
         } else if !this_boot {
             // Of another boot, but the run directory was kept: its exit may be known.
             self.shim_ended(id);
         }
     }
 
-    async fn recover_process(&self, mut record: ContainerRecord) {
+    /// Adopts what an agent before this one began. False: it never ran.
+    async fn recover_process(&self, mut record: ContainerRecord, deadline: Mono) -> bool {
         let id = record.id.clone();
         let dir = self.dirs(&id).run;
+        // One whose creation failed has an exit record, too, and stays "created".
+        let created = || {
+            let table = self.table.borrow();
+            let container = table.containers.get(&id);
+            container.is_some_and(|c| c.status.state == ContainerState::Created)
+        };
         if self.shim_ended(&id) {
-            return;
+            return !created();
         }
         // An earlier agent may have died while its shim was creating the container: the shim goes on.
-        let deadline = clock::mono() + LAUNCH_WAIT;
         while matches!(shim::is_alive(&dir), Ok(true))
             && matches!(shim::read_state(&dir), Ok(None))
             && clock::mono() < deadline
@@ -213,12 +224,7 @@ impl Runc {
                 }
                 if record.started_at.is_none() {
                     if !self.was_started(&id).await {
-                        log::info!(
-                            "container={id} was being started when the agent died; it starts anew"
-                        );
-                        self.clear_failed_start(&id).await;
-                        self.forget_shim(&id);
-                        return;
+                        return false;
                     }
                     record.started_at = Some(clock::wall().truncated());
                     if let Err(e) = record::save(&dir, &record) {
@@ -233,25 +239,52 @@ impl Runc {
                 }
             }
             // It ended meanwhile, died, or never lived.
-            Ok(None) if self.shim_ended(&id) => {}
+            Ok(None) if self.shim_ended(&id) => return !created(),
             Ok(None)
-                if record.started_at.is_none() && matches!(shim::read_state(&dir), Ok(None)) => {}
+                if record.started_at.is_none() && matches!(shim::read_state(&dir), Ok(None)) =>
+            {
+                return false;
+            }
+            Ok(None) if record.started_at.is_none() && !self.was_started(&id).await => {
+                return false;
+            }
             Ok(None) => self.rescue(&id).await,
             Err(e) => {
                 log::warn!("container={id} its shim: {}", chain(&e));
                 self.rescue(&id).await;
             }
         }
+        true
     }
 
-    /// Asks the OCI runtime whether a created container was started.
+    /// Removes an instance that was being made or started when the agent died: it never ran, and the next try is to be
+    /// its first.
+    async fn forget_unstarted(&self, id: &ContainerId) {
+        log::info!("container={id} was being started when the agent died; it starts anew");
+        let dir = self.dirs(id).run;
+        if let Err(e) = shim::end_launch(&dir).await {
+            log::warn!("container={id} its shim: {e}");
+        }
+        self.clear_failed_start(id).await;
+        if let Err(e) = self.remove_instance(id).await {
+            // It stays listed as created, and goes with its pod.
+            log::warn!("container={id} {e}");
+            self.forget_shim(id);
+        }
+    }
+
+    /// Asks the OCI runtime whether a created container was started; if it does not answer, its init's program tells.
     async fn was_started(&self, id: &ContainerId) -> bool {
         #[derive(Deserialize)]
         struct State {
             status: String,
         }
+        let started = |name: &str| {
+            let state = shim::read_state(&self.dirs(id).run).ok().flatten();
+            state.is_some_and(|s| !is_runtime(s.pid, name))
+        };
         let Ok(program) = self.program() else {
-            return true; // Nothing is ended on a guess.
+            return started(&self.settings.runtime);
         };
         let answer = program
             .call(&self.runtime_root(), "state", &[id], &self.gate)
@@ -260,11 +293,12 @@ impl Runc {
             Ok(Ok(state)) => state.status != "created",
             Ok(Err(e)) => {
                 log::warn!("container={id} state: {e}");
-                true
+                started(&program.name)
             }
+            Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => false,
             Err(e) => {
                 log::warn!("container={id} {e}");
-                false
+                started(&program.name)
             }
         }
     }
@@ -322,4 +356,15 @@ impl Runc {
             log::warn!("writable layers of an earlier boot: {e}");
         }
     }
+}
+
+/// Whether the process still runs the OCI runtime's own program: an init that waits to be started. One that is gone waits
+/// for nothing.
+fn is_runtime(pid: i32, name: &str) -> bool {
+    const LIMIT: u64 = 4096;
+    let line = files::read_start(Path::new(&format!("/proc/{pid}/cmdline")), LIMIT);
+    let word = line.unwrap_or_default();
+    let word = word.split(|b| *b == 0).next().unwrap_or_default();
+    let word = String::from_utf8_lossy(word);
+    Path::new(&*word).file_name() == Path::new(name).file_name()
 }
