@@ -27,6 +27,12 @@ pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, String> {
              give this agent --cgroup-root and --pod-logs-dir of its own"
         ));
     }
+    // Of agents that are gone. Who takes one at this moment holds it, or finds that it is no longer there.
+    if let Err(e) = lock::sweep(Path::new(LOCKS_DIR))
+        && e.kind() != io::ErrorKind::NotFound
+    {
+        log::debug!("{LOCKS_DIR}: {e}");
+    }
     let wanted = wanted(cfg);
     let mut held = Vec::with_capacity(wanted.len());
     for (what, flag, value) in wanted {

@@ -17,15 +17,52 @@ const TRY_MS: i32 = 20;
 /// The lock belongs to the open file: it is held until every copy of the returned descriptor is closed, also those that
 /// children inherited. Source: flock(2).
 pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)?;
-    held(file.try_lock(), file)
+    let open = |write: bool| {
+        OpenOptions::new()
+            .read(true)
+            .write(write)
+            .create(write)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+    };
+    loop {
+        let file = match open(true) {
+            // A lock that was made before the disk became read-only can still be taken.
+            Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => open(false)?,
+            other => other?,
+        };
+        let Some(file) = held(file.try_lock(), file)? else {
+            return Ok(None);
+        };
+        // Somebody may have removed it in between: then another one could be taken beside it.
+        if is_at(&file, path)? {
+            return Ok(Some(file));
+        }
+    }
+}
+
+/// Removes the locks in `dir` that nobody holds. One that cannot be removed stays.
+pub fn sweep(dir: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if let Ok(Some(_held)) = try_lock(&path) {
+            // Held while it goes: whoever opened it meanwhile finds that it is no longer there.
+            std::fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    let own = file.metadata()?;
+    match std::fs::symlink_metadata(path) {
+        Ok(there) => Ok((own.dev(), own.ino()) == (there.dev(), there.ino())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// [`try_lock`], tried for some seconds.
@@ -68,6 +105,23 @@ fn held(result: Result<(), std::fs::TryLockError>, file: File) -> io::Result<Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_free_locks_are_swept() {
+        let dir = std::env::temp_dir().join(format!("picolet-locks-swept-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("dir");
+        let (free, taken) = (dir.join("free"), dir.join("taken"));
+        drop(try_lock(&free).expect("lock"));
+        let held = try_lock(&taken).expect("lock").expect("free");
+        sweep(&dir).expect("sweep");
+        assert_eq!((free.exists(), taken.exists()), (false, true));
+        assert!(try_lock(&taken).expect("lock").is_none());
+        // A holder whose file was removed holds nothing: the next one makes a new file.
+        std::fs::remove_file(&taken).expect("remove");
+        assert!(!is_at(&held, &taken).expect("look"));
+        assert!(try_lock(&taken).expect("lock").is_some());
+        std::fs::remove_dir_all(dir).expect("clean");
+    }
 
     #[test]
     fn held_until_closed() {

@@ -3,15 +3,18 @@
 use core::time::Duration;
 use std::{
     fs, io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     rc::Rc,
 };
 
 use async_io::Timer;
+use nix::sys::signal::Signal;
 use smol::future;
 
 use super::{
     Runc, bundle, chain, failed, failed_error, files, not_found,
+    pods::open_process,
     program::{self, ProgramError},
     record::{self, ContainerRecord, SandboxRecord},
     sandbox,
@@ -395,14 +398,39 @@ impl Runc {
     }
 
     async fn signal(&self, id: &ContainerId, signal: &str) -> Result<(), RuntimeError> {
-        let program = self.program().map_err(failed_error)?;
         let signal = signal_argument(signal);
-        match program
-            .call(&self.runtime_root(), "kill", &[id, &signal], &self.gate)
-            .await
-        {
+        let killed = match self.program() {
+            Ok(program) => {
+                let (root, args) = (self.runtime_root(), [&**id, &signal]);
+                let call = program.call(&root, "kill", &args, &self.gate);
+                call.await.map(drop)
+            }
+            Err(e) => Err(e),
+        };
+        match killed {
             Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => Ok(()),
-            other => other.map(drop).map_err(failed_error),
+            Err(e) => {
+                // Missing, broken or hanging: a pod must end all the same.
+                log::warn!("container={id} {e}; its init is signalled directly");
+                self.signal_init(id, &signal).map_err(failed("signal init"))
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Sends a signal to the container's init, without the OCI runtime. One that has ended counts as signalled.
+    fn signal_init(&self, id: &ContainerId, signal: &str) -> io::Result<()> {
+        let state = shim::read_state(&self.dirs(id).run).map_err(io::Error::other)?;
+        let number = match signal.parse::<i32>() {
+            Ok(number) => number,
+            Err(_) => signal.parse::<Signal>().map_err(io::Error::from)? as i32,
+        };
+        let Some(init) = state.and_then(|s| open_process(s.pid, s.start_time)) else {
+            return Ok(());
+        };
+        match pidfd::send_signal(init.as_fd(), number) {
+            Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(e),
+            _ => Ok(()),
         }
     }
 
@@ -463,10 +491,13 @@ impl Runc {
         let dirs = self.dirs(id);
         let links = self.settings.container_log_links.clone();
         let link_end = format!("{name}-{id}.log");
+        // What a runtime that fails still remembers: nothing of it runs any more, and nobody else would forget it.
+        let remembered = self.runtime_root().join(id.as_str());
         let removed = self.disk.run(move || {
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
             remove_logs(Path::new(&log), &links, &link_end)?;
             crash::point("container.logs-removed");
+            files::remove_tree(&remembered)?;
             bundle::unmake(&dirs)
         });
         removed.await.map_err(failed("remove the container"))?;

@@ -253,6 +253,11 @@ fn holder_cgroup(record: &SandboxRecord) -> String {
 
 /// Opens the process of `holder` if it still is that process.
 pub(super) fn open_holder(holder: Holder) -> Option<std::os::fd::OwnedFd> {
-    let fd = pidfd::open(holder.pid).ok()?;
-    (proc::start_time(holder.pid).ok()? == holder.start_time).then_some(fd)
+    open_process(holder.pid, holder.start_time)
+}
+
+/// Opens a process if it still is the one that began at `start_time`.
+pub(super) fn open_process(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
+    let fd = pidfd::open(pid).ok()?;
+    (proc::start_time(pid).ok()? == start_time).then_some(fd)
 }

@@ -27,13 +27,22 @@ const ATTEMPTS: u32 = 5;
 
 /// Waits until nothing is wrong; the error says what stays wrong. What containers witnessed is final at once.
 pub(super) fn audit(world: &World) -> Result<(), Failure> {
+    look(world, true)
+}
+
+/// [`audit`] without the logs of pods that are gone: they go once a minute.
+pub(super) fn audit_briefly(world: &World) -> Result<(), Failure> {
+    look(world, false)
+}
+
+fn look(world: &World, logs: bool) -> Result<(), Failure> {
     let witnessed = world.ledger.problems();
     if !witnessed.is_empty() {
         return Err(witnessed.join("\n").into());
     }
     until_each(LOOK, LIMIT, || {
         let pods = world.settle()?;
-        let problems = Audit::of(world, &pods)?.problems;
+        let problems = Audit::of(world, &pods, logs)?.problems;
         if problems.is_empty() {
             Ok(())
         } else {
@@ -56,7 +65,7 @@ struct Audit<'a> {
 }
 
 impl<'a> Audit<'a> {
-    fn of(world: &'a World, pods: &[Value]) -> Result<Self, Failure> {
+    fn of(world: &'a World, pods: &[Value], logs: bool) -> Result<Self, Failure> {
         let mut audit = Audit {
             world,
             pods: BTreeMap::new(),
@@ -88,6 +97,9 @@ impl<'a> Audit<'a> {
         audit.cgroups();
         audit.processes();
         audit.directories();
+        if logs {
+            audit.logs();
+        }
         Ok(audit)
     }
 
@@ -377,24 +389,11 @@ impl<'a> Audit<'a> {
         }
     }
 
-    /// Directories and logs of pods that are shown, and the files that an agent has.
+    /// Directories of pods that are shown, and the files that an agent has.
     fn directories(&mut self) {
         for uid in names(&self.root().join("pods")) {
             if !self.pods.contains_key(&uid) {
                 self.say(format!("directory of pod {uid}, which is gone"));
-            }
-        }
-        let logs = self.world.stage.base.join("logs");
-        for name in names(&logs) {
-            let uid = name.rsplit('_').next().unwrap_or_default();
-            if !self.pods.contains_key(uid) {
-                self.say(format!("logs {name} of a pod that is gone"));
-            }
-        }
-        let links = self.world.stage.base.join("log-links");
-        for name in names(&links) {
-            if fs::metadata(links.join(&name)).is_err() {
-                self.say(format!("link {name} to a log that is gone"));
             }
         }
         for name in names(&self.root().join("images/staging")) {
@@ -414,6 +413,23 @@ impl<'a> Audit<'a> {
             let staged = [".new", ".tmp"].iter().any(|end| name.ends_with(end));
             if !OWN.contains(&name.as_str()) && !staged {
                 self.say(format!("{name} in the run directory"));
+            }
+        }
+    }
+
+    /// Logs of pods that are shown.
+    fn logs(&mut self) {
+        let logs = self.world.stage.base.join("logs");
+        for name in names(&logs) {
+            let uid = name.rsplit('_').next().unwrap_or_default();
+            if !self.pods.contains_key(uid) {
+                self.say(format!("logs {name} of a pod that is gone"));
+            }
+        }
+        let links = self.world.stage.base.join("log-links");
+        for name in names(&links) {
+            if fs::metadata(links.join(&name)).is_err() {
+                self.say(format!("link {name} to a log that is gone"));
             }
         }
     }

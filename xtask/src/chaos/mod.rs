@@ -21,7 +21,7 @@ use std::{
 pub(crate) use ledger::{WITNESS, witness};
 
 use self::{
-    audit::audit,
+    audit::{audit, audit_briefly},
     rng::Rng,
     world::{Kind, World},
 };
@@ -209,13 +209,15 @@ fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
 fn every_point(world: &mut World, options: &Options) -> Result<String, Failure> {
     let points = points::all(Path::new("src"))?;
     for (count, point) in points.iter().enumerate() {
+        let since = Watch::start();
         points::meet(world, point).map_err(|e| format!("at {point}: {e}"))?;
         let met = if options.quick && (count + 1) % QUICK_POINTS_PER_AUDIT != 0 {
             world.settle().map(drop)
         } else {
-            audit(world)
+            audit_briefly(world)
         };
         met.map_err(|e| format!("after {point}: {e}"))?;
+        println!("  died at {point} ({:.1} s)", since.elapsed().as_secs_f64());
         world.told();
     }
     Ok(format!("died at each of {} crash points", points.len()))
@@ -246,7 +248,8 @@ fn random_kills(world: &mut World, options: &Options) -> Result<String, Failure>
         world.stage.start_agent()?;
         if killed - audited >= KILLS_PER_AUDIT {
             audited = killed;
-            audit(world).map_err(|e| format!("after {killed} kills: {e}"))?;
+            audit_briefly(world).map_err(|e| format!("after {killed} kills: {e}"))?;
+            println!("  {killed} kills ({:.0} s)", watch.elapsed().as_secs_f64());
             world.told();
         }
     }

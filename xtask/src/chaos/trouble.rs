@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, process::Command, tim
 
 use super::{
     Options,
-    audit::audit,
+    audit::audit_briefly,
     world::{Kind, World},
 };
 use crate::{
@@ -24,7 +24,7 @@ const VERBS: [&str; 5] = ["create", "start", "kill", "delete", "state"];
 pub(super) fn shims(world: &mut World, _: &Options) -> Result<String, Failure> {
     world.settle()?;
     let with = world.kill_shims()?;
-    audit(world)?;
+    audit_briefly(world)?;
     world.stage.kill_agent()?;
     let without = world.kill_shims()?;
     world.stage.start_agent()?;
@@ -87,7 +87,7 @@ pub(super) fn runc_fails(world: &mut World, _: &Options) -> Result<String, Failu
         fs::write(control(world), &verbs)?;
         stir(world)?;
         fs::remove_file(control(world))?;
-        audit(world).map_err(|e| format!("after {verbs} failed: {e}"))?;
+        audit_briefly(world).map_err(|e| format!("after {verbs} failed: {e}"))?;
     }
     give_runc_back(world)?;
     world.frugal = false;
@@ -102,7 +102,7 @@ pub(super) fn runc_hangs(world: &mut World, _: &Options) -> Result<String, Failu
         fs::write(control(world), verb)?;
         stir(world)?;
         fs::remove_file(control(world))?;
-        audit(world).map_err(|e| format!("after {verb} hung: {e}"))?;
+        audit_briefly(world).map_err(|e| format!("after {verb} hung: {e}"))?;
     }
     give_runc_back(world)?;
     world.frugal = false;
@@ -128,7 +128,7 @@ pub(super) fn runc_missing(world: &mut World, _: &Options) -> Result<String, Fai
     world.settle()?;
     fs::rename(&hidden, &script)?;
     world.add(Kind::Full)?;
-    audit(world)?;
+    audit_briefly(world)?;
     give_runc_back(world)?;
     world.frugal = false;
     Ok("pods ended without it".into())
@@ -198,7 +198,7 @@ pub(super) fn disk_slow(world: &mut World, _: &Options) -> Result<String, Failur
         stirred?;
         world.stage.kill_agent()?;
         world.stage.start_agent()?;
-        audit(world)?;
+        audit_briefly(world)?;
     }
     Ok("frozen three times".into())
 }
