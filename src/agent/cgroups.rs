@@ -151,7 +151,9 @@ fn burstable_milli(ctx: &Ctx) -> i64 {
 pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
     let qos = qos_class(pod);
     let wanted = pod_cgroup(pod, qos, &ctx.node_context.cgroups);
-    if ctx.cgroups.exists(&wanted.path) {
+    // One that an agent before this one left may have died before its limits were written.
+    let uid = &pod.metadata.uid;
+    if ctx.cgroups.exists(&wanted.path) && ctx.limited.borrow().contains(uid) {
         return Ok(());
     }
     if !ctx
@@ -163,7 +165,9 @@ pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
     refresh_tiers(ctx)?;
     ctx.cgroups
         .create(&wanted.path, &wanted.values)
-        .map_err(text)
+        .map_err(text)?;
+    ctx.limited.borrow_mut().insert(uid.clone());
+    Ok(())
 }
 
 fn text(e: CgroupError) -> String {
@@ -181,6 +185,7 @@ pub(super) async fn remove(ctx: &Ctx, uid: &PodUid) -> Result<(), String> {
                 .map_err(|e| super::sync::chain(&e))?;
         }
     }
+    ctx.limited.borrow_mut().remove(uid);
     Ok(())
 }
 

@@ -1,6 +1,10 @@
 //! What the loop and the sync tasks share. One thread, so cells instead of locks; no borrow is held across an await.
 
-use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    sync::Arc,
+};
 use core::cell::{Cell, RefCell};
 use std::net::IpAddr;
 
@@ -164,6 +168,10 @@ pub(super) struct Ctx {
     pub(super) totals: RefCell<Totals>,
     /// Processor time that the Burstable tier was last given for its pods, thousandths.
     pub(super) burstable_milli: Cell<Option<i64>>,
+    /// Pods whose cgroup this agent has made or brought up to date.
+    pub(super) limited: RefCell<BTreeSet<PodUid>>,
+    /// Pod records wait for a disk that cannot be written.
+    pub(super) records_wait: Cell<bool>,
     /// A call waits for a runtime status newer than this.
     pub(super) waiting_for_status: Cell<Option<Mono>>,
     /// Who acts on a pod at the runtime: calls of its worker, garbage collection, removal.
@@ -210,7 +218,7 @@ impl Ctx {
             &[]
         };
         Self {
-            store: PodStore::new(&cfg.dirs.root),
+            store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
             admission_facts: parts.admission_facts,
             node_context: parts.node_context,
             table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
@@ -229,6 +237,8 @@ impl Ctx {
             pleg: RefCell::new(Pleg::default()),
             running: RefCell::new(RunningPods::default()),
             burstable_milli: Cell::new(None),
+            limited: RefCell::default(),
+            records_wait: Cell::new(false),
             waiting_for_status: Cell::new(None),
             manifests_read: Cell::new(None),
             heap_used: Cell::new(false),

@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::collections::BTreeSet;
 
 use super::{admission, cgroups, ctx::Ctx, gc, sync::chain};
-use crate::api::order::Gather;
+use crate::api::order::{Gather, Order};
 use crate::{
     api::{Mono, PodUid},
     logic::{
@@ -49,10 +49,15 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
     }
     // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.
     let (groups, dirs) = if search {
-        let dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
+        let mut dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
             ctx.complain(&format!("housekeeping: pod directories: {e}"));
             Vec::new()
         });
+        if ctx.records_wait.get() {
+            dirs.extend(ctx.store.waiting_pods());
+            dirs.order();
+            dirs.dedup();
+        }
         (cgroups::list(ctx), dirs)
     } else {
         (Vec::new(), Vec::new())
@@ -183,14 +188,16 @@ pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
 async fn remove_all_of(ctx: &Ctx, uid: &PodUid) {
     gc::remove_pod_content(ctx, uid).await;
     crash::point("pod.content-removed");
-    let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+    let (volumes, store, gone) = (ctx.volumes.clone(), ctx.store.clone(), uid.clone());
     let removed = ctx.disk.run(move || {
         // Also volumes whose pod was lost over a restart: nobody else takes them down.
         volumes.tear_down(&gone)?;
         crash::point("pod.forgotten");
-        volumes.remove_pod_dir(&gone)
+        Ok((volumes.remove_pod_dir(&gone), store.forget(&gone)))
     });
-    if let Err(e) = removed.await {
-        ctx.complain(&format!("uid={uid} {}", chain(&e)));
+    match removed.await {
+        Ok((Err(e), _)) | Err(e) => ctx.complain(&format!("uid={uid} {}", chain(&e))),
+        Ok((_, Err(e))) => ctx.complain(&format!("uid={uid} {}", chain(&e))),
+        Ok((Ok(()), Ok(()))) => {}
     }
 }

@@ -42,7 +42,9 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
     };
     let dir = ManifestDir::new(path, ctx.node.name.clone(), RULES);
     let mut poller = Poller::new(dir, ctx.cfg.times.file_check, ctx.cfg.doorbells);
-    let mut retry = Mono(u64::MAX);
+    // An agent before this one may have left records that wait for the disk.
+    let mut retry = ctx.clock.now();
+    let mut unrecorded = false;
     loop {
         let read = async { Some(poller.next(&ctx.disk).await) };
         let again = async {
@@ -56,14 +58,12 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
         match reading {
             Some(Reading::Unchanged) => {}
             Some(Reading::Snapshot(snapshot)) => match deliver(&ctx, snapshot, &events).await {
-                Ok(Delivery {
-                    unknown,
-                    unrecorded,
-                }) => {
-                    if unknown {
+                Ok(delivery) => {
+                    if delivery.unknown {
                         poller.forget();
                     }
-                    if unrecorded {
+                    unrecorded |= delivery.unrecorded;
+                    if unrecorded || ctx.records_wait.get() {
                         retry = ctx.clock.now() + RECORD_RETRY;
                     }
                 }
@@ -72,8 +72,15 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
             // No snapshot is no news: what runs goes on.
             Some(Reading::Failed(problem)) => tell(&problem),
             None => {
-                retry = Mono(u64::MAX);
-                poller.forget();
+                if core::mem::take(&mut unrecorded) {
+                    poller.forget();
+                }
+                settle(&ctx).await;
+                retry = if ctx.records_wait.get() {
+                    ctx.clock.now() + RECORD_RETRY
+                } else {
+                    Mono(u64::MAX)
+                };
             }
         }
     }
@@ -187,6 +194,9 @@ async fn record(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>) -> Vec<Pod> {
         })
         .await;
     drop(turns);
+    let store = ctx.store.clone();
+    let waiting = ctx.disk.run(move || !store.waiting_pods().is_empty()).await;
+    ctx.records_wait.set(waiting);
     let mut recorded = Vec::with_capacity(kept.len());
     for (pod, result) in kept.into_iter().zip(results) {
         match result {
@@ -201,6 +211,26 @@ async fn record(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>) -> Vec<Pod> {
         }
     }
     recorded
+}
+
+/// Moves records that wait to the disk, as far as it can be written, and notes whether some still wait.
+async fn settle(ctx: &Ctx) {
+    let store = ctx.store.clone();
+    let waiting = ctx.disk.run(move || store.waiting_pods()).await;
+    let mut left = false;
+    for uid in waiting {
+        let turn = ctx.records.claim(&uid).await;
+        let (store, moved) = (ctx.store.clone(), uid.clone());
+        if let Err(e) = ctx.disk.run(move || store.settle(&moved)).await {
+            ctx.complain(&format!(
+                "uid={uid} its record waits for the disk: {}",
+                chain(&e)
+            ));
+            left = true;
+        }
+        drop(turn);
+    }
+    ctx.records_wait.set(left);
 }
 
 fn write(store: &PodStore, (uid, raw, returns): &(PodUid, Value, bool)) -> Result<(), StoreError> {

@@ -230,6 +230,14 @@ pub(super) async fn object(ctx: &Ctx) -> Value {
         Err(message) => json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady",
             "message": message, "lastHeartbeatTime": now}),
     };
+    let disk_pressure = if ctx.records_wait.get() {
+        json!({"type": "DiskPressure", "status": "True", "reason": "KubeletHasDiskPressure",
+            "message": "kubelet has disk pressure: the root directory cannot be written, records of pods wait in memory",
+            "lastHeartbeatTime": now})
+    } else {
+        json!({"type": "DiskPressure", "status": "False", "reason": "KubeletHasNoDiskPressure",
+            "message": "kubelet has no disk pressure", "lastHeartbeatTime": now})
+    };
     let mut addresses: Vec<Value> = ctx
         .node
         .host_ips
@@ -266,7 +274,7 @@ pub(super) async fn object(ctx: &Ctx) -> Value {
             "capacity": capacity,
             "allocatable": allocatable,
             "addresses": addresses,
-            "conditions": [condition],
+            "conditions": [disk_pressure, condition],
             "nodeInfo": {
                 "architecture": arch(),
                 "bootID": read("/proc/sys/kernel/random/boot_id").trim(),

@@ -5,7 +5,9 @@
 //! {…the object as received, defaulted…}\n
 //! ```
 //!
-//! Written once a change, by rename, mode 0600. What a record holds is never trusted to be whole: an unreadable one is
+//! Written once a change, by rename, mode 0600. While the disk cannot be written (full, read-only, broken) records wait in the
+//! run directory, `<run>/pod-records/<uid>/`, up to [`MAX_WAITING_BYTES`]; one that waits is newer than the one on disk, and
+//! moves there as soon as it can ([`PodStore::settle`]). What a record holds is never trusted to be whole: an unreadable one is
 //! an error of that pod alone.
 
 use std::{
@@ -25,6 +27,11 @@ use crate::sys::crash;
 pub(super) const RECORD_VERSION: u32 = 1;
 /// Bytes of a record: a manifest's limit and room for defaults.
 pub(super) const MAX_RECORD_BYTES: u64 = 12 << 20;
+/// Bytes of all records that wait in the run directory: it is memory.
+const MAX_WAITING_BYTES: u64 = 4 << 20;
+/// The record in force, and the one kept for after the present incarnation.
+const RECORD: &str = "pod.json";
+const NEXT: &str = "next.json";
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
 
@@ -69,14 +76,16 @@ pub(super) enum StoreError {
 #[derive(Clone, Debug)]
 pub(super) struct PodStore {
     pods: PathBuf,
+    waiting: PathBuf,
 }
 
 impl PodStore {
-    /// Records below `root`, which must exist.
+    /// Records below `root`; those that wait for the disk below `run`. Both must exist.
     #[must_use]
-    pub(super) fn new(root: &Path) -> Self {
+    pub(super) fn new(root: &Path, run: &Path) -> Self {
         Self {
             pods: root.join("pods"),
+            waiting: run.join("pod-records"),
         }
     }
 
@@ -93,13 +102,13 @@ impl PodStore {
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
-        self.write_as("pod.json", uid, header, object)?;
+        self.write_as(RECORD, uid, header, object)?;
         // What was kept for after an incarnation before this one is older than this.
-        let path = self.dir(uid).join("next.json");
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::Io { path, source })
-            }
+        let path = self.dir(uid).join(NEXT);
+        remove(&self.waiting.join(uid.as_str()).join(NEXT))?;
+        match remove(&path) {
+            // It cannot go, so it is outdone.
+            Err(_) if path.exists() => self.wait(NEXT, uid, header, object, &path),
             _ => Ok(()),
         }
     }
@@ -111,40 +120,84 @@ impl PodStore {
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
-        let dir = self.dir(uid);
-        let path = dir.join(name);
-        let staged = dir.join(format!(".{name}.new"));
-        let attempt = || -> io::Result<()> {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(POD_DIR_MODE)
-                .create(&dir)?;
-            crash::point("pod.directory");
-            let file = fs::File::options()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&staged)?;
-            let mut out = io::BufWriter::new(file);
-            serde_json::to_writer(&mut out, header)?;
-            out.write_all(b"\n")?;
-            serde_json::to_writer(&mut out, object)?;
-            out.write_all(b"\n")?;
-            out.into_inner().map_err(io::IntoInnerError::into_error)?;
-            crash::point("pod.staged");
-            fs::rename(&staged, &path)?;
-            crash::point("pod.recorded");
-            Ok(())
-        };
-        attempt().map_err(|source| {
-            // On a full disk the half-written file would keep its blocks.
-            let _ = fs::remove_file(&staged);
-            StoreError::Io {
-                path: path.clone(),
-                source,
+        match write_in(&self.dir(uid), name, header, object) {
+            Ok(()) => self.waits_no_more(name, uid),
+            Err(StoreError::Io { path, source }) if is_unwritable(&source) => {
+                log::debug!("{}: {source}; kept in the run directory", path.display());
+                self.wait(name, uid, header, object, &path)
             }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes a record where it waits for the disk, unless too many do.
+    fn wait(
+        &self,
+        name: &str,
+        uid: &PodUid,
+        header: &Header,
+        object: &serde_json::Value,
+        path: &Path,
+    ) -> Result<(), StoreError> {
+        let dir = self.waiting.join(uid.as_str());
+        write_in(&dir, name, header, object)?;
+        if self.waiting_bytes() <= MAX_WAITING_BYTES {
+            return Ok(());
+        }
+        self.waits_no_more(name, uid)?;
+        Err(StoreError::Io {
+            path: path.into(),
+            source: io::Error::other(format!(
+                "the disk cannot be written, and no more than {MAX_WAITING_BYTES} bytes of records wait for it"
+            )),
         })
+    }
+
+    fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), StoreError> {
+        let dir = self.waiting.join(uid.as_str());
+        remove(&dir.join(name))?;
+        // Still there while the other record waits; absent as a rule.
+        let _ = fs::remove_dir(&dir);
+        Ok(())
+    }
+
+    fn waiting_bytes(&self) -> u64 {
+        let sizes = self.waiting_pods().into_iter().flat_map(|uid| {
+            [RECORD, NEXT].map(|name| {
+                let path = self.waiting.join(uid.as_str()).join(name);
+                path.metadata().map_or(0, |m| m.len())
+            })
+        });
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    /// Pods with records that wait for the disk, in no order. Empty as a rule.
+    pub(super) fn waiting_pods(&self) -> Vec<PodUid> {
+        fs::read_dir(&self.waiting)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str().map(PodUid::new))
+            .collect()
+    }
+
+    /// Moves the waiting records of a pod to the disk, if it can be written again.
+    pub(super) fn settle(&self, uid: &PodUid) -> Result<(), StoreError> {
+        for name in [RECORD, NEXT] {
+            let path = self.waiting.join(uid.as_str()).join(name);
+            if path.exists() {
+                let (header, object) = self.read_at::<serde_json::Value>(&path)?;
+                write_in(&self.dir(uid), name, &header, &object)?;
+                self.waits_no_more(name, uid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what waits of a pod that is gone.
+    pub(super) fn forget(&self, uid: &PodUid) -> Result<(), StoreError> {
+        self.waits_no_more(RECORD, uid)?;
+        self.waits_no_more(NEXT, uid)
     }
 
     /// Reads header and object of one pod.
@@ -152,16 +205,32 @@ impl PodStore {
         &self,
         uid: &PodUid,
     ) -> Result<(Header, T), StoreError> {
-        let path = self.dir(uid).join("pod.json");
+        self.read_at(&self.path(uid))
+    }
+
+    /// The record in force: the one that waits is newer.
+    fn path(&self, uid: &PodUid) -> PathBuf {
+        let waiting = self.waiting.join(uid.as_str()).join(RECORD);
+        if waiting.exists() {
+            waiting
+        } else {
+            self.dir(uid).join(RECORD)
+        }
+    }
+
+    fn read_at<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &Path,
+    ) -> Result<(Header, T), StoreError> {
         let damaged = |why: String| StoreError::Damaged {
-            path: path.clone(),
+            path: path.into(),
             why,
         };
         let mut text = Vec::new();
-        fs::File::open(&path)
+        fs::File::open(path)
             .and_then(|file| file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut text))
             .map_err(|source| StoreError::Io {
-                path: path.clone(),
+                path: path.into(),
                 source,
             })?;
         if text.len() as u64 > MAX_RECORD_BYTES {
@@ -177,7 +246,7 @@ impl PodStore {
         decoded: Result<T, String>,
     ) -> Result<T, StoreError> {
         decoded.map_err(|why| StoreError::Damaged {
-            path: self.dir(uid).join("pod.json"),
+            path: self.path(uid),
             why,
         })
     }
@@ -189,18 +258,24 @@ impl PodStore {
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
-        self.write_as("next.json", uid, header, object)
+        self.write_as(NEXT, uid, header, object)
     }
 
     /// Makes the object kept by [`PodStore::write_next`] the pod's record. None kept is success.
     pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), StoreError> {
         let dir = self.dir(uid);
-        let path = dir.join("next.json");
-        match fs::rename(&path, dir.join("pod.json")) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::Io { path, source })
+        let waiting = self.waiting.join(uid.as_str());
+        if waiting.join(NEXT).exists() {
+            return rename(&waiting.join(NEXT), &waiting.join(RECORD));
+        }
+        match rename(&dir.join(NEXT), &dir.join(RECORD)) {
+            Ok(()) => self.waits_no_more(RECORD, uid),
+            Err(_) if !dir.join(NEXT).exists() => Ok(()),
+            Err(StoreError::Io { path, source }) if is_unwritable(&source) => {
+                let (header, object) = self.read_at::<serde_json::Value>(&dir.join(NEXT))?;
+                self.wait(RECORD, uid, &header, &object, &path)
             }
-            _ => Ok(()),
+            Err(e) => Err(e),
         }
     }
 }
@@ -228,6 +303,72 @@ pub(crate) fn fuzz(data: &[u8]) -> String {
     }
 }
 
+fn write_in(
+    dir: &Path,
+    name: &str,
+    header: &Header,
+    object: &serde_json::Value,
+) -> Result<(), StoreError> {
+    let path = dir.join(name);
+    let staged = dir.join(format!(".{name}.new"));
+    let attempt = || -> io::Result<()> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(POD_DIR_MODE)
+            .create(dir)?;
+        crash::point("pod.directory");
+        let file = fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&staged)?;
+        let mut out = io::BufWriter::new(file);
+        serde_json::to_writer(&mut out, header)?;
+        out.write_all(b"\n")?;
+        serde_json::to_writer(&mut out, object)?;
+        out.write_all(b"\n")?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        crash::point("pod.staged");
+        fs::rename(&staged, &path)?;
+        crash::point("pod.recorded");
+        Ok(())
+    };
+    attempt().map_err(|source| {
+        // On a full disk the half-written file would keep its blocks.
+        let _ = fs::remove_file(&staged);
+        StoreError::Io {
+            path: path.clone(),
+            source,
+        }
+    })
+}
+
+/// Whether it is the disk that cannot be written, not the record.
+fn is_unwritable(e: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(e.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
+        || e.raw_os_error() == Some(libc::EIO)
+}
+
+/// Removes a record. None there is success.
+fn remove(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StoreError::Io {
+            path: path.into(),
+            source,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::rename(from, to).map_err(|source| StoreError::Io {
+        path: from.into(),
+        source,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,7 +377,7 @@ mod tests {
     #[test]
     fn a_record_for_later_waits_and_never_outlives_a_newer_one() {
         let root = std::env::temp_dir().join(format!("picolet-store-next-{}", std::process::id()));
-        let store = PodStore::new(&root);
+        let store = PodStore::new(&root, &root.join("run"));
         let uid = PodUid::from("abc");
         let header = Header {
             v: RECORD_VERSION,
@@ -258,9 +399,79 @@ mod tests {
     }
 
     #[test]
+    fn records_wait_for_a_disk_that_cannot_be_written() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIPPED records_wait_for_a_disk_that_cannot_be_written: not root");
+            return;
+        }
+        let root = std::env::temp_dir().join(format!("picolet-store-ro-{}", std::process::id()));
+        let (disk, run) = (root.join("disk"), root.join("run"));
+        fs::create_dir_all(&disk).expect("dir");
+        fs::create_dir_all(&run).expect("dir");
+        crate::sys::mount::tmpfs(&disk, None, 0o755, nix::mount::MsFlags::empty()).expect("tmpfs");
+        let read_only = |on: bool| {
+            let how = if on { "remount,ro" } else { "remount,rw" };
+            let mount = std::process::Command::new("mount")
+                .args(["-o", how])
+                .arg(&disk)
+                .status();
+            assert!(mount.is_ok_and(|s| s.success()), "{how}");
+        };
+        let store = PodStore::new(&disk, &run);
+        let header = Header {
+            v: RECORD_VERSION,
+            ..Header::default()
+        };
+        let named = |name: &str| serde_json::json!({"metadata": {"name": name}});
+        let name = |uid: &PodUid| store.read::<Pod>(uid).expect("read").1.metadata.name;
+        let (old, new, big) = (
+            PodUid::from("old"),
+            PodUid::from("new"),
+            PodUid::from("big"),
+        );
+        store.write(&old, &header, &named("a")).expect("write");
+        store.write_next(&old, &header, &named("b")).expect("write");
+        read_only(true);
+        store.write(&new, &header, &named("n")).expect("waits");
+        assert_eq!(name(&new), "n");
+        store.adopt_next(&old).expect("adopt");
+        assert_eq!(name(&old), "b", "from the disk that cannot be changed");
+        store.write(&old, &header, &named("c")).expect("waits");
+        store.adopt_next(&old).expect("adopt");
+        assert_eq!(name(&old), "c", "what the disk keeps for later is outdone");
+        store.write_next(&new, &header, &named("m")).expect("waits");
+        store.adopt_next(&new).expect("adopt");
+        assert_eq!(name(&new), "m");
+        let much = "x".repeat(usize::try_from(MAX_WAITING_BYTES).expect("fits"));
+        let refused = store
+            .write(&big, &header, &named(&much))
+            .expect_err("too much");
+        assert!(
+            crate::agent::sync::chain(&refused).contains("cannot be written"),
+            "{refused:?}"
+        );
+        assert_eq!(store.waiting_pods().len(), 2);
+        assert!(store.settle(&new).is_err());
+        assert_eq!(name(&new), "m");
+        read_only(false);
+        for uid in [&old, &new] {
+            store.settle(uid).expect("the disk is back");
+        }
+        assert!(store.waiting_pods().is_empty());
+        assert_eq!((name(&old), name(&new)), ("c".into(), "m".into()));
+        assert!(store.dir(&new).join(RECORD).exists());
+        read_only(true);
+        store.write(&new, &header, &named("o")).expect("waits");
+        store.forget(&new).expect("forget");
+        assert!(store.waiting_pods().is_empty());
+        crate::sys::mount::unmount(&disk).expect("unmount");
+        fs::remove_dir_all(root).expect("clean");
+    }
+
+    #[test]
     fn records_come_back_and_damage_is_named() {
         let root = std::env::temp_dir().join(format!("picolet-store-{}", std::process::id()));
-        let store = PodStore::new(&root);
+        let store = PodStore::new(&root, &root.join("run"));
         let uid = PodUid::from("abc");
         let header = Header {
             v: RECORD_VERSION,

@@ -2,16 +2,17 @@
 //!
 //! Only with the cargo feature `crash-points`; without it [`point`] is nothing. `PICOLET_CRASH_AT=name[:n]`, read by `cli`,
 //! names the point and its n-th passing; the process then ends by SIGKILL, as a fault or the kernel would end it. A point of
-//! the shim (`shim.…`) is passed on to shims, of which only the first dies: it leaves [`SHIM_MARK`] in the run directory.
+//! the shim (`shim.…`) is passed on to shims, of which only the first dies: it leaves a file in the run directory, called
+//! [`SHIM_MARK`] and the point, that names its container.
 //!
 //! The list of points is the source text: each name is a literal at its only `crash::point` or `crash::shim_point`.
 
 /// Variable that names the point.
 #[cfg(feature = "crash-points")]
 pub const VARIABLE: &str = "PICOLET_CRASH_AT";
-/// File in the run directory that the first shim to die leaves.
+/// Beginning of the name of the file that a shim leaves.
 #[cfg(feature = "crash-points")]
-pub const SHIM_MARK: &str = "shim-crashed";
+pub const SHIM_MARK: &str = "crashed-";
 
 /// Passes the point `name`.
 #[cfg(not(feature = "crash-points"))]
@@ -30,7 +31,7 @@ pub use armed::{arm, arm_shim, point, shim_argument, shim_point};
 mod armed {
     use std::ffi::CStr;
     use std::fs::File;
-    use std::path::Path;
+    use std::io::Write as _;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -70,9 +71,14 @@ mod armed {
 
     /// Passes a point of the shim, whose directory is `<run>/containers/<id>`.
     pub fn shim_point(name: &str) {
-        if AT.get().is_some_and(|(at, _)| at == name)
-            && File::create_new(Path::new("../..").join(SHIM_MARK)).is_ok()
-        {
+        if AT.get().is_none_or(|(at, _)| at != name) {
+            return;
+        }
+        let Ok(mut mark) = File::create_new(format!("../../{SHIM_MARK}{name}")) else {
+            return;
+        };
+        let dir = std::env::current_dir().unwrap_or_default();
+        if mark.write_all(dir.as_os_str().as_encoded_bytes()).is_ok() {
             die();
         }
     }

@@ -199,7 +199,7 @@ impl Reset {
             .await
             .map_err(|e| e.to_string())?;
         let pods = runtime.list_pods().await.map_err(|e| e.to_string())?;
-        let store = PodStore::new(&cfg.dirs.root);
+        let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run);
         // What does not end is killed by what follows.
         join_all(pods.iter().map(|pod| self.end_pod(&runtime, &store, pod))).await;
         runtime.reset().await.map_err(|e| e.to_string())

@@ -410,7 +410,8 @@ impl<'a> Audit<'a> {
         ];
         for name in names(self.run()) {
             // A staged file is replaced by the next one of its name.
-            let staged = [".new", ".tmp"].iter().any(|end| name.ends_with(end));
+            let staged = [".new", ".tmp"].iter().any(|end| name.ends_with(end))
+                || name.starts_with(super::points::SHIM_MARK);
             if !OWN.contains(&name.as_str()) && !staged {
                 self.say(format!("{name} in the run directory"));
             }

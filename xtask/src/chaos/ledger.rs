@@ -68,6 +68,11 @@ impl Ledger {
             .or_default() += 1;
     }
 
+    /// Whether a shim of the pod was killed.
+    pub(super) fn was_struck(&self, uid: &str) -> bool {
+        self.struck.keys().any(|(of, _)| of == uid)
+    }
+
     /// Whether a process of the container lives.
     pub(super) fn lives(&self, uid: &str, container: &str) -> bool {
         let path = self.dir.join(format!("{uid}.{container}.lock"));

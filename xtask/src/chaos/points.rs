@@ -14,7 +14,7 @@ const REACH_LIMIT: Duration = Duration::from_secs(45);
 const STEP: Duration = Duration::from_millis(300);
 /// The variable and the file of `sys::crash`.
 const VARIABLE: &str = "PICOLET_CRASH_AT";
-const SHIM_MARK: &str = "shim-crashed";
+pub(super) const SHIM_MARK: &str = "crashed-";
 
 /// Names of all points in the sources below `dir`, sorted. Each is there once.
 pub(super) fn all(dir: &Path) -> Result<Vec<String>, Failure> {
@@ -55,12 +55,13 @@ fn collect(dir: &Path, found: &mut Vec<String>) -> Result<(), Failure> {
 /// Starts an agent that dies at `point`, leads it there, and starts another one.
 pub(super) fn meet(world: &mut World, point: &str) -> Result<(), Failure> {
     let of_shim = point.starts_with("shim.");
-    let mark = world.stage.run.join(SHIM_MARK);
+    let mark = world.stage.run.join(format!("{SHIM_MARK}{point}"));
     world.stage.kill_agent()?;
-    let nth = if point == "recover.container" {
-        1 + world.rng.below(4)
-    } else {
-        1
+    let nth = match point {
+        "recover.container" => 1 + world.rng.below(4),
+        // The first ones are those of all pods together.
+        "cgroup.made" => 5 + world.rng.below(4),
+        _ => 1,
     };
     world.stage.variables = vec![(VARIABLE, format!("{point}:{nth}"))];
     world.stage.spawn_agent()?;
@@ -71,9 +72,10 @@ pub(super) fn meet(world: &mut World, point: &str) -> Result<(), Failure> {
         match world.stage.agent_ended()? {
             Some(status) if status.signal() == Some(9) && !of_shim => break,
             Some(status) => return Err(format!("{point}: the agent ended: {status}").into()),
-            None if of_shim && mark.exists() => {
-                fs::remove_file(&mark)?;
+            // It stays: other shims of this agent know the point, too.
+            None if of_shim && fs::metadata(&mark).is_ok_and(|m| m.len() > 0) => {
                 world.stage.kill_agent()?;
+                world.lost_shim(Path::new(&fs::read_to_string(&mark)?));
                 break;
             }
             None => {}
