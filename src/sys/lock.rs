@@ -43,6 +43,19 @@ pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// Joins those who hold the lock at `path` together, making the file if need be. `Ok(None)` if one holds it alone.
+pub fn try_share(path: &Path) -> io::Result<Option<File>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)?;
+    held(file.try_lock_shared(), file)
+}
+
 /// Removes the locks in `dir` that nobody holds. One that cannot be removed stays.
 pub fn sweep(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {

@@ -1,6 +1,23 @@
-//! How many children of the backend run at a time.
+//! How many children of the backend run at a time, and whether those of an agent that died still do.
+//!
+//! An agent that is killed leaves plugins and runtimes that go on, with children of their own: an address may be taken, or a
+//! rule written, after the next agent has given back what it found. So each of them inherits a shared lock, and whoever comes
+//! next waits until nobody holds it.
 
+use core::time::Duration;
+use std::path::{Path, PathBuf};
+
+use async_io::Timer;
 use smol::lock::{Semaphore, SemaphoreGuard};
+
+use crate::sys::{child::Command, clock, lock};
+
+/// Longest wait for calls of an agent before this one: one that hangs must not keep every pod waiting.
+const ORPHAN_WAIT: Duration = Duration::from_secs(15);
+/// Between two looks.
+const ORPHAN_LOOK: Duration = Duration::from_millis(10);
+/// Name of the lock in the run directory.
+const LOCK: &str = "calls.lock";
 
 /// Memory that one OCI runtime or CNI plugin may need while it runs, bytes (runc 1.1 peaks at about 12 MiB).
 const CHILD_BYTES: u64 = 16 * 1024 * 1024;
@@ -11,14 +28,55 @@ const PER_CORE: u64 = 2;
 #[derive(Debug)]
 pub struct Gate {
     permits: Semaphore,
+    lock: PathBuf,
 }
 
 impl Gate {
-    /// Lets `children` (at least one) run at a time.
+    /// Lets `children` (at least one) run at a time. The lock that they inherit lies in `run_dir`.
     #[must_use]
-    pub fn new(children: usize) -> Self {
+    pub fn new(children: usize, run_dir: &Path) -> Self {
         Self {
             permits: Semaphore::new(children.max(1)),
+            lock: run_dir.join(LOCK),
+        }
+    }
+
+    /// The lock's file, which stays.
+    pub(super) fn file(&self) -> &Path {
+        &self.lock
+    }
+
+    /// Waits until no call of an agent before this one goes on, or that has taken too long.
+    pub async fn wait_for_orphans(&self) {
+        let deadline = clock::mono() + ORPHAN_WAIT;
+        loop {
+            match lock::try_lock(&self.lock) {
+                Ok(Some(_)) => return,
+                Ok(None) if clock::mono() < deadline => {}
+                Ok(None) => {
+                    log::warn!(
+                        "calls of an agent before this one still go on; they are no longer waited for"
+                    );
+                    return;
+                }
+                Err(e) => {
+                    log::warn!("{}: {e}", self.lock.display());
+                    return;
+                }
+            }
+            Timer::after(ORPHAN_LOOK).await;
+        }
+    }
+
+    /// Gives the lock to a child that is about to be started. Without it the child runs all the same.
+    pub fn mark(&self, command: Command) -> Command {
+        match lock::try_share(&self.lock) {
+            Ok(Some(file)) => command.keep(file.into()),
+            Ok(None) => command,
+            Err(e) => {
+                log::debug!("{}: {e}", self.lock.display());
+                command
+            }
         }
     }
 
@@ -51,5 +109,28 @@ mod tests {
         ] {
             assert_eq!(Gate::width(bytes, cores), want, "{name}");
         }
+    }
+
+    #[test]
+    fn calls_of_a_dead_agent_are_waited_for() {
+        let dir = std::env::temp_dir().join(format!("picolet-gate-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("dir");
+        smol::block_on(async {
+            let gate = Gate::new(1, &dir);
+            gate.wait_for_orphans().await;
+            let (reader, writer) = std::io::pipe().expect("pipe");
+            // A shell that waits for its own child, as plugins do.
+            let command = Command::new("/bin/sh")
+                .args(["-c", "cat; exit 0"])
+                .stdin(crate::sys::child::Input::Fd(reader.into()));
+            let mut child = gate.mark(command).spawn().expect("sh");
+            let next = Gate::new(1, &dir);
+            assert!(lock::try_lock(&next.lock).expect("lock").is_none());
+            drop(writer);
+            next.wait_for_orphans().await;
+            assert!(lock::try_lock(&next.lock).expect("lock").is_some());
+            child.wait().await.expect("reaped");
+        });
+        std::fs::remove_dir_all(dir).expect("clean");
     }
 }

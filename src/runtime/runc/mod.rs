@@ -160,7 +160,7 @@ impl Runc {
                 boot.id.clone(),
             ),
             apparmor,
-            gate: Gate::new(width),
+            gate: Gate::new(width, &settings.run_dir),
             bell: table.bell(),
             table: RefCell::new(table),
             program: RefCell::new(program),
@@ -172,6 +172,7 @@ impl Runc {
             disk,
             cgroups,
         };
+        runc.gate.wait_for_orphans().await;
         runc.recover().await?;
         Ok(runc)
     }
@@ -214,6 +215,7 @@ impl Runc {
             self.settings.run_dir.clone(),
             self.settings.root_dir.clone(),
         );
+        let lock = self.gate.file().to_owned();
         let swept = self.disk.run(move || {
             for name in files::names(&run)? {
                 crate::sys::mount::unmount_below(&run.join(name))?;
@@ -222,6 +224,7 @@ impl Runc {
                 files::remove_tree(&run.join(dir))?;
                 files::remove_tree(&root.join(dir))?;
             }
+            files::remove_file(&lock)?;
             for dir in [&run, &root] {
                 crate::sys::mount::unbind(dir)?;
             }

@@ -123,7 +123,7 @@ impl Program {
             .args(args)
             .capture(OUTPUT_LIMIT);
         let _pass = gate.pass().await;
-        let output = child::run(command, Some(CALL_TIMEOUT))
+        let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;
         if output.status.success() {

@@ -207,7 +207,7 @@ async fn call(
         command = command.stdin(Input::Bytes(input.into()));
     }
     let _pass = gate.pass().await;
-    let output = child::run(command, Some(CALL_TIMEOUT))
+    let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
         .await
         .map_err(|e| failed(e.to_string()))?;
     Ok(if output.status.success() {

@@ -458,7 +458,7 @@ impl Cni {
             command = command.env(key, value);
         }
         let _pass = gate.pass().await;
-        let output = child::run(command, Some(PLUGIN_TIMEOUT))
+        let output = child::run(gate.mark(command), Some(PLUGIN_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;
         if !output.status.success() {
@@ -684,7 +684,7 @@ mod tests {
             }
             let bench = Self {
                 cni: Self::cni(&dir, "boot1"),
-                gate: Gate::new(2),
+                gate: Gate::new(2, &dir),
                 dir,
             };
             bench.plugin(
