@@ -661,6 +661,18 @@ fn exit_codes_oom_and_last_words() {
     });
 }
 
+/// An agent that dies between start and record of a sandbox's init leaves the other end of its pipe to nobody.
+#[test]
+fn an_init_that_nobody_recorded_ends() {
+    let mut init = Command::new(env!("CARGO_BIN_EXE_picolet"))
+        .args(["pod-init", "/run/nowhere"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("init");
+    drop(init.stdin.take());
+    assert!(init.wait().expect("reaped").success());
+}
+
 #[test]
 fn read_only_root_and_shared_pids() {
     // RTM-02 RTM-17

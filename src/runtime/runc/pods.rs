@@ -103,9 +103,9 @@ impl Runc {
             .await
             .map_err(failed("make the namespaces of the sandbox"))?;
         crash::point("sandbox.namespaces");
-        if let Some(pid) = holder {
+        if let Some(begun) = holder {
             record.holder = Some(
-                self.adopt_holder(record, pid)
+                self.adopt_holder(record, begun)
                     .map_err(failed("keep the PID namespace"))?,
             );
         }
@@ -130,7 +130,8 @@ impl Runc {
     }
 
     /// Waits for the end of a PID namespace's init from now on, and puts it where the pod's processes are counted.
-    fn adopt_holder(&self, record: &SandboxRecord, pid: i32) -> io::Result<Holder> {
+    fn adopt_holder(&self, record: &SandboxRecord, begun: sandbox::Begun) -> io::Result<Holder> {
+        let pid = begun.pid;
         let holder = Holder {
             pid,
             start_time: proc::start_time(pid)?,
@@ -140,6 +141,8 @@ impl Runc {
         let mut noted = record.clone();
         noted.holder = Some(holder);
         record::save(&self.sandbox_dir(&record.id), &noted)?;
+        crash::point("sandbox.holder-recorded");
+        begun.recorded()?;
         let score = HOLDER_OOM_SCORE_ADJ.max(self.settings.host.min_oom_score_adj);
         fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string())?;
         let cgroup = holder_cgroup(record);

@@ -10,7 +10,8 @@
 //! pod could fill the memory that records and sockets of all pods need.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::process::CommandExt,
@@ -31,7 +32,7 @@ use crate::{
         cri::{DnsConfig, NamespaceMode, SandboxConfig},
         oci::SandboxPaths,
     },
-    sys::{lane::on_fresh_thread, mount, namespaces},
+    sys::{crash, lane::on_fresh_thread, mount, namespaces},
 };
 
 /// Size of a pod's /dev/shm (RTM-12).
@@ -114,25 +115,41 @@ pub(super) fn make_files(dirs: &Dirs, config: &SandboxConfig, host_name: &str) -
     Ok(())
 }
 
-/// Makes and pins the namespaces on a thread of its own; returns the pid of the PID namespace's init, if one is asked for.
+/// An init of a PID namespace that ends by itself unless it is told that it is recorded.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) pid: i32,
+    tell: io::PipeWriter,
+}
+
+impl Begun {
+    /// From here on it stays when the agent ends.
+    pub(super) fn recorded(mut self) -> io::Result<()> {
+        self.tell.write_all(&[super::pod_init::RECORDED])
+    }
+}
+
+/// Makes and pins the namespaces on a thread of its own; returns the PID namespace's init, if one is asked for.
 pub(super) async fn make_namespaces(
     dir: &Path,
     config: &SandboxConfig,
     exe: &Arc<OwnedFd>,
-) -> io::Result<Option<i32>> {
+) -> io::Result<Option<Begun>> {
     let (shared_pid, pid_pin) = (config.namespaces.pid == NamespaceMode::Pod, pin(dir, "pid"));
     let wanted = wanted(dir, config);
-    let exe = Arc::clone(exe);
+    let (exe, owner) = (Arc::clone(exe), dir.to_owned());
     fs::create_dir_all(dir.join("ns"))?;
     on_fresh_thread("sandbox", move || {
         namespaces::create(&wanted).map_err(|e| context(&e.source, &e.step))?;
         if !shared_pid {
             return Ok(None);
         }
-        let pid = start_init(&exe)?;
+        let begun = start_init(&exe, &owner)?;
+        crash::point("sandbox.init");
         fs::File::create(&pid_pin)?;
-        mount::bind(Path::new(&format!("/proc/{pid}/ns/pid")), &pid_pin, false)?;
-        Ok(Some(pid))
+        let namespace = format!("/proc/{}/ns/pid", begun.pid);
+        mount::bind(Path::new(&namespace), &pid_pin, false)?;
+        Ok(Some(begun))
     })
     .await?
 }
@@ -158,19 +175,22 @@ fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::Sandbox {
 }
 
 /// Starts the init of a new PID namespace. It is no `sys::child`: it must outlive the agent.
-fn start_init(exe: &Arc<OwnedFd>) -> io::Result<i32> {
+fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<Begun> {
     unshare(CloneFlags::CLONE_NEWPID)?;
+    let (told, tell) = io::pipe()?;
     let child = std::process::Command::new(format!("/proc/self/fd/{}", exe.as_raw_fd()))
         .arg0("picolet")
         .arg(super::pod_init::COMMAND)
+        .arg(owner)
         .env_clear()
         .current_dir("/")
-        .stdin(Stdio::null())
+        .stdin(told)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .process_group(0)
         .spawn()?;
-    i32::try_from(child.id()).map_err(io::Error::other)
+    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+    Ok(Begun { pid, tell })
 }
 
 /// Whether every namespace that the sandbox should have is pinned.
