@@ -661,6 +661,38 @@ fn exit_codes_oom_and_last_words() {
     });
 }
 
+#[test]
+fn an_abandoned_start_is_no_end() {
+    lab("abandoned", async |lab| {
+        let config = lab.sandbox("abandoned");
+        let sandbox = lab.runtime().run_pod_sandbox(&config).await.expect("run");
+        let id = lab
+            .start(&sandbox, &lab.container(&config, "once", "exit 3"))
+            .await;
+        assert_eq!(lab.ended(&config, &id).await.exit_code, 3);
+        // An agent died while it undid a launch that was never started: whoever takes over that launch's shim leaves an
+        // exit record.
+        let record = lab
+            .dir
+            .join("run/containers")
+            .join(&*id)
+            .join("record.json");
+        let mut value: serde_json::Value =
+            serde_json::from_slice(&fs::read(&record).expect("record")).expect("JSON");
+        value["made"] = false.into();
+        value["started_at"] = serde_json::Value::Null;
+        lab.runtime.replace(None);
+        fs::write(&record, value.to_string()).expect("write");
+        lab.boot().await;
+        assert!(lab.pod(&config).await.newest("once").is_none());
+        assert!(!lab.dir.join("root/containers").join(&*id).exists());
+        let again = lab
+            .start(&sandbox, &lab.container(&config, "once", "exit 0"))
+            .await;
+        assert_eq!(lab.ended(&config, &again).await.exit_code, 0);
+    });
+}
+
 /// An agent that dies between start and record of a sandbox's init leaves the other end of its pipe to nobody.
 #[test]
 fn an_init_that_nobody_recorded_ends() {

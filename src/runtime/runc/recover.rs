@@ -153,10 +153,10 @@ impl Runc {
 
     async fn recover_container(&self, id: &ContainerId, deadline: Mono) {
         let dirs = self.dirs(id);
-        let record = match record::load::<ContainerRecord>(&dirs.run) {
-            Ok(Some(record)) if record.made => record,
-            // Nothing was started yet: the mount and the directories go.
-            Ok(_) => {
+        let mut record = match record::load::<ContainerRecord>(&dirs.run) {
+            Ok(Some(record)) => record,
+            // Nothing was made yet.
+            Ok(None) => {
                 if let Err(e) = self.disk.run(move || bundle::unmake(&dirs)).await {
                     log::warn!("container={id} {e}");
                 }
@@ -178,9 +178,11 @@ impl Runc {
         }
         let settled = entry.status.state == ContainerState::Exited;
         self.table.borrow_mut().containers.insert(id.clone(), entry);
-        if this_boot && !settled {
-            if !self.recover_process(record, deadline).await {
-                self.forget_unstarted(id).await;
+        if !record.made {
+            self.forget_unstarted(&mut record).await;
+        } else if this_boot && !settled {
+            if !self.recover_process(&mut record, deadline).await {
+                self.forget_unstarted(&mut record).await;
             }
         } else if !this_boot {
             // Of another boot, but the run directory was kept: its exit may be known.
@@ -189,7 +191,7 @@ impl Runc {
     }
 
     /// Adopts what an agent before this one began. False: it never ran.
-    async fn recover_process(&self, mut record: ContainerRecord, deadline: Mono) -> bool {
+    async fn recover_process(&self, record: &mut ContainerRecord, deadline: Mono) -> bool {
         let id = record.id.clone();
         let dir = self.dirs(&id).run;
         // One whose creation failed has an exit record, too, and stays "created".
@@ -227,7 +229,7 @@ impl Runc {
                         return false;
                     }
                     record.started_at = Some(clock::wall().truncated());
-                    if let Err(e) = record::save(&dir, &record) {
+                    if let Err(e) = record::save(&dir, record) {
                         log::warn!("container={id} record: {e}");
                     }
                 }
@@ -259,17 +261,29 @@ impl Runc {
 
     /// Removes an instance that was being made or started when the agent died: it never ran, and the next try is to be
     /// its first.
-    async fn forget_unstarted(&self, id: &ContainerId) {
+    async fn forget_unstarted(&self, record: &mut ContainerRecord) {
+        let id = record.id.clone();
         log::info!("container={id} was being started when the agent died; it starts anew");
-        let dir = self.dirs(id).run;
-        if let Err(e) = shim::end_launch(&dir).await {
+        let dir = self.dirs(&id).run;
+        // First: an agent that dies in the midst of what follows leaves an exit record, which is not that of a container
+        // that ran.
+        record.made = false;
+        if let Err(e) = record::save(&dir, record) {
+            log::warn!("container={id} record: {e}");
+        }
+        crash::point("recover.abandoned");
+        // Its shim notes its end and goes with it, unless there is none yet.
+        if matches!(shim::read_state(&dir), Ok(None))
+            && let Err(e) = shim::end_launch(&dir).await
+        {
             log::warn!("container={id} its shim: {e}");
         }
-        self.clear_failed_start(id).await;
-        if let Err(e) = self.remove_instance(id).await {
+        self.clear_failed_start(&id).await;
+        crash::point("recover.cleared");
+        if let Err(e) = self.remove_instance(&id).await {
             // It stays listed as created, and goes with its pod.
             log::warn!("container={id} {e}");
-            self.forget_shim(id);
+            self.forget_shim(&id);
         }
     }
 
