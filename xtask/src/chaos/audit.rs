@@ -1,20 +1,20 @@
 //! What is on the machine beside what the agent shows: nothing may be there that no pod owns, and nothing twice.
 
-use core::fmt::Write as _;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use serde_json::Value;
-use sha2::{Digest, Sha256, Sha512};
+use sha2::{Digest as _, Sha512};
 
-use super::world::{POD_MEMORY, World, read_json};
+use super::world::{POD_MEMORY, World, derived_id, hex, read_json};
 use crate::{
     Failure,
-    process::{find, output, with_word},
+    process::{find, output, pids, with_word},
     wait::until_each,
 };
 
@@ -49,6 +49,28 @@ fn look(world: &World, logs: bool) -> Result<(), Failure> {
             Err(format!("{} problems:\n{}", problems.len(), problems.join("\n")).into())
         }
     })
+}
+
+/// What one look finds wrong, `pods` being what the agent showed last.
+pub(super) fn problems(world: &World, pods: &[Value]) -> Result<Vec<String>, Failure> {
+    let mut problems = world.ledger.problems();
+    problems.extend(Audit::of(world, pods, true)?.problems);
+    Ok(problems)
+}
+
+/// A sandbox that is ready and has a network of its own.
+pub(super) fn sandbox_with_network(world: &World, pods: &[Value]) -> Result<String, Failure> {
+    let ready = Audit::of(world, pods, false)?.ready;
+    let own = ready.into_iter().find(|(_, own)| *own);
+    Ok(own.ok_or("no sandbox is ready")?.0)
+}
+
+/// A chain that the last looked-for sandbox of a pod would have had, and what is said of it.
+pub(super) fn chain_of_old_sandbox(world: &World, uid: &str) -> (String, String) {
+    let id = derived_id(uid, "", ATTEMPTS - 1);
+    let [_, chain] = chains(&format!("picolet-{}", world.stage.mark), &id);
+    let words = format!("chain {chain} of sandbox {id}");
+    (chain, words)
 }
 
 /// What is there, as far as one look needs it.
@@ -94,6 +116,7 @@ impl<'a> Audit<'a> {
         audit.containers();
         audit.mounts();
         audit.network()?;
+        audit.namespaces();
         audit.cgroups();
         audit.processes();
         audit.directories();
@@ -290,7 +313,25 @@ impl<'a> Audit<'a> {
                 self.say(format!("attachment of sandbox {id}, which is gone"));
             }
         }
-        for rule in self.world.stage.rules() {
+        let (chain, subnet) = (format!("PICOLET-MASQ-{mark}"), self.world.stage.subnet);
+        // Of the whole subnet: made before the first pod, and kept.
+        let common = [
+            format!("-A POSTROUTING -s {subnet} -j {chain}"),
+            format!("-A {chain} -d {subnet} -j RETURN"),
+            format!("-A {chain} ! -d 224.0.0.0/4 -j MASQUERADE"),
+        ];
+        let rules = self.world.stage.rules();
+        for rule in &common {
+            let found = rules.iter().filter(|r| *r == rule).count();
+            if found != 1 {
+                self.say(format!("rule {rule} is there {found} times"));
+            }
+        }
+        let own_chain = format!(":{chain} ");
+        for rule in rules {
+            if common.contains(&rule) || rule.starts_with(&own_chain) {
+                continue;
+            }
             let id = rule
                 .split("id: \\\"")
                 .nth(1)
@@ -305,7 +346,7 @@ impl<'a> Audit<'a> {
         let saved = output(std::process::Command::new(save).args(["-t", "nat"]))?;
         for uid in self.world.ledger.uids() {
             for attempt in 0..ATTEMPTS {
-                let id = sandbox_id(&uid, attempt);
+                let id = derived_id(&uid, "", attempt);
                 if own.contains(&id) {
                     continue;
                 }
@@ -317,6 +358,47 @@ impl<'a> Audit<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Who is in the network of a sandbox is in the cgroup of its pod, and the other way round.
+    fn namespaces(&mut self) {
+        let sandboxes = self.run().join("sandboxes");
+        let mut networks = BTreeMap::new();
+        for (id, own) in &self.ready {
+            let dir = sandboxes.join(id);
+            let uid = read_json(&dir.join("record.json")).unwrap_or_default()["config"]["uid"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            if *own && let Ok(pin) = fs::metadata(dir.join("ns/net")) {
+                networks.insert(format!("net:[{}]", pin.ino()), (id.clone(), uid));
+            }
+        }
+        for pid in pids() {
+            let dir = PathBuf::from(format!("/proc/{pid}"));
+            let (Ok(network), Ok(groups)) = (
+                fs::read_link(dir.join("ns/net")),
+                fs::read_to_string(dir.join("cgroup")),
+            ) else {
+                // It has ended meanwhile.
+                continue;
+            };
+            let network = network.to_string_lossy().into_owned();
+            match networks.get(&network) {
+                Some((id, uid)) if !groups.contains(&format!("/pod{uid}")) => {
+                    self.say(format!("process {pid} in the network of sandbox {id}"));
+                }
+                Some(_) => {}
+                None => {
+                    for (id, uid) in networks.values() {
+                        // The init of a PID namespace needs no network.
+                        if groups.contains(&format!("/pod{uid}/")) && !groups.contains(id) {
+                            self.say(format!("process {pid} outside of the network of {id}"));
+                        }
+                    }
+                }
+            }
+        }
     }
 
     /// Cgroups of pods that run, with the limits that were asked for, and of what runs in them.
@@ -381,11 +463,33 @@ impl<'a> Audit<'a> {
             }
         }
         let agent = self.world.stage.agent_pid();
+        let mut inits: BTreeMap<String, usize> = BTreeMap::new();
         for pid in with_word(&self.world.stage.mark) {
-            if Some(pid) != agent && !shims.iter().any(|shim| shim.pid == pid) {
-                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split('\0');
+            let init = words.nth(1) == Some("pod-init");
+            if init && let Some(id) = words.next().and_then(|dir| dir.rsplit('/').next()) {
+                *inits.entry(id.to_owned()).or_default() += 1;
+            } else if Some(pid) != agent && !shims.iter().any(|shim| shim.pid == pid) {
                 self.say(format!("process {pid}: {}", line.replace('\0', " ")));
             }
+        }
+        self.inits(inits);
+    }
+
+    /// One init for each sandbox whose containers share their processes.
+    fn inits(&mut self, mut found: BTreeMap<String, usize>) {
+        for id in self.ready.keys().cloned().collect::<Vec<_>>() {
+            let dir = self.run().join("sandboxes").join(&id);
+            let record = read_json(&dir.join("record.json")).unwrap_or_default();
+            let wanted = usize::from(record["config"]["namespaces"]["pid"] == "Pod");
+            let count = found.remove(&id).unwrap_or(0);
+            if count != wanted {
+                self.say(format!("sandbox {id} has {count} inits, not {wanted}"));
+            }
+        }
+        for (id, count) in found {
+            self.say(format!("{count} inits of sandbox {id}, which is gone"));
         }
     }
 
@@ -399,8 +503,9 @@ impl<'a> Audit<'a> {
         for name in names(&self.root().join("images/staging")) {
             self.say(format!("half an image: {name}"));
         }
-        const OWN: [&str; 7] = [
+        const OWN: [&str; 8] = [
             "backoff.json",
+            "calls.lock",
             "cni",
             "containers",
             "picolet.lock",
@@ -447,18 +552,6 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-/// Id of a pod's sandbox: as `runtime::runc::record` makes it.
-fn sandbox_id(uid: &str, attempt: u32) -> String {
-    hex(&Sha256::digest(format!("{uid}\n\n{attempt}"))[..16])
-}
-
 /// Chains that the bridge and portmap plugins make for a sandbox.
 ///
 /// Source: containernetworking/plugins, `pkg/utils/utils.go` and `plugins/meta/portmap`.
@@ -479,7 +572,10 @@ mod tests {
     #[test]
     fn names_made_elsewhere() {
         // Pinned in `runtime::runc::record`.
-        assert_eq!(sandbox_id("0a1b", 0), "2a93212fa2f3a08621306072d73e4e5b");
+        assert_eq!(
+            derived_id("0a1b", "", 0),
+            "2a93212fa2f3a08621306072d73e4e5b"
+        );
         // From the plugins' own tests: `FormatChainName("test", "1234")`.
         assert_eq!(chains("test", "1234")[0], "CNI-2bbe0c48b91a7d1b8a6753a8");
     }

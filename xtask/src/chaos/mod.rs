@@ -6,6 +6,7 @@
 
 mod audit;
 mod ledger;
+mod planted;
 mod points;
 mod rng;
 mod trouble;
@@ -36,9 +37,9 @@ use crate::{
 const KILLS: u32 = 300;
 const KILLS_PER_AUDIT: u32 = 25;
 /// Random kills of a quick run.
-const QUICK_KILLS: u32 = 10;
+const QUICK_KILLS: u32 = 15;
 /// Crash points between two audits of a quick run; a full one audits after each.
-const QUICK_POINTS_PER_AUDIT: usize = 10;
+const QUICK_POINTS_PER_AUDIT: usize = 16;
 /// Longest time an agent lives between two random kills, milliseconds.
 const LIFE_MS: u64 = 1200;
 /// Size of the file system that the agent's root directory lies on.
@@ -95,7 +96,8 @@ type Phase = (
     fn(&mut World, &Options) -> Result<String, Failure>,
 );
 
-const PHASES: [Phase; 10] = [
+const PHASES: [Phase; 11] = [
+    ("audit", true, planted::planted),
     ("points", true, every_point),
     ("kills", true, random_kills),
     ("shims", true, trouble::shims),
@@ -165,12 +167,19 @@ fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
         let asked = options
             .only
             .as_ref()
-            .is_none_or(|only| only == name || name == "end");
+            .is_none_or(|only| only == name || matches!(name, "audit" | "end"));
         if !asked || options.quick && !quick {
             continue;
         }
         let watch = Watch::start();
-        let done = phase(world, options).and_then(|seen| audit(world).map(|()| seen));
+        let done = phase(world, options).and_then(|seen| {
+            if options.quick && name != "end" {
+                audit_briefly(world)?;
+            } else {
+                audit(world)?;
+            }
+            Ok(seen)
+        });
         match done {
             Ok(seen) => println!("✓ {name}: {seen} ({:.0} s)", watch.elapsed().as_secs_f64()),
             Err(why) => {
@@ -210,7 +219,7 @@ fn every_point(world: &mut World, options: &Options) -> Result<String, Failure> 
     let points = points::all(Path::new("src"))?;
     for (count, point) in points.iter().enumerate() {
         let since = Watch::start();
-        points::meet(world, point).map_err(|e| format!("at {point}: {e}"))?;
+        points::meet(world, point, options.quick).map_err(|e| format!("at {point}: {e}"))?;
         let met = if options.quick && (count + 1) % QUICK_POINTS_PER_AUDIT != 0 {
             Ok(())
         } else {

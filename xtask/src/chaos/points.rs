@@ -10,8 +10,9 @@ use crate::{
 
 /// By then an agent, or a shim, has come to its point under churn that leads there.
 const REACH_LIMIT: Duration = Duration::from_secs(45);
-/// Between two things done on the way.
+/// Between two things done on the way; in a quick run, which settles less often, too.
 const STEP: Duration = Duration::from_millis(300);
+const QUICK_STEP: Duration = Duration::from_millis(120);
 /// The variable and the file of `sys::crash`.
 const VARIABLE: &str = "PICOLET_CRASH_AT";
 pub(super) const SHIM_MARK: &str = "crashed-";
@@ -53,7 +54,7 @@ fn collect(dir: &Path, found: &mut Vec<String>) -> Result<(), Failure> {
 }
 
 /// Starts an agent that dies at `point`, leads it there, and starts another one.
-pub(super) fn meet(world: &mut World, point: &str) -> Result<(), Failure> {
+pub(super) fn meet(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
     let of_shim = point.starts_with("shim.");
     let mark = world.stage.run.join(format!("{SHIM_MARK}{point}"));
     world.stage.kill_agent()?;
@@ -85,7 +86,7 @@ pub(super) fn meet(world: &mut World, point: &str) -> Result<(), Failure> {
         }
         lead(world, step)?;
         step += 1;
-        pass(STEP);
+        pass(if quick { QUICK_STEP } else { STEP });
     }
     world.stage.start_agent()
 }

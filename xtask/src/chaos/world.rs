@@ -1,5 +1,6 @@
 //! The pods that are wanted, and what happens to them: made, edited, removed; images come and go; shims are killed.
 
+use core::fmt::Write as _;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -8,6 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::{ledger::Ledger, rng::Rng};
 use crate::{
@@ -25,6 +27,9 @@ const FIRST_PORT: u32 = 31_200;
 /// Memory limit of each container of a full pod, and of the pod, bytes.
 const CONTAINER_MEMORY: u64 = 64 << 20;
 pub(super) const POD_MEMORY: u64 = 2 * CONTAINER_MEMORY;
+/// Every container's name, and how often one may have been tried.
+const NAMES: [&str; 6] = ["idle", "idle-side", "crash", "once", "once-init", "retry"];
+const ATTEMPTS: u32 = 100;
 /// Ports that are used in turn.
 const PORTS: u32 = 500;
 
@@ -241,13 +246,18 @@ impl World {
 
     /// A shim died by itself, so its container may be started again.
     pub(super) fn lost_shim(&mut self, dir: &Path) {
-        // If the agent has removed it by now, nothing is left to be started again.
-        let record = read_json(&dir.join("record.json")).unwrap_or_default();
-        if let (Some(uid), Some(name)) = (record["uid"].as_str(), record["config"]["name"].as_str())
-        {
-            self.tell(format!("lost the shim of {uid} {name}"));
-            self.ledger.strike(uid, name);
+        let id = dir.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        // The agent may have removed what names it by now: but ids are derived.
+        for uid in self.ledger.uids() {
+            for name in NAMES {
+                if (0..ATTEMPTS).any(|attempt| derived_id(&uid, name, attempt) == id) {
+                    self.tell(format!("lost the shim of {uid} {name}"));
+                    self.ledger.strike(&uid, name);
+                    return;
+                }
+            }
         }
+        // One that died before its container ran: nobody will see another start.
     }
 
     /// Every shim of this stage.
@@ -345,6 +355,19 @@ pub(super) struct Shim {
     pub(super) id: String,
     pub(super) uid: String,
     pub(super) container: String,
+}
+
+/// Id of a container, or of a sandbox if `name` is empty: as `runtime::runc::record` makes it.
+pub(super) fn derived_id(uid: &str, name: &str, attempt: u32) -> String {
+    const BYTES: usize = 16;
+    hex(&Sha256::digest(format!("{uid}\n{name}\n{attempt}"))[..BYTES])
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// The status of a container or init container.

@@ -1,0 +1,286 @@
+//! The audit audited: everything it must find is left behind on purpose, and has to be found.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use super::{
+    Options,
+    audit::{self, audit},
+    ledger::WITNESS,
+    world::World,
+};
+use crate::{
+    Failure,
+    process::{find, output},
+};
+
+/// The agent is away meanwhile: it would clean up some of it.
+pub(super) fn planted(world: &mut World, _: &Options) -> Result<String, Failure> {
+    audit(world)?;
+    let pods = world.settle()?;
+    world.stage.kill_agent()?;
+    let victim = audit::sandbox_with_network(world, &pods)?;
+    let mut found = Vec::new();
+    for (what, plant) in PLANTS {
+        let (planted, words) = plant(world, &victim)?;
+        let problems = audit::problems(world, &pods)?;
+        drop(planted);
+        if !problems.iter().any(|p| p.contains(&words)) {
+            return Err(format!("the audit does not see {what} ({words}): {problems:?}").into());
+        }
+        found.push(what);
+    }
+    world.stage.start_agent()?;
+    Ok(format!("found {}", found.join(", ")))
+}
+
+/// Undoes what was planted when it is dropped.
+type Planted = Box<dyn std::any::Any>;
+/// Leaves something, given the id of a sandbox that is ready; with words that the audit must say.
+type Plant = fn(&World, &str) -> Result<(Planted, String), Failure>;
+
+const PLANTS: [(&str, Plant); 14] = [
+    ("a mount", mount),
+    ("a namespace", namespace),
+    ("a process", process),
+    ("a process in a pod's network", intruder),
+    ("an interface", interface),
+    ("a rule", rule),
+    ("a chain", chain),
+    ("an address", lease),
+    ("a lost address", lost_lease),
+    ("a cgroup", cgroup),
+    ("a pod's directory", |world, _| {
+        let dir = world.stage.base.join("root/pods/left");
+        directory(dir, "directory of pod left")
+    }),
+    ("a writable layer", |world, _| {
+        let dir = world.stage.base.join("root/containers/left");
+        directory(dir, "layer left")
+    }),
+    ("a log", |world, _| {
+        let dir = world.stage.base.join("logs/default_pod_left");
+        directory(dir, "logs default_pod_left")
+    }),
+    ("a second instance", twin),
+];
+
+/// Calls a function when it is dropped. What cannot be undone is found by the audit after this phase.
+struct Undo<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for Undo<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+fn undo(how: impl FnMut() + 'static) -> Planted {
+    Box::new(Undo(how))
+}
+
+fn command(program: &str, words: &[&str]) -> Result<Command, Failure> {
+    let mut command = Command::new(find(program).ok_or_else(|| format!("no {program}"))?);
+    command.args(words);
+    Ok(command)
+}
+
+fn call(program: &str, words: &[&str]) -> Result<(), Failure> {
+    output(&mut command(program, words)?).map(drop)
+}
+
+fn undo_by(program: &'static str, words: &[&str]) -> Planted {
+    let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+    undo(move || {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let _ = call(program, &words);
+    })
+}
+
+fn mount(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let dir = world.stage.run.join("left");
+    fs::create_dir(&dir)?;
+    let point = dir.display().to_string();
+    call("mount", &["-t", "tmpfs", "none", &point])?;
+    let planted = undo(move || {
+        let _ = call("umount", &[&dir.display().to_string()]);
+        let _ = fs::remove_dir(&dir);
+    });
+    Ok((planted, format!("mount {point} belongs to nothing")))
+}
+
+fn namespace(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let dir = world.stage.run.join("sandboxes/left");
+    fs::create_dir_all(dir.join("ns"))?;
+    let pin = dir.join("ns/net");
+    fs::write(&pin, "")?;
+    let path = pin.display().to_string();
+    call("unshare", &[&format!("--net={path}"), "true"])?;
+    let words = format!("mount {path} belongs to nothing");
+    let planted = undo(move || {
+        let _ = call("umount", &[&path]);
+        let _ = fs::remove_dir_all(&dir);
+    });
+    Ok((planted, words))
+}
+
+/// A process that reads until it is ended.
+fn reader(command: &mut Command) -> Result<Child, Failure> {
+    Ok(command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?)
+}
+
+fn ending(mut child: Child) -> Planted {
+    undo(move || {
+        let _ = child.kill();
+        let _ = child.wait();
+    })
+}
+
+fn process(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let child = reader(&mut command("sh", &["-c", "read x", &world.stage.mark])?)?;
+    let words = format!("process {}: ", child.id());
+    Ok((ending(child), words))
+}
+
+fn intruder(world: &World, sandbox: &str) -> Result<(Planted, String), Failure> {
+    let pin = pin(world, sandbox);
+    let net = format!("--net={}", pin.display());
+    // It tells when it is there, and has nothing of the stage's name in its words.
+    let mut child = command("nsenter", &[&net, "sh", "-c", "echo; read x"])?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    if let Some(said) = &mut child.stdout {
+        std::io::Read::read_exact(said, &mut [0])?;
+    }
+    let words = format!("process {} in the network of sandbox {sandbox}", child.id());
+    Ok((ending(child), words))
+}
+
+fn pin(world: &World, sandbox: &str) -> PathBuf {
+    world
+        .stage
+        .run
+        .join("sandboxes")
+        .join(sandbox)
+        .join("ns/net")
+}
+
+fn interface(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let name = "chaosleft";
+    call("ip", &["link", "add", name, "type", "veth"])?;
+    let planted = undo_by("ip", &["link", "delete", name]);
+    call("ip", &["link", "set", name, "master", &world.stage.mark])?;
+    Ok((planted, "the bridge has".into()))
+}
+
+fn rule(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let comment = format!("name: \"picolet-{}\" id: \"left\"", world.stage.mark);
+    let words = |how| {
+        let rule = ["-s", "10.121.255.9", "-m", "comment", "--comment", &comment];
+        let mut words = vec!["-w", "-t", "nat", how, "POSTROUTING"];
+        words.extend(rule);
+        words.extend(["-j", "RETURN"]);
+        words
+    };
+    call("iptables", &words("-A"))?;
+    let planted = undo_by("iptables", &words("-D"));
+    Ok((
+        planted,
+        "rule of a sandbox that is gone: -A POSTROUTING -s 10.121.255.9".into(),
+    ))
+}
+
+fn chain(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let uid = world.ledger.uids().pop().ok_or("no pod ever ran")?;
+    let (chain, words) = audit::chain_of_old_sandbox(world, &uid);
+    call("iptables", &["-w", "-t", "nat", "-N", &chain])?;
+    Ok((
+        undo_by("iptables", &["-w", "-t", "nat", "-X", &chain]),
+        words,
+    ))
+}
+
+/// The directory of addresses that are in use, each a file.
+fn leases(world: &World) -> Result<PathBuf, Failure> {
+    let all = world.stage.run.join("cni/leases");
+    let network = fs::read_dir(&all)?.next().ok_or("no network")??;
+    Ok(network.path())
+}
+
+fn lease(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let file = leases(world)?.join("10.121.255.9");
+    fs::write(&file, "left\neth0")?;
+    let planted = undo(move || drop(fs::remove_file(&file)));
+    Ok((planted, "address 10.121.255.9 is leased to \"left\"".into()))
+}
+
+fn lost_lease(world: &World, sandbox: &str) -> Result<(Planted, String), Failure> {
+    for entry in fs::read_dir(leases(world)?)? {
+        let file = entry?.path();
+        if fs::read_to_string(&file).is_ok_and(|text| text.starts_with(sandbox)) {
+            let kept = world.stage.base.join("kept");
+            fs::copy(&file, &kept)?;
+            fs::remove_file(&file)?;
+            let planted = undo(move || {
+                let _ = fs::copy(&kept, &file);
+                let _ = fs::remove_file(&kept);
+            });
+            return Ok((planted, format!("sandbox {sandbox} has no address")));
+        }
+    }
+    Err(format!("sandbox {sandbox} has no lease").into())
+}
+
+fn cgroup(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let groups = world.stage.cgroups();
+    let parent = groups
+        .iter()
+        .find(|dir| dir.ends_with("kubepods"))
+        .ok_or("no cgroup of pods")?;
+    let dir = parent.join("podleft");
+    fs::create_dir(&dir)?;
+    let words = format!("cgroup {} of a pod that does not run", dir.display());
+    Ok((undo(move || drop(fs::remove_dir(&dir))), words))
+}
+
+fn directory(dir: PathBuf, words: &str) -> Result<(Planted, String), Failure> {
+    fs::create_dir(&dir)?;
+    Ok((undo(move || drop(fs::remove_dir(&dir))), words.into()))
+}
+
+/// What a container does that is started beside itself: the witness finds the lock taken.
+fn twin(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let dir = world.ledger.dir();
+    let lock = living_lock(dir).ok_or("no container lives")?;
+    let lines = lock.with_extension("");
+    let before = fs::read(&lines)?;
+    let witness = Command::new(dir.join(".witness"))
+        .arg(WITNESS)
+        .stdin(fs::File::open(&lock)?)
+        .status()?;
+    if witness.success() {
+        return Err("the witness took a lock that is held".into());
+    }
+    fs::File::options()
+        .append(true)
+        .open(&lines)?
+        .write_all(b"D\n")?;
+    let planted = undo(move || drop(fs::write(&lines, &before)));
+    Ok((planted, "ran twice at a time".into()))
+}
+
+fn living_lock(dir: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(dir).ok()?.flatten();
+    entries.map(|e| e.path()).find(|path| {
+        path.extension().is_some_and(|e| e == "lock")
+            && fs::File::open(path).is_ok_and(|file| file.try_lock_shared().is_err())
+    })
+}
