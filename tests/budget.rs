@@ -184,6 +184,8 @@ struct Figures {
 /// Memory of one process in KiB.
 struct Memory {
     private: u64,
+    /// Of that, pages of files.
+    clean: u64,
     pss: u64,
 }
 
@@ -193,12 +195,14 @@ impl Figures {
     }
 
     fn show(&self, when: &str) {
+        let largest = self.shims.iter().max_by_key(|m| m.private);
         eprintln!(
-            "{when}: agent {} KiB PSS, {} KiB private; {} shims, largest {} KiB private, {} KiB PSS; stack {} KiB PSS; {} wake-ups in {} s",
+            "{when}: agent {} KiB PSS, {} KiB private; {} shims, largest {} KiB private ({} KiB of files), {} KiB PSS; stack {} KiB PSS; {} wake-ups in {} s",
             self.agent.pss,
             self.agent.private,
             self.shims.len(),
-            self.shims.iter().map(|m| m.private).max().unwrap_or(0),
+            largest.map_or(0, |m| m.private),
+            largest.map_or(0, |m| m.clean),
             self.shims.iter().map(|m| m.pss).max().unwrap_or(0),
             self.stack(),
             self.wakes,
@@ -436,6 +440,7 @@ fn memory(pid: u32) -> Memory {
     let sum = |names: &[&str]| numbers(&text, names);
     Memory {
         private: sum(&["Private_Clean:", "Private_Dirty:"]),
+        clean: sum(&["Private_Clean:"]),
         pss: sum(&["Pss:"]),
     }
 }

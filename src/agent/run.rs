@@ -121,6 +121,7 @@ impl Manager {
 
 /// `picolet run`.
 #[must_use]
+#[inline(never)]
 pub fn main(words: Vec<OsString>, manager: Manager) -> ExitCode {
     memory::use_one_arena();
     match start(words, manager) {

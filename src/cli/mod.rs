@@ -69,7 +69,11 @@ impl From<lexopt::Error> for CliError {
 }
 
 /// Entry point of the program, but for `picolet shim`.
+///
+/// Not inlined, like [`carry_out`] and [`crate::agent::main`]: the frames of commands would be part of the stack of the processes that
+/// stay, the shim's and the init's of a shared PID namespace (80 KiB each, once).
 #[must_use]
+#[inline(never)]
 pub fn main() -> ExitCode {
     let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
     // Flags of all commands may stand before the command, as kubectl takes them.
@@ -156,6 +160,7 @@ fn find(
     )))
 }
 
+#[inline(never)]
 fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let done = |()| ExitCode::SUCCESS;
     if command.name == "check" {
