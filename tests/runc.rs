@@ -201,10 +201,15 @@ impl Lab {
     async fn boot(&self) {
         self.runtime.replace(None);
         let cgroups = Self::cgroups();
+        let own = self.dir.join("oci");
         let settings = Settings {
             root_dir: self.dir.join("root"),
             run_dir: self.dir.join("run"),
-            runtime: "runc".into(),
+            runtime: if own.exists() {
+                own.display().to_string()
+            } else {
+                "runc".into()
+            },
             cni_conf_dir: self.dir.join("conf"),
             cni_bin_dir: PathBuf::new(),
             built_in_network: BuiltIn {
@@ -658,6 +663,43 @@ fn exit_codes_oom_and_last_words() {
             .await
             .expect_err("missing image");
         assert!(matches!(error, RuntimeError::NotFound(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_container_may_end_before_its_start_returns() {
+    lab("short", async |lab| {
+        // What runc does once the container runs, slowly: it removes a file of its own, and fails if that is gone.
+        let script = format!(
+            "#!/bin/sh\nid=\nfor word; do id=$word; done\ncase \" $* \" in *' start '*)\n\
+             /usr/sbin/runc \"$@\" || exit; until [ -e {0}/go ]; do sleep 0.01; done\n\
+             [ -e {0}/run/runtime/$id ] && exit; echo '{{\"level\":\"error\",\"msg\":\"it is gone\"}}' >&2; exit 1;;\n\
+             esac\nexec /usr/sbin/runc \"$@\"\n",
+            lab.dir.display()
+        );
+        let oci = lab.dir.join("oci");
+        fs::write(&oci, script).expect("script");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&oci, mode).expect("mode");
+        lab.boot().await;
+        let (runtime, config) = (lab.runtime(), lab.sandbox("short"));
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let once = lab.container(&config, "once", "exit 0");
+        let id = runtime
+            .create_container(&sandbox.id, &once)
+            .await
+            .expect("create");
+        let ended = async {
+            // Looked at as the agent does when the doorbell rings.
+            lab.ended(&config, &id).await;
+            lab.pod(&config).await;
+            fs::write(lab.dir.join("go"), "").expect("go");
+        };
+        let (started, ()) = smol::future::zip(runtime.start_container(&id), ended).await;
+        started.expect("it was started");
+        let status = lab.instance(&config, &id).await;
+        assert_eq!((status.exit_code, &*status.reason), (0, "Completed"));
+        assert!(!lab.dir.join("run/runtime").join(&*id).exists(), "resident");
     });
 }
 

@@ -262,7 +262,15 @@ impl Runc {
         let mut record = record::load::<ContainerRecord>(&dir)
             .map_err(failed("read the container record"))?
             .ok_or_else(|| not_found("container", id))?;
-        match self.launch_and_start(&record).await {
+        let starting = |yes: bool| {
+            if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+                c.starting = yes;
+            }
+        };
+        starting(true);
+        let started = self.launch_and_start(&record).await;
+        starting(false);
+        match started {
             Ok(()) => {
                 crash::point("container.started");
                 // As precise as the record keeps it: the same before and after a restart.
@@ -280,6 +288,8 @@ impl Runc {
                         c.status.state = ContainerState::Running;
                     }
                 }
+                // One that ended before the call did was left to this one.
+                self.settle(&record.uid).await;
                 Ok(())
             }
             Err(message) => {
@@ -608,14 +618,15 @@ impl Runc {
         }
     }
 
-    /// Deletes what ended in a pod, so that nothing stays resident, and reads its last words.
+    /// Deletes what ended in a pod, so that nothing stays resident, and reads its last words. Not what is still being
+    /// started: a container may end before the call that starts it, which fails if the runtime has forgotten it by then.
     pub(super) async fn settle(&self, uid: &PodUid) {
         let ended: Vec<ContainerId> = {
             let mut table = self.table.borrow_mut();
             table
                 .containers
                 .values_mut()
-                .filter(|c| c.uid == *uid && c.shim.is_none() && c.resident)
+                .filter(|c| c.uid == *uid && c.shim.is_none() && c.resident && !c.starting)
                 .filter(|c| c.status.state == ContainerState::Exited)
                 .map(|c| {
                     // Claimed: a second caller must not delete it at the same time.

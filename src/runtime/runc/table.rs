@@ -54,6 +54,8 @@ pub(super) struct Container {
     pub(super) shim: Option<Watched>,
     /// The OCI runtime may still know it, or its root file system be mounted.
     pub(super) resident: bool,
+    /// A call of the OCI runtime that starts it has not returned yet.
+    pub(super) starting: bool,
 }
 
 /// A process whose end is waited for.
@@ -277,6 +279,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
         message_read: false,
         shim: None,
         resident: true,
+        starting: false,
         status: ContainerStatus {
             id: record.id.clone(),
             sandbox: record.sandbox.clone(),
