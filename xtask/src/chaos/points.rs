@@ -107,7 +107,10 @@ fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
         }
         6 => world.add(Kind::Job),
         8 => world.kill_shim().map(drop),
-        9 => world.remove_image(),
+        9 => {
+            world.remove_known_image();
+            Ok(())
+        }
         10 => world.remove_oldest(Kind::Job),
         _ => Ok(()),
     }

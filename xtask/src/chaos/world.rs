@@ -123,7 +123,10 @@ impl World {
             65..=79 => self.edit_any(),
             80..=89 => self.kill_shim().map(drop),
             90..=94 if !self.frugal => self.drop_image(),
-            95..=97 if !self.frugal => self.remove_image(),
+            95..=97 if !self.frugal => {
+                self.remove_newest_image();
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -201,17 +204,31 @@ impl World {
         Ok(())
     }
 
-    /// Removes an image that was dropped. The archive goes too, else it would be imported again.
-    pub(super) fn remove_image(&mut self) -> Result<(), Failure> {
-        let Some(reference) = self.images.pop() else {
-            return Ok(());
-        };
+    /// Removes the image that was dropped last.
+    fn remove_newest_image(&mut self) {
+        if let Some(reference) = self.images.pop() {
+            self.remove_image(&reference);
+        }
+    }
+
+    /// Removes an image that was dropped and is imported by now, if there is one.
+    pub(super) fn remove_known_image(&mut self) {
+        let known = self.stage.client(&["get", "images", "-o", "json"]);
+        let known = known.unwrap_or_default();
+        let is_known = |reference: &String| known.contains(&format!("{reference}\""));
+        if let Some(at) = self.images.iter().position(is_known) {
+            let reference = self.images.remove(at);
+            self.remove_image(&reference);
+        }
+    }
+
+    /// The archive goes too, else it would be imported again.
+    fn remove_image(&mut self, reference: &str) {
         self.tell(format!("remove {reference}"));
         let number = reference.rsplit(':').next().unwrap_or_default();
         let _ = fs::remove_file(self.stage.image_dir().join(format!("{number}.tar")));
         // It may not be imported yet, the agent may be away or die of it.
-        let _ = self.stage.client(&["image", "rm", &reference]);
-        Ok(())
+        let _ = self.stage.client(&["image", "rm", reference]);
     }
 
     /// Kills the shim of one container that stays; whether there was one.
