@@ -391,7 +391,8 @@ impl Core {
         if self.stop_when_idle {
             return;
         }
-        let update = Update::of(UpdateKind::Update, PodFacts::of(pod));
+        let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid);
+        let update = Update::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
         let taken = ctx.table.borrow_mut().update(update, now);
         if let Err(e) = taken {
             tell_full(ctx, pod, e);
@@ -418,13 +419,13 @@ impl Core {
         let taken = match &recorded {
             Ok(pod) => {
                 let facts = PodFacts::of(pod);
-                table.update(
-                    match kill {
-                        Some(options) => Update::kill(facts, options),
-                        None => Update::of(UpdateKind::Kill, facts),
-                    },
-                    now,
-                )
+                let update = match kill {
+                    Some(options) => Update::kill(facts, options),
+                    None => Update::of(UpdateKind::Kill, facts),
+                };
+                // An agent before this one may have started it.
+                let idle = ctx.cache.borrow().is_idle(uid);
+                table.update(update.with_runtime_idle(idle), now)
             }
             Err(e) => {
                 log::warn!("uid={uid} {}", chain(e));

@@ -36,6 +36,15 @@ pub(super) struct Pass<'a> {
     pub(super) mounted: &'a Mounted,
 }
 
+impl Pass<'_> {
+    /// Whether the pod is to end: nothing of it starts then. Asked before each step, for a pull may have taken minutes.
+    fn is_to_end(&self) -> bool {
+        let table = self.ctx.table.borrow();
+        table.is_pod_termination_requested(&self.pod.metadata.uid)
+            || table.is_cancelled(self.handle)
+    }
+}
+
 /// Why a container did not start: the waiting reason, its message, and when a back-off ends.
 #[derive(Debug)]
 pub(super) struct StartError {
@@ -73,14 +82,7 @@ pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(
         .iter()
         .map(|&i| (&spec.containers[i], false));
     for (container, ends_pass) in ephemeral.chain(init).chain(regular) {
-        if pass
-            .ctx
-            .table
-            .borrow()
-            .is_pod_termination_requested(&pass.pod.metadata.uid)
-            || pass.ctx.table.borrow().is_cancelled(pass.handle)
-        {
-            // Nothing starts once the pod is to end.
+        if pass.is_to_end() {
             return failed.map_or(Ok(()), Err);
         }
         let uid = &pass.pod.metadata.uid;
@@ -112,6 +114,7 @@ pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(
     failed.map_or(Ok(()), Err)
 }
 
+/// Starts one container, or stops half-way without an error if the pod is to end.
 async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
     let Pass {
         ctx, pod, runtime, ..
@@ -151,6 +154,9 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let config = generation::container_config(pass, container, &image)
         .await
         .map_err(failed)?;
+    if pass.is_to_end() {
+        return Ok(());
+    }
     let id = ctx
         .runtime
         .create_container(&pass.sandbox.id, &config)
@@ -163,6 +169,9 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         "Created",
         "Container created",
     );
+    if pass.is_to_end() {
+        return Ok(());
+    }
     ctx.runtime
         .start_container(&id)
         .await

@@ -194,25 +194,45 @@ pub fn compute_pod_actions(
         actions.init_to_start.clear();
         actions.ephemeral_to_start.clear();
     } else {
+        kill_removed(pod, status, &mut actions);
         actions.to_remove = surplus_inits(pod, status);
     }
     actions
 }
 
+/// Containers that an edit took out of the pod: only a manifest with a uid of its own can be edited so.
+fn kill_removed(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
+    let of_spec = |name: &str| pod.spec.all_containers().any(|c| c.name == name);
+    let running = status.containers.iter();
+    for instance in running.filter(|s| s.state == ContainerState::Running && !of_spec(&s.name)) {
+        let cause = KillCause::Changed;
+        actions.to_kill.push(ContainerToKill {
+            id: instance.id.clone(),
+            name: instance.name.clone(),
+            cause,
+            message: format!("Container {} is no longer part of the pod", instance.name),
+            grace_s: single_kill_grace_s(pod, None, cause),
+        });
+    }
+}
+
 /// A pod that needs a new sandbox starts over, or ends (ACT-16..ACT-18).
 fn recreate(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
-    if pod.spec.restart_policy == RestartPolicy::Never
-        && actions.attempt > 0
-        && !status.containers.is_empty()
-    {
-        actions.create_sandbox = false;
-        return;
-    }
-    let candidates = indexes(&pod.spec.containers, |c| {
-        effective_policy(pod, c) != RestartPolicy::OnFailure
-            || !status
-                .newest(&c.name)
-                .is_some_and(|s| s.state == ContainerState::Exited && s.exit_code == 0)
+    // With `Never` each container has one run, which may not have begun when the agent or the power went: an instance that
+    // was only created does not count, nor does what an earlier spec of the same uid called otherwise.
+    let has_run = |c: &Container| {
+        let mut instances = status.instances(&c.name);
+        instances.any(|s| s.state != ContainerState::Created)
+    };
+    let once = pod.spec.restart_policy == RestartPolicy::Never && actions.attempt > 0;
+    let candidates = indexes(&pod.spec.containers, |c| match once {
+        true => !has_run(c),
+        false => {
+            effective_policy(pod, c) != RestartPolicy::OnFailure
+                || !status
+                    .newest(&c.name)
+                    .is_some_and(|s| s.state == ContainerState::Exited && s.exit_code == 0)
+        }
     });
     if candidates.is_empty() && any_regular_created(pod, status) {
         actions.create_sandbox = false;

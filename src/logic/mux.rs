@@ -59,7 +59,8 @@ pub struct Merged {
     /// Pods left out because another pod of the same snapshot has their full name or their uid: to be reported as
     /// `Warning/FailedValidation`. They count as absent.
     pub dropped: Vec<Box<ReceivedPod>>,
-    /// Uids delivered as [`Delivered::Known`] that this mux does not hold: the source must be read anew as a whole.
+    /// Uids delivered as [`Delivered::Known`] that this mux does not hold, or whose full name a pod before them in the
+    /// snapshot has taken: the source must be read anew as a whole.
     pub unknown: Vec<PodUid>,
 }
 
@@ -112,10 +113,12 @@ impl Mux {
         for delivered in snapshot {
             let mut received = match delivered {
                 Delivered::Known(uid) => {
-                    if let Some(held) = previous.remove(&uid) {
-                        names.insert(held.full_name);
+                    let held = previous.get(&uid).copied();
+                    if let Some(held) = held.filter(|held| names.insert(held.full_name)) {
+                        previous.remove(&uid);
                         present.insert(uid, held);
                     } else if !present.contains_key(&uid) {
+                        // Not held, or its name is another pod's by now: read anew, it is reported like any other.
                         merged.unknown.push(uid);
                     }
                     continue;
@@ -424,6 +427,11 @@ mod tests {
         );
         let merged = mux.merge(Source::Api, vec![pod("b", "x", 1), pod("a", "x", 1)], NOW);
         assert_eq!(say(&merged), ["remove a", "add b"]);
+        // One that is only said to be there is no exception.
+        let known = || Delivered::Known("b".into());
+        let merged = mux.merge(Source::Api, vec![pod("c", "x", 1), known()], NOW);
+        assert_eq!(say(&merged), ["remove b", "add c"]);
+        assert_eq!(merged.unknown, ["b".into()]);
     }
 
     #[test]

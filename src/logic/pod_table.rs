@@ -353,12 +353,13 @@ impl PodTable {
         let handle = self.handle_at(index);
 
         if !worker.started && slot.turn != 0 {
-            if worker.stage.is_requested() {
+            if worker.stage.is_requested() && worker.observed_runtime {
+                // An agent before this one started it: it is stopped like any other, whoever has its name now.
+            } else if worker.stage.is_requested() {
                 self.finish(index);
                 let told = core::mem::take(&mut self.slots[index].worker.signal_due);
                 return told.then_some(Effect::Stopped(handle));
-            }
-            if !self.may_start(index) {
+            } else if !self.may_start(index) {
                 let delay = self.jitter.stretch(RETRY);
                 let worker = &mut self.slots[index].worker;
                 worker.woken = false;

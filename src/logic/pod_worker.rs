@@ -138,7 +138,7 @@ pub struct Update<'a> {
     pub(super) kind: UpdateKind,
     pub(super) subject: Subject<'a>,
     pub(super) kill: Option<KillOptions>,
-    pub(super) runtime_idle: bool,
+    pub(super) runtime_idle: Option<bool>,
 }
 
 impl<'a> Update<'a> {
@@ -149,7 +149,7 @@ impl<'a> Update<'a> {
             kind,
             subject: Subject::Pod(facts),
             kill: None,
-            runtime_idle: false,
+            runtime_idle: None,
         }
     }
 
@@ -178,15 +178,16 @@ impl<'a> Update<'a> {
                 signal: false,
                 status: None,
             }),
-            runtime_idle: false,
+            runtime_idle: None,
         }
     }
 
-    /// Says that a complete relist was made and shows neither a running container nor a READY sandbox of the pod.
-    /// Matters only when the UID is seen for the first time.
+    /// Says whether a complete relist was made and shows neither a running container nor a READY sandbox of the pod.
+    /// Matters only when the UID is seen for the first time: what an agent before this one started has to be stopped even
+    /// if the pod ends before it was ever synced.
     #[must_use]
     pub fn with_runtime_idle(mut self, idle: bool) -> Self {
-        self.runtime_idle = idle;
+        self.runtime_idle = Some(idle);
         self
     }
 }
@@ -334,6 +335,7 @@ pub(super) struct Worker {
     pub(super) deleted: bool,
     pub(super) evicted: bool,
     pub(super) restart_requested: bool,
+    /// The runtime has, or may have, something of it.
     pub(super) observed_runtime: bool,
     /// `pending` is to be looked at; off while a static pod waits for its turn.
     pub(super) woken: bool,
@@ -362,7 +364,10 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(update: &Update<'_>) -> Self {
         let (is_static, ended) = match &update.subject {
-            Subject::Pod(facts) => (facts.is_static, facts.phase_terminal && update.runtime_idle),
+            Subject::Pod(facts) => (
+                facts.is_static,
+                facts.phase_terminal && update.runtime_idle == Some(true),
+            ),
             Subject::Runtime { .. } => (false, false),
         };
         Self {
@@ -376,7 +381,7 @@ impl Worker {
             deleted: false,
             evicted: false,
             restart_requested: false,
-            observed_runtime: false,
+            observed_runtime: update.runtime_idle == Some(false),
             woken: false,
             status_asked: false,
             cancelled: false,

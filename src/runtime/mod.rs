@@ -47,7 +47,7 @@ pub enum RuntimeError {
     Failed(String),
 }
 
-/// A container runtime. One pod's calls never overlap; calls for different pods do.
+/// A container runtime. One pod's calls never overlap, except stops of its containers; calls for different pods do.
 pub trait Runtime {
     /// Prefix of container ids in the API (`picolet`), and the runtime's name and version for `nodeInfo`.
     fn name(&self) -> &'static str;

@@ -230,9 +230,29 @@ fn recreation_by_policy() {
             "kill-pod",
         ),
         (
+            "never, and what was created never ran",
+            dead(Case::new(&["a"], vec![instance("a", Created)]).policy(Never)),
+            "kill-pod, sandbox 1 for sb-0, start 0",
+        ),
+        (
             "never, nothing was created yet",
             dead(Case::new(&["a"], vec![]).policy(Never)),
             "kill-pod, sandbox 1 for sb-0, start 0",
+        ),
+        (
+            "never, and of two only one ran",
+            dead(Case::new(&["a", "b"], vec![exited("a", 137)]).policy(Never)),
+            "kill-pod, sandbox 1 for sb-0, start 1",
+        ),
+        (
+            "never, and what ran is no longer part of the pod",
+            dead(Case::new(&["a"], vec![exited("old", 0)]).policy(Never)),
+            "kill-pod, sandbox 1 for sb-0, start 0",
+        ),
+        (
+            "never, and only the init container ran",
+            dead(Case::new(&["a"], vec![exited("i", 0)]).policy(Never)).inits(vec![container("i")]),
+            "kill-pod, sandbox 1 for sb-0, remove i-0, init 0",
         ),
         (
             "the pod's policy counts, not the container's",

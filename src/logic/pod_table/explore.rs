@@ -11,14 +11,17 @@ const MAX_ROUNDS: usize = 8;
 /// A guard against a state space that does not close.
 const MAX_STATES: usize = 20_000;
 
-/// Every status is fresh.
-struct Fresh;
+/// Every status is of this age.
+struct Age(Freshness);
 
-impl StatusAge for Fresh {
+impl StatusAge for Age {
     fn newer_than(&self, _: &PodUid, _: Mono) -> Freshness {
-        Freshness::Fresh
+        self.0
     }
 }
+
+/// Answers that the runtime cache can have for a call.
+const AGES: [Freshness; 3] = [Freshness::Fresh, Freshness::Stale, Freshness::Failed];
 
 /// What can happen to the table. The number is the pod's.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +30,8 @@ enum Input {
     Deleted(usize, i64),
     PhaseTerminal(usize),
     FirstSightIdle(usize),
+    /// Created while the runtime has something of it.
+    FirstSightBusy(usize),
     Kill(usize, Option<i64>),
     RuntimeKill(usize),
     /// Housekeeping; bit n is set if pod n is wanted.
@@ -44,7 +49,7 @@ type WorkFacts = (bool, Option<i32>, Option<i32>);
 struct Row {
     uid: PodUid,
     stage: Stage,
-    flags: [bool; 10],
+    flags: [bool; 11],
     call: Option<Call>,
     grace_s: u32,
     pending: Option<WorkFacts>,
@@ -76,6 +81,7 @@ fn rows(table: &PodTable) -> (bool, Vec<Row>) {
                     worker.woken,
                     worker.cancelled,
                     worker.wants_signal,
+                    worker.status_asked,
                 ],
                 call: worker.call,
                 grace_s: worker.grace_s,
@@ -96,7 +102,10 @@ struct Explorer {
     uids: Vec<PodUid>,
     is_static: bool,
     inputs: Vec<Input>,
+    ages: &'static [Freshness],
+    capacity: Capacity,
     calls: usize,
+    refusals: usize,
 }
 
 impl Explorer {
@@ -105,7 +114,14 @@ impl Explorer {
             uids: uids.iter().map(|uid| PodUid::from(*uid)).collect(),
             is_static,
             inputs,
+            ages: &AGES[..1],
+            capacity: Capacity {
+                max_pods: u16::try_from(uids.len()).expect("few"),
+                reserved: 0,
+                margin: 1,
+            },
             calls: 0,
+            refusals: 0,
         }
     }
 
@@ -128,7 +144,7 @@ impl Explorer {
     }
 
     /// Gives the input to the table. False if it cannot happen there.
-    fn apply(&self, table: &mut PodTable, input: Input, now: Mono) -> bool {
+    fn apply(&mut self, table: &mut PodTable, input: Input, now: Mono) -> bool {
         let update = match input {
             Input::Update(pod, kind) => Update::of(kind, self.facts(pod)),
             Input::Deleted(pod, grace_s) => {
@@ -142,6 +158,9 @@ impl Explorer {
                 facts.phase_terminal = true;
                 let idle = matches!(input, Input::FirstSightIdle(_));
                 Update::of(UpdateKind::Create, facts).with_runtime_idle(idle)
+            }
+            Input::FirstSightBusy(pod) => {
+                Update::of(UpdateKind::Create, self.facts(pod)).with_runtime_idle(false)
             }
             Input::Kill(pod, grace_s) => {
                 let options = KillOptions {
@@ -168,7 +187,16 @@ impl Explorer {
                 return handle.is_some_and(|handle| table.on_done(handle, outcome, now));
             }
         };
-        let answer = table.update(update, now).expect("a slot for every pod");
+        let before = rows(table);
+        let answer = match table.update(update, now) {
+            Ok(answer) => answer,
+            Err(TableFull { slots }) => {
+                assert!(table.len() == slots && slots < self.uids.len());
+                assert!(rows(table) == before, "a refusal changes nothing");
+                self.refusals += 1;
+                return true;
+            }
+        };
         let asks = matches!(input, Input::Kill(..));
         let waits = table.slots.iter().any(|slot| {
             slot.is_used()
@@ -183,7 +211,7 @@ impl Explorer {
     }
 
     /// Fetches all effects and checks each against the table as it was just before.
-    fn drain(&mut self, table: &mut PodTable, now: Mono) -> Vec<Handle> {
+    fn drain(&mut self, table: &mut PodTable, age: Freshness, now: Mono) -> Vec<Handle> {
         let mut stopped = Vec::new();
         for _ in 0..100 {
             let before = table.clone();
@@ -191,11 +219,16 @@ impl Explorer {
                 let index = before.index_of(handle).expect("a living pod");
                 &before.slots[index].worker
             };
-            match table.poll_effect(&Fresh, now) {
+            match table.poll_effect(&Age(age), now) {
                 None => return stopped,
                 Some(Effect::Start(Start { handle, call, .. })) => {
                     self.calls += 1;
                     let worker = worker(handle);
+                    let runtime_only = call == Call::TerminatingRuntime;
+                    assert!(
+                        age == Freshness::Fresh || runtime_only,
+                        "a call without a status"
+                    );
                     assert_eq!(worker.call, None, "two calls for one pod");
                     let fits = match call {
                         Call::Sync => worker.stage == Stage::Sync,
@@ -220,9 +253,10 @@ impl Explorer {
                     assert_eq!(slot.worker.call, None, "gone with a call running");
                     assert!(table.identity(handle).is_none());
                 }
-                Some(Effect::NeedStatus { .. } | Effect::StatusFailed(_)) => {
-                    panic!("every status is fresh")
+                Some(Effect::NeedStatus { handle, .. }) => {
+                    assert!(age == Freshness::Stale && !worker(handle).status_asked);
                 }
+                Some(Effect::StatusFailed(_)) => assert!(age == Freshness::Failed),
             }
         }
         panic!("effects without end");
@@ -262,6 +296,7 @@ impl Explorer {
         for slot in after.slots.iter().filter(|slot| slot.is_used()) {
             let worker = &slot.worker;
             let moves = worker.call.is_some()
+                || worker.status_asked
                 || worker.timers.next_timeout().is_some()
                 || worker.stage == Stage::Sync
                 || worker.stage.is_finished();
@@ -277,7 +312,7 @@ impl Explorer {
                 self.apply(&mut table, Input::Done(pod, Outcome::Done), now);
             }
             self.apply(&mut table, Input::Known(0), now);
-            self.drain(&mut table, now);
+            self.drain(&mut table, Freshness::Fresh, now);
             now = now + Duration::from_secs(1000);
         }
         assert!(table.is_empty(), "a pod never goes away");
@@ -295,7 +330,7 @@ impl Explorer {
             }
             now = now + Duration::from_secs(1000);
             self.apply(&mut table, Input::Tick(0), now);
-            self.drain(&mut table, now);
+            self.drain(&mut table, Freshness::Fresh, now);
         }
         for handle in ends {
             assert!(
@@ -305,25 +340,23 @@ impl Explorer {
         }
     }
 
-    /// Visits every reachable state; returns their number.
+    /// Visits every reachable state; returns their number. That it returns is the proof that there are no more.
     fn run(&mut self) -> usize {
-        let capacity = Capacity {
-            max_pods: u16::try_from(self.uids.len()).expect("few"),
-            reserved: 0,
-            margin: 1,
-        };
-        let start = PodTable::new(capacity, 1);
+        let start = PodTable::new(self.capacity, 1);
         let mut seen = BTreeSet::from([rows(&start)]);
         let mut open = vec![(start, Mono(1))];
         while let Some((table, at)) = open.pop() {
             // Further than any delay: every timer that is set fires in a tick.
             let now = at + Duration::from_secs(1000);
-            for input in self.inputs.clone() {
+            let steps = self.inputs.clone().into_iter();
+            for (input, age) in
+                steps.flat_map(|input| self.ages.iter().map(move |age| (input, *age)))
+            {
                 let mut next = table.clone();
                 if !self.apply(&mut next, input, now) {
                     continue;
                 }
-                let stopped = self.drain(&mut next, now);
+                let stopped = self.drain(&mut next, age, now);
                 Self::check(&table, &next, &stopped);
                 if seen.insert(rows(&next)) {
                     self.let_go(next.clone(), now);
@@ -333,6 +366,14 @@ impl Explorer {
             }
             assert!(seen.len() <= MAX_STATES, "the state space does not close");
         }
+        println!(
+            "{} pods of {:?}: {} states, all of them, by {} inputs; {} calls",
+            self.uids.len(),
+            self.capacity,
+            seen.len(),
+            self.inputs.len() * self.ages.len(),
+            self.calls
+        );
         seen.len()
     }
 }
@@ -354,6 +395,7 @@ fn every_input(pod: usize) -> Vec<Input> {
         Input::Deleted(pod, 0),
         Input::PhaseTerminal(pod),
         Input::FirstSightIdle(pod),
+        Input::FirstSightBusy(pod),
         Input::Kill(pod, None),
         Input::Kill(pod, Some(2)),
         Input::Kill(pod, Some(60)),
@@ -390,6 +432,29 @@ fn one_static_pod_and_every_input() {
     let mut explorer = Explorer::new(&["a"], true, inputs(1, every_input));
     let states = explorer.run();
     assert!(states > 200 && explorer.calls > 1000, "{states} states");
+}
+
+#[test]
+fn one_pod_and_every_age_of_its_status() {
+    // PW-24
+    for is_static in [false, true] {
+        let mut explorer = Explorer::new(&["a"], is_static, inputs(1, main_inputs));
+        explorer.ages = &AGES;
+        let states = explorer.run();
+        assert!(states > 100 && explorer.calls > 300, "{states} states");
+    }
+}
+
+#[test]
+fn two_pods_and_one_slot() {
+    let mut explorer = Explorer::new(&["a", "b"], false, inputs(2, main_inputs));
+    explorer.capacity = Capacity {
+        max_pods: 1,
+        reserved: 0,
+        margin: 0,
+    };
+    let states = explorer.run();
+    assert!(states > 30 && explorer.refusals > 30, "{states} states");
 }
 
 #[test]
