@@ -64,6 +64,12 @@ impl Claims {
         })
     }
 
+    /// Whether nobody claims anything.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.held.borrow().is_empty()
+    }
+
     /// Claims `uid` as soon as nobody else has it.
     pub(super) async fn claim(&self, uid: &PodUid) -> Claim<'_> {
         self.released.until(|| self.try_claim(uid)).await

@@ -46,6 +46,9 @@ mod recorder;
 mod reset;
 mod ring;
 mod run;
+#[cfg(test)]
+#[path = "../../tests/sim/mod.rs"]
+mod sim;
 mod start;
 mod status;
 mod sync;

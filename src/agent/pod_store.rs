@@ -77,6 +77,8 @@ pub(super) enum StoreError {
 pub(super) struct PodStore {
     pods: PathBuf,
     waiting: PathBuf,
+    #[cfg(test)]
+    memory: Option<crate::volume::in_memory::InMemory>,
 }
 
 impl PodStore {
@@ -86,7 +88,46 @@ impl PodStore {
         Self {
             pods: root.join("pods"),
             waiting: run.join("pod-records"),
+            #[cfg(test)]
+            memory: None,
         }
+    }
+
+    /// The same on a disk that is nowhere.
+    #[cfg(test)]
+    pub(super) fn in_memory(mut self, memory: crate::volume::in_memory::InMemory) -> Self {
+        self.memory = Some(memory);
+        self
+    }
+
+    /// Whether there is a disk at all; there always is but in a simulation.
+    #[cfg(test)]
+    pub(super) const fn has_disk(&self) -> bool {
+        self.memory.is_none()
+    }
+
+    /// Whether there is a disk at all; there always is but in a simulation.
+    #[cfg(not(test))]
+    pub(super) const fn has_disk(&self) -> bool {
+        true
+    }
+
+    /// Makes the directories of one pod (SYNC-08).
+    pub(super) fn make_dirs(&self, uid: &PodUid) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            memory.make(uid);
+            return Ok(());
+        }
+        let dir = self.dir(uid);
+        ["volumes", "plugins", "containers"]
+            .iter()
+            .try_for_each(|name| {
+                fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(POD_DIR_MODE)
+                    .create(dir.join(name))
+            })
     }
 
     /// Directory of one pod.
@@ -104,6 +145,11 @@ impl PodStore {
     ) -> Result<(), StoreError> {
         self.write_as(RECORD, uid, header, object)?;
         // What was kept for after an incarnation before this one is older than this.
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            memory.take(uid, NEXT);
+            return Ok(());
+        }
         let path = self.dir(uid).join(NEXT);
         remove(&self.waiting.join(uid.as_str()).join(NEXT))?;
         match remove(&path) {
@@ -115,11 +161,17 @@ impl PodStore {
 
     fn write_as(
         &self,
-        name: &str,
+        name: &'static str,
         uid: &PodUid,
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            let text = format!("{}\n{object}\n", serde_json::json!(header));
+            memory.write(uid, name, text.into());
+            return Ok(());
+        }
         match write_in(&self.dir(uid), name, header, object) {
             Ok(()) => self.waits_no_more(name, uid),
             Err(StoreError::Io { path, source }) if is_unwritable(&source) => {
@@ -154,6 +206,9 @@ impl PodStore {
     }
 
     fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), StoreError> {
+        if !self.has_disk() {
+            return Ok(());
+        }
         let dir = self.waiting.join(uid.as_str());
         remove(&dir.join(name))?;
         // Still there while the other record waits; absent as a rule.
@@ -173,6 +228,9 @@ impl PodStore {
 
     /// Pods with records that wait for the disk, in no order. Empty as a rule.
     pub(super) fn waiting_pods(&self) -> Vec<PodUid> {
+        if !self.has_disk() {
+            return Vec::new();
+        }
         fs::read_dir(&self.waiting)
             .into_iter()
             .flatten()
@@ -205,6 +263,17 @@ impl PodStore {
         &self,
         uid: &PodUid,
     ) -> Result<(Header, T), StoreError> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            let path = self.dir(uid).join(RECORD);
+            return match memory.read(uid, RECORD) {
+                Some(text) => parse(&text).map_err(|why| StoreError::Damaged { path, why }),
+                None => Err(StoreError::Io {
+                    path,
+                    source: io::ErrorKind::NotFound.into(),
+                }),
+            };
+        }
         self.read_at(&self.path(uid))
     }
 
@@ -263,6 +332,13 @@ impl PodStore {
 
     /// Makes the object kept by [`PodStore::write_next`] the pod's record. None kept is success.
     pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), StoreError> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            if let Some(next) = memory.take(uid, NEXT) {
+                memory.write(uid, RECORD, next);
+            }
+            return Ok(());
+        }
         let dir = self.dir(uid);
         let waiting = self.waiting.join(uid.as_str());
         if waiting.join(NEXT).exists() {

@@ -151,18 +151,8 @@ async fn ensure_cgroup(ctx: &Ctx, pod: &Pod, runtime: &PodRuntimeStatus) -> Resu
 
 /// Makes the pod's directories (SYNC-08).
 async fn make_pod_dirs(ctx: &Ctx, pod: &Pod) -> Result<(), SyncError> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    let dir = ctx.store.dir(&pod.metadata.uid);
-    let made = ctx.disk.run(move || {
-        ["volumes", "plugins", "containers"]
-            .iter()
-            .try_for_each(|name| {
-                std::fs::DirBuilder::new()
-                    .recursive(true)
-                    .mode(0o750)
-                    .create(dir.join(name))
-            })
-    });
+    let (store, uid) = (ctx.store.clone(), pod.metadata.uid.clone());
+    let made = ctx.disk.run(move || store.make_dirs(&uid));
     made.await.map_err(|e| {
         let message = format!("error making pod data directories: {e}");
         ctx.pod_event(pod, Severity::Warning, "Failed", &message);
@@ -269,17 +259,21 @@ async fn create_sandbox(
     pod: &Pod,
     attempt: u32,
 ) -> Result<SandboxStatus, SandboxFailure> {
+    let is_to_end = || {
+        let table = ctx.table.borrow();
+        table.is_pod_termination_requested(&pod.metadata.uid)
+    };
+    if is_to_end() {
+        // What it replaces took its time to end.
+        return Err(SandboxFailure::Terminating);
+    }
     let config = super::generation::sandbox_config(ctx, pod, attempt);
     let made = match config {
         Ok(config) => ctx.runtime.run_pod_sandbox(&config).await,
         Err(e) => Err(RuntimeError::Invalid(e)),
     };
     made.map_err(|e| {
-        if ctx
-            .table
-            .borrow()
-            .is_pod_termination_requested(&pod.metadata.uid)
-        {
+        if is_to_end() {
             return SandboxFailure::Terminating;
         }
         let message = format!("Failed to create pod sandbox: {e}");

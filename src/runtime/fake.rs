@@ -2,9 +2,13 @@
 //!
 //! Nothing happens by itself. A container runs until the test ends it ([`Fake::exit`]), it is stopped, or its
 //! command says `exit N`; a command below `/nonexistent` cannot be started. Time is what [`Fake::set_now`] says.
-//! The fake also watches its caller: calls of one pod that overlap, and futures dropped before their end, are
-//! [`Fake::violations`].
+//! Calls are done at once unless [`Fake::set_latency`] says otherwise; then each takes a time of its own before and after
+//! it does its work, and [`Fake::next_deadline`] tells when one goes on.
+//!
+//! The fake also watches its caller: calls of one pod that overlap, futures dropped before their end, a second live
+//! sandbox of one pod and a second running instance of one container are [`Fake::violations`].
 
+use alloc::rc::Rc;
 use core::{cell::RefCell, future::poll_fn, net::IpAddr, pin::Pin, task::Poll, time::Duration};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -78,6 +82,8 @@ pub enum Trouble {
     FailsAfter(RuntimeError),
     /// The call does not go on until [`Fake::release`].
     Hangs,
+    /// The call takes this long, does nothing and fails with [`RuntimeError::Timeout`].
+    TimesOut(Duration),
 }
 
 /// One entry of the script of faults; the first that matches a call applies to it.
@@ -92,6 +98,10 @@ pub struct Fault {
     /// What happens to them.
     pub trouble: Trouble,
 }
+
+/// Is told of each operation that changes what runs of a pod, before it does anything: the method, the pod, and the
+/// container if one is concerned. What it answers becomes a violation.
+pub type Watch = Rc<dyn Fn(Op, &PodUid, Option<&ContainerStatus>) -> Option<String>>;
 
 /// What a container does about its stop signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,15 +131,46 @@ struct State {
     faults: Vec<Fault>,
     /// Calls that hang, by number, until released.
     hanging: BTreeMap<u64, Op>,
+    /// Calls that have begun and not ended, by number.
+    under_way: BTreeMap<u64, Op>,
+    /// Faults that hit, by what they did.
+    hits: BTreeMap<(Op, &'static str), u64>,
     next_call: u64,
     calls: VecDeque<(Op, String)>,
-    in_flight: BTreeSet<PodUid>,
+    /// What happens to pods now, and how many calls of it there are.
+    in_flight: BTreeMap<PodUid, (Op, u32)>,
     violations: Vec<String>,
     runtime: Option<(String, String)>,
     network: Option<(String, String)>,
     rung: bool,
     deaf: bool,
     wakers: Vec<Waker>,
+    /// Calls that wait for a time, by number.
+    deadlines: BTreeMap<u64, Mono>,
+    latency: Option<Latency>,
+    watch: Option<Watch>,
+    /// The caller was killed: its calls go nowhere.
+    orphaned: bool,
+    changes: u64,
+}
+
+/// How long calls take.
+struct Latency {
+    random: u64,
+    max_ms: u64,
+}
+
+impl Latency {
+    /// Half of all steps take no time, so that some still coincide.
+    fn draw(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        match self.random & 1 {
+            0 => 0,
+            _ => (self.random >> 1) % (self.max_ms + 1),
+        }
+    }
 }
 
 impl State {
@@ -165,6 +206,22 @@ impl State {
         status.pid = 0;
         self.rung |= !self.deaf;
         true
+    }
+
+    /// What is wrong with starting this instance while another one of its container runs.
+    fn second_instance(&self, id: &ContainerId) -> Option<String> {
+        let own = &self.containers.get(id)?.status;
+        let uid = self.uid_of(&own.sandbox);
+        let running = self.containers.values().find(|other| {
+            other.status.state == ContainerState::Running
+                && other.status.name == own.name
+                && self.uid_of(&other.status.sandbox) == uid
+        })?;
+        let first = &running.status.id;
+        Some(format!(
+            "a second instance of container {} of pod {uid} beside {first}",
+            own.name
+        ))
     }
 
     fn kill_all(&mut self, sandbox: &SandboxId) {
@@ -255,10 +312,17 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.fake.change(|state| {
             state.hanging.remove(&self.number);
-            if let Some(uid) = &self.uid {
-                state.in_flight.remove(uid);
+            state.under_way.remove(&self.number);
+            state.deadlines.remove(&self.number);
+            if let Some(uid) = &self.uid
+                && let Some((_, calls)) = state.in_flight.get_mut(uid)
+            {
+                *calls -= 1;
+                if *calls == 0 {
+                    state.in_flight.remove(uid);
+                }
             }
-            if !self.finished {
+            if !self.finished && !state.orphaned {
                 let text = format!("{:?} was dropped before its end", self.op);
                 state.violations.push(text);
             }
@@ -285,6 +349,81 @@ impl Fake {
             state.now = state.now.max(now);
             state.wall = wall;
         });
+    }
+
+    /// Makes each call take up to `max_ms` before it does its work and again after it; 0 ends that.
+    pub fn set_latency(&self, max_ms: u64, seed: u64) {
+        let random = seed | 1;
+        self.change(|state| {
+            state.latency = (max_ms > 0).then_some(Latency { random, max_ms });
+        });
+    }
+
+    /// When the first call that waits for a time goes on.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Mono> {
+        self.state.borrow().deadlines.values().min().copied()
+    }
+
+    /// Has each operation on pods told to `watch`.
+    pub fn set_watch(&self, watch: Option<Watch>) {
+        self.change(|state| state.watch = watch);
+    }
+
+    /// As when the caller is killed: calls under way are done or not, but nobody hears of it and none begins, until the
+    /// next caller says that it is there.
+    pub fn set_orphaned(&self, orphaned: bool) {
+        self.change(|state| state.orphaned = orphaned);
+    }
+
+    /// Grows with everything that happens here.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.state.borrow().changes
+    }
+
+    /// Lets all calls that hang go on and forgets the faults that have not hit yet.
+    pub fn heal(&self) {
+        self.change(|state| {
+            state.faults.clear();
+            state.hanging.clear();
+            state.latency = None;
+        });
+    }
+
+    /// All that is there, sorted by UID.
+    #[must_use]
+    pub fn pods(&self) -> Vec<PodRuntimeStatus> {
+        self.state.borrow().pods()
+    }
+
+    /// Whether a container of the pod runs.
+    #[must_use]
+    pub fn runs(&self, uid: &PodUid) -> bool {
+        let state = self.state.borrow();
+        let mut instances = state.containers.values();
+        instances.any(|instance| {
+            instance.status.state == ContainerState::Running
+                && state.uid_of(&instance.status.sandbox) == *uid
+        })
+    }
+
+    /// Whether a container inside of the sandbox runs.
+    #[must_use]
+    pub fn runs_inside(&self, sandbox: &SandboxId) -> bool {
+        let state = self.state.borrow();
+        let mut instances = state.containers.values();
+        instances.any(|instance| {
+            instance.status.state == ContainerState::Running && instance.status.sandbox == *sandbox
+        })
+    }
+
+    /// Whether the pod has a sandbox that is ready.
+    #[must_use]
+    pub fn has_live_sandbox(&self, uid: &PodUid) -> bool {
+        let state = self.state.borrow();
+        let mut sandboxes = state.sandboxes.values();
+        sandboxes.any(|(status, _)| status.uid == *uid && status.state == SandboxState::Ready)
     }
 
     /// Puts an image into the store and returns its id.
@@ -316,9 +455,27 @@ impl Fake {
         self.change(|state| state.faults.push(fault));
     }
 
+    /// Calls that have begun and not ended.
+    #[must_use]
+    pub fn under_way(&self) -> Vec<Op> {
+        self.state.borrow().under_way.values().copied().collect()
+    }
+
+    /// Calls that a fault has hit: "fails", "fails after", "hangs", "times out". Stops that ended in a kill: "uses the grace
+    /// up".
+    #[must_use]
+    pub fn hits(&self) -> BTreeMap<(Op, &'static str), u64> {
+        self.state.borrow().hits.clone()
+    }
+
     /// Lets every hanging call of `op` go on.
     pub fn release(&self, op: Op) {
         self.change(|state| state.hanging.retain(|_, hanging| *hanging != op));
+    }
+
+    /// Lets every hanging call go on.
+    pub fn release_all(&self) {
+        self.change(|state| state.hanging.clear());
     }
 
     /// Calls of `op` that hang now.
@@ -410,6 +567,7 @@ impl Fake {
     fn change<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
         let (result, wakers) = {
             let mut state = self.state.borrow_mut();
+            state.changes += 1;
             let result = with(&mut state);
             (result, core::mem::take(&mut state.wakers))
         };
@@ -440,22 +598,34 @@ impl Fake {
         op: Op,
         target: &str,
         uid: Option<PodUid>,
+        container: Option<&ContainerId>,
     ) -> Result<Running<'_>, RuntimeError> {
+        if self.state.borrow().orphaned {
+            core::future::pending::<()>().await;
+        }
         let mut watched = uid.clone().filter(|_| op.is_pod_operation());
+        if let Some(uid) = &watched {
+            self.tell_watch(op, uid, container);
+        }
         let (number, trouble) = self.change(|state| {
             state.next_call += 1;
             let number = state.next_call;
+            state.under_way.insert(number, op);
             if state.calls.len() >= MAX_CALLS {
                 state.calls.pop_front();
             }
             state.calls.push_back((op, target.into()));
-            if let Some(uid) = &watched
-                && !state.in_flight.insert(uid.clone())
-            {
-                let text = format!("{op:?} overlaps another operation of pod {uid}");
-                state.violations.push(text);
-                // The first one keeps the pod.
-                watched = None;
+            if let Some(uid) = &watched {
+                let (first, calls) = state.in_flight.entry(uid.clone()).or_insert((op, 0));
+                // Containers of one pod are stopped together.
+                if *calls == 0 || (op == Op::StopContainer && *first == op) {
+                    *calls += 1;
+                } else {
+                    let text = format!("{op:?} overlaps {first:?} of pod {uid}");
+                    state.violations.push(text);
+                    // The first one keeps the pod.
+                    watched = None;
+                }
             }
             let hit = state.faults.iter_mut().find(|fault| {
                 let concerned = |wanted: &String| {
@@ -468,6 +638,15 @@ impl Fake {
                 fault.trouble.clone()
             });
             state.faults.retain(|fault| fault.times > 0);
+            if let Some(trouble) = &trouble {
+                let how = match trouble {
+                    Trouble::Fails(_) => "fails",
+                    Trouble::FailsAfter(_) => "fails after",
+                    Trouble::Hangs => "hangs",
+                    Trouble::TimesOut(_) => "times out",
+                };
+                *state.hits.entry((op, how)).or_default() += 1;
+            }
             if trouble == Some(Trouble::Hangs) {
                 state.hanging.insert(number, op);
             }
@@ -489,8 +668,48 @@ impl Fake {
                 self.wait(|state| (!state.hanging.contains_key(&number)).then_some(()))
                     .await;
             }
+            Some(Trouble::TimesOut(after)) => {
+                self.pass(number, after).await;
+                let what = format!("{op:?}");
+                return running.finish(Err(RuntimeError::Timeout { what, after }));
+            }
         }
+        self.lag(number).await;
         Ok(running)
+    }
+
+    /// Lets `time` pass for a call.
+    async fn pass(&self, number: u64, time: Duration) {
+        let at = self.change(|state| {
+            let at = state.now + time;
+            state.deadlines.insert(number, at);
+            at
+        });
+        let over = |state: &mut State| (state.now >= at).then_some(());
+        self.wait(over).await;
+        self.change(|state| state.deadlines.remove(&number));
+    }
+
+    /// Lets the time pass that a step of a call takes.
+    async fn lag(&self, number: u64) {
+        let drawn = {
+            let mut state = self.state.borrow_mut();
+            state.latency.as_mut().map_or(0, Latency::draw)
+        };
+        if drawn > 0 {
+            self.pass(number, Duration::from_millis(drawn)).await;
+        }
+    }
+
+    fn tell_watch(&self, op: Op, uid: &PodUid, container: Option<&ContainerId>) {
+        let (watch, status) = {
+            let state = self.state.borrow();
+            let instance = container.and_then(|id| state.containers.get(id));
+            (state.watch.clone(), instance.map(|i| i.status.clone()))
+        };
+        if let Some(text) = watch.and_then(|watch| watch(op, uid, status.as_ref())) {
+            self.change(|state| state.violations.push(text));
+        }
     }
 
     /// Makes a call that is done in one step.
@@ -499,12 +718,14 @@ impl Fake {
         op: Op,
         target: &str,
         uid: Option<PodUid>,
+        container: Option<&'a ContainerId>,
         act: impl FnOnce(&mut State) -> Result<T, RuntimeError> + 'a,
     ) -> Call<'a, T> {
         let target = target.to_owned();
         Box::pin(async move {
-            let running = self.begin(op, &target, uid).await?;
+            let running = self.begin(op, &target, uid, container).await?;
             let result = self.change(act);
+            self.lag(running.number).await;
             running.finish(result)
         })
     }
@@ -570,7 +791,7 @@ impl Runtime for Fake {
     }
 
     fn status(&self) -> Call<'_, RuntimeStatus> {
-        self.at_once(Op::Status, "", None, |state| {
+        self.at_once(Op::Status, "", None, None, |state| {
             Ok(RuntimeStatus {
                 runtime_ready: condition(state.runtime.as_ref()),
                 network_ready: condition(state.network.as_ref()),
@@ -579,7 +800,7 @@ impl Runtime for Fake {
     }
 
     fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
-        self.at_once(Op::ListPods, "", None, |state| Ok(state.pods()))
+        self.at_once(Op::ListPods, "", None, None, |state| Ok(state.pods()))
     }
 
     fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
@@ -588,6 +809,7 @@ impl Runtime for Fake {
             Op::PodStatus,
             &uid.clone(),
             Some(uid.clone()),
+            None,
             move |state| {
                 let known = state.pods().into_iter().find(|pod| pod.uid == uid);
                 Ok(known.unwrap_or_else(|| PodRuntimeStatus {
@@ -604,36 +826,49 @@ impl Runtime for Fake {
 
     fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
         let uid = &config.uid;
-        self.at_once(Op::RunPodSandbox, uid, Some(uid.clone()), move |state| {
-            let id = SandboxId::new(instance_id(uid, "", config.attempt));
-            if state.sandboxes.contains_key(&id) {
-                return Err(RuntimeError::Failed(format!("sandbox {id} exists")));
-            }
-            let created = state.order();
-            let on_host = config.namespaces.network == NamespaceMode::Node;
-            let [.., high, low] = created.1.to_be_bytes();
-            let ip = IpAddr::from([10, 88, high, low]);
-            let status = SandboxStatus {
-                id: id.clone(),
-                uid: uid.clone(),
-                name: config.name.clone(),
-                namespace: config.namespace.clone(),
-                attempt: config.attempt,
-                state: SandboxState::Ready,
-                created,
-                created_at: state.wall,
-                ips: if on_host { Vec::new() } else { vec![ip] },
-                namespaces: config.namespaces,
-            };
-            let record = (status.clone(), config.log_directory.clone());
-            state.sandboxes.insert(id, record);
-            Ok(status)
-        })
+        self.at_once(
+            Op::RunPodSandbox,
+            uid,
+            Some(uid.clone()),
+            None,
+            move |state| {
+                let id = SandboxId::new(instance_id(uid, "", config.attempt));
+                if state.sandboxes.contains_key(&id) {
+                    return Err(RuntimeError::Failed(format!("sandbox {id} exists")));
+                }
+                let ready = |(other, _): &&(SandboxStatus, String)| {
+                    other.uid == *uid && other.state == SandboxState::Ready
+                };
+                if state.sandboxes.values().any(|other| ready(&other)) {
+                    let text = format!("a second live sandbox of pod {uid}");
+                    state.violations.push(text);
+                }
+                let created = state.order();
+                let on_host = config.namespaces.network == NamespaceMode::Node;
+                let [.., high, low] = created.1.to_be_bytes();
+                let ip = IpAddr::from([10, 88, high, low]);
+                let status = SandboxStatus {
+                    id: id.clone(),
+                    uid: uid.clone(),
+                    name: config.name.clone(),
+                    namespace: config.namespace.clone(),
+                    attempt: config.attempt,
+                    state: SandboxState::Ready,
+                    created,
+                    created_at: state.wall,
+                    ips: if on_host { Vec::new() } else { vec![ip] },
+                    namespaces: config.namespaces,
+                };
+                let record = (status.clone(), config.log_directory.clone());
+                state.sandboxes.insert(id, record);
+                Ok(status)
+            },
+        )
     }
 
     fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
         let (target, uid) = self.uid_of(id);
-        self.at_once(Op::StopPodSandbox, &target, uid, move |state| {
+        self.at_once(Op::StopPodSandbox, &target, uid, None, move |state| {
             state.kill_all(id);
             state.close_sandbox(id);
             Ok(())
@@ -642,7 +877,7 @@ impl Runtime for Fake {
 
     fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
         let (target, uid) = self.uid_of(id);
-        self.at_once(Op::RemovePodSandbox, &target, uid, move |state| {
+        self.at_once(Op::RemovePodSandbox, &target, uid, None, move |state| {
             state.sandboxes.remove(id);
             state
                 .containers
@@ -657,7 +892,7 @@ impl Runtime for Fake {
         config: &'a ContainerConfig,
     ) -> Call<'a, ContainerId> {
         let (_, uid) = self.uid_of(sandbox);
-        self.at_once(Op::CreateContainer, &config.name, uid, move |state| {
+        self.at_once(Op::CreateContainer, &config.name, uid, None, move |state| {
             let Some((inside, logs)) = state.sandboxes.get(sandbox) else {
                 return Err(not_found("sandbox", sandbox));
             };
@@ -708,8 +943,11 @@ impl Runtime for Fake {
 
     fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
-        self.at_once(Op::StartContainer, &target, uid, move |state| {
+        self.at_once(Op::StartContainer, &target, uid, Some(id), move |state| {
             let (now, wall) = (state.now, state.wall);
+            if let Some(text) = state.second_instance(id) {
+                state.violations.push(text);
+            }
             let Some(instance) = state.containers.get_mut(id) else {
                 return Err(not_found("container", id));
             };
@@ -746,7 +984,9 @@ impl Runtime for Fake {
     fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
         Box::pin(async move {
-            let running = self.begin(Op::StopContainer, &target, uid).await?;
+            let running = self
+                .begin(Op::StopContainer, &target, uid, Some(id))
+                .await?;
             let deadline = self.change(|state| {
                 let what = state.on_stop.get(&target).copied();
                 match what.unwrap_or(OnStop::Exits(TERMINATED)) {
@@ -754,23 +994,28 @@ impl Runtime for Fake {
                     OnStop::Exits(code) => state.end(id, code, ""),
                     OnStop::Ignores => false,
                 };
-                state.now + grace
+                let deadline = state.now + grace;
+                state.deadlines.insert(running.number, deadline);
+                deadline
             });
             let over = |state: &mut State| {
                 let runs = |instance: &Instance| instance.status.state == ContainerState::Running;
-                if state.now >= deadline {
-                    state.end(id, KILLED, "");
+                if state.now >= deadline && state.end(id, KILLED, "") {
+                    let hit = (Op::StopContainer, "uses the grace up");
+                    *state.hits.entry(hit).or_default() += 1;
                 }
                 (!state.containers.get(id).is_some_and(runs)).then_some(())
             };
             self.wait(over).await;
+            self.change(|state| state.deadlines.remove(&running.number));
+            self.lag(running.number).await;
             running.finish(Ok(()))
         })
     }
 
     fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
-        self.at_once(Op::RemoveContainer, &target, uid, move |state| {
+        self.at_once(Op::RemoveContainer, &target, uid, Some(id), move |state| {
             state.containers.remove(id);
             Ok(())
         })
@@ -778,7 +1023,7 @@ impl Runtime for Fake {
 
     fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
-        self.at_once(Op::ReopenLog, &target, uid, move |state| {
+        self.at_once(Op::ReopenLog, &target, uid, Some(id), move |state| {
             let known = state.containers.contains_key(id);
             known
                 .then_some(())
@@ -794,7 +1039,7 @@ impl Runtime for Fake {
         limit: usize,
     ) -> Call<'a, ExecOutput> {
         let (target, uid) = self.names_of(id);
-        self.at_once(Op::Exec, &target, uid, move |state| {
+        self.at_once(Op::Exec, &target, uid, Some(id), move |state| {
             let Some(instance) = state.containers.get(id) else {
                 return Err(not_found("container", id));
             };
@@ -824,7 +1069,7 @@ impl Runtime for Fake {
     }
 
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
-        self.at_once(Op::ImageStatus, reference, None, move |state| {
+        self.at_once(Op::ImageStatus, reference, None, None, move |state| {
             let named = |image: &&Image| {
                 let mut names = image.repo_tags.iter().chain(&image.repo_digests);
                 image.id == reference || names.any(|name| name == reference)
@@ -834,14 +1079,14 @@ impl Runtime for Fake {
     }
 
     fn list_images(&self) -> Call<'_, Vec<Image>> {
-        self.at_once(Op::ListImages, "", None, |state| {
+        self.at_once(Op::ListImages, "", None, None, |state| {
             Ok(state.images.values().cloned().collect())
         })
     }
 
     fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
         Box::pin(async move {
-            let running = self.begin(Op::PullImage, reference, None).await?;
+            let running = self.begin(Op::PullImage, reference, None, None).await?;
             let offered = self.state.borrow().offered.contains(reference);
             let result = match offered {
                 true => Ok(self.add_image(reference)),
@@ -852,7 +1097,7 @@ impl Runtime for Fake {
     }
 
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
-        self.at_once(Op::RemoveImage, id, None, move |state| {
+        self.at_once(Op::RemoveImage, id, None, None, move |state| {
             let mut instances = state.containers.values();
             if let Some(user) = instances.find(|instance| instance.status.image_id == id) {
                 let text = format!("image {id} is used by container {}", user.status.id);
@@ -864,7 +1109,7 @@ impl Runtime for Fake {
     }
 
     fn image_fs_info(&self) -> Call<'_, FsInfo> {
-        self.at_once(Op::ImageFsInfo, "", None, |_| {
+        self.at_once(Op::ImageFsInfo, "", None, None, |_| {
             Ok(FsInfo {
                 capacity_bytes: 1 << 34,
                 available_bytes: 1 << 33,

@@ -7,6 +7,7 @@ mod fuzz;
 mod image;
 mod install;
 mod process;
+mod sim;
 mod spec;
 mod stage;
 mod test;
@@ -26,6 +27,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE]
+  sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
 ";
 
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         "demo" => demo::run(),
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "sim" => sim::run(&env::args().skip(2).collect::<Vec<_>>()),
         "spec" => spec::run(),
         "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),

@@ -91,6 +91,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         ]),
         &mut skipped,
     );
+    step("simulation", &mut crate::sim::ci(false), &mut skipped);
+    step(
+        "simulation on disk",
+        &mut crate::sim::ci(true),
+        &mut skipped,
+    );
     let has_kvm = vm::accelerator() == "kvm";
     if (has_kvm && is_root()) || !words.is_empty() {
         let mut command = cargo();
@@ -125,7 +131,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         println!("Skipped: {what}");
     }
     if failed.is_empty() {
-        println!("All passed: format, lints, documentation, budgets, fuzz, tests.");
+        println!("All passed: format, lints, documentation, budgets, fuzz, simulation, tests.");
         Ok(())
     } else {
         Err(format!("failed: {}", failed.join(", ")).into())

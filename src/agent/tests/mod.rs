@@ -2,4 +2,4 @@
 
 mod life;
 mod trouble;
-mod world;
+pub(super) mod world;

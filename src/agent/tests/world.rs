@@ -30,39 +30,56 @@ use super::super::{
 use crate::{
     api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
     cgroup::{Cgroups, Hierarchy},
-    config,
+    config::{self, Config},
     logic::static_pod,
     runtime::{Runtime as _, fake::Fake},
     source::Snapshot,
     sys::lane::Lane,
-    volume::Volumes,
+    volume::{Volumes, in_memory::InMemory},
 };
 
 /// Image that is there from the beginning.
-pub(super) const IMAGE: &str = "busybox:1";
+pub(in crate::agent) const IMAGE: &str = "busybox:1";
 /// Name of the node.
-const NODE: &str = "node";
+pub(in crate::agent) const NODE: &str = "node";
 /// Seconds since the epoch when the clock says 0.
 const EPOCH_S: i64 = 1_700_000_000;
 
 /// Time as tests want it.
 #[derive(Debug, Default)]
-struct Hands {
+pub(in crate::agent) struct Hands {
     now: Cell<Mono>,
+    /// Seconds by which the wall clock is off.
+    off_s: Cell<i64>,
     alarms: RefCell<Vec<(Mono, Waker)>>,
 }
 
 impl Hands {
-    fn wall(&self) -> Wall {
-        let Mono(ms) = self.now.get();
-        Wall(EPOCH_S * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
+    pub(in crate::agent) const fn now(&self) -> Mono {
+        self.now.get()
     }
 
-    fn next_alarm(&self) -> Option<Mono> {
+    pub(in crate::agent) fn wall(&self) -> Wall {
+        let Mono(ms) = self.now.get();
+        let second = EPOCH_S + self.off_s.get();
+        Wall(second * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
+    }
+
+    /// Sets the wall clock alone.
+    pub(in crate::agent) fn jump(&self, by_s: i64) {
+        self.off_s.set(self.off_s.get() + by_s);
+    }
+
+    /// Nobody waits any more.
+    pub(in crate::agent) fn forget_alarms(&self) {
+        self.alarms.take();
+    }
+
+    pub(in crate::agent) fn next_alarm(&self) -> Option<Mono> {
         self.alarms.borrow().iter().map(|(at, _)| *at).min()
     }
 
-    fn set(&self, now: Mono) {
+    pub(in crate::agent) fn set(&self, now: Mono) {
         self.now.set(now);
         let all = self.alarms.take();
         let (due, later) = all.into_iter().partition(|(at, _)| *at <= now);
@@ -72,7 +89,7 @@ impl Hands {
     }
 }
 
-struct TestClock(Rc<Hands>);
+pub(in crate::agent) struct TestClock(pub(in crate::agent) Rc<Hands>);
 
 impl Clock for TestClock {
     fn now(&self) -> Mono {
@@ -130,7 +147,8 @@ impl World {
         let executor = Rc::new(LocalExecutor::new());
         let (events, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
         let (relist, asked) = smol::channel::bounded(1);
-        let ctx = Rc::new(context(&root, Rc::clone(&fake), Rc::clone(&hands), relist));
+        let template = Template::new(&root, &[]);
+        let ctx = Rc::new(template.context(Rc::clone(&fake), Rc::clone(&hands), relist));
         backoff_store::restore(&ctx);
         let agent = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
@@ -295,68 +313,124 @@ impl Drop for World {
     }
 }
 
-fn context(root: &Path, fake: Rc<Fake>, hands: Rc<Hands>, relist: Sender<()>) -> Ctx {
-    let file = root.join("config.yaml");
-    let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-    fs::write(&file, head).expect("write");
-    let mut words: Vec<OsString> = vec![
-        "--cgroups-per-qos=false".into(),
-        "--enforce-node-allocatable=none".into(),
-        "--resolv-conf=".into(),
-        format!("--hostname-override={NODE}").into(),
-        "--config".into(),
-        file.into(),
-    ];
-    for (flag, dir) in [
-        ("--root-dir", "root"),
-        ("--run-dir", "run"),
-        ("--pod-manifest-path", "manifests"),
-        ("--image-dir", "images"),
-        ("--pod-logs-dir", "logs"),
-        ("--container-log-dir", "links"),
-    ] {
-        fs::create_dir_all(root.join(dir)).expect("directory");
-        words.extend([flag.into(), root.join(dir).into()]);
+/// What an agent needs to know, read once for many of them.
+pub(in crate::agent) struct Template {
+    cfg: Config,
+    node: NodeFacts,
+    root: PathBuf,
+    volumes: Volumes,
+}
+
+impl Template {
+    /// For agents with their directories below `root`, which `more` flags may change.
+    pub(in crate::agent) fn new(root: &Path, more: &[&str]) -> Self {
+        let file = root.join("config.yaml");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        fs::write(&file, head).expect("write");
+        let mut words: Vec<OsString> = vec![
+            "--cgroups-per-qos=false".into(),
+            "--enforce-node-allocatable=none".into(),
+            "--resolv-conf=".into(),
+            format!("--hostname-override={NODE}").into(),
+            "--config".into(),
+            file.into(),
+        ];
+        words.extend(more.iter().map(Into::into));
+        for (flag, dir) in [
+            ("--root-dir", "root"),
+            ("--run-dir", "run"),
+            ("--pod-manifest-path", "manifests"),
+            ("--image-dir", "images"),
+            ("--pod-logs-dir", "logs"),
+            ("--container-log-dir", "links"),
+        ] {
+            fs::create_dir_all(root.join(dir)).expect("directory");
+            words.extend([flag.into(), root.join(dir).into()]);
+        }
+        let flags = config::flags::parse(words, root).expect("flags");
+        let node = NodeFacts {
+            name: NODE.into(),
+            host_ips: vec!["192.0.2.1".parse().expect("address")],
+            memory_bytes: 1 << 30,
+            cpu_milli: 4000,
+            storage_bytes: 1 << 34,
+            swap_bytes: 0,
+            hugepage_sizes: Vec::new(),
+            hugepages_bytes: 0,
+            pids: 1000,
+            kept: Default::default(),
+        };
+        let cfg = config::load(flags, &config::Host::default())
+            .expect("configuration")
+            .config;
+        Self {
+            volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
+            cfg,
+            node,
+            root: root.into(),
+        }
     }
-    let flags = config::flags::parse(words, root).expect("flags");
-    let cfg = config::load(flags, &config::Host::default())
-        .expect("configuration")
-        .config;
-    let node = NodeFacts {
-        name: NODE.into(),
-        host_ips: vec!["192.0.2.1".parse().expect("address")],
-        memory_bytes: 1 << 30,
-        cpu_milli: 4000,
-        storage_bytes: 1 << 34,
-        swap_bytes: 0,
-        hugepage_sizes: Vec::new(),
-        hugepages_bytes: 0,
-        pids: 1000,
-        kept: Default::default(),
-    };
-    let mount = format!(
-        "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
-        root.join("cgroup").display()
-    );
-    let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
-    let kernel = (6, 1);
-    Ctx::new(Parts {
-        admission_facts: admission::facts(&cfg, &node, kernel, false).expect("facts"),
-        node_context: generation::node_context(
-            &cfg,
-            &node,
-            cgroups::settings(&cfg, &node, &cgroups),
-        ),
-        node,
-        clock: Box::new(TestClock(hands)),
-        runtime: fake,
-        volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
-        cgroups,
-        disk: Lane::inline(),
-        unpack: Lane::inline(),
-        relist,
-        cfg,
-    })
+
+    /// Forgets what earlier machines left on disk.
+    pub(in crate::agent) fn wipe(&self) {
+        let _ = fs::remove_file(self.cfg.dirs.run.join("backoff.json"));
+        for dir in fs::read_dir(self.cfg.dirs.root.join("pods"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let _ = fs::remove_dir_all(dir.path());
+        }
+    }
+
+    /// An agent's context on a disk that is nowhere.
+    pub(in crate::agent) fn context_in_memory(
+        &self,
+        fake: Rc<Fake>,
+        hands: Rc<Hands>,
+        relist: Sender<()>,
+        disk: &InMemory,
+    ) -> Ctx {
+        let ctx = self.context(fake, hands, relist);
+        Ctx {
+            store: ctx.store.in_memory(disk.clone()),
+            volumes: ctx.volumes.in_memory(disk.clone()),
+            ..ctx
+        }
+    }
+
+    /// An agent's context.
+    pub(in crate::agent) fn context(
+        &self,
+        fake: Rc<Fake>,
+        hands: Rc<Hands>,
+        relist: Sender<()>,
+    ) -> Ctx {
+        let (cfg, node) = (self.cfg.clone(), self.node.clone());
+        let mount = format!(
+            "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
+            self.root.join("cgroup").display()
+        );
+        let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
+        let kernel = (6, 1);
+        Ctx::new(Parts {
+            admission_facts: admission::facts(&cfg, &node, kernel, false).expect("facts"),
+            node_context: generation::node_context(
+                &cfg,
+                &node,
+                cgroups::settings(&cfg, &node, &cgroups),
+            ),
+            node,
+            clock: Box::new(TestClock(hands)),
+            runtime: fake,
+            volumes: self.volumes.clone(),
+            cgroups,
+            disk: Lane::inline(),
+            unpack: Lane::inline(),
+            relist,
+            cfg,
+        })
+    }
 }
 
 /// A manifest with one container `c`; `more` is laid over its spec.

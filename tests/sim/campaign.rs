@@ -1,0 +1,260 @@
+//! Many schedules, and what is left of one that fails.
+
+use alloc::rc::Rc;
+use core::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::Mutex,
+};
+
+use super::{
+    super::tests::world::Template,
+    counts::Counts,
+    dump,
+    input::{self, Timed},
+    machine::Machine,
+};
+use crate::runtime::fake::Op;
+
+/// Time after the end of all trouble within which everything is as wanted: two of the longest back-offs, the time
+/// between syncs, and some housekeeping.
+const SETTLE_LIMIT: Duration = Duration::from_secs(900);
+/// The latest an event is, and a relist.
+const ARRIVAL: Duration = Duration::from_secs(11);
+/// Time for which nothing may happen then.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// A schedule that fails.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) seed: Option<u64>,
+    pub(super) schedule: Vec<Timed>,
+    pub(super) what: String,
+}
+
+/// What an agent of the simulation takes: more than a schedule from a seed ever has.
+const MAX_PODS: u32 = 8;
+/// The same for schedules from elsewhere.
+const MAX_PODS_REPLAYED: u32 = 110;
+
+/// What agents of this thread are made of, with their files below `root`.
+pub(super) struct Site {
+    template: Rc<Template>,
+    real_disk: bool,
+}
+
+impl Site {
+    /// For schedules from seeds.
+    fn new(root: &Path, real_disk: bool) -> Self {
+        Self::with(root, real_disk, MAX_PODS)
+    }
+
+    /// For schedules from elsewhere.
+    pub(super) fn for_replay(root: &Path, real_disk: bool) -> Self {
+        Self::with(root, real_disk, MAX_PODS_REPLAYED)
+    }
+
+    fn with(root: &Path, real_disk: bool, max_pods: u32) -> Self {
+        std::fs::create_dir_all(root.join("cgroup")).expect("directory");
+        Self {
+            template: Rc::new(Template::new(root, &[&format!("--max-pods={max_pods}")])),
+            real_disk,
+        }
+    }
+
+    fn machine(&self, journal: bool) -> Machine {
+        self.template.wipe();
+        Machine::new(Rc::clone(&self.template), self.real_disk, journal)
+    }
+}
+
+/// Runs one schedule to its end, then until everything is as wanted, then until nothing is left.
+fn run(site: &Site, schedule: &[Timed], journal: bool) -> (Result<(), String>, Machine) {
+    let mut machine = site.machine(journal);
+    let result = go(&mut machine, schedule);
+    (result, machine)
+}
+
+fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
+    let start = machine.now();
+    for timed in schedule {
+        machine.advance_to(start + Duration::from_millis(timed.at_ms))?;
+        machine.apply(&timed.input)?;
+    }
+    machine.heal()?;
+    // What is still on its way arrives, and what was lost without a sound is found.
+    let end = machine.now() + ARRIVAL;
+    machine.advance_to(end)?;
+    machine.deadlines_are_met()?;
+    settle(machine, "with all manifests")?;
+    machine.fake.take_calls();
+    let end = machine.now() + QUIET;
+    machine.advance_to(end)?;
+    let busy = |(op, _): &(Op, String)| {
+        matches!(
+            op,
+            Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer | Op::StopContainer
+        )
+    };
+    if !machine.is_restless()
+        && machine.journal.is_none()
+        && let Some((op, target)) = machine.fake.take_calls().into_iter().find(busy)
+    {
+        return Err(format!("{op:?} {target}, and nothing has changed"));
+    }
+    if !machine.is_restless() {
+        machine.is_settled()?;
+    }
+    machine.remove_all()?;
+    settle(machine, "without manifests")
+}
+
+fn settle(machine: &mut Machine, when: &str) -> Result<(), String> {
+    let start = machine.now();
+    loop {
+        let waited = machine.now() - start;
+        match machine.is_settled() {
+            Ok(()) => return Ok(()),
+            Err(e) if waited > SETTLE_LIMIT => return Err(format!("never settles {when}: {e}")),
+            Err(_) => {}
+        }
+        let step = if waited < Duration::from_secs(10) {
+            500
+        } else {
+            3000
+        };
+        let end = machine.now() + Duration::from_millis(step);
+        machine.advance_to(end)?;
+    }
+}
+
+/// Runs a schedule; what panics fails.
+fn attempt(site: &Site, schedule: &[Timed]) -> Result<Counts, String> {
+    let run = || {
+        let (result, machine) = run(site, schedule, false);
+        result.map(|()| machine.counted())
+    };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(format!("panic: {}", text.unwrap_or("?")))
+        }
+    }
+}
+
+/// Takes away what the failure does not need.
+fn shrink(site: &Site, mut failure: Failure) -> Failure {
+    let mut smaller = true;
+    while smaller {
+        smaller = false;
+        for index in (0..failure.schedule.len()).rev() {
+            let mut less = failure.schedule.clone();
+            less.remove(index);
+            if let Err(what) = attempt(site, &less) {
+                failure.schedule = less;
+                failure.what = what;
+                smaller = true;
+            }
+        }
+    }
+    failure
+}
+
+/// All there is to know about a failure.
+pub(super) fn report(site: &Site, failure: Failure) -> String {
+    use core::fmt::Write as _;
+    let mut text = format!("{}\n", failure.what);
+    if let Some(seed) = failure.seed {
+        let _ = writeln!(text, "again: cargo xtask sim --seed {seed}");
+    }
+    let failure = shrink(site, failure);
+    let _ = writeln!(text, "what is needed for it, to be given to --replay:");
+    for timed in &failure.schedule {
+        let line = serde_json::to_string(timed).expect("plain data");
+        let _ = writeln!(text, "{line}");
+    }
+    let _ = writeln!(text, "fails with: {}\nwhat happened:", failure.what);
+    let replay = || {
+        let (_, machine) = run(site, &failure.schedule, true);
+        machine.journal.clone()
+    };
+    if let Ok(Some(journal)) = catch_unwind(AssertUnwindSafe(replay)) {
+        for line in journal {
+            let _ = writeln!(text, "{line}");
+        }
+    }
+    text
+}
+
+/// Runs one schedule.
+pub(super) fn replay(
+    site: &Site,
+    seed: Option<u64>,
+    schedule: Vec<Timed>,
+) -> Result<Counts, Failure> {
+    attempt(site, &schedule).map_err(|what| Failure {
+        seed,
+        schedule,
+        what,
+    })
+}
+
+/// Runs the schedules of `count` seeds from `first` on in `jobs` threads with their files below `root`. Ends after so many
+/// `failures`.
+pub(super) fn run_many(
+    root: &Path,
+    real_disk: bool,
+    first: u64,
+    count: u64,
+    jobs: u64,
+    failures: u64,
+) -> Result<Counts, String> {
+    let next = AtomicU64::new(first);
+    let failed = AtomicU64::new(0);
+    let total = Mutex::new((Counts::default(), Vec::new()));
+    std::thread::scope(|scope| {
+        for job in 0..jobs {
+            let (next, failed, total) = (&next, &failed, &total);
+            let root = root.join(job.to_string());
+            scope.spawn(move || {
+                let site = Site::new(&root, real_disk);
+                while failed.load(Ordering::Relaxed) < failures {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        return;
+                    }
+                    match replay(&site, Some(seed), input::draw(seed)) {
+                        Ok(counts) => total.lock().expect("no panic").0.add(&counts),
+                        Err(failure) => {
+                            if failed.fetch_add(1, Ordering::Relaxed) < failures {
+                                let text = report(&site, failure);
+                                total.lock().expect("no panic").1.push(text);
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match total.into_inner().expect("no panic") {
+        (counts, none) if none.is_empty() => Ok(counts),
+        (_, texts) => Err(texts.join("\n")),
+    }
+}
+
+/// The schedule in a file of lines as [`report`] prints them, or in a dump of an agent.
+pub(super) fn read(text: &str) -> Result<Vec<Timed>, String> {
+    if text.contains("\"picolet\":") {
+        return dump::schedule(text);
+    }
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    lines
+        .map(|line| serde_json::from_str(line).map_err(|e| format!("{line}: {e}")))
+        .collect()
+}

@@ -1,0 +1,192 @@
+//! What happened in a campaign, so that one in which something never happened is no proof.
+
+use alloc::collections::BTreeMap;
+
+use crate::runtime::fake::Op;
+
+/// Something that schedules are to bring about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    /// The agent was killed while no call of the runtime was under way.
+    KilledAtRest,
+    /// The agent was killed when some container was created and not started.
+    KilledBeforeStart,
+    /// The agent was killed while it stopped a pod.
+    KilledWhileTerminating,
+    /// The agent was killed between the stop of a pod and the end of its last step.
+    KilledWhileTerminated,
+    /// The machine went down as well.
+    PowerCut,
+    /// `picolet stop --all` ended the agent.
+    StoppedAll,
+    EventLost,
+    EventDoubled,
+    EventLate,
+    /// An event overtook one that was sent before it.
+    EventsReordered,
+    /// Manifests were removed while the pod had a container that ran.
+    ForcedDeletion,
+    /// A pod was created under the uid of one on its way out.
+    SameUidAsked,
+    /// It got a slot of its own in the life of one agent.
+    SameUidCreated,
+    /// Two files spoke of one pod.
+    Double,
+    GraceShortened,
+    /// A call was told to end early.
+    Cancelled,
+    /// The table was told of a pod that was to end before its first call.
+    EndedUnstarted,
+    /// What an agent before this one left was ended by the runtime's word alone.
+    RuntimeOrphan,
+    DeadlineExceeded,
+    CrashLoopBackOff,
+    ImagePullBackOff,
+    /// A host port was taken.
+    PortRefused,
+    Succeeded,
+    Failed,
+    OutOfMemory,
+    SandboxLost,
+    Deaf,
+    RuntimeNotReady,
+    NetworkNotReady,
+    ClockForward,
+    ClockBack,
+}
+
+const ALL: [What; 31] = [
+    What::KilledAtRest,
+    What::KilledBeforeStart,
+    What::KilledWhileTerminating,
+    What::KilledWhileTerminated,
+    What::PowerCut,
+    What::StoppedAll,
+    What::EventLost,
+    What::EventDoubled,
+    What::EventLate,
+    What::EventsReordered,
+    What::ForcedDeletion,
+    What::SameUidAsked,
+    What::SameUidCreated,
+    What::Double,
+    What::GraceShortened,
+    What::Cancelled,
+    What::EndedUnstarted,
+    What::RuntimeOrphan,
+    What::DeadlineExceeded,
+    What::CrashLoopBackOff,
+    What::ImagePullBackOff,
+    What::PortRefused,
+    What::Succeeded,
+    What::Failed,
+    What::OutOfMemory,
+    What::SandboxLost,
+    What::Deaf,
+    What::RuntimeNotReady,
+    What::NetworkNotReady,
+    What::ClockForward,
+    What::ClockBack,
+];
+
+/// Calls during which the agent has to be killed at least once.
+const KILLED_IN: [Op; 13] = [
+    Op::Status,
+    Op::ListPods,
+    Op::PodStatus,
+    Op::RunPodSandbox,
+    Op::StopPodSandbox,
+    Op::RemovePodSandbox,
+    Op::CreateContainer,
+    Op::StartContainer,
+    Op::StopContainer,
+    Op::RemoveContainer,
+    Op::Exec,
+    Op::ImageStatus,
+    Op::PullImage,
+];
+
+/// How often.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counts {
+    /// Instants at which something happened.
+    pub(super) instants: u64,
+    /// Time that passed.
+    pub(super) virtual_ms: u64,
+    /// Agents that were killed.
+    pub(super) kills: u64,
+    what: [u64; ALL.len()],
+    killed_in: BTreeMap<Op, u64>,
+    /// Calls that went wrong, by how.
+    pub(super) faults: BTreeMap<(Op, &'static str), u64>,
+}
+
+impl Counts {
+    pub(super) const fn saw(&mut self, what: What) {
+        self.what[what as usize] += 1;
+    }
+
+    pub(super) fn killed_in(&mut self, op: Op) {
+        *self.killed_in.entry(op).or_default() += 1;
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.instants += other.instants;
+        self.virtual_ms += other.virtual_ms;
+        self.kills += other.kills;
+        for (sum, more) in self.what.iter_mut().zip(&other.what) {
+            *sum += more;
+        }
+        for (op, more) in &other.killed_in {
+            *self.killed_in.entry(*op).or_default() += more;
+        }
+        for (fault, more) in &other.faults {
+            *self.faults.entry(*fault).or_default() += more;
+        }
+    }
+
+    /// What never happened.
+    pub(super) fn missing(&self) -> Vec<String> {
+        let none = ALL.iter().filter(|what| self.what[**what as usize] == 0);
+        let mut missing: Vec<String> = none.map(|what| format!("{what:?}")).collect();
+        let grace = (Op::StopContainer, "uses the grace up");
+        if !self.faults.contains_key(&grace) {
+            missing.push(format!("{grace:?}"));
+        }
+        for op in KILLED_IN {
+            if !self.killed_in.contains_key(&op) {
+                missing.push(format!("killed in {op:?}"));
+            }
+            for how in ["fails", "fails after", "hangs", "times out"] {
+                if !self.faults.contains_key(&(op, how)) {
+                    missing.push(format!("{op:?} {how}"));
+                }
+            }
+        }
+        missing
+    }
+}
+
+impl core::fmt::Display for Counts {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        writeln!(
+            f,
+            "{} instants in {} days, {} agents killed",
+            self.instants,
+            self.virtual_ms / 86_400_000,
+            self.kills
+        )?;
+        for what in ALL {
+            write!(f, "{what:?} {}, ", self.what[what as usize])?;
+        }
+        write!(f, "\nkilled during: ")?;
+        for (op, count) in &self.killed_in {
+            write!(f, "{op:?} {count}, ")?;
+        }
+        write!(f, "\nwent wrong: ")?;
+        for ((op, how), count) in &self.faults {
+            write!(f, "{op:?} {how} {count}, ")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,783 @@
+//! One machine: its runtime and manifest directory, and the agent that runs on it, if one does. Time passes and things
+//! happen only as told.
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    rc::Rc,
+};
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+
+use smol::{
+    LocalExecutor, Task,
+    channel::{Receiver, Sender},
+};
+
+use super::{
+    super::{
+        backend::Command,
+        backoff_store,
+        core::Event,
+        ctx::Shared,
+        event_loop, manifests, pollers,
+        tests::world::{Hands, IMAGE, Template},
+    },
+    counts::{Counts, What},
+    input::{Call, Input, Random, Trouble},
+    pods::{LATER, Manifest},
+    rules::{Present, Rules},
+};
+use crate::{
+    api::{
+        ContainerId, Mono, PodUid, SandboxId,
+        cri::{ContainerState, SandboxState},
+        received::{Delivered, ReceivedPod},
+    },
+    logic::pod_worker::Stage,
+    runtime::{
+        RuntimeError,
+        fake::{Fake, Fault, OnStop, Op, Trouble as FakeTrouble},
+    },
+    source::Snapshot,
+    volume::in_memory::InMemory,
+};
+
+/// Steps of tasks at one instant; more means that tasks wake each other for ever.
+const MAX_STEPS: u32 = 200_000;
+/// A pod ends so long after its deadline at the latest, if nothing else is wrong: a failed sync is tried again within
+/// 10 s, with jitter.
+const MAX_LATE_S: i64 = 16;
+/// What the machine says it did, newest last.
+const MAX_JOURNAL: usize = 400;
+
+/// What an agent is on its way with, and how it is disturbed.
+#[derive(Debug)]
+struct Tamper {
+    lost: u64,
+    doubled: u64,
+    late: u64,
+    late_ms: u64,
+    random: Random,
+}
+
+/// A running agent.
+struct Agent {
+    ctx: Shared,
+    executor: Rc<LocalExecutor<'static>>,
+    task: Task<()>,
+    /// What was sent to the loop, by anyone.
+    sent: Receiver<Event>,
+    /// Into the loop.
+    inbox: Sender<Event>,
+    events: Sender<Event>,
+    /// Events on their way, by the time at which they arrive.
+    on_the_way: BTreeMap<(Mono, u64), Event>,
+    /// The source keeps its order.
+    last_config: Mono,
+    source: Sender<Snapshot>,
+    /// The source must read everything again.
+    read_again: Rc<Cell<bool>>,
+    /// What the source has told, by file.
+    told: BTreeMap<u8, Rc<ReceivedPod>>,
+    /// When it looks at the manifests for the first time.
+    source_due: Option<Mono>,
+    /// Told to stop: when the next one is started after this one has ended.
+    stopping: Option<u64>,
+}
+
+/// See the module's words.
+pub(super) struct Machine {
+    template: Rc<Template>,
+    /// Unless the template's directories are used.
+    disk: Option<InMemory>,
+    hands: Rc<Hands>,
+    pub(super) fake: Rc<Fake>,
+    agent: Option<Agent>,
+    files: BTreeMap<u8, (Manifest, Rc<ReceivedPod>)>,
+    uids: BTreeSet<PodUid>,
+    /// Pods that could have come to an end for good.
+    may_end: BTreeSet<PodUid>,
+    tamper: Tamper,
+    sequence: u64,
+    /// The next agent: when it starts, and how long its first look at the manifests takes.
+    restart: Option<(Mono, u64)>,
+    /// Steps until the agent is killed, and what then.
+    armed: Option<(u32, u64, u64, bool)>,
+    rules: Rules,
+    /// The wall clock was set: deadlines of pods are counted by it.
+    jumped: bool,
+    /// What the watch at the runtime looks at.
+    watched: Rc<RefCell<Option<Shared>>>,
+    pub(super) journal: Option<VecDeque<String>>,
+    counts: Counts,
+}
+
+impl Machine {
+    /// A machine without pods. Its disk is nowhere, unless it is to have a `real_disk`.
+    pub(super) fn new(template: Rc<Template>, real_disk: bool, journal: bool) -> Self {
+        let fake = Rc::new(Fake::new());
+        fake.add_image(IMAGE);
+        let hands = Rc::new(Hands::default());
+        hands.set(Mono(1000));
+        fake.set_now(hands.now(), hands.wall());
+        let watched = Rc::new(RefCell::new(None::<Shared>));
+        let seen = Rc::clone(&watched);
+        let runtime = Rc::downgrade(&fake);
+        fake.set_watch(Some(Rc::new(move |op, uid, container| {
+            let seen = seen.borrow();
+            let runtime = runtime.upgrade()?;
+            super::rules::at_the_runtime(seen.as_deref()?, &runtime, op, uid, container)
+        })));
+        let mut machine = Self {
+            template,
+            disk: (!real_disk).then(InMemory::default),
+            hands,
+            fake,
+            agent: None,
+            files: BTreeMap::new(),
+            uids: BTreeSet::new(),
+            may_end: BTreeSet::new(),
+            tamper: Tamper {
+                lost: 0,
+                doubled: 0,
+                late: 0,
+                late_ms: 1,
+                random: Random::new(0),
+            },
+            sequence: 0,
+            restart: None,
+            armed: None,
+            rules: Rules::default(),
+            jumped: false,
+            watched,
+            journal: journal.then(VecDeque::new),
+            counts: Counts::default(),
+        };
+        machine.start_agent(0);
+        machine
+    }
+
+    /// What has happened so far.
+    pub(super) fn counted(&self) -> Counts {
+        let mut counts = self.counts.clone();
+        counts.faults = self.fake.hits();
+        counts
+    }
+
+    pub(super) fn now(&self) -> Mono {
+        self.hands.now()
+    }
+
+    pub(super) fn note(&mut self, text: impl FnOnce() -> String) {
+        let now = self.hands.now().0;
+        if let Some(journal) = &mut self.journal {
+            if journal.len() >= MAX_JOURNAL {
+                journal.pop_front();
+            }
+            journal.push_back(format!("{now:>9} {}", text()));
+        }
+    }
+
+    fn start_agent(&mut self, source_ms: u64) {
+        self.fake.set_orphaned(false);
+        let executor = Rc::new(LocalExecutor::new());
+        let (events, sent) = smol::channel::bounded(event_loop::EVENT_QUEUE);
+        let (inbox, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
+        let (relist, asked) = smol::channel::bounded(1);
+        let (source, snapshots) = smol::channel::unbounded();
+        let read_again = Rc::new(Cell::new(false));
+        let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
+        let ctx: Shared = Rc::new(match &self.disk {
+            Some(disk) => self.template.context_in_memory(fake, hands, relist, disk),
+            None => self.template.context(fake, hands, relist),
+        });
+        backoff_store::restore(&ctx);
+        let task = executor.spawn({
+            let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
+            async move { event_loop::run(ctx, executor, queue, events).await }
+        });
+        let (status, housekeeping) = (Rc::clone(&ctx), Rc::clone(&ctx));
+        let (relists, garbage) = (Rc::clone(&ctx), Rc::clone(&ctx));
+        executor
+            .spawn(pollers::runtime_status(status, events.clone()))
+            .detach();
+        executor
+            .spawn(pollers::runtime(relists, asked, events.clone()))
+            .detach();
+        executor
+            .spawn(pollers::housekeeping(housekeeping, events.clone()))
+            .detach();
+        executor.spawn(pollers::container_gc(garbage)).detach();
+        executor
+            .spawn(deliver_all(
+                Rc::clone(&ctx),
+                snapshots,
+                events.clone(),
+                Rc::clone(&read_again),
+            ))
+            .detach();
+        *self.watched.borrow_mut() = Some(Rc::clone(&ctx));
+        self.rules.another_agent();
+        self.agent = Some(Agent {
+            ctx,
+            executor,
+            task,
+            sent,
+            inbox,
+            events,
+            on_the_way: BTreeMap::new(),
+            last_config: Mono(0),
+            source,
+            read_again,
+            told: BTreeMap::new(),
+            source_due: Some(self.now() + Duration::from_millis(source_ms)),
+            stopping: None,
+        });
+        self.note(|| "the agent starts".into());
+    }
+
+    /// Ends the agent as a signal that cannot be caught does, or takes away what is left of one that has ended.
+    fn kill_agent(&mut self) {
+        let Some(agent) = self.agent.take() else {
+            return;
+        };
+        if agent.stopping.is_some() && agent.task.is_finished() {
+            self.counts.saw(What::StoppedAll);
+        } else {
+            self.counts.kills += 1;
+            let calls = self.fake.under_way();
+            if calls.is_empty() {
+                self.counts.saw(What::KilledAtRest);
+            }
+            calls.into_iter().for_each(|op| self.counts.killed_in(op));
+            let pods = self.fake.pods();
+            let mut containers = pods.iter().flat_map(|pod| &pod.containers);
+            if containers.any(|c| c.state == ContainerState::Created) {
+                self.counts.saw(What::KilledBeforeStart);
+            }
+            let table = agent.ctx.table.borrow();
+            for stage in table.handles().filter_map(|h| table.stage(h)) {
+                match stage {
+                    Stage::Terminating => self.counts.saw(What::KilledWhileTerminating),
+                    Stage::Terminated => self.counts.saw(What::KilledWhileTerminated),
+                    _ => {}
+                }
+            }
+        }
+        self.note(|| "the agent is gone".into());
+        *self.watched.borrow_mut() = None;
+        self.fake.set_orphaned(true);
+        // The loop holds the executor, which holds the loop: it has to leave by itself.
+        let _ = agent.inbox.force_send(Event::Terminate);
+        for _ in 0..MAX_STEPS {
+            if agent.task.is_finished() || !agent.executor.try_tick() {
+                break;
+            }
+        }
+        assert!(agent.task.is_finished(), "the loop does not end");
+        self.hands.forget_alarms();
+    }
+
+    fn restart_later(&mut self, down_ms: u64, source_ms: u64) {
+        self.restart = Some((self.now() + Duration::from_millis(down_ms), source_ms));
+    }
+
+    /// What the manifest directory says now.
+    fn look(&mut self, everything: bool) {
+        let Some(agent) = &mut self.agent else {
+            return;
+        };
+        if agent.source_due.is_some() {
+            return;
+        }
+        let mut told = BTreeMap::new();
+        let mut pods = Vec::new();
+        for (file, pod) in visible(&self.files) {
+            let same = agent.told.get(&file).is_some_and(|t| Rc::ptr_eq(t, pod));
+            pods.push(if same && !everything {
+                Delivered::Known(pod.pod.metadata.uid.clone())
+            } else {
+                Delivered::Read(Box::new(ReceivedPod::clone(pod)))
+            });
+            told.insert(file, Rc::clone(pod));
+        }
+        agent.told = told;
+        let snapshot = Snapshot {
+            pods,
+            ..Snapshot::default()
+        };
+        let _ = agent.source.try_send(snapshot);
+    }
+
+    /// Moves events along. False if there was nothing to move.
+    fn pump(&mut self) -> bool {
+        let now = self.now();
+        let Some(agent) = &mut self.agent else {
+            return false;
+        };
+        let mut moved = false;
+        while let Ok(event) = agent.sent.try_recv() {
+            moved = true;
+            let tamper = &mut self.tamper;
+            let random = &mut tamper.random;
+            let losable = matches!(
+                event,
+                Event::Relisted(_) | Event::RuntimeStatus | Event::Housekeeping
+            );
+            if losable && random.percent(tamper.lost) {
+                self.counts.saw(What::EventLost);
+                continue;
+            }
+            if let Event::Relisted(what) = &event
+                && random.percent(tamper.doubled)
+            {
+                self.counts.saw(What::EventDoubled);
+                self.sequence += 1;
+                let at = now + Duration::from_millis(random.below(tamper.late_ms));
+                let again = Event::Relisted(what.clone());
+                agent.on_the_way.insert((at, self.sequence), again);
+            }
+            let mut at = now;
+            if random.percent(tamper.late) {
+                self.counts.saw(What::EventLate);
+                at = at + Duration::from_millis(random.below(tamper.late_ms));
+            }
+            if matches!(event, Event::Config(..) | Event::ObjectsChanged) {
+                at = at.max(agent.last_config);
+                agent.last_config = at;
+            }
+            self.sequence += 1;
+            if agent
+                .on_the_way
+                .last_key_value()
+                .is_some_and(|(k, _)| k.0 > at)
+            {
+                self.counts.saw(What::EventsReordered);
+            }
+            agent.on_the_way.insert((at, self.sequence), event);
+        }
+        while let Some(first) = agent.on_the_way.first_entry() {
+            if first.key().0 > now || agent.inbox.is_full() {
+                break;
+            }
+            moved = true;
+            let _ = agent.inbox.try_send(first.remove());
+        }
+        if agent.read_again.take() {
+            self.look(true);
+            return true;
+        }
+        moved
+    }
+
+    /// Runs everything that can run at this instant, and checks the rules.
+    fn settle(&mut self) -> Result<(), String> {
+        let mut steps = 0;
+        loop {
+            let due = self.restart.filter(|(at, _)| *at <= self.now());
+            if self.agent.is_none()
+                && let Some((_, source_ms)) = due
+            {
+                self.restart = None;
+                self.start_agent(source_ms);
+            }
+            let now = self.now();
+            if let Some(agent) = &mut self.agent
+                && agent.source_due.is_some_and(|at| at <= now)
+            {
+                agent.source_due = None;
+                self.look(true);
+            }
+            while let Some(agent) = &self.agent {
+                if !agent.executor.try_tick() {
+                    break;
+                }
+                steps += 1;
+                if steps > MAX_STEPS {
+                    return Err("tasks wake each other for ever".into());
+                }
+                if let Some((left, down_ms, source_ms, power)) = self.armed {
+                    if left > 0 {
+                        self.armed = Some((left - 1, down_ms, source_ms, power));
+                        continue;
+                    }
+                    self.armed = None;
+                    self.kill_agent();
+                    if power {
+                        self.note(|| "the machine goes down and comes up".into());
+                        self.fake.reboot();
+                        self.counts.saw(What::PowerCut);
+                    }
+                    self.restart_later(down_ms, source_ms);
+                }
+            }
+            if let Some(agent) = &self.agent
+                && agent.task.is_finished()
+            {
+                let Some(down_ms) = agent.stopping else {
+                    return Err("the loop has ended by itself".into());
+                };
+                self.kill_agent();
+                self.restart_later(down_ms, 0);
+                continue;
+            }
+            if !self.pump() {
+                break;
+            }
+        }
+        self.check()
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        if self.journal.is_some() {
+            for (op, target) in self.fake.take_calls() {
+                if !matches!(op, Op::ListPods | Op::Status) {
+                    self.note(|| format!("  {op:?} {target}"));
+                }
+            }
+        }
+        let mut violations = self.fake.violations();
+        // The runtime kills a command whose caller leaves.
+        violations.retain(|v| v != "Exec was dropped before its end");
+        if !violations.is_empty() {
+            return Err(violations.join("; "));
+        }
+        match &self.agent {
+            Some(agent) => self.rules.check(&agent.ctx, &self.fake, &mut self.counts),
+            None => Ok(()),
+        }
+    }
+
+    /// When something happens by itself next.
+    fn next_instant(&self) -> Option<Mono> {
+        let agent = self.agent.as_ref();
+        let on_the_way = agent.and_then(|a| a.on_the_way.keys().next().map(|(at, _)| *at));
+        [
+            self.hands.next_alarm(),
+            self.fake.next_deadline(),
+            on_the_way,
+            agent.and_then(|a| a.source_due),
+            self.restart.map(|(at, _)| at),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    fn set(&mut self, now: Mono) -> Result<(), String> {
+        self.counts.instants += 1;
+        self.hands.set(now);
+        self.fake.set_now(now, self.hands.wall());
+        self.settle()
+    }
+
+    /// Lets time pass, stopping at every instant at which something happens.
+    pub(super) fn advance_to(&mut self, end: Mono) -> Result<(), String> {
+        let start = self.now();
+        self.settle()?;
+        while let Some(at) = self.next_instant().filter(|at| *at <= end) {
+            // What is due already was just looked at: time has to move.
+            let at = at.max(self.now() + Duration::from_millis(1));
+            if at > end {
+                break;
+            }
+            self.set(at)?;
+        }
+        self.set(end)?;
+        self.counts.virtual_ms += end.0.saturating_sub(start.0);
+        Ok(())
+    }
+
+    fn nth_running(&self, nth: u8) -> Option<ContainerId> {
+        let mut running: Vec<ContainerId> = Vec::new();
+        for pod in self.fake.pods() {
+            let runs = |c: &&crate::api::cri::ContainerStatus| c.state == ContainerState::Running;
+            running.extend(pod.containers.iter().filter(runs).map(|c| c.id.clone()));
+        }
+        running.sort_unstable();
+        running.get(usize::from(nth)).cloned()
+    }
+
+    fn nth_sandbox(&self, nth: u8) -> Option<SandboxId> {
+        let pods = self.fake.pods();
+        let sandboxes = pods.iter().flat_map(|pod| &pod.sandboxes);
+        let mut live = sandboxes.filter(|s| s.state == SandboxState::Ready);
+        live.nth(usize::from(nth)).map(|s| s.id.clone())
+    }
+
+    /// Lets something happen.
+    pub(super) fn apply(&mut self, input: &Input) -> Result<(), String> {
+        self.note(|| format!("> {input:?}"));
+        match input {
+            Input::Put { file, pod } => {
+                let received: Rc<ReceivedPod> = Rc::from(pod.prepare());
+                let uid = received.pod.metadata.uid.clone();
+                if pod.kind.may_end() || pod.deleted_s.is_some() {
+                    self.may_end.insert(uid.clone());
+                }
+                self.uids.insert(uid);
+                let name = pod.name;
+                self.files.insert(*file, (pod.clone(), received));
+                if self.files.values().filter(|(m, _)| m.name == name).count() > 1 {
+                    self.counts.saw(What::Double);
+                }
+                self.look(false);
+            }
+            Input::Remove { file } => {
+                if let Some((_, pod)) = self.files.remove(file)
+                    && self.fake.runs(&pod.pod.metadata.uid)
+                {
+                    self.counts.saw(What::ForcedDeletion);
+                }
+                self.look(false);
+            }
+            Input::Exit { nth, code } => {
+                if let Some(id) = self.nth_running(*nth) {
+                    self.fake.exit(&id, *code);
+                }
+            }
+            Input::ExitIn { file, code } => {
+                let pod = self.files.get(file).map(|(_, pod)| &pod.pod);
+                let id = pod.and_then(|pod| {
+                    let mut containers = pod.spec.containers.iter();
+                    containers.find_map(|c| {
+                        let newest = self.fake.container(&pod.metadata.uid, &c.name)?;
+                        (newest.state == ContainerState::Running).then_some(newest.id)
+                    })
+                });
+                if let Some(id) = id {
+                    self.fake.exit(&id, *code);
+                }
+            }
+            Input::OutOfMemory { nth } => {
+                if let Some(id) = self.nth_running(*nth)
+                    && self.fake.oom_kill(&id)
+                {
+                    self.counts.saw(What::OutOfMemory);
+                }
+            }
+            Input::LoseSandbox { nth } => {
+                if let Some(id) = self.nth_sandbox(*nth) {
+                    self.fake.lose_sandbox(&id);
+                    self.counts.saw(What::SandboxLost);
+                }
+            }
+            Input::Ignore { container, ignores } => {
+                let what = if *ignores {
+                    OnStop::Ignores
+                } else {
+                    OnStop::Exits(143)
+                };
+                self.fake.on_stop(container, what);
+            }
+            Input::Fault {
+                call,
+                times,
+                trouble,
+            } => self.fake.add_fault(fault(*call, *times, *trouble)),
+            Input::Release => self.fake.release_all(),
+            Input::Latency { max_ms, seed } => self.fake.set_latency(*max_ms, *seed),
+            Input::Tamper {
+                lost,
+                doubled,
+                late,
+                late_ms,
+                seed,
+            } => {
+                self.tamper = Tamper {
+                    lost: *lost,
+                    doubled: *doubled,
+                    late: *late,
+                    late_ms: (*late_ms).max(1),
+                    random: Random::new(*seed),
+                };
+            }
+            Input::Deaf { deaf } => {
+                self.fake.set_deaf(*deaf);
+                self.counts.saw(What::Deaf);
+            }
+            Input::Offer => self.fake.offer_image(LATER),
+            Input::ImagesArrived => self.send(Event::ImagesArrived),
+            Input::Conditions { runtime, network } => {
+                let bad = |ok: &bool| (!ok).then_some(("Broken", "it is"));
+                self.fake.set_conditions(bad(runtime), bad(network));
+                if !runtime {
+                    self.counts.saw(What::RuntimeNotReady);
+                } else if !network {
+                    self.counts.saw(What::NetworkNotReady);
+                }
+            }
+            Input::Jump { by_s } => {
+                self.hands.jump(*by_s);
+                self.jumped = true;
+                self.counts.saw(match *by_s < 0 {
+                    true => What::ClockBack,
+                    false => What::ClockForward,
+                });
+                self.fake.set_now(self.now(), self.hands.wall());
+            }
+            Input::Crash {
+                after_steps,
+                down_ms,
+                source_ms,
+                power,
+            } => self.armed = Some((*after_steps, *down_ms, *source_ms, *power)),
+            Input::StopAll { down_ms } => {
+                if let Some(agent) = &mut self.agent {
+                    agent.stopping = Some(*down_ms);
+                    let (done, _) = smol::channel::bounded(1);
+                    self.send(Event::Command(Command::Stop { all: true, done }));
+                }
+            }
+        }
+        self.settle()
+    }
+
+    fn send(&self, event: Event) {
+        if let Some(agent) = &self.agent {
+            // A full queue: the client is told to try again.
+            let _ = agent.events.try_send(event);
+        }
+    }
+
+    /// Ends all trouble: from now on everything works, and only what is asked for happens.
+    pub(super) fn heal(&mut self) -> Result<(), String> {
+        self.note(|| "> all trouble ends".into());
+        self.armed = None;
+        self.fake.heal();
+        self.fake.set_deaf(false);
+        self.fake.set_conditions(None, None);
+        self.fake.offer_image(LATER);
+        self.tamper.lost = 0;
+        self.tamper.doubled = 0;
+        self.tamper.late = 0;
+        self.settle()
+    }
+
+    /// Whether every pod whose time was over some seconds ago has ended.
+    pub(super) fn deadlines_are_met(&self) -> Result<(), String> {
+        let Some(agent) = self.agent.as_ref().filter(|_| !self.jumped) else {
+            return Ok(());
+        };
+        let statuses = agent.ctx.statuses.borrow();
+        for (_, pod) in visible(&self.files) {
+            let uid = &pod.pod.metadata.uid;
+            let start = statuses.get(uid).and_then(|s| s.start_time);
+            let (Some(start), Some(limit_s)) = (start, pod.pod.spec.active_deadline_seconds) else {
+                continue;
+            };
+            let late_s = self.hands.wall().secs() - start.secs() - limit_s;
+            let table = agent.ctx.table.borrow();
+            let stage = table.handle(uid).and_then(|h| table.stage(h));
+            if late_s > MAX_LATE_S && stage == Some(Stage::Sync) {
+                return Err(format!("pod {uid} is {late_s} s beyond its deadline"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all manifests.
+    pub(super) fn remove_all(&mut self) -> Result<(), String> {
+        self.note(|| "> all manifests are removed".into());
+        self.files.clear();
+        self.look(false);
+        self.settle()
+    }
+
+    /// Whether everything is as the manifests want it, and if not, what is wrong.
+    pub(super) fn is_settled(&self) -> Result<(), String> {
+        let Some(agent) = &self.agent else {
+            return Err("no agent runs".into());
+        };
+        if agent.stopping.is_some() {
+            return Err("the agent ends".into());
+        }
+        let mut wanted = BTreeMap::new();
+        for (file, pod) in visible(&self.files) {
+            let meta = &pod.pod.metadata;
+            let may_end = self.may_end.contains(&meta.uid);
+            let manifest = &self.files[&file].0;
+            wanted.insert(meta.uid.clone(), (manifest, &pod.pod, may_end));
+        }
+        let present = Present {
+            ctx: &agent.ctx,
+            pods: self.fake.pods(),
+            uids: &self.uids,
+        };
+        present.is_as_wanted(&wanted)
+    }
+
+    /// Whether something is restarted for ever, or may end at any time, by intent.
+    pub(super) fn is_restless(&self) -> bool {
+        self.files
+            .values()
+            .any(|(m, _)| m.kind.loops() || m.kind == super::pods::Kind::Deadline)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.fake.set_watch(None);
+            self.kill_agent();
+        }
+    }
+}
+
+/// Files that count: of those that speak of one pod the last, as in the manifest directory (SRC-19).
+fn visible(files: &BTreeMap<u8, (Manifest, Rc<ReceivedPod>)>) -> Vec<(u8, &Rc<ReceivedPod>)> {
+    let mut names = BTreeSet::new();
+    let mut seen: Vec<_> = files
+        .iter()
+        .rev()
+        .filter(|(_, (manifest, _))| names.insert(manifest.name))
+        .map(|(file, (_, pod))| (*file, pod))
+        .collect();
+    seen.reverse();
+    seen
+}
+
+async fn deliver_all(
+    ctx: Shared,
+    snapshots: Receiver<Snapshot>,
+    events: Sender<Event>,
+    read_again: Rc<Cell<bool>>,
+) {
+    while let Ok(snapshot) = snapshots.recv().await {
+        match manifests::deliver(&ctx, snapshot, &events).await {
+            Ok(delivery) => read_again.set(delivery.unknown || delivery.unrecorded),
+            Err(_) => return,
+        }
+    }
+}
+
+fn fault(call: Call, times: u32, trouble: Trouble) -> Fault {
+    let failure = || RuntimeError::Failed("simulated".into());
+    Fault {
+        op: match call {
+            Call::Status => Op::Status,
+            Call::ListPods => Op::ListPods,
+            Call::PodStatus => Op::PodStatus,
+            Call::RunPodSandbox => Op::RunPodSandbox,
+            Call::StopPodSandbox => Op::StopPodSandbox,
+            Call::RemovePodSandbox => Op::RemovePodSandbox,
+            Call::CreateContainer => Op::CreateContainer,
+            Call::StartContainer => Op::StartContainer,
+            Call::StopContainer => Op::StopContainer,
+            Call::RemoveContainer => Op::RemoveContainer,
+            Call::Exec => Op::Exec,
+            Call::ImageStatus => Op::ImageStatus,
+            Call::PullImage => Op::PullImage,
+        },
+        target: None,
+        times,
+        trouble: match trouble {
+            Trouble::Fails => FakeTrouble::Fails(failure()),
+            Trouble::FailsAfter => FakeTrouble::FailsAfter(failure()),
+            Trouble::Hangs => FakeTrouble::Hangs,
+            Trouble::TimesOut { ms } => FakeTrouble::TimesOut(Duration::from_millis(ms)),
+        },
+    }
+}

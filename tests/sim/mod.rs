@@ -1,0 +1,133 @@
+//! The agent whole, simulated: its real loop, pollers, workers and syncs over the fake runtime under a clock of its own,
+//! with everything going wrong that a seed can think of.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `input` | what can happen, as data, and schedules drawn from a seed |
+//! | `pods` | the pods of the simulation |
+//! | `machine` | one machine: runtime, manifests, an agent that can be killed at each step of its tasks |
+//! | `rules` | what must hold at every instant, and in the end |
+//! | `dump` | what an agent kept, as a schedule |
+//! | `counts` | what happened, for what never happens is not tried |
+//! | `campaign` | many schedules in many threads; what is left of one that fails |
+//!
+//! A schedule is a plain list of inputs and their times. It is run, then all trouble ends, and everything has to become
+//! as the manifests want it; then the manifests are removed, and nothing may be left.
+//!
+//! `cargo xtask sim` runs this with the settings that `Settings` reads.
+
+mod campaign;
+mod counts;
+mod dump;
+mod input;
+mod machine;
+mod pods;
+mod rules;
+
+use std::{env, path::PathBuf, process};
+
+/// Schedules of a plain `cargo test`, whose program is slow.
+const FEW: u64 = 300;
+
+/// So many bring about everything that schedules can.
+const MANY: u64 = 5000;
+
+/// From the environment: what `cargo xtask sim` was asked for.
+struct Settings {
+    first: u64,
+    schedules: u64,
+    jobs: u64,
+    real_disk: bool,
+    failures: u64,
+}
+
+impl Settings {
+    fn read() -> Self {
+        let number = |name: &str| env_of(name).and_then(|text| text.parse().ok());
+        let seed = number("PICOLET_SIM_SEED");
+        Self {
+            first: seed.unwrap_or(1),
+            schedules: number("PICOLET_SIM_SCHEDULES").unwrap_or_else(|| seed.map_or(FEW, |_| 1)),
+            jobs: number("PICOLET_SIM_JOBS").unwrap_or(2),
+            failures: number("PICOLET_SIM_FAILURES").unwrap_or(1),
+            real_disk: env_of("PICOLET_SIM_DISK").is_some(),
+        }
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test takes no arguments of its own"
+)]
+fn env_of(name: &str) -> Option<String> {
+    env::var(name).ok()
+}
+
+/// Files of the agents: in memory where there is such a place, for there is nothing to keep.
+fn root(test: &str) -> PathBuf {
+    let shm = PathBuf::from("/dev/shm");
+    let base = if shm.is_dir() { shm } else { env::temp_dir() };
+    base.join(format!("picolet-sim-{test}-{}", process::id()))
+}
+
+#[test]
+fn schedules() {
+    let settings = Settings::read();
+    let root = root("schedules");
+    let result = campaign::run_many(
+        &root,
+        settings.real_disk,
+        settings.first,
+        settings.schedules,
+        settings.jobs,
+        settings.failures,
+    );
+    let _ = std::fs::remove_dir_all(&root);
+    match result {
+        Ok(counts) => {
+            println!("{} schedules: {counts}", settings.schedules);
+            let missing = counts.missing();
+            assert!(
+                missing.is_empty() || settings.schedules < MANY,
+                "so many schedules, and this never happened: {missing:?}"
+            );
+        }
+        Err(text) => panic!("{text}"),
+    }
+}
+
+/// Schedules that failed once.
+#[test]
+fn regressions() {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/sim/regressions");
+    let root = root("regressions");
+    let site = campaign::Site::for_replay(&root, false);
+    let mut count = 0;
+    for entry in std::fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("readable").path();
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let schedule = campaign::read(&text).expect("a schedule");
+        if let Err(failure) = campaign::replay(&site, None, schedule) {
+            panic!("{}: {}", path.display(), failure.what);
+        }
+        count += 1;
+    }
+    let _ = std::fs::remove_dir_all(&root);
+    assert!(count > 0, "nothing to replay");
+}
+
+#[test]
+#[ignore = "needs a file: cargo xtask sim --replay"]
+fn replay() {
+    let file = env_of("PICOLET_SIM_REPLAY").expect("PICOLET_SIM_REPLAY names a file");
+    let text = std::fs::read_to_string(&file).expect("readable");
+    let schedule = campaign::read(&text).expect("a schedule");
+    let root = root("replay");
+    let site = campaign::Site::for_replay(&root, Settings::read().real_disk);
+    let result = campaign::replay(&site, None, schedule);
+    let text = result.err().map(|failure| campaign::report(&site, failure));
+    let _ = std::fs::remove_dir_all(&root);
+    if let Some(text) = text {
+        panic!("{text}");
+    }
+}

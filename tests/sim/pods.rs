@@ -1,0 +1,210 @@
+//! The pods of the simulation.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::super::tests::world::{IMAGE, NODE};
+use crate::{
+    api::{PodUid, Wall, pod::RestartPolicy, received::ReceivedPod},
+    logic::static_pod,
+};
+
+/// An image that nobody has at first.
+pub(super) const LATER: &str = "later:1";
+
+/// What a pod does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Kind {
+    /// One container that sleeps.
+    Sleeps,
+    /// Two of them.
+    Pair,
+    /// A sidecar, and a container beside it.
+    Sidecar,
+    /// An init container that ends well, then one that sleeps.
+    Init,
+    /// An init container that fails again and again.
+    InitLoops,
+    /// Ends well and is not restarted.
+    Job,
+    /// Ends badly and is not restarted.
+    BadJob,
+    /// Sleeps and is not restarted.
+    Once,
+    /// An init container that ends well, then one that sleeps and is not restarted.
+    InitOnce,
+    /// Two of those that are not restarted.
+    PairOnce,
+    /// Sleeps and is restarted if it ends badly.
+    OnFailure,
+    /// Ends badly again and again.
+    Loops,
+    /// Its image is missing at first.
+    Missing,
+    /// Its program does not exist.
+    NoProgram,
+    /// Has hooks.
+    Hooks,
+    /// May run for half a minute.
+    Deadline,
+    /// Takes a port of the host. Such pods have names of their own, for it cannot be changed.
+    Port,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 17] = [
+        Self::Sleeps,
+        Self::Pair,
+        Self::Sidecar,
+        Self::Init,
+        Self::InitLoops,
+        Self::Job,
+        Self::BadJob,
+        Self::Once,
+        Self::InitOnce,
+        Self::PairOnce,
+        Self::OnFailure,
+        Self::Loops,
+        Self::Missing,
+        Self::NoProgram,
+        Self::Hooks,
+        Self::Deadline,
+        Self::Port,
+    ];
+
+    /// Whether the pod can come to an end by itself.
+    pub(super) const fn may_end(self) -> bool {
+        matches!(
+            self,
+            Self::Job
+                | Self::BadJob
+                | Self::Once
+                | Self::InitOnce
+                | Self::PairOnce
+                | Self::OnFailure
+                | Self::Deadline
+        )
+    }
+
+    /// Whether something of it is restarted for ever.
+    pub(super) const fn loops(self) -> bool {
+        matches!(self, Self::InitLoops | Self::Loops | Self::NoProgram)
+    }
+
+    const fn policy(self) -> &'static str {
+        match self {
+            Self::Job | Self::BadJob | Self::Once | Self::InitOnce | Self::PairOnce => "Never",
+            Self::OnFailure => "OnFailure",
+            Self::Sleeps
+            | Self::Pair
+            | Self::Sidecar
+            | Self::Init
+            | Self::InitLoops
+            | Self::Loops
+            | Self::Missing
+            | Self::NoProgram
+            | Self::Hooks
+            | Self::Deadline
+            | Self::Port => "Always",
+        }
+    }
+
+    fn spec(self) -> Value {
+        let container =
+            |name: &str, words: Value| json!({"name": name, "image": IMAGE, "command": words});
+        let exits = |code: u8| json!(["sh", "-c", format!("exit {code}")]);
+        let sleeps = || container("c", json!(["sleep"]));
+        let mut spec = json!({"containers": [sleeps()], "restartPolicy": self.policy()});
+        match self {
+            Self::Sleeps | Self::Once | Self::OnFailure => {}
+            Self::Pair | Self::PairOnce => {
+                spec["containers"] = json!([sleeps(), container("d", json!(["sleep"]))])
+            }
+            Self::Sidecar => {
+                let mut side = container("side", json!(["sleep"]));
+                side["restartPolicy"] = json!("Always");
+                spec["initContainers"] = json!([side]);
+            }
+            Self::Init | Self::InitOnce => {
+                spec["initContainers"] = json!([container("init", exits(0))])
+            }
+            Self::InitLoops => spec["initContainers"] = json!([container("init", exits(1))]),
+            Self::Job => spec["containers"] = json!([container("c", exits(0))]),
+            Self::BadJob => spec["containers"] = json!([container("c", exits(3))]),
+            Self::Loops => spec["containers"] = json!([container("c", exits(1))]),
+            Self::Missing => spec["containers"][0]["image"] = json!(LATER),
+            Self::NoProgram => {
+                spec["containers"] = json!([container("c", json!(["/nonexistent"]))])
+            }
+            Self::Hooks => {
+                let hook = json!({"exec": {"command": ["true"]}});
+                spec["containers"][0]["lifecycle"] = json!({"postStart": hook, "preStop": hook});
+            }
+            Self::Port => {
+                spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 8080}]);
+            }
+            Self::Deadline => spec["activeDeadlineSeconds"] = json!(30),
+        }
+        spec
+    }
+}
+
+/// What a file of the manifest directory says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Manifest {
+    pub(super) name: u8,
+    /// It names its uid: an edit then changes the pod; otherwise an edit makes another pod of the same name.
+    pub(super) own_uid: bool,
+    pub(super) kind: Kind,
+    pub(super) version: u32,
+    pub(super) grace_s: i64,
+    /// Its end is announced, with this grace.
+    pub(super) deleted_s: Option<i64>,
+}
+
+impl Manifest {
+    /// The pod as its source delivers it.
+    pub(super) fn prepare(&self) -> Box<ReceivedPod> {
+        let name = format!("pod{}", self.name);
+        let mut spec = self.kind.spec();
+        spec["terminationGracePeriodSeconds"] = json!(self.grace_s);
+        let mut raw = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "labels": {"version": self.version.to_string()}},
+            "spec": spec,
+        });
+        if self.own_uid {
+            raw["metadata"]["uid"] = json!(format!("uid{}", self.name));
+        }
+        let mut received = static_pod::prepare(raw, NODE, "/m/pod.yaml").expect("valid");
+        if let Some(grace_s) = self.deleted_s {
+            let at = Wall::from_secs(1_700_000_000);
+            let metadata = &mut received.pod.metadata;
+            metadata.deletion_timestamp = Some(at);
+            metadata.deletion_grace_period_seconds = Some(grace_s);
+            received.raw["metadata"]["deletionTimestamp"] = json!(at);
+            received.raw["metadata"]["deletionGracePeriodSeconds"] = json!(grace_s);
+        }
+        received
+    }
+}
+
+/// Names of pods of [`Kind::Port`] begin here.
+pub(super) const PORT_NAMES: u8 = 240;
+
+/// Whether this is a pod of [`Kind::Port`] with a uid of its own.
+pub(super) fn has_port(uid: &PodUid) -> bool {
+    let number = uid.strip_prefix("uid").and_then(|n| n.parse::<u8>().ok());
+    number.is_some_and(|n| n >= PORT_NAMES)
+}
+
+/// Whether a container that ended with `code` stays so.
+pub(super) fn stays_ended(policy: RestartPolicy, code: i32) -> bool {
+    match policy {
+        RestartPolicy::Always => false,
+        RestartPolicy::OnFailure => code == 0,
+        RestartPolicy::Never => true,
+    }
+}
