@@ -136,7 +136,8 @@ fn every_target_can_be_fuzzed_with_coverage() {
     assert_eq!(list.matches("[[bin]]").count(), TARGETS.len());
 }
 
-/// `cargo xtask fuzz` runs this one. `PICOLET_FUZZ` is `SECONDS SEED [TARGET]`.
+/// `cargo xtask fuzz` runs this one. `PICOLET_FUZZ` is `SECONDS RUNS SEED [TARGET]`: seconds for all targets together,
+/// or, if they are 0, so many inputs for each.
 #[ignore = "as long as it is asked to: cargo xtask fuzz"]
 #[expect(clippy::disallowed_methods, reason = "the settings of a test")]
 #[test]
@@ -144,16 +145,19 @@ fn longer_run() {
     let words = std::env::var("PICOLET_FUZZ").unwrap_or_default();
     let mut words = words.split(' ');
     let mut number = |default: u64| words.next().and_then(|w| w.parse().ok()).unwrap_or(default);
-    let (seconds, seed) = (number(10), number(1));
+    let (seconds, runs, seed) = (number(10), number(0), number(1));
     let wanted = words.next().unwrap_or_default();
     let chosen: Vec<&Target> = TARGETS
         .iter()
         .filter(|t| applicable(t) && (wanted.is_empty() || t.name == wanted))
         .collect();
     assert!(!chosen.is_empty(), "there is no target {wanted:?}");
-    let each = seconds * 1000 / chosen.len() as u64;
+    let until = match seconds {
+        0 => Until::Runs(runs),
+        n => Until::Milliseconds(n * 1000 / chosen.len() as u64),
+    };
     for target in chosen {
-        let (runs, kinds) = hunt(target, seed, Until::Milliseconds(each));
+        let (runs, kinds) = hunt(target, seed, until);
         println!(
             "{:16} {runs:>9} inputs {kinds:>5} kinds of outcome",
             target.name

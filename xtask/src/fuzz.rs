@@ -9,20 +9,21 @@ const SECONDS: u32 = 60;
 /// How long in `cargo xtask test`.
 pub(crate) const SHORT_SECONDS: u32 = 15;
 
-/// `[--seconds N] [--seed N] [TARGET]`.
+/// `[--seconds N | --runs N] [--seed N] [TARGET]`.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    let (mut seconds, mut seed, mut target) = (SECONDS, 1_u64, "");
+    let (mut long, mut seed, mut target) = (Long::Seconds(SECONDS), 1_u64, "");
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a number"));
         match word {
-            "--seconds" => seconds = value()?.parse()?,
+            "--seconds" => long = Long::Seconds(value()?.parse()?),
+            "--runs" => long = Long::Runs(value()?.parse()?),
             "--seed" => seed = value()?.parse()?,
             word if word.starts_with('-') => return Err(format!("unknown flag {word}").into()),
             word => target = word,
         }
     }
-    let status = command(seconds, seed, target).status()?;
+    let status = command(long, seed, target).status()?;
     if status.success() {
         Ok(())
     } else {
@@ -30,12 +31,32 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// How long to go on.
+#[derive(Clone, Copy)]
+pub(crate) enum Long {
+    /// All targets together.
+    Seconds(u32),
+    /// Inputs for each target. Optimised, with the checks of a debug build.
+    Runs(u64),
+}
+
 /// The call that runs all targets, or the one called `target`.
-pub(crate) fn command(seconds: u32, seed: u64, target: &str) -> std::process::Command {
+pub(crate) fn command(long: Long, seed: u64, target: &str) -> std::process::Command {
     let mut command = cargo();
+    command.args(["test", "--lib", "--quiet"]);
+    let (seconds, runs) = match long {
+        Long::Seconds(n) => (n, 0),
+        Long::Runs(n) => {
+            command
+                .args(["--profile", "try"])
+                .env("CARGO_PROFILE_TRY_DEBUG_ASSERTIONS", "true")
+                .env("CARGO_PROFILE_TRY_OVERFLOW_CHECKS", "true");
+            (0, n)
+        }
+    };
     command
-        .args(["test", "--lib", "--quiet", "fuzz::run::longer_run"])
+        .arg("fuzz::run::longer_run")
         .args(["--", "--ignored", "--exact", "--nocapture"])
-        .env("PICOLET_FUZZ", format!("{seconds} {seed} {target}"));
+        .env("PICOLET_FUZZ", format!("{seconds} {runs} {seed} {target}"));
     command
 }

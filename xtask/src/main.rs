@@ -22,7 +22,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   demo     Show the pod host on this machine, step by step, each checked (root)
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
            `--vm`: with what `vm` shows even where that has to be emulated
-  fuzz     Feed mutated inputs to every parser: fuzz [--seconds N] [--seed N] [TARGET]
+  fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)

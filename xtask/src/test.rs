@@ -111,7 +111,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     // Another seed than the tests' own short run.
     step(
         "fuzz",
-        &mut fuzz::command(fuzz::SHORT_SECONDS, 2, ""),
+        &mut fuzz::command(fuzz::Long::Seconds(fuzz::SHORT_SECONDS), 2, ""),
         &mut skipped,
     );
     // Last, so that what CI shows of a long log ends with the tests' own count.
