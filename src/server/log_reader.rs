@@ -47,6 +47,9 @@ pub struct LogReader {
     /// The last record shown was partial: the next one continues its line.
     in_line: bool,
     left: u64,
+    /// Without following, what there was when the log was opened and is not yet read: a container may write as fast as
+    /// anybody reads.
+    unread: u64,
     skipping: bool,
 }
 
@@ -70,6 +73,13 @@ impl LogReader {
             file.seek(SeekFrom::Start(at))?;
         }
         let left = options.limit_bytes.unwrap_or(u64::MAX);
+        let unread = match options.follow {
+            true => u64::MAX,
+            false => file
+                .metadata()?
+                .len()
+                .saturating_sub(file.stream_position()?),
+        };
         Ok(Self {
             path: path.into(),
             file,
@@ -77,6 +87,7 @@ impl LogReader {
             pending: Vec::new(),
             in_line: false,
             left,
+            unread,
             skipping: false,
         })
     }
@@ -87,9 +98,13 @@ impl LogReader {
             return Ok(Chunk::Limit);
         }
         let at = self.pending.len();
-        self.pending.resize(at + CHUNK_BYTES, 0);
+        let most = usize::try_from(self.unread).unwrap_or(usize::MAX);
+        self.pending.resize(at + most.min(CHUNK_BYTES), 0);
         let n = self.file.read(&mut self.pending[at..])?;
         self.pending.truncate(at + n);
+        if !self.options.follow {
+            self.unread -= u64::try_from(n).unwrap_or(0);
+        }
         if n == 0 && !self.reopen_if_rotated()? {
             return Ok(Chunk::End);
         }
@@ -412,6 +427,25 @@ mod tests {
         fs::rename(&path, dir.0.join("0.log.old")).expect("rotate");
         fs::write(&path, format!("{T}Z stdout F new\n")).expect("write");
         assert_eq!(all(&mut reader), "cut-end\nnew\n");
+    }
+
+    #[test]
+    fn without_following_there_is_an_end() {
+        let dir = scratch("end");
+        let path = dir.0.join("0.log");
+        fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
+        let mut reader = LogReader::open(&path, LogOptions::default()).expect("open");
+        let mut file = File::options().append(true).open(&path).expect("append");
+        let mut shown = Vec::new();
+        // A container that writes faster than anybody reads.
+        loop {
+            writeln!(file, "{T}Z stdout F more").expect("append");
+            match reader.next_chunk().expect("read") {
+                Chunk::Text(text) => shown.extend(text),
+                Chunk::End | Chunk::Limit => break,
+            }
+        }
+        assert_eq!(shown, b"one\n");
     }
 
     #[test]

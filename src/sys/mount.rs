@@ -232,6 +232,8 @@ pub struct Mount {
     pub root: PathBuf,
     /// Where.
     pub target: PathBuf,
+    /// Read-only here; the file system may be writable elsewhere.
+    pub read_only: bool,
     /// Part of a shared peer group.
     pub shared: bool,
     /// File system type.
@@ -244,8 +246,16 @@ pub struct Mount {
 
 /// Calls `f` for every mount of this namespace, in the order of mounting. Source: proc_pid_mountinfo(5).
 /// A table longer than [`MAX_MOUNTINFO_BYTES`] is an error: half of it would make mounts look gone.
-pub fn each_mount(mut f: impl FnMut(Mount)) -> io::Result<()> {
-    let file = File::open("/proc/thread-self/mountinfo")?;
+pub fn each_mount(f: impl FnMut(Mount)) -> io::Result<()> {
+    read_mounts(File::open("/proc/thread-self/mountinfo")?, f)
+}
+
+/// As [`each_mount`], for the mount namespace of process `pid`, below its root directory.
+pub fn each_mount_of(pid: i32, f: impl FnMut(Mount)) -> io::Result<()> {
+    read_mounts(File::open(format!("/proc/{pid}/mountinfo"))?, f)
+}
+
+fn read_mounts(file: File, mut f: impl FnMut(Mount)) -> io::Result<()> {
     let mut lines = BufReader::new(file.take(MAX_MOUNTINFO_BYTES));
     let mut line = Vec::new();
     loop {
@@ -267,9 +277,10 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
     let root = unescape(fields.next()?);
     let target = unescape(fields.next()?);
+    let read_only = fields.next()?.split(|b| *b == b',').any(|o| o == b"ro");
     let mut shared = false;
     // Optional fields up to a lone dash.
-    for field in fields.by_ref().skip(1) {
+    for field in fields.by_ref() {
         if field == b"-" {
             break;
         }
@@ -284,6 +295,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
         device,
         root,
         target,
+        read_only,
         shared,
         kind: text()?,
         source: text()?,
@@ -332,13 +344,15 @@ mod tests {
                 device: "98:0".into(),
                 root: "/mnt1".into(),
                 target: "/mnt 2".into(),
+                read_only: false,
                 shared: true,
                 kind: "ext3".into(),
                 source: r"/dev/ro\ot".into(),
                 options: "rw,errors=continue".into(),
             }
         );
-        let plain = parse(b"36 35 98:0 / / rw - tmpfs none rw\n").expect("a line");
+        let plain = parse(b"36 35 98:0 / / ro,nodev - tmpfs none rw\n").expect("a line");
+        assert!(plain.read_only);
         assert_eq!((plain.shared, plain.kind.as_str()), (false, "tmpfs"));
         assert_eq!(parse(b"36 35"), None);
         assert!(is_mount_point(Path::new("/proc")).expect("read"));

@@ -9,4 +9,6 @@ mod image;
 
 mod archives;
 mod bystander;
+mod containers;
+mod escapes;
 mod manifests;

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use smol::future;
 
 use super::{
-    Runc, bundle, chain, failed, failed_error, files, not_found,
+    Runc, bundle, chain, failed, failed_error, files, masks, not_found,
     pods::open_process,
     program::{self, ProgramError},
     record::{self, ContainerRecord, SandboxRecord},
@@ -293,15 +293,16 @@ impl Runc {
                 Ok(())
             }
             Err(message) => {
+                let (wall, mono) = (clock::wall().truncated(), clock::mono());
+                // First: whoever looks while it is killed must not take that for its end.
+                if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+                    note_failure(c, &message, wall, Some(mono));
+                }
                 self.clear_failed_start(id).await;
                 crash::point("container.start-failed");
-                let (wall, mono) = (clock::wall().truncated(), clock::mono());
                 record.failure = Some((message.clone(), wall, mono.0));
                 if let Err(e) = record::save(&dir, &record) {
                     log::warn!("container={id} record: {e}");
-                }
-                if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
-                    note_failure(c, &message, wall, Some(mono));
                 }
                 Err(RuntimeError::Failed(message))
             }
@@ -345,6 +346,8 @@ impl Runc {
                 c.status.pid = launched.pid;
             }
         }
+        let (bundle, pid) = (self.dirs(id).run, launched.pid);
+        self.disk.run(move || masks::check(&bundle, pid)).await?;
         program
             .call(&self.runtime_root(), "start", &[id], &self.gate)
             .await
@@ -684,7 +687,7 @@ pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit, boot_id: &
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
-    if status.state == ContainerState::Created && !exit.created {
+    if status.state == ContainerState::Created && !exit.created || status.reason == START_ERROR {
         // The caller of start has the runtime's words.
         return;
     }
@@ -706,6 +709,9 @@ pub(super) fn note_lost(container: &mut Container) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
+    if status.reason == START_ERROR {
+        return;
+    }
     status.state = ContainerState::Exited;
     status.exit_code = LOST_CODE;
     status.reason = LOST.into();

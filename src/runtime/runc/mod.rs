@@ -22,6 +22,7 @@ mod files;
 mod gate;
 pub mod host;
 pub mod images;
+mod masks;
 mod mounts;
 pub mod pod_init;
 mod pods;
