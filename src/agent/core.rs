@@ -7,7 +7,7 @@ use super::{
     backend::Command,
     config_pods::ConfigPod,
     ctx::{Ctx, Shared},
-    housekeeping, images, probes,
+    housekeeping, images, outcome, probes,
     recorder::Severity,
     ring::{self, Heard, Made, Seen},
     status,
@@ -374,7 +374,13 @@ impl Core {
         if self.stop_when_idle {
             return;
         }
-        let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid);
+        // A static pod that comes with its end is of another boot: nothing of it runs, whatever was not yet looked at.
+        let of_another_boot = || {
+            let known = ctx.config.borrow();
+            let config = known.get(&pod.metadata.uid);
+            config.is_some_and(|c| c.is_static) && pod.status.phase.is_terminal()
+        };
+        let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid) || of_another_boot();
         let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
         let taken = ctx.table.borrow_mut().update(update, now);
         if let Err(e) = taken {
@@ -402,6 +408,7 @@ impl Core {
     fn remove(&self, source: Source, uid: &PodUid, now: Mono) {
         let ctx = &*self.ctx;
         ctx.config.borrow_mut().remove(uid);
+        outcome::forget(&ctx.store, uid);
         match dispatch::on_removal(Role::Pod, ctx.mux.borrow().source_ready(source)) {
             Removal::Kill => self.kill(uid, None, now),
             Removal::LeaveToHousekeeping => {

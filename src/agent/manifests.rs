@@ -11,12 +11,13 @@ use smol::{
 use super::{
     core::{ConfigOp, Event},
     ctx::{Ctx, Shared},
+    outcome,
     pod_store::{Header, PodStore, RECORD_VERSION, StoreError},
     recorder::Severity,
     sync::chain,
 };
 use crate::{
-    api::{Mono, Pod, PodUid, received::ReceivedPod},
+    api::{Mono, Pod, PodStatus, PodUid, received::ReceivedPod, strict},
     logic::{
         digest,
         mux::{Op, Source},
@@ -139,6 +140,9 @@ pub(super) async fn deliver(
     for op in merged.ops {
         let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
             Op::Remove(uids) => {
+                let (store, removed) = (ctx.store.clone(), uids.clone());
+                let forget = move || removed.iter().for_each(|uid| outcome::forget(&store, uid));
+                ctx.disk.run(forget).await;
                 ops.push(ConfigOp::Remove(uids));
                 continue;
             }
@@ -188,7 +192,8 @@ async fn record(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>) -> Vec<Pod> {
     let results = ctx
         .disk
         .run(move || {
-            jobs.iter()
+            let mut jobs = jobs;
+            jobs.iter_mut()
                 .map(|job| write(&store, job))
                 .collect::<Vec<_>>()
         })
@@ -198,9 +203,14 @@ async fn record(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>) -> Vec<Pod> {
     let waiting = ctx.disk.run(move || !store.waiting_pods().is_empty()).await;
     ctx.records_wait.set(waiting);
     let mut recorded = Vec::with_capacity(kept.len());
-    for (pod, result) in kept.into_iter().zip(results) {
+    for (mut pod, result) in kept.into_iter().zip(results) {
         match result {
-            Ok(()) => recorded.push(pod),
+            Ok(status) => {
+                if let Some(status) = status {
+                    pod.status = status;
+                }
+                recorded.push(pod);
+            }
             Err(e) => {
                 let uid = &pod.metadata.uid;
                 ctx.arrived(uid);
@@ -233,16 +243,25 @@ async fn settle(ctx: &Ctx) {
     ctx.records_wait.set(left);
 }
 
-fn write(store: &PodStore, (uid, raw, returns): &(PodUid, Value, bool)) -> Result<(), StoreError> {
+/// Writes a record. Returns the pod's outcome if it has one: that is the status it has from now on.
+fn write(
+    store: &PodStore,
+    (uid, raw, returns): &mut (PodUid, Value, bool),
+) -> Result<Option<PodStatus>, StoreError> {
     let header = Header {
         v: RECORD_VERSION,
         source: Source::File.as_str().into(),
         resource_version: String::new(),
         digest: digest::semantic(raw),
     };
-    if *returns {
-        store.write_next(uid, &header, raw)
-    } else {
-        store.write(uid, &header, raw)
+    let outcome = outcome::recall(store, uid, header.digest);
+    if let Some(status) = outcome.as_ref().and_then(|s| strict::to_value(s).ok()) {
+        raw["status"] = status;
     }
+    if *returns {
+        store.write_next(uid, &header, raw)?;
+    } else {
+        store.write(uid, &header, raw)?;
+    }
+    Ok(outcome)
 }

@@ -8,7 +8,7 @@
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
-//! | `ctx`, `claims`, `complaints`, `objects`, `config_pods`, `pod_store`, `backoff_store`, `recorder`, `ring` | what the loop and the calls share |
+//! | `ctx`, `claims`, `complaints`, `objects`, `config_pods`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `ring` | what the loop and the calls share |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
 //! | `backend`, `image_store`, `node` | what the local server shows |
@@ -39,6 +39,7 @@ mod manifests;
 mod neighbours;
 mod node;
 mod objects;
+mod outcome;
 mod pod_store;
 mod pollers;
 mod probes;

@@ -5,7 +5,7 @@
 
 use super::{
     ctx::Ctx,
-    kill,
+    kill, outcome,
     probes::Unprobed,
     recorder::Severity,
     start::{self, Pass},
@@ -86,7 +86,8 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
         .filter_map(|entry| entry.ip.parse().ok())
         .collect();
     // Stored before any side effect: waiting reasons are seen even if a later step blocks.
-    status::store(ctx, pod, status);
+    status::store(ctx, pod, status.clone());
+    outcome::keep(ctx, pod, &status).await;
     if terminal {
         return Ok(Outcome::Terminal);
     }

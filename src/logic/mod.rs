@@ -24,6 +24,7 @@ pub mod expansion;
 pub mod generate;
 pub mod hosts;
 pub mod oci;
+pub mod outcome;
 pub mod pod_resources;
 pub mod projection;
 pub mod seccomp;

@@ -352,7 +352,8 @@ impl PodTable {
         let pending = worker.pending?;
         let handle = self.handle_at(index);
 
-        if !worker.started && slot.turn != 0 {
+        // One that came with its end (PW-06) takes nobody's turn.
+        if !worker.started && slot.turn != 0 && worker.stage != Stage::Terminated {
             if worker.stage.is_requested() && worker.observed_runtime {
                 // An agent before this one started it: it is stopped like any other, whoever has its name now.
             } else if worker.stage.is_requested() {

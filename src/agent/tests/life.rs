@@ -217,6 +217,98 @@ fn the_agent_restarts_and_pods_do_not_notice() {
 }
 
 #[test]
+fn what_has_ended_for_good_stays_so_after_a_reboot() {
+    // SYNC-35 ACT-17 PW-06
+    let exits = |code: &str| json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", format!("exit {code}")]}]);
+    let world = World::new();
+    let pods = [
+        manifest(
+            "done",
+            json!({"restartPolicy": "Never", "containers": exits("0")}),
+        ),
+        manifest(
+            "failed",
+            json!({"restartPolicy": "Never", "containers": exits("3")}),
+        ),
+        manifest(
+            "succeeded",
+            json!({"restartPolicy": "OnFailure", "containers": exits("0")}),
+        ),
+        manifest("ran", json!({"restartPolicy": "Never"})),
+        manifest("retried", json!({"restartPolicy": "OnFailure"})),
+        manifest("always", json!({})),
+    ];
+    let starts = |w: &World| {
+        let calls = w.fake.take_calls().into_iter();
+        let mut ids: Vec<String> = calls
+            .filter(|(op, _)| *op == Op::StartContainer)
+            .map(|(_, id)| id)
+            .collect();
+        ids.sort();
+        ids.len()
+    };
+    let ended = |w: &World| {
+        let phase = |uid: &str| w.phase(uid);
+        let terminal = |uid: &str| phase(uid).is_some_and(Phase::is_terminal);
+        ["done", "failed", "succeeded"].into_iter().all(terminal)
+            && ["ran", "retried", "always"]
+                .into_iter()
+                .all(|uid| phase(uid) == Some(Phase::Running))
+    };
+    world.apply(&pods);
+    world.until("all have come so far", ended);
+    world.advance(s(10));
+    assert_eq!(starts(&world), 6);
+    // Another agent in the same boot finds the containers themselves.
+    let world = world.restart_agent();
+    world.apply(&pods);
+    world.until("all are known again", ended);
+    world.advance(s(60));
+    assert_eq!(starts(&world), 0);
+
+    let world = world.reboot();
+    world.apply(&pods);
+    world.until("two run", |w| {
+        let runs = |uid: &str| w.phase(uid) == Some(Phase::Running);
+        runs("retried") && runs("always") && w.phase("ran").is_some()
+    });
+    world.advance(s(120));
+    assert_eq!(
+        starts(&world),
+        2,
+        "those that have not ended and may begin again"
+    );
+    for (uid, phase, code) in [
+        ("done", Phase::Succeeded, 0),
+        ("failed", Phase::Failed, 3),
+        ("succeeded", Phase::Succeeded, 0),
+        ("ran", Phase::Failed, 137),
+    ] {
+        let status = world.status(uid).expect("status");
+        assert_eq!(status.phase, phase, "{uid}");
+        let c = &status.container_statuses[0];
+        let end = c.state.terminated.as_ref().expect("ended");
+        assert_eq!(end.exit_code, code, "{uid}");
+    }
+    // A manifest that goes and comes back is a new pod.
+    world.apply(&pods[3..]);
+    world.until("the ended ones are gone", |w| {
+        ["done", "failed", "succeeded"]
+            .into_iter()
+            .all(|uid| w.is_gone(uid))
+    });
+    assert_eq!(starts(&world), 0);
+    world.apply(&pods);
+    world.until("they ran", |w| w.phase("failed") == Some(Phase::Failed));
+    world.until("they ran", |w| w.phase("done") == Some(Phase::Succeeded));
+    assert_eq!(starts(&world), 3);
+    // Under its own uid a changed manifest is another pod as well.
+    let world = world.reboot();
+    world.apply(&[manifest("done", json!({"restartPolicy": "Never"}))]);
+    world.until("it runs", |w| w.phase("done") == Some(Phase::Running));
+}
+
+#[test]
 fn stop_ends_the_agent_and_stop_all_its_pods_first() {
     let world = World::new();
     let crash = json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 1"]}]);

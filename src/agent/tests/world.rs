@@ -188,6 +188,29 @@ impl World {
         Self::start(core::mem::take(&mut self.root), fake, hands)
     }
 
+    /// The machine is booted: the run directory and with it all that the runtime knew is gone; then an agent starts.
+    pub(super) fn reboot(self) -> Self {
+        self.fake.reboot();
+        for pod in smol::future::block_on(self.fake.list_pods()).expect("list") {
+            for container in &pod.containers {
+                smol::future::block_on(self.fake.remove_container(&container.id)).expect("remove");
+            }
+            for sandbox in &pod.sandboxes {
+                smol::future::block_on(self.fake.remove_pod_sandbox(&sandbox.id)).expect("remove");
+            }
+        }
+        // The kernel of the test goes on: what was kept is made to be of another boot.
+        let boot = crate::sys::proc::boot_id().expect("boot id");
+        let kept = fs::read_dir(self.root.join("root/pods")).expect("pods");
+        for dir in kept.flatten() {
+            let file = dir.path().join("outcome.json");
+            if let Ok(text) = fs::read_to_string(&file) {
+                fs::write(&file, text.replace(&boot, "another")).expect("write");
+            }
+        }
+        self.restart_agent()
+    }
+
     pub(super) fn now(&self) -> Mono {
         self.hands.now.get()
     }

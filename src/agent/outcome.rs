@@ -1,0 +1,102 @@
+//! Outcomes of static pods, on disk beside their records: `<root>/pods/<uid>/outcome.json`, mode 0600.
+//!
+//! What ran is forgotten with the run directory when the machine is booted. A pod that is not to run for ever must not run
+//! again because of that; when its manifest is removed its outcome goes too.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ctx::Ctx, pod_store::PodStore};
+use crate::{
+    api::{Pod, PodStatus, PodUid, strict::from_json},
+    logic::outcome,
+    sys::{file, proc},
+};
+
+/// Version of the file's form.
+const VERSION: u32 = 1;
+/// Bytes of a file: a status with as many containers and messages as a pod can have.
+const MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Kept {
+    v: u32,
+    /// Boot in which it was written.
+    boot_id: String,
+    /// Of the object, as in the pod's record: another pod of the same uid has another outcome.
+    digest: u64,
+    status: PodStatus,
+}
+
+fn path(store: &PodStore, uid: &PodUid) -> PathBuf {
+    store.dir(uid).join("outcome.json")
+}
+
+fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path(store, uid)).ok()?;
+    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    // A damaged one counts as none: the pod runs once more.
+    let kept: Kept = from_json(&bytes).ok()?;
+    (kept.v == VERSION).then_some(kept)
+}
+
+/// Keeps the status of a static pod if that is its outcome, or shows that it began. Durable: it is for after a power cut.
+pub(super) async fn keep(ctx: &Ctx, pod: &Pod, status: &PodStatus) {
+    let uid = &pod.metadata.uid;
+    let is_static = || ctx.config.borrow().get(uid).is_some_and(|c| c.is_static);
+    if !outcome::is_worth_keeping(pod, status) || !is_static() {
+        return;
+    }
+    let (store, of, status) = (ctx.store.clone(), uid.clone(), status.clone());
+    let written = ctx.disk.run(move || write(&store, &of, status)).await;
+    if let Err(e) = written {
+        ctx.complain(&format!("uid={uid} cannot keep the outcome: {e}"));
+    }
+    // Its manifest went meanwhile.
+    if !is_static() {
+        forget(&ctx.store, uid);
+    }
+}
+
+fn write(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
+    let terminal = status.phase.is_terminal();
+    if let Some(kept) = read(store, uid)
+        && (!terminal || kept.status.phase.is_terminal())
+    {
+        // That it began is known; and what has ended does not change.
+        return Ok(());
+    }
+    let (header, _) = store
+        .read::<serde_json::Value>(uid)
+        .map_err(io::Error::other)?;
+    let kept = Kept {
+        v: VERSION,
+        boot_id: proc::boot_id()?,
+        digest: header.digest,
+        status,
+    };
+    file::write_atomic(&path(store, uid), &serde_json::to_vec(&kept)?, 0o600, true)
+}
+
+/// The status that the pod with this record starts from, always a terminal one, if a boot ago it came to its end or began
+/// and must not begin again. Within one boot the runtime knows better. Blocking.
+pub(super) fn recall(store: &PodStore, uid: &PodUid, digest: u64) -> Option<PodStatus> {
+    let kept = read(store, uid)?;
+    let booted = || proc::boot_id().is_ok_and(|boot| boot != kept.boot_id);
+    (kept.digest == digest && booted()).then(|| outcome::after_reboot(kept.status))
+}
+
+/// Forgets it: the pod is no longer configured. If it comes back it runs.
+pub(super) fn forget(store: &PodStore, uid: &PodUid) {
+    match fs::remove_file(path(store, uid)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => log::warn!("uid={uid} outcome: {e}"),
+        _ => {}
+    }
+}

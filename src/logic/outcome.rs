@@ -1,0 +1,146 @@
+//! What a static pod came to, for the time after a reboot. A kubelet finds it in the dead containers that its runtime keeps
+//! across boots; here the agent keeps the status (SYNC-35).
+
+use super::container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN};
+use crate::api::{
+    Pod,
+    pod::RestartPolicy,
+    pod_status::{ContainerState, ContainerStatus, Phase, PodStatus, Terminated},
+};
+
+/// Whether `status` is worth keeping: the pod has come to its end, or it began and must not begin twice (ACT-17).
+///
+/// Pods that run for ever have no outcome.
+#[must_use]
+pub fn is_worth_keeping(pod: &Pod, status: &PodStatus) -> bool {
+    match pod.spec.restart_policy {
+        RestartPolicy::Always => false,
+        RestartPolicy::OnFailure => status.phase.is_terminal(),
+        RestartPolicy::Never => status.phase.is_terminal() || has_begun(status),
+    }
+}
+
+fn has_begun(status: &PodStatus) -> bool {
+    let begun = |s: &ContainerState| s.running.is_some() || s.terminated.is_some();
+    all(status).any(|c| begun(&c.state) || begun(&c.last_state))
+}
+
+fn all(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .chain(&status.ephemeral_container_statuses)
+}
+
+/// The status after a reboot of a pod that ran when it was kept: the reboot has ended all containers, nobody saw how.
+/// A terminal one stays as it is.
+#[must_use]
+pub fn after_reboot(mut status: PodStatus) -> PodStatus {
+    if status.phase.is_terminal() {
+        return status;
+    }
+    let lists = [
+        &mut status.init_container_statuses,
+        &mut status.container_statuses,
+        &mut status.ephemeral_container_statuses,
+    ];
+    for container in lists.into_iter().flatten() {
+        container.ready = false;
+        container.started = Some(false);
+        if let Some(running) = container.state.running.take() {
+            container.state.terminated = Some(Box::new(Terminated {
+                exit_code: LOST_EXIT_CODE,
+                reason: STATUS_UNKNOWN.into(),
+                message: LOST_MESSAGE.into(),
+                started_at: running.started_at,
+                container_id: container.container_id.clone(),
+                ..Terminated::default()
+            }));
+        }
+    }
+    let succeeded = |c: &ContainerStatus| {
+        let end = c.state.terminated.as_ref();
+        end.is_some_and(|t| t.exit_code == 0)
+    };
+    status.phase = if status.container_statuses.iter().all(succeeded) {
+        Phase::Succeeded
+    } else {
+        Phase::Failed
+    };
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status(phase: &str, states: &[(&str, serde_json::Value)]) -> PodStatus {
+        let containers: Vec<_> = states
+            .iter()
+            .map(|(name, state)| json!({"name": name, "containerID": format!("picolet://{name}"), "state": state}))
+            .collect();
+        serde_json::from_value(json!({"phase": phase, "containerStatuses": containers}))
+            .expect("status")
+    }
+
+    #[test]
+    fn what_is_kept() {
+        let running = || json!({"running": {}});
+        let waiting = || json!({"waiting": {"reason": "ContainerCreating"}});
+        let ended = || json!({"terminated": {"exitCode": 0}});
+        for (policy, phase, state, kept) in [
+            ("Always", "Running", running(), false),
+            ("Always", "Failed", ended(), false),
+            ("OnFailure", "Running", running(), false),
+            ("OnFailure", "Succeeded", ended(), true),
+            ("Never", "Pending", waiting(), false),
+            ("Never", "Running", running(), true),
+            ("Never", "Pending", ended(), true),
+            ("Never", "Failed", ended(), true),
+        ] {
+            let pod: Pod =
+                serde_json::from_value(json!({"spec": {"restartPolicy": policy}})).expect("pod");
+            let got = is_worth_keeping(&pod, &status(phase, &[("c", state.clone())]));
+            assert_eq!(got, kept, "{policy} {phase} {state}");
+        }
+    }
+
+    #[test]
+    fn a_reboot_ends_what_ran() {
+        let kept = status(
+            "Running",
+            &[
+                (
+                    "a",
+                    json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}),
+                ),
+                ("b", json!({"terminated": {"exitCode": 0}})),
+            ],
+        );
+        let after = after_reboot(kept);
+        assert_eq!(after.phase, Phase::Failed);
+        let [a, b] = &*after.container_statuses else {
+            panic!("{after:?}")
+        };
+        let end = a.state.terminated.as_ref().expect("ended");
+        assert!(a.state.running.is_none() && !a.ready);
+        assert_eq!(
+            (end.exit_code, &*end.reason),
+            (137, "ContainerStatusUnknown")
+        );
+        assert!(end.started_at.is_some() && end.container_id == "picolet://a");
+        assert_eq!(b.state.terminated.as_ref().map(|t| t.exit_code), Some(0));
+
+        let ended = [("a", json!({"terminated": {"exitCode": 0}}))];
+        assert_eq!(
+            after_reboot(status("Running", &ended)).phase,
+            Phase::Succeeded
+        );
+        let waits = [("a", json!({"waiting": {}}))];
+        assert_eq!(after_reboot(status("Pending", &waits)).phase, Phase::Failed);
+        let terminal = status("Succeeded", &ended);
+        assert_eq!(after_reboot(terminal.clone()), terminal);
+    }
+}
