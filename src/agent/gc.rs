@@ -1,11 +1,17 @@
 //! Garbage of containers, sandboxes and log directories: chosen by `logic::gc`, removed here.
 
-use std::fs;
+use alloc::collections::BTreeMap;
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use super::{ctx::Ctx, sync::chain};
+use super::{ctx::Ctx, recorder::Severity, sync::chain};
 use crate::{
     api::{ContainerId, PodUid, cri::PodRuntimeStatus},
     logic::gc::{self, ContainerGcPolicy, Fate},
+    runtime::{RuntimeError, log_rotation},
 };
 
 fn policy(ctx: &Ctx) -> ContainerGcPolicy {
@@ -27,15 +33,23 @@ fn fate(ctx: &Ctx, uid: &PodUid) -> Fate {
     }
 }
 
-/// One pass over everything (GC-01 to GC-06).
+/// One pass over everything (GC-01 to GC-06). What fails is tried again in the next; an event of the node tells it (GC-13).
 pub(super) async fn pass(ctx: &Ctx) {
-    let listed = match ctx.runtime.list_pods().await {
-        Ok(listed) => listed,
-        Err(e) => {
-            ctx.complain(&format!("container garbage: {e}"));
-            return;
-        }
-    };
+    let mut failed = Vec::new();
+    if let Err(e) = try_pass(ctx, &mut failed).await {
+        failed.push(e.to_string());
+    }
+    if !failed.is_empty() {
+        let message = failed.join("; ");
+        ctx.node_event(Severity::Warning, "ContainerGCFailed", &message);
+    }
+    ctx.crash_loop.borrow_mut().sweep(ctx.clock.now());
+    ctx.image_backoff.borrow_mut().sweep(ctx.clock.now());
+    crate::sys::memory::trim();
+}
+
+async fn try_pass(ctx: &Ctx, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+    let listed = ctx.runtime.list_pods().await?;
     let ready = ctx.sources_ready();
     let fate = |uid: &PodUid| fate(ctx, uid);
     let surplus = gc::removable_containers(&listed, &fate, ready, &policy(ctx), ctx.clock.wall());
@@ -49,27 +63,31 @@ pub(super) async fn pass(ctx: &Ctx) {
         let Some(_turn) = owner.and_then(|uid| ctx.operations.try_claim(uid)) else {
             continue;
         };
-        if removal.stop_first
-            && let Err(e) = ctx
-                .runtime
-                .stop_container(&removal.id, core::time::Duration::ZERO)
-                .await
-        {
-            ctx.complain(&format!("container={} cannot stop: {e}", removal.id));
-            continue;
-        }
-        remove(ctx, &removal.id).await;
+        let stopped = if removal.stop_first {
+            let at_once = core::time::Duration::ZERO;
+            ctx.runtime.stop_container(&removal.id, at_once).await
+        } else {
+            Ok(())
+        };
+        let removed = match stopped {
+            Ok(()) => ctx.runtime.remove_container(&removal.id).await,
+            Err(e) => Err(e),
+        };
+        failed.extend(
+            removed
+                .err()
+                .map(|e| format!("container {}: {e}", removal.id)),
+        );
     }
     let listed = if any {
-        ctx.runtime.list_pods().await.unwrap_or_default()
+        ctx.runtime.list_pods().await?
     } else {
         listed
     };
-    remove_sandboxes(ctx, &listed, &fate, ready).await;
-    remove_log_dirs(ctx, &fate, ready).await;
-    ctx.crash_loop.borrow_mut().sweep(ctx.clock.now());
-    ctx.image_backoff.borrow_mut().sweep(ctx.clock.now());
-    crate::sys::memory::trim();
+    remove_sandboxes(ctx, &listed, &fate, ready, failed).await;
+    remove_forgotten_logs(ctx, &listed, failed).await;
+    remove_log_dirs(ctx, &fate, ready, failed).await;
+    remove_dangling_links(ctx, failed).await
 }
 
 async fn remove(ctx: &Ctx, id: &ContainerId) {
@@ -83,6 +101,7 @@ async fn remove_sandboxes(
     listed: &[PodRuntimeStatus],
     fate: &dyn Fn(&PodUid) -> Fate,
     ready: bool,
+    failed: &mut Vec<String>,
 ) {
     for id in gc::removable_sandboxes(listed, fate, ready) {
         let owner = listed
@@ -98,22 +117,19 @@ async fn remove_sandboxes(
             Ok(()) => ctx.runtime.remove_pod_sandbox(&id).await,
             Err(e) => Err(e),
         };
-        if let Err(e) = removed {
-            ctx.complain(&format!("sandbox={id} cannot remove: {e}"));
-        }
+        failed.extend(removed.err().map(|e| format!("sandbox {id}: {e}")));
     }
 }
 
-async fn remove_log_dirs(ctx: &Ctx, fate: &dyn Fn(&PodUid) -> Fate, ready: bool) {
+async fn remove_log_dirs(
+    ctx: &Ctx,
+    fate: &dyn Fn(&PodUid) -> Fate,
+    ready: bool,
+    failed: &mut Vec<String>,
+) {
     let root = ctx.cfg.dirs.pod_logs.clone();
     let listing = root.clone();
-    let names = ctx.disk.run(move || -> Vec<String> {
-        let entries = fs::read_dir(listing).into_iter().flatten().flatten();
-        entries
-            .filter_map(|e| e.file_name().into_string().ok())
-            .collect()
-    });
-    let names = names.await;
+    let names = ctx.disk.run(move || names(&listing)).await;
     // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
     let (mut gone, mut turns) = (Vec::new(), Vec::new());
     for name in gc::removable_log_dirs(names.iter().map(String::as_str), fate, ready) {
@@ -133,10 +149,81 @@ async fn remove_log_dirs(ctx: &Ctx, fate: &dyn Fn(&PodUid) -> Fate, ready: bool)
             .filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e)))
             .collect::<Vec<_>>()
     });
-    for (path, e) in removed.await {
-        ctx.complain(&format!("cannot remove {}: {e}", path.display()));
-    }
+    let removed = removed.await.into_iter();
+    failed.extend(removed.map(|(path, e)| format!("{}: {e}", path.display())));
     drop(turns);
+}
+
+/// Removes logs of instances of earlier boots, of which the runtime knows nothing, as those of dead instances.
+async fn remove_forgotten_logs(ctx: &Ctx, listed: &[PodRuntimeStatus], failed: &mut Vec<String>) {
+    let mut containers: BTreeMap<PathBuf, Vec<OsString>> = BTreeMap::new();
+    for path in listed
+        .iter()
+        .flat_map(|pod| &pod.containers)
+        .map(|c| Path::new(&c.log_path))
+    {
+        if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
+            containers
+                .entry(dir.to_owned())
+                .or_default()
+                .push(name.to_owned());
+        }
+    }
+    let keep = policy(ctx).max_per_container;
+    let removed = ctx.disk.run(move || {
+        let each = containers.into_iter().map(|(dir, known)| {
+            // Any name stands for the directory.
+            let live = dir.join("0.log");
+            let removed = log_rotation::remove_forgotten(&live, &known, keep);
+            (dir, removed)
+        });
+        each.filter_map(|(dir, removed)| Some((dir, removed.err()?)))
+            .filter(|(_, e)| e.kind() != io::ErrorKind::NotFound)
+            .collect::<Vec<_>>()
+    });
+    let removed = removed.await.into_iter();
+    failed.extend(removed.map(|(dir, e)| format!("{}: {e}", dir.display())));
+}
+
+/// Names in a directory; none if it cannot be read.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|e| e.file_name().into_string().ok())
+        .collect()
+}
+
+/// Removes links to logs that are gone. Links of others, which lead elsewhere, stay.
+async fn remove_dangling_links(ctx: &Ctx, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+    let (links, logs) = (
+        ctx.cfg.dirs.container_logs.clone(),
+        ctx.cfg.dirs.pod_logs.clone(),
+    );
+    let dir = links.clone();
+    let dangling = ctx.disk.run(move || -> Vec<String> {
+        let is_dangling = |name: &String| {
+            let target = fs::read_link(dir.join(name));
+            target.is_ok_and(|to| {
+                to.starts_with(&logs)
+                    && fs::symlink_metadata(&to).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+            })
+        };
+        names(&dir).into_iter().filter(is_dangling).collect()
+    });
+    let dangling = dangling.await;
+    if dangling.is_empty() {
+        return Ok(());
+    }
+    // Only now: a container that was made meanwhile is among them, and its log may not be there yet.
+    let listed = ctx.runtime.list_pods().await?;
+    for name in gc::removable_links(dangling.iter().map(String::as_str), &listed) {
+        let path = links.join(name);
+        match ctx.disk.run(move || fs::remove_file(&path)).await {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => failed.push(format!("{name}: {e}")),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Removes surplus dead instances of a container that died, or all of a pod whose content may go (CLEAN-14).

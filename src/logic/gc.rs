@@ -218,5 +218,26 @@ pub fn log_dir_uid(name: &str) -> Option<PodUid> {
     (!all.contains(&"")).then(|| PodUid::from(uid))
 }
 
+/// Of links whose log is gone, those to delete (GC-06): `<pod>_<namespace>_<container>-<id>.log` of an instance that nobody
+/// knows or that has ended. The log of another is being rotated or is not yet made. Names of another form stay.
+#[must_use]
+pub fn removable_links<'a>(
+    dangling: impl IntoIterator<Item = &'a str>,
+    pods: &[PodRuntimeStatus],
+) -> Vec<&'a str> {
+    let goes_on = |id: &str| {
+        let mut all = pods.iter().flat_map(|pod| &pod.containers);
+        all.any(|c| c.id.as_str() == id && c.state != ContainerState::Exited)
+    };
+    dangling
+        .into_iter()
+        .filter(|name| {
+            let stem = name.strip_suffix(".log").filter(|stem| stem.contains('_'));
+            let id = stem.and_then(|stem| stem.rsplit_once('-'));
+            id.is_some_and(|(_, id)| !id.is_empty() && !goes_on(id))
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests;

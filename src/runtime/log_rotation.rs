@@ -84,6 +84,43 @@ pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
     fs::rename(within(&dir, rotated), within(&dir, path))
 }
 
+/// Removes logs of a container's instances that nobody knows any more, rotated files included: a boot makes the agent
+/// forget its instances, and a pod that lives for years would keep a log of each.
+///
+/// - Shape: `live` is the log of any instance of the container; `known` the file names of all; of the others only older
+///   ones go, and the newest `keep` of them stay.
+/// - Errors: the first file that could not be removed; what is left is met again.
+pub fn remove_forgotten(live: &Path, known: &[OsString], keep: usize) -> io::Result<()> {
+    let number = |name: &std::ffi::OsStr| -> Option<u32> {
+        let (number, _) = name.to_str()?.split_once(".log")?;
+        number.parse().ok()
+    };
+    let Some(newest) = known.iter().filter_map(|name| number(name)).max() else {
+        return Ok(());
+    };
+    let dir = open::log_dir(live)?;
+    let pinned = within(&dir, live);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(pinned.parent().unwrap_or(&pinned))? {
+        let entry = entry?;
+        if let Some(n) = number(&entry.file_name())
+            && n < newest
+            && !known.iter().any(|name| number(name) == Some(n))
+            && entry.file_type()?.is_file()
+        {
+            found.push((n, entry.path()));
+        }
+    }
+    let mut numbers: Vec<u32> = found.iter().map(|(n, _)| *n).collect();
+    numbers.order_by(|a, b| b.cmp(a));
+    numbers.dedup();
+    numbers.drain(..keep.min(numbers.len()));
+    for (_, path) in found.iter().filter(|(n, _)| numbers.contains(n)) {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
 /// `<N>.log.<YYYYMMDD-HHMMSS>`.
 fn rotated_name(path: &Path, now: Wall) -> PathBuf {
     let at = now.date_time();
@@ -223,6 +260,53 @@ mod tests {
             "a missing live file must be reopened"
         );
         assert_eq!(rotate(&path, 4, at(10)).expect("rotate"), None);
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[test]
+    fn logs_of_earlier_boots_go() {
+        // GC-01 LOG-09
+        let dir = std::env::temp_dir().join(format!("picolet-forgotten-{}", std::process::id()));
+        fs::create_dir_all(dir.join("1.log.d")).expect("scratch");
+        let all = [
+            "0.log",
+            "1.log",
+            "2.log",
+            "2.log.20231114-221322.gz",
+            "3.log",
+            "4.log",
+            "5.log",
+            "9.log",
+            "note",
+            "x.log",
+        ];
+        for name in all {
+            fs::write(dir.join(name), "").expect("write");
+        }
+        let known = ["3.log", "5.log"].map(OsString::from);
+        remove_forgotten(&dir.join("5.log"), &known, 2).expect("removed");
+        assert_eq!(
+            names(&dir),
+            [
+                "1.log.d",
+                "2.log",
+                "2.log.20231114-221322.gz",
+                "3.log",
+                "4.log",
+                "5.log",
+                "9.log",
+                "note",
+                "x.log"
+            ],
+            "the two newest stay, and what is known, later, or no log"
+        );
+        remove_forgotten(&dir.join("5.log"), &[], 0).expect("nothing is known");
+        assert!(dir.join("2.log").exists());
+        remove_forgotten(&dir.join("5.log"), &known, 0).expect("removed");
+        assert_eq!(
+            names(&dir),
+            ["1.log.d", "3.log", "5.log", "9.log", "note", "x.log"]
+        );
         fs::remove_dir_all(&dir).expect("clean up");
     }
 

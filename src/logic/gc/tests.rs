@@ -260,6 +260,44 @@ fn sandboxes() {
 }
 
 #[test]
+fn dangling_links() {
+    // GC-06
+    let pods = [pod(
+        "p",
+        vec![
+            instance("running", Running),
+            instance("made", Created),
+            exited("ended", 0),
+        ],
+    )];
+    let id = |name: &str| {
+        let all = &pods[0].containers;
+        let one = all.iter().find(|c| c.name == name).expect("instance");
+        one.id.as_str().replace('-', "")
+    };
+    let mut pods = pods.clone();
+    // Ids have no dash, whatever the names here.
+    for container in &mut pods[0].containers {
+        container.id = container.id.as_str().replace('-', "").into();
+    }
+    let link = |name: &str| format!("web-node_default_{name}-{}.log", id(name));
+    let (running, made, ended) = (link("running"), link("made"), link("ended"));
+    let names = [
+        running.as_str(),
+        made.as_str(),
+        ended.as_str(),
+        "web-node_default_gone-0123abcd.log",
+        "notours-0123.log",
+        "web_default_c.log",
+        "web_default_c-.log",
+    ];
+    assert_eq!(
+        removable_links(names, &pods),
+        [&*ended, "web-node_default_gone-0123abcd.log"]
+    );
+}
+
+#[test]
 fn log_directories() {
     // GC-06
     let names = [
