@@ -1,9 +1,17 @@
-//! Whole-file writes that are seen either not at all or complete.
+//! Whole-file writes that are seen either not at all or complete, and renames that replace nothing.
+#![expect(
+    unsafe_code,
+    reason = "renameat2 has no safe wrapper with every C library"
+)]
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+use nix::{NixPath, errno::Errno};
 
 /// Replaces the file at `path` by one with `bytes` and exactly `mode` (no umask), through a temporary file beside it.
 ///
@@ -31,6 +39,64 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::
 /// Makes names that were created, renamed or removed in `dir` survive a power cut.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
+}
+
+/// Renames entry `name` of `dir` to `to` of `to_dir`; fails with `EEXIST` where that name is taken. Source: renameat2(2).
+pub fn rename_new(
+    dir: impl AsFd,
+    name: &OsStr,
+    to_dir: impl AsFd,
+    to: &OsStr,
+) -> Result<(), Errno> {
+    renameat2(
+        dir.as_fd(),
+        name,
+        to_dir.as_fd(),
+        to,
+        libc::RENAME_NOREPLACE,
+    )
+}
+
+/// Gives two entries each other's name, in one step. Source: renameat2(2).
+pub fn exchange(
+    dir: impl AsFd,
+    name: &OsStr,
+    other_dir: impl AsFd,
+    other: &OsStr,
+) -> Result<(), Errno> {
+    renameat2(
+        dir.as_fd(),
+        name,
+        other_dir.as_fd(),
+        other,
+        libc::RENAME_EXCHANGE,
+    )
+}
+
+/// Not every C library has it.
+fn renameat2(
+    dir: BorrowedFd<'_>,
+    name: &OsStr,
+    to_dir: BorrowedFd<'_>,
+    to: &OsStr,
+    flags: libc::c_uint,
+) -> Result<(), Errno> {
+    let renamed = name.with_nix_path(|name| {
+        to.with_nix_path(|to| {
+            // SAFETY: both names end with a zero byte and both descriptors are open for the call.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_renameat2,
+                    libc::c_long::from(dir.as_raw_fd()),
+                    name.as_ptr(),
+                    libc::c_long::from(to_dir.as_raw_fd()),
+                    to.as_ptr(),
+                    libc::c_ulong::from(flags),
+                )
+            }
+        })
+    })??;
+    Errno::result(renamed).map(drop)
 }
 
 /// `.name.tmp` beside `path`: left over only by a crash, and replaced by the next write.
@@ -64,6 +130,27 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rename_replaces_nothing() {
+        let path = std::env::temp_dir().join(format!("picolet-rename-{}", std::process::id()));
+        for (name, text) in [("a/one", "1"), ("b/two", "2")] {
+            let file = path.join(name);
+            std::fs::create_dir_all(file.parent().expect("parent")).expect("dir");
+            std::fs::write(file, text).expect("file");
+        }
+        let [a, b] = ["a", "b"].map(|d| File::open(path.join(d)).expect("open"));
+        let rename = |from: &str, to: &str| rename_new(&a, from.as_ref(), &b, to.as_ref());
+        assert_eq!(rename("one", "two"), Err(Errno::EEXIST));
+        assert_eq!(rename("none", "three"), Err(Errno::ENOENT));
+        assert_eq!(rename("one", "three"), Ok(()));
+        let texts =
+            || ["a/one", "b/two", "b/three"].map(|n| std::fs::read_to_string(path.join(n)).ok());
+        assert_eq!(texts(), [None, Some("2".into()), Some("1".into())]);
+        assert_eq!(exchange(&b, "two".as_ref(), &b, "three".as_ref()), Ok(()));
+        assert_eq!(texts(), [None, Some("1".into()), Some("2".into())]);
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
 
     #[test]
     fn replaces_whole_files() {

@@ -190,8 +190,10 @@ fn loopback_up() -> io::Result<()> {
     }
     request.ifr_ifru.ifru_flags =
         libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or(0);
+    // The C libraries disagree on the type.
+    let code = libc::Ioctl::try_from(libc::SIOCSIFFLAGS).map_err(io::Error::other)?;
     // SAFETY: SIOCSIFFLAGS reads one `ifreq` through the pointer, which is valid for the call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), code, &raw const request) };
     nix::Error::result(result).map(drop).map_err(Into::into)
 }
 

@@ -14,11 +14,12 @@ use std::{
 use nix::{
     dir::Dir,
     errno::Errno,
-    fcntl::{OFlag, RenameFlags, renameat2},
+    fcntl::OFlag,
     unistd::{UnlinkatFlags, unlinkat},
 };
 
 use super::beneath::open_child;
+use crate::sys::file::rename_new;
 
 /// Directory levels that are descended with one descriptor each; what lies deeper is first moved up to the root.
 /// A container can nest directories without end, descriptors and stack have one.
@@ -152,7 +153,7 @@ fn move_up(
     loop {
         let to = format!(".picolet-deep-{moved}");
         *moved += 1;
-        match renameat2(dir, name, top, to.as_str(), RenameFlags::RENAME_NOREPLACE) {
+        match rename_new(dir, name, top, to.as_ref()) {
             Err(Errno::EEXIST) => {}
             Err(Errno::ENOENT) => return Ok(()),
             done => return Ok(done?),

@@ -190,7 +190,9 @@ mod tests {
         thread,
     };
 
-    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    use nix::fcntl::AT_FDCWD;
+
+    use crate::sys::file::exchange;
 
     use super::{
         super::testing::{Scratch, can_mount, uid},
@@ -346,7 +348,7 @@ mod tests {
             scope.spawn(|| {
                 let (a, b) = (volume.host_path.join("sub"), volume.host_path.join("link"));
                 while !done.load(Ordering::Acquire) {
-                    renameat2(AT_FDCWD, &a, AT_FDCWD, &b, RenameFlags::RENAME_EXCHANGE).unwrap();
+                    exchange(AT_FDCWD, a.as_ref(), AT_FDCWD, b.as_ref()).unwrap();
                 }
             });
             for _ in 0..400 {
