@@ -13,6 +13,9 @@ fn main() {
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {
         let dir = env!("CARGO_MANIFEST_DIR");
-        println!("cargo::rustc-link-arg-bins=-Wl,-T,{dir}/no-unwind.ld");
+        // A compiler hands the words on to the linker; a linker that is called by itself takes them as they are.
+        let bare = env::var("RUSTC_LINKER").is_ok_and(|linker| linker.ends_with("lld"));
+        let option = if bare { "-T" } else { "-Wl,-T," };
+        println!("cargo::rustc-link-arg-bins={option}{dir}/no-unwind.ld");
     }
 }

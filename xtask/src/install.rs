@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     Failure,
+    elf::linked,
     process::{find, is_root},
 };
 
@@ -97,6 +98,39 @@ pub(crate) const TEST: [Need; 3] = [
     },
 ];
 
+/// A Rust compiler beside the sources of its standard library, for boards whose library the toolchain at hand does not have.
+pub(crate) const STD: [Need; 3] = [
+    Need {
+        package: "rustc-web",
+        purpose: "compiler that comes with those sources",
+        present: || Path::new("/usr/bin/rustc").exists(),
+    },
+    Need {
+        package: "cargo-web",
+        purpose: "its cargo",
+        present: || Path::new("/usr/bin/cargo").exists(),
+    },
+    Need {
+        package: "rust-web-src",
+        purpose: "sources of the standard library",
+        present: || Path::new("/usr/lib/rustlib/src/rust/library/Cargo.lock").exists(),
+    },
+];
+
+/// What installs zig, which has a C library and a linker for every board.
+pub(crate) const PIP: [Need; 1] = [Need {
+    package: "python3-pip",
+    purpose: "installs zig",
+    present: || {
+        Command::new("python3")
+            .args(["-m", "pip", "--version"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    },
+}];
+
 /// A virtual machine with an installed Debian.
 pub(crate) const VM: [Need; 3] = [
     Need {
@@ -174,47 +208,5 @@ pub(crate) fn static_busybox() -> Option<std::path::PathBuf> {
     [find("busybox"), Some("/bin/busybox".into())]
         .into_iter()
         .flatten()
-        .find(|path| fs::read(path).is_ok_and(|elf| !has_interpreter(&elf)))
-}
-
-/// Whether a program header asks for a dynamic loader (PT_INTERP).
-fn has_interpreter(elf: &[u8]) -> bool {
-    const PT_INTERP: u32 = 3;
-    let number = |at: usize, len: usize| -> Option<usize> {
-        let mut bytes = [0; 8];
-        bytes[..len].copy_from_slice(elf.get(at..at + len)?);
-        usize::try_from(u64::from_le_bytes(bytes)).ok()
-    };
-    let wide = elf.get(4) == Some(&2);
-    let headers = || -> Option<bool> {
-        let (at, size, count) = if wide {
-            (number(32, 8)?, number(54, 2)?, number(56, 2)?)
-        } else {
-            (number(28, 4)?, number(42, 2)?, number(44, 2)?)
-        };
-        for n in 0..count {
-            if number(at.checked_add(n * size)?, 4)? == PT_INTERP as usize {
-                return Some(true);
-            }
-        }
-        Some(false)
-    };
-    !elf.starts_with(b"\x7fELF") || headers().unwrap_or(true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn static_programs_are_told() {
-        // Tests of this project are linked statically, as the program is.
-        let own = fs::read("/proc/self/exe").unwrap();
-        assert!(!has_interpreter(&own));
-        assert!(has_interpreter(b"#!/bin/sh"));
-        assert!(
-            has_interpreter(&own[..20]),
-            "a file that is cut short does not count"
-        );
-    }
+        .find(|path| fs::read(path).is_ok_and(|file| linked(&file).is_some_and(|l| !l.interpreted)))
 }

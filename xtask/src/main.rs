@@ -3,6 +3,8 @@
 mod bench;
 mod chaos;
 mod demo;
+mod dist;
+mod elf;
 mod fuzz;
 mod image;
 mod install;
@@ -28,6 +30,8 @@ Tasks of picolet. Usage: cargo xtask TASK
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
+  dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist
+  emulate  Run the unit tests as built for the boards named, by qemu
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
 ";
 
@@ -60,6 +64,8 @@ fn main() -> ExitCode {
         "spec" => spec::run(),
         "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "dist" => dist::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "emulate" => dist::emulator::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(env::args().nth(2).as_deref()),
         "" | "help" | "-h" | "--help" => {
             print!("{HELP}");

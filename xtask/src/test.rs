@@ -1,16 +1,20 @@
 //! `cargo xtask test`: everything a change has to pass, in one command.
 
 use std::{
+    env,
     io::{BufRead, BufReader, Write},
     process::{Command, Stdio},
 };
 
 use crate::{
-    Failure, fuzz, install,
+    Failure, dist, fuzz, install,
     process::{cargo, is_root, show},
     vm,
     wait::Watch,
 };
+
+/// Boards whose programs are built, measured and tested.
+const TESTED_BOARDS: [&str; 2] = ["aarch64", "armv7"];
 
 /// What a test prints to standard error when it cannot run here.
 const SKIPPED: &str = "SKIPPED ";
@@ -114,6 +118,19 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         &mut fuzz::command(fuzz::Long::Seconds(fuzz::SHORT_SECONDS), 2, ""),
         &mut skipped,
     );
+    match dist::prepare(&TESTED_BOARDS) {
+        Err(e) if env::var_os("CI").is_none() => {
+            skipped.push(format!("programs for boards and their tests: {e}"));
+        }
+        // What CI does not build would rot: there the step fails.
+        _ => {
+            for task in ["dist", "emulate"] {
+                let mut command = Command::new(env::current_exe()?);
+                command.arg(task).args(TESTED_BOARDS);
+                step(task, &mut command, &mut skipped);
+            }
+        }
+    }
     // Last, so that what CI shows of a long log ends with the tests' own count.
     step(
         "tests",
@@ -131,7 +148,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         println!("Skipped: {what}");
     }
     if failed.is_empty() {
-        println!("All passed: format, lints, documentation, budgets, fuzz, simulation, tests.");
+        println!(
+            "All passed: format, lints, documentation, budgets, fuzz, simulation, boards, tests."
+        );
         Ok(())
     } else {
         Err(format!("failed: {}", failed.join(", ")).into())

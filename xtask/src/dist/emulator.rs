@@ -1,0 +1,245 @@
+//! `cargo xtask emulate`: the unit tests as built for a board, run by qemu's user mode.
+//!
+//! Emulators before 9.2 do not know openat2, by which every path that others control is opened. Debian 12 has a newer one
+//! among its backports; it is one static file, taken out of its package and not installed.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{
+    Std, Toolchain,
+    board::{Board, boards},
+    toolchain::TARGET_DIR,
+};
+use crate::{
+    Failure,
+    process::{find, is_root, output, run as run_command},
+};
+
+/// The first emulator with openat2.
+const OLDEST: (u32, u32) = (9, 2);
+/// Source of packages for the current Debian that are newer than it.
+const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main\n";
+/// Seconds since boot that a clock of 32 bits cannot say.
+const LATE_S: &str = "3000000000";
+const LATE_TEST: &str = "sys::clock::tests::the_clock_is_read_whole";
+
+/// What user mode cannot run, and why.
+const NOT_EMULATED: [(&str, &str); 1] = [(
+    "sys::child::tests::missing_program_and_opened_program",
+    "qemu makes a fork of a child that shares memory, so the parent does not see why it failed to start",
+)];
+
+/// What takes up to four minutes each when it is emulated without being optimized, and names neither file nor process.
+const LONG: [&str; 7] = [
+    "config::decode::tests::hostile",
+    "logic::actions::tests::properties_of_every_decision",
+    "logic::env::tests::growth_is_bounded",
+    "logic::pod_table::explore::one_api_pod_and_every_input",
+    "logic::pod_table::explore::one_static_pod_and_every_input",
+    "logic::pod_table::explore::two_static_pods_of_one_name",
+    "logic::status::tests::never_regresses",
+];
+
+/// Optimizes the tests and runs the long ones too: quick to run, long to build.
+const ALL: &str = "--all";
+
+/// Runs the tests for the boards named.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let all = words.iter().any(|word| word == ALL);
+    let names: Vec<_> = words.iter().filter(|word| *word != ALL).collect();
+    let boards = boards(&names)?;
+    if boards.is_empty() {
+        return Err("which board?".into());
+    }
+    let toolchain = Toolchain::find(&boards)?;
+    let tests = Tests {
+        toolchain,
+        optimized: all,
+    };
+    println!("Built with {}.", tests.toolchain);
+    run_command(tests.cargo(&boards)?.arg("--no-run"))?;
+
+    let mut skipped = Vec::new();
+    for (test, why) in NOT_EMULATED {
+        eprintln!("SKIPPED {test} for boards: {why}");
+        skipped.push(test);
+    }
+    if !all {
+        let tests = LONG.join(", ");
+        eprintln!(
+            "SKIPPED tests for boards that would run long: {tests}; run `cargo xtask emulate BOARD {ALL}`"
+        );
+        skipped.extend(LONG);
+    }
+    let skip: Vec<_> = skipped.iter().flat_map(|test| ["--skip", test]).collect();
+    for board in boards {
+        let emulator = emulator(board)?;
+        println!("{}: run by {}", board.name, emulator.display());
+        let known = output(tests.emulated(board, &emulator, None)?.arg("--list"))?;
+        for test in &skipped {
+            if !known.lines().any(|line| line == format!("{test}: test")) {
+                return Err(format!("no test has the name {test}, which is to be skipped").into());
+            }
+        }
+        run_command(
+            tests
+                .emulated(board, &emulator, None)?
+                .arg("--exact")
+                .args(&skip),
+        )?;
+        if is_root() {
+            let words = ["--ignored", "--exact", LATE_TEST];
+            run_command(tests.emulated(board, &emulator, Some(LATE_S))?.args(words))?;
+        } else {
+            eprintln!("SKIPPED a late clock for boards: a time namespace needs root");
+        }
+    }
+    Ok(())
+}
+
+/// How the tests are built.
+struct Tests {
+    toolchain: Toolchain,
+    optimized: bool,
+}
+
+impl Tests {
+    /// `cargo test` for `boards`.
+    fn cargo(&self, boards: &[&Board]) -> Result<Command, Failure> {
+        let mut command = self.toolchain.cargo("test", boards, Std::Test)?;
+        command
+            .args(["--package", "picolet", "--lib"])
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
+            .env(
+                "CARGO_PROFILE_DEV_OPT_LEVEL",
+                if self.optimized { "1" } else { "0" },
+            )
+            .env("CARGO_INCREMENTAL", "0");
+        Ok(command)
+    }
+
+    /// Runs them, in a time namespace where the machine was started `late_s` ago; the caller adds words for the tests.
+    fn emulated(
+        &self,
+        board: &Board,
+        emulator: &Path,
+        late_s: Option<&str>,
+    ) -> Result<Command, Failure> {
+        let mut runner =
+            late_s.map_or_else(String::new, |s| format!("unshare --time --boottime {s} "));
+        runner += &emulator.display().to_string();
+        for word in board.emulator {
+            runner.push(' ');
+            runner += word;
+        }
+        let mut command = self.cargo(&[board])?;
+        command.arg("--").env(board.variable("RUNNER"), runner);
+        Ok(command)
+    }
+}
+
+/// Finds an emulator that is new enough, or fetches it.
+pub(crate) fn emulator(board: &Board) -> Result<PathBuf, Failure> {
+    let name = format!("qemu-{}", board.processor);
+    let dir = env::current_dir()?.join(TARGET_DIR).join("qemu");
+    let fetched = dir.join("usr/bin").join(&name);
+    let at_hand = [
+        find(&name),
+        find(&format!("{name}-static")),
+        Some(fetched.clone()),
+    ];
+    if let Some(found) = at_hand.into_iter().flatten().find(|p| is_new_enough(p)) {
+        return Ok(found);
+    }
+    if find("apt-get").is_none() {
+        return Err(format!("no {name} of version {}.{} or newer", OLDEST.0, OLDEST.1).into());
+    }
+    println!("Fetching {name} below {}", dir.display());
+    fetch(&dir)?;
+    if is_new_enough(&fetched) {
+        Ok(fetched)
+    } else {
+        Err(format!("{} cannot be used", fetched.display()).into())
+    }
+}
+
+/// Takes Debian's package apart in `dir`, with package lists of its own: the machine's stay as they are.
+fn fetch(dir: &Path) -> Result<(), Failure> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
+        _ => {}
+    }
+    for below in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(dir.join(below))?;
+    }
+    fs::write(dir.join("sources.list"), BACKPORTS)?;
+    let apt_get = || {
+        let mut command = Command::new("apt-get");
+        command.current_dir(dir).arg("--quiet=2");
+        for (option, below) in [
+            ("Dir::Etc::SourceList", "sources.list"),
+            ("Dir::State::Lists", "lists"),
+            ("Dir::Cache", "cache"),
+        ] {
+            let value = dir.join(below);
+            command.arg(format!("--option={option}={}", value.display()));
+        }
+        command.args([
+            "--option=Dir::Etc::SourceParts=/dev/null",
+            "--option=APT::Sandbox::User=root",
+        ]);
+        command
+    };
+    run_command(apt_get().arg("update"))?;
+    run_command(apt_get().args(["download", "qemu-user/bookworm-backports"]))?;
+    let package = fs::read_dir(dir)?
+        .flatten()
+        .map(|e| e.path())
+        .find(|p| p.extension().is_some_and(|e| e == "deb"))
+        .ok_or("apt-get downloaded nothing")?;
+    run_command(Command::new("dpkg").arg("--extract").arg(&package).arg(dir))?;
+    fs::remove_file(package)?;
+    Ok(())
+}
+
+fn is_new_enough(emulator: &Path) -> bool {
+    emulator.exists()
+        && output(Command::new(emulator).arg("--version"))
+            .is_ok_and(|text| version(&text).is_some_and(|v| v >= OLDEST))
+}
+
+/// Major and minor number in "qemu-arm version 10.0.2 (Debian …)".
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_once(" version ")?.1.split(['.', ' ', '\n']);
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        for (text, expected, enough) in [
+            (
+                "qemu-arm version 10.0.2 (Debian 1:10.0.2+ds)\nCopyright",
+                Some((10, 0)),
+                true,
+            ),
+            ("qemu-arm version 9.2.0\n", Some((9, 2)), true),
+            (
+                "qemu-aarch64 version 7.2.22 (Debian 1:7.2)\n",
+                Some((7, 2)),
+                false,
+            ),
+            ("something else", None, false),
+        ] {
+            assert_eq!(version(text), expected);
+            assert_eq!(version(text).is_some_and(|v| v >= OLDEST), enough);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `cargo xtask dist`: the program for each kind of board, one static file in `target/dist`.
+
+mod board;
+pub(crate) mod emulator;
+mod toolchain;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use board::{BOARDS, Board, boards};
+use toolchain::{Std, TARGET_DIR, Toolchain};
+
+use crate::{Failure, elf, process::run as run_command};
+
+/// Where the programs are put.
+const DIR: &str = "target/dist";
+
+/// Builds and checks the program for the boards named, or for all of them.
+pub(crate) fn run(names: &[String]) -> Result<(), Failure> {
+    let boards = if names.is_empty() {
+        BOARDS.iter().collect()
+    } else {
+        boards(names)?
+    };
+    let toolchain = Toolchain::find(&boards)?;
+    println!("Built with {toolchain}.");
+    // One call for all: they are linked beside each other.
+    let mut command = toolchain.cargo("build", &boards, Std::Program)?;
+    command.args(["--release", "--package", "picolet", "--bin", "picolet"]);
+    run_command(&mut command)?;
+    fs::create_dir_all(DIR)?;
+    println!("{:<8} {:>10} {:>10}  file", "board", "bytes", "limit");
+    for board in boards {
+        let made = Path::new(TARGET_DIR)
+            .join(board.triple)
+            .join("release/picolet");
+        let file = PathBuf::from(DIR).join(format!("picolet-{}", board.name));
+        let bytes = fs::read(&made)?;
+        let (name, limit, len) = (board.name, board.max_bytes, bytes.len());
+        println!("{name:<8} {len:>10} {limit:>10}  {}", file.display());
+        check(board, &bytes)?;
+        fs::copy(made, &file)?;
+    }
+    Ok(())
+}
+
+/// Makes ready what building and testing for the boards named needs.
+pub(crate) fn prepare(names: &[&str]) -> Result<(), Failure> {
+    let boards = boards(names)?;
+    Toolchain::find(&boards)?;
+    for board in boards {
+        emulator::emulator(board)?;
+    }
+    Ok(())
+}
+
+/// What every program that is given away must be.
+fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
+    let linked = elf::linked(file).ok_or_else(|| format!("{}: not an ELF file", board.name))?;
+    let fault = if linked.machine != board.machine {
+        format!("is for machine {}, not {}", linked.machine, board.machine)
+    } else if linked.interpreted {
+        "needs a dynamic loader: it has to be static".into()
+    } else if !linked.fixed {
+        // Relocations would cost each shim about 60 KiB.
+        "is position independent".into()
+    } else if u64::try_from(file.len())? > board.max_bytes {
+        format!("has {} bytes, more than {}", file.len(), board.max_bytes)
+    } else {
+        return Ok(());
+    };
+    Err(format!("the program for {} {fault}", board.name).into())
+}

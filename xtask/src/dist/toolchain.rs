@@ -1,0 +1,234 @@
+//! What builds a program for a board. Two ways lead there:
+//!
+//! 1. The toolchain at hand has the board's standard library (`rustup target add TRIPLE`): plain `cargo build`, linked by its own
+//!    `rust-lld` with the C library that comes along. C code needs a compiler for the board, named by `CC_<triple>`.
+//! 2. Otherwise a toolchain with the sources of the standard library (`rustup component add rust-src`, or Debian's packages)
+//!    builds that too, for size, and zig gives C library, C compiler and linker.
+
+use std::{
+    env, fmt, fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::Board;
+use crate::{
+    Failure, install,
+    process::{cargo, find, output, run},
+};
+
+/// Version of zig, by its name in the Python package index.
+const ZIG: &str = "ziglang==0.17.1";
+/// What is built for other machines, and the tools for it.
+pub(super) const TARGET_DIR: &str = "target/cross";
+/// Where the compiler of Debian has its sources.
+const DEBIAN_SYSROOT: &str = "/usr";
+
+/// What is built of the standard library where it is built too.
+#[derive(Clone, Copy)]
+pub(crate) enum Std {
+    /// For the program: small, and a panic aborts.
+    Program,
+    /// For tests, which catch panics.
+    Test,
+}
+
+/// How a board's programs are built.
+pub(crate) enum Toolchain {
+    /// The library is there.
+    Plain,
+    /// The library is built by this `cargo` and `rustc`, everything is linked by zig.
+    FromSources {
+        cargo: PathBuf,
+        rustc: PathBuf,
+        zig: PathBuf,
+    },
+}
+
+/// Zig for a board, as programs that take a compiler's words only.
+struct Tools {
+    cc: PathBuf,
+    ar: PathBuf,
+}
+
+impl fmt::Display for Toolchain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain => f.write_str("the standard library of the toolchain, linked by rust-lld"),
+            Self::FromSources { rustc, .. } => {
+                let rustc = rustc.display();
+                write!(f, "a standard library built by {rustc}, linked by zig")
+            }
+        }
+    }
+}
+
+impl Toolchain {
+    /// Finds a way to build for all of `boards`, installing what it needs where that is possible.
+    pub(crate) fn find(boards: &[&Board]) -> Result<Self, Failure> {
+        let rustc = env::var_os("RUSTC").map_or_else(|| "rustc".into(), PathBuf::from);
+        let ask = |what: &[&str]| -> Result<PathBuf, Failure> {
+            Ok(output(Command::new(&rustc).args(what))?.trim().into())
+        };
+        let mut without = Vec::new();
+        for board in boards {
+            let libdir = ask(&["--print", "target-libdir", "--target", board.triple])?;
+            if !has_std(&libdir) {
+                without.push(board.triple);
+            }
+        }
+        if without.is_empty() {
+            return Ok(Self::Plain);
+        }
+        let (cargo, rustc) = if has_sources(&ask(&["--print", "sysroot"])?) {
+            (cargo().get_program().into(), rustc)
+        } else {
+            let missing = install::ensure(&[&install::STD])?;
+            if !missing.is_empty() {
+                return Err(format!(
+                    "no standard library: run `rustup target add {}` or `rustup component add rust-src`; or, on Debian, install {}",
+                    without.join(" "), missing.join(", "),
+                ).into());
+            }
+            let bin = Path::new(DEBIAN_SYSROOT).join("bin");
+            (bin.join("cargo"), bin.join("rustc"))
+        };
+        Ok(Self::FromSources {
+            cargo,
+            rustc,
+            zig: zig()?,
+        })
+    }
+
+    /// `cargo subcommand` for all of `boards`, told everything that it needs; the caller adds the words of the subcommand.
+    pub(crate) fn cargo(
+        &self,
+        subcommand: &str,
+        boards: &[&Board],
+        std: Std,
+    ) -> Result<Command, Failure> {
+        let mut command = match self {
+            Self::Plain => cargo(),
+            Self::FromSources { cargo, rustc, .. } => {
+                let mut command = Command::new(cargo);
+                command
+                    .args(std.words())
+                    .env("RUSTC", rustc)
+                    // The standard library's sources are for its own compiler only, whose cargo builds them when told so.
+                    .env("RUSTC_BOOTSTRAP", "1");
+                command
+            }
+        };
+        command.arg(subcommand).env("CARGO_TARGET_DIR", TARGET_DIR);
+        for board in boards {
+            command.args(["--target", board.triple]);
+            let (linker, flags) = match self {
+                Self::Plain => ("rust-lld".into(), "-C linker-flavor=ld.lld"),
+                Self::FromSources { zig, .. } => {
+                    let tools = write_tools(board, zig)?;
+                    let triple = board.triple.replace('-', "_");
+                    command
+                        .env(format!("CC_{triple}"), &tools.cc)
+                        .env(format!("AR_{triple}"), &tools.ar);
+                    (tools.cc, "-C link-self-contained=no")
+                }
+            };
+            command
+                .env(board.variable("LINKER"), linker)
+                .env(board.variable("RUSTFLAGS"), flags);
+        }
+        Ok(command)
+    }
+}
+
+impl Std {
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            Self::Program => &[
+                "-Zbuild-std=std,panic_abort",
+                "-Zbuild-std-features=optimize_for_size",
+            ],
+            Self::Test => &[
+                "-Zbuild-std=std,panic_unwind,test",
+                "-Zbuild-std-features=panic-unwind",
+            ],
+        }
+    }
+}
+
+fn has_std(libdir: &Path) -> bool {
+    fs::read_dir(libdir).is_ok_and(|entries| {
+        entries
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with("libstd-"))
+    })
+}
+
+fn has_sources(sysroot: &Path) -> bool {
+    sysroot
+        .join("lib/rustlib/src/rust/library/Cargo.lock")
+        .exists()
+}
+
+/// Finds zig, or installs it below the target directory.
+fn zig() -> Result<PathBuf, Failure> {
+    if let Some(zig) = find("zig") {
+        return Ok(zig);
+    }
+    let dir = env::current_dir()?
+        .join(TARGET_DIR)
+        .join(ZIG.replace("==", "-"));
+    let zig = dir.join("ziglang/zig");
+    if !zig.exists() {
+        let missing = install::ensure(&[&install::PIP])?;
+        if !missing.is_empty() {
+            return Err(format!("no zig: install it, or {}", missing.join(", ")).into());
+        }
+        println!("Installing {ZIG} below {}", dir.display());
+        // What an interrupted installation left has no zig, or half of one.
+        let half = dir.with_extension("new");
+        remove(&half)?;
+        remove(&dir)?;
+        run(Command::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(&half)
+            .arg(ZIG))?;
+        fs::rename(half, &dir)?;
+    }
+    Ok(zig)
+}
+
+fn remove(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the scripts that tell zig the board: cargo, and crates that build C code, call a program without words.
+fn write_tools(board: &Board, zig: &Path) -> Result<Tools, Failure> {
+    let here = env::current_dir()?;
+    let dir = here.join(TARGET_DIR).join("tools");
+    fs::create_dir_all(&dir)?;
+    let script = |name: &str, words: &str| -> Result<PathBuf, Failure> {
+        let path = dir.join(format!("{}-{name}", board.name));
+        let cache = here.join(TARGET_DIR).join("zig-cache");
+        let text = format!(
+            "#!/bin/sh\n\
+             # Zig has names of its own for targets.\n\
+             for word do shift; case $word in --target=*) ;; *) set -- \"$@\" \"$word\" ;; esac; done\n\
+             export ZIG_GLOBAL_CACHE_DIR='{cache}' ZIG_LOCAL_CACHE_DIR='{cache}'\n\
+             exec '{zig}' {name} {words} \"$@\"\n",
+            cache = cache.display(),
+            zig = zig.display(),
+        );
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    };
+    Ok(Tools {
+        cc: script("cc", &format!("-target {}", board.zig.join(" ")))?,
+        ar: script("ar", "")?,
+    })
+}
