@@ -34,12 +34,14 @@ const NOT_EMULATED: [(&str, &str); 1] = [(
 )];
 
 /// What takes up to four minutes each when it is emulated without being optimized, and names neither file nor process.
-const LONG: [&str; 7] = [
+const LONG: [&str; 9] = [
     "config::decode::tests::hostile",
     "logic::actions::tests::properties_of_every_decision",
     "logic::env::tests::growth_is_bounded",
     "logic::pod_table::explore::one_api_pod_and_every_input",
+    "logic::pod_table::explore::one_pod_and_every_age_of_its_status",
     "logic::pod_table::explore::one_static_pod_and_every_input",
+    "logic::pod_table::explore::two_pods_and_one_slot",
     "logic::pod_table::explore::two_static_pods_of_one_name",
     "logic::status::tests::never_regresses",
 ];
