@@ -28,7 +28,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
-           [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE]
+           [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
   dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist
   emulate  Run the unit tests as built for the boards named, by qemu

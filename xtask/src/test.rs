@@ -101,6 +101,14 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         &mut crate::sim::ci(true),
         &mut skipped,
     );
+    if is_root() {
+        let mut command = cargo();
+        command.args(["xtask", "chaos", "--quick"]);
+        step("chaos", &mut command, &mut skipped);
+    } else {
+        skipped
+            .push("kills of agent and shims (`cargo xtask chaos --quick`): they need root".into());
+    }
     let has_kvm = vm::accelerator() == "kvm";
     if (has_kvm && is_root()) || !words.is_empty() {
         let mut command = cargo();
@@ -149,7 +157,8 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     }
     if failed.is_empty() {
         println!(
-            "All passed: format, lints, documentation, budgets, fuzz, simulation, boards, tests."
+            "All passed: format, lints, documentation, budgets, fuzz, simulation, boards, chaos, \
+             tests."
         );
         Ok(())
     } else {

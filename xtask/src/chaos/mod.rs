@@ -164,10 +164,9 @@ fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
     }
     world.settle()?;
     for (name, quick, phase) in PHASES {
-        let asked = options
-            .only
-            .as_ref()
-            .is_none_or(|only| only == name || matches!(name, "audit" | "end"));
+        let asked = options.only.as_ref().is_none_or(|only| {
+            only.split(',').any(|o| o == name) || matches!(name, "audit" | "end")
+        });
         if !asked || options.quick && !quick {
             continue;
         }

@@ -13,6 +13,9 @@ const REACH_LIMIT: Duration = Duration::from_secs(45);
 /// Between two things done on the way; in a quick run, which settles less often, too.
 const STEP: Duration = Duration::from_millis(300);
 const QUICK_STEP: Duration = Duration::from_millis(120);
+/// Passed while a launch is undone that an agent left which died at [`LAUNCHED`].
+const UNDOING: [&str; 2] = ["recover.abandoned", "recover.cleared"];
+const LAUNCHED: &str = "container.launched";
 /// The variable and the file of `sys::crash`.
 const VARIABLE: &str = "PICOLET_CRASH_AT";
 pub(super) const SHIM_MARK: &str = "crashed-";
@@ -55,9 +58,17 @@ fn collect(dir: &Path, found: &mut Vec<String>) -> Result<(), Failure> {
 
 /// Starts an agent that dies at `point`, leads it there, and starts another one.
 pub(super) fn meet(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
+    world.stage.kill_agent()?;
+    if UNDOING.contains(&point) {
+        reach(world, LAUNCHED, quick)?;
+    }
+    reach(world, point, quick)?;
+    world.stage.start_agent()
+}
+
+fn reach(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
     let of_shim = point.starts_with("shim.");
     let mark = world.stage.run.join(format!("{SHIM_MARK}{point}"));
-    world.stage.kill_agent()?;
     let nth = match point {
         "recover.container" => 1 + world.rng.below(4),
         // The first ones are those of all pods together.
@@ -71,13 +82,13 @@ pub(super) fn meet(world: &mut World, point: &str, quick: bool) -> Result<(), Fa
     let mut step = 0;
     loop {
         match world.stage.agent_ended()? {
-            Some(status) if status.signal() == Some(9) && !of_shim => break,
+            Some(status) if status.signal() == Some(9) && !of_shim => return Ok(()),
             Some(status) => return Err(format!("{point}: the agent ended: {status}").into()),
             // It stays: other shims of this agent know the point, too.
             None if of_shim && fs::metadata(&mark).is_ok_and(|m| m.len() > 0) => {
                 world.stage.kill_agent()?;
                 world.lost_shim(Path::new(&fs::read_to_string(&mark)?));
-                break;
+                return Ok(());
             }
             None => {}
         }
@@ -88,7 +99,6 @@ pub(super) fn meet(world: &mut World, point: &str, quick: bool) -> Result<(), Fa
         step += 1;
         pass(if quick { QUICK_STEP } else { STEP });
     }
-    world.stage.start_agent()
 }
 
 /// One step of a tour along all that an agent does.

@@ -150,7 +150,10 @@ impl World {
     }
 
     fn any(&mut self) -> Option<(String, Kind)> {
-        let names: Vec<_> = self.pods.iter().map(|(n, k)| (n.clone(), *k)).collect();
+        // A pod that runs once fails for good where a frugal one is tried again.
+        let kept = |kind: &Kind| !self.frugal || FRUGAL.contains(kind);
+        let pods = self.pods.iter().filter(|(_, kind)| kept(kind));
+        let names: Vec<_> = pods.map(|(n, k)| (n.clone(), *k)).collect();
         self.rng.pick(&names).cloned()
     }
 
