@@ -3,7 +3,7 @@
 //! Only with the cargo feature `crash-points`; without it [`point`] is nothing. `PICOLET_CRASH_AT=name[:n]`, read by `cli`,
 //! names the point and its n-th passing; the process then ends by SIGKILL, as a fault or the kernel would end it. A point of
 //! the shim (`shim.…`) is passed on to shims, of which only the first dies: it leaves a file in the run directory, called
-//! [`SHIM_MARK`] and the point, that names its container.
+//! `SHIM_MARK` and the point, that names its container.
 //!
 //! The list of points is the source text: each name is a literal at its only `crash::point` or `crash::shim_point`.
 
