@@ -364,9 +364,14 @@ impl Backend for LocalBackend {
         Box::pin(async { self.ctx.runtime.list_images().await.map_err(internal) })
     }
 
-    fn import_image(&self, path: PathBuf, name: String) -> Reply<'_, Vec<String>> {
+    fn import_image(
+        &self,
+        path: PathBuf,
+        name: String,
+        steps: Option<smol::channel::Sender<Value>>,
+    ) -> Reply<'_, Vec<String>> {
         Box::pin(async move {
-            let names = image_store::import(&self.ctx, &self.images, path, name).await?;
+            let names = image_store::import(&self.ctx, &self.images, path, name, steps).await?;
             // The loop's end is no reason to call the import failed.
             let _ = self.commands.send(Command::ImagesArrived).await;
             Ok(names)

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     image::{
-        ImageRecord, ImportOptions, Store,
+        ImageRecord, ImportOptions, Progress, Store,
         dropin::{Doorbell, DropIn, Report},
     },
     runtime::RuntimeError,
@@ -36,15 +36,29 @@ pub(super) async fn import(
     store: &Store,
     path: PathBuf,
     name: String,
+    steps: Option<Sender<serde_json::Value>>,
 ) -> Result<Vec<String>, Refusal> {
     let mut options = ImportOptions::default();
     if !name.is_empty() {
         options.names = vec![name];
     }
     let store = store.clone();
+    let mut tick = move |progress: Progress| match &steps {
+        Some(steps) if steps.is_closed() => ControlFlow::Break(()),
+        Some(steps) => {
+            // Full: the reader is slow, and the next step says all that this one does.
+            let _ = steps.try_send(serde_json::json!({
+                "layersDone": progress.layers_done,
+                "layers": progress.layers,
+                "bytes": progress.bytes,
+            }));
+            ControlFlow::Continue(())
+        }
+        None => ControlFlow::Continue(()),
+    };
     let imported = ctx
         .unpack
-        .run(move || store.import_archive(&path, &options, &mut |_| ControlFlow::Continue(())))
+        .run(move || store.import_archive(&path, &options, &mut tick))
         .await;
     let records = imported.map_err(|e| Refusal::bad(chain(&e)))?;
     memory::trim();

@@ -148,6 +148,7 @@ pub(super) const COMMANDS: &[Command] = &[
 
     Command { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
         value("name", None, "REFERENCE", "name of an image that has none in its archive"),
+        switch("quiet", Some('q'), "show no progress"),
     ], agent_flags: false, takes: Takes::Files },
     Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
         value("output", Some('o'), "wide", "whole identifiers"),

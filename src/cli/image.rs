@@ -1,19 +1,26 @@
 //! `picolet image import|ls|rm|prune`.
 
+use std::io::{BufRead as _, Read as _};
+
+use serde_json::Value;
+
 use super::{
     CliError,
     args::{Word, Words, unexpected},
+    client::Answer,
     get, print,
+    progress::{Progress, Step},
 };
 use crate::server::http::encode;
 
 pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
     let mut values = Vec::new();
     let mut name = String::new();
-    let (mut wide, mut no_headers) = (false, false);
+    let (mut wide, mut no_headers, mut quiet) = (false, false, false);
     while let Some(word) = words.next()? {
         match word {
             Word::Flag("name") => name = words.value()?,
+            Word::Flag("quiet") => quiet = words.switch()?,
             Word::Flag("no-headers") => no_headers = words.switch()?,
             Word::Flag("output") => wide = words.value()? == "wide",
             Word::Value(value) => values.push(value),
@@ -34,13 +41,14 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
                     .to_str()
                     .ok_or_else(|| CliError::new(format!("{file}: path is not UTF-8")))?;
                 let target = format!(
-                    "/images/import?path={}&name={}",
+                    "/images/import?progress=true&path={}&name={}",
                     encode(path),
                     encode(&name)
                 );
-                client
-                    .send("POST", &target, "")?
-                    .copy_to(&mut std::io::stdout())?;
+                let answer = client.send("POST", &target, "")?;
+                for name in follow(answer, &mut Progress::new(&file, quiet))? {
+                    print(&format!("Imported: {name}\n"))?;
+                }
             }
             Ok(())
         }
@@ -63,5 +71,31 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
             .send("POST", "/images/prune", "")?
             .copy_to(&mut std::io::stdout()),
         other => Err(CliError::new(format!("unknown command \"image {other}\""))),
+    }
+}
+
+/// Bytes of one line of a transfer's answer: the last one names every image.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// Shows the steps of a transfer until it has ended; the references it brought.
+fn follow(mut answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliError> {
+    let lost = |why: &str| CliError::new(format!("connection to the agent failed: {why}"));
+    loop {
+        let mut line = String::new();
+        let read = (&mut answer.body).take(MAX_LINE_BYTES).read_line(&mut line);
+        if read.map_err(|e| lost(&e.to_string()))? == 0 {
+            return Err(lost("it ended before the image was there"));
+        }
+        let said: Value = serde_json::from_str(&line).map_err(|e| lost(&e.to_string()))?;
+        if let Some(step) = Step::read(&said) {
+            progress.show(step);
+        } else if let Some(names) = said["imported"].as_array() {
+            let names = names.iter().filter_map(Value::as_str);
+            return Ok(names.map(str::to_owned).collect());
+        } else {
+            let status = said["status"].as_u64().and_then(|s| u16::try_from(s).ok());
+            let why = said["error"].as_str().unwrap_or("no answer");
+            return Err(CliError::from_server(status.unwrap_or(500), why));
+        }
     }
 }

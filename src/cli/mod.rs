@@ -14,6 +14,7 @@ mod get;
 mod image;
 mod logs;
 mod man;
+mod progress;
 mod reset;
 mod table;
 

@@ -343,7 +343,7 @@ pub(super) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
 }
 
 /// `4.5MB`: decimal units with three significant digits, as crictl prints sizes.
-fn human_bytes(bytes: u64) -> String {
+pub(super) fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let (mut tenths, mut unit) = (u128::from(bytes) * 10, 0);
     while tenths >= 10_000 && unit + 1 < UNITS.len() {

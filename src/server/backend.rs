@@ -68,7 +68,13 @@ pub trait Backend {
     /// All images.
     fn images(&self) -> Reply<'_, Vec<crate::api::cri::Image>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.
-    fn import_image(&self, path: PathBuf, name: String) -> Reply<'_, Vec<String>>;
+    /// `steps` hears how far it is, as far as it has room; closed by its reader it stops the import.
+    fn import_image(
+        &self,
+        path: PathBuf,
+        name: String,
+        steps: Option<smol::channel::Sender<serde_json::Value>>,
+    ) -> Reply<'_, Vec<String>>;
     /// Removes an image by reference or id.
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()>;
     /// Removes what no container uses; returns what was removed and the bytes it held.

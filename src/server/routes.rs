@@ -6,7 +6,7 @@
 //! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…]`, `/node`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `POST /exec/{namespace}/{pod}/{container}` | upgrade to [`super::stream`] |
-//! | `POST /images/import`, `/images/prune`, `DELETE /images` | text |
+//! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
 //! | `POST /stop[?all=true]` | text |
 //!
 //! The container name `-` means the pod's default container.
@@ -116,7 +116,10 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
                 return Ok(Err(Refusal::bad("path: an absolute path is required")));
             };
             let name = request.param("name").unwrap_or("").to_owned();
-            let names = backend.import_image(PathBuf::from(file), name).await;
+            if request.flag("progress") {
+                return import(backend, connection, PathBuf::from(file), name).await;
+            }
+            let names = backend.import_image(PathBuf::from(file), name, None).await;
             text(
                 connection,
                 names.map(|all| all.iter().map(|n| format!("Imported: {n}\n")).collect()),
@@ -162,6 +165,39 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
         ))),
         _ => Ok(Err(Refusal::not_found("no such page"))),
     }
+}
+
+/// Imports an archive and tells how far it is: a JSON object a line, the last one with `imported` or `error` and `status`.
+async fn import(
+    backend: &dyn Backend,
+    connection: &Connection,
+    file: PathBuf,
+    name: String,
+) -> Outcome {
+    http::start_stream(connection, "application/x-ndjson").await?;
+    let (sender, steps) = smol::channel::bounded::<serde_json::Value>(1);
+    let mut importing = backend.import_image(file, name, Some(sender));
+    let mut stream = connection;
+    let last = loop {
+        let step = async {
+            match steps.recv().await {
+                Ok(step) => Err(step),
+                // The import is over, or about to be.
+                Err(_) => core::future::pending().await,
+            }
+        };
+        match smol::future::or(async { Ok((&mut importing).await) }, step).await {
+            Ok(Ok(names)) => break serde_json::json!({ "imported": names }),
+            Ok(Err(refusal)) => {
+                break serde_json::json!({ "error": refusal.message, "status": refusal.status });
+            }
+            Err(step) => stream.write_all(format!("{step}\n").as_bytes()).await?,
+        }
+    };
+    stream
+        .write_all(format!("{last}\n").as_bytes())
+        .await
+        .map(Ok)
 }
 
 fn default_name(container: &str) -> &str {

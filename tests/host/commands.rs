@@ -430,11 +430,28 @@ fn manages_images(host: &Host) {
     let absent = host.cli(&["image", "rm", "localhost/dropped:2"]);
     assert_eq!(absent.status.code(), Some(1));
     host.write_image("again.tar", "localhost/again:3", &json!({"Env": ["A=c"]}));
-    host.ok(&[
-        "image",
-        "import",
-        &host.path("again.tar").display().to_string(),
-    ]);
+    // Its layer is there already: nothing is unpacked, and with --quiet nothing is told of it either.
+    let archive = host.path("again.tar").display().to_string();
+    let said = host.cli(&["image", "import", &archive]);
+    assert_eq!(
+        text(&said.stdout),
+        "Imported: localhost/again:3\n",
+        "{said:?}"
+    );
+    let quiet = host.cli(&["image", "import", "--quiet", &archive]);
+    assert!(
+        quiet.status.success() && quiet.stderr.is_empty(),
+        "{quiet:?}"
+    );
+    let broken = host.path("broken.tar").display().to_string();
+    fs::write(&broken, "no archive").expect("file");
+    let broken = host.cli(&["image", "import", &broken]);
+    assert_eq!(broken.status.code(), Some(1));
+    assert!(
+        text(&broken.stderr).starts_with("Error from server (BadRequest): ")
+            && broken.stdout.is_empty(),
+        "{broken:?}"
+    );
     assert!(listed(host, "localhost/again").0);
     host.ok(&["image", "prune"]);
     let (there, table) = listed(host, "localhost/again");
