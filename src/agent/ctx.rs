@@ -381,12 +381,18 @@ impl Ctx {
         self.mux.borrow().all_sources_ready()
     }
 
-    /// Whether anything may be done to pods: the runtime answers and relists succeed (LOOP-02, LOOP-03).
+    /// Whether anything may be done to pods: the runtime answers and relists succeed (LOOP-02, LOOP-03). One that is not
+    /// ready but keeps hold of its pods holds up only what would start: [`Ctx::runtime_problem`].
     pub(super) fn may_run_pods(&self, now: Mono) -> bool {
         self.gate
             .borrow()
-            .check(self.pleg.borrow().healthy(now), now)
+            .check_hold(self.pleg.borrow().healthy(now), now)
             .is_ok()
+    }
+
+    /// Why no container may start, if so.
+    pub(super) fn runtime_problem(&self) -> Option<String> {
+        self.gate.borrow().start_error().map(str::to_owned)
     }
 
     /// Whether pods may be given a network, and why not.

@@ -92,6 +92,10 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
         return Ok(Outcome::Terminal);
     }
     status::watch_deadline(ctx, handle, pod);
+    if let Some(problem) = ctx.runtime_problem() {
+        // What runs goes on, and is shown; the node's condition says why nothing else does.
+        return Err(SyncError::new(format!("runtime is not ready: {problem}")));
+    }
     if let Some(problem) = ctx.network_problem()
         && !pod.spec.host_network
     {

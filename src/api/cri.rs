@@ -449,6 +449,8 @@ pub struct RuntimeStatus {
     pub runtime_ready: Condition,
     /// Pods can have a network.
     pub network_ready: Condition,
+    /// What runs is known and can be ended even while `runtime_ready` is not true; only what is new has to wait.
+    pub keeps_hold: bool,
 }
 
 /// Disk use of the image store.

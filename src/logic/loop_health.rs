@@ -69,6 +69,31 @@ impl RuntimeGate {
         pleg.map_err(RuntimeDown::Pleg)
     }
 
+    /// Whether pods may be handled at all: as [`RuntimeGate::check`], but a runtime that is not ready and keeps hold of its
+    /// pods holds up none of them; [`RuntimeGate::start_error`] then says that nothing may start.
+    ///
+    /// - Errors: the first cause.
+    pub fn check_hold(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
+        match self.check(pleg, now) {
+            Err(RuntimeDown::NotReady { .. }) if self.keeps_hold() => {
+                pleg.map_err(RuntimeDown::Pleg)
+            }
+            other => other,
+        }
+    }
+
+    fn keeps_hold(&self) -> bool {
+        self.last.as_ref().is_some_and(|(_, s)| s.keeps_hold)
+    }
+
+    /// Why no container may start, if the runtime last said so.
+    #[must_use]
+    pub fn start_error(&self) -> Option<&str> {
+        let (_, status) = self.last.as_ref()?;
+        let ready = &status.runtime_ready;
+        (!ready.ok).then_some(&ready.message)
+    }
+
     /// Why pods that need a network may not start, if so. Never holds up the loop.
     #[must_use]
     pub fn network_error(&self) -> Option<&str> {
@@ -126,6 +151,7 @@ mod tests {
         RuntimeStatus {
             runtime_ready: condition(runtime, "Why", "because"),
             network_ready: condition(network, "Net", "no network"),
+            keeps_hold: false,
         }
     }
 
@@ -156,6 +182,29 @@ mod tests {
             }
             assert_eq!(gate.check(pleg, Mono(now_ms)), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_runtime_that_keeps_hold_starts_nothing_and_holds_up_nothing() {
+        let mut gate = RuntimeGate::default();
+        for (keeps_hold, pleg, now_ms, passes) in [
+            (false, Ok(()), 1, false),
+            (true, Ok(()), 1, true),
+            (true, Ok(()), 30_000, false),
+            (true, Err(Unhealthy::Never), 1, false),
+        ] {
+            let said = RuntimeStatus {
+                keeps_hold,
+                ..status(false, true)
+            };
+            gate.on_status(said, Mono(0));
+            let now = Mono(now_ms);
+            assert_eq!(gate.check_hold(pleg, now).is_ok(), passes, "{now_ms}");
+            assert!(gate.check(pleg, now).is_err(), "the node is not ready");
+            assert_eq!(gate.start_error(), Some("because"));
+        }
+        gate.on_status(status(true, true), Mono(0));
+        assert_eq!(gate.start_error(), None);
     }
 
     #[test]

@@ -142,6 +142,7 @@ struct State {
     violations: Vec<String>,
     runtime: Option<(String, String)>,
     network: Option<(String, String)>,
+    keeps_hold: bool,
     rung: bool,
     deaf: bool,
     wakers: Vec<Waker>,
@@ -537,6 +538,11 @@ impl Fake {
         });
     }
 
+    /// Sets whether pods can be ended while `RuntimeReady` is false.
+    pub fn set_keeps_hold(&self, keeps_hold: bool) {
+        self.change(|state| state.keeps_hold = keeps_hold);
+    }
+
     /// Cuts or mends the doorbell.
     pub fn set_deaf(&self, deaf: bool) {
         self.change(|state| {
@@ -795,6 +801,7 @@ impl Runtime for Fake {
             Ok(RuntimeStatus {
                 runtime_ready: condition(state.runtime.as_ref()),
                 network_ready: condition(state.network.as_ref()),
+                keeps_hold: state.keeps_hold,
             })
         })
     }

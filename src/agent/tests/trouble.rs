@@ -5,13 +5,13 @@ use std::fs;
 
 use serde_json::json;
 
-use super::super::{core::Event, manifests::Delivery};
+use super::super::{backend::Command, core::Event, manifests::Delivery};
 use super::world::{IMAGE, World, manifest};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
     runtime::{
         RuntimeError,
-        fake::{Fault, Op, Trouble},
+        fake::{Fake, Fault, Op, Trouble},
     },
 };
 
@@ -183,4 +183,79 @@ fn a_signal_ends_the_agent_at_any_time() {
     world.until("ends", World::has_ended);
     assert!(world.now().0 < 2000);
     assert!(world.dir().exists());
+}
+
+#[test]
+fn all_pods_end_although_the_runtime_was_down_when_that_was_asked() {
+    let world = World::new();
+    let pods = ["a", "b"].map(|uid| manifest(uid, json!({})));
+    world.apply(&pods);
+    world.until("run", |w| {
+        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+    });
+    let world = world.restart_agent_with(|fake| fake.set_conditions(Some(("Gone", "it is")), None));
+    world.apply(&pods);
+    world.advance(s(60));
+    let (done, answer) = smol::channel::bounded(1);
+    world
+        .events
+        .try_send(Event::Command(Command::Stop { all: true, done }))
+        .expect("room");
+    world.advance(s(60));
+    assert!(!world.has_ended());
+    world.fake.set_conditions(None, None);
+    world.until("ends", World::has_ended);
+    assert!(answer.is_closed());
+    for uid in ["a", "b"] {
+        let left = world.fake.container(&PodUid::from(uid), "c");
+        assert_ne!(
+            left.map(|c| c.state),
+            Some(ContainerState::Running),
+            "{uid}"
+        );
+    }
+}
+
+#[test]
+fn a_runtime_that_keeps_hold_shows_and_ends_what_runs_and_starts_nothing() {
+    let broken = |fake: &Fake| {
+        fake.set_keeps_hold(true);
+        fake.set_conditions(Some(("Gone", "it is")), None);
+    };
+    let running = |w: &World, uid: &str| {
+        let container = w.fake.container(&PodUid::from(uid), "c");
+        container.is_some_and(|c| c.state == ContainerState::Running)
+    };
+    let world = World::new();
+    let pods = ["a", "b", "new"].map(|uid| manifest(uid, json!({})));
+    world.apply(&pods[..2]);
+    world.until("run", |w| {
+        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+    });
+    let world = world.restart_agent_with(broken);
+    world.apply(&pods);
+    world.until("are shown as they are", |w| {
+        [w.phase("a"), w.phase("b"), w.phase("new")]
+            == [
+                Some(Phase::Running),
+                Some(Phase::Running),
+                Some(Phase::Pending),
+            ]
+    });
+    world.apply(&pods[1..]);
+    world.until("one ends", |w| !running(w, "a"));
+    world.advance(s(60));
+    assert!(running(&world, "b") && !running(&world, "new"));
+    world.fake.set_conditions(None, None);
+    world.until("what waited runs", |w| running(w, "new"));
+
+    // Also all of them, of which none was synced yet.
+    let world = world.restart_agent_with(broken);
+    world.apply(&pods[1..]);
+    let (done, answer) = smol::channel::bounded(1);
+    let stop = Command::Stop { all: true, done };
+    world.events.try_send(Event::Command(stop)).expect("room");
+    world.until("ends", World::has_ended);
+    assert!(answer.is_closed());
+    assert!(!running(&world, "b") && !running(&world, "new"));
 }

@@ -181,9 +181,15 @@ impl World {
     }
 
     /// Another agent takes the machine over, as after a SIGKILL.
-    pub(super) fn restart_agent(mut self) -> Self {
+    pub(super) fn restart_agent(self) -> Self {
+        self.restart_agent_with(|_| ())
+    }
+
+    /// As [`World::restart_agent`]; in between something happens to the runtime.
+    pub(super) fn restart_agent_with(mut self, happens: impl FnOnce(&Fake)) -> Self {
         self.verify();
         let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
+        happens(&fake);
         hands.alarms.take();
         Self::start(core::mem::take(&mut self.root), fake, hands)
     }

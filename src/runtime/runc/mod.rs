@@ -321,6 +321,8 @@ impl Runtime for Runc {
             Ok(RuntimeStatus {
                 runtime_ready: self.runtime_condition(),
                 network_ready: self.cni.condition(),
+                // Shims and records tell what runs, and signals and cgroups end it.
+                keeps_hold: true,
             })
         })
     }
