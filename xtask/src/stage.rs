@@ -199,18 +199,18 @@ impl Stage {
 
     /// Ends all pods, then the agent.
     pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
-        self.client(&["stop", "--all"])?;
-        let mut child = self.agent.take().ok_or("no agent runs")?;
-        let status = until(STOP_LIMIT, || {
-            child
-                .try_wait()?
-                .ok_or_else(|| "the agent has not ended".into())
-        });
-        if status.is_err() {
-            child.kill()?;
-            child.wait()?;
+        let mut asked = Command::new(&self.program)
+            .args(["stop", "--all"])
+            .env("PICOLET_SOCKET", self.socket())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()?;
+        let answer = ended_by(&mut asked, STOP_LIMIT, "stop --all")?;
+        if !answer.success() {
+            return Err(format!("stop --all: {answer}").into());
         }
-        match status? {
+        let mut child = self.agent.take().ok_or("no agent runs")?;
+        match ended_by(&mut child, STOP_LIMIT, "the agent")? {
             status if status.success() => Ok(()),
             status => Err(format!("the agent ended: {status}").into()),
         }
@@ -404,6 +404,24 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.clear();
     }
+}
+
+/// Waits for a process, at most `limit`; then it is killed.
+fn ended_by(
+    child: &mut Child,
+    limit: Duration,
+    what: &str,
+) -> Result<process::ExitStatus, Failure> {
+    let status = until(limit, || {
+        child
+            .try_wait()?
+            .ok_or_else(|| format!("{what} has not ended").into())
+    });
+    if status.is_err() {
+        child.kill()?;
+        child.wait()?;
+    }
+    status
 }
 
 /// Removes what stages left whose task was killed before it could.

@@ -49,9 +49,18 @@ fn control(world: &World) -> PathBuf {
     world.stage.base.join("oci-trouble")
 }
 
+/// What is called in place of the OCI runtime, and where it is while there is none.
+fn script(world: &World) -> PathBuf {
+    world.stage.base.join("oci")
+}
+
+fn hidden(world: &World) -> PathBuf {
+    world.stage.base.join("oci.hidden")
+}
+
 /// Restarts the agent with a script in place of the OCI runtime, which does `trouble` to the calls named in its file.
 fn take_over_runc(world: &mut World, trouble: &str) -> Result<(), Failure> {
-    let script = world.stage.base.join("oci");
+    let script = script(world);
     let runc = find("runc").ok_or("no runc")?;
     let text = format!(
         "#!/bin/sh\nbad=$(cat {control} 2>/dev/null)\nfor word; do\n  case \" $bad \" in *\" $word \"*) {trouble};; esac\ndone\nexec {runc} \"$@\"\n",
@@ -115,10 +124,7 @@ pub(super) fn runc_missing(world: &mut World, _: &Options) -> Result<String, Fai
     world.add(Kind::Plain)?;
     world.settle()?;
     take_over_runc(world, ":")?;
-    let (script, hidden) = (
-        world.stage.base.join("oci"),
-        world.stage.base.join("oci.hidden"),
-    );
+    let (script, hidden) = (script(world), hidden(world));
     fs::rename(&script, &hidden)?;
     world.remove_oldest(Kind::Plain)?;
     world.settle()?;
@@ -138,7 +144,12 @@ pub(super) fn runc_missing(world: &mut World, _: &Options) -> Result<String, Fai
 pub(super) fn disk_full(world: &mut World, _: &Options) -> Result<String, Failure> {
     world.frugal = true;
     let filler = world.stage.base.join("root/filler");
+    world.settle()?;
     fill(&filler)?;
+    world.stage.kill_agent()?;
+    world.stage.start_agent()?;
+    world.remove_oldest(Kind::Full)?;
+    world.settle()?;
     stir(world)?;
     fs::remove_file(filler)?;
     world.frugal = false;
@@ -161,7 +172,13 @@ fn fill(path: &PathBuf) -> Result<(), Failure> {
 /// The disk is mounted read-only, as the kernel does after an error.
 pub(super) fn disk_read_only(world: &mut World, _: &Options) -> Result<String, Failure> {
     world.frugal = true;
+    world.settle()?;
     remount(world, "ro")?;
+    // Those that stay are shown by an agent that never wrote a byte, and the one that goes ends.
+    world.stage.kill_agent()?;
+    world.stage.start_agent()?;
+    world.remove_oldest(Kind::Full)?;
+    world.settle()?;
     stir(world)?;
     remount(world, "rw")?;
     world.frugal = false;
@@ -210,4 +227,5 @@ pub(super) fn heal(world: &mut World) {
     let _ = remount(world, "rw");
     let _ = fs::remove_file(root.join("filler"));
     let _ = fs::remove_file(control(world));
+    let _ = fs::rename(hidden(world), script(world));
 }
