@@ -173,9 +173,10 @@ fn fill(path: &PathBuf) -> Result<(), Failure> {
 pub(super) fn disk_read_only(world: &mut World, _: &Options) -> Result<String, Failure> {
     world.frugal = true;
     world.settle()?;
+    // A mount that an agent has its lock file open on is not made read-only.
+    world.stage.kill_agent()?;
     remount(world, "ro")?;
     // Those that stay are shown by an agent that never wrote a byte, and the one that goes ends.
-    world.stage.kill_agent()?;
     world.stage.start_agent()?;
     world.remove_oldest(Kind::Full)?;
     world.settle()?;
