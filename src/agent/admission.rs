@@ -22,11 +22,12 @@ pub(super) fn admit(ctx: &Ctx, pod: &Pod) -> Result<(), Rejection> {
     admission::admit(pod, &ctx.admission_facts, &active)
 }
 
-/// Not known to have ended, neither here nor in its status, unless it is just ending (LOOP-11).
+/// Not known to have ended, neither here nor in its status, unless it is just ending (LOOP-11) or comes back as soon as it
+/// has: its ports and its share are its own meanwhile.
 pub(super) fn is_active(ctx: &Ctx, uid: &PodUid) -> bool {
     let table = ctx.table.borrow();
     if table.is_pod_known_terminated(uid) {
-        return false;
+        return table.is_restart_requested(uid);
     }
     let terminal = ctx
         .statuses

@@ -337,14 +337,7 @@ impl Core {
         let ends = ctx.table.borrow().is_pod_termination_requested(uid);
         match dispatch::on_addition(Role::Pod, ends, pod.status.phase.is_terminal()) {
             Addition::Admit => {
-                if let Err(rejection) = super::admission::admit(ctx, &pod) {
-                    ctx.pod_event(
-                        &pod,
-                        Severity::Warning,
-                        &rejection.reason,
-                        &rejection.message,
-                    );
-                    status::reject(ctx, &pod, &rejection.reason, &rejection.message);
+                if !is_admitted(ctx, &pod) {
                     return;
                 }
             }
@@ -543,7 +536,12 @@ impl Core {
             ctx.statuses.borrow_mut().forget(uid);
         }
         match ctx.store.adopt_next(uid).and_then(|()| ctx.pod(uid)) {
-            Ok(pod) => self.create(&pod, now),
+            // While it ended, or because it was refused, another pod may have got what it asks for.
+            Ok(pod) => {
+                if is_admitted(ctx, &pod) {
+                    self.create(&pod, now);
+                }
+            }
             Err(e) => log::warn!("uid={uid} {}", chain(&e)),
         }
     }
@@ -614,6 +612,17 @@ impl Core {
             );
         }
     }
+}
+
+/// Whether the node takes the pod; if not, that is told.
+fn is_admitted(ctx: &Ctx, pod: &Pod) -> bool {
+    let Err(rejection) = super::admission::admit(ctx, pod) else {
+        return true;
+    };
+    let (reason, message) = (&rejection.reason, &rejection.message);
+    ctx.pod_event(pod, Severity::Warning, reason, message);
+    status::reject(ctx, pod, reason, message);
+    false
 }
 
 fn tell_full(ctx: &Ctx, pod: &Pod, e: TableFull) {

@@ -181,7 +181,8 @@ impl<'a> Pass<'a> {
         self.config_pod(uid).is_none() && !self.runs(uid)
     }
 
-    /// Pods to create. They bypass admission.
+    /// Pods to create. A kubelet does that without asking admission; here it is asked again, for another pod may have what
+    /// they want by now.
     pub fn restarts(&self) -> impl Iterator<Item = Restart<'a>> + use<'a> {
         let pass = *self;
         pass.config
