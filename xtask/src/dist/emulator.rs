@@ -28,10 +28,16 @@ const LATE_S: &str = "3000000000";
 const LATE_TEST: &str = "sys::clock::tests::the_clock_is_read_whole";
 
 /// What user mode cannot run, and why.
-const NOT_EMULATED: [(&str, &str); 1] = [(
-    "sys::child::tests::missing_program_and_opened_program",
-    "qemu makes a fork of a child that shares memory, so the parent does not see why it failed to start",
-)];
+const NOT_EMULATED: [(&str, &str); 2] = [
+    (
+        "sys::child::tests::missing_program_and_opened_program",
+        "qemu makes a fork of a child that shares memory, so the parent does not see why it failed to start",
+    ),
+    (
+        "sys::child::tests::start_is_fast",
+        "it takes the time of a start, of which the emulator's fork is the most",
+    ),
+];
 
 /// What takes up to four minutes each when it is emulated without being optimized, and names neither file nor process.
 const LONG: [&str; 9] = [
