@@ -595,10 +595,21 @@ fn is_layer_name(name: &str) -> bool {
             .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
+/// Permission, set-id and sticky bits of a mode.
+const MODE_BITS: u32 = 0o7777;
+
 fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
-    // The mode above passed through the umask.
-    made.and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
+    let settled = || {
+        let wanted = fs::Permissions::from_mode(mode);
+        // On a disk that has become read-only what is right can stay.
+        if fs::metadata(path)?.permissions().mode() & MODE_BITS == mode {
+            return Ok(());
+        }
+        // The mode above passed through the umask.
+        fs::set_permissions(path, wanted)
+    };
+    made.and_then(|()| settled())
         .map_err(ImageError::store("make", path))
 }
 
@@ -663,5 +674,38 @@ mod tests {
         );
         let dirs = store.layer_dirs(&image.id).expect("layers");
         assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
+    }
+
+    #[test]
+    fn a_store_that_is_as_it_should_be_is_opened_without_a_write() {
+        use std::os::unix::fs::MetadataExt as _;
+        let scratch = Scratch::new();
+        let root = scratch.join("images");
+        drop(Store::open(&root).expect("store"));
+        let changed = || {
+            ["", "records", "layers", "staging"].map(|name| {
+                let meta = fs::metadata(root.join(name)).expect("directory");
+                (meta.ctime(), meta.ctime_nsec())
+            })
+        };
+        let before = changed();
+        let layers = root.join("layers");
+        // A write is seen only once the clock that stamps it has gone on.
+        let probe = scratch.join("probe");
+        let stamp = || {
+            fs::write(&probe, b"x").expect("scratch");
+            let meta = fs::metadata(&probe).expect("probe");
+            (meta.ctime(), meta.ctime_nsec())
+        };
+        while stamp() <= before[0].max(before[1]).max(before[2]).max(before[3]) {}
+        drop(Store::open(&root).expect("store"));
+        assert_eq!(changed(), before);
+        fs::set_permissions(&layers, fs::Permissions::from_mode(0o700)).expect("mode");
+        drop(Store::open(&root).expect("store"));
+        let mode = fs::metadata(layers)
+            .expect("directory")
+            .permissions()
+            .mode();
+        assert_eq!(mode & MODE_BITS, 0o755);
     }
 }
