@@ -641,10 +641,24 @@ impl Runc {
         for id in ended {
             self.read_message(&id).await;
             self.delete(&id).await;
+            self.forget(&id).await;
             crash::point("container.settled");
             if let Err(e) = bundle::unmount(&self.dirs(&id)) {
                 log::warn!("container={id} unmount: {e}");
             }
+        }
+    }
+
+    /// Removes what a runtime that could not delete an ended instance has left: its cgroup and its own record.
+    async fn forget(&self, id: &ContainerId) {
+        let remembered = self.runtime_root().join(id.as_str());
+        let Some(cgroup) = self.cgroup_of(id).filter(|_| remembered.exists()) else {
+            return;
+        };
+        if let Err(e) = self.cgroups.destroy(&cgroup).await {
+            log::warn!("container={id} {}", chain(&e));
+        } else if let Err(e) = files::remove_tree(&remembered) {
+            log::warn!("container={id} {}: {e}", remembered.display());
         }
     }
 
