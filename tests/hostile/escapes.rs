@@ -221,7 +221,7 @@ fn links_in_the_place_of_logs_show_nothing() {
     }
     let (host, good) = start();
     let link = format!(
-        "d=$(echo /logs/default_linker-node_*/main); n=$(ls $d | grep 'log$' | head -n 1); mkdir -p /logs/away; \
+        "d=/logs/default_linker-node_$POD_UID/main; n=$(ls $d | grep 'log$' | head -n 1); mkdir -p /logs/away; \
          case $HOW in file) rm $d/$n; ln -s {0} $d/$n;; dir) mv $d /logs/away/; ln -s {1} $d;; esac; echo linked; sleep 1000",
         host.path("secret").display(),
         host.path("").display()
@@ -231,7 +231,11 @@ fn links_in_the_place_of_logs_show_nothing() {
             "linker",
             json!({
                 "containers": [with(sh("main", &link), json!({
-                    "env": [{"name": "HOW", "value": how}],
+                    "env": [
+                        {"name": "HOW", "value": how},
+                        // The pod before this one may still have its logs.
+                        {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+                    ],
                     "volumeMounts": [{"name": "l", "mountPath": "/logs"}]
                 }))],
                 "volumes": [{"name": "l", "hostPath": {"path": host.path("logs")}}]
