@@ -305,7 +305,11 @@ impl Core {
             match op {
                 ConfigOp::Remove(uids) => uids.iter().for_each(|uid| self.remove(source, uid, now)),
                 ConfigOp::Add(mut pods) => {
-                    pods.order_by_key(|p| p.metadata.creation_timestamp);
+                    // What runs was admitted before: nobody who was refused then takes its place over a restart.
+                    pods.order_by_key(|p| {
+                        let idle = self.ctx.cache.borrow().is_idle(&p.metadata.uid);
+                        (idle, p.metadata.creation_timestamp)
+                    });
                     pods.into_iter().for_each(|pod| self.add(source, pod, now));
                 }
                 ConfigOp::Update(pods) => pods

@@ -148,10 +148,14 @@ fn illegal_transition<'a>(pod: &Pod, old: &'a PodStatus, new: &PodStatus) -> Opt
     if pod.spec.restart_policy == RestartPolicy::Always || has_restart_all_rule(pod) {
         return None;
     }
+    // That another instance runs is no slip of the memory but a fact: the policy was edited, or its sandbox was lost.
+    let another = |before: &ContainerStatus, after: &ContainerStatus| {
+        after.state.running.is_some() && after.container_id != before.container_id
+    };
     let revived = |before: &ContainerStatus, after: &[ContainerStatus]| {
         after
             .iter()
-            .any(|s| s.name == before.name && s.state.terminated.is_none())
+            .any(|s| s.name == before.name && s.state.terminated.is_none() && !another(before, s))
     };
     let check = |before: &'a [ContainerStatus], after: &[ContainerStatus], init: bool| {
         before.iter().find_map(|status| {

@@ -58,8 +58,13 @@ pub(super) fn at_the_runtime(
                 return Some(format!("{op:?} of pod {uid}, which is to end"));
             }
             // Of two pods with one port the second waits until the first has ended, as long as a source has the first.
-            let holder =
-                |other: &&PodUid| has_port(other) && *other != uid && table.handle(other).is_some();
+            // One that runs may be refused by an agent that has just started, if it comes second (LOOP-12): it ends then.
+            let statuses = ctx.statuses.borrow();
+            let refused =
+                |other: &PodUid| statuses.get(other).is_some_and(|s| s.reason == "NodePorts");
+            let holder = |other: &&PodUid| {
+                has_port(other) && *other != uid && table.handle(other).is_some() && !refused(other)
+            };
             let config = ctx.config.borrow();
             let holder = config.keys().filter(holder).find(|other| fake.runs(other));
             let holder = holder.filter(|_| has_port(uid));

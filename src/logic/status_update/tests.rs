@@ -162,6 +162,13 @@ fn judging() {
             }
         };
         assert_eq!(judge(&pod, Some(&old), &new, false), expected, "{name}");
+        let mut another = new.clone();
+        another.container_statuses[0].container_id = "picolet://another".into();
+        assert_eq!(
+            judge(&pod, Some(&old), &another, false),
+            Update::Changed,
+            "{name}: another instance runs"
+        );
         assert_eq!(
             judge(&pod, Some(&old), &old, false),
             Update::Same,
