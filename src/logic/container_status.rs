@@ -16,7 +16,7 @@ use super::{
     conditions::{self, ALL_RESTARTING, READY},
     probe::ProbeResult,
     restart::{restart_all_pending, restartable},
-    status::StatusInput,
+    status::{StatusInput, regular_in_ready_sandbox},
 };
 
 /// Reason of an instance that was lost.
@@ -74,7 +74,9 @@ fn container_status(
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
     let mut instances = input.runtime.instances(&container.name);
-    let newest = instances.next();
+    let newest = instances
+        .next()
+        .filter(|instance| !is_passed_over(input, kind, container, instance));
     let mut status = match newest {
         Some(instance) => from_instance(input, instance, instances.next(), old),
         None => without_instance(input, kind, container, old),
@@ -84,6 +86,21 @@ fn container_status(
     readiness(input, kind, container, newest, old, &mut status);
     describe(input, container, newest, &mut status);
     status
+}
+
+/// Whether nobody will ever start this instance of an init container: it was created in a sandbox that was lost, and the
+/// pod began without it, for its manifest had no such container then.
+fn is_passed_over(
+    input: &StatusInput<'_>,
+    kind: Kind,
+    container: &Container,
+    instance: &cri::ContainerStatus,
+) -> bool {
+    kind == Kind::Init
+        && !container.is_sidecar()
+        && instance.state == State::Created
+        && regular_in_ready_sandbox(input.pod, input.runtime)
+        && !restarting_all(input)
 }
 
 /// Newest instance → state and count, second newest → last state (STAT-20, STAT-22).
@@ -178,7 +195,7 @@ fn without_instance(
         status.state = terminated(
             0,
             "Completed",
-            "The init container is gone from the runtime; the pod had been initialized, so it has succeeded",
+            "The runtime knows no run of the init container; the pod had been initialized, so it has succeeded",
         );
         return status;
     }

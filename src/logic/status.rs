@@ -213,7 +213,7 @@ fn view(state: &ContainerState, last: &ContainerState) -> View {
 }
 
 /// Whether a regular container has an instance in the sandbox in use (STAT-03).
-fn regular_in_ready_sandbox(pod: &Pod, runtime: &PodRuntimeStatus) -> bool {
+pub(super) fn regular_in_ready_sandbox(pod: &Pod, runtime: &PodRuntimeStatus) -> bool {
     runtime
         .sandboxes
         .first()

@@ -263,6 +263,18 @@ fn phases_with_init_containers() {
     ] {
         assert_eq!(world.status().phase, expected, "{name}");
     }
+    // Created in a sandbox that was lost, and the pod began without it: nobody waits for it.
+    let mut passed_over = instance("i", State::Created);
+    let world = with(Always, i(), vec![passed_over.clone(), run("a")]);
+    assert_eq!(world.status().phase, Running, "an init passed over");
+    passed_over.sandbox = "sb-old".into();
+    let world = with(Always, i(), vec![passed_over.clone(), run("a")]);
+    assert_eq!(world.status().phase, Running, "of an old sandbox");
+    let mut old = exited("a", 137);
+    old.sandbox = "sb-old".into();
+    passed_over.sandbox = run("a").sandbox;
+    let world = with(Always, i(), vec![passed_over, old]);
+    assert_eq!(world.status().phase, Pending, "an init about to start");
     // The regular container belongs to the sandbox before the reboot: the sidecar holds the pod pending.
     let mut old = exited("a", 137);
     old.sandbox = "sb-old".into();
