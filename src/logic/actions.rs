@@ -98,9 +98,7 @@ pub fn spec_hash(container: &Container) -> u64 {
 /// Whether the pod needs a new sandbox, its attempt, and the sandbox in use or replaced (ACT-10..ACT-15).
 #[must_use]
 pub fn sandbox_changed(pod: &Pod, status: &PodRuntimeStatus) -> (bool, u32, Option<SandboxId>) {
-    // Not trusting the order given costs nothing: a pod has one or two sandboxes.
-    let order = |s: &&SandboxStatus| (s.attempt, s.created, core::cmp::Reverse(s.id.clone()));
-    let Some(latest) = status.sandboxes.iter().max_by_key(order) else {
+    let Some(latest) = latest_sandbox(status) else {
         return (true, 0, None);
     };
     let next = latest.attempt.saturating_add(1);
@@ -122,14 +120,23 @@ pub fn sandbox_changed(pod: &Pod, status: &PodRuntimeStatus) -> (bool, u32, Opti
     (false, latest.attempt, Some(latest.id.clone()))
 }
 
-/// Whether the pod counts as initialised because a regular container was created or runs (ACT-50).
+/// Whether the pod counts as initialised because a regular container runs, or was created in the sandbox in use (ACT-50).
 #[must_use]
 pub fn is_initialized(pod: &Pod, status: &PodRuntimeStatus) -> bool {
+    let latest = latest_sandbox(status).map(|s| &s.id);
     pod.spec.containers.iter().any(|c| {
-        status
-            .newest(&c.name)
-            .is_some_and(|s| matches!(s.state, ContainerState::Created | ContainerState::Running))
+        status.newest(&c.name).is_some_and(|s| match s.state {
+            ContainerState::Running => true,
+            ContainerState::Created => Some(&s.sandbox) == latest,
+            ContainerState::Exited | ContainerState::Unknown => false,
+        })
     })
+}
+
+/// Not trusting the order given costs nothing: a pod has one or two sandboxes.
+fn latest_sandbox(status: &PodRuntimeStatus) -> Option<&SandboxStatus> {
+    let order = |s: &&SandboxStatus| (s.attempt, s.created, core::cmp::Reverse(s.id.clone()));
+    status.sandboxes.iter().max_by_key(order)
 }
 
 /// Whether any regular container has an instance that was created, runs or ran.

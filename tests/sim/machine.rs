@@ -656,6 +656,14 @@ impl Machine {
         self.settle()
     }
 
+    /// Whether the agent takes the runtime for unfit, and so handles no pod.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.agent.as_ref().is_some_and(|agent| {
+            let gate = agent.ctx.gate.borrow();
+            gate.check_hold(Ok(()), self.now()).is_err()
+        })
+    }
+
     /// Whether every pod whose time was over some seconds ago has ended.
     pub(super) fn deadlines_are_met(&self) -> Result<(), String> {
         let Some(agent) = self.agent.as_ref().filter(|_| !self.jumped) else {

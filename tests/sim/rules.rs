@@ -14,6 +14,7 @@ use crate::{
         pod_status::Phase,
     },
     logic::{
+        actions::spec_hash,
         pod_table::{Handle, PodTable},
         pod_worker::Stage,
     },
@@ -418,7 +419,10 @@ impl Present<'_> {
         let name = &container.name;
         let newest = listed.newest(name);
         match newest.map(|c| c.state) {
-            Some(ContainerState::Running) => Ok(true),
+            Some(ContainerState::Running) => match newest.map(|c| c.hash) {
+                Some(hash) if hash == spec_hash(container) => Ok(true),
+                _ => Err(format!("container {name} runs as it was before an edit")),
+            },
             Some(ContainerState::Exited) if manifest.kind.loops() => Ok(false),
             Some(ContainerState::Exited)
                 if newest.is_some_and(|c| stays_ended(pod.spec.restart_policy, c.exit_code)) =>

@@ -873,6 +873,15 @@ fn reboot_initialises_again() {
     );
     case.status.sandboxes.insert(0, sandbox(1, READY));
     case.status.containers.retain(|c| c.name == "a");
+    // Created before the reboot and never started: it says nothing of the new sandbox.
+    let mut other = case.status.clone();
+    other.containers[0].state = Created;
+    let fresh = compute_pod_actions(&case.pod, &other, &case.probes);
+    assert_eq!(
+        line(&fresh),
+        "init 0",
+        "created in the sandbox that is gone"
+    );
     for (step, expected) in [
         (nth(1, instance("i", Running)), "-"),
         (nth(1, exited("i", 0)), "init 1"),
