@@ -93,7 +93,7 @@ impl Store {
     pub(super) fn open_with(root: &Path, limits: Limits) -> Result<Self, ImageError> {
         make_dir(root, 0o700)?;
         let lock_path = root.join("lock");
-        let lock = lock::try_lock(&lock_path)
+        let lock = lock::try_lock_patiently(&lock_path)
             .map_err(ImageError::store("lock", &lock_path))?
             .ok_or_else(|| ImageError::Locked(root.into()))?;
         for (name, mode) in [("records", 0o700), ("layers", 0o755), ("staging", 0o700)] {
