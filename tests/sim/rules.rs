@@ -434,7 +434,17 @@ impl Present<'_> {
                 }
                 Ok(false)
             }
-            None if manifest.kind == super::pods::Kind::InitLoops => Ok(false),
+            // One that was created in an earlier sandbox waits for the init containers of this one.
+            None | Some(ContainerState::Created)
+                if manifest.kind == super::pods::Kind::InitLoops
+                    && newest.is_none_or(|c| {
+                        let ready = |s: &&SandboxStatus| s.state == SandboxState::Ready;
+                        let mut ready = listed.sandboxes.iter().filter(ready);
+                        ready.all(|s| s.id != c.sandbox)
+                    }) =>
+            {
+                Ok(false)
+            }
             state => Err(format!("container {name}: {state:?}")),
         }
     }
