@@ -106,14 +106,14 @@ fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
     match step % 24 {
         0 => {
             world.add(Kind::Full)?;
-            world.remove_oldest(Kind::Full)
+            world.remove_oldest(Kind::Full).map(drop)
         }
         1 => world.add(Kind::Broken),
         2 => world.drop_image(),
         3 => world.add(Kind::Plain),
         4 => {
             world.remove_oldest(Kind::Plain)?;
-            world.remove_oldest(Kind::Broken)
+            world.remove_oldest(Kind::Broken).map(drop)
         }
         6 => world.add(Kind::Job),
         8 => world.kill_shim().map(drop),
@@ -121,7 +121,7 @@ fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
             world.remove_known_image();
             Ok(())
         }
-        10 => world.remove_oldest(Kind::Job),
+        10 => world.remove_oldest(Kind::Job).map(drop),
         _ => Ok(()),
     }
 }

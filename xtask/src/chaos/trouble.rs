@@ -176,10 +176,13 @@ pub(super) fn disk_read_only(world: &mut World, _: &Options) -> Result<String, F
     // A mount that an agent has its lock file open on is not made read-only.
     world.stage.kill_agent()?;
     remount(world, "ro")?;
-    // Those that stay are shown by an agent that never wrote a byte, and the one that goes ends.
+    // Those that stay are shown by an agent that never wrote a byte.
     world.stage.start_agent()?;
-    world.remove_oldest(Kind::Full)?;
     world.settle()?;
+    // The one that goes ends, and is shown as long as its files cannot be removed.
+    if let Some(name) = world.remove_oldest(Kind::Full)? {
+        world.ends(&name)?;
+    }
     stir(world)?;
     remount(world, "rw")?;
     world.frugal = false;

@@ -158,14 +158,39 @@ impl World {
     }
 
     /// Removes the pod that has been wanted for the longest time.
-    pub(super) fn remove_oldest(&mut self, kind: Kind) -> Result<(), Failure> {
+    pub(super) fn remove_oldest(&mut self, kind: Kind) -> Result<Option<String>, Failure> {
         let oldest = self
             .pods
             .iter()
             .filter(|(_, k)| **k == kind)
             .min_by_key(|(name, _)| name[1..].parse::<u32>().unwrap_or(0))
             .map(|(name, _)| name.clone());
-        oldest.map_or(Ok(()), |name| self.remove(&name))
+        oldest
+            .as_ref()
+            .map_or(Ok(()), |name| self.remove(name))
+            .map(|()| oldest)
+    }
+
+    /// Waits until no container of a removed pod runs. The pod itself may still be shown: its files may have to stay.
+    pub(super) fn ends(&self, name: &str) -> Result<(), Failure> {
+        let name = format!("{name}-{NODE}");
+        until(SETTLE_LIMIT, || {
+            let pods = self.stage.pods()?;
+            let pod = pods
+                .iter()
+                .find(|pod| pod["metadata"]["name"] == name.as_str());
+            let runs = |pod: &&Value| {
+                ["initContainerStatuses", "containerStatuses"]
+                    .iter()
+                    .filter_map(|list| pod["status"][list].as_array())
+                    .flatten()
+                    .any(|status| !status["state"]["running"].is_null())
+            };
+            match pod.filter(runs) {
+                Some(pod) => Err(format!("{name} has not ended: {}", pod["status"]).into()),
+                None => Ok(()),
+            }
+        })
     }
 
     fn remove_any(&mut self) -> Result<(), Failure> {
