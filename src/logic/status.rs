@@ -228,10 +228,10 @@ pub(super) fn regular_in_ready_sandbox(pod: &Pod, runtime: &PodRuntimeStatus) ->
 /// What was recorded before wins over the computed phase (STAT-12, SYNC-34).
 fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     let (previous, api) = (input.previous(), &input.pod.status);
-    if !status.phase.is_terminal()
-        && let Some(recorded) = [previous.phase, api.phase]
-            .into_iter()
-            .find(|phase| phase.is_terminal())
+    // Once ended it stays as it ended: an older instance, left when the newest was removed, may say otherwise.
+    if let Some(recorded) = [previous.phase, api.phase]
+        .into_iter()
+        .find(|phase| phase.is_terminal())
     {
         status.phase = recorded;
     }

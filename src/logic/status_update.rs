@@ -148,9 +148,14 @@ fn illegal_transition<'a>(pod: &Pod, old: &'a PodStatus, new: &PodStatus) -> Opt
     if pod.spec.restart_policy == RestartPolicy::Always || has_restart_all_rule(pod) {
         return None;
     }
-    // That another instance runs is no slip of the memory but a fact: the policy was edited, or its sandbox was lost.
+    // That another instance runs is no slip of the memory but a fact: the policy was edited, or its sandbox was lost. Its id
+    // may be the same if all earlier ones were removed, for it follows from the pod, the name and their number.
     let another = |before: &ContainerStatus, after: &ContainerStatus| {
-        after.state.running.is_some() && after.container_id != before.container_id
+        let ended = before.state.terminated.as_ref().and_then(|t| t.finished_at);
+        after.state.running.as_ref().is_some_and(|running| {
+            let later = running.started_at.zip(ended).is_some_and(|(s, e)| s >= e);
+            later || after.container_id != before.container_id
+        })
     };
     let revived = |before: &ContainerStatus, after: &[ContainerStatus]| {
         after

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     api::{
-        ContainerId, Mono, PodUid, SandboxId,
+        ContainerId, Mono, PodUid, SandboxId, Wall,
         cri::{ContainerState, SandboxState},
         received::{Delivered, ReceivedPod},
     },
@@ -46,9 +46,9 @@ use crate::{
 
 /// Steps of tasks at one instant; more means that tasks wake each other for ever.
 const MAX_STEPS: u32 = 200_000;
-/// A pod ends so long after its deadline at the latest, if nothing else is wrong: a failed sync is tried again within
-/// 10 s, with jitter.
-const MAX_LATE_S: i64 = 16;
+/// A pod begins to end so long after its deadline at the latest, or after all trouble has ended: a call may hang for 23 s
+/// yet, and a failed sync is tried again within 10 s, with jitter, at most twice.
+const MAX_LATE_S: i64 = 60;
 /// What the machine says it did, newest last.
 const MAX_JOURNAL: usize = 400;
 
@@ -108,6 +108,8 @@ pub(super) struct Machine {
     rules: Rules,
     /// The wall clock was set: deadlines of pods are counted by it.
     jumped: bool,
+    /// When all trouble ended.
+    healed: Option<Wall>,
     /// What the watch at the runtime looks at.
     watched: Rc<RefCell<Option<Shared>>>,
     pub(super) journal: Option<VecDeque<String>>,
@@ -151,6 +153,7 @@ impl Machine {
             armed: None,
             rules: Rules::default(),
             jumped: false,
+            healed: None,
             watched,
             journal: journal.then(VecDeque::new),
             counts: Counts::default(),
@@ -645,6 +648,7 @@ impl Machine {
     /// Ends all trouble: from now on everything works, and only what is asked for happens.
     pub(super) fn heal(&mut self) -> Result<(), String> {
         self.note(|| "> all trouble ends".into());
+        self.healed = Some(self.hands.wall());
         self.armed = None;
         self.fake.heal();
         self.fake.set_deaf(false);
@@ -656,19 +660,12 @@ impl Machine {
         self.settle()
     }
 
-    /// Whether the agent takes the runtime for unfit, and so handles no pod.
-    pub(super) fn is_held_up(&self) -> bool {
-        self.agent.as_ref().is_some_and(|agent| {
-            let gate = agent.ctx.gate.borrow();
-            gate.check_hold(Ok(()), self.now()).is_err()
-        })
-    }
-
-    /// Whether every pod whose time was over some seconds ago has ended.
-    pub(super) fn deadlines_are_met(&self) -> Result<(), String> {
+    /// Whether every pod whose time is over has begun to end; an error if one is too late.
+    pub(super) fn deadlines_are_met(&self) -> Result<bool, String> {
         let Some(agent) = self.agent.as_ref().filter(|_| !self.jumped) else {
-            return Ok(());
+            return Ok(true);
         };
+        let mut all = true;
         let statuses = agent.ctx.statuses.borrow();
         for (_, pod) in visible(&self.files) {
             let uid = &pod.pod.metadata.uid;
@@ -676,14 +673,18 @@ impl Machine {
             let (Some(start), Some(limit_s)) = (start, pod.pod.spec.active_deadline_seconds) else {
                 continue;
             };
-            let late_s = self.hands.wall().secs() - start.secs() - limit_s;
+            let due = (start.secs() + limit_s).max(self.healed.map_or(0, Wall::secs));
+            let late_s = self.hands.wall().secs() - due;
             let table = agent.ctx.table.borrow();
             let stage = table.handle(uid).and_then(|h| table.stage(h));
-            if late_s > MAX_LATE_S && stage == Some(Stage::Sync) {
-                return Err(format!("pod {uid} is {late_s} s beyond its deadline"));
+            if stage == Some(Stage::Sync) && late_s > 0 {
+                all = false;
+                if late_s > MAX_LATE_S {
+                    return Err(format!("pod {uid} is {late_s} s beyond its deadline"));
+                }
             }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// Removes all manifests.

@@ -303,6 +303,14 @@ fn terminal_phases_stick() {
         reason: "Evicted".into(),
         message: "disk".into(),
     };
+    let older = World::new(Never, &["a"], vec![exited("a", 0)]).with(|w| {
+        w.cached = Some(failed(""));
+    });
+    assert_eq!(
+        older.status().phase,
+        Phase::Failed,
+        "not swapped here either"
+    );
     // STAT-12 SYNC-34 SYNC-01
     for (name, api, cached, failure, phase, reason) in [
         (

@@ -169,6 +169,17 @@ fn judging() {
             Update::Changed,
             "{name}: another instance runs"
         );
+        // Its id may repeat: the time of its start tells.
+        for (start_s, expected) in [(7, expected), (8, Update::Changed)] {
+            let mut past = old.clone();
+            let end = past.container_statuses[0].state.terminated.as_mut();
+            end.expect("ended").finished_at = Some(Wall::from_secs(8));
+            let mut later = new.clone();
+            let run = later.container_statuses[0].state.running.as_mut();
+            run.expect("runs").started_at = Some(Wall::from_secs(start_s));
+            let judged = judge(&pod, Some(&past), &later, false);
+            assert_eq!(judged, expected, "{name}: started at {start_s} s");
+        }
         assert_eq!(
             judge(&pod, Some(&old), &old, false),
             Update::Same,
