@@ -213,7 +213,6 @@ fn renames_during_mounts_lead_nowhere() {
 }
 
 // CVE-2017-1002101 for logs: a pod that has the log directory mounted puts links in the place of its own log and directory.
-// LOG-01 LOG-04
 #[test]
 fn links_in_the_place_of_logs_show_nothing() {
     if !host::able() {

@@ -2,5 +2,6 @@
 
 mod garbage;
 mod life;
+mod sync;
 mod trouble;
 pub(super) mod world;

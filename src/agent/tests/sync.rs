@@ -1,0 +1,118 @@
+//! The steps of a sync, in their order, as far as somebody can see them from outside.
+
+use core::time::Duration;
+
+use serde_json::json;
+
+use super::world::{IMAGE, World, manifest};
+use crate::{
+    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    runtime::{
+        RuntimeError,
+        fake::{Fault, Op, Trouble},
+    },
+};
+
+fn fault(op: Op, times: u32, trouble: Trouble) -> Fault {
+    Fault {
+        op,
+        target: None,
+        times,
+        trouble,
+    }
+}
+
+fn fails(op: Op, times: u32) -> Fault {
+    fault(op, times, Trouble::Fails(RuntimeError::Failed("no".into())))
+}
+
+#[test]
+fn the_status_stands_before_anything_is_done() {
+    // SYNC-03
+    let world = World::new();
+    world
+        .fake
+        .add_fault(fault(Op::RunPodSandbox, 1, Trouble::Hangs));
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("hangs", |w| w.fake.hanging(Op::RunPodSandbox) == 1);
+    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert_eq!(world.waiting("a").as_deref(), Some("ContainerCreating"));
+    world.fake.release(Op::RunPodSandbox);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+}
+
+#[test]
+fn without_a_network_only_pods_of_the_host_start() {
+    // SYNC-04
+    let world = World::new();
+    world
+        .fake
+        .set_conditions(None, Some(("NoPlugin", "no plugin")));
+    world.advance(Duration::from_secs(60));
+    world.apply(&[
+        manifest("a", json!({})),
+        manifest("b", json!({"hostNetwork": true})),
+    ]);
+    world.until("b runs", |w| w.phase("b") == Some(Phase::Running));
+    world.until("a says why not", |w| w.events_of("NetworkNotReady") > 0);
+    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert!(!world.fake.has_live_sandbox(&PodUid::from("a")));
+    world.fake.set_conditions(None, None);
+    world.until("a runs", |w| w.phase("a") == Some(Phase::Running));
+}
+
+#[test]
+fn an_end_that_fails_is_told_once_it_is_the_kill_that_failed() {
+    // SYNC-21 SYNC-23
+    for (op, told) in [
+        (Op::StopContainer, true),
+        (Op::StopPodSandbox, true),
+        (Op::PodStatus, false),
+    ] {
+        let world = World::new();
+        world.apply(&[manifest("a", json!({}))]);
+        world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+        world.advance(Duration::from_secs(5));
+        world.fake.add_fault(fails(op, 2));
+        world.apply(&[]);
+        world.until("is gone", |w| w.is_gone("a"));
+        assert_eq!(world.events_of("FailedKillPod") > 0, told, "{op:?}");
+    }
+}
+
+#[test]
+fn what_has_ended_keeps_its_address_its_containers_and_its_last_status() {
+    // SYNC-24 SYNC-29 SYNC-31
+    let world = World::new();
+    let job = json!({"restartPolicy": "Never",
+        "containers": [{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 3"]}]});
+    world.apply(&[manifest("a", job)]);
+    world.until("has failed", |w| w.phase("a") == Some(Phase::Failed));
+    let uid = PodUid::from("a");
+    world.until("its sandbox has ended", |w| !w.fake.has_live_sandbox(&uid));
+    world.advance(Duration::from_secs(5));
+    let status = world.status("a").expect("status");
+    assert!(!status.pod_ip.is_empty(), "the address it had");
+    let end = status.container_statuses[0].state.terminated.as_ref();
+    assert_eq!(end.map(|t| t.exit_code), Some(3));
+    let left = world.fake.container(&uid, "c");
+    assert_eq!(left.map(|c| c.state), Some(ContainerState::Exited));
+}
+
+#[test]
+fn what_only_the_runtime_knows_ends_without_its_hook() {
+    // SYNC-28
+    let hook = json!({"preStop": {"exec": {"command": ["true"]}}});
+    let container = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook});
+    let world = World::new();
+    world.apply(&[manifest("a", json!({"containers": [container]}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.advance(Duration::from_secs(5));
+    let world = world.restart_agent();
+    world.fake.take_calls();
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+    let calls = world.fake.take_calls();
+    let count = |op| calls.iter().filter(|(o, _)| *o == op).count();
+    assert_eq!((count(Op::Exec), count(Op::StopContainer)), (0, 1));
+}
