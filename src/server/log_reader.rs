@@ -68,17 +68,17 @@ impl LogReader {
     /// Opens the log at `path`, at the start or where the tail begins. Never follows a link.
     pub fn open(path: &Path, options: LogOptions) -> io::Result<Self> {
         let mut file = open::log(path)?;
+        // Once: what is written from now on is neither part of the tail nor shown behind it.
+        let size = file.metadata()?.len();
+        let mut at = 0;
         if let Some(lines) = options.tail {
-            let at = tail_offset(&mut file, lines)?;
+            at = tail_offset(&mut file, size, lines)?;
             file.seek(SeekFrom::Start(at))?;
         }
         let left = options.limit_bytes.unwrap_or(u64::MAX);
         let unread = match options.follow {
             true => u64::MAX,
-            false => file
-                .metadata()?
-                .len()
-                .saturating_sub(file.stream_position()?),
+            false => size.saturating_sub(at),
         };
         Ok(Self {
             path: path.into(),
@@ -151,9 +151,8 @@ impl LogReader {
     }
 }
 
-/// Offset at which the last `lines` records begin.
-fn tail_offset(file: &mut File, lines: u64) -> io::Result<u64> {
-    let size = file.metadata()?.len();
+/// Offset at which the last `lines` records of the first `size` bytes begin.
+fn tail_offset(file: &mut File, size: u64, lines: u64) -> io::Result<u64> {
     if lines == 0 {
         return Ok(size);
     }
