@@ -1,0 +1,130 @@
+//! Settings of a server, one method each.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::TestServer;
+use crate::config::{Config, CsrMode};
+
+/// Made by [`TestServer::builder`]; ends with [`Builder::start`].
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Builder(Config);
+
+impl Builder {
+    /// The minor version that it behaves as: 30 to 36. Pods have a generation since 33, a node's reads are narrowed
+    /// to its own since 32.
+    pub fn version(mut self, minor: u32) -> Self {
+        self.0.minor = minor;
+        self
+    }
+
+    /// Whether pods have `metadata.generation`, whatever the version.
+    pub fn pod_generation(mut self, on: bool) -> Self {
+        self.0.generation = Some(on);
+        self
+    }
+
+    /// Whether a node's reads of pods and nodes are narrowed to its own, whatever the version.
+    pub fn node_selectors(mut self, on: bool) -> Self {
+        self.0.node_selectors = Some(on);
+        self
+    }
+
+    /// Nodes that [`TestServer::write_files`] writes kubeconfigs for.
+    pub fn nodes<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.0.nodes = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Where to listen; 127.0.0.1 and a free port otherwise.
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.0.listen = address;
+        self
+    }
+
+    /// A further name or address in the certificate; the first one is put into kubeconfigs.
+    pub fn host(mut self, host: &str) -> Self {
+        self.0.hosts.push(host.to_owned());
+        self
+    }
+
+    /// Compress bodies from this size on; upstream's is 128 KiB.
+    pub fn gzip_from(mut self, bytes: usize) -> Self {
+        self.0.gzip_from = bytes;
+        self
+    }
+
+    /// How many changes are kept before they are compacted.
+    pub fn history(mut self, changes: usize) -> Self {
+        self.0.history = changes;
+        self
+    }
+
+    /// What happens to certificate requests.
+    pub fn csr(mut self, mode: CsrMode) -> Self {
+        self.0.csr = mode;
+        self
+    }
+
+    /// How long certificates live that answer requests.
+    pub fn certificate_life(mut self, life: Duration) -> Self {
+        self.0.certificate_life = life;
+        self
+    }
+
+    /// Bind pods to nodes, and do to nodes and their pods what the node controllers do.
+    pub fn controllers(mut self, on: bool) -> Self {
+        self.0.controllers = on;
+        self
+    }
+
+    /// How long a node may be silent; upstream's is 50 s, before 1.32 40 s.
+    pub fn node_grace(mut self, grace: Duration) -> Self {
+        self.0.node_grace = Some(grace);
+        self
+    }
+
+    /// Whether a request without credentials is one of `system:anonymous`, or a 401.
+    pub fn anonymous(mut self, on: bool) -> Self {
+        self.0.anonymous = on;
+        self
+    }
+
+    /// A further bearer token.
+    pub fn token(mut self, token: &str, user: &str, groups: &[&str]) -> Self {
+        let groups = groups.iter().map(|g| (*g).to_owned()).collect();
+        self.0
+            .tokens
+            .insert(token.to_owned(), (user.to_owned(), groups));
+        self
+    }
+
+    /// The pace of bookmarks; upstream's is a minute.
+    pub fn bookmarks(mut self, every: Duration) -> Self {
+        self.0.bookmarks = every;
+        self
+    }
+
+    /// How long a continue token is good; upstream's is five minutes.
+    pub fn continue_life(mut self, life: Duration) -> Self {
+        self.0.continue_life = life;
+        self
+    }
+
+    /// How long a connection may be idle; upstream's is 90 s.
+    pub fn idle_timeout(mut self, idle: Duration) -> Self {
+        self.0.idle = idle;
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// The address is taken, or no thread can be had.
+    pub fn start(self) -> io::Result<TestServer> {
+        TestServer::start(self.0)
+    }
+}

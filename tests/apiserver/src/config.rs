@@ -1,0 +1,112 @@
+//! What a test chooses about the server.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// What happens to certificate requests of the kubelet's client signer.
+///
+/// Requests of other signers always wait for a test to approve them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CsrMode {
+    /// Approved and signed at once, as kube-controller-manager does for bootstrap tokens and nodes.
+    Auto,
+    /// Nothing happens until a test approves; then they are signed.
+    Manual,
+    /// Denied at once.
+    Deny,
+    /// Approved, never signed.
+    NeverSign,
+}
+
+/// Settings of a server. Made with [`crate::TestServer::builder`].
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) minor: u32,
+    pub(crate) generation: Option<bool>,
+    pub(crate) node_selectors: Option<bool>,
+    pub(crate) listen: SocketAddr,
+    /// Further names and addresses in the certificate; the first is put into kubeconfigs.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) nodes: Vec<String>,
+    /// Bodies smaller than this are not compressed; upstream's is 128 KiB.
+    pub(crate) gzip_from: usize,
+    pub(crate) history: usize,
+    pub(crate) csr: CsrMode,
+    /// How long certificates live that answer requests.
+    pub(crate) certificate_life: Duration,
+    /// Bind pods, and do what the node controller does.
+    pub(crate) controllers: bool,
+    /// A node's lease may be this old.
+    pub(crate) node_grace: Option<Duration>,
+    pub(crate) anonymous: bool,
+    /// Bearer tokens beside those of service accounts: token, user, groups.
+    pub(crate) tokens: BTreeMap<String, (String, Vec<String>)>,
+    /// Seconds between bookmarks of a watch.
+    pub(crate) bookmarks: Duration,
+    /// Continue tokens expire after this.
+    pub(crate) continue_life: Duration,
+    /// A connection without a request is closed after this; upstream's is 90 s.
+    pub(crate) idle: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            minor: 36,
+            generation: None,
+            node_selectors: None,
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            hosts: Vec::new(),
+            nodes: Vec::new(),
+            gzip_from: 128 * 1024,
+            history: crate::store::HISTORY,
+            csr: CsrMode::Auto,
+            certificate_life: Duration::from_secs(365 * 24 * 3600),
+            controllers: false,
+            node_grace: None,
+            anonymous: true,
+            tokens: BTreeMap::from([(
+                crate::BOOTSTRAP_TOKEN.to_owned(),
+                (
+                    "system:bootstrap:abcdef".to_owned(),
+                    vec![
+                        "system:bootstrappers".to_owned(),
+                        "system:bootstrappers:kubeadm:default-node-token".to_owned(),
+                    ],
+                ),
+            )]),
+            bookmarks: Duration::from_secs(60),
+            continue_life: Duration::from_secs(300),
+            idle: Duration::from_secs(90),
+        }
+    }
+}
+
+impl Config {
+    /// Whether pods have `metadata.generation`: since 1.33.
+    pub(crate) fn pod_generation(&self) -> bool {
+        self.generation.unwrap_or(self.minor >= 33)
+    }
+
+    /// Whether a node's reads of pods and nodes are narrowed to its own: since 1.32.
+    pub(crate) fn node_selectors(&self) -> bool {
+        self.node_selectors.unwrap_or(self.minor >= 32)
+    }
+
+    /// Whether a watch may begin with what is there: 1.32 and since 1.34.
+    pub(crate) fn watch_list(&self) -> bool {
+        self.minor == 32 || self.minor >= 34
+    }
+
+    /// How long a node may be silent: 40 s until 1.31, 50 s since.
+    pub(crate) fn node_grace(&self) -> Duration {
+        let default = if self.minor >= 32 { 50 } else { 40 };
+        self.node_grace
+            .unwrap_or_else(|| Duration::from_secs(default))
+    }
+
+    pub(crate) fn git_version(&self) -> String {
+        format!("v1.{}.0", self.minor)
+    }
+}

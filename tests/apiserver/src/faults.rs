@@ -1,0 +1,346 @@
+//! Faults that a test orders: which requests they hit, how often, and what then happens.
+
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::json::{at, text};
+use crate::lock;
+
+/// Rules at once.
+const MAX_RULES: usize = 1000;
+
+/// How long to wait for the socket to be closed or opened.
+const LISTEN_WAIT: Duration = Duration::from_secs(5);
+
+/// What goes wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// Waits before the request is looked at.
+    Latency(Duration),
+    /// The connection is reset; the request had no effect.
+    ResetBefore,
+    /// The request takes effect, then the connection is reset.
+    ResetAfter,
+    /// Answered so, without effect.
+    Status {
+        /// 401, 429, 500, 503, ….
+        code: u16,
+        /// Sent as `Retry-After`.
+        retry_after_s: Option<u32>,
+    },
+    /// Half of the body, then the end of the connection; the request took effect.
+    HalfBody,
+    /// Half of the body, then nothing until the rule is removed; the request took effect.
+    HungBody,
+    /// No answer until the rule is removed, then the end of the connection; the request had no effect.
+    Hang,
+    /// A list or read as of that many versions ago.
+    Stale(u64),
+    /// Pages after the first are answered 410.
+    ContinueExpired,
+    /// A watch ends in the middle of a line after that many events.
+    WatchBreak(u32),
+    /// A watch stays open and sends nothing, not even its end, until the rule is removed.
+    WatchSilent,
+    /// A watch leaves out events that change something.
+    WatchDrop,
+    /// The `Date` header is off by so many seconds.
+    DateSkew(i64),
+}
+
+/// A fault and the requests that it hits.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    fault: Fault,
+    method: String,
+    uri: String,
+    user: String,
+    skip: u32,
+    times: Option<u32>,
+    one_in: Option<u32>,
+}
+
+impl Rule {
+    /// Hits every request, always.
+    #[must_use]
+    pub fn new(fault: Fault) -> Self {
+        Self {
+            fault,
+            method: String::new(),
+            uri: String::new(),
+            user: String::new(),
+            skip: 0,
+            times: None,
+            one_in: None,
+        }
+    }
+
+    /// Only requests with this method whose path and query contain `uri`; empty texts match all.
+    #[must_use]
+    pub fn on(mut self, method: &str, uri: &str) -> Self {
+        method.clone_into(&mut self.method);
+        uri.clone_into(&mut self.uri);
+        self
+    }
+
+    /// Only requests of this user.
+    #[must_use]
+    pub fn by(mut self, user: &str) -> Self {
+        user.clone_into(&mut self.user);
+        self
+    }
+
+    /// Only so many matching requests.
+    #[must_use]
+    pub fn times(mut self, times: u32) -> Self {
+        self.times = Some(times);
+        self
+    }
+
+    /// Lets so many matching requests pass first.
+    #[must_use]
+    pub fn skip(mut self, skip: u32) -> Self {
+        self.skip = skip;
+        self
+    }
+
+    /// Only one of so many matching requests, drawn from the seed of [`Faults::seed`].
+    #[must_use]
+    pub fn one_in(mut self, n: u32) -> Self {
+        self.one_in = Some(n.max(1));
+        self
+    }
+
+    /// A rule from JSON: `{"fault": "latency", "ms": 5, "method": "GET", "uri": "/pods", "times": 1, …}`.
+    pub(crate) fn from_json(value: &Value) -> Option<Self> {
+        let number = |key: &str| at(value, &format!("/{key}")).as_u64();
+        let small = |key: &str| number(key).and_then(|n| u32::try_from(n).ok());
+        let fault = match text(value, "/fault") {
+            "latency" => Fault::Latency(Duration::from_millis(number("ms")?)),
+            "reset-before" => Fault::ResetBefore,
+            "reset-after" => Fault::ResetAfter,
+            "status" => Fault::Status {
+                code: u16::try_from(number("code")?).ok()?,
+                retry_after_s: small("retryAfter"),
+            },
+            "half-body" => Fault::HalfBody,
+            "hung-body" => Fault::HungBody,
+            "hang" => Fault::Hang,
+            "stale" => Fault::Stale(number("behind")?),
+            "continue-expired" => Fault::ContinueExpired,
+            "watch-break" => Fault::WatchBreak(small("events").unwrap_or(0)),
+            "watch-silent" => Fault::WatchSilent,
+            "watch-drop" => Fault::WatchDrop,
+            "date-skew" => Fault::DateSkew(at(value, "/seconds").as_i64()?),
+            _ => return None,
+        };
+        let mut rule = Self::new(fault)
+            .on(text(value, "/method"), text(value, "/uri"))
+            .by(text(value, "/user"))
+            .skip(small("skip").unwrap_or(0));
+        rule.times = small("times");
+        rule.one_in = small("oneIn").map(|n| n.max(1));
+        Some(rule)
+    }
+}
+
+#[derive(Debug)]
+struct Active {
+    id: u64,
+    rule: Rule,
+    seen: u32,
+    hits: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    rules: Vec<Active>,
+    next: u64,
+    random: u64,
+    refusing: bool,
+    /// Whether the socket is open, as the thread that holds it says.
+    listening: bool,
+    stopped: bool,
+}
+
+/// The faults of a server. Rules stay, and can be counted, until they are removed.
+#[derive(Debug)]
+pub struct Faults {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A fault that hits a request, and the rule that it came from.
+#[derive(Clone, Debug)]
+pub(crate) struct Hit {
+    pub(crate) id: u64,
+    pub(crate) fault: Fault,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(State {
+                rules: Vec::new(),
+                next: 1,
+                random: 0x9E37_79B9_7F4A_7C15,
+                refusing: false,
+                listening: false,
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl Faults {
+    /// Adds a rule and returns its number.
+    ///
+    /// # Panics
+    ///
+    /// With more than 1000 rules: a test that adds without removing.
+    pub fn add(&self, rule: Rule) -> u64 {
+        let mut state = lock(&self.state);
+        assert!(state.rules.len() < MAX_RULES, "too many rules");
+        let id = state.next;
+        state.next += 1;
+        state.rules.push(Active {
+            id,
+            rule,
+            seen: 0,
+            hits: 0,
+        });
+        id
+    }
+
+    /// Removes a rule; who hangs on it goes on.
+    pub fn remove(&self, id: u64) {
+        lock(&self.state).rules.retain(|active| active.id != id);
+        self.changed.notify_all();
+    }
+
+    /// Removes all rules.
+    pub fn clear(&self) {
+        lock(&self.state).rules.clear();
+        self.changed.notify_all();
+    }
+
+    /// How many requests a rule has hit; 0 when it is gone.
+    pub fn hits(&self, id: u64) -> u32 {
+        let state = lock(&self.state);
+        state
+            .rules
+            .iter()
+            .find(|a| a.id == id)
+            .map_or(0, |a| a.hits)
+    }
+
+    /// Blocks until a rule has hit that many requests, or is removed. False after `limit`.
+    pub fn wait_for_hits(&self, id: u64, hits: u32, limit: Duration) -> bool {
+        let state = lock(&self.state);
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, limit, |state| {
+                state.rules.iter().any(|a| a.id == id && a.hits < hits)
+            })
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        !state.rules.iter().any(|a| a.id == id && a.hits < hits)
+    }
+
+    /// Makes [`Rule::one_in`] draw anew.
+    pub fn seed(&self, seed: u64) {
+        lock(&self.state).random = seed | 1;
+    }
+
+    /// Closes the listening socket, so that connections are refused, or opens it again. Open connections live on.
+    pub fn refuse_connections(&self, refuse: bool) {
+        let mut state = lock(&self.state);
+        state.refusing = refuse;
+        self.changed.notify_all();
+        drop(
+            self.changed
+                .wait_timeout_while(state, LISTEN_WAIT, |state| {
+                    !state.stopped && state.listening == refuse
+                }),
+        );
+    }
+
+    pub(crate) fn refusing(&self) -> bool {
+        lock(&self.state).refusing
+    }
+
+    pub(crate) fn set_listening(&self, listening: bool) {
+        lock(&self.state).listening = listening;
+        self.changed.notify_all();
+    }
+
+    /// Blocks while connections are refused. False when the server has stopped.
+    pub(crate) fn wait_until_accepting(&self) -> bool {
+        let state = self
+            .changed
+            .wait_while(lock(&self.state), |s| s.refusing && !s.stopped)
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        !state.stopped
+    }
+
+    pub(crate) fn stop(&self) {
+        lock(&self.state).stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Faults that hit a request; counts them.
+    pub(crate) fn hit(&self, method: &str, uri: &str, user: &str) -> Vec<Hit> {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let mut hits = Vec::new();
+        for active in &mut state.rules {
+            let rule = &active.rule;
+            let matches = (rule.method.is_empty() || rule.method == method)
+                && uri.contains(&rule.uri)
+                && (rule.user.is_empty() || rule.user == user)
+                && rule.times.is_none_or(|times| active.hits < times);
+            if !matches {
+                continue;
+            }
+            active.seen += 1;
+            if active.seen <= rule.skip {
+                continue;
+            }
+            if let Some(n) = rule.one_in {
+                state.random ^= state.random << 13;
+                state.random ^= state.random >> 7;
+                state.random ^= state.random << 17;
+                if !state.random.is_multiple_of(u64::from(n)) {
+                    continue;
+                }
+            }
+            active.hits += 1;
+            hits.push(Hit {
+                id: active.id,
+                fault: rule.fault.clone(),
+            });
+        }
+        drop(guard);
+        if !hits.is_empty() {
+            self.changed.notify_all();
+        }
+        hits
+    }
+
+    /// Waits, unless the server stops.
+    pub(crate) fn pause(&self, time: Duration) {
+        drop(
+            self.changed
+                .wait_timeout_while(lock(&self.state), time, |state| !state.stopped),
+        );
+    }
+
+    /// Waits until a rule is removed or the server stops.
+    pub(crate) fn hang(&self, id: u64) {
+        drop(self.changed.wait_while(lock(&self.state), |state| {
+            !state.stopped && state.rules.iter().any(|a| a.id == id)
+        }));
+    }
+}

@@ -1,0 +1,273 @@
+//! Faults, and what is written down.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::reads::pod;
+use crate::{Fault, Rule, TestServer};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn start() -> (TestServer, Client) {
+    let server = TestServer::builder().start().expect("server");
+    let client = Client::admin(&server);
+    (server, client)
+}
+
+fn create(client: &mut Client, name: &str) -> io::Result<u16> {
+    let body = pod(name, "").to_string();
+    client
+        .try_send(
+            "POST",
+            "/api/v1/namespaces/default/pods",
+            "application/json",
+            body.as_bytes(),
+        )
+        .map(|got| got.code)
+}
+
+#[test]
+fn resets_before_and_after() {
+    let (server, mut client) = start();
+    server
+        .faults()
+        .add(Rule::new(Fault::ResetBefore).on("POST", "/pods").times(1));
+    assert!(create(&mut client, "before").is_err());
+    assert!(server.get("pods", "default", "before").is_none());
+    server
+        .faults()
+        .add(Rule::new(Fault::ResetAfter).on("POST", "/pods").times(1));
+    assert!(create(&mut client, "after").is_err());
+    assert!(
+        server.get("pods", "default", "after").is_some(),
+        "written, and not told"
+    );
+    assert_eq!(create(&mut client, "then").expect("answer"), 201);
+    assert!(server.wrong().is_empty(), "faults are nobody's mistake");
+}
+
+#[test]
+fn statuses_and_counts() {
+    let (server, mut client) = start();
+    let rule = Rule::new(Fault::Status {
+        code: 429,
+        retry_after_s: Some(2),
+    });
+    let id = server
+        .faults()
+        .add(rule.on("GET", "/nodes").skip(1).times(2));
+    let uri = "/api/v1/nodes";
+    let codes: Vec<u16> = (0..4).map(|_| client.get(uri).code).collect();
+    assert_eq!(codes, [200, 429, 429, 200]);
+    assert_eq!(server.faults().hits(id), 2);
+    server.faults().clear();
+    let rule = Rule::new(Fault::Status {
+        code: 401,
+        retry_after_s: None,
+    });
+    server.faults().add(rule.by("admin"));
+    assert_eq!(client.get(uri).refusal(401), "Unauthorized");
+    Client::node(&server, "n1").get("/api").expect(200);
+    server.faults().clear();
+    let rule = Rule::new(Fault::Status {
+        code: 429,
+        retry_after_s: Some(7),
+    });
+    server.faults().add(rule);
+    let got = client.get(uri);
+    assert_eq!(got.header("retry-after"), "7");
+    assert_eq!(got.expect(429)["details"]["retryAfterSeconds"], 7);
+}
+
+#[test]
+fn half_and_hung_bodies() {
+    let (server, mut client) = start();
+    let id = server.faults().add(Rule::new(Fault::HalfBody).times(1));
+    let got = client.try_send("GET", "/api/v1/nodes", "", b"");
+    assert_eq!(got.expect_err("cut").kind(), io::ErrorKind::UnexpectedEof);
+    server.faults().remove(id);
+    let id = server.faults().add(Rule::new(Fault::HungBody).times(1));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.try_send("GET", "/api/v1/nodes", "", b""));
+        assert!(server.faults().wait_for_hits(id, 1, LIMIT));
+        server.faults().remove(id);
+        assert!(waiting.join().expect("thread").is_err());
+    });
+    let id = server.faults().add(Rule::new(Fault::Hang).times(1));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| create(&mut client, "hung"));
+        assert!(server.faults().wait_for_hits(id, 1, LIMIT));
+        server.faults().remove(id);
+        assert!(waiting.join().expect("thread").is_err());
+    });
+    assert!(server.get("pods", "default", "hung").is_none());
+    client.get("/api/v1/nodes").expect(200);
+}
+
+#[test]
+fn stale_lists_and_expired_pages() {
+    let (server, mut client) = start();
+    create(&mut client, "a").expect("created");
+    create(&mut client, "b").expect("created");
+    server
+        .faults()
+        .add(Rule::new(Fault::Stale(1)).on("GET", "/pods").times(1));
+    let list = client.get("/api/v1/pods").expect(200);
+    assert_eq!(list["items"].as_array().map(Vec::len), Some(1));
+    let first = client.get("/api/v1/pods?limit=1").expect(200);
+    let token = first["metadata"]["continue"].as_str().expect("more");
+    server.faults().add(Rule::new(Fault::ContinueExpired));
+    client
+        .get(&format!("/api/v1/pods?limit=1&continue={token}"))
+        .refusal(410);
+}
+
+#[test]
+fn watches_that_break_lie_or_fall_silent() {
+    let (server, mut client) = start();
+    let uri = "/api/v1/pods?watch=1&resourceVersion=1";
+    create(&mut client, "a").expect("created");
+    create(&mut client, "b").expect("created");
+    let id = server.faults().add(Rule::new(Fault::WatchBreak(1)));
+    client.watch(uri);
+    assert_eq!(client.event().expect("line").expect("event").0, "ADDED");
+    assert!(client.event().is_err(), "in the middle of a line");
+    server.faults().remove(id);
+    let mut client = Client::admin(&server);
+    let id = server.faults().add(Rule::new(Fault::WatchDrop));
+    client.watch(&format!("{uri}&timeoutSeconds=1"));
+    assert_eq!(client.event().expect("end"), None, "nothing was told");
+    server.faults().remove(id);
+    let id = server.faults().add(Rule::new(Fault::WatchSilent));
+    client.watch(&format!("{uri}&timeoutSeconds=1"));
+    server.faults().remove(id);
+    assert!(client.event().is_err());
+}
+
+#[test]
+fn connections_refused_and_broken() {
+    let (server, mut client) = start();
+    client.get("/api").expect(200);
+    server.faults().refuse_connections(true);
+    let error = TcpStream::connect(("127.0.0.1", server.port())).expect_err("refused");
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    client.get("/api").expect(200);
+    server.faults().refuse_connections(false);
+    Client::admin(&server).get("/api").expect(200);
+    server.break_connections();
+    assert!(client.try_send("GET", "/api", "", b"").is_err());
+    client.get("/api").expect(200);
+}
+
+#[test]
+fn down_and_up_again() {
+    let (server, mut client) = start();
+    client.get("/api").expect(200);
+    server.set_down(true);
+    assert!(client.try_send("GET", "/api", "", b"").is_err());
+    assert!(client.try_send("GET", "/api", "", b"").is_err(), "refused");
+    server.set_down(false);
+    client.get("/api").expect(200);
+}
+
+#[test]
+fn a_skewed_date() {
+    let (server, mut client) = start();
+    server
+        .faults()
+        .add(Rule::new(Fault::DateSkew(-86_400 * 20_000)).times(1));
+    let date = client.get("/api").header("date").to_owned();
+    assert!(date.contains("197"), "{date}");
+    assert!(client.get("/api").header("date").contains("20"));
+}
+
+#[test]
+fn faults_by_chance_come_again_with_their_seed() {
+    let draw = |seed: u64| -> Vec<u16> {
+        let (server, mut client) = start();
+        server.faults().seed(seed);
+        let rule = Rule::new(Fault::Status {
+            code: 500,
+            retry_after_s: None,
+        });
+        server.faults().add(rule.one_in(3));
+        (0..30).map(|_| client.get("/api").code).collect()
+    };
+    let first = draw(7);
+    assert_eq!(first, draw(7));
+    assert!(first.contains(&500) && first.contains(&200));
+}
+
+#[test]
+fn the_control_api() {
+    let (server, mut client) = start();
+    let fault = json!({"fault": "status", "code": 503, "uri": "/nodes", "times": 1});
+    let id = client.send("POST", "/_test/faults", &fault).expect(200)["id"].clone();
+    client.get("/api/v1/nodes").refusal(503);
+    assert_eq!(
+        client.get(&format!("/_test/faults/{id}")).expect(200)["hits"],
+        1
+    );
+    client
+        .send("POST", "/_test/faults", &json!({"fault": "magic"}))
+        .refusal(400);
+    client
+        .send("DELETE", "/_test/faults", &Value::Null)
+        .expect(200);
+    client.get("/api/v1/nothing").refusal(404);
+    let wrong = client.get("/_test/wrong").expect(200);
+    assert_eq!(wrong[0]["uri"], "/api/v1/nothing");
+    assert_eq!(wrong.as_array().map(Vec::len), Some(1));
+    Client::node(&server, "n1").get("/_test/audit").refusal(403);
+    client
+        .send("POST", "/_test/compact", &json!({}))
+        .expect(200);
+    let totals = client.get("/_test/totals").expect(200);
+    assert_eq!(totals["requests"], server.totals().requests);
+}
+
+#[test]
+fn bytes_and_handshakes_are_counted() {
+    let (server, mut client) = start();
+    client.get("/api/v1/nodes").expect(200);
+    client.get("/api/v1/nodes").expect(200);
+    let totals = server.totals();
+    assert_eq!(
+        (
+            totals.connections,
+            totals.full_handshakes,
+            totals.resumed_handshakes
+        ),
+        (1, 1, 0)
+    );
+    assert_eq!(totals.requests, 2);
+    let entries = server.audit();
+    assert_eq!(entries.len(), 2);
+    assert_eq!((entries[0].verb.as_str(), entries[0].code), ("list", 200));
+    let plain: u64 = entries.iter().map(|e| e.bytes_in + e.bytes_out).sum();
+    assert!(
+        plain > 0 && totals.bytes_in + totals.bytes_out > plain,
+        "TLS costs"
+    );
+    let again = Client::get;
+    server.break_connections();
+    assert!(client.try_send("GET", "/api", "", b"").is_err());
+    again(&mut client, "/api").expect(200);
+    assert_eq!(server.totals().resumed_handshakes, 1);
+}
+
+#[test]
+fn idle_connections_are_closed() {
+    let server = TestServer::builder()
+        .idle_timeout(Duration::from_millis(50))
+        .start()
+        .expect("server");
+    let mut client = Client::admin(&server);
+    client.get("/api").expect(200);
+    // Blocks until the server closes.
+    assert!(client.event().is_err());
+}

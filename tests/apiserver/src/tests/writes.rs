@@ -1,0 +1,326 @@
+//! Creations, updates, patches: versions, preconditions, types.
+
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::reads::pod;
+use crate::TestServer;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn map(name: &str, value: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": value}})
+}
+
+fn start() -> (TestServer, Client) {
+    let server = TestServer::builder().start().expect("server");
+    let client = Client::admin(&server);
+    (server, client)
+}
+
+#[test]
+fn creation() {
+    let (_server, mut client) = start();
+    let made = client.send("POST", MAPS, &map("a", "1")).expect(201);
+    assert_eq!(made["kind"], "ConfigMap");
+    for key in ["uid", "resourceVersion", "creationTimestamp"] {
+        assert!(made["metadata"][key].is_string(), "{key}");
+    }
+    let again = client.send("POST", MAPS, &map("a", "1")).expect(409);
+    assert_eq!(again["reason"], "AlreadyExists");
+    assert_eq!(again["message"], "configmaps \"a\" already exists");
+    let generated = json!({"metadata": {"generateName": "g-"}});
+    let made = client.send("POST", MAPS, &generated).expect(201);
+    assert_eq!(made["metadata"]["name"].as_str().map(str::len), Some(7));
+    let message = client.send("POST", MAPS, &map("A_b", "1")).refusal(422);
+    assert!(message.starts_with(
+        "ConfigMap \"A_b\" is invalid: metadata.name: Invalid value: \"A_b\": a lowercase"
+    ));
+    let none = client.send("POST", MAPS, &json!({"data": {}})).expect(422);
+    assert_eq!(none["details"]["causes"][0]["field"], "metadata.name");
+    let elsewhere = "/api/v1/namespaces/nowhere/configmaps";
+    assert_eq!(
+        client.send("POST", elsewhere, &map("a", "1")).refusal(404),
+        "namespaces \"nowhere\" not found"
+    );
+    let mut other = map("b", "1");
+    other["metadata"]["namespace"] = json!("kube-system");
+    client.send("POST", MAPS, &other).refusal(400);
+    client.send("POST", MAPS, &pod("b", "")).refusal(400);
+    let got = client
+        .try_send("POST", MAPS, "application/yaml", b"a: b")
+        .expect("answer");
+    assert_eq!(got.code, 415);
+    let dry = client.send("POST", &format!("{MAPS}?dryRun=All"), &map("dry", "1"));
+    dry.expect(201);
+    client.get(&format!("{MAPS}/dry")).refusal(404);
+}
+
+#[test]
+fn updates_and_conflicts() {
+    let (server, mut client) = start();
+    let made = client.send("POST", MAPS, &map("a", "1")).expect(201);
+    let uri = format!("{MAPS}/a");
+    let mut next = made.clone();
+    next["data"]["a"] = json!("2");
+    let written = client.send("PUT", &uri, &next).expect(200);
+    let conflict = client.send("PUT", &uri, &next).expect(409);
+    assert_eq!(conflict["reason"], "Conflict");
+    assert!(
+        conflict["message"]
+            .as_str()
+            .is_some_and(|m| m.contains("the object has been modified"))
+    );
+    // Nothing changed: no version, no event.
+    let same = client.send("PUT", &uri, &written).expect(200);
+    assert_eq!(
+        same["metadata"]["resourceVersion"],
+        written["metadata"]["resourceVersion"]
+    );
+    // Without a version it is taken as it is.
+    client.send("PUT", &uri, &map("a", "3")).expect(200);
+    let mut stranger = map("a", "4");
+    stranger["metadata"]["uid"] = json!("someone-else");
+    let message = client.send("PUT", &uri, &stranger).refusal(409);
+    assert!(
+        message.contains(
+            "Precondition failed: UID in precondition: someone-else, UID in object meta: "
+        )
+    );
+    client.send("PUT", &uri, &map("b", "1")).refusal(400);
+    client
+        .send("PUT", &format!("{MAPS}/none"), &map("none", "1"))
+        .refusal(404);
+    assert_eq!(
+        server.get("configmaps", "default", "a").expect("there")["data"]["a"],
+        "3"
+    );
+}
+
+#[test]
+fn leases_are_made_by_put_and_want_a_version() {
+    let (_server, mut client) = start();
+    let uri = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1";
+    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "n1", "namespace": "kube-node-lease"},
+        "spec": {"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-02T03:04:05.000006Z"}});
+    let mut made = client.send("PUT", uri, &lease).expect(201);
+    let message = client.send("PUT", uri, &lease).refusal(422);
+    assert!(
+        message.contains(
+            "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+        )
+    );
+    made["spec"]["renewTime"] = json!("2026-01-02T03:04:15.000006Z");
+    client.send("PUT", uri, &made).expect(200);
+    let bad = json!({"spec": {"renewTime": "2026-01-02T03:04:25Z"}});
+    client.send("PATCH", uri, &bad).refusal(422);
+    let bad = json!({"spec": {"leaseDurationSeconds": 0}});
+    let message = client.send("PATCH", uri, &bad).refusal(422);
+    assert!(
+        message.contains("spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0")
+    );
+    let smallest = json!({"spec": {"renewTime": "2026-01-02T03:04:25.000000Z"}});
+    client.send("PATCH", uri, &smallest).expect(200);
+}
+
+#[test]
+fn patches_with_versions_and_uids() {
+    let (_server, mut client) = start();
+    let made = client.send("POST", MAPS, &map("a", "1")).expect(201);
+    let uri = format!("{MAPS}/a");
+    let stale = json!({"metadata": {"resourceVersion": "1"}, "data": {"a": "2"}});
+    client.send("PATCH", &uri, &stale).refusal(409);
+    let fresh = json!({"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}, "data": {"a": "2"}});
+    client.send("PATCH", &uri, &fresh).expect(200);
+    let stranger = json!({"metadata": {"uid": "someone-else"}, "data": {"a": "3"}});
+    let message = client.send("PATCH", &uri, &stranger).refusal(422);
+    assert!(message.contains("metadata.uid: Invalid value: \"someone-else\": field is immutable"));
+    let read = client.get(&uri).expect(200);
+    assert_eq!(read["data"]["a"], "2", "another object's patch");
+    let got = client
+        .try_send("PATCH", &uri, "application/json", b"{}")
+        .expect("answer");
+    assert_eq!(got.code, 415);
+    client
+        .send("PATCH", &format!("{MAPS}/none"), &json!({}))
+        .refusal(404);
+}
+
+#[test]
+fn unknown_fields_are_dropped_and_told() {
+    let (server, mut client) = start();
+    let mut bad = map("a", "1");
+    bad["dada"] = json!({"x": 1});
+    let strict = format!("{MAPS}?fieldValidation=Strict");
+    let message = client.send("POST", &strict, &bad).refusal(400);
+    assert_eq!(
+        message,
+        "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"dada\""
+    );
+    let got = client.send("POST", MAPS, &bad);
+    assert_eq!(
+        got.header("warning"),
+        "299 - \"unknown field \\\"dada\\\"\""
+    );
+    assert!(got.expect(201).get("dada").is_none());
+    let wrong = server.wrong();
+    assert_eq!(wrong.len(), 2);
+    assert_eq!(wrong[1].unknown_fields, ["dada"]);
+}
+
+#[test]
+fn events_in_both_groups() {
+    let (server, mut client) = start();
+    let core = "/api/v1/namespaces/default/events";
+    let event = json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod", "namespace": "default"},
+        "reason": "Started", "message": "m", "type": "Normal", "count": 1, "source": {"component": "kubelet"},
+        "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:05Z"});
+    client.send("POST", core, &event).expect(201);
+    let new = client
+        .get("/apis/events.k8s.io/v1/namespaces/default/events/e")
+        .expect(200);
+    assert_eq!(new["note"], "m");
+    assert_eq!(new["deprecatedCount"], 1);
+    assert_eq!(new["regarding"]["kind"], "Pod");
+    let mut elsewhere = event;
+    elsewhere["metadata"]["name"] = json!("f");
+    elsewhere["involvedObject"]["namespace"] = json!("kube-system");
+    let message = client.send("POST", core, &elsewhere).refusal(422);
+    assert!(message.contains("does not match event.namespace"));
+    assert_eq!(server.list("events", "").len(), 1);
+    let mut newer = json!({"metadata": {"name": "n"}, "regarding": {"kind": "Pod", "namespace": "default"},
+        "reason": "Started", "type": "Normal"});
+    let uri = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let message = client.send("POST", uri, &newer).refusal(422);
+    assert!(message.contains("eventTime: Required value"), "{message}");
+    for (key, value) in [
+        ("eventTime", "2026-01-02T03:04:05.000001Z"),
+        ("reportingController", "picolet"),
+        ("reportingInstance", "n1"),
+        ("action", "Starting"),
+    ] {
+        newer[key] = json!(value);
+    }
+    client.send("POST", uri, &newer).expect(201);
+}
+
+#[test]
+fn namespaces_have_what_pods_need_and_end_with_them() {
+    let (server, mut client) = start();
+    let ns = json!({"metadata": {"name": "team"}});
+    client.send("POST", "/api/v1/namespaces", &ns).expect(201);
+    assert!(server.get("serviceaccounts", "team", "default").is_some());
+    let roots = server
+        .get("configmaps", "team", "kube-root-ca.crt")
+        .expect("there");
+    assert_eq!(roots["data"]["ca.crt"], server.ca_pem());
+    client
+        .send("POST", "/api/v1/namespaces/team/pods", &pod("a", "n1"))
+        .expect(201);
+    let going = client
+        .send("DELETE", "/api/v1/namespaces/team", &Value::Null)
+        .expect(200);
+    assert_eq!(going["status"]["phase"], "Terminating");
+    let message = client
+        .send(
+            "POST",
+            "/api/v1/namespaces/team/configmaps",
+            &json!({"metadata": {"name": "x"}}),
+        )
+        .refusal(403);
+    assert!(message.contains("because it is being terminated"));
+    server
+        .delete("pods", "team", "a", Some(0))
+        .expect("deleted");
+    assert!(server.get("namespaces", "", "team").is_none());
+    assert!(
+        server
+            .get("configmaps", "team", "kube-root-ca.crt")
+            .is_none()
+    );
+}
+
+#[test]
+fn some_namespaces_stay() {
+    let (_server, mut client) = start();
+    let message = client
+        .send("DELETE", "/api/v1/namespaces/default", &Value::Null)
+        .refusal(403);
+    assert!(message.ends_with("this namespace may not be deleted"));
+}
+
+#[test]
+fn secrets_take_texts_and_immutable_ones_nothing() {
+    let (_server, mut client) = start();
+    let uri = "/api/v1/namespaces/default/secrets";
+    let secret = json!({"metadata": {"name": "s"}, "stringData": {"a": "text"}, "immutable": true});
+    let made = client.send("POST", uri, &secret).expect(201);
+    assert_eq!(made["data"]["a"], "dGV4dA==");
+    assert_eq!(made["type"], "Opaque");
+    assert!(made.get("stringData").is_none());
+    let message = client
+        .send(
+            "PATCH",
+            &format!("{uri}/s"),
+            &json!({"data": {"a": "eA=="}}),
+        )
+        .refusal(422);
+    assert!(message.contains("field is immutable when `immutable` is set"));
+}
+
+// VOL-16
+#[test]
+fn claims_in_use_stay() {
+    let (server, mut client) = start();
+    let claim =
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c"}});
+    let made = server.create(&claim).expect("created");
+    assert_eq!(
+        made["metadata"]["finalizers"],
+        json!(["kubernetes.io/pvc-protection"])
+    );
+    let mut user = pod("a", "n1");
+    user["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+    server.create(&user).expect("created");
+    let uri = "/api/v1/namespaces/default/persistentvolumeclaims/c";
+    let going = client.send("DELETE", uri, &Value::Null).expect(200);
+    assert!(going["metadata"]["deletionTimestamp"].is_string());
+    assert!(
+        server
+            .get("persistentvolumeclaims", "default", "c")
+            .is_some()
+    );
+    server
+        .delete("pods", "default", "a", Some(0))
+        .expect("deleted");
+    assert!(
+        server
+            .get("persistentvolumeclaims", "default", "c")
+            .is_none()
+    );
+}
+
+#[test]
+fn finalizers_hold() {
+    let (server, mut client) = start();
+    let mut held = map("a", "1");
+    held["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    client.send("POST", MAPS, &held).expect(201);
+    let uri = format!("{MAPS}/a");
+    let going = client.send("DELETE", &uri, &Value::Null).expect(200);
+    assert!(going["metadata"]["deletionTimestamp"].is_string());
+    let more = json!({"metadata": {"finalizers": ["example.com/more"]}});
+    client.send("PATCH", &uri, &more).refusal(422);
+    let none = json!({"metadata": {"finalizers": null}});
+    client.send("PATCH", &uri, &none).expect(200);
+    assert!(server.get("configmaps", "default", "a").is_none());
+    client.send("POST", MAPS, &map("b", "1")).expect(201);
+    let status = client
+        .send("DELETE", &format!("{MAPS}/b"), &Value::Null)
+        .expect(200);
+    assert_eq!(
+        (&status["kind"], &status["status"]),
+        (&json!("Status"), &json!("Success"))
+    );
+}
