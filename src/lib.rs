@@ -19,6 +19,11 @@
 
 extern crate alloc;
 
+#[cfg(test)]
+#[macro_use]
+#[path = "../tests/common/skipped.rs"]
+mod skipped;
+
 pub mod agent;
 pub mod api;
 pub mod cgroup;

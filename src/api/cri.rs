@@ -8,6 +8,7 @@ use core::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::order::Order as _;
 use super::{ContainerId, PodUid, SandboxId, Wall};
 
 /// Label: pod name.
@@ -189,11 +190,21 @@ pub enum Propagation {
     Bidirectional,
 }
 
-/// A bind mount into a container.
+/// An image as a mount names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageSpec {
+    /// Reference that lookup or pull returned (an image id).
+    pub image: String,
+    /// The user's own string.
+    pub user_image: String,
+}
+
+/// A mount into a container: of a path of the host, or of an image's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Mount {
-    /// Absolute path on the host.
+    /// Absolute path on the host; empty for an image.
     pub host_path: String,
     /// Absolute path in the container.
     pub container_path: String,
@@ -203,6 +214,12 @@ pub struct Mount {
     pub recursive_read_only: bool,
     /// Propagation.
     pub propagation: Propagation,
+    /// The image whose files are mounted, always read-only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageSpec>,
+    /// Directory in the image, relative; empty for all of it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub image_sub_path: String,
 }
 
 /// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".
@@ -309,6 +326,18 @@ pub struct ContainerConfig {
     pub security: LinuxSecurity,
 }
 
+impl ContainerConfig {
+    /// Images that its mounts name, sorted, each once.
+    #[must_use]
+    pub fn volume_images(&self) -> Vec<String> {
+        let images = self.mounts.iter().filter_map(|m| m.image.as_ref());
+        let mut ids: Vec<String> = images.map(|spec| spec.image.clone()).collect();
+        ids.order();
+        ids.dedup();
+        ids
+    }
+}
+
 /// State of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ContainerState {
@@ -355,6 +384,9 @@ pub struct ContainerStatus {
     pub image: String,
     /// Image id (digest).
     pub image_id: String,
+    /// Images that it mounts as volumes: ids, sorted, each once. They are in use as its own image is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volume_images: Vec<String>,
     /// Spec hash (ACT-42).
     pub hash: u64,
     /// uid, gid and supplementary groups in force.
@@ -460,10 +492,14 @@ pub struct FsInfo {
     pub capacity_bytes: u64,
     /// Bytes available.
     pub available_bytes: u64,
+    /// Bytes free, those kept for root included.
+    pub free_bytes: u64,
     /// Inodes of the file system.
     pub inodes: u64,
     /// Inodes free.
     pub inodes_free: u64,
+    /// It is mounted read-only.
+    pub read_only: bool,
 }
 
 /// Outcome of an exec that was waited for.

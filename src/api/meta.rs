@@ -36,6 +36,39 @@ pub struct ObjectMeta {
     pub annotations: BTreeMap<String, String>,
 }
 
+/// Who owns an object: it goes when its owners are gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of meta/v1 OwnerReference"
+)]
+pub struct OwnerReference {
+    pub api_version: String,
+    pub kind: String,
+    pub name: String,
+    pub uid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controller: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_owner_deletion: Option<bool>,
+}
+
+impl OwnerReference {
+    /// To a Node, which alone node identities may name (AUTHZ-11).
+    #[must_use]
+    pub fn to_node(name: &str, uid: &str) -> Self {
+        Self {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: name.into(),
+            uid: uid.into(),
+            controller: None,
+            block_owner_deletion: None,
+        }
+    }
+}
+
 fn is_empty_uid(uid: &PodUid) -> bool {
     uid.is_empty()
 }

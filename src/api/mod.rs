@@ -2,19 +2,26 @@
 //!
 //! - [`meta`], [`pod`], [`pod_status`], [`config_map`]: the core/v1 kinds, limited to the fields the agent reads.
 //!   What is not modelled here is kept in the pod record as received and takes part in the pod's digest.
+//! - [`node`], [`lease`]: what the agent says of this machine.
+//! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to.
+//! - [`stats`]: what runs costs.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
 //! - [`strict`]: JSON text or value → typed value, with the path of what is wrong.
-//! - [`time`], [`quantity`], [`ids`]: small value types.
+//! - [`time`], [`quantity`], [`ids`], [`names`]: small value types, and which texts are names.
 //!
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
 //! before decoding (`config::decode`).
 
+pub mod certificates;
 pub mod config_map;
 pub mod cri;
 pub mod ids;
+pub mod lease;
 pub mod meta;
+pub mod names;
+pub mod node;
 pub mod oci;
 pub mod order;
 pub mod pod;
@@ -22,14 +29,20 @@ pub mod pod_status;
 pub mod projected;
 pub mod quantity;
 pub mod received;
+pub mod service;
+pub mod stats;
+pub mod storage;
 pub mod strict;
 pub mod time;
 
+pub use certificates::CertificateSigningRequest;
 pub use config_map::{ConfigMap, Secret};
 pub use ids::{ContainerId, PodUid, SandboxId};
+pub use lease::Lease;
 pub use meta::ObjectMeta;
+pub use node::Node;
 pub use pod::{Container, Pod, PodSpec};
 pub use pod_status::PodStatus;
 pub use projected::ProjectedFile;
 pub use quantity::Quantity;
-pub use time::{Mono, Wall};
+pub use time::{MicroTime, Mono, Wall};

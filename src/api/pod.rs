@@ -17,6 +17,7 @@ pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 /// Annotation: the static pod's hash, its UID.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
+/// Structs of the API: absent fields decode as Go's zero values, zero values are not written.
 macro_rules! object {
     ($(#[$m:meta])* $name:ident { $($(#[$fm:meta])* $field:ident : $ty:ty),* $(,)? }) => {
         $(#[$m])*
@@ -26,7 +27,9 @@ macro_rules! object {
     };
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(super) use object;
+
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -162,6 +165,12 @@ impl Container {
     #[must_use]
     pub fn is_sidecar(&self) -> bool {
         self.restart_policy == Some(RestartPolicy::Always)
+    }
+
+    /// Whether it mounts volume `name`.
+    #[must_use]
+    pub fn mounts(&self, name: &str) -> bool {
+        self.volume_mounts.iter().any(|m| m.name == name)
     }
 }
 
@@ -319,6 +328,7 @@ object!(
         secret: Option<SecretVolume>,
         nfs: Option<NfsVolume>,
         persistent_volume_claim: Option<PvcVolume>,
+        ephemeral: Option<EphemeralVolume>,
         image: Option<ImageVolume>,
     }
 );
@@ -337,6 +347,10 @@ object!(PvcVolume {
     claim_name: String,
     read_only: bool
 });
+object!(
+    /// A claim made for the pod; what it asks for is not the node's to know.
+    EphemeralVolume {}
+);
 object!(ImageVolume {
     reference: String,
     pull_policy: String

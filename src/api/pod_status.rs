@@ -38,10 +38,11 @@ impl Phase {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QosClass {
     Guaranteed,
     Burstable,
+    #[default]
     BestEffort,
 }
 

@@ -26,6 +26,45 @@ impl Quantity {
         }
     }
 
+    /// `value` in whole units, with the largest of `Ki`, `Mi`, … that loses nothing: as upstream writes memory.
+    #[must_use]
+    pub fn binary(value: i64) -> Self {
+        Self::scaled_text(value, 1024, &["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"])
+    }
+
+    /// `value` in whole units, with the largest of `k`, `M`, … that loses nothing: as upstream writes counts.
+    #[must_use]
+    pub fn decimal(value: i64) -> Self {
+        Self::scaled_text(value, 1000, &["", "k", "M", "G", "T", "P", "E"])
+    }
+
+    /// `value` in thousandths, likewise: as upstream writes processors.
+    #[must_use]
+    pub fn decimal_milli(value: i64) -> Self {
+        Self::scaled_text(value, 1000, &["m", "", "k", "M", "G", "T", "P"])
+    }
+
+    fn scaled_text(mut value: i64, step: i64, suffixes: &[&str]) -> Self {
+        if value == 0 {
+            return Self("0".into());
+        }
+        let mut suffixes = suffixes.iter();
+        let mut suffix = suffixes.next();
+        while value % step == 0
+            && let Some(next) = suffixes.next()
+        {
+            value /= step;
+            suffix = Some(next);
+        }
+        Self(format!("{value}{}", suffix.copied().unwrap_or("")).into())
+    }
+
+    /// Whether both are the same amount, however they are written.
+    #[must_use]
+    pub fn same_amount(&self, other: &Self) -> bool {
+        nanos(&self.0) == nanos(&other.0)
+    }
+
     /// Whole units, rounded away from zero as upstream's `Value()` does.
     #[must_use]
     pub fn value(&self) -> i64 {
@@ -150,6 +189,29 @@ impl<'de> Deserialize<'de> for Quantity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_upstream_writes_them() {
+        // NODE-09
+        for (quantity, text) in [
+            (Quantity::binary(948_092 << 10), "948092Ki"),
+            (Quantity::binary(1 << 30), "1Gi"),
+            (Quantity::binary(1_000_001), "1000001"),
+            (Quantity::binary(0), "0"),
+            (Quantity::decimal(110), "110"),
+            (Quantity::decimal(2000), "2k"),
+            (Quantity::decimal_milli(4000), "4"),
+            (Quantity::decimal_milli(3900), "3900m"),
+            (Quantity::decimal_milli(0), "0"),
+        ] {
+            assert_eq!(quantity.as_str(), text);
+            assert_eq!(Quantity::parse(text), Ok(quantity));
+        }
+        let quantity = |text: &str| Quantity::parse(text).expect(text);
+        assert!(quantity("1024Mi").same_amount(&quantity("1Gi")));
+        assert!(quantity("500m").same_amount(&quantity("0.5")));
+        assert!(!quantity("500m").same_amount(&quantity("501m")));
+    }
 
     #[test]
     fn values() {

@@ -56,6 +56,29 @@ impl fmt::Display for TextError {
     }
 }
 
+impl WrongValue {
+    /// The same without what was found, which may be a password in the wrong place.
+    #[must_use]
+    pub fn without_value(mut self) -> Self {
+        self.message = match self.message.rsplit_once(", expected ") {
+            Some((_, expected)) => format!("is of the wrong type, expected {expected}"),
+            None => "is wrong".into(),
+        };
+        self
+    }
+}
+
+impl TextError {
+    /// [`WrongValue::without_value`]; of a text that is not JSON only the place is told in any case.
+    #[must_use]
+    pub fn without_value(self) -> Self {
+        match self {
+            Self::Syntax(text) => Self::Syntax(text),
+            Self::Value(wrong) => Self::Value(wrong.without_value()),
+        }
+    }
+}
+
 impl core::error::Error for TextError {}
 
 impl From<TextError> for io::Error {

@@ -82,6 +82,14 @@ impl Wall {
         text + &format!(".{nanos:09}Z")
     }
 
+    /// RFC 3339 in UTC with exactly six fractional digits, as meta/v1 MicroTime is written.
+    #[must_use]
+    pub fn rfc3339_micros(self) -> String {
+        let mut text = self.rfc3339_nanos();
+        text.truncate(text.len() - "000Z".len());
+        text + "Z"
+    }
+
     /// The civil date and time in UTC.
     #[must_use]
     pub fn date_time(self) -> OffsetDateTime {
@@ -115,9 +123,38 @@ impl<'de> Deserialize<'de> for Wall {
     }
 }
 
+/// A wall-clock time of which microseconds matter (meta/v1 MicroTime). Decodes any RFC 3339 text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MicroTime(pub Wall);
+
+impl Serialize for MicroTime {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.rfc3339_micros())
+    }
+}
+
+impl<'de> Deserialize<'de> for MicroTime {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Wall::deserialize(deserializer).map(Self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn micro_time() {
+        for (nanos, text) in [
+            (0, "\"1970-01-01T00:00:00.000000Z\""),
+            (1_700_000_000_123_456_789, "\"2023-11-14T22:13:20.123456Z\""),
+        ] {
+            let time = MicroTime(Wall(nanos));
+            assert_eq!(serde_json::to_string(&time).expect("text"), text);
+            let back: MicroTime = serde_json::from_str(text).expect("time");
+            assert_eq!(back.0, Wall(nanos / 1000 * 1000));
+        }
+    }
 
     #[test]
     fn wall_text() {

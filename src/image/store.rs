@@ -26,7 +26,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nix::sys::statvfs::statvfs;
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::digest::Digest;
 use super::error::ImageError;
@@ -294,8 +294,10 @@ impl Store {
         Ok(FsInfo {
             capacity_bytes: u64::from(stat.blocks()).saturating_mul(unit),
             available_bytes: u64::from(stat.blocks_available()).saturating_mul(unit),
+            free_bytes: u64::from(stat.blocks_free()).saturating_mul(unit),
             inodes: u64::from(stat.files()),
             inodes_free: u64::from(stat.files_available()),
+            read_only: stat.flags().contains(FsFlags::ST_RDONLY),
         })
     }
 

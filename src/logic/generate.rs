@@ -486,6 +486,8 @@ fn volume_mount(
         read_only,
         recursive_read_only: recursive_read_only(input, mount, propagation)?,
         propagation,
+        image: None,
+        image_sub_path: String::new(),
     })
 }
 

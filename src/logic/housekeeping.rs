@@ -659,6 +659,7 @@ mod tests {
             message: String::new(),
             image: String::new(),
             image_id: String::new(),
+            volume_images: Vec::new(),
             hash: 0,
             user: None,
             pid: 0,

@@ -56,6 +56,7 @@ pub(crate) fn instance(name: &str, state: ContainerState) -> ContainerStatus {
         message: String::new(),
         image: "img".into(),
         image_id: "img@sha256:1".into(),
+        volume_images: Vec::new(),
         hash: spec_hash(&container(name)),
         user: None,
         pid: 0,

@@ -934,6 +934,7 @@ impl Runtime for Fake {
                 message: String::new(),
                 image: config.user_image.clone(),
                 image_id: config.image.clone(),
+                volume_images: config.volume_images(),
                 hash: hash
                     .and_then(|hash| u64::from_str_radix(hash, 16).ok())
                     .unwrap_or(0),
@@ -1120,8 +1121,10 @@ impl Runtime for Fake {
             Ok(FsInfo {
                 capacity_bytes: 1 << 34,
                 available_bytes: 1 << 33,
+                free_bytes: 1 << 33,
                 inodes: 1 << 20,
                 inodes_free: 1 << 19,
+                read_only: false,
             })
         })
     }

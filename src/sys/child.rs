@@ -121,8 +121,9 @@ impl Command {
         self
     }
 
-    /// Adds one variable to the environment, which is empty otherwise.
+    /// Adds one variable to the environment, which is empty otherwise. Of two with one name the later one counts.
     pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.retain(|(other, _)| other != key.as_ref());
         self.env.push((key.as_ref().into(), value.as_ref().into()));
         self
     }
@@ -374,6 +375,26 @@ impl Child {
         }
     }
 
+    /// Whether it has ended, and is reaped with that.
+    pub fn has_ended(&mut self) -> bool {
+        if let Some(pid) = self.pid
+            && !matches!(try_wait(pid), Ok(None))
+        {
+            self.pid = None;
+        }
+        self.pid.is_none()
+    }
+
+    /// Lets it run on, whoever it belongs to then: dropping it kills nothing any more.
+    pub fn leave(&mut self) {
+        if let Some(pid) = self.pid.take()
+            && matches!(try_wait(pid), Ok(None))
+        {
+            let mut list = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
+            list.push(pid);
+        }
+    }
+
     /// Sends SIGKILL to its whole process group, or SIGTERM to a polite one. Still to be waited for.
     pub fn kill(&self) {
         use nix::sys::signal::{Signal, kill, killpg};
@@ -391,12 +412,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.kill();
-        if let Some(pid) = self.pid.take()
-            && matches!(try_wait(pid), Ok(None))
-        {
-            let mut list = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
-            list.push(pid);
-        }
+        self.leave();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Lanes: fixed threads of our own for what must block. The deciding thread never does.
 //!
-//! A lane is one thread with a named stack size and a bounded queue. No lane waits for another.
+//! A lane is one thread, or a few, with a named stack size and a bounded queue. No lane waits for another.
 
 use std::{io, thread};
 
@@ -13,7 +13,7 @@ pub const LANE_STACK_BYTES: usize = 1024 * 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// One worker thread and its queue.
+/// Worker threads and their queue.
 #[derive(Clone)]
 pub struct Lane {
     /// `None`: jobs run where they are asked for.
@@ -23,15 +23,23 @@ pub struct Lane {
 impl Lane {
     /// Starts the lane's thread. Fails only if the system refuses a thread.
     pub fn start(name: &str) -> io::Result<Self> {
+        Self::start_threads(name, 1, LANE_STACK_BYTES)
+    }
+
+    /// Starts a lane of several threads that share one queue: jobs begin in order and may overtake each other.
+    pub fn start_threads(name: &str, threads: usize, stack_bytes: usize) -> io::Result<Self> {
         let (jobs, queue) = smol::channel::bounded::<Job>(LANE_QUEUE);
-        thread::Builder::new()
-            .name(name.into())
-            .stack_size(LANE_STACK_BYTES)
-            .spawn(move || {
-                while let Ok(job) = queue.recv_blocking() {
-                    job();
-                }
-            })?;
+        for _ in 0..threads {
+            let queue = queue.clone();
+            thread::Builder::new()
+                .name(name.into())
+                .stack_size(stack_bytes)
+                .spawn(move || {
+                    while let Ok(job) = queue.recv_blocking() {
+                        job();
+                    }
+                })?;
+        }
         Ok(Self { jobs: Some(jobs) })
     }
 

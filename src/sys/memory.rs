@@ -1,9 +1,12 @@
-//! The allocator: one arena, and pages given back after a burst. Man pages: `mallopt(3)`, `malloc_trim(3)`.
+//! What is given back after a burst: free pages of the heap, and code. Man pages: `mallopt(3)`, `malloc_trim(3)`, `madvise(2)`.
 //!
-//! Only glibc has these knobs; with another C library both functions do nothing.
+//! Only glibc has knobs for the heap; with another C library it is left alone.
 #![cfg_attr(
-    target_env = "gnu",
-    expect(unsafe_code, reason = "mallopt and malloc_trim have no safe wrapper")
+    any(target_env = "gnu", not(any(test, debug_assertions))),
+    expect(
+        unsafe_code,
+        reason = "mallopt and malloc_trim have no safe wrapper; bounds of the program are the linker's"
+    )
 )]
 
 /// Makes all threads share one arena: the lanes' own would each keep what a burst once needed.
@@ -21,12 +24,48 @@ pub fn use_one_arena() {
     }
 }
 
-/// Gives free pages of the heap back to the system. Takes milliseconds on a full heap: call it when a burst is over.
-/// Simulated agents by the thousand share one heap, and leave it alone.
+/// Gives free pages of the heap back to the system, and lets go of the program's own code, so that what started the agent,
+/// pulled an image or saw a crowd of pods come does not count as its memory for ever after. Takes milliseconds on a full heap:
+/// call it when a burst is over. Simulated agents by the thousand share one heap, and leave it alone.
 pub fn trim() {
     #[cfg(all(target_env = "gnu", not(test)))]
     {
         // SAFETY: malloc_trim may be called at any time.
         unsafe { libc::malloc_trim(0) };
     }
+    #[cfg(not(any(test, debug_assertions)))]
+    let_go_of_code();
+}
+
+/// Unmaps the pages of the program's constants and code; they stay in the page cache while there is room. What still runs is
+/// mapped again when it is next called, 64 KiB at a time and without reading the disk: some fifty faults of a microsecond.
+///
+/// Not where a debugger may have written breakpoints: its copies would go.
+#[cfg(not(any(test, debug_assertions)))]
+fn let_go_of_code() {
+    use core::{ffi::c_void, ptr::NonNull};
+    use nix::sys::mman::{MmapAdvise, madvise};
+    use nix::unistd::{SysconfVar, sysconf};
+
+    // SAFETY: every linker for Linux defines them, and only their addresses are taken.
+    unsafe extern "C" {
+        safe static __executable_start: u8;
+        safe static etext: u8;
+    }
+    let start = &raw const __executable_start;
+    let Some(page) = sysconf(SysconfVar::PAGE_SIZE)
+        .ok()
+        .flatten()
+        .and_then(|bytes| usize::try_from(bytes).ok())
+    else {
+        return;
+    };
+    // Down to a whole page: the one that the code ends in is left alone.
+    let len = ((&raw const etext).addr() / page * page).saturating_sub(start.addr());
+    let Some(start) = NonNull::new(start.cast_mut().cast::<c_void>()) else {
+        return;
+    };
+    // SAFETY: the range ends before anything that can be written, and what is never written reads the same from the file.
+    let _ = unsafe { madvise(start, len, MmapAdvise::MADV_DONTNEED) };
+    // An error means a gap between the program's parts: what is mapped was let go of all the same.
 }

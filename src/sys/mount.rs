@@ -373,12 +373,12 @@ mod tests {
     /// Runs `test` as root on a thread with a mount namespace of its own, in a fresh directory on tmpfs.
     fn privately(test: impl FnOnce(&Path) + Send + 'static) {
         if !nix::unistd::geteuid().is_root() {
-            eprintln!("skipped: needs root");
+            skipped!("mounts: it needs root");
             return;
         }
         let thread = std::thread::spawn(move || {
             if let Err(e) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS) {
-                eprintln!("skipped: no mount namespace: {e}");
+                skipped!("no mount namespace: {e}");
                 return;
             }
             set_propagation(Path::new("/"), Propagation::Private, true).expect("private");

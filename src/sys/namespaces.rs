@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn made_joined_and_removed() {
         if !nix::unistd::geteuid().is_root() {
-            eprintln!("skipped: needs root");
+            skipped!("namespaces: it needs root");
             return;
         }
         let dir = std::env::temp_dir().join(format!("picolet-ns-{}", std::process::id()));

@@ -64,6 +64,49 @@ pub fn read(file: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// Names on `path` itself, which may be a symbolic link, each ending with NUL. See `llistxattr(2)`.
+pub fn names_on_link(path: &CStr) -> io::Result<Vec<u8>> {
+    sized(&mut |list| {
+        // SAFETY: `path` ends with NUL, `list` can take its length.
+        unsafe { libc::llistxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len()) }
+    })
+}
+
+/// The value of `name` on `path` itself; `None` if it has none. See `lgetxattr(2)`.
+pub fn read_on_link(path: &CStr, name: &CStr) -> io::Result<Option<Vec<u8>>> {
+    let value = sized(&mut |value| {
+        // SAFETY: both strings end with NUL, `value` can take its length.
+        unsafe {
+            libc::lgetxattr(
+                path.as_ptr(),
+                name.as_ptr(),
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        }
+    });
+    match value {
+        Err(e) if e.raw_os_error() == Some(libc::ENODATA) => Ok(None),
+        value => value.map(Some),
+    }
+}
+
+/// Asks with a small buffer, then with one for anything: most entries have nothing.
+fn sized(ask: &mut dyn FnMut(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
+    let mut small = [0; 256];
+    match answer(ask(&mut small)) {
+        Ok(n) => return Ok(small[..n].to_vec()),
+        // A file system without attributes has none.
+        Err(e) if e.raw_os_error() == Some(libc::ENOTSUP) => return Ok(Vec::new()),
+        Err(e) if e.raw_os_error() != Some(libc::ERANGE) => return Err(e),
+        Err(_) => {}
+    }
+    let mut large = vec![0; XATTR_MAX_BYTES];
+    let n = answer(ask(&mut large))?;
+    large.truncate(n);
+    Ok(large)
+}
+
 /// Names on the open file, each ending with NUL.
 pub fn names(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let mut list = vec![0; XATTR_MAX_BYTES];

@@ -296,6 +296,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
             message: String::new(),
             image: config.user_image.clone(),
             image_id: record.image_ref.clone(),
+            volume_images: Vec::new(),
             hash: hash
                 .and_then(|h| u64::from_str_radix(h, 16).ok())
                 .unwrap_or(0),

@@ -1,0 +1,36 @@
+//! `certificates.k8s.io/v1`: a request for a certificate, as far as its asker reads it.
+
+use serde::Deserialize;
+
+use super::ObjectMeta;
+
+/// A request and what became of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct CertificateSigningRequest {
+    /// Name and UID.
+    pub metadata: ObjectMeta,
+    /// What became of it.
+    pub status: CsrStatus,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct CsrStatus {
+    /// `Approved`, `Denied`, `Failed`.
+    pub conditions: Vec<CsrCondition>,
+    /// PEM in base64; empty until it is issued.
+    pub certificate: String,
+}
+
+/// One condition of a request. Its presence counts; its status is always `True`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "fields of certificates/v1")]
+pub struct CsrCondition {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub reason: String,
+    pub message: String,
+}
