@@ -14,6 +14,7 @@
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
 //! | [`server`] | HTTP over the unix socket |
+//! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
 //! | [`cli`] | what was typed, and the local commands |
 //! | [`sys`] | every unsafe block, every clock read |
 
@@ -37,6 +38,7 @@ pub mod runtime;
 pub mod server;
 pub mod shim;
 pub mod source;
+pub mod stream;
 pub mod sys;
 pub mod volume;
 

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
 use crate::config::{decode, duration};
 use crate::logic::{dns, expansion, static_pod, user, validation};
-use crate::{agent, config, image, runtime, server, shim};
+use crate::{agent, config, image, runtime, server, shim, stream};
 
 #[cfg(test)]
 mod mutate;
@@ -54,6 +54,8 @@ pub const TARGETS: &[Target] = &[
     target("expansion", expand),
     target("passwd", passwd),
     target("texts", texts),
+    target("spdy", stream::fuzz::spdy),
+    target("websocket", stream::fuzz::websocket),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {

@@ -78,6 +78,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
         ]),
         "tar" | "layer" => vec![layer(), sparse(), through()],
         "compressed" => vec![gzip(&layer()), zstd(&layer()), layer()],
+        "spdy" | "websocket" => crate::stream::fuzz::seeds(target),
         "cni" => texts(&[
             r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24","interface":1,"gateway":"10.1.0.1"}],"interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/x"}]}"#,
             r#"{"cniVersion":"1.0.0","code":11,"msg":"try again later","details":"d"}"#,
@@ -107,6 +108,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             "2023-11-14T22:13:20Z stdout P:x no end",
         ]),
         "http" => texts(&[
+            "POST /exec/n/p/c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\nA: b\r\n\r\n",
             "GET /logs/default/web/main?tail=10&follow=true HTTP/1.1\r\nHost: x\r\n\r\n",
             "POST /exec/ns/pod%20a?command=sh&command=-c HTTP/1.1\r\nUpgrade: picolet-stream\r\nContent-Length: 3\r\n\r\nabc",
         ]),

@@ -1,0 +1,358 @@
+//! Entry points of the fuzz targets into what clients stream. See [`crate::fuzz`].
+//!
+//! Each machine gets the input whole and in pieces, and must say the same both times: payload and all else in the same
+//! order. [`drive`](super::testing::drive) checks what is said of the bytes, and that no more waits to be sent than promised.
+
+use alloc::format;
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+use core::cell::RefCell;
+use core::fmt::Debug;
+
+use super::port_forward::{self, Ports, PortsEvent, Streams};
+use super::remote_command::{self, Outcome, Output, Remote, Version, Wanted};
+use super::spdy::{self, Session};
+use super::testing::{drive, piece};
+use super::websocket::{self, ChannelEvent, Channels, Kind, Protocol, WebSocket};
+use super::{PAYLOAD_BYTES, Span, Step};
+use crate::api::Mono;
+
+/// What was said: payload by whom it is for, and all else, in order.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said(Vec<(String, Vec<u8>)>);
+
+impl Said {
+    fn payload(&mut self, of: String, span: Span, taken: &[u8]) {
+        let mut bytes = piece(span, taken);
+        match self.0.last_mut() {
+            Some((last, held)) if *last == of => held.append(&mut bytes),
+            _ => self.0.push((of, bytes)),
+        }
+    }
+
+    fn event(&mut self, event: &dyn Debug) {
+        // A space tells it from payload.
+        self.0.push((format!(" {event:?}"), Vec::new()));
+    }
+
+    /// Kinds of what was said, and how it ended.
+    fn outcome(&self, error: Option<String>) -> String {
+        let mut kinds: Vec<_> = self.0.iter().map(|(kind, _)| kind.as_str()).collect();
+        kinds.truncate(4);
+        format!("{} {}", kinds.concat(), error.unwrap_or_default())
+    }
+}
+
+/// Runs a machine on `data` whole and in pieces, and returns what it said.
+fn twice(data: &[u8], run: impl Fn(&[u8], usize) -> (Said, Option<String>)) -> String {
+    let whole = run(data, usize::MAX);
+    let size = 1 + data.len() % 7;
+    let pieces = run(data, size);
+    assert_eq!(whole, pieces, "in pieces of {size}");
+    whole.0.outcome(whole.1)
+}
+
+/// Drives one machine. `see` acts on what it says, and writes it down.
+fn run<M, E: Copy + Debug, F: Debug + ToString>(
+    machine: M,
+    bytes: &[u8],
+    size: usize,
+    receive: impl Fn(&mut M, &mut [u8], &mut Vec<u8>) -> Result<Step<E>, F>,
+    see: impl Fn(&mut M, &mut Said, E, &[u8], &mut Vec<u8>),
+) -> (M, Said, Option<F>) {
+    let machine = RefCell::new(machine);
+    let mut said = Said::default();
+    let (_, error) = drive(
+        bytes,
+        size,
+        |input, out| receive(&mut machine.borrow_mut(), input, out),
+        |event, taken, out| see(&mut machine.borrow_mut(), &mut said, event, taken, out),
+    );
+    (machine.into_inner(), said, error)
+}
+
+/// The first bytes, at most `most`.
+fn first(bytes: &[u8], most: usize) -> &[u8] {
+    &bytes[..bytes.len().min(most)]
+}
+
+/// SPDY, and what is above it.
+pub(crate) fn spdy(data: &[u8]) -> String {
+    let Some((choice, data)) = data.split_first() else {
+        return "empty".into();
+    };
+    match choice % 4 {
+        0 => twice(data, session),
+        1 => twice(data, |data, size| {
+            let wanted = Wanted {
+                stdin: true,
+                stdout: true,
+                stderr: choice & 0x10 != 0,
+                tty: choice & 0x20 != 0,
+            };
+            let version = if choice & 0x40 == 0 {
+                Version::V4
+            } else {
+                Version::V2
+            };
+            remote(Remote::spdy(version, wanted), data, size)
+        }),
+        2 => twice(data, |data, size| streams(Streams::new(), data, size)),
+        _ => twice(data, |data, size| streams(Streams::tunnelled(), data, size)),
+    }
+}
+
+/// WebSocket, and what is above it.
+pub(crate) fn websocket(data: &[u8]) -> String {
+    let Some((choice, data)) = data.split_first() else {
+        return "empty".into();
+    };
+    let protocol = match choice >> 4 & 3 {
+        0 => Protocol::Channel,
+        1 => Protocol::V4Base64,
+        2 => Protocol::V4,
+        _ => Protocol::V5,
+    };
+    match choice % 4 {
+        0 => twice(data, socket),
+        1 => twice(data, |data, size| channels(protocol, data, size)),
+        2 => twice(data, |data, size| {
+            let wanted = Wanted {
+                stdin: true,
+                stdout: choice & 0x40 != 0,
+                stderr: true,
+                tty: false,
+            };
+            let remote_command = Remote::web_socket(protocol, wanted, &mut Vec::new());
+            remote(remote_command, data, size)
+        }),
+        _ => twice(data, |data, size| ports(protocol, data, size)),
+    }
+}
+
+fn session(data: &[u8], size: usize) -> (Said, Option<String>) {
+    let (mut session, said, error) = run(
+        Session::new(),
+        data,
+        size,
+        |session, input, out| session.receive(input, out),
+        |session, said, event, taken, out| {
+            match event {
+                spdy::Event::Data { id, span } => {
+                    session.passed_on(id, span.len, out);
+                    let sendable = session.sendable(id).min(PAYLOAD_BYTES);
+                    let answer = first(span.of(taken), sendable);
+                    assert!(session.has(id), "payload of a stream that is none");
+                    let sent = session.send(id, answer, out);
+                    assert!(sent.is_ok() || !session.is_open(id));
+                    said.payload(format!("data {id}"), span, taken);
+                    return;
+                }
+                spdy::Event::Open { id, .. } => {
+                    assert!(id % 2 == 1 && session.has(id));
+                    if session.headers().get("port").is_some() {
+                        session.reset(id, spdy::Reset::RefusedStream, out);
+                        assert!(!session.has(id));
+                    } else {
+                        session.reply(id, out);
+                    }
+                }
+                spdy::Event::End { id } => session.finish(id, out),
+                spdy::Event::Reset { id } => assert!(!session.has(id)),
+                spdy::Event::GoAway => {}
+            }
+            said.event(&event);
+        },
+    );
+    assert!(session.open_streams() <= spdy::MAX_STREAMS);
+    let mut out = Vec::new();
+    session.go_away(spdy::GoAway::Ok, &mut out);
+    assert_eq!(out.len(), 16);
+    (said, error.map(|e| e.to_string()))
+}
+
+fn socket(data: &[u8], size: usize) -> (Said, Option<String>) {
+    let (_, said, error) = run(
+        WebSocket::new(),
+        data,
+        size,
+        |socket, input, out| socket.receive(input, out),
+        |_, said, event, taken, _| match event {
+            websocket::Event::Data {
+                kind,
+                first,
+                frame_ends,
+                last,
+                span,
+            } => {
+                assert!(frame_ends || !last);
+                if first {
+                    said.event(&kind);
+                }
+                let text = if kind == Kind::Text { "text" } else { "binary" };
+                said.payload(text.into(), span, taken);
+                if last {
+                    said.event(&"end");
+                }
+            }
+            websocket::Event::Close { .. } => said.event(&event),
+        },
+    );
+    (said, error.map(|e| e.to_string()))
+}
+
+fn channels(protocol: Protocol, data: &[u8], size: usize) -> (Said, Option<String>) {
+    let (_, said, error) = run(
+        Channels::new(protocol),
+        data,
+        size,
+        |channels, input, out| channels.receive(input, out),
+        |_, said, event, taken, _| match event {
+            ChannelEvent::Data { channel, span } => {
+                assert!(span.len > 0);
+                said.payload(format!("channel {channel}"), span, taken);
+            }
+            ChannelEvent::End { .. } | ChannelEvent::Left => said.event(&event),
+        },
+    );
+    (said, error.map(|e| e.to_string()))
+}
+
+fn remote(remote: Remote, data: &[u8], size: usize) -> (Said, Option<String>) {
+    use remote_command::Event;
+    let (mut remote, said, error) = run(
+        remote,
+        data,
+        size,
+        |remote, input, out| remote.receive(input, out),
+        |remote, said, event, taken, out| match event {
+            Event::Stdin(span) => {
+                remote.passed_on(span.len, out);
+                let sendable = remote.sendable(Output::Stdout).min(PAYLOAD_BYTES);
+                let echo = first(span.of(taken), sendable);
+                // Gone, if the client wants none.
+                let _ = remote.send(Output::Stdout, echo, out);
+                said.payload("stdin".into(), span, taken);
+            }
+            // Of sizes that come together only the newest is told.
+            Event::Resize(size) => assert!(size.width > 0 && size.height > 0),
+            Event::Ready | Event::StdinEnd | Event::Left => said.event(&event),
+        },
+    );
+    for once in [Event::Ready, Event::StdinEnd] {
+        let text = format!(" {once:?}");
+        assert!(said.0.iter().filter(|(event, _)| *event == text).count() <= 1);
+    }
+    let mut out = Vec::new();
+    match error {
+        Some(e) => remote.abort(e, &mut out),
+        None => remote.end(&Outcome::Exited(1), &mut out),
+    }
+    assert!(out.len() < 1024);
+    (said, error.map(|e| e.to_string()))
+}
+
+fn streams(streams: Streams, data: &[u8], size: usize) -> (Said, Option<String>) {
+    use port_forward::Event;
+    let (mut streams, said, error) = run(
+        streams,
+        data,
+        size,
+        |streams, input, out| streams.receive(input, Mono(0), out),
+        |streams, said, event, taken, out| {
+            match event {
+                Event::Connect { pair, port } if port < 10 => streams.fail(pair, "refused", out),
+                Event::Connect { port, .. } => assert!(port > 0),
+                Event::Data { pair, span } => {
+                    streams.passed_on(pair, span.len, out);
+                    let sendable = streams.sendable(pair).min(PAYLOAD_BYTES);
+                    let echo = first(span.of(taken), sendable);
+                    // Gone, if the client wants none.
+                    let _ = streams.send(pair, echo, out);
+                    said.payload(format!("{pair:?}"), span, taken);
+                    return;
+                }
+                Event::End { pair } => streams.close(pair, out),
+                Event::Reset { .. } | Event::Left => {}
+            }
+            said.event(&event);
+        },
+    );
+    assert!(streams.pairs() <= port_forward::MAX_PAIRS);
+    let mut out = Vec::new();
+    streams.handle_timeout(Mono(u64::MAX), &mut out);
+    assert_eq!(streams.next_timeout(), None);
+    if let Some(e) = error {
+        streams.abort(e, &mut out);
+    }
+    (said, error.map(|e| e.to_string()))
+}
+
+fn ports(protocol: Protocol, data: &[u8], size: usize) -> (Said, Option<String>) {
+    let (_, said, error) = run(
+        Ports::new(protocol, [80, 443].into(), &mut Vec::new()),
+        data,
+        size,
+        |ports, input, out| ports.receive(input, out),
+        |_, said, event, taken, _| match event {
+            PortsEvent::Data { index, span } => {
+                assert!(index < 2);
+                said.payload(format!("port {index}"), span, taken);
+            }
+            PortsEvent::Left => said.event(&event),
+        },
+    );
+    (said, error.map(|e| e.to_string()))
+}
+
+/// Inputs to start from: what real clients sent, for each choice.
+#[cfg(test)]
+pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
+    use super::recorded::{
+        EXEC_SPDY, EXEC_WEBSOCKET, FORWARD_SPDY, FORWARD_TUNNEL, TERMINAL_SPDY, bytes,
+    };
+    use super::testing::{SpdyClient, masked};
+
+    let with = |choice: u8, data: &[u8]| [&[choice], data].concat();
+    if target == "spdy" {
+        let mut client = SpdyClient::default();
+        client.stream(1, "error").numbers(4, &[1, 7, 100]);
+        client.numbers(9, &[0, 10]).numbers(6, &[1]);
+        client.control(10, 0, b"x").headers(1, true, &[]).reset(1);
+        client.forward(3, "data", "80", "").numbers(7, &[0, 0]);
+        let tunnelled: Vec<u8> = client
+            .bytes
+            .chunks(30)
+            .flat_map(|part| masked(0x82, part))
+            .collect();
+        return [
+            with(0, &bytes(EXEC_SPDY)),
+            with(0, &client.bytes),
+            with(1 | 0x10, &bytes(EXEC_SPDY)),
+            with(1 | 0x20, &bytes(TERMINAL_SPDY)),
+            with(1 | 0x60, &client.bytes),
+            with(2, &bytes(FORWARD_SPDY)),
+            with(2, &client.bytes),
+            with(3, &bytes(FORWARD_TUNNEL)),
+            with(3, &tunnelled),
+        ]
+        .into();
+    }
+    let plain = [
+        masked(0x02, b"\x04{\"Width\":8"),
+        masked(0x89, b"ping"),
+        masked(0x80, b"0,\"Height\":24}"),
+        masked(0x82, b"\x00in"),
+        masked(0x82, b"\xff\x00"),
+        masked(0x88, &[3, 0xe8]),
+    ]
+    .concat();
+    let base64 = [masked(0x81, b"0aW4="), masked(0x81, b"4e30=")].concat();
+    let mut seeds = Vec::new();
+    for choice in [0, 1, 2, 3, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32, 0x72] {
+        seeds.push(with(choice, &plain));
+        seeds.push(with(choice, &bytes(EXEC_WEBSOCKET)));
+        seeds.push(with(choice, &base64));
+    }
+    seeds
+}

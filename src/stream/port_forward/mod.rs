@@ -1,0 +1,39 @@
+//! Port forwarding: connections to a pod's ports, each a pair of streams (SPDY, plain or tunnelled) or of channels
+//! (WebSocket).
+//!
+//! [`Streams`] is what kubectl speaks: a client opens an error and a data stream for each connection, as many as it likes.
+//! [`Ports`] is the older form for other clients: one connection for each port named in the query, all at once.
+//!
+//! Sources: k8s.io/cri-streaming `portforward/{httpstream,websocket}.go`.
+
+mod ports;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+use core::time::Duration;
+
+pub use ports::{BadPort, Ports, PortsEvent};
+pub use streams::{Error, Event, MAX_PAIRS, PairId, Streams};
+
+use super::websocket::{Protocol, TUNNEL_PROTOCOL};
+
+/// How long the second stream of a pair may take.
+pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The SPDY protocol.
+pub const SPDY_PROTOCOLS: &[&str] = &["portforward.k8s.io"];
+
+/// WebSocket protocols that are served; the first, for apiservers that know this node's features, needs
+/// [`Streams::tunnelled`].
+pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
+    TUNNEL_PROTOCOL,
+    Protocol::V4.name(),
+    Protocol::V4Base64.name(),
+];
+
+/// A port as clients write it: 1 to 65535.
+fn port(text: &str) -> Option<u16> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|port| digits && *port > 0)
+}

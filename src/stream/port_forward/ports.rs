@@ -1,0 +1,136 @@
+//! A fixed list of ports over WebSocket: channel 2n carries the nth port's data, channel 2n + 1 its error.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::port;
+use crate::stream::websocket::{self, ChannelEvent, Channels, Protocol};
+use crate::stream::{Span, Step};
+
+/// Ports of one connection: two channels each, numbered in a byte.
+const MAX_PORTS: usize = 127;
+
+/// A query whose ports cannot be forwarded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPort {
+    /// It names none.
+    #[error("query parameter \"port\" is required")]
+    Missing,
+    /// Not a number from 1 to 65535.
+    #[error("unable to parse {0:?} as a port")]
+    Number(String),
+    /// More than channels have numbers for.
+    #[error("more than {MAX_PORTS} ports")]
+    TooMany,
+}
+
+/// What the client did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortsEvent {
+    /// Data for a port.
+    Data {
+        /// Index in [`Ports::ports`].
+        index: usize,
+        /// Where it is.
+        span: Span,
+    },
+    /// The client is gone. So it is when its connection ends.
+    Left,
+}
+
+/// A connection. All ports are connected at once; when none is left, [`Ports::close`].
+#[derive(Debug)]
+pub struct Ports {
+    channels: Box<Channels>,
+    ports: Box<[u16]>,
+}
+
+impl Ports {
+    /// Reads the values of the query's `port` parameters: numbers, several behind commas.
+    pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Result<Vec<u16>, BadPort> {
+        let mut ports = Vec::new();
+        for text in values.flat_map(|value| value.split(',')) {
+            if ports.len() == MAX_PORTS {
+                return Err(BadPort::TooMany);
+            }
+            let bad = || BadPort::Number(text.chars().take(32).collect::<String>());
+            ports.push(port(text).ok_or_else(bad)?);
+        }
+        if ports.is_empty() {
+            Err(BadPort::Missing)
+        } else {
+            Ok(ports)
+        }
+    }
+
+    /// A connection behind its handshake. Each channel is told its port.
+    #[must_use]
+    pub fn new(protocol: Protocol, ports: Vec<u16>, out: &mut Vec<u8>) -> Self {
+        let mut new = Self {
+            channels: Box::new(Channels::new(protocol)),
+            ports: ports.into_boxed_slice(),
+        };
+        for index in 0..new.ports.len() {
+            let number = new.ports[index].to_le_bytes();
+            new.send(index, &number, out);
+            new.channels.send(channel(index) + 1, &number, out);
+        }
+        new
+    }
+
+    /// The ports, in the client's order.
+    #[must_use]
+    pub const fn ports(&self) -> &[u16] {
+        &self.ports
+    }
+
+    /// Takes what it understands of `input`, up to the first event.
+    ///
+    /// - Errors: [`Ports::close`] with the error's code.
+    pub fn receive(
+        &mut self,
+        input: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Step<PortsEvent>, websocket::Error> {
+        let mut at = 0;
+        loop {
+            let rest = input.get_mut(at..).unwrap_or_default();
+            let step = self.channels.receive(rest, out)?;
+            let base = at;
+            at += step.taken;
+            match step.event {
+                None => return Ok(Step::took(at)),
+                Some(ChannelEvent::Left) => return Ok(Step::new(at, PortsEvent::Left)),
+                Some(ChannelEvent::Data { channel, span }) => {
+                    let index = usize::from(channel / 2);
+                    if channel % 2 == 0 && index < self.ports.len() {
+                        let span = span.after(base);
+                        return Ok(Step::new(at, PortsEvent::Data { index, span }));
+                    }
+                }
+                Some(ChannelEvent::End { .. }) => {}
+            }
+        }
+    }
+
+    /// Sends what a port said, at most [`crate::stream::PAYLOAD_BYTES`].
+    pub fn send(&mut self, index: usize, payload: &[u8], out: &mut Vec<u8>) {
+        self.channels.send(channel(index), payload, out);
+    }
+
+    /// Says why a port cannot be forwarded, or no longer.
+    pub fn fail(&mut self, index: usize, why: &str, out: &mut Vec<u8>) {
+        self.channels.send(channel(index) + 1, why.as_bytes(), out);
+    }
+
+    /// Says goodbye, once.
+    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
+        self.channels.close(code, out);
+    }
+}
+
+/// The data channel of a port; its error channel is the next.
+fn channel(index: usize) -> u8 {
+    u8::try_from(index.min(MAX_PORTS - 1) * 2).unwrap_or_default()
+}

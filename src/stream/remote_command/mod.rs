@@ -1,0 +1,124 @@
+//! Exec and attach: standard streams, terminal sizes and the end of a command, over SPDY or WebSocket.
+//!
+//! ```text
+//! SPDY       streams by header streamType:  error  stdin  stdout  stderr  resize     (v1 to v4 differ in the end's form)
+//! WebSocket  channels by number:            3      0      1       2       4          (255: a channel is closed, v5)
+//! ```
+//!
+//! The caller makes a [`Remote`] for the protocol that was negotiated, drives it as [`crate::stream`] says, starts the
+//! command at [`Event::Ready`], and calls [`Remote::end`] when all output was given. Then it closes: its own direction
+//! first, for bytes of the client's that nobody reads any more would make the system throw the output away.
+//!
+//! Sources: k8s.io/cri-streaming `remotecommand/{httpstream,websocket,exec,status}.go`.
+
+mod outcome;
+mod remote;
+mod size;
+#[cfg(test)]
+mod tests;
+
+use core::time::Duration;
+
+pub use outcome::Outcome;
+pub use remote::{Error, Event, Output, Remote};
+pub use size::Size;
+
+use super::websocket::Protocol;
+
+/// How long a client may take to open its streams.
+pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// SPDY protocols that are served, by name.
+pub const SPDY_PROTOCOLS: &[&str] = &[
+    "v4.channel.k8s.io",
+    "v3.channel.k8s.io",
+    "v2.channel.k8s.io",
+    "channel.k8s.io",
+];
+
+/// WebSocket protocols that are served, by name. The first is for apiservers that know this node's features.
+pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
+    Protocol::V5.name(),
+    Protocol::V4.name(),
+    Protocol::V4Base64.name(),
+    Protocol::Channel.name(),
+    Protocol::Base64.name(),
+];
+
+/// A SPDY protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// `channel.k8s.io`. Served as v2; upstream keeps its old bugs (the error stream is useless, stdin is half closed).
+    V1,
+    /// `v2.channel.k8s.io`.
+    V2,
+    /// `v3.channel.k8s.io`: terminal sizes.
+    V3,
+    /// `v4.channel.k8s.io`: the end is a Status.
+    V4,
+}
+
+impl Version {
+    /// The version called `name`, one of [`SPDY_PROTOCOLS`].
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        let at = SPDY_PROTOCOLS.iter().position(|n| *n == name)?;
+        [Self::V4, Self::V3, Self::V2, Self::V1].get(at).copied()
+    }
+}
+
+/// The WebSocket protocol called `name`; `""` is one.
+#[must_use]
+pub fn websocket_protocol(name: &str) -> Option<Protocol> {
+    [
+        Protocol::Unnamed,
+        Protocol::Channel,
+        Protocol::Base64,
+        Protocol::V4,
+        Protocol::V4Base64,
+        Protocol::V5,
+    ]
+    .into_iter()
+    .find(|p| p.name() == name)
+}
+
+/// The streams that a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Input.
+    pub stdin: bool,
+    /// Output.
+    pub stdout: bool,
+    /// Errors; never with a terminal, which has one output.
+    pub stderr: bool,
+    /// A terminal, whose size can change.
+    pub tty: bool,
+}
+
+/// A request without any stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("you must specify at least 1 of stdin, stdout, stderr")]
+pub struct NoStreams;
+
+impl Wanted {
+    /// Of a query, `param` giving a parameter's first value. An attach takes `tty` from the container; for exec it is in the
+    /// query too.
+    pub fn of<'a>(
+        param: impl Fn(&str) -> Option<&'a str>,
+        tty: Option<bool>,
+    ) -> Result<Self, NoStreams> {
+        let is_on = |name| param(name) == Some("1");
+        let tty = tty.unwrap_or_else(|| is_on("tty"));
+        let wanted = Self {
+            stdin: is_on("input"),
+            stdout: is_on("output"),
+            stderr: is_on("error") && !tty,
+            tty,
+        };
+        if wanted.stdin || wanted.stdout || wanted.stderr {
+            Ok(wanted)
+        } else {
+            Err(NoStreams)
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! How a command ended, as a client is told.
+
+use alloc::format;
+use alloc::string::{String, ToString as _};
+
+use serde_json::json;
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With this exit code.
+    Exited(i32),
+    /// It was not run, or nobody knows how it ended: the reason.
+    Failed(String),
+}
+
+impl Outcome {
+    /// A `metav1.Status` as JSON: what v4 and v5 send.
+    #[must_use]
+    pub fn status(&self) -> String {
+        match self {
+            Self::Exited(0) => json!({ "metadata": {}, "status": "Success" }),
+            Self::Exited(code) => json!({
+                "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
+                "message": self.message(),
+                "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
+            }),
+            Self::Failed(_) => json!({
+                "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
+                "message": self.message(),
+            }),
+        }
+        .to_string()
+    }
+
+    /// A text: what older protocols send; empty on success.
+    #[must_use]
+    pub fn message(&self) -> String {
+        match self {
+            Self::Exited(0) => String::new(),
+            Self::Exited(code) => {
+                format!("command terminated with non-zero exit code: exit status {code}")
+            }
+            Self::Failed(why) => {
+                format!("Internal error occurred: error executing command in container: {why}")
+            }
+        }
+    }
+}

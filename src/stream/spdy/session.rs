@@ -1,0 +1,565 @@
+//! One connection: frames in, streams and their state, frames out.
+
+use alloc::vec::Vec;
+
+use super::header_block::{Compress, Headers};
+use super::inflate::Inflate;
+use super::wire::{
+    Control, Error, FLAG_FIN, FLAG_UNIDIRECTIONAL, GoAway, HEAD_BYTES, Head, MASK_31,
+    MAX_FRAME_BYTES, Reset, StreamId, control_head, head,
+};
+use crate::stream::{OUT_BYTES, Span, Step};
+
+/// Streams open at once; a further one is refused. Fifty forwarded connections need a hundred.
+pub const MAX_STREAMS: usize = 256;
+/// Window of a stream and of the connection until somebody says otherwise.
+const FIRST_WINDOW_BYTES: u32 = 64 * 1024;
+/// Payload passed on before a window is opened again.
+const CREDIT_BYTES: u32 = FIRST_WINDOW_BYTES / 2;
+/// The setting that is not skipped.
+const SETTINGS_INITIAL_WINDOW: u32 = 7;
+/// A setting: flags, id, value.
+const SETTING_BYTES: u32 = 8;
+/// Stands for the connection in WINDOW_UPDATE.
+const CONNECTION: StreamId = 0;
+/// Longest part that is collected before it is looked at: of SYN_STREAM.
+const FIXED_BYTES: usize = 10;
+
+/// What the peer did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A stream; [`Session::headers`] tells what for. To be answered with `reply` or `reset`.
+    Open {
+        /// Its id.
+        id: StreamId,
+        /// The peer will send nothing on it.
+        fin: bool,
+    },
+    /// Payload, at least a byte; to be reported with [`Session::passed_on`].
+    Data {
+        /// Of this stream.
+        id: StreamId,
+        /// Where it is.
+        span: Span,
+    },
+    /// The peer sends no more on this stream.
+    End {
+        /// Its id.
+        id: StreamId,
+    },
+    /// The peer wants no more of this stream; it is gone.
+    Reset {
+        /// Its id.
+        id: StreamId,
+    },
+    /// The peer opens no more streams.
+    GoAway,
+}
+
+/// The stream is not open, or not for sending: the peer reset it, or it was finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stream is closed")]
+pub struct Gone;
+
+#[derive(Debug)]
+struct Stream {
+    id: StreamId,
+    replied: bool,
+    /// The peer has sent its FIN.
+    ended: bool,
+    /// We have sent ours.
+    finished: bool,
+    /// Passed on since the window was last opened.
+    credit: u32,
+    /// What the peer's window still takes, if it has one.
+    window: i64,
+}
+const _: () = assert!(size_of::<Stream>() <= 24, "one per open stream");
+
+/// What the next bytes are.
+#[derive(Clone, Copy, Debug)]
+enum Reading {
+    Head,
+    /// The fixed part of a control frame.
+    Fixed {
+        control: Control,
+        flags: u8,
+        length: u32,
+    },
+    /// The rest of a frame with headers.
+    Block {
+        ends: Block,
+        left: u32,
+    },
+    Setting {
+        left: u32,
+    },
+    Data {
+        id: StreamId,
+        fin: bool,
+        left: u32,
+    },
+    Skip {
+        left: u32,
+    },
+    /// Nothing more is understood.
+    Broken,
+}
+
+/// What a header block was for.
+#[derive(Clone, Copy, Debug)]
+enum Block {
+    Open { id: StreamId, flags: u8 },
+    More { id: StreamId, fin: bool },
+}
+
+/// The server's side of a connection. See [`crate::stream`] for how it is driven.
+#[derive(Debug)]
+pub struct Session {
+    reading: Reading,
+    small: [u8; FIXED_BYTES],
+    small_len: usize,
+    inflate: Inflate,
+    compress: Compress,
+    /// The newest header block.
+    block: Vec<u8>,
+    /// In order of their ids.
+    streams: Vec<Stream>,
+    /// Newest stream of the peer's.
+    last: StreamId,
+    going: bool,
+    /// Passed on since the connection's window was last opened.
+    credit: u32,
+    /// The peer has windows for its streams; for the connection.
+    keeps_windows: (bool, bool),
+    first_window: i64,
+    window: i64,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Session {
+    /// A connection on which nothing has been said yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            reading: Reading::Head,
+            small: [0; FIXED_BYTES],
+            small_len: 0,
+            inflate: Inflate::new(),
+            compress: Compress::default(),
+            block: Vec::new(),
+            streams: Vec::new(),
+            last: 0,
+            going: false,
+            credit: 0,
+            keeps_windows: (false, false),
+            first_window: i64::from(FIRST_WINDOW_BYTES),
+            window: i64::from(FIRST_WINDOW_BYTES),
+        }
+    }
+
+    /// Takes what it understands of `input`, up to the first event. Pings, refusals and the like go to `out`.
+    ///
+    /// - Errors: the peer broke the protocol; [`Session::go_away`], then close. Nothing further is understood.
+    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+        let mut at = 0;
+        while out.len() < OUT_BYTES {
+            let before = (at, self.is_between());
+            match self.advance(input, &mut at, out) {
+                Ok(Some(event)) => return Ok(Step::new(at, event)),
+                Ok(None) if at == before.0 && self.is_between() == before.1 => break,
+                Ok(None) => {}
+                Err(e) => {
+                    self.reading = Reading::Broken;
+                    return Err(e);
+                }
+            }
+        }
+        Ok(Step::took(at))
+    }
+
+    /// Headers that [`Event::Open`] came with, until `receive` is called again.
+    #[must_use]
+    pub fn headers(&self) -> Headers<'_> {
+        Headers::new(&self.block)
+    }
+
+    /// Whether either side may still send on `id`.
+    #[must_use]
+    pub fn has(&self, id: StreamId) -> bool {
+        self.stream(id).is_some()
+    }
+
+    /// Whether payload can be sent on `id`.
+    #[must_use]
+    pub fn is_open(&self, id: StreamId) -> bool {
+        self.stream(id).is_some_and(|s| !s.finished)
+    }
+
+    /// Streams of which either side may still send.
+    #[must_use]
+    pub const fn open_streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// How much payload the peer takes on `id` now; `usize::MAX` from one without windows.
+    #[must_use]
+    pub fn sendable(&self, id: StreamId) -> usize {
+        let Some(stream) = self.stream(id).filter(|s| !s.finished) else {
+            return 0;
+        };
+        let bytes = |kept: bool, window: i64| {
+            if kept {
+                usize::try_from(window).unwrap_or(0)
+            } else {
+                usize::MAX
+            }
+        };
+        let (streams, connection) = self.keeps_windows;
+        bytes(streams, stream.window).min(bytes(connection, self.window))
+    }
+
+    /// Accepts a stream. Nothing can be sent on it before: spdystream drops what comes earlier.
+    pub fn reply(&mut self, id: StreamId, out: &mut Vec<u8>) {
+        let Some(stream) = self.streams.iter_mut().find(|s| s.id == id) else {
+            return;
+        };
+        if !core::mem::replace(&mut stream.replied, true) {
+            let block = self.compress.block(&[0; 4]);
+            let length = u32::try_from(4 + block.len()).unwrap_or(MAX_FRAME_BYTES);
+            out.extend_from_slice(&control_head(Control::SynReply, length));
+            out.extend_from_slice(&id.to_be_bytes());
+            out.extend_from_slice(&block);
+        }
+    }
+
+    /// Sends payload. The caller minds [`Session::sendable`].
+    ///
+    /// - Errors: the stream is gone; so may be whoever read it.
+    pub fn send(&mut self, id: StreamId, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {
+        let longest = usize::try_from(MAX_FRAME_BYTES).unwrap_or(usize::MAX);
+        for piece in payload.chunks(longest) {
+            let length = u32::try_from(piece.len()).unwrap_or(MAX_FRAME_BYTES);
+            let stream = self.stream_mut(id).filter(|s| s.replied && !s.finished);
+            let stream = stream.ok_or(Gone)?;
+            stream.window -= i64::from(length);
+            self.window -= i64::from(length);
+            out.extend_from_slice(&head(id, false, length));
+            out.extend_from_slice(piece);
+        }
+        Ok(())
+    }
+
+    /// Says that nothing more will be sent on `id`.
+    pub fn finish(&mut self, id: StreamId, out: &mut Vec<u8>) {
+        if let Some(stream) = self.stream_mut(id).filter(|s| !s.finished) {
+            stream.finished = true;
+            out.extend_from_slice(&head(id, true, 0));
+            self.forget_if_over(id);
+        }
+    }
+
+    /// Ends a stream in both directions.
+    pub fn reset(&mut self, id: StreamId, why: Reset, out: &mut Vec<u8>) {
+        if self.stream(id).is_some() {
+            self.streams.retain(|s| s.id != id);
+            send_control(Control::Reset, [id, why.code()], out);
+        }
+    }
+
+    /// Payload of an [`Event::Data`] has left the caller's hands: opens windows.
+    pub fn passed_on(&mut self, id: StreamId, bytes: usize, out: &mut Vec<u8>) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        open_window(CONNECTION, &mut self.credit, bytes, out);
+        if let Some(stream) = self.stream_mut(id).filter(|s| !s.ended) {
+            open_window(id, &mut stream.credit, bytes, out);
+        }
+    }
+
+    /// Says goodbye. spdystream reads nothing behind this frame: it comes last.
+    pub fn go_away(&mut self, why: GoAway, out: &mut Vec<u8>) {
+        if !core::mem::replace(&mut self.going, true) {
+            send_control(Control::GoAway, [self.last, why.code()], out);
+        }
+    }
+
+    /// One part of a frame, if `input` has it from `at`. No progress means that it has not.
+    fn advance(
+        &mut self,
+        input: &[u8],
+        at: &mut usize,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Event>, Error> {
+        match self.reading {
+            Reading::Head => {
+                if let Some(bytes) = self.collect::<HEAD_BYTES>(input, at) {
+                    self.reading = match Head::read(bytes)? {
+                        Head::Unknown { length } => Reading::Skip { left: length },
+                        Head::Data { id, .. } if id > self.last => return Err(Error::Stream(id)),
+                        Head::Data { id, fin, length } => Reading::Data {
+                            id,
+                            fin,
+                            left: length,
+                        },
+                        Head::Control {
+                            control,
+                            flags,
+                            length,
+                        } => Reading::Fixed {
+                            control,
+                            flags,
+                            length,
+                        },
+                    };
+                }
+            }
+            Reading::Fixed {
+                control,
+                flags,
+                length,
+            } => return self.fixed(control, flags, length, input, at, out),
+            Reading::Block { ends, left } => {
+                let now = take(input, at, left);
+                self.inflate.feed(now, &mut self.block)?;
+                let left = left - bytes(now);
+                self.reading = Reading::Block { ends, left };
+                if left == 0 {
+                    self.reading = Reading::Head;
+                    return self.block_ends(ends, out);
+                }
+            }
+            Reading::Setting { left: 0 } | Reading::Skip { left: 0 } => {
+                self.reading = Reading::Head;
+            }
+            Reading::Setting { left } => {
+                if let Some([_, a, b, c, value @ ..]) = self.collect::<8>(input, at) {
+                    self.reading = Reading::Setting {
+                        left: left - SETTING_BYTES,
+                    };
+                    self.setting(u32::from_be_bytes([0, a, b, c]), u32::from_be_bytes(value))?;
+                }
+            }
+            Reading::Data { id, fin, left: 0 } => {
+                self.reading = Reading::Head;
+                return Ok(if fin { self.ended(id) } else { None });
+            }
+            Reading::Data { id, fin, left } => {
+                let start = *at;
+                let len = take(input, at, left).len();
+                let left = left - u32::try_from(len).unwrap_or(left);
+                self.reading = Reading::Data { id, fin, left };
+                if len > 0 {
+                    return Ok(self.data(id, Span { at: start, len }, out));
+                }
+            }
+            Reading::Skip { left } => {
+                let left = left - bytes(take(input, at, left));
+                self.reading = Reading::Skip { left };
+            }
+            Reading::Broken => *at = input.len(),
+        }
+        Ok(None)
+    }
+
+    /// Whether a frame's head comes next: steps that take no byte change this.
+    const fn is_between(&self) -> bool {
+        matches!(self.reading, Reading::Head)
+    }
+
+    /// Collects `N` bytes, over several calls if need be.
+    fn collect<const N: usize>(&mut self, input: &[u8], at: &mut usize) -> Option<[u8; N]> {
+        let missing = u32::try_from(N - self.small_len).unwrap_or_default();
+        let now = take(input, at, missing);
+        self.small[self.small_len..self.small_len + now.len()].copy_from_slice(now);
+        self.small_len += now.len();
+        let whole = self.small.first_chunk::<N>().copied();
+        if self.small_len == N {
+            self.small_len = 0;
+            whole
+        } else {
+            None
+        }
+    }
+
+    fn fixed(
+        &mut self,
+        control: Control,
+        flags: u8,
+        length: u32,
+        input: &[u8],
+        at: &mut usize,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Event>, Error> {
+        let (fixed, _) = control.fixed();
+        let number = |a, b, c, d| u32::from_be_bytes([a, b, c, d]);
+        let parts = match fixed {
+            10 => self
+                .collect::<10>(input, at)
+                .map(|[a, b, c, d, ..]| (number(a, b, c, d), 0)),
+            8 => self
+                .collect::<8>(input, at)
+                .map(|[a, b, c, d, e, f, g, h]| (number(a, b, c, d), number(e, f, g, h))),
+            _ => self
+                .collect::<4>(input, at)
+                .map(|[a, b, c, d]| (number(a, b, c, d), 0)),
+        };
+        let Some((first, second)) = parts else {
+            return Ok(None);
+        };
+        let (id, left) = (first & MASK_31, length - fixed);
+        self.reading = Reading::Head;
+        match control {
+            Control::SynStream => {
+                self.block.clear();
+                let ends = Block::Open { id, flags };
+                self.reading = Reading::Block { ends, left };
+            }
+            Control::SynReply | Control::Headers => {
+                self.block.clear();
+                let fin = flags & FLAG_FIN != 0;
+                let ends = Block::More { id, fin };
+                self.reading = Reading::Block { ends, left };
+            }
+            Control::Settings => {
+                if first.checked_mul(SETTING_BYTES) != Some(left) {
+                    return Err(Error::Length { kind: 4, length });
+                }
+                self.reading = Reading::Setting { left };
+            }
+            Control::Reset => {
+                let open = self.stream(id).is_some();
+                self.streams.retain(|s| s.id != id);
+                return Ok(open.then_some(Event::Reset { id }));
+            }
+            // Even ids would answer pings of ours; there are none.
+            Control::Ping if first % 2 == 1 => {
+                out.extend_from_slice(&control_head(Control::Ping, 4));
+                out.extend_from_slice(&first.to_be_bytes());
+            }
+            Control::Ping => {}
+            Control::GoAway => return Ok(Some(Event::GoAway)),
+            Control::WindowUpdate => self.opened(id, second & MASK_31),
+        }
+        Ok(None)
+    }
+
+    fn block_ends(&mut self, ends: Block, out: &mut Vec<u8>) -> Result<Option<Event>, Error> {
+        self.headers().check()?;
+        let (id, flags) = match ends {
+            Block::Open { id, flags } => (id, flags),
+            Block::More { id, fin } => return Ok(if fin { self.ended(id) } else { None }),
+        };
+        if id.is_multiple_of(2) || id <= self.last {
+            return Err(Error::Stream(id));
+        }
+        self.last = id;
+        if self.going || self.streams.len() >= MAX_STREAMS {
+            send_control(Control::Reset, [id, Reset::RefusedStream.code()], out);
+            return Ok(None);
+        }
+        let fin = flags & FLAG_FIN != 0;
+        self.streams.push(Stream {
+            id,
+            replied: false,
+            ended: fin,
+            finished: flags & FLAG_UNIDIRECTIONAL != 0,
+            credit: 0,
+            window: self.first_window,
+        });
+        Ok(Some(Event::Open { id, fin }))
+    }
+
+    /// Payload; `None` if nobody wants it any more.
+    fn data(&mut self, id: StreamId, span: Span, out: &mut Vec<u8>) -> Option<Event> {
+        if self.stream(id).is_some_and(|s| !s.ended) {
+            return Some(Event::Data { id, span });
+        }
+        self.passed_on(id, span.len, out);
+        None
+    }
+
+    /// The peer's FIN.
+    fn ended(&mut self, id: StreamId) -> Option<Event> {
+        let stream = self.stream_mut(id).filter(|s| !s.ended)?;
+        stream.ended = true;
+        self.forget_if_over(id);
+        Some(Event::End { id })
+    }
+
+    fn setting(&mut self, id: u32, value: u32) -> Result<(), Error> {
+        if id == SETTINGS_INITIAL_WINDOW {
+            let value = i64::from(value);
+            if value > i64::from(MASK_31) {
+                return Err(Error::Window);
+            }
+            self.keeps_windows.0 = true;
+            for stream in &mut self.streams {
+                stream.window += value - self.first_window;
+            }
+            self.first_window = value;
+        }
+        Ok(())
+    }
+
+    /// The peer's WINDOW_UPDATE.
+    fn opened(&mut self, id: StreamId, by: u32) {
+        let most = i64::from(MASK_31);
+        if id == CONNECTION {
+            self.keeps_windows.1 = true;
+            self.window = (self.window + i64::from(by)).min(most);
+        } else {
+            self.keeps_windows.0 = true;
+            if let Some(stream) = self.stream_mut(id) {
+                stream.window = (stream.window + i64::from(by)).min(most);
+            }
+        }
+    }
+
+    fn stream(&self, id: StreamId) -> Option<&Stream> {
+        let at = self.streams.binary_search_by_key(&id, |s| s.id).ok()?;
+        self.streams.get(at)
+    }
+
+    fn stream_mut(&mut self, id: StreamId) -> Option<&mut Stream> {
+        let at = self.streams.binary_search_by_key(&id, |s| s.id).ok()?;
+        self.streams.get_mut(at)
+    }
+
+    fn forget_if_over(&mut self, id: StreamId) {
+        self.streams
+            .retain(|s| s.id != id || !(s.ended && s.finished));
+    }
+}
+
+/// The next bytes of `input`, at most `most`.
+fn take<'a>(input: &'a [u8], at: &mut usize, most: u32) -> &'a [u8] {
+    let rest = input.get(*at..).unwrap_or_default();
+    let n = rest.len().min(usize::try_from(most).unwrap_or(usize::MAX));
+    *at += n;
+    rest.get(..n).unwrap_or_default()
+}
+
+fn bytes(taken: &[u8]) -> u32 {
+    u32::try_from(taken.len()).unwrap_or_default()
+}
+
+/// A control frame of two numbers.
+fn send_control(control: Control, [a, b]: [u32; 2], out: &mut Vec<u8>) {
+    out.extend_from_slice(&control_head(control, 8));
+    out.extend_from_slice(&a.to_be_bytes());
+    out.extend_from_slice(&b.to_be_bytes());
+}
+
+/// Adds to what was passed on, and tells the peer when it is enough to be worth a frame.
+fn open_window(id: StreamId, credit: &mut u32, bytes: u32, out: &mut Vec<u8>) {
+    *credit = credit.saturating_add(bytes);
+    if *credit >= CREDIT_BYTES {
+        let opened = core::mem::take(credit).min(MASK_31);
+        send_control(Control::WindowUpdate, [id, opened], out);
+    }
+}

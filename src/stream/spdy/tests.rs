@@ -1,0 +1,541 @@
+use alloc::vec::Vec;
+
+use miniz_oxide::deflate::core::{
+    CompressorOxide, TDEFLFlush, TDEFLStatus, compress, create_comp_flags_from_zip_params,
+};
+
+use super::inflate::MAX_BLOCK_BYTES;
+use super::*;
+use crate::stream::recorded::{self, EXEC_SPDY, FORWARD_SPDY};
+use crate::stream::testing::{SpdyClient, drive, piece, spdy_frames};
+use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES};
+
+/// What a server that accepts every stream sees, and sends.
+fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>) {
+    let session = core::cell::RefCell::new(Session::new());
+    let mut seen: Vec<(Option<StreamId>, String)> = Vec::new();
+    let (sent, error) = drive(
+        bytes,
+        size,
+        |input, out| session.borrow_mut().receive(input, out),
+        |event, taken, out| {
+            let mut session = session.borrow_mut();
+            match event {
+                Event::Open { id, fin } => {
+                    let kind = session.headers().get("streamtype").map(String::from);
+                    session.reply(id, out);
+                    seen.push((
+                        None,
+                        format!("open {id} {} {fin}", kind.unwrap_or_default()),
+                    ));
+                }
+                Event::Data { id, span } => {
+                    let text = String::from_utf8(piece(span, taken)).expect("text");
+                    session.passed_on(id, span.len, out);
+                    match seen.last_mut() {
+                        Some((Some(last), data)) if *last == id => data.push_str(&text),
+                        _ => seen.push((Some(id), format!("data {id} {text}"))),
+                    }
+                }
+                Event::End { id } => seen.push((None, format!("end {id}"))),
+                Event::Reset { id } => seen.push((None, format!("reset {id}"))),
+                Event::GoAway => seen.push((None, "go away".into())),
+            }
+        },
+    );
+    let seen = seen.into_iter().map(|(_, text)| text).collect();
+    (seen, spdy_frames(&sent), error)
+}
+
+fn served(client: &SpdyClient) -> (Vec<String>, Vec<String>, Option<Error>) {
+    serve(&client.bytes, usize::MAX)
+}
+
+// STREAM-05 STREAM-06
+#[test]
+fn real_kubectl() {
+    let bytes = recorded::bytes(EXEC_SPDY);
+    for size in [1, 2, 3, 5, 7, 8, 9, 64, usize::MAX] {
+        let (seen, sent, error) = serve(&bytes, size);
+        let expected = [
+            "open 1 error false",
+            "open 3 stdin false",
+            "open 5 stdout false",
+            "open 7 stderr false",
+            "data 3 some input\n",
+            "end 3",
+            "reset 5",
+            "reset 7",
+            "reset 1",
+            "go away",
+        ];
+        assert_eq!(seen, expected, "in pieces of {size}");
+        assert_eq!(sent, ["reply 1", "reply 3", "reply 5", "reply 7"]);
+        assert_eq!(error, None);
+    }
+    let mut session = Session::new();
+    let bytes = recorded::bytes(FORWARD_SPDY);
+    let step = session.receive(&bytes, &mut Vec::new()).expect("frames");
+    assert_eq!(step.event, Some(Event::Open { id: 1, fin: false }));
+    let headers = session.headers();
+    for (name, value) in [
+        ("streamtype", Some("error")),
+        ("port", Some("80")),
+        ("requestid", Some("0")),
+        ("other", None),
+    ] {
+        assert_eq!(headers.get(name), value, "{name}");
+    }
+}
+
+#[test]
+fn frames() {
+    let mut client = SpdyClient::default();
+    client
+        .stream(1, "a")
+        .numbers(6, &[7]) // a ping, and one that would answer ours
+        .numbers(6, &[2])
+        .control(10, 0, b"credentials are skipped")
+        .data(1, false, b"x")
+        .headers(1, true, &[("more", "h")])
+        .data(1, false, b"behind its end")
+        .open(3, true, &[("streamtype", "b")])
+        .reset(3)
+        .reset(3)
+        .data(3, false, b"behind its reset")
+        .stream(9, "ids may leap")
+        .numbers(9, &[9, 1])
+        .numbers(7, &[0, 0]);
+    let (seen, sent, error) = served(&client);
+    assert_eq!(
+        seen,
+        [
+            "open 1 a false",
+            "data 1 x",
+            "end 1",
+            "open 3 b true",
+            "reset 3",
+            "open 9 ids may leap false",
+            "go away"
+        ]
+    );
+    assert_eq!(sent, ["reply 1", "ping 7", "reply 3", "reply 9"]);
+    assert_eq!(error, None);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    type Say = fn(&mut SpdyClient);
+    let block = |text: &'static str| Error::Headers(text);
+    let cases: [(&str, Say, Error); 16] = [
+        (
+            "SPDY/2",
+            |c| c.bytes.extend([0x80, 2, 0, 6, 0, 0, 0, 4]),
+            Error::Version(2),
+        ),
+        (
+            "TLS",
+            |c| c.bytes.extend([0x16, 3, 1, 2, 0, 1, 0, 1]),
+            Error::Stream(0x1603_0102),
+        ),
+        (
+            "a long ping",
+            |c| {
+                c.numbers(6, &[1, 1]);
+            },
+            Error::Length { kind: 6, length: 8 },
+        ),
+        (
+            "a short reset",
+            |c| {
+                c.numbers(3, &[1]);
+            },
+            Error::Length { kind: 3, length: 4 },
+        ),
+        (
+            "headers of 9 KiB",
+            |c| c.bytes.extend([0x80, 3, 0, 1, 0, 0, 0x24, 0]),
+            Error::Length {
+                kind: 1,
+                length: 0x2400,
+            },
+        ),
+        (
+            "stream 0",
+            |c| {
+                c.stream(0, "");
+            },
+            Error::Stream(0),
+        ),
+        (
+            "a server's stream",
+            |c| {
+                c.stream(2, "");
+            },
+            Error::Stream(2),
+        ),
+        (
+            "a stream twice",
+            |c| {
+                c.stream(3, "").stream(3, "");
+            },
+            Error::Stream(3),
+        ),
+        (
+            "a stream before",
+            |c| {
+                c.stream(3, "").stream(1, "");
+            },
+            Error::Stream(1),
+        ),
+        (
+            "data for none",
+            |c| {
+                c.data(1, false, b"x");
+            },
+            Error::Stream(1),
+        ),
+        (
+            "data for 0",
+            |c| {
+                c.data(0, false, b"");
+            },
+            Error::Stream(0),
+        ),
+        (
+            "two settings, not three",
+            |c| {
+                c.numbers(4, &[3, 7, 1, 7, 1]);
+            },
+            Error::Length {
+                kind: 4,
+                length: 20,
+            },
+        ),
+        (
+            "a window over 31 bits",
+            |c| {
+                c.numbers(4, &[1, 7, 1 << 31]);
+            },
+            Error::Window,
+        ),
+        (
+            "no zlib",
+            |c| {
+                c.control(
+                    1,
+                    0,
+                    &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x78, 0x9c, 1, 2, 3, 4],
+                );
+            },
+            block("not compressed with SPDY's dictionary"),
+        ),
+        (
+            "no headers at all",
+            |c| {
+                c.control(1, 0, &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+            },
+            block("cut short"),
+        ),
+        (
+            "a capital",
+            |c| {
+                c.open(1, false, &[("streamType", "x")]);
+            },
+            block("a name that is none"),
+        ),
+    ];
+    for (name, say, expected) in cases {
+        let mut client = SpdyClient::default();
+        say(&mut client);
+        // Big enough for what a head promises.
+        client.bytes.extend([0; 4]);
+        for size in [1, usize::MAX] {
+            assert_eq!(serve(&client.bytes, size).2, Some(expected), "{name}");
+        }
+    }
+    let mut session = Session::new();
+    let mut out = Vec::new();
+    assert!(session.receive(&[0; 8], &mut out).is_err());
+    let rest = session.receive(b"whatever comes", &mut out);
+    assert_eq!(
+        rest,
+        Ok(crate::stream::Step::took(14)),
+        "nothing is understood"
+    );
+    session.go_away(GoAway::ProtocolError, &mut out);
+    session.go_away(GoAway::Ok, &mut out);
+    assert_eq!(spdy_frames(&out), ["go away 0 1"]);
+}
+
+#[test]
+fn header_blocks() {
+    let number = |n: u32| n.to_be_bytes().to_vec();
+    let text = |t: &str| [number(u32::try_from(t.len()).expect("short")), t.into()].concat();
+    for (name, block, expected) in [
+        ("none", number(0), Ok(())),
+        ("one", [number(1), text("a"), text("")].concat(), Ok(())),
+        (
+            "cut",
+            [number(1), text("a")].concat(),
+            Err(Error::Headers("cut short")),
+        ),
+        ("too many", number(33), Err(Error::Headers("too many"))),
+        (
+            "a huge name",
+            [number(1), number(u32::MAX)].concat(),
+            Err(Error::Headers("cut short")),
+        ),
+        (
+            "twice",
+            [number(2), text("a"), text("1"), text("a"), text("2")].concat(),
+            Err(Error::Headers("a name twice")),
+        ),
+        (
+            "more",
+            [number(0), text("a")].concat(),
+            Err(Error::Headers("more than they say")),
+        ),
+    ] {
+        assert_eq!(Headers::new(&block).check(), expected, "{name}");
+    }
+    let lists = [number(1), text("a"), text("1\x002")].concat();
+    assert_eq!(Headers::new(&lists).get("a"), Some("1"), "the first value");
+    assert_eq!(Headers::new(&[]).get("a"), None);
+}
+
+/// A peer's compressor, cut at frames as Go's and zlib's are.
+struct Deflate(CompressorOxide);
+
+impl Deflate {
+    fn new() -> Self {
+        // Raw: the zlib head with SPDY's dictionary is put in front by hand.
+        Self(CompressorOxide::new(create_comp_flags_from_zip_params(
+            6, -15, 0,
+        )))
+    }
+
+    fn block(&mut self, plain: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; plain.len() * 2 + 256];
+        let (status, used, made) = compress(&mut self.0, plain, &mut out, TDEFLFlush::Sync);
+        assert_eq!((status, used), (TDEFLStatus::Okay, plain.len()));
+        out.truncate(made);
+        out
+    }
+}
+
+/// Far more than a window, with matches everywhere, in pieces of every size.
+#[test]
+fn one_compression_context_for_ever() {
+    let (mut peer, mut ours) = (Deflate::new(), Inflate::new());
+    let mut packed = vec![0x78, 0xf9, 0xe3, 0xc6, 0xa7, 0xc2];
+    let mut seed = 1_u32;
+    let mut random = move || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        seed >> 8
+    };
+    let mut total = 0;
+    let mut before: Vec<Vec<u8>> = vec![];
+    for n in 0..2000_usize {
+        let mut plain = format!("{n} {}", random()).into_bytes();
+        for _ in 0..random() % 20 {
+            if let Some(old) = before.get(usize::try_from(random()).expect("small") % n.max(1)) {
+                plain.extend_from_slice(&old[..old.len().min(100)]);
+            }
+        }
+        plain.truncate(MAX_BLOCK_BYTES);
+        packed.extend(peer.block(&plain));
+        let mut block = Vec::new();
+        for piece in packed.chunks(1 + n % 50) {
+            ours.feed(piece, &mut block).expect("deflate");
+        }
+        assert_eq!(block, plain, "{n}");
+        packed.clear();
+        total += plain.len();
+        before.push(plain);
+    }
+    assert!(total > 300_000, "{total}");
+}
+
+#[test]
+fn a_bomb_does_not_go_off() {
+    let mut packed = vec![0x78, 0xf9, 0xe3, 0xc6, 0xa7, 0xc2];
+    packed.extend(Deflate::new().block(&vec![0; 1 << 20]));
+    assert!(packed.len() < 4 * 1024, "fits into a frame");
+    let mut block = Vec::new();
+    let error = Inflate::new()
+        .feed(&packed, &mut block)
+        .expect_err("a bomb");
+    assert_eq!(error, Error::Headers("too long"));
+    assert!(block.len() <= MAX_BLOCK_BYTES);
+}
+
+#[test]
+fn streams_have_a_limit() {
+    let mut client = SpdyClient::default();
+    let last = u32::try_from(MAX_STREAMS).expect("small") * 2 - 1;
+    for id in (1..=last + 4).step_by(2) {
+        client.stream(id, "x");
+    }
+    let (_, sent, error) = served(&client);
+    assert_eq!(error, None);
+    assert_eq!(sent.len(), MAX_STREAMS + 2);
+    let refused = [last + 2, last + 4].map(|id| format!("reset {id} 3"));
+    assert_eq!(sent[MAX_STREAMS..], refused);
+}
+
+fn open(ids: &[StreamId]) -> (Session, Vec<u8>) {
+    let mut client = SpdyClient::default();
+    for id in ids {
+        client.stream(*id, "x");
+    }
+    let (mut session, mut out) = (Session::new(), Vec::new());
+    let mut at = 0;
+    while at < client.bytes.len() {
+        let step = session
+            .receive(&client.bytes[at..], &mut out)
+            .expect("frames");
+        at += step.taken;
+    }
+    for id in ids {
+        session.reply(*id, &mut out);
+    }
+    out.clear();
+    (session, out)
+}
+
+#[test]
+fn sending() {
+    let (mut session, mut out) = open(&[1, 3]);
+    assert_eq!(session.send(1, b"abc", &mut out), Ok(()));
+    session.finish(1, &mut out);
+    session.finish(1, &mut out);
+    assert_eq!(session.send(1, b"late", &mut out), Err(Gone));
+    assert!(session.has(1) && !session.is_open(1));
+    session.reset(3, Reset::Cancel, &mut out);
+    session.reset(3, Reset::Cancel, &mut out);
+    assert_eq!(session.send(3, b"late", &mut out), Err(Gone));
+    assert_eq!((session.has(3), session.open_streams()), (false, 1));
+    assert_eq!(
+        spdy_frames(&out),
+        ["data 1 \"abc\"", "data 1 \"\" fin", "reset 3 5"]
+    );
+    let mut client = SpdyClient::default();
+    client.data(1, true, b"");
+    session.receive(&client.bytes, &mut out).expect("frames");
+    assert_eq!(session.open_streams(), 0, "over in both directions");
+
+    let mut client = SpdyClient::default();
+    client.stream(1, "x");
+    let mut session = Session::new();
+    session.receive(&client.bytes, &mut out).expect("frames");
+    assert_eq!(
+        session.send(1, b"x", &mut out),
+        Err(Gone),
+        "not before the reply"
+    );
+}
+
+/// spdystream keeps no windows: it may be sent any amount. A peer that keeps them must not be overrun.
+#[test]
+fn windows_of_the_peer() {
+    let (mut session, mut out) = open(&[1, 3]);
+    let big = vec![0; 100_000];
+    session.send(1, &big, &mut out).expect("open");
+    assert_eq!(session.sendable(1), usize::MAX, "no window");
+    assert_eq!(session.sendable(7), 0, "no stream");
+
+    let say = |session: &mut Session, kind, numbers: &[u32]| {
+        let mut client = SpdyClient::default();
+        client.numbers(kind, numbers);
+        session
+            .receive(&client.bytes, &mut Vec::new())
+            .expect("frames");
+    };
+    say(&mut session, 4, &[1, 7, 1000]);
+    assert_eq!(
+        (session.sendable(1), session.sendable(3)),
+        (0, 1000),
+        "from now on"
+    );
+    say(&mut session, 9, &[1, 99_500]);
+    assert_eq!(session.sendable(1), 500);
+    session.send(3, &big[..600], &mut out).expect("open");
+    assert_eq!(session.sendable(3), 400);
+    say(&mut session, 9, &[0, 35_200]);
+    assert_eq!(
+        (session.sendable(1), session.sendable(3)),
+        (136, 136),
+        "all streams together"
+    );
+    say(&mut session, 9, &[3, u32::MAX]);
+    assert_eq!(session.sendable(3), 136);
+    say(&mut session, 4, &[1, 4, 100]);
+    assert_eq!(session.sendable(3), 136, "another setting");
+}
+
+#[test]
+fn our_windows_open_when_payload_has_left() {
+    let (mut session, mut out) = open(&[1, 3]);
+    let client = |id| {
+        let mut client = SpdyClient::default();
+        client.data(id, false, &[b'x'; 40_000]);
+        client.bytes
+    };
+    for id in [1, 3] {
+        let step = session.receive(&client(id), &mut out).expect("frames");
+        assert!(matches!(step.event, Some(Event::Data { .. })));
+    }
+    assert!(out.is_empty(), "nothing has left yet");
+    session.passed_on(1, 20_000, &mut out);
+    session.passed_on(3, 20_000, &mut out);
+    assert_eq!(spdy_frames(&out), ["window 0 40000"]);
+    out.clear();
+    session.passed_on(1, 20_000, &mut out);
+    assert_eq!(spdy_frames(&out), ["window 1 40000"]);
+    out.clear();
+    // What comes for a stream that is no more counts as passed on.
+    session.reset(3, Reset::Cancel, &mut out);
+    out.clear();
+    let bytes = client(3);
+    let mut taken = 0;
+    while taken < bytes.len() {
+        taken += session
+            .receive(&bytes[taken..], &mut out)
+            .expect("frames")
+            .taken;
+    }
+    assert_eq!(spdy_frames(&out), ["window 0 60000"]);
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_not_read() {
+    let mut client = SpdyClient::default();
+    for _ in 0..10_000 {
+        client.numbers(6, &[1]);
+    }
+    let (mut session, mut out) = (Session::new(), Vec::new());
+    let step = session.receive(&client.bytes, &mut out).expect("frames");
+    assert!(out.len() >= OUT_BYTES && out.len() < OUT_BYTES + 100);
+    assert_eq!(step.taken, out.len());
+    let next = session.receive(&client.bytes[step.taken..], &mut out);
+    assert!(next.expect("frames").is_idle());
+}
+
+/// `out` stays below its limit when all streams end at once.
+#[test]
+fn the_end_of_all_streams_fits() {
+    let ids: Vec<u32> = (0..u32::try_from(MAX_STREAMS).expect("small"))
+        .map(|n| n * 2 + 1)
+        .collect();
+    let (mut session, mut out) = open(&ids);
+    out.resize(OUT_BYTES - 1, 0);
+    session
+        .send(1, &[0; PAYLOAD_BYTES], &mut out)
+        .expect("open");
+    for id in ids {
+        session.finish(id, &mut out);
+    }
+    session.go_away(GoAway::Ok, &mut out);
+    assert!(out.len() <= MAX_OUT_BYTES, "{}", out.len());
+}

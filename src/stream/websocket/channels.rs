@@ -1,0 +1,256 @@
+//! The `channel.k8s.io` protocols: streams as numbered channels, the number in front of each message.
+//!
+//! Source: k8s.io/streaming `pkg/httpstream/wsstream/conn.go`.
+
+use alloc::vec::Vec;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::frame::{self, Error, Kind, WebSocket};
+use crate::stream::{Span, Step};
+
+/// In `v5.channel.k8s.io`: the byte behind it names the channel that its sender has closed.
+const CLOSE_SIGNAL: u8 = 255;
+/// Characters and bytes of a group in base64.
+const GROUP: (usize, usize) = (4, 3);
+
+/// A protocol, as negotiated by `Sec-WebSocket-Protocol`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// The client named none: as [`Protocol::Channel`].
+    Unnamed,
+    /// Binary messages; an error is plain text.
+    Channel,
+    /// Text messages in base64; an error is plain text.
+    Base64,
+    /// Binary messages; the end is told as a Status.
+    V4,
+    /// Text messages in base64; the end is told as a Status.
+    V4Base64,
+    /// As [`Protocol::V4`], and a channel can be closed.
+    V5,
+}
+
+impl Protocol {
+    /// Its name on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unnamed => "",
+            Self::Channel => "channel.k8s.io",
+            Self::Base64 => "base64.channel.k8s.io",
+            Self::V4 => "v4.channel.k8s.io",
+            Self::V4Base64 => "v4.base64.channel.k8s.io",
+            Self::V5 => "v5.channel.k8s.io",
+        }
+    }
+
+    const fn is_base64(self) -> bool {
+        matches!(self, Self::Base64 | Self::V4Base64)
+    }
+}
+
+/// What the peer did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Payload, at least a byte, for a channel that may or may not exist.
+    Data {
+        /// Its number.
+        channel: u8,
+        /// Where it is, decoded.
+        span: Span,
+    },
+    /// The peer sends no more on this channel.
+    End {
+        /// Its number.
+        channel: u8,
+    },
+    /// The peer said goodbye.
+    Left,
+}
+
+/// Where in a message the next byte is.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// In front of the channel.
+    Start,
+    Body(u8),
+    /// Behind [`CLOSE_SIGNAL`].
+    Signal,
+    /// Behind the channel it names.
+    Signalled(u8),
+}
+
+/// One connection. See [`crate::stream`] for how it is driven.
+#[derive(Debug)]
+pub struct Channels {
+    socket: WebSocket,
+    protocol: Protocol,
+    place: Place,
+    /// Bytes at the front of the input that are unmasked already: less than a group of base64.
+    ready: usize,
+    /// What is wrong behind the payload that was handed out last.
+    wrong: Option<Error>,
+}
+
+impl Channels {
+    /// A connection behind its handshake.
+    #[must_use]
+    pub const fn new(protocol: Protocol) -> Self {
+        Self {
+            socket: WebSocket::new(),
+            protocol,
+            place: Place::Start,
+            ready: 0,
+            wrong: None,
+        }
+    }
+
+    /// Which protocol it speaks.
+    #[must_use]
+    pub const fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Takes what it understands of `input`, up to the first event, and decodes what it takes.
+    ///
+    /// - Errors: [`Channels::close`] with the error's code.
+    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+        if let Some(error) = self.wrong {
+            return Err(error);
+        }
+        let mut at = 0;
+        loop {
+            let rest = input.get_mut(at..).unwrap_or_default();
+            let behind = rest.get_mut(self.ready..).unwrap_or_default();
+            let step = self.socket.receive(behind, out)?;
+            match step.event {
+                // Only payload follows a group that was cut, so no head is in between.
+                None => return Ok(Step::took(at + step.taken)),
+                Some(frame::Event::Close { .. }) => {
+                    return Ok(Step::new(at + step.taken, Event::Left));
+                }
+                Some(frame::Event::Data {
+                    frame_ends,
+                    last,
+                    span,
+                    ..
+                }) => {
+                    let end = at + self.ready + step.taken;
+                    let start = at + span.at;
+                    let (taken, event) = self.message(input, start..end, frame_ends, last)?;
+                    at = taken;
+                    self.ready = end - taken;
+                    if let Some(event) = event {
+                        return Ok(Step::new(at, event));
+                    }
+                    if self.ready > 0 {
+                        return Ok(Step::took(at));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends `payload` on `channel`, in one message.
+    pub fn send(&mut self, channel: u8, payload: &[u8], out: &mut Vec<u8>) {
+        if !self.protocol.is_base64() {
+            self.socket.send(Kind::Binary, &[&[channel], payload], out);
+        } else if !self.socket.is_closed() {
+            let encoded = payload.len().div_ceil(GROUP.1) * GROUP.0;
+            frame::head(Kind::Text, 1 + encoded, out);
+            out.push(b'0'.wrapping_add(channel));
+            let at = out.len();
+            out.resize(at + encoded, 0);
+            let written = STANDARD.encode_slice(payload, out.get_mut(at..).unwrap_or_default());
+            debug_assert_eq!(written, Ok(encoded));
+        }
+    }
+
+    /// Says goodbye, once.
+    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
+        self.socket.close(code, out);
+    }
+
+    /// A piece of a message, unmasked, at `piece` of `input`. Returns the index behind what is taken, and what it says.
+    fn message(
+        &mut self,
+        input: &mut [u8],
+        piece: core::ops::Range<usize>,
+        frame_ends: bool,
+        last: bool,
+    ) -> Result<(usize, Option<Event>), Error> {
+        let (mut at, end) = (piece.start, piece.end);
+        let mut event = None;
+        while at < end && event.is_none() {
+            let byte = input.get(at).copied().unwrap_or_default();
+            match self.place {
+                Place::Start => {
+                    at += 1;
+                    self.place = if self.protocol.is_base64() {
+                        Place::Body(byte.wrapping_sub(b'0'))
+                    } else if self.protocol == Protocol::V5 && byte == CLOSE_SIGNAL {
+                        Place::Signal
+                    } else {
+                        Place::Body(byte)
+                    };
+                }
+                Place::Signal => {
+                    at += 1;
+                    self.place = Place::Signalled(byte);
+                }
+                Place::Signalled(_) => return Err(Error::Message("a long close signal")),
+                Place::Body(channel) => {
+                    let bytes = input.get_mut(at..end).unwrap_or_default();
+                    let (mut taken, mut len) = (bytes.len(), bytes.len());
+                    if self.protocol.is_base64() {
+                        (taken, len) = decode(bytes);
+                        let rest = bytes.len() - taken;
+                        if rest >= GROUP.0 || (rest > 0 && frame_ends) {
+                            let error = Error::Message("not base64");
+                            if len == 0 {
+                                return Err(error);
+                            }
+                            self.wrong = Some(error);
+                        }
+                    }
+                    let span = Span { at, len };
+                    event = (len > 0).then_some(Event::Data { channel, span });
+                    if taken == 0 {
+                        break;
+                    }
+                    at += taken;
+                }
+            }
+        }
+        if last {
+            match core::mem::replace(&mut self.place, Place::Start) {
+                Place::Signal => return Err(Error::Message("a short close signal")),
+                Place::Signalled(channel) => event = Some(Event::End { channel }),
+                Place::Start | Place::Body(_) => {}
+            }
+        }
+        Ok((at, event))
+    }
+}
+
+/// Decodes in place. Returns characters taken and bytes made; at least a group is left if it is none.
+fn decode(bytes: &mut [u8]) -> (usize, usize) {
+    let (mut read, mut made) = (0, 0);
+    while let Some(group) = bytes
+        .get(read..)
+        .and_then(|b| b.first_chunk::<4>())
+        .copied()
+    {
+        let mut plain = [0; GROUP.1];
+        let Ok(n) = STANDARD.decode_slice(group, &mut plain) else {
+            break;
+        };
+        if let (Some(to), Some(from)) = (bytes.get_mut(made..made + n), plain.get(..n)) {
+            to.copy_from_slice(from);
+        }
+        (read, made) = (read + GROUP.0, made + n);
+    }
+    (read, made)
+}

@@ -1,0 +1,375 @@
+//! Frames and messages.
+//!
+//! ```text
+//! fin:1 rsv:3 opcode:4 | mask:1 length:7 | length:16 or 64, if 126 or 127 | key:32 | payload, masked
+//! ```
+
+use alloc::vec::Vec;
+
+use crate::stream::{OUT_BYTES, Span, Step};
+
+/// Longest frame: the limit of upstream's server. A frame is never held, so this only tells sense from nonsense.
+const MAX_FRAME_BYTES: u64 = 32 << 20;
+/// Longest payload of ping, pong and close.
+const MAX_CONTROL_BYTES: usize = 125;
+/// Longest head that a client sends.
+const MAX_HEAD_BYTES: usize = 14;
+
+const CONTINUATION: u8 = 0;
+const TEXT: u8 = 1;
+const BINARY: u8 = 2;
+const CLOSE: u8 = 8;
+const PING: u8 = 9;
+const PONG: u8 = 10;
+
+/// What a message is said to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Text.
+    Text,
+    /// Binary.
+    Binary,
+}
+
+/// What the peer did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A piece of a message; perhaps empty.
+    Data {
+        /// Of the whole message.
+        kind: Kind,
+        /// Nothing came before it.
+        first: bool,
+        /// Its frame ends with it.
+        frame_ends: bool,
+        /// The message ends with it.
+        last: bool,
+        /// Where it is, unmasked.
+        span: Span,
+    },
+    /// The peer says goodbye; it was answered. Nothing more comes.
+    Close {
+        /// Its reason, if it gave one.
+        code: Option<u16>,
+    },
+}
+
+/// How a peer broke the protocol; the connection cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Against RFC 6455.
+    #[error("WebSocket: {0}")]
+    Protocol(&'static str),
+    /// Against what the Kubernetes protocol says of messages.
+    #[error("WebSocket message: {0}")]
+    Message(&'static str),
+    /// More than is read.
+    #[error("WebSocket frame of {0} bytes")]
+    TooLong(u64),
+}
+
+impl Error {
+    /// The code to close with.
+    #[must_use]
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::Protocol(_) => 1002,
+            Self::Message(_) => 1003,
+            Self::TooLong(_) => 1009,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Key([u8; 4]);
+
+impl Key {
+    /// Unmasks `bytes`, and is turned to go on behind them.
+    fn apply(&mut self, bytes: &mut [u8]) {
+        let mut words = bytes.chunks_exact_mut(8);
+        let [a, b, c, d] = self.0;
+        let wide = u64::from_ne_bytes([a, b, c, d, a, b, c, d]);
+        for word in &mut words {
+            if let Ok(eight) = <&mut [u8; 8]>::try_from(word) {
+                *eight = (u64::from_ne_bytes(*eight) ^ wide).to_ne_bytes();
+            }
+        }
+        let rest = words.into_remainder();
+        for (byte, key) in rest.iter_mut().zip(self.0.iter().cycle()) {
+            *byte ^= key;
+        }
+        self.0.rotate_left(rest.len() % 4);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reading {
+    Head,
+    Data {
+        fin: bool,
+        left: u64,
+        key: Key,
+    },
+    /// Collected whole: it must be answered.
+    Control {
+        opcode: u8,
+        length: usize,
+        key: Key,
+    },
+    /// The peer closed or broke off.
+    Over,
+}
+
+/// One connection. See [`crate::stream`] for how it is driven.
+#[derive(Debug)]
+pub struct WebSocket {
+    reading: Reading,
+    small: [u8; MAX_CONTROL_BYTES],
+    small_len: usize,
+    /// The message that frames continue, and whether nothing of it was handed out.
+    message: Option<(Kind, bool)>,
+    closed: bool,
+}
+
+impl Default for WebSocket {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl WebSocket {
+    /// A connection behind its handshake.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            reading: Reading::Head,
+            small: [0; MAX_CONTROL_BYTES],
+            small_len: 0,
+            message: None,
+            closed: false,
+        }
+    }
+
+    /// Takes what it understands of `input`, up to the first event, and unmasks what it takes. Pings are answered.
+    ///
+    /// - Errors: [`WebSocket::close`] with the error's code. Nothing further is understood.
+    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+        let mut at = 0;
+        while out.len() < OUT_BYTES {
+            match self.reading {
+                Reading::Head => {
+                    if !self.head(input, &mut at).inspect_err(|_| self.over())? {
+                        break;
+                    }
+                }
+                Reading::Data { fin, left, mut key } => {
+                    let Some((kind, first)) = self.message else {
+                        return Ok(Step::took(at));
+                    };
+                    let rest = input.get_mut(at..).unwrap_or_default();
+                    let len = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                    let left = left - u64::try_from(len).unwrap_or(left);
+                    if len == 0 && left > 0 {
+                        break;
+                    }
+                    key.apply(rest.get_mut(..len).unwrap_or_default());
+                    let (frame_ends, last) = (left == 0, left == 0 && fin);
+                    self.message = (!last).then_some((kind, false));
+                    self.reading = if frame_ends {
+                        Reading::Head
+                    } else {
+                        Reading::Data { fin, left, key }
+                    };
+                    let event = Event::Data {
+                        kind,
+                        first,
+                        frame_ends,
+                        last,
+                        span: Span { at, len },
+                    };
+                    return Ok(Step::new(at + len, event));
+                }
+                Reading::Control {
+                    opcode,
+                    length,
+                    mut key,
+                } => {
+                    if !self.collect(length, input, &mut at) {
+                        break;
+                    }
+                    let mut payload = self.small;
+                    let payload = payload.get_mut(..length).unwrap_or_default();
+                    key.apply(payload);
+                    self.small_len = 0;
+                    self.reading = Reading::Head;
+                    if let Some(event) = self.control(opcode, payload, out)? {
+                        return Ok(Step::new(at, event));
+                    }
+                }
+                Reading::Over => return Ok(Step::took(input.len())),
+            }
+        }
+        Ok(Step::took(at))
+    }
+
+    /// Sends a message whose payload is `parts` in a row. Dropped if the connection is closed.
+    pub fn send(&mut self, kind: Kind, parts: &[&[u8]], out: &mut Vec<u8>) {
+        if !self.closed {
+            let length = parts.iter().map(|p| p.len()).sum();
+            head(kind, length, out);
+            for part in parts {
+                out.extend_from_slice(part);
+            }
+        }
+    }
+
+    /// Says goodbye, once.
+    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
+        if !core::mem::replace(&mut self.closed, true) {
+            out.extend_from_slice(&[0x80 | CLOSE, 2]);
+            out.extend_from_slice(&code.to_be_bytes());
+        }
+    }
+
+    /// Whether a goodbye was sent.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    const fn over(&mut self) {
+        self.reading = Reading::Over;
+    }
+
+    /// Collects bytes until there are `most`.
+    fn collect(&mut self, most: usize, input: &[u8], at: &mut usize) -> bool {
+        let rest = input.get(*at..).unwrap_or_default();
+        let n = rest.len().min(most.saturating_sub(self.small_len));
+        let end = self.small_len + n;
+        if let (Some(to), Some(from)) = (self.small.get_mut(self.small_len..end), rest.get(..n)) {
+            to.copy_from_slice(from);
+            self.small_len = end;
+            *at += n;
+        }
+        self.small_len >= most
+    }
+
+    /// Reads a frame's head; `false` if it has not all come.
+    fn head(&mut self, input: &[u8], at: &mut usize) -> Result<bool, Error> {
+        if !self.collect(2, input, at) {
+            return Ok(false);
+        }
+        let [first, second, ..] = self.small;
+        if first & 0x70 != 0 {
+            return Err(Error::Protocol("an extension that was not agreed on"));
+        }
+        if second & 0x80 == 0 {
+            return Err(Error::Protocol("a client's frame without mask"));
+        }
+        let longer = match second & 0x7f {
+            126 => 2,
+            127 => 8,
+            _ => 0,
+        };
+        let bytes = 2 + longer + 4;
+        debug_assert!(bytes <= MAX_HEAD_BYTES);
+        if !self.collect(bytes, input, at) {
+            return Ok(false);
+        }
+        self.small_len = 0;
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
+        let field = self.small.get(2..2 + longer).unwrap_or_default();
+        let length = if longer == 0 {
+            u64::from(second & 0x7f)
+        } else {
+            number(field)
+        };
+        if (longer == 2 && length < 126) || (longer == 8 && length <= 0xffff) {
+            return Err(Error::Protocol("a length not in its shortest form"));
+        }
+        let key = self.small.get(2 + longer..bytes).unwrap_or_default();
+        let key = Key(key.try_into().unwrap_or_default());
+        self.reading = self.opened(first & 0x0f, first & 0x80 != 0, length, key)?;
+        Ok(true)
+    }
+
+    fn opened(&mut self, opcode: u8, fin: bool, length: u64, key: Key) -> Result<Reading, Error> {
+        if length > MAX_FRAME_BYTES {
+            return Err(Error::TooLong(length));
+        }
+        match (opcode, self.message) {
+            (CONTINUATION, Some(_)) => {}
+            (TEXT, None) => self.message = Some((Kind::Text, true)),
+            (BINARY, None) => self.message = Some((Kind::Binary, true)),
+            (CONTINUATION, None) => return Err(Error::Protocol("a continuation of nothing")),
+            (TEXT | BINARY, Some(_)) => return Err(Error::Protocol("a message within a message")),
+            (CLOSE | PING | PONG, _) => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                if !fin || length > MAX_CONTROL_BYTES {
+                    return Err(Error::Protocol("a control frame that is long or in pieces"));
+                }
+                return Ok(Reading::Control {
+                    opcode,
+                    length,
+                    key,
+                });
+            }
+            _ => return Err(Error::Protocol("an unknown kind of frame")),
+        }
+        Ok(Reading::Data {
+            fin,
+            left: length,
+            key,
+        })
+    }
+
+    fn control(
+        &mut self,
+        opcode: u8,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Event>, Error> {
+        match opcode {
+            PING if !self.closed => {
+                let length = u8::try_from(payload.len()).unwrap_or_default();
+                out.extend_from_slice(&[0x80 | PONG, length]);
+                out.extend_from_slice(payload);
+                Ok(None)
+            }
+            CLOSE => {
+                self.over();
+                let code = match *payload {
+                    [] => None,
+                    [a, b, ..] => Some(u16::from_be_bytes([a, b])),
+                    [_] => return Err(Error::Protocol("half a close code")),
+                };
+                if code.is_some_and(|c| !matches!(c, 1000..=1003 | 1007..=1014 | 3000..=4999)) {
+                    return Err(Error::Protocol("a close code that must not be sent"));
+                }
+                self.close(code.unwrap_or(super::NORMAL), out);
+                Ok(Some(Event::Close { code }))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Head of a message in one frame, as a server sends it.
+pub(super) fn head(kind: Kind, length: usize, out: &mut Vec<u8>) {
+    out.push(match kind {
+        Kind::Text => 0x80 | TEXT,
+        Kind::Binary => 0x80 | BINARY,
+    });
+    match (u8::try_from(length), u16::try_from(length)) {
+        (Ok(short @ ..126), _) => out.push(short),
+        (_, Ok(long)) => {
+            out.push(126);
+            out.extend_from_slice(&long.to_be_bytes());
+        }
+        (_, Err(_)) => {
+            out.push(127);
+            let longest = u64::try_from(length).unwrap_or(u64::MAX);
+            out.extend_from_slice(&longest.to_be_bytes());
+        }
+    }
+}

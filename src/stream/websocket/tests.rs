@@ -1,0 +1,297 @@
+use alloc::vec::Vec;
+
+use super::*;
+use crate::stream::recorded::{self, EXEC_WEBSOCKET};
+use crate::stream::testing::{drive, masked, piece, ws_frames};
+use crate::stream::{OUT_BYTES, Step};
+
+const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 64, usize::MAX];
+
+/// What a server sees, frames' pieces put together, and sends.
+fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<Error>) {
+    let mut socket = WebSocket::new();
+    let mut seen: Vec<String> = Vec::new();
+    let (sent, error) = drive(
+        bytes,
+        size,
+        |input, out| socket.receive(input, out),
+        |event, taken, _| match event {
+            Event::Data {
+                kind,
+                first,
+                last,
+                span,
+                ..
+            } => {
+                let text = String::from_utf8_lossy(&piece(span, taken)).into_owned();
+                if first {
+                    seen.push(format!("{kind:?} "));
+                }
+                let message = seen.last_mut().expect("a first piece");
+                message.push_str(&text);
+                if last {
+                    message.push('.');
+                }
+            }
+            Event::Close { code } => seen.push(format!("close {code:?}")),
+        },
+    );
+    (seen, sent, error)
+}
+
+/// The examples of RFC 6455 section 5.7, masked where they are a server's.
+#[test]
+fn messages() {
+    let example = [
+        0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
+    ];
+    assert_eq!(masked(0x81, b"Hello"), example);
+    let long = vec![b'x'; 300];
+    let (texts, zeros) = (masked(0x82, &long), masked(0x82, b""));
+    let pieces = [
+        masked(0x01, b"Hel"),
+        masked(0x89, b"are you there?"),
+        masked(0x00, b""),
+        masked(0x8a, b"unasked"),
+        masked(0x80, b"lo"),
+    ];
+    let bytes = [&example[..], &pieces.concat(), &texts, &zeros].concat();
+    for size in SIZES {
+        let (seen, sent, error) = frames(&bytes, size);
+        let binary = format!("Binary {}.", String::from_utf8_lossy(&long));
+        assert_eq!(
+            seen,
+            ["Text Hello.", "Text Hello.", &binary, "Binary ."],
+            "in pieces of {size}"
+        );
+        assert_eq!(ws_frames(&sent), [(0x8a, b"are you there?".to_vec())]);
+        assert_eq!(error, None);
+    }
+}
+
+#[test]
+fn goodbyes() {
+    for (name, payload, seen, answer) in [
+        ("normal", &[3, 0xe8][..], "close Some(1000)", 1000),
+        (
+            "with words",
+            &[3, 0xe9, b'b', b'y', b'e'],
+            "close Some(1001)",
+            1001,
+        ),
+        ("without", &[], "close None", 1000),
+        ("an application's", &[0x0f, 0xa0], "close Some(4000)", 4000),
+    ] {
+        let bytes = [masked(0x88, payload), masked(0x82, b"late")].concat();
+        for size in SIZES {
+            let (events, sent, error) = frames(&bytes, size);
+            assert_eq!(
+                (events.as_slice(), error),
+                (&[seen.to_owned()][..], None),
+                "{name}"
+            );
+            let code: u16 = answer;
+            assert_eq!(
+                ws_frames(&sent),
+                [(0x88, code.to_be_bytes().to_vec())],
+                "{name}"
+            );
+        }
+    }
+    // Ours is answered, not answered again.
+    let (mut socket, mut out) = (WebSocket::new(), Vec::new());
+    socket.close(NORMAL, &mut out);
+    socket.send(Kind::Binary, &[b"late"], &mut out);
+    let mut answer = masked(0x88, &[3, 0xe8]);
+    let step = socket.receive(&mut answer, &mut out).expect("frames");
+    assert_eq!(step.event, Some(Event::Close { code: Some(1000) }));
+    assert_eq!(ws_frames(&out).len(), 1);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let head = |bytes: &[u8]| [bytes, &[0; 12]].concat();
+    for (name, bytes, code) in [
+        ("no mask", head(&[0x82, 1]), 1002),
+        ("compressed", head(&[0xc2, 0x81]), 1002),
+        ("kind 3", head(&[0x83, 0x81]), 1002),
+        ("kind 11", head(&[0x8b, 0x81]), 1002),
+        ("a ping in pieces", head(&[0x09, 0x81]), 1002),
+        ("a long ping", head(&[0x89, 0xfe, 0, 126]), 1002),
+        ("a continuation of nothing", masked(0x80, b"x"), 1002),
+        (
+            "two at once",
+            [masked(0x01, b"x"), masked(0x81, b"y")].concat(),
+            1002,
+        ),
+        ("125 in two bytes", head(&[0x82, 0xfe, 0, 125]), 1002),
+        (
+            "65535 in eight",
+            head(&[0x82, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff]),
+            1002,
+        ),
+        (
+            "a terabyte",
+            head(&[0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0]),
+            1009,
+        ),
+        (
+            "a negative length",
+            head(&[0x82, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0]),
+            1009,
+        ),
+        ("half a code", masked(0x88, &[3]), 1002),
+        ("a code for logs only", masked(0x88, &[3, 0xee]), 1002),
+        ("no code at all", masked(0x88, &[0, 1]), 1002),
+    ] {
+        for size in SIZES {
+            let (_, _, error) = frames(&bytes, size);
+            assert_eq!(error.map(|e| e.code()), Some(code), "{name}");
+        }
+    }
+    let (mut socket, mut out) = (WebSocket::new(), Vec::new());
+    assert!(socket.receive(&mut [0x82, 1], &mut out).is_err());
+    assert_eq!(socket.receive(&mut [0x82, 1], &mut out), Ok(Step::took(2)));
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_not_read() {
+    let mut pings = masked(0x89, &[b'x'; 125]).repeat(1000);
+    let (mut socket, mut out) = (WebSocket::new(), Vec::new());
+    let step = socket.receive(&mut pings, &mut out).expect("frames");
+    assert!(out.len() >= OUT_BYTES && out.len() < OUT_BYTES + 127);
+    let next = socket.receive(&mut pings[step.taken..], &mut out);
+    assert!(next.expect("frames").is_idle());
+}
+
+#[test]
+fn lengths_of_what_is_sent() {
+    for (length, head) in [
+        (0, vec![0x82, 0]),
+        (125, vec![0x82, 125]),
+        (126, vec![0x82, 126, 0, 126]),
+        (65_535, vec![0x82, 126, 0xff, 0xff]),
+        (65_536, vec![0x82, 127, 0, 0, 0, 0, 0, 1, 0, 0]),
+    ] {
+        let mut out = Vec::new();
+        WebSocket::new().send(Kind::Binary, &[&vec![7; length]], &mut out);
+        assert_eq!(out[..head.len()], head);
+        assert_eq!(out.len(), head.len() + length);
+    }
+}
+
+fn channels(protocol: Protocol, bytes: &[u8], size: usize) -> (Vec<(u8, String)>, Option<Error>) {
+    let mut channels = Channels::new(protocol);
+    let mut seen: Vec<(u8, String)> = Vec::new();
+    let (_, error) = drive(
+        bytes,
+        size,
+        |input, out| channels.receive(input, out),
+        |event, taken, _| match event {
+            ChannelEvent::Data { channel, span } => {
+                assert!(span.len > 0);
+                let text = String::from_utf8_lossy(&piece(span, taken)).into_owned();
+                match seen.last_mut() {
+                    Some((last, data)) if *last == channel => data.push_str(&text),
+                    _ => seen.push((channel, text)),
+                }
+            }
+            ChannelEvent::End { channel } => seen.push((channel, "END".into())),
+            ChannelEvent::Left => seen.push((99, "left".into())),
+        },
+    );
+    (seen, error)
+}
+
+fn said(of: &[(u8, &str)]) -> Vec<(u8, String)> {
+    of.iter()
+        .map(|(c, text)| (*c, (*text).to_owned()))
+        .collect()
+}
+
+// STREAM-10 STREAM-11
+#[test]
+fn channels_of_messages() {
+    let plain = [
+        masked(0x82, b"\x00some "),
+        masked(0x81, b"\x00input"),
+        masked(0x82, b""),
+        masked(0x82, b"\x00"),
+        masked(0x02, b"\x04{\"Width\""),
+        masked(0x89, b"ping"),
+        masked(0x80, b":1}"),
+        masked(0x82, b"\xff\x00"),
+        masked(0x88, b""),
+    ]
+    .concat();
+    let base64 = [
+        masked(0x81, b"0c29tZSA="),
+        masked(0x82, b"0aW5wdXQ="),
+        masked(0x81, b"0"),
+        masked(0x01, b"4eyJX"),
+        masked(0x89, b"ping"),
+        masked(0x80, b"aWR0aCI6MX0="),
+        masked(0x88, b""),
+    ]
+    .concat();
+    for size in SIZES {
+        let resize = (4, "{\"Width\":1}");
+        let all = [(0, "some input"), resize, (255, "\0"), (99, "left")];
+        for protocol in [Protocol::Unnamed, Protocol::Channel, Protocol::V4] {
+            assert_eq!(channels(protocol, &plain, size), (said(&all), None));
+        }
+        let all = [(0, "some input"), resize, (0, "END"), (99, "left")];
+        assert_eq!(channels(Protocol::V5, &plain, size), (said(&all), None));
+        let all = [(0, "some input"), resize, (99, "left")];
+        for protocol in [Protocol::Base64, Protocol::V4Base64] {
+            let seen = channels(protocol, &base64, size);
+            assert_eq!(seen, (said(&all), None), "in pieces of {size}");
+        }
+        let kubectl = recorded::bytes(EXEC_WEBSOCKET);
+        let all = [(0, "some input\n"), (0, "END"), (99, "left")];
+        assert_eq!(channels(Protocol::V5, &kubectl, size), (said(&all), None));
+    }
+}
+
+#[test]
+fn messages_that_mean_nothing() {
+    for (name, protocol, bytes) in [
+        ("no base64", Protocol::Base64, masked(0x81, b"0c2!t")),
+        ("half a group", Protocol::Base64, masked(0x81, b"0c29")),
+        (
+            "a group in two frames",
+            Protocol::Base64,
+            [masked(0x01, b"0c2"), masked(0x80, b"9t")].concat(),
+        ),
+        ("a close of nothing", Protocol::V5, masked(0x82, b"\xff")),
+        ("a long close", Protocol::V5, masked(0x82, b"\xff\x00\x00")),
+    ] {
+        for size in SIZES {
+            let (_, error) = channels(protocol, &bytes, size);
+            assert_eq!(
+                error.map(|e| e.code()),
+                Some(1003),
+                "{name}, in pieces of {size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn channels_of_what_is_sent() {
+    for (protocol, payload, frame) in [
+        (Protocol::V4, &b"hello"[..], (0x82, &b"\x01hello"[..])),
+        (Protocol::V4, b"", (0x82, b"\x01")),
+        (Protocol::Base64, b"hello", (0x81, b"1aGVsbG8=")),
+        (Protocol::Base64, b"", (0x81, b"1")),
+        (Protocol::V4Base64, &[0, 255, 254], (0x81, b"1AP/+")),
+    ] {
+        let (mut channels, mut out) = (Channels::new(protocol), Vec::new());
+        channels.send(1, payload, &mut out);
+        assert_eq!(ws_frames(&out), [(frame.0, frame.1.to_vec())]);
+        channels.close(NORMAL, &mut out);
+        out.clear();
+        channels.send(1, payload, &mut out);
+        assert!(out.is_empty(), "closed");
+    }
+}

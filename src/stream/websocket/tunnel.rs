@@ -1,0 +1,86 @@
+//! SPDY in the binary messages of a WebSocket: how kubectl forwards ports since 1.31, through whatever proxies.
+//!
+//! Messages and frames of SPDY need not coincide. Source: KEP-4006; client-go `tools/portforward/tunneling_connection.go`.
+
+use alloc::vec::Vec;
+
+use super::frame::{Error, Event, Kind, WebSocket};
+use crate::stream::Step;
+
+/// Its name in `Sec-WebSocket-Protocol`.
+pub const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
+
+/// The WebSocket around a SPDY connection.
+#[derive(Debug, Default)]
+pub struct Tunnel {
+    socket: WebSocket,
+    /// Bytes at the front of the input that are unmasked, and SPDY's.
+    ready: usize,
+}
+
+impl Tunnel {
+    /// A connection behind its handshake.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            socket: WebSocket::new(),
+            ready: 0,
+        }
+    }
+
+    /// Makes the front of `input` readable: takes what is only WebSocket's. Afterwards [`Tunnel::ready`] bytes behind it are
+    /// SPDY's; they are not taken. `true` as event: the peer said goodbye.
+    ///
+    /// - Errors: [`Tunnel::close`] with the error's code.
+    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<bool>, Error> {
+        if self.ready > 0 {
+            return Ok(Step::took(0));
+        }
+        let step = self.socket.receive(input, out)?;
+        match step.event {
+            None => Ok(Step::took(step.taken)),
+            Some(Event::Close { .. }) => Ok(Step::new(step.taken, true)),
+            Some(Event::Data {
+                kind: Kind::Text, ..
+            }) => Err(Error::Message("text instead of SPDY")),
+            Some(Event::Data { span, .. }) => {
+                self.ready = span.len;
+                Ok(Step::took(span.at))
+            }
+        }
+    }
+
+    /// Bytes of SPDY at the front of the input.
+    #[must_use]
+    pub const fn ready(&self) -> usize {
+        self.ready
+    }
+
+    /// SPDY has taken `bytes` of them.
+    pub const fn took(&mut self, bytes: usize) {
+        self.ready = self.ready.saturating_sub(bytes);
+    }
+
+    /// Calls `write` and sends what it wrote as one message.
+    pub fn wrap<R>(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        // What is SPDY's goes behind the longest head there is, which then moves up to it.
+        let start = out.len();
+        let result = write(out);
+        let length = out.len() - start;
+        if self.socket.is_closed() {
+            out.truncate(start);
+        } else if length > 0 {
+            super::frame::head(Kind::Binary, length, out);
+            let head = out.len() - start - length;
+            if let Some(written) = out.get_mut(start..) {
+                written.rotate_right(head);
+            }
+        }
+        result
+    }
+
+    /// Says goodbye, once.
+    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
+        self.socket.close(code, out);
+    }
+}
