@@ -13,6 +13,8 @@
 //! | [`runtime`] | trait `Runtime`; `runc` (direct backend), `fake` |
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
+//! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
+//! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
 //! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
 //! | [`cli`] | what was typed, and the local commands |
@@ -33,7 +35,9 @@ pub mod config;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod image;
+pub mod kube;
 pub mod logic;
+pub mod net;
 pub mod runtime;
 pub mod server;
 pub mod shim;

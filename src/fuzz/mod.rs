@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
 use crate::config::{decode, duration};
 use crate::logic::{dns, expansion, static_pod, user, validation};
-use crate::{agent, config, image, runtime, server, shim, stream};
+use crate::{agent, config, image, kube, runtime, server, shim, stream};
 
 #[cfg(test)]
 mod mutate;
@@ -54,6 +54,9 @@ pub const TARGETS: &[Target] = &[
     target("expansion", expand),
     target("passwd", passwd),
     target("texts", texts),
+    target("kubeconfig", kube::fuzz::kubeconfig),
+    target("pod_list", kube::fuzz::pod_list),
+    target("watch", kube::fuzz::watch),
     target("spdy", stream::fuzz::spdy),
     target("websocket", stream::fuzz::websocket),
 ];

@@ -78,7 +78,31 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
         ]),
         "tar" | "layer" => vec![layer(), sparse(), through()],
         "compressed" => vec![gzip(&layer()), zstd(&layer()), layer()],
+        "kubeconfig" => {
+            let mut seeds: Vec<Vec<u8>> = texts(&[
+                "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n\
+                 clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443/x', certificate-authority-data: Q0E=, tls-server-name: k, proxy-url: 'http://p:1'}}]\n\
+                 users: [{name: u, user: {client-certificate: c.pem, client-key-data: Sw==, token: t, tokenFile: /t}}]\n",
+                "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: h, insecure-skip-tls-verify: true}}]\n\
+                 users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: ./p, args: [a], env: [{name: A, value: b}], interactiveMode: Never}}}]\n",
+                r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t","expirationTimestamp":"2030-01-01T00:00:00Z","clientCertificateData":"C","clientKeyData":"K"}}"#,
+            ]);
+            seeds.push(crate::kube::fuzz::certificate());
+            seeds
+        }
+        "pod_list" => {
+            let text = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7","continue":"c"},"items":[{"metadata":{"name":"a","uid":"u","resourceVersion":"5","managedFields":[{"x":1.5e3}]},"spec":null},{"metadata":{"labels":{"a":"\u00e9"}}}]}"#;
+            let mut seeds: Vec<Vec<u8>> =
+                texts(&[text, r#"{"items":null,"metadata":{"resourceVersion":"1"}}"#]);
+            seeds.push(gzip(text.as_bytes()));
+            seeds
+        }
         "spdy" | "websocket" => crate::stream::fuzz::seeds(target),
+        "watch" => texts(&[
+            "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"u\",\"resourceVersion\":\"7\"}}}\n\
+             {\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"9\"}}}\n",
+            "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"reason\":\"Expired\",\"message\":\"m\",\"code\":410}}\n",
+        ]),
         "cni" => texts(&[
             r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24","interface":1,"gateway":"10.1.0.1"}],"interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/x"}]}"#,
             r#"{"cniVersion":"1.0.0","code":11,"msg":"try again later","details":"d"}"#,

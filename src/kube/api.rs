@@ -1,0 +1,138 @@
+//! The seam: what this node asks of an apiserver. The real client and the simulation's stand behind it.
+//!
+//! Calls block and are made on lanes (see [`super::lanes`]). What they return has been received whole; what they send is
+//! JSON that the caller has made. Objects come without `null` fields and without `metadata.managedFields`.
+
+use alloc::sync::Arc;
+
+use serde_json::Value;
+
+use super::cancel::Cancel;
+use super::error::KubeError;
+use super::watch::{Ring, WatchEnd, WatchOptions};
+use crate::api::{ObjectMeta, PodUid};
+
+/// Pods of one node in one list. A node has a few hundred; those that have run to their end are not among them.
+pub const MAX_NODE_PODS: usize = 5000;
+/// Services in one list.
+pub const MAX_SERVICES: usize = 20_000;
+/// Items asked for in one page.
+pub const PAGE_ITEMS: usize = 500;
+
+/// How a patch is to be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patch {
+    /// RFC 7386.
+    Merge,
+    /// Kubernetes' own: lists are merged by their keys.
+    Strategic,
+}
+
+impl Patch {
+    /// `content-type`
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Merge => "application/merge-patch+json",
+            Self::Strategic => "application/strategic-merge-patch+json",
+        }
+    }
+}
+
+/// A list that has come whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The version at which all of it was true: where a watch begins.
+    pub resource_version: String,
+    /// How many there were.
+    pub items: usize,
+}
+
+/// Result of a call.
+pub type Reply<T> = Result<T, KubeError>;
+
+/// An apiserver, as far as a node may use it (AUTHZ).
+///
+/// Lists hand out items before it is known whether the rest will come: **what a failed list has handed out is worth
+/// nothing** (SRC-30, OFF-03).
+pub trait Api: Send + Sync {
+    /// Lists the metadata of the pods of `node` that have not run to their end, as of now (a quorum read).
+    fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed>;
+    /// The metadata of all pods of `node`, those included that have run to their end.
+    fn list_all_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed>;
+    /// The pods of [`Api::list_pods`] as whole objects, one at a time in memory.
+    fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
+    /// Rings with every change of what [`Api::list_all_pods`] lists, from a version on. Blocks until it ends or `cancel` ends
+    /// it ([`KubeError::Cancelled`]). Any other error is a break: list.
+    fn watch_pods(
+        &self,
+        options: &WatchOptions,
+        cancel: &Arc<Cancel>,
+        each: &mut dyn FnMut(Ring),
+    ) -> Reply<WatchEnd>;
+    /// One pod of `node`; an error of status 404 says that there is none, one of 403 that there is none of this node.
+    fn pod(&self, node: &str, namespace: &str, name: &str) -> Reply<Value>;
+    /// Patches a pod's status; a UID precondition is `metadata.uid` in `body`. Returns the pod as it is now.
+    fn patch_pod_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        kind: Patch,
+        body: &[u8],
+    ) -> Reply<Value>;
+    /// Creates a mirror pod. Returns it.
+    fn create_pod(&self, namespace: &str, body: &[u8]) -> Reply<Value>;
+    /// Deletes a pod at once, if it is still this one. Returns it if its finalizers keep it.
+    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Reply<Option<Value>>;
+
+    /// One node.
+    fn node(&self, name: &str) -> Reply<Value>;
+    /// Creates this node's object. Returns it.
+    fn create_node(&self, body: &[u8]) -> Reply<Value>;
+    /// Patches this node's object, its status excepted. Returns it.
+    fn patch_node(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value>;
+    /// Patches this node's status. Returns the node.
+    fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value>;
+
+    /// This node's lease.
+    fn lease(&self, name: &str) -> Reply<Value>;
+    /// Creates it.
+    fn create_lease(&self, body: &[u8]) -> Reply<Value>;
+    /// Replaces it.
+    fn update_lease(&self, name: &str, body: &[u8]) -> Reply<Value>;
+    /// Patches it (RFC 7386): the smallest renewal. Returns its metadata only.
+    fn patch_lease(&self, name: &str, body: &[u8]) -> Reply<Value>;
+
+    /// Records an event. Returns its name and version.
+    fn create_event(&self, namespace: &str, body: &[u8]) -> Reply<Value>;
+    /// Counts on an event that is there (strategic).
+    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> Reply<Value>;
+
+    /// Asks for a token of a service account (`TokenRequest`).
+    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value>;
+    /// One ConfigMap. A 403 may only mean that the apiserver does not know yet that a pod here needs it (AUTHZ-08).
+    fn config_map(&self, namespace: &str, name: &str) -> Reply<Value>;
+    /// One Secret. As with [`Api::config_map`].
+    fn secret(&self, namespace: &str, name: &str) -> Reply<Value>;
+    /// One claim. As with [`Api::config_map`].
+    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value>;
+    /// One volume. As with [`Api::config_map`].
+    fn persistent_volume(&self, name: &str) -> Reply<Value>;
+    /// All services of a namespace, for environment variables.
+    fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
+    /// One service.
+    fn service(&self, namespace: &str, name: &str) -> Reply<Value>;
+
+    /// Creates a request for a certificate. Returns it.
+    fn create_csr(&self, body: &[u8]) -> Reply<Value>;
+    /// A request for a certificate.
+    fn csr(&self, name: &str) -> Reply<Value>;
+
+    /// Asks whose a token is (`TokenReview`). Returns the review.
+    fn review_token(&self, body: &[u8]) -> Reply<Value>;
+    /// Asks whether somebody may do something (`SubjectAccessReview`). Returns the review.
+    fn review_access(&self, body: &[u8]) -> Reply<Value>;
+
+    /// Closes connections of the heartbeat that are not in use: the path may be dead without telling (CONF-21).
+    fn close_heartbeat_connections(&self);
+}

@@ -1,0 +1,169 @@
+//! The steps by which a node gets a certificate of its own. Which one is next is decided elsewhere.
+//!
+//! ```text
+//! bootstrap kubeconfig ─▶ kubeconfig written ─▶ request ─▶ (somebody approves and signs) ─▶ pair stored, link switched
+//! ```
+
+use std::path::Path;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+use super::api::{Api, Reply};
+use super::csr::{self, Subject};
+use super::error::KubeError;
+use super::kubeconfig::{Kubeconfig, Material};
+use super::x509::{self, Certificate};
+use crate::api::CertificateSigningRequest;
+use crate::api::strict::typed;
+use crate::sys::file;
+
+/// Signs certificates that nodes show to the apiserver.
+pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// Signs certificates that nodes show to those who call them.
+pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// The group of nodes.
+pub const NODES_GROUP: &str = "system:nodes";
+/// Largest file of a certificate, bytes.
+const MAX_FILE_BYTES: u64 = 256 * 1024;
+
+/// A request that was made, and the key that nobody else has.
+pub struct Requested {
+    /// Its name.
+    pub name: String,
+    /// Its UID: another object of that name is another request.
+    pub uid: String,
+    key: String,
+}
+
+/// What identity a node has.
+#[must_use]
+pub fn node_subject(node: &str) -> Subject {
+    Subject {
+        common_name: format!("system:node:{node}"),
+        organization: NODES_GROUP.into(),
+        ..Subject::default()
+    }
+}
+
+/// Reads the client certificate that a kubeconfig names. `Ok(None)`: it names none.
+///
+/// - Errors: it is missing, unreadable, or has no key.
+pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>>, String> {
+    let Some((certificate, key)) = &config.user.certificate else {
+        return Ok(None);
+    };
+    let chain = x509::read_chain(&read(certificate)?)?;
+    let key = read(key)?;
+    let is_key = rustls::pki_types::pem::PemObject::from_pem_slice(&key)
+        .map(|_: rustls::pki_types::PrivateKeyDer<'_>| ());
+    is_key.map_err(|e| format!("its key is of no use: {e}"))?;
+    Ok(Some(chain))
+}
+
+/// The client certificate that a kubeconfig names, and its key, both PEM.
+///
+/// - Errors: it names none, or one is missing, unreadable or no text.
+pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), String> {
+    let Some((certificate, key)) = &config.user.certificate else {
+        return Err("the kubeconfig names no client certificate".into());
+    };
+    let text = |material| {
+        String::from_utf8(read(material)?)
+            .map_err(|_| "the client certificate or its key is no text".to_owned())
+    };
+    Ok((text(certificate)?, text(key)?))
+}
+
+fn read(material: &Material) -> Result<Vec<u8>, String> {
+    use std::io::Read as _;
+    match material {
+        Material::Inline(bytes) => Ok(bytes.clone()),
+        Material::File(path) => {
+            let mut bytes = Vec::new();
+            std::fs::File::open(path)
+                .and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))
+                .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            Ok(bytes)
+        }
+    }
+}
+
+/// Writes the kubeconfig that a node uses once it has a certificate (BOOT-02): the cluster of `bootstrap`, the pair behind
+/// `pem`. Durable, 0600.
+pub fn write_kubeconfig(bootstrap: &Kubeconfig, path: &Path, pem: &Path) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
+    let text = bootstrap.with_certificate(pem)?;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(failed)?;
+    }
+    file::write_atomic(path, text.as_bytes(), 0o600, true).map_err(failed)
+}
+
+/// Asks for a certificate with a fresh key (BOOT-03).
+pub fn request(api: &dyn Api, signer: &str, subject: &Subject) -> Reply<Requested> {
+    let made = csr::request(subject).map_err(KubeError::Local)?;
+    let usage = if signer == SERVING_SIGNER {
+        "server auth"
+    } else {
+        "client auth"
+    };
+    let body = json!({
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"generateName": "csr-"},
+        "spec": {
+            "request": STANDARD.encode(&made.request),
+            "signerName": signer,
+            "usages": ["digital signature", usage],
+        },
+    });
+    let created = decode(&api.create_csr(body.to_string().as_bytes())?)?;
+    Ok(Requested {
+        name: created.metadata.name,
+        uid: created.metadata.uid.to_string(),
+        key: made.key,
+    })
+}
+
+/// Reads what became of a request.
+pub fn look(api: &dyn Api, requested: &Requested) -> Reply<CertificateSigningRequest> {
+    decode(&api.csr(&requested.name)?)
+}
+
+fn decode(value: &Value) -> Reply<CertificateSigningRequest> {
+    let csr: CertificateSigningRequest = typed(value).map_err(|e| KubeError::Wrong {
+        url: "certificatesigningrequests".into(),
+        why: e.to_string(),
+    })?;
+    if csr.metadata.name.is_empty() || csr.metadata.uid.is_empty() {
+        return Err(KubeError::Wrong {
+            url: "certificatesigningrequests".into(),
+            why: "it has no identity".into(),
+        });
+    }
+    Ok(csr)
+}
+
+impl Requested {
+    /// The chain and the key to store, both PEM. Errors: what was issued is of no use, such as for another key.
+    ///
+    /// `certificate`: `status.certificate`
+    pub fn pair(&self, certificate: &str) -> Result<(String, &str), String> {
+        let chain = STANDARD
+            .decode(certificate)
+            .map_err(|e| format!("the certificate issued is not one: {e}"))?;
+        x509::read_chain(&chain).map_err(|why| format!("of the certificate issued: {why}"))?;
+        let chain =
+            String::from_utf8(chain).map_err(|_| "the certificate issued is no text".to_owned())?;
+        // Whoever loads the pair compares certificate and key.
+        let pem = |text| crate::net::tls::Pem::Text("the certificate issued", text);
+        let identity = crate::net::tls::Identity {
+            chain: pem(chain.as_bytes()),
+            key: pem(self.key.as_bytes()),
+        };
+        crate::net::tls::config(crate::net::tls::Roots::Any, Some(identity))
+            .map_err(|e| format!("the certificate issued is of no use: {e}"))?;
+        Ok((chain, &self.key))
+    }
+}

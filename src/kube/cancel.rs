@@ -1,0 +1,79 @@
+//! Ending, from another thread, an exchange that may have no end.
+
+use core::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use ureq::Agent;
+
+/// Cuts the connection of a watch. One for each thread that watches; usable for one watch after the other.
+///
+/// What is not cut is the search for an address and the connecting of a socket; both have a time limit.
+#[derive(Default)]
+pub struct Cancel {
+    state: Mutex<State>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    cancelled: bool,
+    agent: Option<Agent>,
+}
+
+impl core::fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("Cancel").field(&self.is_cancelled()).finish()
+    }
+}
+
+impl Cancel {
+    /// Ends the watch there is, and every later one before it begins.
+    pub fn cancel(&self) {
+        self.lock().cancelled = true;
+        self.bell.notify_all();
+        self.interrupt();
+    }
+
+    /// Ends the watch there is, as if its link had broken.
+    pub fn interrupt(&self) {
+        // Not under the lock: the watching thread takes it on its way out.
+        let agent = self.lock().agent.take();
+        if let Some(agent) = agent {
+            agent.shutdown();
+        }
+    }
+
+    /// Whether [`Cancel::cancel`] was called.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.lock().cancelled
+    }
+
+    /// Waits for so long, or until it is cancelled; returns whether it was. Between two watches.
+    pub fn wait(&self, time: Duration) -> bool {
+        let guard = self.lock();
+        let (state, _) = self
+            .bell
+            .wait_timeout_while(guard, time, |state| !state.cancelled)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.cancelled
+    }
+
+    /// The connections to cut. False if it is too late to begin.
+    pub(super) fn set(&self, agent: Agent) -> bool {
+        let mut state = self.lock();
+        if !state.cancelled {
+            state.agent = Some(agent);
+        }
+        !state.cancelled
+    }
+
+    /// Nothing is open any more.
+    pub(super) fn clear(&self) {
+        self.lock().agent = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,538 @@
+//! Exchanges with the apiserver: one request, one answer, over connections that are kept.
+//!
+//! ```text
+//! Ask ─▶ turn (rate) ─▶ connection of this moment (server, certificates) ─▶ token ─▶ answer
+//!             ▲                                                                 │
+//!             │  not connected: the next server, each once                      │
+//!             └─ 401 with a token that may have changed: once more ◀────────────┘
+//! ```
+//!
+//! Nothing else is repeated here: callers know what a repetition means, and [`KubeError::may_pass`] and
+//! [`KubeError::retry_after`] tell them when. Everything blocks and is made for a lane. TLS, CAs and names are not touched
+//! before the first request.
+
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
+use std::io::Read;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+use ureq::http::{Method, Request, Response};
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _};
+use ureq::{Agent, Proxy};
+
+use super::body::Body;
+use super::cancel::Cancel;
+use super::connect::{Connecting, Finding, shown, transport};
+use super::credentials::Credentials;
+use super::date;
+use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
+use super::kubeconfig::Kubeconfig;
+use super::rate::Rate;
+use super::stream::{self, BUFFER_BYTES, ListMeta, ReadError};
+use crate::api::Wall;
+use crate::net::tcp::LongTcpConnector;
+use crate::net::tls::TlsConnector;
+use crate::net::{Names, ProxyVariables, Url};
+use crate::sys::clock;
+
+/// Connecting and the TLS handshake.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Until the head of an answer is there.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Without a single byte for so long, an answer counts as cut.
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// One exchange of the heartbeat client from start to end, unless the configuration asks for less (CONF-21).
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
+/// An unused connection is closed after so long. The apiserver closes them after 90 s itself.
+pub const MAX_IDLE: Duration = Duration::from_secs(80);
+/// A kept connection that turns out to be closed does so within this time; later errors are others.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
+/// Unused connections kept by one client.
+const MAX_IDLE_CONNECTIONS: usize = 2;
+/// Head of an answer, bytes.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// A request with its token is written from it, bytes.
+const OUTPUT_BYTES: usize = 8 * 1024;
+/// What is read of an answer that nobody needs, so that its connection can be used again, bytes.
+const MAX_UNUSED_BYTES: u64 = 4 * 1024 * 1024;
+/// Watches that may be open on one apiserver.
+const MAX_WATCHES: usize = 4;
+
+/// Who asks, as servers see it.
+#[cfg(target_arch = "x86_64")]
+pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux/amd64)");
+/// Who asks, as servers see it.
+#[cfg(target_arch = "aarch64")]
+pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux/arm64)");
+/// Who asks, as servers see it.
+#[cfg(target_arch = "arm")]
+pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux/arm)");
+/// Who asks, as servers see it.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "arm")))]
+pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux)");
+
+/// Time limits, shorter in tests.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// [`CONNECT_TIMEOUT`]
+    pub connect: Duration,
+    /// [`ANSWER_TIMEOUT`]
+    pub answer: Duration,
+    /// [`STALL_TIMEOUT`]
+    pub stall: Duration,
+    /// The whole exchange, if it is limited.
+    pub whole: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: CONNECT_TIMEOUT,
+            answer: ANSWER_TIMEOUT,
+            stall: STALL_TIMEOUT,
+            whole: None,
+        }
+    }
+}
+
+/// Is told the apiserver's time and ours, to the second, with each answer that came over a trusted connection.
+pub type OnDate = dyn Fn(Wall, Wall) + Send + Sync;
+
+/// One apiserver, under however many URLs: what all clients of it share.
+pub struct Cluster {
+    config: Kubeconfig,
+    credentials: Credentials,
+    proxies: ProxyVariables,
+    on_date: Option<Box<OnDate>>,
+    /// Which of the servers is asked.
+    server: AtomicUsize,
+    /// Number of the credentials that connections were last opened with; 0 before the first.
+    generation: AtomicU64,
+    watches: Mutex<Vec<Weak<Cancel>>>,
+}
+
+impl Cluster {
+    /// Nothing is read or sent yet.
+    #[must_use]
+    pub fn new(config: Kubeconfig, proxies: ProxyVariables, on_date: Option<Box<OnDate>>) -> Self {
+        Self {
+            config,
+            credentials: Credentials::new(),
+            proxies,
+            on_date,
+            server: AtomicUsize::new(0),
+            generation: AtomicU64::new(0),
+            watches: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The kubeconfig.
+    #[must_use]
+    pub const fn config(&self) -> &Kubeconfig {
+        &self.config
+    }
+
+    /// Looks at the files of certificates with the next request: there may be a new pair (BOOT-08).
+    pub fn look_at_credentials(&self) {
+        self.credentials.look_again();
+    }
+
+    fn server(&self) -> (usize, &Url) {
+        let at = self.server.load(Ordering::Relaxed) % self.config.servers.len();
+        (at, &self.config.servers[at])
+    }
+
+    /// Goes on from server `at`, unless somebody else has.
+    fn next_server(&self, at: usize) {
+        let next = (at + 1) % self.config.servers.len();
+        let _ = self
+            .server
+            .compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// A watch that has to end when the credentials change.
+    pub(super) fn register(&self, cancel: &Arc<Cancel>) {
+        let mut watches = self.lock_watches();
+        watches.retain(|w| w.strong_count() > 0);
+        let is_known = watches.iter().any(|w| w.as_ptr() == Arc::as_ptr(cancel));
+        if !is_known && watches.len() < MAX_WATCHES {
+            watches.push(Arc::downgrade(cancel));
+        }
+    }
+
+    /// Connections that were opened with other credentials have to go, whichever client sees the new ones first.
+    fn note_generation(&self, generation: u64) {
+        let before = self.generation.swap(generation, Ordering::Relaxed);
+        if before == 0 || before == generation {
+            return;
+        }
+        for cancel in self.lock_watches().iter().filter_map(Weak::upgrade) {
+            cancel.interrupt();
+        }
+    }
+
+    fn lock_watches(&self) -> MutexGuard<'_, Vec<Weak<Cancel>>> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request.
+pub(super) struct Ask<'a> {
+    pub(super) method: Method,
+    /// From the slash on, with the query.
+    pub(super) path: &'a str,
+    pub(super) accept: &'a str,
+    pub(super) body: Option<(&'a str, &'a [u8])>,
+    pub(super) packed: bool,
+    /// It waits for its turn. What takes the place of a kubelet's watch does not: that costs none either, and who asks bounds
+    /// it.
+    pub(super) paced: bool,
+}
+
+/// What is asked for unless something else is.
+pub(super) const JSON: &str = "application/json";
+
+impl<'a> Ask<'a> {
+    pub(super) const fn get(path: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            accept: JSON,
+            body: None,
+            packed: false,
+            paced: true,
+        }
+    }
+
+    pub(super) const fn send(method: Method, path: &'a str, kind: &'a str, body: &'a [u8]) -> Self {
+        Self {
+            method,
+            path,
+            accept: JSON,
+            body: Some((kind, body)),
+            packed: false,
+            paced: true,
+        }
+    }
+}
+
+/// A client of the apiserver: connections of its own, its own rate.
+pub struct Client {
+    cluster: Arc<Cluster>,
+    timeouts: Timeouts,
+    rate: Option<Arc<Rate>>,
+    connections: Mutex<Option<Connections>>,
+}
+
+/// Connections to one server, opened with the credentials of one moment.
+#[derive(Clone)]
+struct Connections {
+    agent: Agent,
+    server: usize,
+    generation: u64,
+}
+
+impl Client {
+    /// A client that waits for its turn by `rate`.
+    #[must_use]
+    pub fn new(cluster: Arc<Cluster>, timeouts: Timeouts, rate: Option<Arc<Rate>>) -> Self {
+        Self {
+            cluster,
+            timeouts,
+            rate,
+            connections: Mutex::new(None),
+        }
+    }
+
+    /// What it shares with other clients of the apiserver.
+    #[must_use]
+    pub const fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Closes connections that are not in use; those in use are not used again. After repeated failures the path may be
+    /// dead without telling (CONF-21).
+    pub fn close_connections(&self) {
+        *self.lock() = None;
+    }
+
+    /// Sends a request. A refusal is an error.
+    pub(super) fn send(&self, ask: &Ask<'_>) -> Result<Answer, KubeError> {
+        if let Some(rate) = &self.rate
+            && ask.paced
+            && !rate.wait()
+        {
+            return Err(KubeError::Local("too many requests wait to be sent".into()));
+        }
+        let mut untried = self.cluster.config.servers.len() - 1;
+        // A kept connection may have been closed by the other side at this very moment.
+        let mut again = ask.method == Method::GET;
+        let mut renew = true;
+        let begun = clock::mono();
+        loop {
+            let (at, server) = self.cluster.server();
+            let url = format!("{server}{}", ask.path);
+            let result = self
+                .connections(None)
+                .and_then(|connections| self.once(&connections.agent, &url, ask));
+            match result {
+                Ok(answer) if answer.status() == 401 && renew => {
+                    renew = false;
+                    if !self.cluster.credentials.refused(&self.cluster.config) {
+                        return Err(answer.refusal());
+                    }
+                    answer.pass_over();
+                }
+                Ok(answer) if answer.response.status().is_success() => return Ok(answer),
+                Ok(answer) => return Err(answer.refusal()),
+                Err(KubeError::Unreachable { sent: false, .. }) if untried > 0 => {
+                    untried -= 1;
+                    self.cluster.next_server(at);
+                }
+                Err(KubeError::Unreachable { sent: true, .. })
+                    if again && clock::mono() - begun < STALE_WITHIN =>
+                {
+                    again = false;
+                    self.close_connections();
+                }
+                Err(e) => {
+                    if matches!(e, KubeError::Unreachable { sent: false, .. }) {
+                        self.cluster.next_server(at);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// Sends a request whose answer may never end, over a connection that `cancel` can cut. The server is that of the
+    /// moment.
+    pub(super) fn open(
+        &self,
+        ask: &Ask<'_>,
+        stall: Duration,
+        cancel: &Arc<Cancel>,
+    ) -> Result<Answer, KubeError> {
+        let (at, server) = self.cluster.server();
+        let url = format!("{server}{}", ask.path);
+        let connections = self.connections(Some(stall))?;
+        if !cancel.set(connections.agent.clone()) {
+            return Err(KubeError::Cancelled);
+        }
+        self.cluster.register(cancel);
+        match self.once(&connections.agent, &url, ask) {
+            Ok(answer) if answer.response.status().is_success() => Ok(answer),
+            Ok(answer) => {
+                if answer.status() == 401 {
+                    self.cluster.credentials.refused(&self.cluster.config);
+                }
+                Err(answer.refusal())
+            }
+            Err(_) if cancel.is_cancelled() => Err(KubeError::Cancelled),
+            Err(e) => {
+                if matches!(e, KubeError::Unreachable { sent: false, .. }) {
+                    self.cluster.next_server(at);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn once(&self, agent: &Agent, url: &str, ask: &Ask<'_>) -> Result<Answer, KubeError> {
+        let cluster = &self.cluster;
+        let token = cluster.credentials.token(&cluster.config)?;
+        let mut request = Request::builder()
+            .method(ask.method.clone())
+            .uri(url)
+            .header("accept", ask.accept);
+        if ask.packed {
+            request = request.header("accept-encoding", "gzip");
+        }
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let wrong = |e: ureq::http::Error| KubeError::Local(format!("{}: {e}", shown(url)));
+        let sent = match ask.body {
+            Some((kind, body)) => {
+                let request = request.header("content-type", kind).body(body);
+                agent.run(request.map_err(wrong)?)
+            }
+            None => agent.run(request.body(()).map_err(wrong)?),
+        };
+        let response = sent.map_err(|e| transport(url, e))?;
+        if let Some(on_date) = &cluster.on_date
+            && url.starts_with("https:")
+            && let Some(theirs) = header(&response, "date").and_then(date::parse)
+        {
+            on_date(theirs, clock::wall());
+        }
+        Ok(Answer {
+            url: shown(url).into(),
+            response,
+        })
+    }
+
+    /// The connections to use now. With `stall`: fresh ones, for a watch.
+    fn connections(&self, stall: Option<Duration>) -> Result<Connections, KubeError> {
+        let cluster = &self.cluster;
+        let (server, url) = cluster.server();
+        let (tls, generation) = if url.https {
+            let (tls, generation) = cluster.credentials.tls(&cluster.config)?;
+            (Some(tls), generation)
+        } else {
+            (None, 0)
+        };
+        cluster.note_generation(generation);
+        let kept = self.lock().clone();
+        if let Some(kept) = &kept
+            && kept.server == server
+            && kept.generation == generation
+            && stall.is_none()
+        {
+            return Ok(kept.clone());
+        }
+        let limits = self.timeouts;
+        let is_watch = stall.is_some();
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(USER_AGENT)
+            .max_response_header_size(MAX_HEAD_BYTES)
+            .input_buffer_size(BUFFER_BYTES)
+            .output_buffer_size(OUTPUT_BYTES)
+            .max_idle_connections(MAX_IDLE_CONNECTIONS)
+            .max_idle_connections_per_host(MAX_IDLE_CONNECTIONS)
+            .max_idle_age(MAX_IDLE)
+            .timeout_resolve(Some(limits.connect))
+            .timeout_connect(Some(limits.connect))
+            .timeout_recv_response(Some(limits.answer))
+            .timeout_per_read(Some(stall.unwrap_or(limits.stall)))
+            .timeout_per_write(Some(limits.stall))
+            .timeout_global(limits.whole.filter(|_| !is_watch))
+            .proxy(self.proxy(url)?);
+        let server_name = cluster.config.tls_server_name.clone();
+        let connector =
+            ().chain(ConnectProxyConnector::default())
+                .chain(LongTcpConnector)
+                .chain(TlsConnector {
+                    config: tls,
+                    server_name: server_name.map(|name| (url.host().to_owned(), name)),
+                });
+        let fresh = Connections {
+            agent: Agent::with_parts(
+                config.build(),
+                Connecting(connector),
+                Finding(Names::system()),
+            ),
+            server,
+            generation,
+        };
+        if !is_watch {
+            *self.lock() = Some(fresh.clone());
+        }
+        Ok(fresh)
+    }
+
+    fn proxy(&self, url: &Url) -> Result<Option<Proxy>, KubeError> {
+        let cluster = &self.cluster;
+        let named = cluster.config.proxy_url.as_deref();
+        let Some(text) = named.or_else(|| cluster.proxies.proxy_for(url)) else {
+            return Ok(None);
+        };
+        // Its text may hold a password.
+        Proxy::new(text)
+            .map(Some)
+            .map_err(|_| KubeError::Local("the proxy's address is not one".into()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Connections>> {
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An answer whose body is still to come.
+pub(super) struct Answer {
+    url: Box<str>,
+    response: Response<ureq::Body>,
+}
+
+impl Answer {
+    pub(super) fn status(&self) -> u16 {
+        self.response.status().as_u16()
+    }
+
+    /// The body, unpacked.
+    pub(super) fn into_reader(self) -> Result<(Box<str>, Body<impl Read + 'static>), KubeError> {
+        let encoding = header(&self.response, "content-encoding").map(ToOwned::to_owned);
+        let bytes = self
+            .response
+            .into_body()
+            .into_with_config()
+            .limit(u64::MAX)
+            .reader();
+        match Body::new(bytes, encoding.as_deref()) {
+            Ok(body) => Ok((self.url, body)),
+            Err(why) => Err(KubeError::Wrong {
+                url: self.url.into(),
+                why,
+            }),
+        }
+    }
+
+    /// The body as one object.
+    pub(super) fn document(self) -> Result<Value, KubeError> {
+        let (url, body) = self.into_reader()?;
+        stream::document(Box::new(body)).map_err(|e| unread(&url, e))
+    }
+
+    /// The body as a list, or one page of it. See [`stream::list`].
+    pub(super) fn list(
+        self,
+        most: usize,
+        each: &mut dyn FnMut(Value) -> Result<(), String>,
+    ) -> Result<(ListMeta, usize), KubeError> {
+        let (url, body) = self.into_reader()?;
+        stream::list(Box::new(body), most, each).map_err(|e| unread(&url, e))
+    }
+
+    /// Reads what nobody needs, so that the connection can be used again.
+    pub(super) fn pass_over(self) {
+        if let Ok((_, body)) = self.into_reader() {
+            let _ = std::io::copy(&mut body.take(MAX_UNUSED_BYTES), &mut std::io::sink());
+        }
+    }
+
+    fn refusal(self) -> KubeError {
+        let status = self.status();
+        let retry_after = header(&self.response, "retry-after").map(ToOwned::to_owned);
+        let mut bytes = Vec::new();
+        if let Ok((_, body)) = self.into_reader() {
+            // What there is of it: it is only a message.
+            let _ = body.take(MAX_STATUS_BYTES).read_to_end(&mut bytes);
+        }
+        KubeError::Api(ApiError::read(status, retry_after.as_deref(), &bytes))
+    }
+}
+
+pub(super) fn unread(url: &str, error: ReadError) -> KubeError {
+    match error {
+        ReadError::Cut(why) => KubeError::Unreachable {
+            url: url.into(),
+            why,
+            sent: true,
+        },
+        ReadError::Wrong(why) => KubeError::Wrong {
+            url: url.into(),
+            why,
+        },
+    }
+}
+
+fn header<'r>(answer: &'r Response<ureq::Body>, name: &str) -> Option<&'r str> {
+    answer.headers().get(name).and_then(|v| v.to_str().ok())
+}

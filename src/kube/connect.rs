@@ -1,0 +1,94 @@
+//! What goes wrong below an exchange: whether a request was sent, and whom not to trust.
+
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{ConnectionDetails, Connector, NextTimeout, Transport};
+
+use super::error::KubeError;
+use crate::net::Names;
+
+/// What went wrong before a request was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotConnected(ureq::Error);
+
+fn not_connected(error: ureq::Error) -> ureq::Error {
+    ureq::Error::Other(Box::new(NotConnected(error)))
+}
+
+/// Marks the errors of connectors: the request was not sent.
+#[derive(Debug)]
+pub(super) struct Connecting<C>(pub(super) C);
+
+impl<In: Transport, C: Connector<In>> Connector<In> for Connecting<C> {
+    type Out = C::Out;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        chained: Option<In>,
+    ) -> Result<Option<Self::Out>, ureq::Error> {
+        self.0.connect(details, chained).map_err(not_connected)
+    }
+}
+
+/// Marks the errors of names.
+#[derive(Debug)]
+pub(super) struct Finding(pub(super) Names);
+
+impl Resolver for Finding {
+    fn resolve(
+        &self,
+        uri: &ureq::http::Uri,
+        config: &ureq::config::Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        self.0.resolve(uri, config, timeout).map_err(not_connected)
+    }
+}
+
+/// What the caller may make of it.
+pub(super) fn transport(url: &str, error: ureq::Error) -> KubeError {
+    let (mut error, mut sent) = (error, true);
+    while let ureq::Error::Other(inner) = error {
+        match inner.downcast::<NotConnected>() {
+            Ok(inner) => {
+                sent = false;
+                error = inner.0;
+            }
+            Err(other) => {
+                error = ureq::Error::Other(other);
+                break;
+            }
+        }
+    }
+    // rustls speaks through the reader it wraps.
+    if let ureq::Error::Io(e) = &error
+        && let Some(e) = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>())
+    {
+        use rustls::{CertificateError as Certificate, Error::InvalidCertificate};
+        let clock = matches!(
+            e,
+            InvalidCertificate(
+                Certificate::Expired
+                    | Certificate::ExpiredContext { .. }
+                    | Certificate::NotValidYet
+                    | Certificate::NotValidYetContext { .. }
+            )
+        );
+        return KubeError::Tls {
+            url: shown(url).into(),
+            why: e.to_string(),
+            clock,
+        };
+    }
+    KubeError::Unreachable {
+        url: shown(url).into(),
+        why: error.to_string(),
+        sent,
+    }
+}
+
+/// Without its query.
+pub(super) fn shown(url: &str) -> &str {
+    url.split('?').next().unwrap_or("")
+}

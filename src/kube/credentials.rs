@@ -1,0 +1,253 @@
+//! Who we are, as of now: tokens and certificates that change under a running client.
+//!
+//! Nothing is read before the first request. A token file is read again within [`TOKEN_FILE_TIME`], a plugin asked again
+//! when its answer expires; a 401 brings both forward. The files of certificates are looked at every [`FILES_TIME`], and
+//! a new pair is taken when it can be used: a file half replaced leaves the old one in place (BOOT-08).
+
+use alloc::sync::Arc;
+use core::time::Duration;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustls::ClientConfig;
+
+use super::error::KubeError;
+use super::exec;
+use super::kubeconfig::{Kubeconfig, MAX_TOKEN_BYTES, Material, Trust, check_token};
+use crate::api::Mono;
+use crate::net::tls::{self, Identity, Pem, Roots};
+use crate::sys::clock;
+
+/// A token file is read again when what was read is so old. Service account tokens are replaced well ahead of their end.
+pub(super) const TOKEN_FILE_TIME: Duration = Duration::from_secs(50);
+/// Files of certificates are looked at so often.
+pub(super) const FILES_TIME: Duration = Duration::from_secs(10);
+/// The same while the first ones are not there, or not usable.
+pub(super) const FIRST_FILES_TIME: Duration = Duration::from_secs(1);
+
+/// Shared by all connections to one apiserver.
+pub(super) struct Credentials {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The token of the file, and when it was read.
+    token: Option<(String, Mono)>,
+    plugin: Option<exec::Answer>,
+    tls: Option<Tls>,
+    /// When certificates were last looked for in vain, and why.
+    failed: Option<(Mono, String)>,
+}
+
+/// Certificates in use.
+struct Tls {
+    config: Arc<ClientConfig>,
+    /// What they were read from.
+    stamps: Vec<Stamp>,
+    /// The plugin's answer that the certificate is from.
+    plugin: u64,
+    checked: Mono,
+    generation: u64,
+}
+
+/// Tells versions of a file apart: device, inode, size, time of change in seconds and nanoseconds. `None`: not there.
+type Stamp = Option<(u64, u64, u64, i64, i64)>;
+
+impl Credentials {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(State::default()),
+        }
+    }
+
+    /// The token to present, if there is one. Blocks on a plugin.
+    pub(super) fn token(&self, config: &Kubeconfig) -> Result<Option<String>, KubeError> {
+        let now = clock::mono();
+        let mut state = self.lock();
+        if let Some(path) = &config.user.token_file {
+            if let Some((token, read)) = &state.token
+                && now - *read < TOKEN_FILE_TIME
+            {
+                return Ok(Some(token.clone()));
+            }
+            return match read_token(path) {
+                Ok(token) => {
+                    state.token = Some((token.clone(), now));
+                    Ok(Some(token))
+                }
+                Err(why) => match &state.token {
+                    // A file that is just being replaced: what it held may still be good.
+                    Some((token, _)) => {
+                        log::warn!("token {}: {why}", path.display());
+                        Ok(Some(token.clone()))
+                    }
+                    None => Err(KubeError::Local(format!("token {}: {why}", path.display()))),
+                },
+            };
+        }
+        if config.user.token.is_some() {
+            return Ok(config.user.token.clone());
+        }
+        Ok(state.plugin(config, now)?.and_then(|a| a.token.clone()))
+    }
+
+    /// The apiserver does not know us: what was remembered is worth nothing. Returns whether asking again makes sense.
+    pub(super) fn refused(&self, config: &Kubeconfig) -> bool {
+        let mut state = self.lock();
+        state.token = None;
+        state.plugin = None;
+        config.user.token_file.is_some() || config.user.exec.is_some()
+    }
+
+    /// How TLS is spoken now, and a number that changes whenever that does.
+    pub(super) fn tls(&self, config: &Kubeconfig) -> Result<(Arc<ClientConfig>, u64), KubeError> {
+        let now = clock::mono();
+        let mut state = self.lock();
+        let plugin = match state.plugin(config, now)? {
+            Some(answer) => answer.number,
+            None => 0,
+        };
+        if let Some(tls) = &mut state.tls {
+            let is_due = now - tls.checked >= FILES_TIME || tls.plugin != plugin;
+            if !is_due {
+                return Ok((Arc::clone(&tls.config), tls.generation));
+            }
+            tls.checked = now;
+            if tls.plugin == plugin && tls.stamps == stamps(config) {
+                return Ok((Arc::clone(&tls.config), tls.generation));
+            }
+        } else if let Some((at, why)) = &state.failed
+            && now - *at < FIRST_FILES_TIME
+        {
+            return Err(KubeError::Local(why.clone()));
+        }
+        // Before they are read: what changes meanwhile is seen the next time.
+        let stamps = stamps(config);
+        let generation = state.tls.as_ref().map_or(0, |tls| tls.generation);
+        match build(config, state.plugin.as_ref()) {
+            Ok(built) => {
+                if generation > 0 {
+                    log::info!("the credentials for the apiserver have changed");
+                }
+                let generation = generation + 1;
+                state.failed = None;
+                state.tls = Some(Tls {
+                    config: Arc::clone(&built),
+                    stamps,
+                    plugin,
+                    checked: now,
+                    generation,
+                });
+                Ok((built, generation))
+            }
+            Err(why) => match &state.tls {
+                Some(tls) => {
+                    log::warn!("new credentials for the apiserver are of no use: {why}");
+                    Ok((Arc::clone(&tls.config), tls.generation))
+                }
+                None => {
+                    state.failed = Some((now, why.clone()));
+                    Err(KubeError::Local(why))
+                }
+            },
+        }
+    }
+
+    /// Looks at the files again with the next request, whatever the time.
+    pub(super) fn look_again(&self) {
+        let mut state = self.lock();
+        state.failed = None;
+        if let Some(tls) = &mut state.tls {
+            tls.checked = Mono(0);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// What the plugin says, asked anew if that no longer holds.
+    fn plugin(
+        &mut self,
+        config: &Kubeconfig,
+        now: Mono,
+    ) -> Result<Option<&exec::Answer>, KubeError> {
+        let Some(plugin) = &config.user.exec else {
+            return Ok(None);
+        };
+        let holds = self.plugin.as_ref().is_some_and(|a| a.holds(now));
+        if !holds {
+            let answer = exec::ask(plugin, config).map_err(|why| {
+                let command = plugin.command.display();
+                KubeError::Local(format!("exec plugin {command}: {why}"))
+            })?;
+            self.plugin = Some(answer);
+        }
+        Ok(self.plugin.as_ref())
+    }
+}
+
+fn build(config: &Kubeconfig, plugin: Option<&exec::Answer>) -> Result<Arc<ClientConfig>, String> {
+    let roots = match &config.trust {
+        Trust::System => Roots::SystemAnd(None),
+        Trust::Any => Roots::Any,
+        Trust::Ca(material) => Roots::Only(pem("certificate-authority-data", material)),
+    };
+    let from_plugin = plugin.and_then(|answer| answer.pair.as_ref());
+    let identity = match (&config.user.certificate, from_plugin) {
+        (Some((chain, key)), _) => Some(Identity {
+            chain: pem("client-certificate-data", chain),
+            key: pem("client-key-data", key),
+        }),
+        (None, Some((chain, key))) => Some(Identity {
+            chain: Pem::Text("the plugin's certificate", chain),
+            key: Pem::Text("the plugin's key", key),
+        }),
+        (None, None) => None,
+    };
+    tls::config(roots, identity).map_err(|e| match core::error::Error::source(&e) {
+        Some(cause) => format!("{e}: {cause}"),
+        None => e.to_string(),
+    })
+}
+
+fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
+    match material {
+        Material::File(path) => Pem::File(path),
+        Material::Inline(bytes) => Pem::Text(name, bytes),
+    }
+}
+
+fn stamps(config: &Kubeconfig) -> Vec<Stamp> {
+    config.tls_files().map(stamp).collect()
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let found = std::fs::metadata(path).ok()?;
+    Some((
+        found.dev(),
+        found.ino(),
+        found.size(),
+        found.mtime(),
+        found.mtime_nsec(),
+    ))
+}
+
+fn read_token(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| {
+            file.take(MAX_TOKEN_BYTES as u64 + 2)
+                .read_to_string(&mut text)
+        })
+        .map_err(|e| format!("cannot read: {e}"))?;
+    let token = text.trim();
+    check_token(token)?;
+    Ok(token.to_owned())
+}

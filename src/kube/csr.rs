@@ -1,0 +1,339 @@
+//! A key of our own, and the request to certify it.
+//!
+//! Source: RFC 2986 (PKCS#10), RFC 5480, RFC 5958.
+
+use core::net::IpAddr;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
+use yasna::models::ObjectIdentifier;
+use yasna::tags::{TAG_GENERALIZEDTIME, TAG_INTEGER, TAG_UTCTIME};
+use yasna::{DERWriter, Tag};
+
+const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
+const ORGANIZATION: &[u64] = &[2, 5, 4, 10];
+const EC_PUBLIC_KEY: &[u64] = &[1, 2, 840, 10045, 2, 1];
+const P256: &[u64] = &[1, 2, 840, 10045, 3, 1, 7];
+const ECDSA_WITH_SHA256: &[u64] = &[1, 2, 840, 10045, 4, 3, 2];
+const EXTENSION_REQUEST: &[u64] = &[1, 2, 840, 113_549, 1, 9, 14];
+const ALTERNATIVE_NAMES: &[u64] = &[2, 5, 29, 17];
+const KEY_USAGE: &[u64] = &[2, 5, 29, 15];
+const EXTENDED_KEY_USAGE: &[u64] = &[2, 5, 29, 37];
+const SERVER_AUTH: &[u64] = &[1, 3, 6, 1, 5, 5, 7, 3, 1];
+/// A string of one bit, the first one: `digitalSignature`.
+const DIGITAL_SIGNATURE: [u8; 4] = [3, 2, 7, 0x80];
+/// When a certificate of our own begins: before any board was made.
+const FROM: &str = "000101000000Z";
+/// How a certificate says that it does not end.
+const FOR_EVER: &str = "99991231235959Z";
+/// Bytes of a serial number, drawn at random.
+const SERIAL_BYTES: usize = 16;
+/// Characters of a line of PEM.
+const PEM_LINE: usize = 64;
+
+/// Whom a certificate is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// CN
+    pub common_name: String,
+    /// O
+    pub organization: String,
+    /// Names of the host: for servers.
+    pub dns_names: Vec<String>,
+    /// Addresses of the host: for servers.
+    pub ips: Vec<IpAddr>,
+}
+
+/// A fresh key and the request for its certificate, both PEM.
+pub struct Request {
+    /// PKCS#8. Nobody else has it.
+    pub key: String,
+    /// PKCS#10
+    pub request: String,
+}
+
+/// Makes an ECDSA P-256 key and a request. Errors: the system gives no random numbers.
+pub fn request(subject: &Subject) -> Result<Request, String> {
+    let (key, request) = signed(|key| yasna::construct_der(|w| info(w, subject, key)))?;
+    Ok(Request {
+        key: pem("PRIVATE KEY", &key),
+        request: pem("CERTIFICATE REQUEST", &request),
+    })
+}
+
+/// Makes an ECDSA P-256 key and a server's certificate that it signs itself, both PEM, the certificate first. It has no end:
+/// a board may not know what day it is, and whoever checks it compares it with itself.
+///
+/// - Errors: the system gives no random numbers.
+/// - Source: RFC 5280 section 4.1; 4.1.2.5 for the end.
+pub fn self_signed(subject: &Subject) -> Result<(String, String), String> {
+    let mut serial = [0; SERIAL_BYTES];
+    let random = SystemRandom::new();
+    random.fill(&mut serial).map_err(no_random)?;
+    // A number that is not negative and not zero.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    let (key, certificate) =
+        signed(|key| yasna::construct_der(|writer| certificate(writer, subject, key, &serial)))?;
+    Ok((pem("CERTIFICATE", &certificate), pem("PRIVATE KEY", &key)))
+}
+
+fn no_random(_: ring::error::Unspecified) -> String {
+    "the system gives no random numbers".to_owned()
+}
+
+/// A fresh key, PKCS#8, and what `body` says of its public half, signed by it.
+fn signed(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let random = SystemRandom::new();
+    let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
+    let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).map_err(no_random)?;
+    let pair = EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random)
+        .map_err(|e| format!("the new key is of no use: {e}"))?;
+    let body = body(pair.public_key().as_ref());
+    let signature = pair.sign(&random, &body).map_err(no_random)?;
+    let signed = yasna::construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            writer.next().write_der(&body);
+            signature_algorithm(writer.next());
+            bits(writer.next(), signature.as_ref());
+        });
+    });
+    Ok((key.as_ref().to_vec(), signed))
+}
+
+fn signature_algorithm(writer: DERWriter<'_>) {
+    writer.write_sequence(|writer| oid(writer.next(), ECDSA_WITH_SHA256));
+}
+
+fn certificate(writer: DERWriter<'_>, subject: &Subject, public_key: &[u8], serial: &[u8]) {
+    writer.write_sequence(|writer| {
+        writer
+            .next()
+            .write_tagged(Tag::context(0), |writer| writer.write_u8(2));
+        writer
+            .next()
+            .write_tagged_implicit(TAG_INTEGER, |writer| writer.write_bytes(serial));
+        signature_algorithm(writer.next());
+        name(writer.next(), subject);
+        writer.next().write_sequence(|writer| {
+            let mut time = |tag, text: &str| {
+                writer
+                    .next()
+                    .write_tagged_implicit(tag, |writer| writer.write_bytes(text.as_bytes()));
+            };
+            time(TAG_UTCTIME, FROM);
+            time(TAG_GENERALIZEDTIME, FOR_EVER);
+        });
+        name(writer.next(), subject);
+        key_info(writer.next(), public_key);
+        writer.next().write_tagged(Tag::context(3), |writer| {
+            writer.write_sequence(|writer| {
+                extension(writer.next(), KEY_USAGE, &DIGITAL_SIGNATURE);
+                let server = yasna::construct_der(|writer| {
+                    writer.write_sequence(|writer| oid(writer.next(), SERVER_AUTH));
+                });
+                extension(writer.next(), EXTENDED_KEY_USAGE, &server);
+                extension(
+                    writer.next(),
+                    ALTERNATIVE_NAMES,
+                    &alternative_names(subject),
+                );
+            });
+        });
+    });
+}
+
+fn extension(writer: DERWriter<'_>, kind: &[u64], value: &[u8]) {
+    writer.write_sequence(|writer| {
+        oid(writer.next(), kind);
+        writer.next().write_bytes(value);
+    });
+}
+
+fn name(writer: DERWriter<'_>, subject: &Subject) {
+    writer.write_sequence(|writer| {
+        for (kind, text) in [
+            (ORGANIZATION, &subject.organization),
+            (COMMON_NAME, &subject.common_name),
+        ] {
+            if text.is_empty() {
+                continue;
+            }
+            writer.next().write_set(|writer| {
+                writer.next().write_sequence(|writer| {
+                    oid(writer.next(), kind);
+                    writer.next().write_utf8_string(text);
+                });
+            });
+        }
+    });
+}
+
+fn key_info(writer: DERWriter<'_>, public_key: &[u8]) {
+    writer.write_sequence(|writer| {
+        writer.next().write_sequence(|writer| {
+            oid(writer.next(), EC_PUBLIC_KEY);
+            oid(writer.next(), P256);
+        });
+        bits(writer.next(), public_key);
+    });
+}
+
+fn info(writer: DERWriter<'_>, subject: &Subject, public_key: &[u8]) {
+    writer.write_sequence(|writer| {
+        writer.next().write_u8(0);
+        name(writer.next(), subject);
+        key_info(writer.next(), public_key);
+        writer
+            .next()
+            .write_tagged_implicit(Tag::context(0), |writer| {
+                writer.write_set(|writer| {
+                    if !subject.dns_names.is_empty() || !subject.ips.is_empty() {
+                        extensions(writer.next(), subject);
+                    }
+                });
+            });
+    });
+}
+
+fn extensions(writer: DERWriter<'_>, subject: &Subject) {
+    writer.write_sequence(|writer| {
+        oid(writer.next(), EXTENSION_REQUEST);
+        writer.next().write_set(|writer| {
+            writer.next().write_sequence(|writer| {
+                extension(
+                    writer.next(),
+                    ALTERNATIVE_NAMES,
+                    &alternative_names(subject),
+                );
+            });
+        });
+    });
+}
+
+fn alternative_names(subject: &Subject) -> Vec<u8> {
+    yasna::construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            for name in &subject.dns_names {
+                writer
+                    .next()
+                    .write_tagged_implicit(Tag::context(2), |w| w.write_bytes(name.as_bytes()));
+            }
+            for ip in &subject.ips {
+                let bytes = match ip {
+                    IpAddr::V4(ip) => ip.octets().to_vec(),
+                    IpAddr::V6(ip) => ip.octets().to_vec(),
+                };
+                writer
+                    .next()
+                    .write_tagged_implicit(Tag::context(7), |w| w.write_bytes(&bytes));
+            }
+        });
+    })
+}
+
+fn oid(writer: DERWriter<'_>, id: &[u64]) {
+    writer.write_oid(&ObjectIdentifier::from_slice(id));
+}
+
+fn bits(writer: DERWriter<'_>, bytes: &[u8]) {
+    writer.write_bitvec_bytes(bytes, bytes.len() * 8);
+}
+
+fn pem(kind: &str, der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let mut out = format!("-----BEGIN {kind}-----\n");
+    let mut rest = text.as_str();
+    while !rest.is_empty() {
+        let (line, more) = rest.split_at(rest.len().min(PEM_LINE));
+        out.push_str(line);
+        out.push('\n');
+        rest = more;
+    }
+    out + &format!("-----END {kind}-----\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::SanType;
+
+    use super::super::testing::{Authority, NOW};
+    use super::super::x509;
+    use super::*;
+
+    #[test]
+    fn a_signer_understands_it() {
+        // BOOT-03 BOOT-12
+        let subject = Subject {
+            common_name: "system:node:node-a".into(),
+            organization: "system:nodes".into(),
+            ..Subject::default()
+        };
+        let one = request(&subject).expect("request");
+        assert_ne!(
+            one.key,
+            request(&subject).expect("request").key,
+            "a key is used once"
+        );
+        // Reading it checks the signature.
+        let read = rcgen::CertificateSigningRequestParams::from_pem(&one.request).expect("CSR");
+        assert_eq!(read.params.subject_alt_names, []);
+        let signed = Authority::new().sign_request(&one.request, NOW);
+        let found = &x509::read_chain(signed.as_bytes()).expect("chain")[0];
+        assert_eq!(found.common_name, "system:node:node-a");
+        assert_eq!(found.organizations, ["system:nodes"]);
+        // The key is its key.
+        let key = rcgen::KeyPair::from_pem(&one.key).expect("key");
+        let public = rcgen::PublicKeyData::der_bytes(&read.public_key);
+        assert_eq!(rcgen::PublicKeyData::der_bytes(&key), public);
+        assert!(one.request.lines().all(|line| line.len() <= 64));
+    }
+
+    #[test]
+    fn a_node_vouches_for_itself() {
+        // BOOT-10
+        let subject = Subject {
+            common_name: "node-a".into(),
+            dns_names: vec!["node-a".into()],
+            ips: vec!["10.0.0.1".parse().expect("ip")],
+            ..Subject::default()
+        };
+        let (certificate, key) = self_signed(&subject).expect("certificate");
+        let found = &x509::read_chain(certificate.as_bytes()).expect("chain")[0];
+        assert_eq!(found.common_name, "node-a");
+        assert_eq!(
+            (&found.dns_names, &found.ips),
+            (&subject.dns_names, &subject.ips)
+        );
+        assert!(found.not_before.secs() < 1_000_000_000 && found.not_after.0 == i64::MAX);
+        let shown = crate::net::serving::Shown::default();
+        shown
+            .show(certificate.as_bytes(), key.as_bytes())
+            .expect("the key is its key");
+        // Whoever trusts it, and nothing else, believes it.
+        let root = &crate::net::tls::certificates(certificate.as_bytes())[0];
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(root.clone()).expect("well-formed");
+    }
+
+    #[test]
+    fn a_server_has_names() {
+        // BOOT-11 BOOT-12
+        let subject = Subject {
+            common_name: "system:node:a".into(),
+            organization: "system:nodes".into(),
+            dns_names: vec!["node-a".into()],
+            ips: ["10.0.0.1", "::1"].map(|ip| ip.parse().expect("ip")).into(),
+        };
+        let request = request(&subject).expect("request");
+        let read = rcgen::CertificateSigningRequestParams::from_pem(&request.request).expect("CSR");
+        assert_eq!(
+            read.params.subject_alt_names,
+            [
+                SanType::DnsName("node-a".try_into().expect("name")),
+                SanType::IpAddress("10.0.0.1".parse().expect("ip")),
+                SanType::IpAddress("::1".parse().expect("ip")),
+            ]
+        );
+    }
+}

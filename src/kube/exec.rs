@@ -1,0 +1,274 @@
+//! Exec plugins: programs that know a token or a certificate.
+//!
+//! What one prints is never logged. Source: KEP-541, `client.authentication.k8s.io/v1`; client-go
+//! `plugin/pkg/client/auth/exec/exec.go`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::path::{Path, PathBuf};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::kubeconfig::{Exec, Kubeconfig, Material, Trust, check_token};
+use crate::api::strict::from_json;
+use crate::api::{Mono, Wall};
+use crate::sys::{child, clock};
+
+/// Time that a plugin has.
+pub const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes read of what it prints.
+pub const MAX_EXEC_BYTES: usize = 256 * 1024;
+/// Longest time that an answer is used without asking again: it may be wrong about the time, or the clock here may.
+const MAX_HOLD: Duration = Duration::from_secs(24 * 3600);
+/// After an answer that has expired already: plugins are not asked with every request.
+const MIN_HOLD: Duration = Duration::from_secs(5);
+/// What plugins find in their environment besides what is configured, and where they are searched for.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/bin";
+
+/// Tells answers apart.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// What a plugin says.
+pub(super) struct Answer {
+    pub(super) token: Option<String>,
+    /// Certificate chain and key, PEM.
+    pub(super) pair: Option<(Vec<u8>, Vec<u8>)>,
+    until: Option<Mono>,
+    pub(super) number: u64,
+}
+
+impl Answer {
+    pub(super) fn holds(&self, now: Mono) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// Runs a plugin. Errors: how it ended or what is wrong with what it printed.
+pub(super) fn ask(plugin: &Exec, config: &Kubeconfig) -> Result<Answer, String> {
+    let program = find(&plugin.command).ok_or_else(|| match plugin.install_hint.as_str() {
+        "" => "there is no such program".into(),
+        hint => format!("there is no such program; {hint}"),
+    })?;
+    let mut command = child::Command::new(program)
+        .args(&plugin.args)
+        .env("PATH", PATH)
+        .env("HOME", "/root")
+        .env("KUBERNETES_EXEC_INFO", info(plugin, config).to_string());
+    for (name, value) in &plugin.env {
+        command = command.env(name, value);
+    }
+    let command = command.capture(MAX_EXEC_BYTES);
+    let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
+        .map_err(|e| format!("cannot run: {}", e.kind()))?;
+    if output.code() != 0 {
+        return Err(format!("it ends with code {}", output.code()));
+    }
+    answer(
+        &output.stdout,
+        &plugin.api_version,
+        clock::mono(),
+        clock::wall(),
+    )
+}
+
+fn find(command: &Path) -> Option<PathBuf> {
+    if command.is_absolute() {
+        return command.exists().then(|| command.into());
+    }
+    PATH.split(':')
+        .map(|dir| Path::new(dir).join(command))
+        .find(|path| path.exists())
+}
+
+/// What a plugin reads.
+fn info(plugin: &Exec, config: &Kubeconfig) -> Value {
+    let mut spec = json!({"interactive": false});
+    if plugin.cluster_info {
+        let mut cluster = json!({"server": config.servers.first().map(ToString::to_string)});
+        match &config.trust {
+            Trust::System => {}
+            Trust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
+            Trust::Ca(Material::Inline(bytes)) => {
+                cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
+            }
+            Trust::Ca(Material::File(path)) => {
+                if let Ok(bytes) = std::fs::read(path) {
+                    cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
+                }
+            }
+        }
+        if let Some(name) = &config.tls_server_name {
+            cluster["tls-server-name"] = name.as_str().into();
+        }
+        if let Some(proxy) = &config.proxy_url {
+            cluster["proxy-url"] = proxy.as_str().into();
+        }
+        if let Some(extension) = &config.exec_config {
+            cluster["config"] = extension.clone();
+        }
+        spec["cluster"] = cluster;
+    }
+    json!({"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec})
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Credential {
+    api_version: String,
+    kind: String,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    expiration_timestamp: Option<Wall>,
+    token: String,
+    client_certificate_data: String,
+    client_key_data: String,
+}
+
+/// Reads what a plugin printed.
+pub(super) fn answer(bytes: &[u8], version: &str, now: Mono, wall: Wall) -> Result<Answer, String> {
+    let found: Credential = from_json(bytes).map_err(|_| "its answer is none".to_owned())?;
+    if found.kind != "ExecCredential" || found.api_version != version {
+        return Err(format!(
+            "it answers with {:?} {:?}, not with ExecCredential {version:?}",
+            found.kind, found.api_version
+        ));
+    }
+    let status = found.status.ok_or("its answer has no status")?;
+    let pair = match (
+        status.client_certificate_data.is_empty(),
+        status.client_key_data.is_empty(),
+    ) {
+        (true, true) => None,
+        (false, false) => Some((
+            status.client_certificate_data.into_bytes(),
+            status.client_key_data.into_bytes(),
+        )),
+        _ => return Err("its answer has only one of certificate and key".into()),
+    };
+    let token = (!status.token.is_empty()).then_some(status.token);
+    if let Some(token) = &token {
+        check_token(token).map_err(|why| format!("its token {why}"))?;
+    }
+    if token.is_none() && pair.is_none() {
+        return Err("its answer has neither a token nor a certificate".into());
+    }
+    let until = status.expiration_timestamp.map(|end| {
+        let left = u64::try_from(end.0.saturating_sub(wall.0)).unwrap_or(0);
+        now + Duration::from_nanos(left).clamp(MIN_HOLD, MAX_HOLD)
+    });
+    Ok(Answer {
+        token,
+        pair,
+        until,
+        number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    const V1: &str = "client.authentication.k8s.io/v1";
+
+    fn read(status: &str) -> Result<Answer, String> {
+        let text = format!(r#"{{"apiVersion":"{V1}","kind":"ExecCredential","status":{status}}}"#);
+        answer(text.as_bytes(), V1, Mono(1000), Wall::from_secs(100))
+    }
+
+    #[test]
+    fn what_a_plugin_says() {
+        let token = read(r#"{"token":"t"}"#).expect("token");
+        assert_eq!(token.token.as_deref(), Some("t"));
+        assert!(token.holds(Mono(u64::MAX)), "without end");
+        let pair = read(r#"{"clientCertificateData":"C","clientKeyData":"K"}"#);
+        assert_eq!(pair.expect("pair").pair, Some((vec![b'C'], vec![b'K'])));
+        // 1970-01-01T00:01:40Z is now.
+        for (end, holds_ms) in [
+            ("1970-01-01T00:02:40Z", 60_000),
+            ("1970-01-01T00:00:00Z", 5_000),
+            ("2970-01-01T00:00:00Z", 24 * 3_600_000),
+        ] {
+            let found = read(&format!(r#"{{"token":"t","expirationTimestamp":"{end}"}}"#));
+            let Ok(found) = found else {
+                continue; // beyond what a time can be
+            };
+            assert!(found.holds(Mono(1000 + holds_ms - 1)), "{end}");
+            assert!(!found.holds(Mono(1000 + holds_ms)), "{end}");
+        }
+        for (status, want) in [
+            ("null", "no status"),
+            ("{}", "neither a token nor a certificate"),
+            (r#"{"clientKeyData":"K"}"#, "only one of"),
+            (r#"{"token":"a b"}"#, "its token has characters"),
+            (r#"{"token":1}"#, "its answer is none"),
+        ] {
+            let why = read(status).err().expect(want);
+            assert!(why.contains(want), "{why}");
+        }
+        for text in [
+            "",
+            "{}",
+            r#"{"apiVersion":"v2","kind":"ExecCredential","status":{"token":"t"}}"#,
+        ] {
+            assert!(
+                answer(text.as_bytes(), V1, Mono(0), Wall(0)).is_err(),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn programs_that_fail() {
+        // CONF-20
+        let scratch = Scratch::new();
+        let path = scratch.join("plugin");
+        let config = Kubeconfig::parse(
+            Path::new("/etc/k"),
+            b"{current-context: a, clusters: [{name: c, cluster: {server: 'https://x', insecure-skip-tls-verify: true}}], contexts: [{name: a, context: {cluster: c}}]}",
+            &[],
+        )
+        .expect("kubeconfig");
+        let mut plugin = Exec {
+            api_version: V1.into(),
+            command: path.clone(),
+            args: vec!["get".into()],
+            env: vec![("NAME".into(), "value".into())],
+            cluster_info: true,
+            install_hint: "install it".into(),
+        };
+        let why = ask(&plugin, &config).err().expect("missing");
+        assert_eq!(why, "there is no such program; install it");
+        let good = format!(
+            r#"case "$KUBERNETES_EXEC_INFO$1$NAME" in *https://x*getvalue) echo '{{"apiVersion":"{V1}","kind":"ExecCredential","status":{{"token":"t"}}}}';; esac"#
+        );
+        for (script, want) in [
+            (good.as_str(), None),
+            ("exit 3", Some("it ends with code 3")),
+            ("echo secret", Some("its answer is none")),
+            ("head -c 400000 /dev/zero", Some("its answer is none")),
+        ] {
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("script");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("script");
+            match (ask(&plugin, &config), want) {
+                (Ok(answer), None) => assert_eq!(answer.token.as_deref(), Some("t")),
+                (Err(why), Some(want)) => {
+                    assert!(why.contains(want) && !why.contains("secret"), "{why}");
+                }
+                (Ok(_), Some(want)) => panic!("{want}"),
+                (Err(why), None) => panic!("{why}"),
+            }
+        }
+        plugin.command = "picolet-no-such-plugin".into();
+        assert!(ask(&plugin, &config).is_err());
+    }
+}

@@ -1,0 +1,805 @@
+//! The kubeconfig: where the apiserver is, how it is trusted, who we are.
+//!
+//! One file, its current context, every form that a kubelet takes (CONF-20). What a kubelet takes and nobody can want on
+//! a node (`username`, `auth-provider`, impersonation) is refused by name rather than passed over in silence.
+//!
+//! Source: client-go `tools/clientcmd`: `loader.go`, `validation.go`, `client_config.go`.
+
+use core::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::config::decode;
+use crate::net::Url;
+
+/// Largest kubeconfig, bytes.
+pub const MAX_KUBECONFIG_BYTES: u64 = 1 << 20;
+/// Servers tried in turn.
+pub const MAX_SERVERS: usize = 8;
+/// Longest token, bytes: with its header it has to fit into the buffer that a request is written from.
+pub const MAX_TOKEN_BYTES: usize = 7 * 1024;
+/// Clusters, users and contexts in one file.
+const MAX_ENTRIES: usize = 100;
+/// The extension of a cluster that is handed to exec plugins.
+const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
+
+/// Why a kubeconfig is of no use: the file, the field, what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kubeconfig {}: {why}", path.display())]
+pub struct KubeconfigError {
+    /// The file.
+    pub path: PathBuf,
+    /// Such as `users[\"a\"].user.token: is longer than 7168 bytes`.
+    pub why: String,
+    /// Whether it is that the file is not there (BOOT-01).
+    pub missing: bool,
+}
+
+/// What a kubeconfig's current context leads to. Paths are absolute if that of the file was.
+#[derive(Clone, Debug)]
+pub struct Kubeconfig {
+    /// The file.
+    pub path: PathBuf,
+    /// At least one; the first is that of the file.
+    pub servers: Vec<Url>,
+    /// Whose certificate a server may show.
+    pub trust: Trust,
+    /// The name that it must have, if it is not that of its URL.
+    pub tls_server_name: Option<String>,
+    /// Goes before what the environment says.
+    pub proxy_url: Option<String>,
+    /// Who we are.
+    pub user: User,
+    /// `extensions` of the cluster, for exec plugins.
+    pub(super) exec_config: Option<Value>,
+}
+
+/// Which certificates of a server are taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// What the CAs of this machine signed.
+    System,
+    /// What these signed.
+    Ca(Material),
+    /// Any.
+    Any,
+}
+
+/// Bytes that are in the kubeconfig, or in a file of their own.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Material {
+    /// Read when needed.
+    File(PathBuf),
+    /// Decoded.
+    Inline(Vec<u8>),
+}
+
+impl fmt::Debug for Material {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Inline(_) => f.write_str("inline"),
+        }
+    }
+}
+
+/// Credentials.
+#[derive(Clone, Default)]
+pub struct User {
+    /// Client certificate and key.
+    pub certificate: Option<(Material, Material)>,
+    /// A bearer token.
+    pub token: Option<String>,
+    /// A file that holds one; goes before [`User::token`].
+    pub token_file: Option<PathBuf>,
+    /// A program that knows one.
+    pub exec: Option<Exec>,
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User")
+            .field("certificate", &self.certificate)
+            .field("token", &self.token.is_some())
+            .field("token_file", &self.token_file)
+            .field("exec", &self.exec.as_ref().map(|e| &e.command))
+            .finish()
+    }
+}
+
+/// An exec plugin.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Exec {
+    /// Version of the protocol: `v1` or `v1beta1` of `client.authentication.k8s.io`.
+    pub api_version: String,
+    /// Absolute, or a name that is searched for.
+    pub command: PathBuf,
+    /// Arguments.
+    pub args: Vec<String>,
+    /// Variables beside the usual ones.
+    pub env: Vec<(String, String)>,
+    /// Whether it is told about the cluster.
+    pub cluster_info: bool,
+    /// What the operator may read when it is not there.
+    pub install_hint: String,
+}
+
+impl Kubeconfig {
+    /// Reads `path` and resolves its current context. `more` are further URLs of the same apiserver.
+    pub fn load(path: &Path, more: &[String]) -> Result<Self, KubeconfigError> {
+        let error = |why: String, missing| KubeconfigError {
+            path: path.into(),
+            why,
+            missing,
+        };
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_KUBECONFIG_BYTES + 1).read_to_end(&mut bytes))
+            .map_err(|e| {
+                let missing = e.kind() == std::io::ErrorKind::NotFound;
+                error(format!("cannot read: {e}"), missing)
+            })?;
+        if bytes.len() as u64 > MAX_KUBECONFIG_BYTES {
+            let why = format!("has more than {MAX_KUBECONFIG_BYTES} bytes");
+            return Err(error(why, false));
+        }
+        Self::parse(path, &bytes, more).map_err(|why| error(why, false))
+    }
+
+    /// Resolves the current context of the text `bytes` of the file at `path`. Errors: the field and what is wrong.
+    pub fn parse(path: &Path, bytes: &[u8], more: &[String]) -> Result<Self, String> {
+        let document = decode::parse(bytes).map_err(|e| e.to_string())?;
+        let config: Document = decode::typed(&document.value).map_err(|e| e.to_string())?;
+        if !matches!(config.kind.as_str(), "" | "Config") {
+            return Err(format!("kind: is {:?}, must be \"Config\"", config.kind));
+        }
+        if !matches!(config.api_version.as_str(), "" | "v1") {
+            let found = config.api_version;
+            return Err(format!("apiVersion: is {found:?}, must be \"v1\""));
+        }
+        for (field, count) in [
+            ("clusters", config.clusters.len()),
+            ("contexts", config.contexts.len()),
+            ("users", config.users.len()),
+        ] {
+            if count > MAX_ENTRIES {
+                return Err(format!("{field}: has more than {MAX_ENTRIES} items"));
+            }
+        }
+        let current = &config.current_context;
+        if current.is_empty() {
+            return Err("current-context: is required".into());
+        }
+        let context = config
+            .contexts
+            .into_iter()
+            .find(|c| c.name == *current)
+            .ok_or_else(|| format!("current-context: there is no context {current:?}"))?
+            .context;
+        let at = format!("contexts[{current:?}].context");
+        let wanted = &context.cluster;
+        let cluster = config
+            .clusters
+            .into_iter()
+            .find(|c| c.name == *wanted)
+            .ok_or_else(|| format!("{at}.cluster: there is no cluster {wanted:?}"))?
+            .cluster;
+        let user = if context.user.is_empty() {
+            UserDocument::default()
+        } else {
+            let wanted = &context.user;
+            config
+                .users
+                .into_iter()
+                .find(|u| u.name == *wanted)
+                .ok_or_else(|| format!("{at}.user: there is no user {wanted:?}"))?
+                .user
+        };
+        let dir = path.parent().unwrap_or_else(|| Path::new("/"));
+        let at = format!("clusters[{:?}].cluster", context.cluster);
+        let mut resolved = cluster.resolve(path, dir, more, &at)?;
+        let at = format!("users[{:?}].user", context.user);
+        resolved.user = user.resolve(dir, &at)?;
+        Ok(resolved)
+    }
+
+    /// Every file that it reads and that may be replaced by others.
+    pub(super) fn tls_files(&self) -> impl Iterator<Item = &Path> {
+        let ca = match &self.trust {
+            Trust::Ca(material) => Some(material),
+            Trust::System | Trust::Any => None,
+        };
+        let pair = self.user.certificate.iter().flat_map(|(c, k)| [c, k]);
+        ca.into_iter().chain(pair).filter_map(|m| match m {
+            Material::File(path) => Some(path.as_path()),
+            Material::Inline(_) => None,
+        })
+    }
+
+    /// The text of a kubeconfig for the same cluster with the certificate and key in `pem` (BOOT-02).
+    pub fn with_certificate(&self, pem: &Path) -> Result<String, String> {
+        let mut cluster = json!({"server": self.servers.first().map(server_text)});
+        match &self.trust {
+            Trust::System => {}
+            Trust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
+            Trust::Ca(Material::File(path)) => {
+                cluster["certificate-authority"] = text(path)?.into();
+            }
+            Trust::Ca(Material::Inline(bytes)) => {
+                cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
+            }
+        }
+        if let Some(name) = &self.tls_server_name {
+            cluster["tls-server-name"] = name.as_str().into();
+        }
+        if let Some(proxy) = &self.proxy_url {
+            cluster["proxy-url"] = proxy.as_str().into();
+        }
+        let pem = text(pem)?;
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "default-cluster", "cluster": cluster}],
+            "contexts": [{"name": "default-context", "context": {
+                "cluster": "default-cluster", "namespace": "default", "user": "default-auth",
+            }}],
+            "current-context": "default-context",
+            "preferences": {},
+            "users": [{"name": "default-auth", "user": {
+                "client-certificate": pem, "client-key": pem,
+            }}],
+        });
+        serde_yaml_ng::to_string(&config).map_err(|e| e.to_string())
+    }
+}
+
+fn server_text(url: &Url) -> String {
+    url.to_string().trim_end_matches('/').to_owned()
+}
+
+fn text(path: &Path) -> Result<&str, String> {
+    path.to_str()
+        .ok_or_else(|| format!("the path {} is no text", path.display()))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Document {
+    #[serde(rename = "apiVersion")]
+    api_version: String,
+    kind: String,
+    current_context: String,
+    clusters: Vec<NamedCluster>,
+    contexts: Vec<NamedContext>,
+    users: Vec<NamedUser>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedCluster {
+    name: String,
+    cluster: ClusterDocument,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedContext {
+    name: String,
+    context: Context,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedUser {
+    name: String,
+    user: UserDocument,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Context {
+    cluster: String,
+    user: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct ClusterDocument {
+    server: String,
+    certificate_authority: String,
+    certificate_authority_data: String,
+    insecure_skip_tls_verify: bool,
+    tls_server_name: String,
+    proxy_url: String,
+    extensions: Vec<Extension>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Extension {
+    name: String,
+    extension: Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct UserDocument {
+    client_certificate: String,
+    client_certificate_data: String,
+    client_key: String,
+    client_key_data: String,
+    token: String,
+    #[serde(rename = "tokenFile")]
+    token_file: String,
+    exec: Option<ExecDocument>,
+    username: String,
+    auth_provider: Option<Value>,
+    #[serde(rename = "as")]
+    impersonated: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ExecDocument {
+    api_version: String,
+    command: String,
+    args: Vec<String>,
+    env: Vec<Variable>,
+    install_hint: String,
+    provide_cluster_info: bool,
+    interactive_mode: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Variable {
+    name: String,
+    value: String,
+}
+
+impl ClusterDocument {
+    fn resolve(
+        self,
+        path: &Path,
+        dir: &Path,
+        more: &[String],
+        at: &str,
+    ) -> Result<Kubeconfig, String> {
+        if self.server.is_empty() {
+            return Err(format!("{at}.server: is required"));
+        }
+        let mut servers: Vec<Url> = Vec::new();
+        let named = [(format!("{at}.server"), &self.server)];
+        let more = more
+            .iter()
+            .map(|url| ("the list of apiservers".into(), url));
+        for (field, text) in named.into_iter().chain(more) {
+            let url = server(text).map_err(|why| format!("{field}: {text:?}: {why}"))?;
+            if !servers.contains(&url) {
+                servers.push(url);
+            }
+        }
+        if servers.len() > MAX_SERVERS {
+            return Err(format!("there are more than {MAX_SERVERS} apiservers"));
+        }
+        let ca = material(
+            dir,
+            self.certificate_authority,
+            &self.certificate_authority_data,
+            &format!("{at}.certificate-authority"),
+        )?;
+        let trust = match (ca, self.insecure_skip_tls_verify) {
+            (Some(_), true) => {
+                let why = "cannot be combined with a certificate-authority";
+                return Err(format!("{at}.insecure-skip-tls-verify: {why}"));
+            }
+            (Some(ca), false) => Trust::Ca(ca),
+            (None, true) => Trust::Any,
+            (None, false) => Trust::System,
+        };
+        if !self.proxy_url.is_empty() {
+            let scheme = self.proxy_url.split("://").next().unwrap_or("");
+            if !matches!(scheme, "http" | "https") || ureq::Proxy::new(&self.proxy_url).is_err() {
+                let why = "must be an http:// or https:// URL";
+                return Err(format!("{at}.proxy-url: {why}"));
+            }
+        }
+        let extension = self
+            .extensions
+            .into_iter()
+            .find(|e| e.name == EXEC_EXTENSION);
+        Ok(Kubeconfig {
+            path: path.into(),
+            servers,
+            trust,
+            tls_server_name: some(self.tls_server_name),
+            proxy_url: some(self.proxy_url),
+            user: User::default(),
+            exec_config: extension.map(|e| e.extension),
+        })
+    }
+}
+
+/// The URL of an apiserver; without a scheme it is `https`. May have a path: gateways do.
+fn server(text: &str) -> Result<Url, String> {
+    let url = if text.contains("://") {
+        Url::parse(text)?
+    } else {
+        Url::parse(&format!("https://{text}"))?
+    };
+    if url.path.contains('?') {
+        return Err("it has a query".into());
+    }
+    let base = url.path.trim_end_matches('/').to_owned();
+    Ok(url.with_path(base))
+}
+
+impl UserDocument {
+    fn resolve(self, dir: &Path, at: &str) -> Result<User, String> {
+        for (field, is_set) in [
+            ("username", !self.username.is_empty()),
+            ("auth-provider", self.auth_provider.is_some()),
+            ("as", !self.impersonated.is_empty()),
+        ] {
+            if is_set {
+                return Err(format!("{at}.{field}: is not supported"));
+            }
+        }
+        let certificate = material(
+            dir,
+            self.client_certificate,
+            &self.client_certificate_data,
+            &format!("{at}.client-certificate"),
+        )?;
+        let key = material(
+            dir,
+            self.client_key,
+            &self.client_key_data,
+            &format!("{at}.client-key"),
+        )?;
+        let certificate = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) => return Err(format!("{at}.client-key: is required")),
+            (None, Some(_)) => return Err(format!("{at}.client-certificate: is required")),
+        };
+        if !self.token.is_empty() {
+            check_token(&self.token).map_err(|why| format!("{at}.token: {why}"))?;
+        }
+        let exec = self
+            .exec
+            .map(|exec| exec.resolve(dir, &format!("{at}.exec")))
+            .transpose()?;
+        Ok(User {
+            certificate,
+            token: some(self.token),
+            token_file: some(self.token_file).map(|file| dir.join(file)),
+            exec,
+        })
+    }
+}
+
+impl ExecDocument {
+    fn resolve(self, dir: &Path, at: &str) -> Result<Exec, String> {
+        let version = self
+            .api_version
+            .strip_prefix("client.authentication.k8s.io/");
+        if !matches!(version, Some("v1" | "v1beta1")) {
+            let found = self.api_version;
+            return Err(format!(
+                "{at}.apiVersion: is {found:?}, must be client.authentication.k8s.io/v1 or v1beta1"
+            ));
+        }
+        if self.command.is_empty() {
+            return Err(format!("{at}.command: is required"));
+        }
+        match self.interactive_mode.as_str() {
+            "Never" | "IfAvailable" => {}
+            "" if version == Some("v1beta1") => {}
+            "" => return Err(format!("{at}.interactiveMode: is required")),
+            "Always" => {
+                return Err(format!("{at}.interactiveMode: a node has no terminal"));
+            }
+            other => return Err(format!("{at}.interactiveMode: {other:?} is unknown")),
+        }
+        let mut env = Vec::new();
+        for variable in self.env {
+            if variable.name.is_empty() || variable.name.contains('=') {
+                return Err(format!("{at}.env: {:?} is no name", variable.name));
+            }
+            env.push((variable.name, variable.value));
+        }
+        // A bare name is searched for.
+        let command = if self.command.contains('/') {
+            dir.join(self.command)
+        } else {
+            self.command.into()
+        };
+        Ok(Exec {
+            api_version: self.api_version,
+            command,
+            args: self.args,
+            env,
+            cluster_info: self.provide_cluster_info,
+            install_hint: self.install_hint,
+        })
+    }
+}
+
+/// What goes into a header: nothing that could end it.
+pub(super) fn check_token(token: &str) -> Result<(), String> {
+    if token.is_empty() {
+        return Err("is empty".into());
+    }
+    if token.len() > MAX_TOKEN_BYTES {
+        return Err(format!("is longer than {MAX_TOKEN_BYTES} bytes"));
+    }
+    if !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err("has characters that no token has".into());
+    }
+    Ok(())
+}
+
+/// Inline data goes before a file.
+fn material(dir: &Path, file: String, data: &str, at: &str) -> Result<Option<Material>, String> {
+    if !data.is_empty() {
+        let compact: String = data.split_whitespace().collect();
+        return match STANDARD.decode(compact) {
+            Ok(bytes) => Ok(Some(Material::Inline(bytes))),
+            Err(e) => Err(format!("{at}-data: {e}")),
+        };
+    }
+    Ok(some(file).map(|file| Material::File(dir.join(file))))
+}
+
+fn some(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADMIN: &str = r#"
+apiVersion: v1
+kind: Config
+current-context: b
+clusters:
+- name: one
+  cluster: {server: "https://10.0.0.1:6443", certificate-authority: pki/ca.crt}
+- name: two
+  cluster:
+    server: https://api.example/base/
+    certificate-authority-data: Q0E=
+    tls-server-name: kubernetes
+    proxy-url: http://proxy:3128
+contexts:
+- {name: a, context: {cluster: one, user: files, namespace: x}}
+- {name: b, context: {cluster: two, user: data}}
+- {name: c, context: {cluster: one, user: exec}}
+- {name: d, context: {cluster: one}}
+users:
+- name: files
+  user: {client-certificate: /abs/cert.pem, client-key: key.pem, token: t, tokenFile: token}
+- name: data
+  user: {client-certificate-data: Qw==, client-certificate: ignored, client-key-data: Sw==}
+- name: exec
+  user:
+    exec:
+      apiVersion: client.authentication.k8s.io/v1
+      command: ./plugin
+      args: [get]
+      env: [{name: A, value: b}]
+      interactiveMode: Never
+      provideClusterInfo: true
+"#;
+
+    fn parse(text: &str) -> Result<Kubeconfig, String> {
+        Kubeconfig::parse(
+            Path::new("/etc/kubernetes/kubelet.conf"),
+            text.as_bytes(),
+            &[],
+        )
+    }
+
+    fn with_context(name: &str) -> Kubeconfig {
+        let text = ADMIN.replace("current-context: b", &format!("current-context: {name}"));
+        parse(&text).expect(name)
+    }
+
+    #[test]
+    fn every_form() {
+        // CONF-20
+        let inline = |text: &str| Material::Inline(text.into());
+        let file = |text: &str| Material::File(text.into());
+        let found = with_context("a");
+        assert_eq!(found.trust, Trust::Ca(file("/etc/kubernetes/pki/ca.crt")));
+        assert_eq!(
+            found.user.certificate,
+            Some((file("/abs/cert.pem"), file("/etc/kubernetes/key.pem")))
+        );
+        assert_eq!(found.user.token.as_deref(), Some("t"));
+        assert_eq!(
+            found.user.token_file.as_deref(),
+            Some(Path::new("/etc/kubernetes/token"))
+        );
+        let files: Vec<_> = found.tls_files().map(|p| p.display().to_string()).collect();
+        assert_eq!(
+            files,
+            [
+                "/etc/kubernetes/pki/ca.crt",
+                "/abs/cert.pem",
+                "/etc/kubernetes/key.pem"
+            ]
+        );
+
+        let found = with_context("b");
+        assert_eq!(found.servers[0].to_string(), "https://api.example/base");
+        assert_eq!(found.trust, Trust::Ca(inline("CA")));
+        assert_eq!(found.tls_server_name.as_deref(), Some("kubernetes"));
+        assert_eq!(found.proxy_url.as_deref(), Some("http://proxy:3128"));
+        assert_eq!(found.user.certificate, Some((inline("C"), inline("K"))));
+
+        let exec = with_context("c").user.exec.expect("exec");
+        assert_eq!(exec.command, Path::new("/etc/kubernetes/./plugin"));
+        assert_eq!((exec.args, exec.cluster_info), (vec!["get".into()], true));
+        assert_eq!(exec.env, [("A".into(), "b".into())]);
+
+        let none = with_context("d").user;
+        assert!(none.certificate.is_none() && none.token.is_none() && none.exec.is_none());
+        let shown = format!("{:?}", with_context("a"));
+        assert!(!shown.contains("\"t\""), "{shown}");
+    }
+
+    #[test]
+    fn servers_in_turn() {
+        let more = ["10.0.0.2:6443".into(), "https://api.example/base".into()];
+        let found = Kubeconfig::parse(Path::new("/k"), ADMIN.as_bytes(), &more).expect("servers");
+        let urls: Vec<_> = found.servers.iter().map(ToString::to_string).collect();
+        assert_eq!(urls, ["https://api.example/base", "https://10.0.0.2:6443"]);
+        let wrong = Kubeconfig::parse(Path::new("/k"), ADMIN.as_bytes(), &["ftp://x".into()]);
+        assert!(wrong.expect_err("wrong").contains("the list of apiservers"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let user = |user: &str| {
+            ADMIN.replace("{client-certificate-data: Qw==, client-certificate: ignored, client-key-data: Sw==}", user)
+        };
+        let exec = |exec: &str| user(&format!("{{exec: {{{exec}}}}}"));
+        let cluster = |from: &str, to: &str| ADMIN.replace(from, to);
+        for (text, want) in [
+            ("".to_owned(), "document is empty"),
+            ("kind: Pod".into(), "kind: is \"Pod\""),
+            ("apiVersion: v2".into(), "apiVersion: is \"v2\""),
+            ("kind: Config".into(), "current-context: is required"),
+            (
+                cluster("current-context: b", "current-context: z"),
+                "there is no context \"z\"",
+            ),
+            (
+                cluster("{cluster: two, user: data}", "{cluster: no, user: data}"),
+                "contexts[\"b\"].context.cluster: there is no cluster \"no\"",
+            ),
+            (
+                cluster("{cluster: two, user: data}", "{cluster: two, user: no}"),
+                "contexts[\"b\"].context.user: there is no user \"no\"",
+            ),
+            (
+                cluster("https://api.example/base/", "\"\""),
+                "clusters[\"two\"].cluster.server: is required",
+            ),
+            (
+                cluster("https://api.example/base/", "https://u:p@x"),
+                "clusters[\"two\"].cluster.server: ",
+            ),
+            (
+                cluster("https://api.example/base/", "https://x?q"),
+                "it has a query",
+            ),
+            (
+                cluster("Q0E=", "\"?\""),
+                "clusters[\"two\"].cluster.certificate-authority-data: ",
+            ),
+            (
+                cluster(
+                    "tls-server-name: kubernetes",
+                    "insecure-skip-tls-verify: true",
+                ),
+                "insecure-skip-tls-verify: cannot be combined",
+            ),
+            (
+                cluster("http://proxy:3128", "socks5://proxy"),
+                "proxy-url: must be an http:// or https:// URL",
+            ),
+            (
+                user("{client-certificate: x}"),
+                "users[\"data\"].user.client-key: is required",
+            ),
+            (
+                user("{client-key: x}"),
+                "users[\"data\"].user.client-certificate: is required",
+            ),
+            (
+                user("{username: x}"),
+                "users[\"data\"].user.username: is not supported",
+            ),
+            (user("{as: x}"), "users[\"data\"].user.as: is not supported"),
+            (
+                user("{auth-provider: {name: gcp}}"),
+                "auth-provider: is not supported",
+            ),
+            (user("{token: \"a b\"}"), "token: has characters"),
+            (
+                user(&format!("{{token: {}}}", "x".repeat(8000))),
+                "token: is longer than 7168 bytes",
+            ),
+            (user("{token: [a]}"), "users[1].user.token: "),
+            (
+                exec("apiVersion: client.authentication.k8s.io/v1alpha1"),
+                "exec.apiVersion: is \"client.authentication.k8s.io/v1alpha1\"",
+            ),
+            (
+                exec("apiVersion: client.authentication.k8s.io/v1"),
+                "exec.command: is required",
+            ),
+            (
+                exec("apiVersion: client.authentication.k8s.io/v1, command: x"),
+                "exec.interactiveMode: is required",
+            ),
+            (
+                exec(
+                    "apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Always",
+                ),
+                "exec.interactiveMode: a node has no terminal",
+            ),
+            (
+                exec(
+                    "apiVersion: client.authentication.k8s.io/v1beta1, command: x, env: [{name: \"a=\"}]",
+                ),
+                "exec.env: ",
+            ),
+        ] {
+            let why = parse(&text).expect_err(want);
+            assert!(why.contains(want), "{why:?} says nothing of {want:?}");
+        }
+        let missing = Kubeconfig::load(Path::new("/nowhere/kubelet.conf"), &[]).expect_err("none");
+        assert!(missing.missing);
+        assert!(
+            missing
+                .to_string()
+                .starts_with("kubeconfig /nowhere/kubelet.conf: ")
+        );
+    }
+
+    #[test]
+    fn written_and_read_again() {
+        // BOOT-02
+        let pem = Path::new("/var/lib/kubelet/pki/kubelet-client-current.pem");
+        for context in ["a", "b"] {
+            let first = with_context(context);
+            let text = first.with_certificate(pem).expect("text");
+            for part in [
+                "default-cluster",
+                "default-context",
+                "default-auth",
+                "namespace: default",
+            ] {
+                assert!(text.contains(part), "{text}");
+            }
+            let again = parse(&text).expect("a kubeconfig");
+            assert_eq!(again.servers, first.servers);
+            assert_eq!(again.trust, first.trust);
+            assert_eq!(again.tls_server_name, first.tls_server_name);
+            assert_eq!(again.proxy_url, first.proxy_url);
+            let file = Material::File(pem.into());
+            assert_eq!(again.user.certificate, Some((file.clone(), file)));
+            assert!(again.user.token.is_none());
+        }
+    }
+}

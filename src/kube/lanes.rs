@@ -1,0 +1,463 @@
+//! The threads that wait for the apiserver. There are none without one.
+//!
+//! | lane | threads | for |
+//! |---|---|---|
+//! | heartbeat | 1 | lease, node status: nothing else may keep them waiting |
+//! | work | [`WORK_THREADS`] | all other requests |
+//! | doorbell | 1 | the watch, which blocks for as long as it lasts |
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::thread;
+
+use smol::channel::{Receiver, Sender, TrySendError, bounded};
+
+use super::api::Api;
+use super::cancel::Cancel;
+use super::error::KubeError;
+use super::watch::{Ring, WatchEnd, WatchOptions};
+use crate::sys::lane::Lane;
+
+/// Requests under way at a time, heartbeat and doorbell apart.
+pub const WORK_THREADS: usize = 2;
+/// Stack of each thread, bytes; only pages once touched cost memory. A TLS handshake and a list take about half of it
+/// in a build without optimisation (see the test).
+pub const STACK_BYTES: usize = 256 * 1024;
+/// Rings that wait for the deciding thread. More at once mean a list anyway.
+pub const RING_QUEUE: usize = 64;
+
+/// An apiserver, and threads to ask it on. Cheap to clone.
+#[derive(Clone)]
+pub struct KubeLanes {
+    api: Arc<dyn Api>,
+    heartbeat: Lane,
+    work: Lane,
+    #[cfg(test)]
+    staged: Option<alloc::rc::Rc<Staged>>,
+}
+
+/// A way to the apiserver that a simulation has in its hands: there is no thread beside its own.
+#[cfg(test)]
+pub(crate) struct Staged {
+    /// A request, or an answer, is on its way until this is over.
+    pub(crate) travel: Box<dyn Fn() -> Travel>,
+    /// The other end of the newest doorbell.
+    pub(crate) rope: core::cell::RefCell<Option<Rope>>,
+}
+
+/// See [`Staged`].
+#[cfg(test)]
+pub(crate) type Travel = core::pin::Pin<Box<dyn Future<Output = ()>>>;
+
+/// The doorbell's thread, as far as others see it.
+#[cfg(test)]
+pub(crate) struct Rope {
+    /// What it is to watch.
+    pub(crate) watches: Receiver<WatchOptions>,
+    /// What it tells; one place is for the end.
+    pub(crate) rungs: Sender<Rung>,
+    /// There was no place for a ring.
+    pub(crate) overrun: Arc<AtomicBool>,
+}
+
+impl KubeLanes {
+    /// Starts the threads. Fails only if the system refuses one.
+    pub fn start(api: Arc<dyn Api>) -> io::Result<Self> {
+        Ok(Self {
+            api,
+            heartbeat: Lane::start_threads("kube-heartbeat", 1, STACK_BYTES)?,
+            work: Lane::start_threads("kube", WORK_THREADS, STACK_BYTES)?,
+            #[cfg(test)]
+            staged: None,
+        })
+    }
+
+    /// Without threads: what is asked is answered at once. For tests that step through an executor.
+    #[cfg(test)]
+    #[must_use]
+    pub fn inline(api: Arc<dyn Api>) -> Self {
+        Self {
+            api,
+            heartbeat: Lane::inline(),
+            work: Lane::inline(),
+            staged: None,
+        }
+    }
+
+    /// Without threads, and with a way between that takes its time.
+    #[cfg(test)]
+    pub(crate) fn staged(api: Arc<dyn Api>, staged: alloc::rc::Rc<Staged>) -> Self {
+        Self {
+            staged: Some(staged),
+            ..Self::inline(api)
+        }
+    }
+
+    /// Where nothing is staged, nothing is on its way.
+    #[cfg(test)]
+    async fn travel(&self) {
+        if let Some(staged) = &self.staged {
+            (staged.travel)().await;
+        }
+    }
+
+    /// Runs a job of the heartbeat: lease or node status. Dropping the future does not stop it.
+    pub async fn heartbeat<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&dyn Api) -> T + Send + 'static,
+    ) -> T {
+        let api = Arc::clone(&self.api);
+        #[cfg(test)]
+        self.travel().await;
+        let done = self.heartbeat.run(move || job(&*api)).await;
+        #[cfg(test)]
+        self.travel().await;
+        done
+    }
+
+    /// Runs any other job. Dropping the future does not stop it.
+    pub async fn work<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&dyn Api) -> T + Send + 'static,
+    ) -> T {
+        let api = Arc::clone(&self.api);
+        #[cfg(test)]
+        self.travel().await;
+        let done = self.work.run(move || job(&*api)).await;
+        #[cfg(test)]
+        self.travel().await;
+        done
+    }
+
+    /// Starts the doorbell's thread; nothing is watched before [`Doorbell::watch`].
+    pub fn doorbell(&self) -> io::Result<Doorbell> {
+        #[cfg(test)]
+        if let Some(staged) = &self.staged {
+            let (bell, rope) = Doorbell::without_thread();
+            staged.rope.replace(Some(rope));
+            return Ok(bell);
+        }
+        Doorbell::start(Arc::clone(&self.api))
+    }
+}
+
+/// What the doorbell tells.
+#[derive(Debug)]
+pub enum Rung {
+    /// One event.
+    Ring(Ring),
+    /// There were more than anybody took: which ones, nobody knows. A list is due.
+    Overrun,
+    /// The watch is over. Any error is a break: a list is due.
+    Ended(Result<WatchEnd, KubeError>),
+}
+
+/// The thread that watches. Ends with its value: what is open is cut.
+#[derive(Debug)]
+pub struct Doorbell {
+    watches: Sender<WatchOptions>,
+    rungs: Receiver<Rung>,
+    overrun: Arc<AtomicBool>,
+    cancel: Arc<Cancel>,
+}
+
+impl Doorbell {
+    #[cfg(test)]
+    fn without_thread() -> (Self, Rope) {
+        let (watches, wanted) = bounded(1);
+        let (told, rungs) = bounded(RING_QUEUE + 1);
+        let overrun = Arc::new(AtomicBool::new(false));
+        let rope = Rope {
+            watches: wanted,
+            rungs: told,
+            overrun: Arc::clone(&overrun),
+        };
+        let bell = Self {
+            watches,
+            rungs,
+            overrun,
+            cancel: Arc::default(),
+        };
+        (bell, rope)
+    }
+
+    fn start(api: Arc<dyn Api>) -> io::Result<Self> {
+        let (watches, wanted) = bounded::<WatchOptions>(1);
+        // One place more than rings may take: the end is always told.
+        let (told, rungs) = bounded(RING_QUEUE + 1);
+        let overrun = Arc::new(AtomicBool::new(false));
+        let cancel = Arc::new(Cancel::default());
+        let (over, cancelled) = (Arc::clone(&overrun), Arc::clone(&cancel));
+        thread::Builder::new()
+            .name("kube-doorbell".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                while let Ok(options) = wanted.recv_blocking() {
+                    let end = api.watch_pods(&options, &cancelled, &mut |ring| {
+                        if told.len() >= RING_QUEUE {
+                            over.store(true, Ordering::SeqCst);
+                        } else if let Err(TrySendError::Full(_)) = told.try_send(Rung::Ring(ring)) {
+                            over.store(true, Ordering::SeqCst);
+                        }
+                    });
+                    if told.send_blocking(Rung::Ended(end)).is_err() || cancelled.is_cancelled() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self {
+            watches,
+            rungs,
+            overrun,
+            cancel,
+        })
+    }
+
+    /// Begins a watch. The one before has to have ended; otherwise this one begins when it has.
+    pub async fn watch(&self, options: WatchOptions) {
+        // The thread ends only with this value.
+        let _ = self.watches.send(options).await;
+    }
+
+    /// Waits for what the doorbell tells next. Dropping the future loses nothing.
+    pub async fn next(&self) -> Rung {
+        if self.overrun.swap(false, Ordering::SeqCst) {
+            return Rung::Overrun;
+        }
+        match self.rungs.recv().await {
+            Ok(rung) => rung,
+            Err(_) => Rung::Ended(Err(KubeError::Cancelled)),
+        }
+    }
+
+    /// Ends the watch there is, as if its link had broken: after a long sleep of the machine, or when its answers are no
+    /// longer wanted.
+    pub fn interrupt(&self) {
+        self.cancel.interrupt();
+    }
+}
+
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        self.rungs.close();
+        self.cancel.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+
+    use super::super::testing::{Authority, NOW, Say, Server, Then, chunks, ok, say};
+    use super::super::{Cluster, HttpApi, Kubeconfig, Rates, RingKind, Timeouts};
+    use super::*;
+    use crate::image::testing::{Scratch, gzip};
+    use crate::net::ProxyVariables;
+
+    fn event(n: usize) -> String {
+        format!(
+            "{{\"type\":\"MODIFIED\",\"object\":{{\"metadata\":{{\"uid\":\"u{n}\",\"resourceVersion\":\"{n}\"}}}}}}\n"
+        )
+    }
+
+    fn api(url: &str, user: &str) -> Arc<dyn Api> {
+        let text = format!(
+            "{{current-context: a, clusters: [{{name: c, cluster: {{server: '{url}', insecure-skip-tls-verify: true}}}}], \
+             users: [{{name: u, user: {{{user}}}}}], contexts: [{{name: a, context: {{cluster: c, user: u}}}}]}}"
+        );
+        let config = Kubeconfig::parse("/k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
+        let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
+        Arc::new(HttpApi::new(
+            &cluster,
+            Timeouts::default(),
+            Rates::default(),
+            None,
+        ))
+    }
+
+    fn options() -> WatchOptions {
+        WatchOptions {
+            node: "n".into(),
+            resource_version: "1".into(),
+            timeout: core::time::Duration::from_secs(60),
+            bookmarks: false,
+        }
+    }
+
+    #[test]
+    fn rings_and_their_end() {
+        let server = Server::plain(|seen| match seen.number {
+            0 => chunks(&[&event(1), &event(2)], true),
+            1 => {
+                let many: Vec<String> = (0..200).map(event).collect();
+                chunks(&[&many.concat()], true)
+            }
+            _ => Say {
+                then: Then::Hang,
+                ..chunks(&[&event(9)], false)
+            },
+        });
+        let lanes = KubeLanes::start(api(&server.url(), "")).expect("threads");
+        let bell = lanes.doorbell().expect("thread");
+        smol::block_on(async {
+            bell.watch(options()).await;
+            for n in 1..=2 {
+                let rung = bell.next().await;
+                assert!(
+                    matches!(&rung, Rung::Ring(r) if r.uid == format!("u{n}")),
+                    "{rung:?}"
+                );
+            }
+            assert!(matches!(
+                bell.next().await,
+                Rung::Ended(Ok(WatchEnd::Clean))
+            ));
+            // More than fit while nobody looks: known as such, and its end is told.
+            bell.watch(options()).await;
+            let (mut rings, mut overrun) = (0, false);
+            while bell.rungs.len() <= RING_QUEUE {
+                smol::future::yield_now().await;
+            }
+            loop {
+                match bell.next().await {
+                    Rung::Ring(_) => rings += 1,
+                    Rung::Overrun => overrun = true,
+                    Rung::Ended(end) => {
+                        assert!(matches!(end, Ok(WatchEnd::Clean)), "{end:?}");
+                        break;
+                    }
+                }
+            }
+            assert_eq!((rings, overrun), (RING_QUEUE, true));
+            bell.watch(options()).await;
+            assert!(matches!(bell.next().await, Rung::Ring(r) if r.kind == RingKind::Modified));
+            bell.interrupt();
+            assert!(matches!(bell.next().await, Rung::Ended(Err(_))));
+            // Dropped while it watches.
+            bell.watch(options()).await;
+            assert!(matches!(bell.next().await, Rung::Ring(_)));
+        });
+        drop(bell);
+    }
+
+    #[test]
+    fn a_stuck_request_does_not_keep_the_heartbeat() {
+        let server = Server::plain(|seen| {
+            let then = if seen.path.contains("leases") {
+                Then::Keep
+            } else {
+                Then::Hang
+            };
+            let mut say = ok("{}");
+            if then == Then::Hang {
+                say.bytes.truncate(20);
+            }
+            Say { then, ..say }
+        });
+        let lanes = KubeLanes::start(api(&server.url(), "")).expect("threads");
+        let (told, begun) = mpsc::channel();
+        smol::block_on(async {
+            let executor = smol::LocalExecutor::new();
+            let stuck: Vec<_> = (0..WORK_THREADS + 1)
+                .map(|_| {
+                    let (lanes, told) = (lanes.clone(), told.clone());
+                    executor.spawn(async move {
+                        lanes
+                            .work(move |api| {
+                                let _ = told.send(());
+                                api.config_map("a", "b").is_err()
+                            })
+                            .await
+                    })
+                })
+                .collect();
+            let beat = lanes.heartbeat(|api| api.lease("n").is_ok());
+            assert!(executor.run(beat).await);
+            for _ in 0..WORK_THREADS {
+                while begun.try_recv().is_err() {
+                    executor.tick().await;
+                }
+            }
+            // Those that wait are let go by the server's end.
+            drop(server);
+            for task in stuck {
+                assert!(executor.run(task).await);
+            }
+        });
+    }
+
+    /// How much of a thread's stack was ever touched, KiB: the kernel's view of its mapping.
+    fn touched_kib() -> u64 {
+        let here = 0_u8;
+        let here = core::ptr::from_ref(&here).addr();
+        let text = fs::read_to_string("/proc/self/smaps").expect("smaps");
+        let mut inside = false;
+        for line in text.lines() {
+            if let Some((range, _)) = line.split_once(' ')
+                && let Some((from, to)) = range.split_once('-')
+                && let (Ok(from), Ok(to)) = (
+                    usize::from_str_radix(from, 16),
+                    usize::from_str_radix(to, 16),
+                )
+            {
+                inside = (from..to).contains(&here);
+            } else if inside && let Some(rest) = line.strip_prefix("Rss:") {
+                let number = rest.split_whitespace().next().and_then(|n| n.parse().ok());
+                return number.expect("a number");
+            }
+        }
+        panic!("no stack");
+    }
+
+    #[test]
+    fn stacks_are_large_enough() {
+        let ca = Authority::new();
+        let items: Vec<_> = (0..500)
+            .map(|n| format!(r#"{{"metadata":{{"name":"p{n}","uid":"u{n}","resourceVersion":"1","annotations":{{"a":"b"}}}}}}"#))
+            .collect();
+        let list = format!(
+            r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{}]}}"#,
+            items.join(",")
+        );
+        let deep = format!("{}1{}", r#"{"a":"#.repeat(40), "}".repeat(40));
+        let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), Some(&ca), move |seen| {
+            if seen.path.contains("watch=1") {
+                chunks(&[&event(1)], true)
+            } else if seen.path.contains("pods?") {
+                say(200, "content-encoding: gzip\r\n", &gzip(list.as_bytes()))
+            } else {
+                ok(&deep)
+            }
+        });
+        let scratch = Scratch::new();
+        let pem = scratch.join("pair.pem");
+        fs::write(&pem, ca.client("system:nodes", "system:node:n", NOW).both()).expect("pair");
+        let user = format!(
+            "client-certificate: '{0}', client-key: '{0}'",
+            pem.display()
+        );
+        let api = api(&server.url(), &user);
+        let touched = thread::Builder::new()
+            // No other thread of the tests has this size: the mapping is new.
+            .stack_size(STACK_BYTES + 3 * 4096)
+            .spawn(move || {
+                let listed = api.list_pods("n", &mut |_| {}).expect("list");
+                assert_eq!(listed.items, 500);
+                api.config_map("a", "b").expect("pod");
+                let end = api.watch_pods(&options(), &Arc::new(Cancel::default()), &mut |_| {});
+                assert_eq!(end.expect("end"), WatchEnd::Clean);
+                api.create_csr(b"{}").expect("request");
+                touched_kib()
+            })
+            .expect("thread")
+            .join()
+            .expect("work");
+        println!("{touched} KiB of {} KiB", STACK_BYTES / 1024);
+        assert!(
+            touched * 1024 * 4 <= STACK_BYTES as u64 * 3,
+            "{touched} KiB"
+        );
+    }
+}

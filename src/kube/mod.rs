@@ -1,0 +1,56 @@
+//! The apiserver: transport and typed requests. What is asked when, and what follows from it, is decided elsewhere.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`api`] | the seam: trait [`Api`], which the simulation implements too |
+//! | [`requests`] | [`HttpApi`]: the seam over HTTP, by three clients |
+//! | [`client`], [`connect`] | one exchange: connections, servers in turn, time limits, errors |
+//! | [`kubeconfig`], [`credentials`], [`exec`] | where it is and who we are |
+//! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
+//! | [`watch`], [`cancel`] | the doorbell |
+//! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
+//! | [`lanes`] | the threads that all of this runs on |
+//! | [`rate`], [`date`], [`path`], [`error`] | small parts of an exchange |
+//!
+//! Everything blocks and runs on lanes. What the apiserver sends is bounded before it is believed: it stands below files of
+//! root in the order of trust, and may be anybody until TLS says otherwise.
+//!
+//! Nothing here is started, read or allocated without a kubeconfig.
+
+pub mod api;
+mod body;
+pub mod bootstrap;
+pub mod cancel;
+pub mod client;
+mod connect;
+mod credentials;
+pub mod csr;
+mod date;
+pub mod error;
+pub mod exec;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+pub mod kubeconfig;
+pub mod lanes;
+mod path;
+pub mod rate;
+pub mod requests;
+pub mod store;
+pub mod stream;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+pub mod watch;
+pub mod x509;
+
+pub use api::{Api, Listed, Patch};
+pub use cancel::Cancel;
+pub use client::{Client, Cluster, Timeouts};
+pub use error::{ApiError, KubeError};
+pub use kubeconfig::{Kubeconfig, KubeconfigError};
+pub use lanes::{Doorbell, KubeLanes, Rung};
+#[cfg(test)]
+pub(crate) use lanes::{Rope, Staged};
+pub use requests::{HttpApi, Rates};
+pub use watch::{Ring, RingKind, WatchEnd, WatchOptions};

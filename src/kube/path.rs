@@ -1,0 +1,75 @@
+//! Names in URLs: what comes from objects may not lead anywhere else.
+
+use core::fmt::Write as _;
+
+use super::error::KubeError;
+
+/// Longest name of an object.
+const MAX_NAME_BYTES: usize = 253;
+
+/// A name as one step of a path. Errors: it is none.
+pub(super) fn segment(name: &str) -> Result<String, KubeError> {
+    let is_name = !name.is_empty()
+        && name.len() <= MAX_NAME_BYTES
+        && !matches!(name, "." | "..")
+        && !name.contains(['/', '%']);
+    if !is_name {
+        let cut: String = name.chars().take(80).collect();
+        return Err(KubeError::Local(format!("{cut:?} is no name of an object")));
+    }
+    Ok(query(name))
+}
+
+/// A text as a value of a query.
+pub(super) fn query(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// What this node may list (AUTHZ-03), without the pods that have run to their end.
+pub(super) fn pod_selector(node: &str) -> Result<String, KubeError> {
+    let node = segment(node)?;
+    Ok(format!(
+        "fieldSelector=spec.nodeName%3D{node}%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
+    ))
+}
+
+/// All pods of this node.
+pub(super) fn node_selector(node: &str) -> Result<String, KubeError> {
+    Ok(format!("fieldSelector=spec.nodeName%3D{}", segment(node)?))
+}
+
+/// The pod of this node that has a name.
+pub(super) fn one_selector(node: &str, name: &str) -> Result<String, KubeError> {
+    let name = segment(name)?;
+    Ok(format!("{}%2Cmetadata.name%3D{name}", node_selector(node)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for (name, want) in [
+            ("web-0", Some("web-0")),
+            ("system:node:a", Some("system%3Anode%3Aa")),
+            ("a b?c=d#e", Some("a%20b%3Fc%3Dd%23e")),
+            ("", None),
+            ("..", None),
+            ("a/b", None),
+            ("a%2fb", None),
+        ] {
+            assert_eq!(segment(name).ok().as_deref(), want, "{name}");
+        }
+        assert!(segment(&"a".repeat(254)).is_err());
+        assert_eq!(query("a+/=&"), "a%2B%2F%3D%26");
+    }
+}

@@ -1,0 +1,89 @@
+//! How often requests may be sent (CONF-07, CONF-21).
+//!
+//! Source: client-go `util/flowcontrol`, `NewTokenBucketRateLimiter`.
+
+use core::time::Duration;
+use std::sync::{Mutex, PoisonError};
+
+use crate::api::Mono;
+use crate::net::pace::Stop;
+use crate::sys::clock;
+
+/// Longest that one request waits for its turn. More than that behind means that somebody sends without end: it is told.
+pub const MAX_TURN_TIME: Duration = Duration::from_secs(60);
+
+/// Tokens that come at a rate and are kept up to a number. Whoever finds none waits; turns are given in order.
+#[derive(Debug)]
+pub struct Rate {
+    /// Milliseconds times [`SCALE`] that one request costs; 0: no limit.
+    cost: u64,
+    burst: u64,
+    /// When, in milliseconds times [`SCALE`], all that was taken has been paid for.
+    paid: Mutex<u64>,
+}
+
+/// So that rates above 1000 a second are more than zero.
+const SCALE: u64 = 1000;
+
+impl Rate {
+    /// `per_second` 0: no limit. It begins full.
+    #[must_use]
+    pub fn new(per_second: u32, burst: u32) -> Self {
+        Self {
+            cost: 1000 * SCALE / u64::from(per_second.max(1)) * u64::from(per_second > 0),
+            burst: u64::from(burst.max(1)),
+            paid: Mutex::new(0),
+        }
+    }
+
+    /// Takes a turn and returns how long it is until then. `None`: longer than [`MAX_TURN_TIME`], and it was not taken.
+    fn take(&self, now: Mono) -> Option<Duration> {
+        let now = now.0.saturating_mul(SCALE);
+        let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = now.saturating_sub((self.burst - 1) * self.cost);
+        let begins = (*paid).max(free);
+        let wait = Duration::from_millis(begins.saturating_sub(now).div_ceil(SCALE));
+        if wait > MAX_TURN_TIME {
+            return None;
+        }
+        *paid = begins + self.cost;
+        Some(wait)
+    }
+
+    /// Waits for a turn; false if there will be none soon.
+    pub(super) fn wait(&self) -> bool {
+        match self.take(clock::mono()) {
+            None => false,
+            Some(time) => {
+                if !time.is_zero() {
+                    let _ = Stop::default().wait(time);
+                }
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_and_then_the_rate() {
+        // CONF-07
+        let rate = Rate::new(50, 100);
+        let at = |ms: u64| rate.take(Mono(1_000_000 + ms)).map(|d| d.as_millis());
+        for _ in 0..100 {
+            assert_eq!(at(0), Some(0));
+        }
+        assert_eq!((at(0), at(0), at(0)), (Some(20), Some(40), Some(60)));
+        assert_eq!(at(1000), Some(0), "they come back");
+        let off = Rate::new(0, 0);
+        for _ in 0..10_000 {
+            assert_eq!(off.take(Mono(5)), Some(Duration::ZERO));
+        }
+        let slow = Rate::new(1, 1);
+        let turns = (0..1000).filter(|_| slow.take(Mono(9_000_000)).is_some());
+        assert_eq!(turns.count(), 61, "nobody waits for ever");
+    }
+}

@@ -1,0 +1,354 @@
+//! The apiserver over HTTP: paths, verbs, media types of [`Api`].
+
+use alloc::sync::Arc;
+
+use serde_json::{Value, json};
+use ureq::http::Method;
+
+use super::api::{Api, Listed, MAX_NODE_PODS, MAX_SERVICES, PAGE_ITEMS, Patch, Reply};
+use super::cancel::Cancel;
+use super::client::{Ask, Client, Cluster, HEARTBEAT_TIMEOUT, JSON, Timeouts};
+use super::error::KubeError;
+use super::path::{node_selector, one_selector, pod_selector, query, segment};
+use super::rate::Rate;
+use super::watch::{self, Ring, WatchEnd, WatchOptions};
+use crate::api::strict::typed;
+use crate::api::{ObjectMeta, PodUid};
+
+/// Metadata instead of objects.
+pub(super) const META: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+/// Metadata instead of the objects of a list.
+const META_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// Pages of one list.
+const MAX_PAGES: usize = 200;
+/// Where the leases of nodes are.
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+/// Where requests for certificates are.
+const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+/// How fast requests are sent: per second, and at once after a pause. 0: as fast as wanted (CONF-07).
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// `kubeAPIQPS` and `kubeAPIBurst`.
+    pub main: (u32, u32),
+    /// `eventRecordQPS` and `eventBurst`.
+    pub events: (u32, u32),
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self {
+            main: (50, 100),
+            events: (50, 100),
+        }
+    }
+}
+
+/// The apiserver over HTTP, by three clients (CONF-21).
+pub struct HttpApi {
+    main: Client,
+    /// Shares nothing with the others but the credentials: a full rate or a stuck connection there must not cost the node.
+    heartbeat: Client,
+    events: Client,
+}
+
+impl HttpApi {
+    /// `heartbeat`: time for one exchange of the heartbeat, [`HEARTBEAT_TIMEOUT`] if `None`.
+    #[must_use]
+    pub fn new(
+        cluster: &Arc<Cluster>,
+        timeouts: Timeouts,
+        rates: Rates,
+        heartbeat: Option<core::time::Duration>,
+    ) -> Self {
+        let client = |timeouts, (per_second, burst)| {
+            let rate = (per_second > 0).then(|| Arc::new(Rate::new(per_second, burst)));
+            Client::new(Arc::clone(cluster), timeouts, rate)
+        };
+        Self {
+            main: client(timeouts, rates.main),
+            heartbeat: client(
+                Timeouts {
+                    whole: Some(heartbeat.unwrap_or(HEARTBEAT_TIMEOUT)),
+                    ..timeouts
+                },
+                (0, 0),
+            ),
+            events: client(timeouts, rates.events),
+        }
+    }
+
+    /// What the clients share.
+    #[must_use]
+    pub const fn cluster(&self) -> &Arc<Cluster> {
+        self.main.cluster()
+    }
+
+    fn get(&self, path: &str) -> Reply<Value> {
+        self.main.send(&Ask::get(path))?.document()
+    }
+
+    fn post(&self, path: &str, body: &[u8]) -> Reply<Value> {
+        let ask = Ask::send(Method::POST, path, JSON, body);
+        self.main.send(&ask)?.document()
+    }
+
+    /// All pages of a list.
+    fn list(
+        &self,
+        path: &str,
+        accept: &str,
+        most: usize,
+        each: &mut dyn FnMut(Value) -> Result<(), String>,
+    ) -> Reply<Listed> {
+        let mut listed = Listed::default();
+        let mut continues = String::new();
+        for _ in 0..MAX_PAGES {
+            let page = if continues.is_empty() {
+                format!("{path}limit={PAGE_ITEMS}")
+            } else {
+                format!("{path}limit={PAGE_ITEMS}&continue={}", query(&continues))
+            };
+            let ask = Ask {
+                accept,
+                packed: true,
+                paced: false,
+                ..Ask::get(&page)
+            };
+            let answer = self.main.send(&ask)?;
+            let (meta, count) = answer.list(most - listed.items, each)?;
+            listed.items += count;
+            // All pages are of the version of the first.
+            listed.resource_version = meta.resource_version;
+            if meta.continues.is_empty() {
+                return Ok(listed);
+            }
+            continues = meta.continues;
+        }
+        Err(KubeError::Wrong {
+            url: path.split('?').next().unwrap_or("").into(),
+            why: format!("its list has more than {MAX_PAGES} pages"),
+        })
+    }
+}
+
+fn namespaced(kind: &str, namespace: &str, name: &str) -> Reply<String> {
+    let (namespace, name) = (segment(namespace)?, segment(name)?);
+    Ok(format!("/api/v1/namespaces/{namespace}/{kind}/{name}"))
+}
+
+fn collection(kind: &str, namespace: &str) -> Reply<String> {
+    Ok(format!("/api/v1/namespaces/{}/{kind}", segment(namespace)?))
+}
+
+/// The metadata of an item; an item without identity makes the list none.
+fn meta(item: &Value) -> Result<ObjectMeta, String> {
+    let meta: ObjectMeta = typed(&item["metadata"]).map_err(|e| format!("metadata.{e}"))?;
+    if meta.uid.is_empty() || meta.name.is_empty() || meta.resource_version.is_empty() {
+        return Err("an item has no identity".into());
+    }
+    Ok(meta)
+}
+
+impl Api for HttpApi {
+    fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed> {
+        let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
+        self.list(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
+            each(meta(&item)?);
+            Ok(())
+        })
+    }
+
+    fn list_all_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed> {
+        let path = format!("/api/v1/pods?{}&", node_selector(node)?);
+        self.list(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
+            each(meta(&item)?);
+            Ok(())
+        })
+    }
+
+    fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
+        let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
+        self.list(&path, JSON, MAX_NODE_PODS, &mut |item| {
+            meta(&item)?;
+            each(item);
+            Ok(())
+        })
+    }
+
+    fn watch_pods(
+        &self,
+        options: &WatchOptions,
+        cancel: &Arc<Cancel>,
+        each: &mut dyn FnMut(Ring),
+    ) -> Reply<WatchEnd> {
+        watch::watch(&self.main, options, cancel, each)
+    }
+
+    /// A list of one: the Node authorizer lets a node list its pods at any time, but get one only when its graph knows of
+    /// the binding, which is some milliseconds after the watch has told of it (AUTHZ-03, AUTHZ-08). That a pod is gone only a
+    /// get says: of lists there are stale ones.
+    fn pod(&self, node: &str, namespace: &str, name: &str) -> Reply<Value> {
+        let (path, selector) = (collection("pods", namespace)?, one_selector(node, name)?);
+        let mut found = None;
+        self.list(&format!("{path}?{selector}&"), JSON, 1, &mut |item| {
+            meta(&item)?;
+            found = Some(item);
+            Ok(())
+        })?;
+        match found {
+            Some(pod) => Ok(pod),
+            None => self.get(&namespaced("pods", namespace, name)?),
+        }
+    }
+
+    fn patch_pod_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        kind: Patch,
+        body: &[u8],
+    ) -> Reply<Value> {
+        let path = format!("{}/status", namespaced("pods", namespace, name)?);
+        let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
+        self.main.send(&ask)?.document()
+    }
+
+    fn create_pod(&self, namespace: &str, body: &[u8]) -> Reply<Value> {
+        self.post(&collection("pods", namespace)?, body)
+    }
+
+    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Reply<Option<Value>> {
+        let path = namespaced("pods", namespace, name)?;
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": uid},
+        });
+        let body = body.to_string();
+        let ask = Ask::send(Method::DELETE, &path, JSON, body.as_bytes());
+        let left = self.main.send(&ask)?.document()?;
+        let finalizers = left["metadata"]["finalizers"].as_array();
+        let kept = finalizers.is_some_and(|all| !all.is_empty());
+        Ok(kept.then_some(left))
+    }
+
+    fn node(&self, name: &str) -> Reply<Value> {
+        let path = format!("/api/v1/nodes/{}", segment(name)?);
+        self.heartbeat.send(&Ask::get(&path))?.document()
+    }
+
+    fn create_node(&self, body: &[u8]) -> Reply<Value> {
+        let ask = Ask::send(Method::POST, "/api/v1/nodes", JSON, body);
+        self.heartbeat.send(&ask)?.document()
+    }
+
+    fn patch_node(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value> {
+        let path = format!("/api/v1/nodes/{}", segment(name)?);
+        let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
+        self.main.send(&ask)?.document()
+    }
+
+    fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value> {
+        let path = format!("/api/v1/nodes/{}/status", segment(name)?);
+        let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
+        self.heartbeat.send(&ask)?.document()
+    }
+
+    fn lease(&self, name: &str) -> Reply<Value> {
+        let path = format!("{LEASES}/{}", segment(name)?);
+        self.heartbeat.send(&Ask::get(&path))?.document()
+    }
+
+    fn create_lease(&self, body: &[u8]) -> Reply<Value> {
+        let ask = Ask::send(Method::POST, LEASES, JSON, body);
+        self.heartbeat.send(&ask)?.document()
+    }
+
+    fn update_lease(&self, name: &str, body: &[u8]) -> Reply<Value> {
+        let path = format!("{LEASES}/{}", segment(name)?);
+        let ask = Ask::send(Method::PUT, &path, JSON, body);
+        self.heartbeat.send(&ask)?.document()
+    }
+
+    fn patch_lease(&self, name: &str, body: &[u8]) -> Reply<Value> {
+        let path = format!("{LEASES}/{}", segment(name)?);
+        let ask = Ask {
+            accept: META,
+            ..Ask::send(Method::PATCH, &path, Patch::Merge.content_type(), body)
+        };
+        self.heartbeat.send(&ask)?.document()
+    }
+
+    fn create_event(&self, namespace: &str, body: &[u8]) -> Reply<Value> {
+        let path = collection("events", namespace)?;
+        let ask = Ask {
+            accept: META,
+            ..Ask::send(Method::POST, &path, JSON, body)
+        };
+        self.events.send(&ask)?.document()
+    }
+
+    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> Reply<Value> {
+        let path = namespaced("events", namespace, name)?;
+        let ask = Ask {
+            accept: META,
+            ..Ask::send(Method::PATCH, &path, Patch::Strategic.content_type(), body)
+        };
+        self.events.send(&ask)?.document()
+    }
+
+    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
+        let path = namespaced("serviceaccounts", namespace, account)?;
+        self.post(&format!("{path}/token"), body)
+    }
+
+    fn config_map(&self, namespace: &str, name: &str) -> Reply<Value> {
+        self.get(&namespaced("configmaps", namespace, name)?)
+    }
+
+    fn secret(&self, namespace: &str, name: &str) -> Reply<Value> {
+        self.get(&namespaced("secrets", namespace, name)?)
+    }
+
+    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value> {
+        self.get(&namespaced("persistentvolumeclaims", namespace, name)?)
+    }
+
+    fn persistent_volume(&self, name: &str) -> Reply<Value> {
+        self.get(&format!("/api/v1/persistentvolumes/{}", segment(name)?))
+    }
+
+    fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
+        let path = format!("{}?", collection("services", namespace)?);
+        self.list(&path, JSON, MAX_SERVICES, &mut |item| {
+            each(item);
+            Ok(())
+        })
+    }
+
+    fn service(&self, namespace: &str, name: &str) -> Reply<Value> {
+        self.get(&namespaced("services", namespace, name)?)
+    }
+
+    fn create_csr(&self, body: &[u8]) -> Reply<Value> {
+        self.post(CSRS, body)
+    }
+
+    fn csr(&self, name: &str) -> Reply<Value> {
+        self.get(&format!("{CSRS}/{}", segment(name)?))
+    }
+
+    fn review_token(&self, body: &[u8]) -> Reply<Value> {
+        self.post("/apis/authentication.k8s.io/v1/tokenreviews", body)
+    }
+
+    fn review_access(&self, body: &[u8]) -> Reply<Value> {
+        self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    }
+
+    fn close_heartbeat_connections(&self) {
+        self.heartbeat.close_connections();
+    }
+}

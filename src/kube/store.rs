@@ -1,0 +1,299 @@
+//! Where a node keeps its certificates: one file for each pair, and a link to the one in use.
+//!
+//! ```text
+//! <cert-dir>/kubelet-client-2026-11-21-22-00-00.pem     chain, then key; 0600, on disk before anything refers to it
+//! <cert-dir>/kubelet-client-current.pem ─▶ that file    switched by a rename: whole or not at all
+//! <cert-dir>/kubelet-client-updated.pem                 a link on its way to become the current one
+//! ```
+//!
+//! The names are those of the kubelet: a node that changes from one to the other keeps its identity (BOOT-06).
+//! Source: client-go `util/certificate/certificate_store.go`.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::api::Wall;
+use crate::sys::file;
+
+/// Largest file of a certificate and its key, bytes.
+const MAX_PAIR_BYTES: u64 = 256 * 1024;
+
+/// Why a certificate cannot be kept or found.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file or the directory.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// Verb.
+        action: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// Somebody put a file where the link has to be.
+    #[error("{} is a file and not a link: nothing new can be stored over it", _0.display())]
+    NotALink(PathBuf),
+}
+
+/// The pairs of one purpose.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+    prefix: &'static str,
+}
+
+/// A pair as found.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The file with the certificate.
+    pub path: PathBuf,
+    /// Chain, PEM.
+    pub chain: Vec<u8>,
+    /// Key, PEM; may be the same text.
+    pub key: Vec<u8>,
+}
+
+impl Store {
+    /// `kubelet-client`: what this node shows to the apiserver.
+    #[must_use]
+    pub fn client(dir: &Path) -> Self {
+        Self {
+            dir: dir.into(),
+            prefix: "kubelet-client",
+        }
+    }
+
+    /// `kubelet-server`: what it shows to those who call it.
+    #[must_use]
+    pub fn server(dir: &Path) -> Self {
+        Self {
+            dir: dir.into(),
+            prefix: "kubelet-server",
+        }
+    }
+
+    /// The link to the pair in use.
+    #[must_use]
+    pub fn current_path(&self) -> PathBuf {
+        self.dir.join(format!("{}-current.pem", self.prefix))
+    }
+
+    fn updated_path(&self) -> PathBuf {
+        self.dir.join(format!("{}-updated.pem", self.prefix))
+    }
+
+    /// Makes the directory, and ends a switch that a crash cut short. Call once at start.
+    pub fn recover(&self) -> Result<(), StoreError> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.dir)
+            .map_err(failed("make", &self.dir))?;
+        let (updated, current) = (self.updated_path(), self.current_path());
+        if !is_there(&updated)? {
+            return Ok(());
+        }
+        if is_there(&current)? {
+            // The switch did not happen: what it led to is still only a file.
+            fs::remove_file(&updated).map_err(failed("remove", &updated))?;
+        } else {
+            fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
+        }
+        file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))
+    }
+
+    /// The pair in use: behind the link, or `<prefix>.crt` and `<prefix>.key`. `None` if there is none.
+    pub fn current(&self) -> Result<Option<Stored>, StoreError> {
+        let current = self.current_path();
+        if let Some(text) = read(&current)? {
+            return Ok(Some(Stored {
+                path: current,
+                chain: text.clone(),
+                key: text,
+            }));
+        }
+        let certificate = self.dir.join(format!("{}.crt", self.prefix));
+        let key = self.dir.join(format!("{}.key", self.prefix));
+        match (read(&certificate)?, read(&key)?) {
+            (Some(chain), Some(key)) => Ok(Some(Stored {
+                path: certificate,
+                chain,
+                key,
+            })),
+            _ => Ok(None),
+        }
+    }
+
+    /// Keeps a pair and makes it the current one. Both are on disk when this returns.
+    ///
+    /// - Errors: the old one is still the current one.
+    pub fn store(&self, chain: &str, key: &str, now: Wall) -> Result<PathBuf, StoreError> {
+        let (updated, current) = (self.updated_path(), self.current_path());
+        match fs::symlink_metadata(&current) {
+            Ok(found) if !found.is_symlink() => return Err(StoreError::NotALink(current)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("look at", &current)(e));
+            }
+            _ => {}
+        }
+        let dir = fs::canonicalize(&self.dir).map_err(failed("find", &self.dir))?;
+        let at = now.date_time();
+        let name = format!(
+            "{}-{:04}-{:02}-{:02}-{:02}-{:02}-{:02}.pem",
+            self.prefix,
+            at.year(),
+            u8::from(at.month()),
+            at.day(),
+            at.hour(),
+            at.minute(),
+            at.second()
+        );
+        let path = dir.join(name);
+        let newline = if chain.ends_with('\n') { "" } else { "\n" };
+        let text = format!("{chain}{newline}{key}");
+        file::write_atomic(&path, text.as_bytes(), 0o600, true).map_err(failed("write", &path))?;
+        match fs::remove_file(&updated) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("remove", &updated)(e));
+            }
+            _ => {}
+        }
+        symlink(&path, &updated).map_err(failed("make", &updated))?;
+        fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
+        file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))?;
+        Ok(path)
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_path_buf();
+    move |source| StoreError::File {
+        action,
+        path,
+        source,
+    }
+}
+
+fn is_there(path: &Path) -> Result<bool, StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(failed("look at", path)(e)),
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|file| file.take(MAX_PAIR_BYTES).read_to_end(&mut bytes)) {
+        Ok(_) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(failed("read", path)(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .expect("list")
+            .map(|e| e.expect("entry").file_name().into_string().expect("text"))
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn chain(store: &Store) -> Option<String> {
+        let found = store.current().expect("current")?;
+        Some(String::from_utf8(found.chain).expect("text"))
+    }
+
+    #[test]
+    fn stored_and_switched() {
+        // BOOT-06
+        let scratch = Scratch::new();
+        let dir = scratch.join("pki");
+        let store = Store::client(&dir);
+        store.recover().expect("directory");
+        assert_eq!(
+            fs::metadata(&dir).expect("stat").permissions().mode() & 0o777,
+            0o755
+        );
+        assert_eq!(chain(&store), None);
+        let first = store
+            .store("chain one", "key one\n", Wall::from_secs(0))
+            .expect("store");
+        assert_eq!(chain(&store).expect("pair"), "chain one\nkey one\n");
+        assert_eq!(
+            fs::metadata(&first).expect("stat").permissions().mode() & 0o777,
+            0o600
+        );
+        assert!(
+            fs::read_link(store.current_path())
+                .expect("link")
+                .is_absolute()
+        );
+        store
+            .store("chain two\n", "key two\n", Wall::from_secs(1_700_000_000))
+            .expect("store");
+        assert_eq!(chain(&store).expect("pair"), "chain two\nkey two\n");
+        assert_eq!(
+            names(&dir),
+            [
+                "kubelet-client-1970-01-01-00-00-00.pem",
+                "kubelet-client-2023-11-14-22-13-20.pem",
+                "kubelet-client-current.pem",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_crash_left() {
+        // BOOT-06
+        let scratch = Scratch::new();
+        let store = Store::server(&scratch.0);
+        let path = store
+            .store("chain", "key", Wall::from_secs(0))
+            .expect("store");
+        // Between the two steps of a first switch.
+        fs::rename(store.current_path(), store.updated_path()).expect("rename");
+        assert_eq!(chain(&store), None);
+        store.recover().expect("recover");
+        assert_eq!(chain(&store).expect("pair"), "chain\nkey");
+        // Between the two steps of a later one.
+        symlink(&path, store.updated_path()).expect("link");
+        store.recover().expect("recover");
+        assert!(!is_there(&store.updated_path()).expect("look"));
+        symlink(&path, store.updated_path()).expect("link");
+        store
+            .store("two", "key", Wall::from_secs(9))
+            .expect("store");
+        assert_eq!(chain(&store).expect("pair"), "two\nkey");
+    }
+
+    #[test]
+    fn other_places() {
+        // BOOT-06
+        let scratch = Scratch::new();
+        let store = Store::client(&scratch.0);
+        fs::write(scratch.join("kubelet-client.crt"), "c").expect("write");
+        assert_eq!(chain(&store), None, "without its key");
+        fs::write(scratch.join("kubelet-client.key"), "k").expect("write");
+        let found = store.current().expect("current").expect("pair");
+        assert_eq!((found.chain, found.key), (b"c".to_vec(), b"k".to_vec()));
+        fs::write(store.current_path(), "plain").expect("write");
+        assert_eq!(chain(&store).expect("pair"), "plain");
+        let error = store
+            .store("x", "y", Wall::from_secs(0))
+            .expect_err("a file");
+        assert!(matches!(error, StoreError::NotALink(_)));
+        assert_eq!(chain(&store).expect("pair"), "plain");
+    }
+}

@@ -1,0 +1,393 @@
+//! The doorbell: one watch of this node's pods, of which only the rings are taken.
+//!
+//! Its objects are metadata alone, and of them only identity and version are read, through a buffer of fixed size. Memory
+//! does not depend on what the cluster does or on how long the watch lasts. What a watch says is never the truth, it only
+//! tells which pod to read: whatever is odd about it is answered by a list.
+
+use alloc::sync::Arc;
+use core::cell::Cell;
+use core::fmt;
+use core::time::Duration;
+
+use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde_json::Deserializer;
+
+use super::cancel::Cancel;
+use super::client::{Answer, Ask, Client, unread};
+use super::error::{ApiError, KubeError};
+use super::path::{node_selector, query};
+use super::requests::META;
+use super::stream::{Plain, ReadError, Stream};
+
+/// Longest event that is read to its end, bytes; of a longer one only what came before is known.
+pub const MAX_EVENT_BYTES: u64 = 256 * 1024;
+/// Longest identity or version taken from an event, bytes. Names have at most 253.
+const MAX_FIELD_BYTES: usize = 256;
+/// Silence beyond the time that the apiserver was asked to end the watch after.
+const STALL_SLACK: Duration = Duration::from_secs(30);
+
+/// What to watch.
+#[derive(Clone, Debug)]
+pub struct WatchOptions {
+    /// The node whose pods are watched.
+    pub node: String,
+    /// The version of the last list.
+    pub resource_version: String,
+    /// The apiserver ends the watch after so long.
+    pub timeout: Duration,
+    /// Whether it tells about once a minute how far it has come: bytes for a version that expires later.
+    pub bookmarks: bool,
+}
+
+/// What happened to a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingKind {
+    /// It is there, or matches now.
+    Added,
+    /// It has changed.
+    Modified,
+    /// It is gone.
+    Deleted,
+    /// To nothing: the version is that of the whole.
+    Bookmark,
+    /// Something; also all types that this agent does not know.
+    #[default]
+    Unknown,
+}
+
+/// One event. Fields that were not there, or came too late in too long an event, are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ring {
+    /// What happened.
+    pub kind: RingKind,
+    /// Whom it is about. Empty: nobody can tell, list.
+    pub uid: String,
+    /// Version of the object.
+    pub resource_version: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+/// How a watch ended that did not break.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchEnd {
+    /// Its time was over. All that happened until then was told.
+    Clean,
+    /// The apiserver said why in the stream: the version has expired, usually. A list is due.
+    Error(ApiError),
+}
+
+pub(super) fn watch(
+    client: &Client,
+    options: &WatchOptions,
+    cancel: &Arc<Cancel>,
+    each: &mut dyn FnMut(Ring),
+) -> Result<WatchEnd, KubeError> {
+    let path = format!(
+        "/api/v1/pods?watch=1&{}&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
+        node_selector(&options.node)?,
+        query(&options.resource_version),
+        options.timeout.as_secs(),
+        options.bookmarks,
+    );
+    let ask = Ask {
+        accept: META,
+        ..Ask::get(&path)
+    };
+    let ended = client
+        .open(&ask, options.timeout + STALL_SLACK, cancel)
+        .and_then(|answer| drain(answer, each));
+    cancel.clear();
+    match ended {
+        // Its end may look like any.
+        _ if cancel.is_cancelled() => Err(KubeError::Cancelled),
+        ended => ended,
+    }
+}
+
+fn drain(answer: Answer, each: &mut dyn FnMut(Ring)) -> Result<WatchEnd, KubeError> {
+    let (url, body) = answer.into_reader()?;
+    events(Box::new(body), each).map_err(|e| unread(&url, e))
+}
+
+/// Reads events, one a line, until their end.
+pub(super) fn events(
+    input: Box<dyn std::io::Read + '_>,
+    each: &mut dyn FnMut(Ring),
+) -> Result<WatchEnd, ReadError> {
+    let budget = Cell::new(0);
+    let mut stream = Stream::new(input, &budget);
+    loop {
+        if stream.is_at_end().map_err(|e| ReadError::from_io(&e))? {
+            return Ok(WatchEnd::Clean);
+        }
+        budget.set(MAX_EVENT_BYTES);
+        let mut event = Event::default();
+        let read = Top(&mut event).deserialize(&mut Deserializer::from_reader(&mut stream));
+        match read {
+            Ok(()) => {}
+            // What came of it may tell whom it is about.
+            Err(_) if budget.get() == 0 => {
+                if event.error.is_some() {
+                    return Err(ReadError::Wrong("its error is too long".into()));
+                }
+            }
+            Err(e) => return Err(ReadError::from_json(e)),
+        }
+        if let Some(status) = event.error {
+            return Ok(WatchEnd::Error(status));
+        }
+        each(event.ring);
+        if !stream.skip_line().map_err(|e| ReadError::from_io(&e))? {
+            return Ok(WatchEnd::Clean);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Event {
+    ring: Ring,
+    error: Option<ApiError>,
+}
+
+/// `{"type": …, "object": …}`
+struct Top<'a>(&'a mut Event);
+
+impl<'de> DeserializeSeed<'de> for Top<'_> {
+    type Value = ();
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
+        reader.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Top<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an event")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(name) = fields.next_key_seed(Short)? {
+            match name.as_str() {
+                "type" => {
+                    let kind = fields.next_value_seed(Short)?;
+                    self.0.ring.kind = match kind.as_str() {
+                        "ADDED" => RingKind::Added,
+                        "MODIFIED" => RingKind::Modified,
+                        "DELETED" => RingKind::Deleted,
+                        "BOOKMARK" => RingKind::Bookmark,
+                        _ => RingKind::Unknown,
+                    };
+                    if kind == "ERROR" {
+                        self.0.error = Some(ApiError::default());
+                    }
+                }
+                "object" if self.0.error.is_some() => {
+                    // A small object: it is read as one.
+                    let status = fields.next_value_seed(Plain::new(&Cell::new(0)))?;
+                    let text = status.to_string();
+                    self.0.error = Some(ApiError::read(200, None, text.as_bytes()));
+                }
+                "object" => fields.next_value_seed(Object(&mut self.0.ring))?,
+                _ => {
+                    fields.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Object<'a>(&'a mut Ring);
+
+impl<'de> DeserializeSeed<'de> for Object<'_> {
+    type Value = ();
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
+        reader.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Object<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(name) = fields.next_key_seed(Short)? {
+            if name == "metadata" {
+                fields.next_value_seed(Metadata(self.0))?;
+            } else {
+                fields.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Metadata<'a>(&'a mut Ring);
+
+impl<'de> DeserializeSeed<'de> for Metadata<'_> {
+    type Value = ();
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
+        reader.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Metadata<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("metadata")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(name) = fields.next_key_seed(Short)? {
+            let field = match name.as_str() {
+                "uid" => &mut self.0.uid,
+                "resourceVersion" => &mut self.0.resource_version,
+                "namespace" => &mut self.0.namespace,
+                "name" => &mut self.0.name,
+                _ => {
+                    fields.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            *field = fields.next_value_seed(Short)?;
+        }
+        Ok(())
+    }
+}
+
+/// A text; empty if it is longer than any that matters.
+struct Short;
+
+impl<'de> DeserializeSeed<'de> for Short {
+    type Value = String;
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<String, D::Error> {
+        reader.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Short {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<String, E> {
+        Ok(if text.len() <= MAX_FIELD_BYTES {
+            text.into()
+        } else {
+            String::new()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(kind: RingKind, uid: &str, version: &str, name: &str) -> Ring {
+        Ring {
+            kind,
+            uid: uid.into(),
+            resource_version: version.into(),
+            namespace: if name.is_empty() { "" } else { "shop" }.into(),
+            name: name.into(),
+        }
+    }
+
+    fn read(text: &[u8]) -> (Result<WatchEnd, ReadError>, Vec<Ring>) {
+        let mut rings = Vec::new();
+        let end = events(Box::new(text), &mut |ring| rings.push(ring));
+        (end, rings)
+    }
+
+    const ONE: &str = r#"{"type":"MODIFIED","object":{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"web","namespace":"shop","uid":"u1","resourceVersion":"7","labels":{"uid":"x"},"ownerReferences":[{"uid":"y"}],"managedFields":[{"f":{}}]}}}"#;
+
+    #[test]
+    fn rings() {
+        let text = format!(
+            "{ONE}\n{}\n{}\n{}\n{}\n",
+            ONE.replace("MODIFIED", "ADDED").replace("\"7\"", "\"8\""),
+            ONE.replace("MODIFIED", "DELETED"),
+            r#"{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"99","creationTimestamp":null}}}"#,
+            r#"{"object":{"metadata":{"uid":"u1"}},"type":"NEW"}"#,
+        );
+        let (end, rings) = read(text.as_bytes());
+        assert_eq!(end.expect("end"), WatchEnd::Clean);
+        assert_eq!(
+            rings,
+            [
+                ring(RingKind::Modified, "u1", "7", "web"),
+                ring(RingKind::Added, "u1", "8", "web"),
+                ring(RingKind::Deleted, "u1", "7", "web"),
+                ring(RingKind::Bookmark, "", "99", ""),
+                ring(RingKind::Unknown, "u1", "", ""),
+            ]
+        );
+        // The last line may lack its end; a line that is cut is a break.
+        assert_eq!(read(ONE.as_bytes()).0.expect("end"), WatchEnd::Clean);
+        assert_eq!(read(b"").0.expect("end"), WatchEnd::Clean);
+        for end in 1..ONE.len() {
+            let (result, rings) = read(&ONE.as_bytes()[..end]);
+            assert!(matches!(result, Err(ReadError::Cut(_))), "{end}");
+            assert_eq!(rings, []);
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_too_long_is_a_ring() {
+        let long = "x".repeat(1 << 20);
+        // Whom it is about comes early.
+        let late = ONE.replace(
+            "\"labels\":{",
+            &format!("\"labels\":{{\"{long}\":\"{long}\","),
+        );
+        let early = ONE.replace("\"name\":\"web\"", &format!("\"name\":\"{long}\""));
+        let (end, rings) = read(format!("{late}\n{early}\n{ONE}\n").as_bytes());
+        assert_eq!(end.expect("end"), WatchEnd::Clean);
+        assert_eq!(
+            rings,
+            [
+                ring(RingKind::Modified, "u1", "7", "web"),
+                ring(RingKind::Modified, "", "", ""),
+                ring(RingKind::Modified, "u1", "7", "web"),
+            ]
+        );
+        // A field that is too long for what it says it is, in an event that is not.
+        let odd = ONE.replace("\"u1\"", &format!("\"{}\"", "u".repeat(300)));
+        assert_eq!(
+            read(odd.as_bytes()).1,
+            [ring(RingKind::Modified, "", "7", "web")]
+        );
+    }
+
+    #[test]
+    fn errors_in_the_stream() {
+        let gone = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 1 (9)","reason":"Expired","code":410}}"#;
+        let (end, rings) = read(format!("{ONE}\n{gone}\n{ONE}\n").as_bytes());
+        let Ok(WatchEnd::Error(error)) = end else {
+            panic!("{end:?}");
+        };
+        assert_eq!((error.status, error.reason.as_str()), (410, "Expired"));
+        assert_eq!(rings.len(), 1, "nothing counts after it");
+        for text in [
+            &b"<html>\n"[..],
+            b"[]\n",
+            b"{\"type\":1}\n",
+            b"{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"uid\":1}}}\n",
+            b"\xff\n",
+        ] {
+            let (end, rings) = read(text);
+            assert!(matches!(end, Err(ReadError::Wrong(_))), "{end:?}");
+            assert_eq!(rings, []);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The way to servers: names, proxies, trust. What the registries and the apiserver have in common below HTTP.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`url`] | absolute `http` and `https` URLs |
+//! | [`dns`], [`names`] | name servers asked by ourselves |
+//! | [`pace`] | delays between attempts, stopping |
+//! | [`proxies`] | which requests go through a proxy |
+//! | [`serving`] | TLS as a server: its certificate, those of its clients |
+//! | [`tcp`] | connections that may be silent for long |
+//! | [`traffic`] | what went through the interfaces of a network namespace |
+//! | [`tls`] | TLS below HTTP: CAs, client certificates, our clock |
+//!
+//! Everything blocks: it runs on lanes and on threads of a pull, never on the deciding one. Nothing here is built or read
+//! before a server is first asked: a board without peers pays for none of it.
+
+mod dns;
+pub mod names;
+pub mod pace;
+pub mod proxies;
+pub mod serving;
+pub mod tcp;
+pub mod tls;
+pub mod traffic;
+pub mod url;
+
+pub(crate) use names::Names;
+pub use proxies::ProxyVariables;
+pub use url::Url;

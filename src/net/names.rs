@@ -1,0 +1,688 @@
+//! From a host's name to its addresses: `/etc/hosts`, then the name servers of `/etc/resolv.conf`.
+//!
+//! Not by the C library: a static program's calls that of another installation, if there is one, and none of them ends in
+//! a time of our choosing. Nothing is remembered, no other program is asked: whoever resolves names in a way of its own
+//! (mDNS, LDAP) has to offer a name server, as systemd-resolved does.
+//!
+//! Source: resolv.conf(5), hosts(5).
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use core::time::Duration;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpStream, UdpSocket};
+use std::path::PathBuf;
+
+use rustls::crypto::ring;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::NextTimeout;
+
+use super::dns::{self, Kind, Reply};
+use crate::api::Mono;
+use crate::sys::clock;
+
+/// Bytes read of either file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Name servers asked, and domains tried. The C library's own limits.
+const MAX_SERVERS: usize = 3;
+const MAX_DOMAINS: usize = 6;
+/// Addresses kept of a name. What the transport takes.
+const MAX_ADDRESSES: usize = 16;
+/// Time for one server to answer, and rounds, unless the file says otherwise.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+const ROUNDS: u32 = 2;
+/// With addresses of one kind here, time for those of the other. Servers that know of IPv4 only are common.
+const OTHER_KIND_TIME: Duration = Duration::from_millis(500);
+/// Longest such time and most rounds that the file may ask for.
+const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
+const MAX_ROUNDS: u32 = 5;
+/// Largest answer without a connection, bytes.
+const MAX_DATAGRAM: usize = 4096;
+
+/// Finds addresses.
+#[derive(Debug)]
+pub(crate) struct Names {
+    hosts: PathBuf,
+    resolv: PathBuf,
+    /// Port of name servers.
+    port: u16,
+}
+
+/// What `/etc/resolv.conf` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Settings {
+    servers: Vec<SocketAddr>,
+    domains: Vec<String>,
+    /// Names with so many dots are tried as they are first.
+    dots: usize,
+    time: Duration,
+    rounds: u32,
+}
+
+/// Why there is no address.
+#[derive(Debug)]
+enum Unknown {
+    /// The servers say so.
+    NoSuchName,
+    /// No server answers.
+    NoAnswer(String),
+}
+
+impl Unknown {
+    fn tell(self, host: &str) -> String {
+        match self {
+            Self::NoSuchName => format!("there is no address for the name {host}"),
+            Self::NoAnswer(why) => {
+                format!("cannot find the address of {host}: no name server answers ({why})")
+            }
+        }
+    }
+}
+
+impl Names {
+    /// As this machine is configured.
+    pub(crate) fn system() -> Self {
+        Self {
+            hosts: "/etc/hosts".into(),
+            resolv: "/etc/resolv.conf".into(),
+            port: 53,
+        }
+    }
+
+    /// The addresses of a host, best first. Blocks for `time` at the latest. Errors: as a sentence for a log.
+    pub(crate) fn addresses(&self, host: &str, time: Duration) -> Result<Vec<IpAddr>, String> {
+        let end = clock::mono() + time.min(MAX_ANSWER_TIME);
+        self.lookup(host, end).map_err(|why| why.tell(host))
+    }
+
+    /// The addresses of a host, best first. Blocks until `end` at the latest.
+    fn lookup(&self, host: &str, end: Mono) -> Result<Vec<IpAddr>, Unknown> {
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        if let Ok(address) = bare.parse() {
+            return Ok(vec![address]);
+        }
+        let name = bare.trim_end_matches('.').to_ascii_lowercase();
+        let mut found = in_hosts(&read(&self.hosts), &name);
+        if found.is_empty() && (name == "localhost" || name.ends_with(".localhost")) {
+            found = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        }
+        if found.is_empty() {
+            let settings = settings(&read(&self.resolv), self.port);
+            found = ask_all(&settings, &name, bare.ends_with('.'), end)?;
+        }
+        found.truncate(MAX_ADDRESSES);
+        // Stable: those with a way there first, of these IPv6 first.
+        found.sort_by_key(|ip| (!has_route(*ip), ip.is_ipv4()));
+        Ok(found)
+    }
+}
+
+impl Resolver for Names {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        _: &ureq::config::Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let host = uri.host().unwrap_or("");
+        let https = uri.scheme_str() == Some("https");
+        let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
+        let time = (*timeout.after).min(MAX_ANSWER_TIME);
+        let found = self
+            .lookup(host, clock::mono() + time)
+            .map_err(|why| io::Error::other(why.tell(host)))?;
+        let mut addresses = self.empty();
+        for ip in found {
+            addresses.push(SocketAddr::new(ip, port));
+        }
+        Ok(addresses)
+    }
+}
+
+/// The file's text as far as it is text; nothing if it cannot be read.
+fn read(path: &PathBuf) -> String {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|f| f.take(MAX_FILE_BYTES).read_to_end(&mut bytes));
+    if let Err(e) = read
+        && e.kind() != io::ErrorKind::NotFound
+    {
+        log::warn!("{}: {e}", path.display());
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn in_hosts(text: &str, name: &str) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split('#').next().unwrap_or("").split_whitespace();
+        if let Some(Ok(address)) = words.next().map(str::parse)
+            && words.any(|word| word.trim_end_matches('.').eq_ignore_ascii_case(name))
+            && !found.contains(&address)
+        {
+            found.push(address);
+        }
+    }
+    found
+}
+
+fn settings(text: &str, port: u16) -> Settings {
+    let mut settings = Settings {
+        servers: Vec::new(),
+        domains: Vec::new(),
+        dots: 1,
+        time: ANSWER_TIME,
+        rounds: ROUNDS,
+    };
+    for line in text.lines() {
+        let line = line.split(['#', ';']).next().unwrap_or("");
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("nameserver") => {
+                let server = words.next().and_then(|word| server(word, port));
+                settings
+                    .servers
+                    .extend(server.filter(|_| settings.servers.len() < MAX_SERVERS));
+            }
+            // The last line counts.
+            Some("search" | "domain") => {
+                settings.domains = words
+                    .map(|word| word.trim_end_matches('.').to_ascii_lowercase())
+                    .filter(|word| !word.is_empty())
+                    .take(MAX_DOMAINS)
+                    .collect();
+            }
+            Some("options") => {
+                for word in words {
+                    let Some((name, Ok(value))) =
+                        word.split_once(':').map(|(n, v)| (n, v.parse::<u32>()))
+                    else {
+                        continue;
+                    };
+                    match name {
+                        "ndots" => settings.dots = usize::try_from(value.min(15)).unwrap_or(1),
+                        "timeout" => {
+                            settings.time =
+                                Duration::from_secs(value.max(1).into()).min(MAX_ANSWER_TIME);
+                        }
+                        "attempts" => settings.rounds = value.clamp(1, MAX_ROUNDS),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if settings.servers.is_empty() {
+        settings.servers.push((Ipv4Addr::LOCALHOST, port).into());
+    }
+    settings
+}
+
+/// A server's address; `fe80::1%eth0` has an interface.
+fn server(text: &str, port: u16) -> Option<SocketAddr> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Some(SocketAddr::new(ip, port));
+    }
+    let (ip, interface) = text.split_once('%')?;
+    let scope = nix::net::if_::if_nametoindex(interface).ok()?;
+    Some(SocketAddrV6::new(ip.parse().ok()?, port, 0, scope).into())
+}
+
+/// The names that `name` may be short for, in the order in which they are asked for.
+fn candidates(settings: &Settings, name: &str, whole: bool) -> Vec<String> {
+    let dots = name.bytes().filter(|b| *b == b'.').count();
+    let mut names: Vec<String> = Vec::new();
+    if !whole {
+        names.extend(
+            settings
+                .domains
+                .iter()
+                .map(|domain| format!("{name}.{domain}")),
+        );
+    }
+    let at = if dots >= settings.dots {
+        0
+    } else {
+        names.len()
+    };
+    names.insert(at, name.to_owned());
+    names
+}
+
+fn ask_all(
+    settings: &Settings,
+    name: &str,
+    whole: bool,
+    end: Mono,
+) -> Result<Vec<IpAddr>, Unknown> {
+    let mut silent = None;
+    for candidate in candidates(settings, name, whole) {
+        match ask(settings, &candidate, end) {
+            Ok(found) if found.is_empty() => {}
+            Ok(found) => return Ok(found),
+            Err(why) => silent = Some(why),
+        }
+    }
+    // Of a name that no server could speak of it is not known whether it is there.
+    Err(silent.map_or(Unknown::NoSuchName, Unknown::NoAnswer))
+}
+
+/// Asks the servers, one after the other, until one can tell. Errors: what the last one did.
+fn ask(settings: &Settings, name: &str, end: Mono) -> Result<Vec<IpAddr>, String> {
+    let mut why = String::from("none is named");
+    for _ in 0..settings.rounds {
+        for server in &settings.servers {
+            let until = end.min(clock::mono() + settings.time);
+            match ask_server(*server, name, until) {
+                Ok(found) => return Ok(found),
+                Err(e) => why = format!("{}: {e}", server.ip()),
+            }
+            if clock::mono() >= end {
+                return Err(why);
+            }
+        }
+    }
+    Err(why)
+}
+
+/// Asks one server for both kinds of addresses at once.
+fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpAddr>> {
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(server)?;
+    let mut open = Vec::new();
+    for kind in [Kind::V6, Kind::V4] {
+        let id = random()?;
+        let Some(question) = dns::question(id, name, kind) else {
+            return Ok(Vec::new());
+        };
+        socket.send(&question)?;
+        open.push((id, kind, question));
+    }
+    let mut found = Vec::new();
+    let mut failed = None;
+    let mut until = until;
+    let mut message = [0; MAX_DATAGRAM];
+    while !open.is_empty() {
+        let received = left(until)
+            .and_then(|time| socket.set_read_timeout(Some(time)))
+            .and_then(|()| socket.recv(&mut message));
+        let length = match received {
+            Ok(length) => length,
+            Err(e) => {
+                failed = Some(in_words(e));
+                break;
+            }
+        };
+        // Whoever guesses a question right has to guess its number too.
+        let mut n = 0;
+        while n < open.len() {
+            let (id, kind, question) = &open[n];
+            let reply = match dns::answer(*id, name, *kind, &message[..length]) {
+                Reply::Cut => ask_by_stream(server, name, (*id, *kind, question), until),
+                reply => Ok(reply),
+            };
+            match reply {
+                Ok(Reply::Other | Reply::Cut) => {
+                    n += 1;
+                    continue;
+                }
+                Ok(Reply::Failed) => failed = Some(io::Error::other("it cannot answer")),
+                Err(e) => failed = Some(e),
+                Ok(Reply::Addresses(addresses)) => found.extend(addresses),
+            }
+            open.remove(n);
+        }
+        if !found.is_empty() {
+            until = until.min(clock::mono() + OTHER_KIND_TIME);
+        }
+    }
+    match failed {
+        // What one kind brought is not lost for the other.
+        Some(e) if found.is_empty() => Err(e),
+        _ => Ok(found),
+    }
+}
+
+/// For answers that do not fit into a datagram.
+fn ask_by_stream(
+    server: SocketAddr,
+    name: &str,
+    (id, kind, question): (u16, Kind, &[u8]),
+    until: Mono,
+) -> io::Result<Reply> {
+    let mut stream = TcpStream::connect_timeout(&server, left(until)?)?;
+    stream.set_write_timeout(Some(left(until)?))?;
+    stream.set_read_timeout(Some(left(until)?))?;
+    let length = u16::try_from(question.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes(), question].concat())?;
+    let mut head = [0; 2];
+    stream.read_exact(&mut head).map_err(in_words)?;
+    let mut message = vec![0; usize::from(u16::from_be_bytes(head))];
+    stream.set_read_timeout(Some(left(until)?))?;
+    stream.read_exact(&mut message).map_err(in_words)?;
+    match dns::answer(id, name, kind, &message) {
+        Reply::Other | Reply::Cut => Err(io::Error::other("its answer is none")),
+        reply => Ok(reply),
+    }
+}
+
+/// Time until then. Errors: it is over.
+fn left(until: Mono) -> io::Result<Duration> {
+    match until.since_ms(clock::mono()) {
+        0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it is silent")),
+        ms => Ok(Duration::from_millis(ms)),
+    }
+}
+
+fn in_words(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it is silent"),
+        _ => error,
+    }
+}
+
+fn random() -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    ring::default_provider()
+        .secure_random
+        .fill(&mut bytes)
+        .map_err(|_| io::Error::other("no random numbers"))?;
+    Ok(u16::from_be_bytes(bytes))
+}
+
+/// Whether this machine knows a way to an address. Nothing is sent.
+fn has_route(ip: IpAddr) -> bool {
+    let any: IpAddr = match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect((ip, 53)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::super::dns::tests::{reply, wire};
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|t| t.parse().expect("address")).collect()
+    }
+
+    fn soon() -> Mono {
+        clock::mono() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn hosts() {
+        let text = "127.0.0.1 localhost\n# 10.0.0.9 a\n10.0.0.1\tA.example a # b\n::1 a\nx a\n10.0.0.2 a\n10.0.0.2 a";
+        for (name, want) in [
+            ("a", &["10.0.0.1", "::1", "10.0.0.2"][..]),
+            ("a.example", &["10.0.0.1"]),
+            ("b", &[]),
+            ("x", &[]),
+        ] {
+            assert_eq!(in_hosts(text, name), ips(want), "{name}");
+        }
+    }
+
+    #[test]
+    fn resolv_conf() {
+        let found = settings(
+            "nameserver 10.0.0.1 # first\nnameserver ::1\nnameserver x\nsearch lost\n\
+             search A.example. b\noptions ndots:5 timeout:0 attempts:9 rotate\n\
+             nameserver 10.0.0.3\nnameserver 10.0.0.4",
+            53,
+        );
+        assert_eq!(
+            found,
+            Settings {
+                servers: ips(&["10.0.0.1", "::1", "10.0.0.3"])
+                    .into_iter()
+                    .map(|ip| (ip, 53).into())
+                    .collect(),
+                domains: vec!["a.example".into(), "b".into()],
+                dots: 5,
+                time: Duration::from_secs(1),
+                rounds: MAX_ROUNDS,
+            }
+        );
+        let none = settings("", 53);
+        assert_eq!(none.servers, [(Ipv4Addr::LOCALHOST, 53).into()]);
+        assert_eq!(
+            (none.dots, none.time, none.rounds),
+            (1, ANSWER_TIME, ROUNDS)
+        );
+        assert!(server("fe80::1%lo", 53).is_some() && server("fe80::1%nope", 53).is_none());
+    }
+
+    #[test]
+    fn which_names_are_tried() {
+        let settings = settings("search a.example b\noptions ndots:2", 53);
+        for (name, whole, want) in [
+            ("r", false, &["r.a.example", "r.b", "r"][..]),
+            ("r", true, &["r"]),
+            ("r.s", false, &["r.s.a.example", "r.s.b", "r.s"]),
+            ("r.s.t", false, &["r.s.t", "r.s.t.a.example", "r.s.t.b"]),
+        ] {
+            assert_eq!(candidates(&settings, name, whole), want, "{name}");
+        }
+    }
+
+    /// A name server on loopback: `answer` gets name and kind and returns flags and records.
+    fn serve(
+        answer: impl Fn(&str, bool) -> (u16, Vec<(String, u16, Vec<u8>)>) + Send + 'static,
+    ) -> u16 {
+        // The same port both ways.
+        let (socket, listener) = loop {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+            let port = socket.local_addr().expect("address").port();
+            if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+                break (socket, listener);
+            }
+        };
+        let port = socket.local_addr().expect("address").port();
+        let make = move |question: &[u8], stream: bool| {
+            let mut name = String::new();
+            let mut at = 12;
+            while question[at] > 0 {
+                let label = &question[at + 1..=at + usize::from(question[at])];
+                name.push_str(core::str::from_utf8(label).expect("text"));
+                name.push('.');
+                at += 1 + label.len();
+            }
+            let six = question[at + 2] == 28;
+            let (flags, records) = answer(name.trim_end_matches('.'), six);
+            let records: Vec<(&str, u16, &[u8])> = records
+                .iter()
+                .map(|(o, k, d)| (o.as_str(), *k, d.as_slice()))
+                .collect();
+            if flags == 0x200 && stream {
+                reply(question, 0, &records)
+            } else if flags == 0x200 {
+                reply(question, flags, &[])
+            } else {
+                reply(question, flags, &records)
+            }
+        };
+        thread::spawn(move || {
+            let mut message = [0; 512];
+            while let Ok((length, from)) = socket.recv_from(&mut message) {
+                let answered = make(&message[..length], false);
+                // Stray and forged ones come first: they count for nothing.
+                let mut forged = answered.clone();
+                forged[0] ^= 0x55;
+                for datagram in [&b"?"[..], &forged, &answered] {
+                    socket.send_to(datagram, from).expect("sent");
+                }
+                if answered[2] & 2 != 0 {
+                    let (mut stream, _) = listener.accept().expect("connection");
+                    let mut head = [0; 2];
+                    stream.read_exact(&mut head).expect("length");
+                    let mut question = vec![0; usize::from(u16::from_be_bytes(head))];
+                    stream.read_exact(&mut question).expect("question");
+                    let whole = make(&question, true);
+                    let length = u16::try_from(whole.len()).expect("short").to_be_bytes();
+                    stream
+                        .write_all(&[&length, &whole[..]].concat())
+                        .expect("sent");
+                }
+            }
+        });
+        port
+    }
+
+    fn names(scratch: &Scratch, resolv: &str, port: u16) -> Names {
+        fs::write(scratch.join("hosts"), "10.9.9.9 listed.example\n").expect("hosts");
+        fs::write(scratch.join("resolv.conf"), resolv).expect("resolv.conf");
+        Names {
+            hosts: scratch.join("hosts"),
+            resolv: scratch.join("resolv.conf"),
+            port,
+        }
+    }
+
+    #[test]
+    fn asked_of_a_server() {
+        let port = serve(|name, six| {
+            let a = |d: [u8; 4]| (String::new(), 1, d.to_vec());
+            match (name, six) {
+                ("both.example", true) => (
+                    0,
+                    vec![(String::new(), 28, {
+                        let mut loopback = vec![0; 16];
+                        loopback[15] = 1;
+                        loopback
+                    })],
+                ),
+                ("both.example" | "short.lan", false) => (0, vec![a([127, 0, 0, 1])]),
+                ("alias.example", false) => (
+                    0,
+                    vec![
+                        (String::new(), 5, wire("target.example")),
+                        ("target.example".into(), 1, vec![127, 0, 0, 7]),
+                    ],
+                ),
+                ("large.example", false) => (0x200, (1..=40).map(|n| a([127, 0, 0, n])).collect()),
+                ("broken.example", _) | ("four.example" | "six.example", true) => (2, Vec::new()),
+                ("four.example", false) => (0, vec![a([127, 0, 0, 4])]),
+                ("six.example", false) => (0, Vec::new()),
+                ("alias.example" | "large.example", true) => (0, Vec::new()),
+                _ => (3, Vec::new()),
+            }
+        });
+        let scratch = Scratch::new();
+        let names = names(
+            &scratch,
+            "nameserver 127.0.0.1\nsearch lan\noptions timeout:5 attempts:1\n",
+            port,
+        );
+        for (host, want) in [
+            ("short", &["127.0.0.1"][..]),
+            ("alias.example", &["127.0.0.7"]),
+            ("alias.example.", &["127.0.0.7"]),
+            ("listed.example", &["10.9.9.9"]),
+            ("10.1.1.1", &["10.1.1.1"]),
+            ("[::1]", &["::1"]),
+        ] {
+            assert_eq!(names.lookup(host, soon()).expect(host), ips(want), "{host}");
+        }
+        // A server that fails for one kind has answered the other; with no address from either it is not known.
+        let four = names.lookup("four.example", soon()).expect("four");
+        assert_eq!(four, ips(&["127.0.0.4"]));
+        assert!(matches!(
+            names.lookup("six.example", soon()),
+            Err(Unknown::NoAnswer(_))
+        ));
+        let both = names.lookup("both.example", soon()).expect("both");
+        assert!(both.contains(&Ipv4Addr::LOCALHOST.into()), "{both:?}");
+        assert!(both.contains(&Ipv6Addr::LOCALHOST.into()), "{both:?}");
+        if has_route(Ipv6Addr::LOCALHOST.into()) {
+            assert!(both[0].is_ipv6(), "{both:?}");
+        }
+        let large = names.lookup("large.example", soon()).expect("large");
+        assert_eq!(large.len(), MAX_ADDRESSES);
+        assert!(
+            names
+                .lookup("localhost", soon())
+                .expect("localhost")
+                .contains(&Ipv4Addr::LOCALHOST.into())
+        );
+        assert!(matches!(
+            names.lookup("gone.example", soon()),
+            Err(Unknown::NoSuchName)
+        ));
+        assert!(matches!(names.lookup("", soon()), Err(Unknown::NoSuchName)));
+        assert!(
+            matches!(names.lookup("broken.example", soon()), Err(Unknown::NoAnswer(why)) if why.contains("cannot answer"))
+        );
+    }
+
+    #[test]
+    fn of_one_kind_alone_nobody_waits_for_the_other() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let port = socket.local_addr().expect("address").port();
+        thread::spawn(move || {
+            let mut message = [0; 512];
+            while let Ok((length, from)) = socket.recv_from(&mut message) {
+                let question = &message[..length];
+                let four = question[length - 3] == 1;
+                if four {
+                    let answer = reply(question, 0, &[("", 1, &[127, 0, 0, 5])]);
+                    socket.send_to(&answer, from).expect("sent");
+                }
+            }
+        });
+        let scratch = Scratch::new();
+        let names = names(
+            &scratch,
+            "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n",
+            port,
+        );
+        let before = clock::mono();
+        let found = names.lookup("r.example", before + Duration::from_secs(60));
+        assert_eq!(found.expect("found"), ips(&["127.0.0.5"]));
+        assert!(clock::mono() - before < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn the_next_server_is_asked_when_one_is_silent() {
+        let port = serve(|_, six| match six {
+            true => (0, Vec::new()),
+            false => (0, vec![(String::new(), 1, vec![127, 0, 0, 3])]),
+        });
+        // Bound, so that nobody refuses, and never read.
+        let silent = UdpSocket::bind(("127.0.0.9", port)).expect("loopback");
+        let scratch = Scratch::new();
+        let names = names(
+            &scratch,
+            "nameserver 127.0.0.9\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+            port,
+        );
+        let found = names.lookup("r.example", soon()).expect("found");
+        assert_eq!(found, ips(&["127.0.0.3"]));
+        // Alone it is silent for as long as it is given.
+        fs::write(scratch.join("resolv.conf"), "nameserver 127.0.0.9\n").expect("resolv.conf");
+        let before = clock::mono();
+        let end = before + Duration::from_millis(200);
+        let error = names.lookup("r.example", end).expect_err("silent");
+        assert!(
+            matches!(&error, Unknown::NoAnswer(why) if why.contains("silent")),
+            "{error:?}"
+        );
+        assert!(clock::mono() - before >= Duration::from_millis(150));
+        drop(silent);
+        let end = clock::mono() + Duration::from_millis(200);
+        let error = names.lookup("r.example", end).expect_err("refused");
+        assert!(matches!(error, Unknown::NoAnswer(_)), "{error:?}");
+    }
+}

@@ -1,0 +1,355 @@
+//! TLS as a server speaks it: the certificate that it shows, which may change at any time, and whose clients' certificates it
+//! takes.
+//!
+//! A handshake takes any client certificate whose key the client has. Whether its issuer is trusted is asked with each
+//! request: who shows a wrong one may still have a token, and hears a refusal instead of a broken connection.
+
+use alloc::sync::Arc;
+use core::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CipherSuite, DigitallySignedStruct, DistinguishedName, NamedGroup, ProtocolVersion,
+    RootCertStore, ServerConfig, SignatureScheme, SupportedProtocolVersion,
+};
+
+use super::tls::{OwnClock, TlsError, certificates, unix_time};
+use crate::sys::clock;
+
+/// Certificates of authorities taken at most.
+const MAX_AUTHORITIES: usize = 100;
+
+/// What is offered to clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// `tlsCipherSuites`: names of suites of TLS 1.2, as IANA has them; empty: all. Those of 1.3 are always offered.
+    pub cipher_suites: Vec<String>,
+    /// `tlsCurvePreferences`, as Go names them; empty: all.
+    pub curves: Vec<String>,
+    /// Nothing before TLS 1.3.
+    pub only_1_3: bool,
+    /// Clients are asked for a certificate.
+    pub client_certificates: bool,
+}
+
+/// Suites that a kubelet knows and this program does not: too weak, or on their way out. A list may name them.
+#[rustfmt::skip]
+const FOREIGN_SUITES: [&str; 13] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA", "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA", "TLS_RSA_WITH_AES_128_CBC_SHA", "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_AES_256_CBC_SHA", "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+];
+/// The suites of TLS 1.3.
+const NEW_SUITES: [&str; 3] = [
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+];
+/// Suites of TLS 1.2 that are offered; a name on the left may stand for the one on the right.
+const SUITES: [(&str, CipherSuite); 8] = {
+    use CipherSuite as S;
+    [
+        (
+            "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+            S::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+        ),
+        (
+            "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+            S::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        ),
+        (
+            "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+            S::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        ),
+        (
+            "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+            S::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+        ),
+        (
+            "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+            S::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+        ),
+        (
+            "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+            S::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+        ),
+        (
+            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+            S::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+        ),
+        (
+            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+            S::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+        ),
+    ]
+};
+/// Curves by the names that Go has for them.
+const CURVES: [(&str, NamedGroup); 5] = [
+    ("X25519", NamedGroup::X25519),
+    ("CurveP256", NamedGroup::secp256r1),
+    ("P256", NamedGroup::secp256r1),
+    ("CurveP384", NamedGroup::secp384r1),
+    ("P384", NamedGroup::secp384r1),
+];
+
+/// Whether a list of cipher suites may have this name.
+#[must_use]
+pub fn is_suite(name: &str) -> bool {
+    FOREIGN_SUITES.contains(&name)
+        || NEW_SUITES.contains(&name)
+        || SUITES.iter().any(|(known, _)| *known == name)
+}
+
+/// How TLS is spoken with clients. HTTP/1.1 is all that is spoken above it, nothing is remembered of a client that left.
+///
+/// - Errors: what is left of the offer suits nobody.
+pub(crate) fn config(offer: &Offer, shown: Arc<Shown>) -> Result<Arc<ServerConfig>, TlsError> {
+    let wrong = |e: rustls::Error| TlsError::Unusable(e.to_string());
+    let mut provider = ring::default_provider();
+    if !offer.cipher_suites.is_empty() {
+        provider.cipher_suites.retain(|suite| {
+            let wanted = |(name, known): &(&str, CipherSuite)| {
+                *known == suite.suite() && offer.cipher_suites.iter().any(|n| n == name)
+            };
+            suite.tls13().is_some() || SUITES.iter().any(wanted)
+        });
+    }
+    if !offer.curves.is_empty() {
+        provider.kx_groups.retain(|group| {
+            let wanted = |(name, known): &(&str, NamedGroup)| {
+                *known == group.name() && offer.curves.iter().any(|n| n == name)
+            };
+            CURVES.iter().any(wanted)
+        });
+    }
+    let old = !offer.only_1_3 && provider.cipher_suites.iter().any(|s| s.tls13().is_none());
+    let versions: Vec<&'static SupportedProtocolVersion> = rustls::ALL_VERSIONS
+        .iter()
+        .copied()
+        .filter(|v| old || v.version == ProtocolVersion::TLSv1_3)
+        .collect();
+    let provider = Arc::new(provider);
+    let builder = ServerConfig::builder_with_details(Arc::clone(&provider), Arc::new(OwnClock))
+        .with_protocol_versions(&versions)
+        .map_err(wrong)?;
+    let builder = match offer.client_certificates {
+        true => builder.with_client_cert_verifier(Arc::new(AnyClient(provider))),
+        false => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_cert_resolver(shown);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+/// The certificate that is shown. Without one no handshake ends well.
+#[derive(Default)]
+pub struct Shown(Mutex<Option<Arc<CertifiedKey>>>);
+
+impl Shown {
+    /// Shows another one from now on; connections that there are keep theirs.
+    ///
+    /// - Errors: it is none, or the key is another's; the old one is shown on.
+    pub(crate) fn show(&self, chain_pem: &[u8], key_pem: &[u8]) -> Result<(), TlsError> {
+        let unusable = |e: &dyn fmt::Display| TlsError::Unusable(e.to_string());
+        let chain = certificates(chain_pem);
+        if chain.is_empty() {
+            return Err(unusable(&"there is no certificate"));
+        }
+        let key = PrivateKeyDer::from_pem_slice(key_pem)
+            .map_err(|e| unusable(&format_args!("its key: {e}")))?;
+        let pair = CertifiedKey::from_der(chain, key, &ring::default_provider());
+        let pair = Arc::new(pair.map_err(|e| unusable(&e))?);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(pair);
+        Ok(())
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shown")
+    }
+}
+
+/// Those who may sign certificates of clients.
+pub struct Authorities(Arc<dyn ClientCertVerifier>);
+
+impl Authorities {
+    /// Reads them.
+    ///
+    /// - Errors: there is none among the text.
+    pub(crate) fn read(pem: &[u8]) -> Result<Self, TlsError> {
+        let found = certificates(pem);
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(found.into_iter().take(MAX_AUTHORITIES));
+        if roots.is_empty() {
+            return Err(TlsError::Unusable("it holds no CA certificate".into()));
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
+        let verifier = verifier.map_err(|e| TlsError::Unusable(e.to_string()))?;
+        Ok(Self(verifier))
+    }
+
+    /// Whether they vouch, now, for the first certificate of the chain.
+    ///
+    /// - Errors: why not.
+    pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+        let (own, others) = chain.split_first().ok_or("there is no certificate")?;
+        let now = unix_time(clock::wall()).ok_or("the clock stands before 1970")?;
+        let vouched = self.0.verify_client_cert(own, others, now);
+        vouched.map(|_| ()).map_err(|e| e.to_string())
+    }
+}
+
+impl fmt::Debug for Authorities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Authorities")
+    }
+}
+
+/// Whoever has the key of what he shows; see the module.
+#[derive(Debug)]
+struct AnyClient(Arc<CryptoProvider>);
+
+impl ClientCertVerifier for AnyClient {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::testing::{Authority, NOW};
+
+    #[test]
+    fn offers() {
+        // BOOT-13
+        let names = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let versions = |offer: &Offer| {
+            let config = config(offer, Arc::default()).expect("config");
+            (
+                config.crypto_provider().cipher_suites.len(),
+                config.crypto_provider().kx_groups.len(),
+            )
+        };
+        let (all, curves) = versions(&Offer::default());
+        assert!(all > 4 && curves > 1);
+        let one = Offer {
+            cipher_suites: names(&[
+                "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+                "TLS_RSA_WITH_AES_128_CBC_SHA",
+            ]),
+            curves: names(&["CurveP256"]),
+            ..Offer::default()
+        };
+        assert_eq!(versions(&one), (4, 1));
+        let none = Offer {
+            cipher_suites: names(&["TLS_RSA_WITH_AES_128_CBC_SHA"]),
+            ..Offer::default()
+        };
+        assert_eq!(versions(&none).0, 3, "those of 1.3");
+        let strange = Offer {
+            curves: names(&["X448"]),
+            ..Offer::default()
+        };
+        assert!(config(&strange, Arc::default()).is_err());
+        assert!(is_suite("TLS_AES_128_GCM_SHA256") && is_suite("TLS_RSA_WITH_AES_256_CBC_SHA"));
+        assert!(!is_suite("TLS_NULL") && !is_suite(""));
+    }
+
+    #[test]
+    fn who_is_vouched_for() {
+        // SRV-05
+        let (ours, other) = (Authority::new(), Authority::new());
+        let authorities = Authorities::read(ours.pem.as_bytes()).expect("authorities");
+        let vouch = |pem: &str| authorities.vouch(&certificates(pem.as_bytes()));
+        assert_eq!(vouch(&ours.client("o", "n", NOW).certificate), Ok(()));
+        for (what, pem) in [
+            ("another CA", other.client("o", "n", NOW).certificate),
+            ("ended", ours.client("o", "n", (-100, -50)).certificate),
+            ("not yet", ours.client("o", "n", (50, 100)).certificate),
+            ("a server", ours.server(&["n"], NOW).certificate),
+            ("nothing", String::new()),
+        ] {
+            assert!(vouch(&pem).is_err(), "{what}");
+        }
+        assert!(Authorities::read(b"").is_err());
+    }
+
+    #[test]
+    fn what_is_shown() {
+        let ca = Authority::new();
+        let (one, other) = (ca.server(&["a"], NOW), ca.server(&["b"], NOW));
+        let shown = Shown::default();
+        shown
+            .show(one.certificate.as_bytes(), one.key.as_bytes())
+            .expect("pair");
+        for (chain, key) in [
+            (&*one.certificate, &*other.key),
+            ("", &*one.key),
+            (&*one.certificate, "x"),
+        ] {
+            assert!(shown.show(chain.as_bytes(), key.as_bytes()).is_err());
+        }
+    }
+}
