@@ -13,6 +13,7 @@
 //! | [`runtime`] | trait `Runtime`; `runc` (direct backend), `fake` |
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
+//! | [`probe`] | asks what runs in a container how it is: HTTP, TCP, gRPC |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
@@ -38,6 +39,7 @@ pub mod image;
 pub mod kube;
 pub mod logic;
 pub mod net;
+pub mod probe;
 pub mod runtime;
 pub mod server;
 pub mod shim;

@@ -1,0 +1,112 @@
+//! From a host and a port to a connection.
+
+use core::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+use std::{io, net::TcpStream, os::fd::AsRawFd as _};
+
+use async_io::Async;
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrStorage, connect as connect_socket, socket,
+    },
+};
+
+use super::Prober;
+use crate::{net::Names, sys::lane::Lane};
+
+/// Addresses of one name that are tried.
+const MAX_ADDRESSES: usize = 4;
+/// Longest wait for name servers; a probe that has less time gives up before.
+const NAME_TIME: Duration = Duration::from_secs(10);
+/// Stack of the thread that asks name servers, bytes.
+const NAME_STACK_BYTES: usize = 128 * 1024;
+
+/// Connects. Dropped, it closes the socket. Errors: as Go's `net.Dial` says them.
+pub(super) async fn connect(
+    prober: &Prober,
+    host: &str,
+    ip: Option<IpAddr>,
+    port: u16,
+) -> Result<Async<TcpStream>, String> {
+    let mut last = String::new();
+    for ip in prober.addresses(host, ip).await? {
+        let address = SocketAddr::new(ip, port);
+        match open(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = format!("dial tcp {address}: connect: {}", text(&e)),
+        }
+    }
+    Err(last)
+}
+
+/// Opens one connection. Within a machine it is there when the call returns, and nobody need wait for the reactor, which is
+/// another thread: that is half of what a probe costs.
+async fn open(address: SocketAddr) -> io::Result<Async<TcpStream>> {
+    let family = if address.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    match connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let stream = Async::new_nonblocking(TcpStream::from(socket))?;
+    if stream.get_ref().peer_addr().is_err() {
+        stream.writable().await?;
+        if let Some(e) = stream.get_ref().take_error()? {
+            return Err(e);
+        }
+    }
+    Ok(stream)
+}
+
+/// Host and port as in a URL.
+pub(super) fn shown(host: &str, ip: Option<IpAddr>, port: u16) -> String {
+    let own = ip.map(|ip| ip.to_string()).unwrap_or_default();
+    let host = if host.is_empty() { &own } else { host };
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// What the kernel says, in Go's words: `connection refused`.
+pub(super) fn text(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(number) => Errno::from_raw(number).desc().to_ascii_lowercase(),
+        None => error.to_string(),
+    }
+}
+
+impl Prober {
+    async fn addresses(&self, host: &str, ip: Option<IpAddr>) -> Result<Vec<IpAddr>, String> {
+        if host.is_empty() {
+            return ip
+                .map(|ip| vec![ip])
+                .ok_or_else(|| "the pod has no IP".into());
+        }
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        if let Ok(ip) = bare.parse() {
+            return Ok(vec![ip]);
+        }
+        // The one blocking step: name servers are asked by one thread, which is there only if some probe names a host.
+        let lane = self.names.get_or_init(|| {
+            Lane::start_threads("probe-names", 1, NAME_STACK_BYTES)
+                .map_err(|e| log::warn!("cannot start a thread: {e}"))
+                .ok()
+        });
+        let lane = lane.as_ref().ok_or("names cannot be looked up")?;
+        let name = bare.to_owned();
+        let found = lane.run(move || Names::system().addresses(&name, NAME_TIME));
+        let mut found = found.await.map_err(|e| format!("lookup {bare}: {e}"))?;
+        found.truncate(MAX_ADDRESSES);
+        Ok(found)
+    }
+}

@@ -1,0 +1,418 @@
+//! An answer as it comes in: its head, and its body as far as it matters.
+
+use std::{io, net::TcpStream};
+
+use async_io::Async;
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{
+    super::{MAX_TEXT_BYTES, Prober, dial, tls::Tls},
+    Trouble,
+};
+use crate::net::Url;
+
+/// Bytes of a body that are read; what comes after is no error.
+pub const MAX_BODY_BYTES: usize = 10 * 1024;
+/// Longest head of an answer, bytes.
+pub const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// Headers of one answer.
+const MAX_HEADERS: usize = 100;
+/// Pieces in which one answer may come: whoever drips more than these is not listened to.
+pub const MAX_PIECES: usize = 512;
+/// Bytes read at a time.
+const PIECE_BYTES: usize = 2048;
+
+/// The connection below.
+pub(super) enum Stream {
+    Plain(Async<TcpStream>),
+    Tls(Box<Tls>),
+}
+
+impl Stream {
+    pub(super) async fn open(
+        prober: &Prober,
+        url: &Url,
+        socket: Async<TcpStream>,
+    ) -> Result<Self, Trouble> {
+        if !url.https {
+            return Ok(Self::Plain(socket));
+        }
+        let wrong = |e: io::Error| Trouble::Request(format!("tls: {}", dial::text(&e)));
+        let mut tls = Tls::new(prober, url.host(), socket).map_err(wrong)?;
+        match tls.handshake().await {
+            Ok(()) => Ok(Self::Tls(Box::new(tls))),
+            Err(_) if tls.is_plain => Err(Trouble::PlainHttp),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(Trouble::Request("EOF".into()))
+            }
+            Err(e) => Err(wrong(e)),
+        }
+    }
+
+    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.write_all(bytes).await,
+            Self::Tls(tls) => tls.write_all(bytes).await,
+        }
+    }
+
+    async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(into).await,
+            Self::Tls(tls) => tls.read(into).await,
+        }
+    }
+}
+
+/// An answer as it comes in.
+pub(super) struct Incoming {
+    stream: Stream,
+    /// What was read and not looked at yet.
+    bytes: Vec<u8>,
+    pieces: usize,
+}
+
+/// What matters of a head.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) code: u16,
+    pub(super) location: Option<String>,
+    body: Framing,
+}
+
+/// How a body ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Length(u64),
+    Chunked,
+    ToEnd,
+}
+
+impl Incoming {
+    pub(super) const fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            bytes: Vec::new(),
+            pieces: 0,
+        }
+    }
+
+    /// Reads some more. None at the end, or when it has come in too many pieces.
+    async fn more(&mut self) -> io::Result<usize> {
+        self.pieces += 1;
+        if self.pieces > MAX_PIECES {
+            return Ok(0);
+        }
+        let known = self.bytes.len();
+        self.bytes.resize(known + PIECE_BYTES, 0);
+        let read = self.stream.read(&mut self.bytes[known..]).await;
+        let len = read.as_ref().map_or(0, |len| *len);
+        self.bytes.truncate(known + len);
+        read
+    }
+
+    /// Reads the head of the final answer.
+    pub(super) async fn head(&mut self) -> Result<Head, Trouble> {
+        let mut looked_at = 0;
+        loop {
+            if has_end(&self.bytes, looked_at)
+                && let Some((head, len)) = parse(&self.bytes).map_err(Trouble::Request)?
+            {
+                self.bytes.drain(..len);
+                if (100..200).contains(&head.code) && head.code != 101 {
+                    looked_at = 0;
+                    continue;
+                }
+                return Ok(head);
+            }
+            looked_at = self.bytes.len();
+            if looked_at > MAX_HEAD_BYTES {
+                let text = format!("the head of the answer is longer than {MAX_HEAD_BYTES} bytes");
+                return Err(Trouble::Request(text));
+            }
+            let len = self
+                .more()
+                .await
+                .map_err(|e| Trouble::Request(format!("read tcp: read: {}", dial::text(&e))))?;
+            if len == 0 {
+                let text = if self.pieces > MAX_PIECES {
+                    "the answer comes in too many pieces"
+                } else if self.bytes.is_empty() {
+                    "EOF"
+                } else {
+                    "unexpected EOF"
+                };
+                return Err(Trouble::Request(text.into()));
+            }
+        }
+    }
+
+    /// Reads the body as far as it is read at all. Errors: it ends before its end, or is not one.
+    pub(super) async fn body(&mut self, head: &Head) -> Result<Vec<u8>, String> {
+        let mut body = Body::new(head.body);
+        loop {
+            let done = body.take(&self.bytes)?;
+            self.bytes.clear();
+            if done {
+                return Ok(body.text);
+            }
+            match self.more().await {
+                Ok(0) if self.pieces > MAX_PIECES || body.framing == Framing::ToEnd => {
+                    return Ok(body.text);
+                }
+                Ok(0) => return Err("unexpected EOF".into()),
+                Ok(_) => {}
+                Err(e) => return Err(format!("read tcp: read: {}", dial::text(&e))),
+            }
+        }
+    }
+}
+
+/// Whether an empty line ends in what came after `from`.
+fn has_end(bytes: &[u8], from: usize) -> bool {
+    let tail = &bytes[from.saturating_sub(3).min(bytes.len())..];
+    tail.windows(2).any(|w| w == b"\n\n") || tail.windows(3).any(|w| w == b"\n\r\n")
+}
+
+/// Reads a head and its length. Errors: it is none, in Go's words.
+fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let len = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(len)) => len,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(format!("the answer has more than {MAX_HEADERS} headers"));
+        }
+        Err(_) => {
+            let line = bytes.split(|b| *b == b'\n').next().unwrap_or(&[]);
+            let line = String::from_utf8_lossy(&line[..line.len().min(64)]);
+            return Err(format!("malformed HTTP response {:?}", line.trim()));
+        }
+    };
+    let code = response.code.unwrap_or(0);
+    let value = |name: &str| {
+        let named = response
+            .headers
+            .iter()
+            .find(|h| h.name.eq_ignore_ascii_case(name));
+        named.map(|h| String::from_utf8_lossy(h.value).trim().to_owned())
+    };
+    let chunked = value("transfer-encoding").is_some_and(|v| v.eq_ignore_ascii_case("chunked"));
+    let body = match (code, value("content-length")) {
+        (100..200 | 204 | 304, _) => Framing::Length(0),
+        _ if chunked => Framing::Chunked,
+        (_, Some(text)) => Framing::Length(
+            text.parse()
+                .map_err(|_| format!("bad Content-Length {text:?}"))?,
+        ),
+        (_, None) => Framing::ToEnd,
+    };
+    let location = value("location").filter(|l| !l.is_empty());
+    let head = Head {
+        code,
+        location,
+        body,
+    };
+    Ok(Some((head, len)))
+}
+
+/// A body, taken apart byte by byte; only its beginning is kept.
+struct Body {
+    framing: Framing,
+    /// Bytes of the body so far.
+    seen: usize,
+    text: Vec<u8>,
+    chunk: Chunk,
+}
+
+/// Where in a chunked body.
+#[derive(Clone, Copy)]
+enum Chunk {
+    /// In a size, with so many digits.
+    Size(u64, u8),
+    /// After a size, before the end of its line.
+    Extension(u64),
+    Data(u64),
+    /// The line's end after a chunk.
+    After,
+}
+
+impl Body {
+    const fn new(framing: Framing) -> Self {
+        Self {
+            framing,
+            seen: 0,
+            text: Vec::new(),
+            chunk: Chunk::Size(0, 0),
+        }
+    }
+
+    /// Takes what came in. Returns whether that is all.
+    fn take(&mut self, bytes: &[u8]) -> Result<bool, String> {
+        match self.framing {
+            Framing::ToEnd => self.keep(bytes),
+            Framing::Length(length) => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                let left = length.saturating_sub(self.seen);
+                self.keep(&bytes[..bytes.len().min(left)]);
+                if self.seen >= length {
+                    return Ok(true);
+                }
+            }
+            Framing::Chunked => {
+                for byte in bytes {
+                    if self.chunked(*byte)? {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+        Ok(self.seen >= MAX_BODY_BYTES)
+    }
+
+    fn chunked(&mut self, byte: u8) -> Result<bool, String> {
+        self.chunk = match (self.chunk, byte) {
+            (Chunk::Size(0, digits), b'\n') if digits > 0 => return Ok(true),
+            (Chunk::Extension(0), b'\n') => return Ok(true),
+            (Chunk::Size(size, 1..), b'\n') | (Chunk::Extension(size), b'\n') => Chunk::Data(size),
+            (Chunk::Size(size, digits @ ..16), b) if b.is_ascii_hexdigit() => {
+                let digit = char::from(b).to_digit(16).unwrap_or(0);
+                Chunk::Size((size << 4) | u64::from(digit), digits + 1)
+            }
+            (Chunk::Size(size, 1..), b'\r' | b' ' | b'\t' | b';') | (Chunk::Extension(size), _) => {
+                Chunk::Extension(size)
+            }
+            (Chunk::Size(..), _) => return Err("invalid byte in chunk length".into()),
+            (Chunk::Data(left), b) => {
+                self.keep(&[b]);
+                if left > 1 {
+                    Chunk::Data(left - 1)
+                } else {
+                    Chunk::After
+                }
+            }
+            (Chunk::After, b'\r') => Chunk::After,
+            (Chunk::After, b'\n') => Chunk::Size(0, 0),
+            (Chunk::After, _) => return Err("malformed chunked encoding".into()),
+        };
+        Ok(false)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.seen += bytes.len();
+        let room = MAX_TEXT_BYTES.saturating_sub(self.text.len());
+        self.text.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads() {
+        let parsed = |text: &str| parse(text.as_bytes()).map(|h| h.map(|(head, _)| head));
+        let head = |code, body| {
+            Ok(Some(Head {
+                code,
+                location: None,
+                body,
+            }))
+        };
+        for (text, want) in [
+            ("HTTP/1.1 200 OK\r\n\r\n", head(200, Framing::ToEnd)),
+            ("HTTP/1.0 503 \n\n", head(503, Framing::ToEnd)),
+            (
+                "HTTP/1.1 204 x\r\nContent-Length: 7\r\n\r\n",
+                head(204, Framing::Length(0)),
+            ),
+            (
+                "HTTP/1.1 200 x\r\nContent-Length: 7\r\n\r\n",
+                head(200, Framing::Length(7)),
+            ),
+            (
+                "HTTP/1.1 200 x\r\nTransfer-Encoding: Chunked\r\nContent-Length: 7\r\n\r\n",
+                head(200, Framing::Chunked),
+            ),
+            ("HTTP/1.1 20", Ok(None)),
+            (
+                "HTTP/1.1 200 x\r\nContent-Length: x\r\n\r\n",
+                Err("bad Content-Length \"x\"".into()),
+            ),
+            (
+                "SSH-2.0-x\r\n\r\n",
+                Err("malformed HTTP response \"SSH-2.0-x\"".into()),
+            ),
+        ] {
+            assert_eq!(parsed(text), want, "{text:?}");
+        }
+        let many = format!(
+            "HTTP/1.1 200 x\r\n{}\r\n",
+            "a: b\r\n".repeat(MAX_HEADERS + 1)
+        );
+        assert!(parsed(&many).is_err());
+        let ends = |text: &str, from| has_end(text.as_bytes(), from);
+        assert!(ends("a\r\n\r\n", 0) && ends("a\r\n\r\n", 4) && ends("a\n\n", 2));
+        assert!(!ends("a\r\n\r", 0) && !ends("a\nb\n", 3) && !ends("", 0));
+    }
+
+    #[test]
+    fn bodies_in_any_pieces() {
+        // PROBE-30
+        let chunked = "5;x=1\r\nhello\r\n6 \r\n world\r\n0\r\n\r\n";
+        for (framing, text, want) in [
+            (Framing::Length(5), "hello and more", Ok((true, "hello"))),
+            (Framing::Length(9), "hello", Ok((false, "hello"))),
+            (Framing::Length(0), "", Ok((true, ""))),
+            (Framing::ToEnd, "hello", Ok((false, "hello"))),
+            (Framing::Chunked, chunked, Ok((true, "hello world"))),
+            (Framing::Chunked, "5\r\nhe", Ok((false, "he"))),
+            (Framing::Chunked, "0\n", Ok((true, ""))),
+            (
+                Framing::Chunked,
+                "x\r\n",
+                Err("invalid byte in chunk length"),
+            ),
+            (
+                Framing::Chunked,
+                "\r\n",
+                Err("invalid byte in chunk length"),
+            ),
+            (
+                Framing::Chunked,
+                "11111111111111111\r\n",
+                Err("invalid byte in chunk length"),
+            ),
+            (
+                Framing::Chunked,
+                "1\r\nhello",
+                Err("malformed chunked encoding"),
+            ),
+        ] {
+            for size in 1..=text.len().max(1) {
+                let mut body = Body::new(framing);
+                let mut done = Ok(false);
+                for piece in text.as_bytes().chunks(size) {
+                    if done == Ok(false) {
+                        done = body.take(piece);
+                    }
+                }
+                if text.is_empty() {
+                    done = body.take(b"");
+                }
+                let got = done.map(|done| (done, String::from_utf8_lossy(&body.text).into_owned()));
+                let want = want
+                    .map(|(done, text)| (done, text.to_owned()))
+                    .map_err(str::to_owned);
+                assert_eq!(got, want, "{text:?} by {size}");
+            }
+        }
+        for framing in [Framing::ToEnd, Framing::Length(1 << 40)] {
+            let mut body = Body::new(framing);
+            assert_eq!(body.take(&[b'x'; MAX_BODY_BYTES - 1]), Ok(false));
+            assert_eq!(body.take(b"x"), Ok(true), "more is not read");
+            assert_eq!(body.text.len(), MAX_TEXT_BYTES);
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! One GET and its redirects. Rows PROBE-30, PROBE-31, PROBE-33, HOOK-05. [`answer`]: what comes back.
+
+mod answer;
+
+pub use answer::{MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_PIECES};
+
+use core::{cell::Cell, fmt::Write as _, net::IpAddr};
+
+use smol::future;
+
+use answer::{Incoming, Stream};
+
+use super::{Answer, HttpGet, Late, Prober, VERSION, dial};
+use crate::net::Url;
+
+/// Redirects followed.
+const MAX_REDIRECTS: usize = 10;
+
+/// Probes once.
+pub(super) async fn probe(
+    prober: &Prober,
+    get: &HttpGet,
+    ip: Option<IpAddr>,
+    late: Late,
+) -> Answer {
+    let state = State::new(get, ip);
+    let ask = async {
+        match fetch(prober, get, ip, "probe", &state).await {
+            Ok(answer) => judge(&answer),
+            Err(Trouble::Request(text)) => Answer::Failure(state.request_error(&text)),
+            Err(Trouble::Body(text)) => Answer::Error(text),
+            Err(Trouble::PlainHttp) => Answer::Failure(state.request_error(PLAIN_HTTP)),
+        }
+    };
+    let late = async {
+        late.await;
+        if state.in_body.get() {
+            Answer::Error(
+                "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
+                    .into(),
+            )
+        } else {
+            Answer::Failure(state.request_error(
+                "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+            ))
+        }
+    };
+    future::or(ask, late).await
+}
+
+fn judge(answer: &Response) -> Answer {
+    match answer.code {
+        200..300 => Answer::Success,
+        300..400 => Answer::Warning(format!(
+            "Probe terminated redirects, Response body: {}",
+            String::from_utf8_lossy(&answer.body)
+        )),
+        code => Answer::Failure(format!("HTTP probe failed with statuscode: {code}")),
+    }
+}
+
+/// What became of a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hooked {
+    /// It was answered.
+    Answered,
+    /// It was answered in plain text; the host and port that were asked over TLS first.
+    InPlainText(String),
+}
+
+/// Asks as a lifecycle hook does: any answer is good. One to plain HTTP from a port that was asked over TLS is asked for once
+/// more in plain text, without credentials.
+///
+/// - Errors: why nobody answered; may hold secrets.
+pub async fn hook(prober: &Prober, get: &HttpGet, ip: Option<IpAddr>) -> Result<Hooked, String> {
+    let state = State::new(get, ip);
+    let told = |state: &State, trouble| match trouble {
+        Trouble::Request(text) | Trouble::Body(text) => state.request_error(&text),
+        Trouble::PlainHttp => state.request_error(PLAIN_HTTP),
+    };
+    match fetch(prober, get, ip, "lifecycle", &state).await {
+        Ok(_) | Err(Trouble::Body(_)) => Ok(Hooked::Answered),
+        Err(Trouble::PlainHttp) => {
+            let secret = |name: &str| name.eq_ignore_ascii_case("authorization");
+            let open = get.headers.iter().filter(|(name, _)| !secret(name));
+            let plain = HttpGet {
+                https: false,
+                headers: open.cloned().collect(),
+                ..get.clone()
+            };
+            let again = State::new(&plain, ip);
+            match fetch(prober, &plain, ip, "lifecycle", &again).await {
+                Ok(_) | Err(Trouble::Body(_)) => {
+                    Ok(Hooked::InPlainText(dial::shown(&get.host, ip, get.port)))
+                }
+                // As upstream: the first error is the one that is told.
+                Err(_) => Err(told(&state, Trouble::PlainHttp)),
+            }
+        }
+        Err(trouble) => Err(told(&state, trouble)),
+    }
+}
+
+const PLAIN_HTTP: &str = "http: server gave HTTP response to HTTPS client";
+
+/// Path and query of a request, from what a pod's author wrote (PROBE-31): as it is where that is a path of a URL, with `%`
+/// and two digits for what is not. Text that no URL can be is a path to its last character.
+#[must_use]
+pub fn target(path: &str) -> String {
+    let plain = path.split('#').next().unwrap_or("");
+    let is_url = is_url(plain);
+    let mut rest = if is_url { plain } else { path };
+    if is_url {
+        // Scheme and host are the probe's own.
+        if let Some((scheme, after)) = rest.split_once("://")
+            && !scheme.is_empty()
+            && scheme
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
+        {
+            rest = after.find(['/', '?']).map_or("", |at| &after[at..]);
+        } else if let Some(after) = rest.strip_prefix("//") {
+            rest = after.find(['/', '?']).map_or("", |at| &after[at..]);
+        }
+    }
+    let mut out = String::with_capacity(rest.len() + 1);
+    if !rest.starts_with('/') {
+        out.push('/');
+    }
+    let mut in_query = false;
+    for byte in rest.bytes() {
+        in_query |= is_url && byte == b'?';
+        let kept = byte.is_ascii_alphanumeric()
+            || b"-._~$&+,/:;=@!'()*[]".contains(&byte)
+            || (is_url && byte == b'%')
+            || (in_query && byte.is_ascii_graphic());
+        if kept {
+            out.push(char::from(byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// Whether Go's `url.Parse` takes it: no control characters, and digits after each `%` of its path.
+fn is_url(text: &str) -> bool {
+    let path = text.split('?').next().unwrap_or("");
+    let mut parts = path.split('%').skip(1);
+    !text.bytes().any(|b| b.is_ascii_control())
+        && parts.all(|part| part.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2)
+}
+
+/// What an answer came to.
+struct Response {
+    code: u16,
+    /// The first bytes of the body.
+    body: Vec<u8>,
+}
+
+enum Trouble {
+    /// No answer.
+    Request(String),
+    /// An answer whose body could not be read.
+    Body(String),
+    /// The peer answers TLS in plain HTTP.
+    PlainHttp,
+}
+
+/// How far it is.
+struct State {
+    url: Cell<String>,
+    in_body: Cell<bool>,
+}
+
+impl State {
+    fn new(get: &HttpGet, ip: Option<IpAddr>) -> Self {
+        Self {
+            url: Cell::new(url_of(get, ip).to_string()),
+            in_body: Cell::new(false),
+        }
+    }
+
+    fn request_error(&self, text: &str) -> String {
+        let url = self.url.take();
+        let told = format!("Get \"{url}\": {text}");
+        self.url.set(url);
+        told
+    }
+}
+
+fn url_of(get: &HttpGet, ip: Option<IpAddr>) -> Url {
+    Url {
+        https: get.https,
+        authority: dial::shown(&get.host, ip, get.port),
+        path: get.target.to_string(),
+    }
+}
+
+async fn fetch(
+    prober: &Prober,
+    get: &HttpGet,
+    ip: Option<IpAddr>,
+    purpose: &str,
+    state: &State,
+) -> Result<Response, Trouble> {
+    let request = |text: String| Trouble::Request(text);
+    let mut url = url_of(get, ip);
+    let asked = url.host().to_owned();
+    let mut own_host = headers(get, "host").next().filter(|h| !h.is_empty());
+    for redirects in 0.. {
+        let socket = dial::connect(prober, &get.host, ip, url.port()).await;
+        let mut stream = Stream::open(prober, &url, socket.map_err(request)?).await?;
+        let head = head_of(get, purpose, &url, own_host).map_err(request)?;
+        stream
+            .write_all(head.as_bytes())
+            .await
+            .map_err(|e| request(format!("write tcp: write: {}", dial::text(&e))))?;
+        let mut answer = Incoming::new(stream);
+        let head = answer.head().await?;
+        if let (301..=303 | 307 | 308, Some(location)) = (head.code, &head.location) {
+            let next = url.join(location).map_err(|e| {
+                request(format!("failed to parse Location header {location:?}: {e}"))
+            })?;
+            if next.host() == asked {
+                if redirects >= MAX_REDIRECTS - 1 {
+                    return Err(request(format!("stopped after {MAX_REDIRECTS} redirects")));
+                }
+                if location.contains("://") || location.starts_with("//") {
+                    own_host = None;
+                }
+                state.url.set(next.to_string());
+                url = next;
+                continue;
+            }
+        }
+        state.in_body.set(true);
+        let body = answer.body(&head).await.map_err(Trouble::Body)?;
+        return Ok(Response {
+            code: head.code,
+            body,
+        });
+    }
+    Err(request("stopped".into()))
+}
+
+fn headers<'a>(get: &'a HttpGet, name: &'a str) -> impl Iterator<Item = &'a str> {
+    let named = get.headers.iter();
+    named
+        .filter(move |(n, _)| n.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value.as_ref())
+}
+
+/// Headers that a request has of its own, whatever is listed. Go leaves these out, too.
+const OWN_HEADERS: [&str; 6] = [
+    "host",
+    "user-agent",
+    "accept",
+    "content-length",
+    "transfer-encoding",
+    "trailer",
+];
+
+fn head_of(
+    get: &HttpGet,
+    purpose: &str,
+    url: &Url,
+    own_host: Option<&str>,
+) -> Result<String, String> {
+    let mut head = format!("GET {} HTTP/1.1\r\n", url.path);
+    let mut line = |name: &str, value: &str| -> Result<(), String> {
+        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if name.is_empty() || !name.bytes().all(token) {
+            return Err(format!("net/http: invalid header field name {name:?}"));
+        }
+        if value.bytes().any(|b| b.is_ascii_control() && b != b'\t') {
+            return Err(format!("net/http: invalid header field value for {name:?}"));
+        }
+        let _ = write!(head, "{name}: {}\r\n", value.trim());
+        Ok(())
+    };
+    line("Host", own_host.unwrap_or(&url.authority))?;
+    match headers(get, "user-agent").next() {
+        None => line("User-Agent", &format!("kube-{purpose}/{VERSION}"))?,
+        Some("") => {}
+        Some(agent) => line("User-Agent", agent)?,
+    }
+    let mut accepts = headers(get, "accept").peekable();
+    match accepts.peek() {
+        None => line("Accept", "*/*")?,
+        // Explicitly none.
+        Some(&"") => {}
+        Some(_) => accepts.try_for_each(|value| line("Accept", value))?,
+    }
+    for (name, value) in &get.headers {
+        if !OWN_HEADERS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+            line(name, value)?;
+        }
+    }
+    head.push_str("Connection: close\r\n\r\n");
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets() {
+        // PROBE-31
+        for (path, want) in [
+            ("", "/"),
+            ("/", "/"),
+            ("healthz", "/healthz"),
+            ("/a/b?x=1&y=%20z", "/a/b?x=1&y=%20z"),
+            ("?x", "/?x"),
+            ("/a#part", "/a"),
+            ("/a b", "/a%20b"),
+            ("/é", "/%C3%A9"),
+            ("/a%2Fb", "/a%2Fb"),
+            ("/?q=a b", "/?q=a%20b"),
+            ("/?q=\"{}\"", "/?q=\"{}\""),
+            ("//host/path", "/path"),
+            ("http://host:1/path?q", "/path?q"),
+            ("http://host?q", "/?q"),
+            // No URL: a path as a whole.
+            ("/%zz?a#b", "/%25zz%3Fa%23b"),
+            ("/a\r\nX: y", "/a%0D%0AX:%20y"),
+            ("/%", "/%25"),
+        ] {
+            assert_eq!(target(path), want, "{path:?}");
+        }
+    }
+
+    fn get(headers: &[(&str, &str)]) -> HttpGet {
+        HttpGet {
+            https: false,
+            host: "".into(),
+            port: 80,
+            target: "/p".into(),
+            headers: headers
+                .iter()
+                .map(|(n, v)| ((*n).into(), (*v).into()))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn requests() {
+        // PROBE-31
+        let ip = "10.0.0.1".parse().ok();
+        let head = |headers: &[(&str, &str)]| {
+            let get = get(headers);
+            let host = super::headers(&get, "host").next();
+            let host = host.filter(|h| !h.is_empty());
+            head_of(&get, "probe", &url_of(&get, ip), host)
+        };
+        let lines = |parts: &[&str]| {
+            let mut text = "GET /p HTTP/1.1\r\n".to_owned();
+            for part in parts {
+                text.push_str(part);
+                text.push_str("\r\n");
+            }
+            Ok(text + "Connection: close\r\n\r\n")
+        };
+        let host = "Host: 10.0.0.1:80";
+        let agent = "User-Agent: kube-probe/1.36";
+        let accept = "Accept: */*";
+        for (headers, want) in [
+            (&[][..], lines(&[host, agent, accept])),
+            (
+                &[("X-A", "1"), ("x-a", " 2 "), ("X-B", "")],
+                lines(&[host, agent, accept, "X-A: 1", "x-a: 2", "X-B: "]),
+            ),
+            (
+                &[
+                    ("host", "other"),
+                    ("USER-AGENT", "me"),
+                    ("accept", "a/b"),
+                    ("Accept", "c/d"),
+                ],
+                lines(&[
+                    "Host: other",
+                    "User-Agent: me",
+                    "Accept: a/b",
+                    "Accept: c/d",
+                ]),
+            ),
+            (
+                &[("Accept", ""), ("User-Agent", ""), ("Content-Length", "5")],
+                lines(&[host]),
+            ),
+            (
+                &[("X", "a\r\nY: b")],
+                Err("net/http: invalid header field value for \"X\"".into()),
+            ),
+            (
+                &[("X Y", "a")],
+                Err("net/http: invalid header field name \"X Y\"".into()),
+            ),
+        ] {
+            assert_eq!(head(headers), want, "{headers:?}");
+        }
+        let six = url_of(&get(&[]), "fd00::1".parse().ok());
+        assert_eq!(six.to_string(), "http://[fd00::1]:80/p");
+    }
+}

@@ -1,0 +1,147 @@
+//! Asks what runs in a container how it is: HTTP, TCP, gRPC. Names and texts follow kubelet `pkg/probe`.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`http`] | one GET, its redirects, its answer as far as it matters |
+//! | [`grpc`] | `grpc.health.v1.Health/Check` over HTTP/2 in plain text |
+//! | `hpack` | header blocks of HTTP/2, read |
+//! | `dial` | from a host to a connection |
+//! | `tls` | TLS on a socket that does not block; nobody's certificate is checked |
+//!
+//! Everything runs on the executor of the deciding thread: sockets do not block, and no probe has a thread. A peer is not
+//! trusted: what is read of it is bounded in bytes and in pieces, so that one that drips costs no more than one that is silent.
+//!
+//! Sockets do not linger (PROBE-22 says 1 s): on Linux a lingering close blocks the thread that closes, socket non-blocking or
+//! not, until the peer has acknowledged. Nothing is lost without: all that was sent has been answered by then.
+
+mod dial;
+pub mod grpc;
+mod hpack;
+pub mod http;
+mod tls;
+
+#[cfg(test)]
+mod tests;
+
+use alloc::sync::Arc;
+use core::{cell::OnceCell, future::Future, net::IpAddr, pin::Pin, time::Duration};
+
+use rustls::ClientConfig;
+use smol::future;
+
+use crate::sys::lane::Lane;
+
+/// The Kubernetes version that probes and hooks claim in `User-Agent`.
+pub(crate) const VERSION: &str = "1.36";
+/// Bytes kept of what a peer or a command says: events cut it shorter still.
+pub const MAX_TEXT_BYTES: usize = 1024;
+
+/// What to ask. Ports are resolved, hosts are not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// `httpGet`.
+    Http(HttpGet),
+    /// `tcpSocket`.
+    Tcp {
+        /// Name or address; empty for the pod's.
+        host: Box<str>,
+        /// Port.
+        port: u16,
+    },
+    /// `grpc`.
+    Grpc {
+        /// Port.
+        port: u16,
+        /// Service; empty for the server as a whole.
+        service: Box<str>,
+    },
+}
+
+/// One GET.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpGet {
+    /// Over TLS.
+    pub https: bool,
+    /// Name or address; empty for the pod's.
+    pub host: Box<str>,
+    /// Port.
+    pub port: u16,
+    /// Path and query, as [`http::target`] makes them.
+    pub target: Box<str>,
+    /// Headers in their order.
+    pub headers: Box<[(Box<str>, Box<str>)]>,
+}
+
+/// How a probe ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Well.
+    Success,
+    /// Well, and its owner should look at this.
+    Warning(String),
+    /// Not well.
+    Failure(String),
+    /// It cannot be told: this does not count.
+    Error(String),
+}
+
+/// A time limit.
+pub type Late = Pin<Box<dyn Future<Output = ()>>>;
+
+/// What all probes share; made when it is first needed.
+#[derive(Default)]
+pub struct Prober {
+    names: OnceCell<Option<Lane>>,
+    tls: OnceCell<Arc<ClientConfig>>,
+}
+
+impl Prober {
+    /// Asks once. `ip` is the pod's, if it has one; `limit` is what `late` waits, for texts.
+    ///
+    /// Dropped, it ends at once and closes its socket.
+    pub async fn ask(
+        &self,
+        action: &Action,
+        ip: Option<IpAddr>,
+        limit: Duration,
+        late: Late,
+    ) -> Answer {
+        match action {
+            Action::Http(get) => http::probe(self, get, ip, late).await,
+            Action::Tcp { host, port } => {
+                let connect = async {
+                    match dial::connect(self, host, ip, *port).await {
+                        Ok(_) => Answer::Success,
+                        Err(text) => Answer::Failure(text),
+                    }
+                };
+                let late = async {
+                    late.await;
+                    let host = dial::shown(host, ip, *port);
+                    Answer::Failure(format!("dial tcp {host}: i/o timeout"))
+                };
+                future::or(connect, late).await
+            }
+            Action::Grpc { port, service } => {
+                grpc::probe(self, ip, *port, service, limit, late).await
+            }
+        }
+    }
+}
+
+impl core::fmt::Debug for Prober {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Prober")
+    }
+}
+
+/// A whole number of seconds as Go writes a duration: `1m30s`.
+fn go_duration(limit: Duration) -> String {
+    let s = limit.as_secs();
+    let (hours, minutes, seconds) = (s / 3600, s / 60 % 60, s % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{seconds}s"),
+        _ => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}

@@ -1,0 +1,167 @@
+//! TLS on a socket that does not block. Whose certificate it is, and whether it is one, is not looked at: a probe asks whether
+//! somebody answers (PROBE-31).
+
+use alloc::sync::Arc;
+use std::{
+    io::{self, Read as _},
+    net::TcpStream,
+};
+
+use async_io::Async;
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::Prober;
+use crate::net::tls::OwnClock;
+
+/// Bytes taken from the socket at a time.
+const PIECE_BYTES: usize = 4096;
+
+/// An encrypted connection.
+pub(super) struct Tls {
+    session: ClientConnection,
+    socket: Async<TcpStream>,
+    heard: bool,
+    /// The peer spoke HTTP where TLS was expected.
+    pub(super) is_plain: bool,
+}
+
+impl Tls {
+    /// Before the handshake.
+    pub(super) fn new(prober: &Prober, host: &str, socket: Async<TcpStream>) -> io::Result<Self> {
+        let config = match prober.tls.get() {
+            Some(config) => config,
+            None => {
+                let made = config()?;
+                prober.tls.get_or_init(|| made)
+            }
+        };
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        let session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+        Ok(Self {
+            session,
+            socket,
+            heard: false,
+            is_plain: false,
+        })
+    }
+
+    /// Makes the handshake.
+    pub(super) async fn handshake(&mut self) -> io::Result<()> {
+        while self.session.is_handshaking() {
+            self.flush().await?;
+            if self.session.is_handshaking() && self.fill().await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        self.flush().await
+    }
+
+    /// Sends everything.
+    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        io::Write::write_all(&mut self.session.writer(), bytes)?;
+        self.flush().await
+    }
+
+    /// Some bytes; none at the end, also at one that was not announced.
+    pub(super) async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.session.reader().read(into) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    if self.fill().await? == 0 {
+                        return Ok(0);
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+        }
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        let mut out = Vec::new();
+        while self.session.wants_write() {
+            self.session.write_tls(&mut out)?;
+        }
+        if !out.is_empty() {
+            self.socket.write_all(&out).await?;
+        }
+        Ok(())
+    }
+
+    async fn fill(&mut self) -> io::Result<usize> {
+        let mut piece = vec![0; PIECE_BYTES];
+        let len = self.socket.read(&mut piece).await?;
+        let mut bytes = &piece[..len];
+        if !core::mem::replace(&mut self.heard, true) {
+            self.is_plain = bytes.starts_with(b"HTTP/");
+        }
+        while !bytes.is_empty() {
+            self.session.read_tls(&mut bytes)?;
+            let processed = self.session.process_new_packets();
+            processed.map_err(io::Error::other)?;
+        }
+        Ok(len)
+    }
+}
+
+fn config() -> io::Result<Arc<ClientConfig>> {
+    let provider = Arc::new(ring::default_provider());
+    let any = Arc::new(Anybody(Arc::clone(&provider)));
+    let mut config = ClientConfig::builder_with_details(provider, Arc::new(OwnClock))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .dangerous()
+        .with_custom_certificate_verifier(any)
+        .with_no_client_auth();
+    // A probe is a connection of its own, and memory of peers would grow with them.
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// Takes every certificate and every signature: also of kinds that a careful client refuses, for nothing is proved by them.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
