@@ -129,6 +129,9 @@ pub(super) async fn poll_drop_in(ctx: Shared, store: Store, events: Sender<Event
                         images.iter().flat_map(|record| shown(record)).collect();
                     log::info!("image archive {file} imported: {}", names.join(", "));
                 }
+                Report::Pulled { wanted, id } => {
+                    log::info!("image {} of {} pulled: {id}", wanted.reference, wanted.file);
+                }
                 Report::Failed {
                     file,
                     error,

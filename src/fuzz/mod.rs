@@ -42,6 +42,10 @@ pub const TARGETS: &[Target] = &[
     target("tar", image::fuzz::tar),
     target("layer", |data| image::fuzz::layer(data, &scratch())),
     target("compressed", image::fuzz::compressed),
+    target("registry_headers", image::registry::fuzz::headers),
+    target("registry_bodies", image::registry::fuzz::bodies),
+    target("registries", registries),
+    target("credentials", credentials),
     target("cni", runtime::runc::cni::fuzz),
     target("runtime_message", runtime_message),
     target("records", records),
@@ -168,6 +172,18 @@ fn image_json(data: &[u8]) -> String {
         read::<image::ImageRecord>(data),
     ]
     .join(" ")
+}
+
+fn registries(data: &[u8]) -> String {
+    match decode::parse(data) {
+        Ok(document) => image::registry::fuzz::registries(&document.value),
+        Err(e) => e.to_string(),
+    }
+}
+
+fn credentials(data: &[u8]) -> String {
+    let document = decode::parse(data).ok().map(|document| document.value);
+    image::registry::fuzz::credentials(data, document.as_ref())
 }
 
 fn runtime_message(data: &[u8]) -> String {

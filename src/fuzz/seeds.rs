@@ -1,6 +1,8 @@
 //! Where the mutator starts: good inputs of each target.
 
-use crate::image::testing::{Layout, Stream, config, docker_archive, gzip, zstd};
+use crate::image::testing::{
+    Layout, Stream, config, docker_archive, estargz, gzip, zstd, zstd_chunked,
+};
 
 const POD: &str = r#"
 apiVersion: v1
@@ -77,7 +79,36 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             r#"{"v":1,"id":"sha256:00","sequence":3,"names":["a:1"],"layers":[{"key":"sha256:aa","dir":"00000000000000aa","sizeBytes":5}],"config":{}}"#,
         ]),
         "tar" | "layer" => vec![layer(), sparse(), through()],
-        "compressed" => vec![gzip(&layer()), zstd(&layer()), layer()],
+        "compressed" => vec![
+            gzip(&layer()),
+            zstd(&layer()),
+            layer(),
+            estargz(&[("a", b"one"), ("b", &[0; 600])]).0,
+            zstd_chunked(&[("a", b"one"), ("b", &[0; 600])]).0,
+        ],
+        "registry_headers" => texts(&[
+            r#"Bearer realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull", error="invalid_token""#,
+            "Basic realm=\"a\\\"b\", Negotiate, Bearer REALM=x",
+            "bytes 5-9/10",
+            "bytes 0-0/*",
+            "https://blobs.example:8443/x/y?sig=a%2Fb&ns=z",
+            "//other.example/z",
+            "../up?x",
+            "http://[2001:db8::1]:80/",
+            "120",
+        ]),
+        "registry_bodies" => texts(&[
+            r#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown","detail":{"Tag":"1"}},{"code":"DENIED"}]}"#,
+            r#"{"token":"abc.def","access_token":"x","expires_in":300,"issued_at":"2026-01-01T00:00:00Z"}"#,
+            r#"{"details":"incorrect username or password"}"#,
+            r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#,
+            r#"{"name":"a/b","tags":["1","2"]}"#,
+        ]),
+        "registries" => texts(&[
+            "mirrors:\n  docker.io: {endpoint: [\"https://m.example:5000/v2/cache\"], rewrite: {\"^library/(.*)\": \"x/$1\"}}\n  \"*\": {endpoint: [\"http://10.0.0.1:5000\"]}\n",
+            "configs:\n  \"registry.example:5000\":\n    auth: {username: u, password: p, auth: dTpw, identity_token: t}\n    tls: {ca_file: /a, cert_file: /b, key_file: /c, insecure_skip_verify: true}\n",
+            r#"{"mirrors":{"quay.io":{"endpoint":["https://quay.io"]}},"configs":{}}"#,
+        ]),
         "kubeconfig" => {
             let mut seeds: Vec<Vec<u8>> = texts(&[
                 "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n\
@@ -102,6 +133,13 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"u\",\"resourceVersion\":\"7\"}}}\n\
              {\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"9\"}}}\n",
             "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"reason\":\"Expired\",\"message\":\"m\",\"code\":410}}\n",
+        ]),
+        "credentials" => texts(&[
+            r#"{"auths":{"https://index.docker.io/v1/":{"auth":"dTpw"},"*.example":{"username":"u","password":"p","identitytoken":"t"}},"credsStore":"x","credHelpers":{"gcr.io":"gcr"}}"#,
+            r#"{"quay.io/a":{"auth":"dXNlcjpwYXNz"},"[::1]:5000":{"registrytoken":"r"}}"#,
+            r#"{"Username":"<token>","Secret":"s","ServerURL":"https://gcr.io"}"#,
+            r#"{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","kind":"CredentialProviderResponse","cacheKeyType":"Registry","cacheDuration":"1h30m","auth":{"*.example":{"username":"u","password":"p"}}}"#,
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- name: ecr\n  matchImages: [\"*.amazonaws.com\"]\n  defaultCacheDuration: 12h\n  apiVersion: credentialprovider.kubelet.k8s.io/v1\n  args: [get]\n  env: [{name: A, value: b}]\n",
         ]),
         "cni" => texts(&[
             r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24","interface":1,"gateway":"10.1.0.1"}],"interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/x"}]}"#,

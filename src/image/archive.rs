@@ -33,6 +33,8 @@ pub(super) struct Archive {
 
 enum Form {
     Directory,
+    /// These members of a directory, whatever else is there.
+    Some(Vec<String>),
     Tar,
 }
 
@@ -59,10 +61,21 @@ impl Archive {
         })
     }
 
+    /// Certain members of an OCI layout directory; what else lies in it is not looked at.
+    pub(super) const fn of_members(layout: PathBuf, members: Vec<String>) -> Self {
+        Self {
+            path: layout,
+            form: Form::Some(members),
+        }
+    }
+
     /// Goes through all members once. A plain archive's unread data is passed over by seeking.
     pub(super) fn each(&self, visit: Visit<'_>) -> Result<(), Problem> {
-        match self.form {
+        match &self.form {
             Form::Directory => self.each_file(visit),
+            Form::Some(members) => members
+                .iter()
+                .try_for_each(|member| self.one_file(member, visit)),
             Form::Tar => self.each_entry(visit),
         }
     }
@@ -246,6 +259,26 @@ impl Input for Decoded<'_> {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::testing::Scratch;
+
+    #[test]
+    fn certain_members_and_no_others() {
+        let scratch = Scratch::new();
+        let dir = scratch.join("blobs/sha256");
+        fs::create_dir_all(&dir).expect("layout");
+        for name in ["a", "b", "c"] {
+            fs::write(dir.join(name), name).expect("blob");
+        }
+        let members = ["b", "absent"].map(|n| format!("blobs/sha256/{n}"));
+        let archive = Archive::of_members(scratch.0.clone(), members.into());
+        let mut seen = Vec::new();
+        let walked = archive.each(&mut |name, kind, _| {
+            seen.push((name.to_owned(), kind.clone()));
+            Ok(())
+        });
+        assert!(walked.is_ok());
+        assert_eq!(seen, [("blobs/sha256/b".to_owned(), MemberKind::File(1))]);
+    }
 
     #[test]
     fn member_names() {

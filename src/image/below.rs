@@ -287,7 +287,7 @@ mod tests {
     fn is_root() -> bool {
         let root = nix::unistd::geteuid().is_root();
         if !root {
-            eprintln!("skipped: unpacking needs root");
+            skipped!("unpacking needs root");
         }
         root
     }

@@ -42,6 +42,12 @@ impl Digest {
         Self(Sha256::digest(data).into())
     }
 
+    /// The digest that these bytes are.
+    #[must_use]
+    pub(super) const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The 64 hex digits without the algorithm.
     #[must_use]
     pub fn hex(&self) -> String {

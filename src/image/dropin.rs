@@ -1,9 +1,14 @@
-//! The image drop-in directory: archives that lie in it are imported, each once, and again when it changes.
+//! The image drop-in directory: archives that lie in it are imported, each once, and again when it changes; images that
+//! lists in it (`.txt`) name are pulled, each once.
 //!
 //! Polled; [`Doorbell`] only makes the next look come sooner. A file is taken up when two looks at least
 //! [`SETTLE`] apart saw it with the same size, time and inode: one that is still being copied is left alone.
 //! What was imported is remembered on disk, so that a restart imports nothing again. Hidden files (`.name`, as copying
 //! tools write them) are passed over.
+//!
+//! A list has one reference a line; `#` begins a comment. Pulling is not done here, for it takes as long as the link
+//! takes: [`DropIn::next_pull`] says what is wanted, [`DropIn::pulled`] hears how it ended. A list that changes brings
+//! what is new in it, and what was removed from the store since.
 //!
 //! Images from here are pinned while their file lies here: a board without a registry could not get them back.
 //! Removing a file removes no image. An image that was removed comes back when its file is touched.
@@ -24,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ImageError;
 use super::import::{ImportOptions, Tick};
 use super::record::ImageRecord;
+use super::reference::Reference;
 use super::store::Store;
 use crate::api::Mono;
 use crate::api::order::Gather;
@@ -37,6 +43,14 @@ pub const RETRY_FIRST: Duration = Duration::from_secs(60);
 pub const RETRY_MAX: Duration = Duration::from_secs(3600);
 /// Files looked at. More are an error that is reported once.
 pub const MAX_FILES: usize = 1000;
+/// How the name of a list ends.
+const LIST: &str = ".txt";
+/// Longest list read, bytes, and most references in it.
+pub const MAX_LIST_BYTES: u64 = 256 * 1024;
+/// See [`MAX_LIST_BYTES`].
+pub const MAX_REFERENCES: usize = 500;
+/// Wrong lines of a list that are named.
+const MAX_FAULTS: usize = 5;
 /// Largest memory file read, bytes.
 const MAX_STATE_BYTES: u64 = 8 * 1024 * 1024;
 /// Version of the memory file.
@@ -57,10 +71,21 @@ struct Stamp {
 #[serde(rename_all = "camelCase", default)]
 struct Done {
     stamp: Stamp,
-    /// Ids of its images; empty if it could not be imported.
+    /// Ids of its images; empty if it could not be imported, and for a list.
     images: Vec<String>,
-    /// Why not.
+    /// Of a list: the id that each reference brought, empty as long as it has not.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pulls: BTreeMap<String, String>,
+    /// What is wrong with the file.
     error: String,
+}
+
+impl Done {
+    /// Ids of the images that are there because of it.
+    fn ids(&self) -> impl Iterator<Item = &String> {
+        let pulled = self.pulls.values().filter(|id| !id.is_empty());
+        self.images.iter().chain(pulled)
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -80,6 +105,15 @@ struct Waiting {
     delay: Duration,
 }
 
+/// A reference of a list that is to be pulled.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wanted {
+    /// Name of the list in the directory.
+    pub file: String,
+    /// As written there.
+    pub reference: String,
+}
+
 /// Something worth a log line or an event.
 #[derive(Clone, Debug)]
 pub enum Report {
@@ -89,6 +123,13 @@ pub enum Report {
         file: String,
         /// Its images.
         images: Vec<Arc<ImageRecord>>,
+    },
+    /// A reference of a list was pulled.
+    Pulled {
+        /// Which, and whose.
+        wanted: Wanted,
+        /// Id of its image.
+        id: String,
     },
     /// A file, or the directory (then `file` is its path), is bad. Said once until it changes.
     Failed {
@@ -116,6 +157,8 @@ pub struct DropIn {
     dir: PathBuf,
     state: State,
     waiting: BTreeMap<String, Waiting>,
+    /// Pulls that failed: when to try again, and the wait before the last try.
+    failed: BTreeMap<Wanted, (Mono, Duration)>,
     /// Failures of the memory file already reported in this run.
     reported: BTreeSet<String>,
     dir_error: Option<String>,
@@ -140,6 +183,7 @@ impl DropIn {
             dir,
             state,
             waiting: BTreeMap::new(),
+            failed: BTreeMap::new(),
             reported: BTreeSet::new(),
             dir_error: None,
         }
@@ -163,17 +207,71 @@ impl DropIn {
             self.dir_error = None;
         }
         self.forget_absent(&files, &mut look);
+        self.forget_lost();
         for (name, stamp) in files.into_iter().take(MAX_FILES) {
             if let Some(report) = self.look_at(&name, stamp, now, tick) {
                 look.reports.push(report);
             }
         }
-        look.again = self
-            .waiting
-            .values()
-            .map(|waiting| Duration::from_millis(waiting.due.since_ms(now)))
+        let settling = self.waiting.values().map(|waiting| waiting.due);
+        let again = settling.chain(self.failed.values().map(|(due, _)| *due));
+        look.again = again
+            .map(|due| Duration::from_millis(due.since_ms(now)))
             .min();
         look
+    }
+
+    /// What is to be pulled now, if anything: in order of files and references, those that failed when it is their time.
+    /// Tell [`DropIn::pulled`] of its end before asking again.
+    #[must_use]
+    pub fn next_pull(&self, now: Mono) -> Option<Wanted> {
+        for (file, done) in &self.state.files {
+            for (reference, id) in &done.pulls {
+                let wanted = Wanted {
+                    file: file.clone(),
+                    reference: reference.clone(),
+                };
+                let due = self.failed.get(&wanted).is_none_or(|(due, _)| *due <= now);
+                if id.is_empty() && due {
+                    return Some(wanted);
+                }
+            }
+        }
+        None
+    }
+
+    /// Notes the end of a pull: the image's id, or why there is none; then it is tried again after a while.
+    pub fn pulled(
+        &mut self,
+        wanted: Wanted,
+        result: Result<String, String>,
+        now: Mono,
+    ) -> Option<Report> {
+        let file = self.state.files.get_mut(&wanted.file);
+        // Taken off the list meanwhile: nobody waits for it.
+        let entry = file.and_then(|done| done.pulls.get_mut(&wanted.reference))?;
+        let result = result.and_then(|id| match self.store.set_pinned(&id, true) {
+            Ok(()) => Ok(id),
+            Err(e) => Err(e.chain()),
+        });
+        match result {
+            Ok(id) => {
+                entry.clone_from(&id);
+                self.failed.remove(&wanted);
+                self.save();
+                Some(Report::Pulled { wanted, id })
+            }
+            Err(error) => {
+                let before = self.failed.get(&wanted).map(|(_, delay)| *delay);
+                let delay = before.map_or(RETRY_FIRST, |d| (d * 2).min(RETRY_MAX));
+                self.failed.insert(wanted.clone(), (now + delay, delay));
+                before.is_none().then(|| Report::Failed {
+                    file: wanted.file,
+                    error: format!("{}: {error}", wanted.reference),
+                    retried: true,
+                })
+            }
+        }
     }
 
     fn look_at(&mut self, name: &str, stamp: Stamp, now: Mono, tick: Tick<'_>) -> Option<Report> {
@@ -206,6 +304,10 @@ impl DropIn {
         if now < waiting.due {
             return None;
         }
+        if name.ends_with(LIST) {
+            self.waiting.remove(name);
+            return self.take_list(name, stamp);
+        }
         let options = ImportOptions {
             names: Vec::new(),
             pinned: true,
@@ -217,7 +319,14 @@ impl DropIn {
             Ok(images) => {
                 self.waiting.remove(name);
                 let ids = images.iter().map(|image| image.id.clone()).collect();
-                self.remember(name, stamp, ids, String::new());
+                self.remember(
+                    name,
+                    Done {
+                        stamp,
+                        images: ids,
+                        ..Done::default()
+                    },
+                );
                 Some(Report::Imported {
                     file: name.to_owned(),
                     images,
@@ -247,7 +356,14 @@ impl DropIn {
             Err(error) => {
                 self.waiting.remove(name);
                 self.reported.insert(name.to_owned());
-                self.remember(name, stamp, Vec::new(), error.chain());
+                self.remember(
+                    name,
+                    Done {
+                        stamp,
+                        error: error.chain(),
+                        ..Done::default()
+                    },
+                );
                 Some(Report::Failed {
                     file: name.to_owned(),
                     error: error.chain(),
@@ -258,15 +374,44 @@ impl DropIn {
     }
 
     /// Replaces what is known of a file. Images that it had before and nothing else has are no longer pinned.
-    fn remember(&mut self, name: &str, stamp: Stamp, images: Vec<String>, error: String) {
-        let done = Done {
-            stamp,
-            images,
-            error,
-        };
+    fn remember(&mut self, name: &str, done: Done) {
         let old = self.state.files.insert(name.to_owned(), done);
-        self.save();
+        // Before it is forgotten that they were pinned.
         self.unpin(old.into_iter().collect());
+        self.save();
+    }
+
+    /// Takes up a list that is new or has changed. What it brought before and the store still has is not pulled again.
+    fn take_list(&mut self, name: &str, stamp: Stamp) -> Option<Report> {
+        let mut done = Done {
+            stamp,
+            ..Done::default()
+        };
+        match read_list(&self.dir.join(name)) {
+            Ok((references, error)) => {
+                let before = self.state.files.get(name).map(|old| &old.pulls);
+                for reference in references {
+                    let id = before.and_then(|pulls| pulls.get(&reference));
+                    let id = id.filter(|id| self.store.get(id).is_some());
+                    let id = id.cloned().unwrap_or_default();
+                    done.pulls.insert(reference, id);
+                }
+                done.error = error;
+            }
+            Err(error) => done.error = error.to_string(),
+        }
+        let error = done.error.clone();
+        self.failed.retain(|wanted, _| wanted.file != name);
+        self.remember(name, done);
+        if error.is_empty() {
+            return None;
+        }
+        self.reported.insert(name.to_owned());
+        Some(Report::Failed {
+            file: name.to_owned(),
+            error,
+            retried: false,
+        })
     }
 
     fn forget_absent(&mut self, files: &BTreeMap<String, Stamp>, look: &mut Look) {
@@ -291,16 +436,43 @@ impl DropIn {
             })
             .filter_map(|name| self.state.files.remove(name))
             .collect();
-        self.save();
+        self.failed
+            .retain(|wanted, _| files.contains_key(&wanted.file));
         if let Some(error) = self.unpin(gone) {
             self.report_dir(error, look);
+        }
+        self.save();
+    }
+
+    /// Images that were damaged and removed come again: their archives count as new, and what lists named is pulled anew.
+    /// The notes go once that is on disk.
+    fn forget_lost(&mut self) {
+        let lost = self.store.lost();
+        if lost.is_empty() {
+            return;
+        }
+        let files = &mut self.state.files;
+        let before = files.len();
+        files.retain(|_, done| !done.images.iter().any(|id| lost.contains(id)));
+        let mut changed = files.len() < before;
+        for id in files.values_mut().flat_map(|done| done.pulls.values_mut()) {
+            if lost.contains(id) {
+                id.clear();
+                changed = true;
+            }
+        }
+        if changed && !self.save() {
+            return;
+        }
+        for id in &lost {
+            self.store.found(id);
         }
     }
 
     fn unpin(&self, gone: Vec<Done>) -> Option<String> {
-        let kept: BTreeSet<&String> = self.state.files.values().flat_map(|d| &d.images).gather();
+        let kept: BTreeSet<&String> = self.state.files.values().flat_map(Done::ids).gather();
         let mut failed = None;
-        for id in gone.iter().flat_map(|done| &done.images) {
+        for id in gone.iter().flat_map(Done::ids) {
             if !kept.contains(id)
                 && let Err(error) = self.store.set_pinned(id, false)
             {
@@ -353,17 +525,56 @@ impl DropIn {
     }
 
     /// Not being able to remember costs an import at the next start, nothing else.
-    fn save(&mut self) {
+    /// Whether the disk took it; if not, the log tells.
+    fn save(&mut self) -> bool {
         self.state.v = STATE_VERSION;
         let path = self.store.root().join("dropin.json");
         let written = serde_json::to_vec(&self.state)
             .map_err(io::Error::from)
             .and_then(|bytes| crate::sys::file::write_atomic(&path, &bytes, 0o600, true))
             .map_err(ImageError::store("write", path));
-        if let Err(error) = written {
+        if let Err(error) = &written {
             log::warn!("{}", error.chain());
         }
+        written.is_ok()
     }
+}
+
+/// The references of a list, and what is wrong with its other lines.
+fn read_list(path: &Path) -> io::Result<(BTreeSet<String>, String)> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(MAX_LIST_BYTES + 1)
+        .read_to_end(&mut bytes)?;
+    let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    if bytes.len() as u64 > MAX_LIST_BYTES {
+        return Err(wrong(format!("it has more than {MAX_LIST_BYTES} bytes")));
+    }
+    let text = core::str::from_utf8(&bytes).map_err(|_| wrong("it is no text".into()))?;
+    let (mut references, mut faults) = (BTreeSet::new(), Vec::new());
+    for (n, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or("").trim();
+        if line.is_empty() {
+            continue;
+        }
+        match Reference::parse(line) {
+            Ok(_) => {
+                references.insert(line.to_owned());
+            }
+            Err(e) => faults.push(format!("line {}: {e}", n + 1)),
+        }
+    }
+    if references.len() > MAX_REFERENCES {
+        return Err(wrong(format!(
+            "it has more than {MAX_REFERENCES} references"
+        )));
+    }
+    let more = faults.len().saturating_sub(MAX_FAULTS);
+    faults.truncate(MAX_FAULTS);
+    if more > 0 {
+        faults.push(format!("and {more} more"));
+    }
+    Ok((references, faults.join("; ")))
 }
 
 fn read_state(path: &Path) -> io::Result<State> {
@@ -430,7 +641,8 @@ impl Doorbell {
 mod tests {
     use core::ops::ControlFlow;
 
-    use super::super::import::{Limits, Progress};
+    use super::super::import::Limits;
+    use super::super::progress::Progress;
     use super::super::testing::{Scratch, Stream, docker_archive};
     use super::*;
 
@@ -475,6 +687,7 @@ mod tests {
                 .iter()
                 .map(|report| match report {
                     Report::Imported { file, images } => format!("+{file} {}", images.len()),
+                    Report::Pulled { wanted, .. } => format!("+{}", wanted.reference),
                     Report::Failed { file, retried, .. } => format!("!{file} {retried}"),
                 })
                 .collect()
@@ -507,6 +720,165 @@ mod tests {
         assert_eq!(bench.look(), NOTHING);
         assert_eq!(bench.later(SETTLE), ["+a.tar 1"], "changed");
         assert_eq!(bench.store.list().len(), 2);
+    }
+
+    /// Pulls what is wanted now: those that `there` has bring an image of that name, the others fail.
+    fn pull_all(bench: &mut Bench, there: &[&str]) -> Vec<String> {
+        let mut said = Vec::new();
+        while let Some(wanted) = bench.dropin.next_pull(bench.now) {
+            let result = if there.contains(&&*wanted.reference) {
+                let path = bench.scratch.join("pulled.tar");
+                fs::write(&path, archive(&wanted.reference)).expect("scratch");
+                let options = ImportOptions::default();
+                let images = bench.store.import_archive(&path, &options, &mut go);
+                Ok(images.expect("image")[0].id.clone())
+            } else {
+                Err("no answer".to_owned())
+            };
+            let name = wanted.reference.clone();
+            let sign = if result.is_ok() { '+' } else { '-' };
+            let told = bench.dropin.pulled(wanted, result, bench.now).is_some();
+            said.push(format!("{sign}{name}{}", if told { " told" } else { "" }));
+        }
+        said
+    }
+
+    #[test]
+    fn a_list_is_pulled_once_and_what_fails_is_tried_again() {
+        let mut bench = Bench::new();
+        bench.put("a.txt", b"# ours\nb:1 # later\n\na:1\nb:1\n");
+        assert_eq!(bench.look(), NOTHING);
+        assert_eq!(
+            bench.dropin.next_pull(bench.now),
+            None,
+            "it may still be written"
+        );
+        assert_eq!(bench.later(SETTLE), NOTHING);
+        assert_eq!(pull_all(&mut bench, &["a:1"]), ["+a:1 told", "-b:1 told"]);
+        assert_eq!(bench.look(), NOTHING);
+        assert_eq!(
+            bench.dropin.look(bench.now, &mut go).again,
+            Some(RETRY_FIRST)
+        );
+        bench.later(RETRY_FIRST);
+        assert_eq!(pull_all(&mut bench, &[]), ["-b:1"], "said already");
+        bench.later(RETRY_FIRST);
+        assert_eq!(pull_all(&mut bench, &["b:1"]), NOTHING, "the wait doubled");
+        // A restart remembers what is there, and tries the rest at once.
+        bench.restart();
+        assert_eq!(bench.look(), NOTHING);
+        assert_eq!(pull_all(&mut bench, &["b:1"]), ["+b:1 told"]);
+        bench.restart();
+        bench.look();
+        bench.later(SETTLE);
+        assert_eq!(pull_all(&mut bench, &[]), NOTHING);
+        assert!(bench.store.list().iter().all(|image| image.pinned));
+        // Changed: what is new, and what was removed from the store.
+        let id = bench
+            .store
+            .resolve("b:1")
+            .expect("valid")
+            .expect("there")
+            .id
+            .clone();
+        bench.store.remove(&id, &BTreeSet::new()).expect("removed");
+        bench.put("a.txt", b"a:1\nb:1\nc:1\n");
+        bench.look();
+        bench.later(SETTLE);
+        assert_eq!(
+            pull_all(&mut bench, &["b:1", "c:1"]),
+            ["+b:1 told", "+c:1 told"]
+        );
+    }
+
+    #[test]
+    fn what_a_list_named_comes_again_after_it_was_damaged() {
+        let mut bench = Bench::new();
+        bench.put("a.txt", b"a:1\nb:1\n");
+        bench.look();
+        bench.later(SETTLE);
+        pull_all(&mut bench, &["a:1", "b:1"]);
+        let id = bench.store.list()[0].id.clone();
+        bench.store.lose(&id).expect("noted");
+        bench.store.remove(&id, &BTreeSet::new()).expect("removed");
+        // As after a repair without an agent.
+        bench.restart();
+        bench.look();
+        assert_eq!(bench.store.lost(), BTreeSet::new(), "dealt with");
+        bench.restart();
+        bench.look();
+        let both = ["a:1", "b:1"];
+        assert_eq!(pull_all(&mut bench, &both).len(), 1, "that one only");
+        assert_eq!(bench.store.list().len(), 2);
+    }
+
+    #[test]
+    fn images_of_a_list_are_pinned_while_it_names_them() {
+        let mut bench = Bench::new();
+        bench.put("a.txt", b"a:1\nb:1\n");
+        bench.look();
+        bench.later(SETTLE);
+        pull_all(&mut bench, &["a:1", "b:1"]);
+        let pinned = |bench: &Bench| {
+            let images = bench.store.list();
+            let pinned = images.iter().filter(|i| i.pinned);
+            pinned.map(|i| i.names.join(",")).collect::<Vec<_>>()
+        };
+        assert_eq!(pinned(&bench).len(), 2);
+        bench.put("a.txt", b"b:1\n");
+        bench.look();
+        bench.later(SETTLE);
+        assert_eq!(pinned(&bench), ["docker.io/library/b:1"]);
+        // One that is taken off the list while it is pulled is not pinned.
+        bench.put("a.txt", b"b:1\nc:1\n");
+        bench.look();
+        bench.later(SETTLE);
+        let wanted = bench.dropin.next_pull(bench.now).expect("c");
+        fs::remove_file(bench.scratch.join("drop").join("a.txt")).expect("scratch");
+        bench.look();
+        assert!(
+            bench
+                .dropin
+                .pulled(wanted, Ok("sha256:0".into()), bench.now)
+                .is_none()
+        );
+        assert_eq!(pinned(&bench), [""; 0]);
+    }
+
+    #[test]
+    fn of_a_bad_list_the_good_lines_count() {
+        let mut bench = Bench::new();
+        bench.put("a.txt", b"a:1\nUPPER\n??\n");
+        bench.look();
+        bench.now = bench.now + SETTLE;
+        let look = bench.dropin.look(bench.now, &mut go);
+        assert!(
+            matches!(&look.reports[..], [Report::Failed { error, retried: false, .. }]
+                if error.starts_with("line 2: ") && error.contains("line 3: ")),
+            "{look:?}"
+        );
+        assert_eq!(pull_all(&mut bench, &["a:1"]), ["+a:1 told"]);
+        for (bad, says) in [
+            (vec![b'#'; 300 * 1024], "bytes"),
+            (vec![0xff], "no text"),
+            (
+                (0..600)
+                    .map(|n| format!("a:{n}\n"))
+                    .collect::<String>()
+                    .into_bytes(),
+                "references",
+            ),
+        ] {
+            bench.put("a.txt", &bad);
+            bench.look();
+            bench.now = bench.now + SETTLE;
+            let look = bench.dropin.look(bench.now, &mut go);
+            assert!(
+                matches!(&look.reports[..], [Report::Failed { error, .. }] if error.contains(says)),
+                "{says}: {look:?}"
+            );
+            assert_eq!(pull_all(&mut bench, &[]), NOTHING);
+        }
     }
 
     #[test]

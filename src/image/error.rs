@@ -16,12 +16,6 @@ pub enum ImageError {
         /// What is wrong.
         reason: String,
     },
-    /// A pull was asked for, and nothing but the store can be asked.
-    #[error(
-        "image {0:?} is not in the store, and there is no registry client yet: \
-         import it with `picolet image import ARCHIVE`, or put its archive into the image drop-in directory"
-    )]
-    NotPresent(String),
     /// No such image.
     #[error("no image {0:?}")]
     NotFound(String),
@@ -184,10 +178,7 @@ impl ImageError {
                     | Problem::Read(_)
                     | Problem::Write { .. }
             ),
-            Self::InvalidReference { .. }
-            | Self::NotPresent(_)
-            | Self::NotFound(_)
-            | Self::Ambiguous(_) => false,
+            Self::InvalidReference { .. } | Self::NotFound(_) | Self::Ambiguous(_) => false,
         }
     }
 

@@ -17,9 +17,11 @@ use super::error::{ImageError, Problem};
 use super::layer::{self, Budget, LayerError, Unpacked};
 use super::plan::{self, PlannedImage, PlannedLayer};
 use super::platform::Machine;
+use super::progress::{Progress, Stage};
 use super::record::{ImageRecord, LayerRecord, RECORD_VERSION};
 use super::reference::Reference;
 use super::store::{StagedLayer, Store};
+use super::sum::{self, LayerSum};
 use super::tree;
 
 /// Disk space that unpacking leaves free, bytes: the machine must go on writing logs and records.
@@ -36,17 +38,6 @@ pub struct ImportOptions {
     pub names: Vec<String>,
     /// Keep it from `prune` and image GC.
     pub pinned: bool,
-}
-
-/// How far an import is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Layers done.
-    pub layers_done: usize,
-    /// Layers that must be unpacked; those the store has are not among them.
-    pub layers: usize,
-    /// Bytes unpacked so far, over all layers.
-    pub bytes: u64,
 }
 
 /// Hears of progress: at each layer's end and every few MiB. `Break` cancels the import.
@@ -75,6 +66,13 @@ impl Default for Limits {
     }
 }
 
+/// Where images come from.
+#[derive(Clone, Copy)]
+enum Origin {
+    Archive { pinned: bool },
+    Registry,
+}
+
 /// The import itself; the caller holds the store's change lock and empties `staging` afterwards.
 pub(super) fn run(
     store: &Store,
@@ -95,6 +93,59 @@ pub(super) fn run(
         .collect::<Result<Vec<_>, _>>()?;
     let archive = Archive::open(path).map_err(|problem| located((None, problem)))?;
     let planned = plan::plan(&archive, &names, store.limits().machine).map_err(located)?;
+    let origin = Origin::Archive {
+        pinned: options.pinned,
+    };
+    carry_out(store, path, &archive, planned, origin, tick)
+}
+
+/// Imports an image that was planned from a registry; the blobs that [`missing`] names lie in `layout/blobs/sha256`.
+/// The caller holds the store's change lock and empties `staging` afterwards.
+pub(super) fn run_planned(
+    store: &Store,
+    layout: &Path,
+    planned: PlannedImage,
+    tick: Tick<'_>,
+) -> Result<Arc<ImageRecord>, ImageError> {
+    // Beside them lies what is left of other pulls, any number of it.
+    let members: BTreeSet<String> = planned.layers.iter().map(|l| l.member.clone()).collect();
+    let archive = Archive::of_members(layout.into(), members.into_iter().collect());
+    let mut images = carry_out(
+        store,
+        layout,
+        &archive,
+        vec![planned],
+        Origin::Registry,
+        tick,
+    )?;
+    Ok(images.pop().expect("one image was planned"))
+}
+
+/// The layers of an image that the store does not have, lowest first, each member once.
+pub(super) fn missing(store: &Store, image: &PlannedImage) -> Vec<PlannedLayer> {
+    let known = store.layers();
+    let mut missing: Vec<PlannedLayer> = Vec::new();
+    let mut chain = None;
+    for (at, layer) in image.layers.iter().enumerate() {
+        let key = chain_id(chain, layer.diff_id);
+        chain = Some(key);
+        if shared(&known, key, layer.diff_id, at).is_none()
+            && !missing.iter().any(|m| m.member == layer.member)
+        {
+            missing.push(layer.clone());
+        }
+    }
+    missing
+}
+
+fn carry_out(
+    store: &Store,
+    path: &Path,
+    archive: &Archive,
+    planned: Vec<PlannedImage>,
+    origin: Origin,
+    tick: Tick<'_>,
+) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
     let mut import = Import {
         store,
         path,
@@ -107,9 +158,8 @@ pub(super) fn run(
         next_staged: 0,
         tick,
         progress: Progress {
-            layers_done: 0,
-            layers: 0,
-            bytes: 0,
+            stage: Stage::Unpacking,
+            ..Progress::default()
         },
     };
     let mut records = BTreeMap::new();
@@ -117,12 +167,12 @@ pub(super) fn run(
     // Once around as a rule. A layer that leans on different layers in two images is unpacked for each; one that needs a
     // view of those below waits for them. Each time around at least the lowest layer that is missing is unpacked.
     while !waiting.is_empty() {
-        import.unpack_missing(&archive, &waiting)?;
+        import.unpack_missing(archive, &waiting)?;
         let mut again = Vec::new();
         for image in waiting {
             match import.assemble(&image)? {
                 Some(layers) => {
-                    let record = record_of(&image, layers, options.pinned);
+                    let record = record_of(&image, layers, origin);
                     records.insert(image.order, record);
                 }
                 None => again.push(image),
@@ -156,7 +206,7 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
     })
 }
 
-fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, pinned: bool) -> ImageRecord {
+fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin) -> ImageRecord {
     let mut dirs = BTreeSet::new();
     let size_bytes = layers
         .iter()
@@ -170,7 +220,8 @@ fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, pinned: bool) -> Im
         names: image.names.clone(),
         digests: image.digests.clone(),
         size_bytes,
-        pinned,
+        pinned: matches!(origin, Origin::Archive { pinned: true }),
+        pulled: matches!(origin, Origin::Registry),
         layers,
         config: image.config.clone(),
     }
@@ -303,8 +354,8 @@ impl Import<'_> {
         log::debug!("unpacking {member} into {}", dir.display());
         let root = make_root(&dir).map_err(Problem::write("make the layer's directory"))?;
         let before = self.budget;
-        let (done, layers) = (self.progress.layers_done, self.progress.layers);
-        let start = self.progress.bytes;
+        let now = self.progress;
+        let start = now.bytes;
         let mut next_tick = TICK_BYTES;
         let tick = &mut self.tick;
         let mut on_bytes = |bytes: u64| {
@@ -313,9 +364,8 @@ impl Import<'_> {
             }
             next_tick = bytes + TICK_BYTES;
             tick(Progress {
-                layers_done: done,
-                layers,
                 bytes: start + bytes,
+                ..now
             })
         };
         let mut blob = Hashing::new(data, layer.blob.is_some());
@@ -371,13 +421,8 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// A layer that can be used as it is: settled for this very chain, or independent of what is below.
     fn shared(&self, chain: Digest, diff_id: Digest, at: usize) -> Option<&LayerRecord> {
-        self.known.get(&chain.to_string()).or_else(|| {
-            self.known
-                .get(&diff_id.to_string())
-                .filter(|layer| at == 0 || !layer.leans)
-        })
+        shared(&self.known, chain, diff_id, at)
     }
 
     /// The layers of an image from what is known and unpacked. `None` if one must be unpacked once more.
@@ -411,6 +456,7 @@ impl Import<'_> {
                     return Ok(None);
                 }
             }
+            let sum = self.sum(&staged).map_err(|e| located(self, e))?;
             let key = if leans { key } else { planned.diff_id };
             let record = LayerRecord {
                 key: key.to_string(),
@@ -419,6 +465,7 @@ impl Import<'_> {
                 size_bytes: unpacked.size_bytes,
                 leans,
                 opaque: unpacked.opaque,
+                sum: Some(sum),
             };
             self.known.insert(record.key.clone(), record.clone());
             self.staged.push(StagedLayer {
@@ -428,6 +475,12 @@ impl Import<'_> {
             layers.push(record);
         }
         Ok(Some(layers))
+    }
+
+    /// What the layer is now that it is settled.
+    fn sum(&self, staged: &Staged) -> Result<LayerSum, LayerError> {
+        let path = self.store.root().join("staging").join(&staged.name);
+        sum::of_layer(open_layer(&path)?, staged.unpacked.content)
     }
 
     fn settle(&self, staged: &Staged, layers: &[LayerRecord]) -> Result<Settled, LayerError> {
@@ -476,6 +529,20 @@ impl Import<'_> {
     }
 }
 
+/// A layer that can be used as it is: settled for this very chain, or independent of what is below.
+fn shared(
+    known: &BTreeMap<String, LayerRecord>,
+    chain: Digest,
+    diff_id: Digest,
+    at: usize,
+) -> Option<&LayerRecord> {
+    known.get(&chain.to_string()).or_else(|| {
+        known
+            .get(&diff_id.to_string())
+            .filter(|layer| at == 0 || !layer.leans)
+    })
+}
+
 fn open_layer(path: &Path) -> Result<OwnedFd, LayerError> {
     fs::File::open(path)
         .map(OwnedFd::from)
@@ -510,7 +577,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::super::testing::{
-        Layout, Scratch, Stream, architecture, config, docker_archive, gzip, zstd,
+        Layout, Scratch, Stream, architecture, config, docker_archive, estargz, gzip, zstd,
+        zstd_chunked,
     };
     use super::*;
 
@@ -597,6 +665,56 @@ mod tests {
 
     fn layer(name: &str, text: &str) -> Vec<u8> {
         Stream::new().file(name, text.as_bytes()).bytes()
+    }
+
+    #[test]
+    fn layers_made_for_lazy_pulling_are_read_as_plain_ones() {
+        let noise: Vec<u8> = (0_u32..70_000)
+            .map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0])
+            .collect();
+        let files: [(&str, &[u8]); 3] = [("etc/conf", b"one"), ("empty", b""), ("big", &noise)];
+        for (name, (packed, plain), own) in [
+            ("estargz", estargz(&files), &["stargz.index.json"][..]),
+            ("zstd:chunked", zstd_chunked(&files), &[]),
+        ] {
+            let bench = Bench::new();
+            let mut layout = Layout::new();
+            let image = layout.image(&config(&[&plain], name), &[&packed]);
+            layout.name(image, "lazy:1");
+            let image = bench
+                .import(&layout.tar())
+                .unwrap_or_else(|e| panic!("{name}: {}", e.chain()))
+                .remove(0);
+            let dir = &bench.store.layer_dirs(&image.id).expect("layers")[0];
+            for (file, data) in files {
+                assert!(
+                    fs::read(dir.join(file)).expect(file) == data,
+                    "{name}: {file}"
+                );
+            }
+            // The table of contents of the one is a file like any other; that of the other is no part of the layer.
+            let mut found: Vec<String> = fs::read_dir(dir)
+                .expect("layer")
+                .map(|e| e.expect("entry").file_name().into_string().expect("utf-8"))
+                .collect();
+            found.sort();
+            let mut wanted = [&["big", "empty", "etc"], own].concat();
+            wanted.sort_unstable();
+            assert_eq!(found, wanted, "{name}");
+            // Cut anywhere, in the frames behind the files too, it is not taken.
+            for cut in [packed.len() / 2, packed.len() - 60, packed.len() - 1] {
+                let mut layout = Layout::new();
+                let image = layout.image(&config(&[&plain], name), &[&packed[..cut]]);
+                layout.name(image, "cut:1");
+                let error = Bench::new().import(&layout.tar()).expect_err(name);
+                assert!(
+                    matches!(&error, ImageError::Import { source, .. }
+                        if matches!(**source, Problem::Truncated | Problem::WrongDigest { .. })),
+                    "{name} cut at {cut}: {}",
+                    error.chain()
+                );
+            }
+        }
     }
 
     #[test]
@@ -981,6 +1099,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_held_stays_whatever_is_known_of_its_users() {
+        // GC-11
+        let bench = Bench::new();
+        let image = bench
+            .ok(&docker_archive("a:1", &[&layer("a", "1")]))
+            .remove(0);
+        let (store, nobody) = (&bench.store, BTreeSet::new());
+        assert!(store.hold("sha256:absent").is_none());
+        let first = store.hold(&image.id).expect("there");
+        let second = store.hold(&image.id).expect("there");
+        drop(first);
+        for _ in 0..2 {
+            let refused = store.remove(&image.id, &nobody);
+            assert!(matches!(refused, Err(ImageError::InUse(_))), "{refused:?}");
+            assert_eq!(store.prune(&nobody).expect("prune"), (Vec::new(), 0));
+        }
+        assert_eq!(bench.text(&image, "a"), "1");
+        drop(second);
+        assert_eq!(store.prune(&nobody).expect("prune").0.len(), 1);
+        assert!(store.hold(&image.id).is_none(), "gone");
+    }
+
+    #[test]
     fn a_name_moves_to_the_later_image() {
         let mut bench = Bench::new();
         let first = bench
@@ -1047,7 +1188,7 @@ mod tests {
     #[test]
     fn a_leaning_layer_is_shared_only_where_it_leans_on_the_same() {
         if !nix::unistd::geteuid().is_root() {
-            eprintln!("skipped: owners need root");
+            skipped!("owners need root");
             return;
         }
         let sticky = Stream::new().dir("tmp", 0o1777).bytes();

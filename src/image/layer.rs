@@ -23,8 +23,10 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat, linkat, symlinkat};
 
 use super::below::{Below, Found, MAX_LOOKUPS, copy_metadata};
+use super::compress::read_up_to;
 use super::digest::{Digest, Hashing};
 use super::error::Problem;
+use super::sum::{Content, PIECE_BYTES};
 use super::tarball::{Entry, Input, Kind, MAX_XATTRS, Tar};
 use super::tree::{self, Absent, Blocked, Name};
 use crate::sys::xattr;
@@ -36,7 +38,7 @@ pub const MAX_IMPLIED: usize = 10_000;
 /// Bytes after the end mark of a layer's tar stream: writers pad to at most 10 KiB.
 pub const MAX_TRAILER_BYTES: u64 = 1024 * 1024;
 /// Buffer for file contents, bytes.
-const COPY_BYTES: usize = 64 * 1024;
+const COPY_BYTES: usize = PIECE_BYTES;
 /// Marks a removed name.
 const WHITEOUT: &[u8] = b".wh.";
 /// Marks a directory whose content below is hidden.
@@ -88,6 +90,8 @@ pub(super) struct Unpacked {
     pub(super) implied: BTreeSet<Vec<u8>>,
     /// The root is opaque.
     pub(super) opaque: bool,
+    /// Sum over what was written to its files; unknown if some of them were replaced or have holes.
+    pub(super) content: Option<Content>,
     /// A hard link names a file that the layer does not have, and the layers below were not shown: it is not whole.
     pub(super) needs_below: bool,
 }
@@ -144,6 +148,7 @@ pub(super) fn unpack(
         implied: BTreeSet::new(),
         opaque: false,
         size_bytes: 0,
+        content: Some(Content::default()),
         buffer: vec![0; COPY_BYTES],
     };
     let mut tar = Tar::new(&mut stream);
@@ -177,7 +182,7 @@ pub(super) fn unpack(
     }
     target.leave_parent()?;
     let (implied, opaque, size_bytes) = (target.implied, target.opaque, target.size_bytes);
-    let needs_below = target.needs_below;
+    let (needs_below, content) = (target.needs_below, target.content);
     // The digest covers what follows the end mark.
     let trailer = io::copy(
         &mut (&mut stream).take(MAX_TRAILER_BYTES + 1),
@@ -196,6 +201,7 @@ pub(super) fn unpack(
         size_bytes,
         implied,
         opaque,
+        content,
         needs_below,
     })
 }
@@ -226,6 +232,7 @@ struct Target<'a> {
     implied: BTreeSet<Vec<u8>>,
     opaque: bool,
     size_bytes: u64,
+    content: Option<Content>,
     buffer: Vec<u8>,
 }
 
@@ -334,6 +341,8 @@ impl Target<'_> {
     /// Removes what an earlier entry of the same layer put here.
     fn remove(&mut self, name: &[u8]) -> Result<(), Problem> {
         tree::remove(self.parent(), name).map_err(Problem::write("replace what was there"))?;
+        // What was in it is not known any more.
+        self.content = None;
         // It may have been a directory, and what was implied in it is gone.
         if let Ok(real) = self.real_path(name) {
             self.implied.retain(|path| {
@@ -441,6 +450,7 @@ impl Target<'_> {
         match &entry.sparse {
             None => self.copy(entry.size, data, &mut file)?,
             Some(sparse) => {
+                self.content = None;
                 for &(offset, length) in &sparse.extents {
                     file.seek(SeekFrom::Start(offset))
                         .map_err(Problem::write("write the file"))?;
@@ -455,14 +465,19 @@ impl Target<'_> {
 
     fn copy(&mut self, length: u64, data: &mut dyn Read, file: &mut File) -> Result<(), Problem> {
         let mut left = length;
-        while left > 0 {
+        for index in 0.. {
+            if left == 0 {
+                break;
+            }
             let want = usize::try_from(left).unwrap_or(usize::MAX).min(COPY_BYTES);
-            let n = match data.read(&mut self.buffer[..want]) {
-                Ok(0) => return Err(Problem::Truncated),
-                Ok(n) => n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(Problem::from_read(e)),
-            };
+            // Whole pieces: they are what is summed.
+            let n = read_up_to(data, &mut self.buffer[..want]).map_err(Problem::from_read)?;
+            if n < want {
+                return Err(Problem::Truncated);
+            }
+            if let Some(content) = &mut self.content {
+                content.piece(index, &self.buffer[..n]);
+            }
             self.budget.take_bytes(n as u64)?;
             file.write_all(&self.buffer[..n])
                 .map_err(Problem::write("write the file"))?;
@@ -789,7 +804,7 @@ mod tests {
     fn is_root() -> bool {
         let root = nix::unistd::geteuid().is_root();
         if !root {
-            eprintln!("skipped: unpacking needs root");
+            skipped!("unpacking needs root");
         }
         root
     }

@@ -8,13 +8,17 @@
 //! | [`compress`], [`tarball`] | bounded readers |
 //! | [`layer`], [`tree`] | unpacking, never leaving the layer's root |
 //! | [`below`] | what a layer does to those below it |
+//! | [`registry`] | the client: from a reference to blobs whose digest is right |
+//! | [`mod@pull`] | pulls: queued, joined, resumed, through the client into the store |
+//! | [`progress`] | how far an image on its way is |
+//! | [`mod@sum`], [`verify`] | what a layer was when it was unpacked, and whether it still is |
 //! | [`dropin`] | the directory whose archives are imported as they change |
 //!
 //! What comes from an archive is untrusted: every length is bounded by a named constant, every digest checked, and an
 //! error names archive, member, entry and what is wrong. An archive is read front to back, once for its documents and
 //! once for its layers (once more for layers that write through links of those below); memory does not grow with it.
 //!
-//! There is no registry client here: [`Store::pull`] answers for one.
+//! What comes from a registry passes through a directory of growing files and then through the same import.
 
 pub mod archive;
 pub mod below;
@@ -28,19 +32,29 @@ pub mod import;
 pub mod layer;
 pub mod plan;
 pub mod platform;
+#[cfg(test)]
+mod powercut;
+pub mod progress;
+pub mod pull;
 pub mod record;
 pub mod reference;
+pub mod registry;
 pub mod store;
+pub mod sum;
 pub mod tarball;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tree;
+pub mod verify;
 
 pub use digest::Digest;
 pub use dropin::DropIn;
 pub use error::{ImageError, Problem};
-pub use import::{ImportOptions, Progress};
+pub use import::ImportOptions;
 pub use plan::{MAX_JSON_BYTES, MAX_LAYERS};
+pub use progress::Progress;
+pub use pull::{PullError, Puller};
 pub use record::{ImageRecord, LayerRecord};
 pub use reference::Reference;
-pub use store::Store;
+pub use store::{Hold, Store};
+pub use verify::{Damaged, Repair, Verified, Verifying};

@@ -1,5 +1,6 @@
 //! What an archive holds: read from its documents in a first pass, before any layer is unpacked.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use std::io::Read;
 
@@ -22,10 +23,15 @@ pub const MAX_JSON_BYTES: u64 = 4 * 1024 * 1024;
 pub const MAX_JSON_TOTAL_BYTES: u64 = 16 * 1024 * 1024;
 /// Layers of one image. The kernel's overlayfs takes 500, every runtime in use at least this many.
 pub const MAX_LAYERS: usize = 127;
+/// A layer as its manifest tells it, bytes. No board has room for more; sums over an image stay far from the type's end.
+pub const MAX_LAYER_BYTES: u64 = 64 << 30;
 /// Images in one archive.
 pub const MAX_ARCHIVE_IMAGES: usize = 256;
 /// Indexes within indexes.
 const MAX_NESTING: usize = 4;
+/// Of an index without an image for this machine, platforms told and characters of each.
+const MAX_PLATFORMS_TOLD: usize = 16;
+const MAX_PLATFORM_CHARS: usize = 64;
 /// Links from member to member.
 const MAX_LINKS: usize = 8;
 
@@ -36,7 +42,7 @@ const CONTAINERD_NAME: &str = "io.containerd.image.name";
 pub(super) type Located = (Option<String>, Problem);
 
 /// An image to import.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PlannedImage {
     /// Place in the archive.
     pub(super) order: usize,
@@ -202,9 +208,17 @@ impl Members {
             Member::Link(_) => None,
         }
     }
+}
 
-    /// A blob of an OCI layout that must be a document, its digest and size checked.
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, &[u8]), Located> {
+/// Where the documents that a descriptor leads to come from.
+pub(super) trait Documents {
+    /// The document that `descriptor` names, at most [`MAX_JSON_BYTES`], its digest checked.
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located>;
+}
+
+impl Documents for Members {
+    /// A blob of an OCI layout that must be a document.
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located> {
         let (digest, name) = blob_name(descriptor)?;
         let at = |problem| (Some(name.clone()), problem);
         if self.file(&name).is_none() {
@@ -222,8 +236,43 @@ impl Members {
                 found,
             }));
         }
-        Ok((digest, data))
+        Ok((digest, Cow::Borrowed(data)))
     }
+}
+
+/// Plans an image of a registry: follows `top`, the descriptor of what `reference` leads to there.
+pub(super) fn plan_remote(
+    documents: &dyn Documents,
+    top: &Descriptor,
+    reference: &Reference,
+    machine: Machine,
+) -> Result<PlannedImage, Located> {
+    let (manifest_digest, manifest, id, config) =
+        match choose(documents, top, machine, MAX_NESTING)? {
+            Choice::Image(found) => *found,
+            Choice::OtherMachines(others) => return Err((None, nothing_for(machine, &others))),
+        };
+    let mut manifests = vec![
+        Digest::parse(&top.digest)
+            .map_err(|why| (Some(top.digest.clone()), Problem::Unsupported(why)))?,
+    ];
+    if !manifests.contains(&manifest_digest) {
+        manifests.push(manifest_digest);
+    }
+    let mut image = PlannedImage {
+        order: 0,
+        id,
+        layers: layout_layers(&manifest, &config)?,
+        config,
+        names: Vec::new(),
+        digests: Vec::new(),
+    };
+    add_name(&mut image, reference, &manifests).map_err(|problem| (None, problem))?;
+    if reference.digest().is_some() {
+        // The registry said nothing of the tag: it may lead elsewhere, here for everybody.
+        image.names.clear();
+    }
+    Ok(image)
 }
 
 fn blob_name(descriptor: &Descriptor) -> Result<(Digest, String), Located> {
@@ -371,10 +420,20 @@ fn nothing_for(machine: Machine, others: &[String]) -> Problem {
     if others.is_empty() {
         return Problem::Damaged("it holds no image".into());
     }
+    let mut what: Vec<String> = Vec::new();
+    for other in others {
+        let other: String = other.chars().take(MAX_PLATFORM_CHARS).collect();
+        if !what.contains(&other) && what.len() <= MAX_PLATFORMS_TOLD {
+            what.push(other);
+        }
+    }
+    if what.len() > MAX_PLATFORMS_TOLD {
+        what[MAX_PLATFORMS_TOLD] = "…".into();
+    }
     Problem::Unsupported(format!(
         "it has no image for linux/{} (it has {})",
         machine.architecture,
-        others.join(", ")
+        what.join(", ")
     ))
 }
 
@@ -397,12 +456,13 @@ enum Choice {
 
 /// Follows a descriptor to the image for this machine.
 fn choose(
-    members: &Members,
+    members: &dyn Documents,
     descriptor: &Descriptor,
     machine: Machine,
     nesting: usize,
 ) -> Result<Choice, Located> {
     let (digest, data) = members.blob(descriptor)?;
+    let data = &*data;
     let name = digest.to_string();
     // Some writers leave the type out; only an index has `manifests`.
     #[derive(Deserialize, Default)]
@@ -460,13 +520,13 @@ fn choose(
 }
 
 fn image_of(
-    members: &Members,
+    members: &dyn Documents,
     manifest_digest: Digest,
     manifest: Manifest,
     machine: Machine,
 ) -> Result<Choice, Located> {
     let (config_digest, data) = members.blob(&manifest.config)?;
-    let config: ImageConfig = json(&config_digest.to_string(), data)?;
+    let config: ImageConfig = json(&config_digest.to_string(), &data)?;
     if let Some(other) = unsuitable(&config, machine) {
         return Ok(Choice::OtherMachines(vec![other]));
     }
@@ -527,6 +587,15 @@ fn layout_layers(manifest: &Manifest, config: &ImageConfig) -> Result<Vec<Planne
                 return Err((
                     Some(descriptor.digest.clone()),
                     Problem::Unsupported(format!("layer media type {:?}", descriptor.media_type)),
+                ));
+            }
+            if descriptor.size > MAX_LAYER_BYTES {
+                return Err((
+                    Some(descriptor.digest.clone()),
+                    Problem::Limit {
+                        what: "bytes in a layer",
+                        limit: MAX_LAYER_BYTES,
+                    },
                 ));
             }
             let (digest, member) = blob_name(descriptor)?;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::sum::LayerSum;
 use crate::api::cri;
 use crate::api::oci::ImageConfig;
 
@@ -28,6 +29,9 @@ pub struct ImageRecord {
     pub size_bytes: u64,
     /// Kept by `prune` and image GC: its archive lies in the drop-in directory.
     pub pinned: bool,
+    /// It came from a registry, at least once: it may be had again from there, so image GC may take it.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub pulled: bool,
     /// Lowest first, at most [`super::MAX_LAYERS`].
     pub layers: Vec<LayerRecord>,
     /// Configuration: entrypoint, command, environment, user, working directory, stop signal.
@@ -51,6 +55,9 @@ pub struct LayerRecord {
     pub leans: bool,
     /// It hides every layer below.
     pub opaque: bool,
+    /// What it was when it was unpacked. Records written before this was kept have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sum: Option<LayerSum>,
 }
 
 impl ImageRecord {

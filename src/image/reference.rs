@@ -44,6 +44,16 @@ impl Reference {
         &self.repository
     }
 
+    /// The registry: `docker.io`, `localhost:5000`.
+    #[must_use]
+    pub fn domain(&self) -> &str {
+        let (domain, _) = self
+            .repository
+            .split_once('/')
+            .expect("a reference has a domain");
+        domain
+    }
+
     /// The tag, `latest` if the text had neither tag nor digest.
     #[must_use]
     pub fn tag(&self) -> Option<&str> {

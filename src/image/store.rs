@@ -5,7 +5,9 @@
 //!   lock             held while the store is open
 //!   records/<64 hex>.json   one per image, written last
 //!   layers/<16 hex>/        one per unpacked layer, root of its own, 0755; `layers/empty` for images without any
+//!   lost/<64 hex>           one per image that was damaged and removed: whoever has it brings it again
 //!   staging/                what is being unpacked or removed; emptied at open
+//!   pulls/blobs/sha256/     layers on their way from a registry, `.part` while they grow; see [`super::pull`]
 //!   dropin.json             what was imported from the drop-in directory
 //! ```
 //!
@@ -26,18 +28,17 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nix::sys::statvfs::{FsFlags, statvfs};
-
 use super::digest::Digest;
 use super::error::ImageError;
 use super::import::{self, ImportOptions, Limits, Tick};
+use super::plan::PlannedImage;
 use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
 use super::reference::Reference;
 use super::tree;
 use crate::api::cri::FsInfo;
 use crate::api::order::{Gather, Order};
 use crate::api::strict::from_json;
-use crate::sys::{crash, file, lock};
+use crate::sys::{crash, disk_usage, file, lock};
 
 /// Images a store holds at most. Each costs a few KiB of memory.
 pub const MAX_IMAGES: usize = 1000;
@@ -72,6 +73,30 @@ struct Index {
     images: BTreeMap<String, Arc<ImageRecord>>,
     /// Highest sequence number given.
     sequence: u64,
+    /// Ids of images that were damaged and removed, and did not come back.
+    lost: BTreeSet<String>,
+    /// How often each image is held.
+    held: BTreeMap<String, usize>,
+    /// The image that is being removed: too late to hold it.
+    going: Option<String>,
+}
+
+/// Keeps an image in the store until it is dropped, whatever somebody who wants to remove it knows of its users.
+pub struct Hold {
+    store: Store,
+    id: String,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut index = self.store.index();
+        if let Some(count) = index.held.get_mut(&self.id) {
+            *count -= 1;
+            if *count == 0 {
+                index.held.remove(&self.id);
+            }
+        }
+    }
 }
 
 /// A layer that lies unpacked in `staging`.
@@ -91,6 +116,7 @@ impl Store {
     }
 
     pub(super) fn open_with(root: &Path, limits: Limits) -> Result<Self, ImageError> {
+        let above = first_above(root);
         make_dir(root, 0o700)?;
         let lock_path = root.join("lock");
         let lock = lock::try_lock_patiently(&lock_path)
@@ -99,7 +125,17 @@ impl Store {
         for (name, mode) in [("records", 0o700), ("layers", 0o755), ("staging", 0o700)] {
             make_dir(&root.join(name), mode)?;
         }
+        // A store of an earlier version has none, and may be on a disk that cannot be written any more.
+        unless_read_only(make_dir(&root.join("lost"), 0o700))?;
         make_dir(&root.join("layers").join(EMPTY), 0o755)?;
+        // What stands in a directory is on disk only if the directory is, and the names that lead to it.
+        let named = |dir: &&Path| !dir.as_os_str().is_empty();
+        for dir in root.ancestors().take_while(named) {
+            sync_dir(dir)?;
+            if dir == above {
+                break;
+            }
+        }
         let store = Self {
             inner: Arc::new(Inner {
                 root: root.into(),
@@ -109,15 +145,17 @@ impl Store {
                 _lock: lock,
             }),
         };
-        store.clear_staging()?;
+        unless_read_only(store.clear_staging())?;
+        unless_read_only(store.remove_temporary())?;
         let index = store.load()?;
-        store.remove_orphan_layers(&index)?;
+        unless_read_only(store.remove_orphan_layers(&index))?;
         *store.index() = index;
         Ok(store)
     }
 
     /// Imports every image of an archive: docker-archive or OCI layout, plain, gzip or zstd, or an OCI layout
-    /// directory. All of them become visible, or none. `tick` hears of progress and may stop the import.
+    /// directory. If it fails none of them becomes visible; a power cut may leave the first ones. `tick` hears of progress
+    /// and may stop the import.
     ///
     /// Returns the images in the order of the archive. Layers that the store has are not unpacked again.
     /// A name that another image had moves to the new one.
@@ -136,6 +174,21 @@ impl Store {
         let images = result?;
         cleared?;
         Ok(images)
+    }
+
+    /// Imports a planned image from the blobs in `layout`; see [`import::run_planned`].
+    pub(super) fn import_planned(
+        &self,
+        layout: &Path,
+        planned: PlannedImage,
+        tick: Tick<'_>,
+    ) -> Result<Arc<ImageRecord>, ImageError> {
+        let _change = self.change();
+        let result = import::run_planned(self, layout, planned, tick);
+        let cleared = self.clear_staging();
+        let image = result?;
+        cleared?;
+        Ok(image)
     }
 
     /// The image that `reference` names: a name (normalised or not), a name by digest, or an id.
@@ -177,19 +230,27 @@ impl Store {
         }
     }
 
-    /// Stands for a pull while there is no registry client: the store is the only place an image can come from,
-    /// so a present image is the answer, whatever the pull policy.
-    ///
-    /// Errors: [`ImageError::NotPresent`] says how to import it (waiting reason `ErrImagePull`).
-    pub fn pull(&self, reference: &str) -> Result<Arc<ImageRecord>, ImageError> {
-        self.resolve(reference)?
-            .ok_or_else(|| ImageError::NotPresent(reference.into()))
-    }
-
     /// The image with this id (`sha256:…`).
     #[must_use]
     pub fn get(&self, id: &str) -> Option<Arc<ImageRecord>> {
         self.index().images.get(id).cloned()
+    }
+
+    /// Keeps the image with this id from being removed; `None` if it is not there.
+    ///
+    /// What a caller of [`Store::remove`] or [`Store::prune`] knows to be in use is what it knew when it asked. A container
+    /// may have been made since, for a removal waits its turn behind imports.
+    #[must_use]
+    pub fn hold(&self, id: &str) -> Option<Hold> {
+        let mut index = self.index();
+        if !index.images.contains_key(id) || index.going.as_deref() == Some(id) {
+            return None;
+        }
+        *index.held.entry(id.into()).or_default() += 1;
+        Some(Hold {
+            store: self.clone(),
+            id: id.into(),
+        })
     }
 
     /// All images, sorted by id.
@@ -232,13 +293,13 @@ impl Store {
     /// Removes an image with all its names, and the layers that no other image has.
     /// Returns the bytes freed; an image that is not there is a success.
     ///
-    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers were made from) has it.
+    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers use) has it, or somebody holds it.
     pub fn remove(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
         let _change = self.change();
         self.remove_locked(id, in_use)
     }
 
-    /// Removes every image that is neither pinned nor in `in_use`. Returns the removed images and the bytes freed.
+    /// Removes every image that is neither pinned nor held nor in `in_use`. Returns the removed images and the bytes freed.
     pub fn prune(
         &self,
         in_use: &BTreeSet<String>,
@@ -247,9 +308,15 @@ impl Store {
         let mut removed = Vec::new();
         let mut freed = 0;
         for image in self.list() {
-            if !image.pinned && !in_use.contains(&image.id) {
-                freed += self.remove_locked(&image.id, in_use)?;
-                removed.push(image);
+            if image.pinned {
+                continue;
+            }
+            match self.remove_locked(&image.id, in_use) {
+                Err(ImageError::InUse(_)) => {}
+                bytes => {
+                    freed += bytes?;
+                    removed.push(image);
+                }
             }
         }
         Ok((removed, freed))
@@ -289,16 +356,7 @@ impl Store {
     /// The file system that holds the store.
     pub fn fs_info(&self) -> Result<FsInfo, ImageError> {
         let root = &self.inner.root;
-        let stat = statvfs(root).map_err(ImageError::store("examine", root))?;
-        let unit = u64::from(stat.fragment_size());
-        Ok(FsInfo {
-            capacity_bytes: u64::from(stat.blocks()).saturating_mul(unit),
-            available_bytes: u64::from(stat.blocks_available()).saturating_mul(unit),
-            free_bytes: u64::from(stat.blocks_free()).saturating_mul(unit),
-            inodes: u64::from(stat.files()),
-            inodes_free: u64::from(stat.files_available()),
-            read_only: stat.flags().contains(FsFlags::ST_RDONLY),
-        })
+        disk_usage::file_system(root).map_err(ImageError::store("examine", root))
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -361,6 +419,7 @@ impl Store {
                     insert_sorted(&mut image.digests, digest.clone());
                 }
                 image.pinned |= old.pinned;
+                image.pulled |= old.pulled;
             }
             done.push(self.put(image)?);
         }
@@ -394,6 +453,7 @@ impl Store {
         };
         self.write_record(&record)?;
         crash::point("image.recorded");
+        self.found(&record.id);
         let record = Arc::new(record);
         {
             let mut index = self.index();
@@ -411,23 +471,26 @@ impl Store {
         Ok(record)
     }
 
-    fn remove_locked(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
+    pub(super) fn remove_locked(
+        &self,
+        id: &str,
+        in_use: &BTreeSet<String>,
+    ) -> Result<u64, ImageError> {
         let Some(image) = self.get(id) else {
             return Ok(0);
         };
-        if in_use.contains(id) {
-            return Err(ImageError::InUse(id.into()));
-        }
-        let path = self.record_path(id);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(ImageError::store("remove", path)(e));
+        {
+            let mut index = self.index();
+            if in_use.contains(id) || index.held.contains_key(id) {
+                return Err(ImageError::InUse(id.into()));
             }
-            _ => sync_dir(&self.inner.root.join("records"))?,
+            index.going = Some(id.into());
         }
-        crash::point("image.unrecorded");
+        let unrecorded = self.remove_record(id);
         let left = {
             let mut index = self.index();
+            index.going = None;
+            unrecorded?;
             index.images.remove(id);
             index.layers()
         };
@@ -449,17 +512,68 @@ impl Store {
         Ok(freed)
     }
 
+    fn remove_record(&self, id: &str) -> Result<(), ImageError> {
+        let path = self.record_path(id);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(ImageError::store("remove", path)(e));
+            }
+            _ => sync_dir(&self.inner.root.join("records"))?,
+        }
+        crash::point("image.unrecorded");
+        Ok(())
+    }
+
     fn record_path(&self, id: &str) -> PathBuf {
         let hex = id.strip_prefix("sha256:").unwrap_or(id);
         self.inner.root.join("records").join(format!("{hex}.json"))
     }
 
-    fn write_record(&self, record: &ImageRecord) -> Result<(), ImageError> {
+    /// Takes note, on disk, of an image that is about to be removed because it is damaged.
+    pub(super) fn lose(&self, id: &str) -> Result<(), ImageError> {
+        let dir = self.inner.root.join("lost");
+        let path = dir.join(id.strip_prefix("sha256:").unwrap_or(id));
+        File::create(&path).map_err(ImageError::store("write", path))?;
+        sync_dir(&dir)?;
+        self.index().lost.insert(id.into());
+        Ok(())
+    }
+
+    /// Images that were damaged and removed. Who has them brings them again.
+    pub(super) fn lost(&self) -> BTreeSet<String> {
+        self.index().lost.clone()
+    }
+
+    /// Nobody needs to bring this one again. A note that stays costs one more import.
+    pub(super) fn found(&self, id: &str) {
+        if self.index().lost.remove(id) {
+            let hex = id.strip_prefix("sha256:").unwrap_or(id);
+            let path = self.inner.root.join("lost").join(hex);
+            if let Err(e) = fs::remove_file(&path) {
+                log::warn!("cannot remove {}: {e}", path.display());
+            }
+        }
+    }
+
+    pub(super) fn write_record(&self, record: &ImageRecord) -> Result<(), ImageError> {
         let path = self.record_path(&record.id);
         let bytes = serde_json::to_vec(record)
             .map_err(io::Error::from)
             .map_err(ImageError::store("write", &path))?;
         file::write_atomic(&path, &bytes, 0o600, true).map_err(ImageError::store("write", path))
+    }
+
+    /// What a cut left of a file that was being replaced.
+    fn remove_temporary(&self) -> Result<(), ImageError> {
+        let root = &self.inner.root;
+        for entry in fs::read_dir(root).map_err(ImageError::store("list", root))? {
+            let path = entry.map_err(ImageError::store("list", root))?.path();
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+            if name.starts_with('.') && name.ends_with(".tmp") {
+                fs::remove_file(&path).map_err(ImageError::store("remove", path))?;
+            }
+        }
+        Ok(())
     }
 
     fn clear_staging(&self) -> Result<(), ImageError> {
@@ -478,7 +592,17 @@ impl Store {
                 Ok(record) => records.push(record),
                 Err(reason) => {
                     log::warn!("image record {} is dropped: {reason}", path.display());
-                    fs::remove_file(&path).map_err(ImageError::store("remove", &path))?;
+                    // Not so for what a write left behind: its image was never there, or still is.
+                    let hex = path
+                        .file_name()
+                        .and_then(|n| n.to_str()?.strip_suffix(".json"));
+                    if let Some(id) = hex.and_then(Digest::from_hex)
+                        && let Err(e) = self.lose(&id.to_string())
+                    {
+                        log::warn!("{}", e.chain());
+                    }
+                    let removed = fs::remove_file(&path);
+                    unless_read_only(removed.map_err(ImageError::store("remove", &path)))?;
                 }
             }
         }
@@ -487,12 +611,40 @@ impl Store {
             sequence: records.first().map_or(0, |record| record.sequence),
             ..Index::default()
         };
+        index.lost = self.load_lost()?;
         let mut claimed = BTreeSet::new();
         for mut record in records {
             record.names.retain(|name| claimed.insert(name.clone()));
             index.images.insert(record.id.clone(), Arc::new(record));
         }
         Ok(index)
+    }
+
+    fn load_lost(&self) -> Result<BTreeSet<String>, ImageError> {
+        let dir = self.inner.root.join("lost");
+        let list = match fs::read_dir(&dir) {
+            // A store of an earlier version on a disk that cannot be written.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            list => list.map_err(ImageError::store("list", &dir))?,
+        };
+        let names = list.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        Ok(names
+            .filter_map(|hex| Digest::from_hex(&hex))
+            .map(|id| id.to_string())
+            .take(MAX_IMAGES)
+            .gather())
+    }
+
+    /// Whether the record on disk is the one in memory. Errors: what is wrong with it.
+    pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), String> {
+        let found = self.load_one(&self.record_path(&image.id))?;
+        // A name that moved to another image may still stand in this one's record.
+        let same = found.layers == image.layers && found.config == image.config;
+        if same {
+            Ok(())
+        } else {
+            Err("it is not what was written".into())
+        }
     }
 
     fn load_one(&self, path: &Path) -> Result<ImageRecord, String> {
@@ -549,7 +701,7 @@ impl Store {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn change(&self) -> MutexGuard<'_, ()> {
         self.inner
             .change
             .lock()
@@ -600,6 +752,26 @@ fn is_layer_name(name: &str) -> bool {
 /// Permission, set-id and sticky bits of a mode.
 const MODE_BITS: u32 = 0o7777;
 
+/// A disk that can only be read is no reason not to run what is on it: nothing is repaired, and what is left over stays.
+fn unless_read_only(result: Result<(), ImageError>) -> Result<(), ImageError> {
+    match result {
+        Err(ImageError::Store { source, .. })
+            if source.kind() == io::ErrorKind::ReadOnlyFilesystem =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+/// The lowest directory above `path` that is there.
+fn first_above(path: &Path) -> &Path {
+    let mut above = path.ancestors().skip(1);
+    above
+        .find(|dir| dir.is_dir())
+        .unwrap_or_else(|| Path::new("/"))
+}
+
 fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
     let settled = || {
@@ -632,7 +804,7 @@ mod tests {
     use super::super::testing::{Scratch, Stream, docker_archive};
     use super::*;
 
-    fn go(_: import::Progress) -> ControlFlow<()> {
+    fn go(_: crate::image::Progress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
@@ -668,12 +840,6 @@ mod tests {
         }
         assert_eq!(store.resolve("busybox").expect("valid"), None);
         assert_eq!(store.find(&image.id[7..15]).expect("prefix"), image);
-        assert!(store.pull("busybox:1").is_ok());
-        let error = store.pull("busybox:2").expect_err("absent").to_string();
-        assert!(
-            error.contains("picolet image import") && error.contains("drop-in"),
-            "{error}"
-        );
         let dirs = store.layer_dirs(&image.id).expect("layers");
         assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
     }

@@ -123,6 +123,80 @@ pub(crate) fn zstd(data: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(data, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
+/// A tar stream of one file without the mark at its end.
+fn member(name: &str, data: &[u8]) -> Vec<u8> {
+    const END: usize = 1024;
+    let mut bytes = Stream::new().file(name, data).bytes();
+    bytes.truncate(bytes.len() - END);
+    bytes
+}
+
+/// What a table of contents says of files in pieces of their own, and these, compressed and not.
+fn pieces(
+    files: &[(&str, &[u8])],
+    compress: fn(&[u8]) -> Vec<u8>,
+) -> (Vec<u8>, Vec<u8>, serde_json::Value) {
+    let (mut packed, mut plain, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, data) in files {
+        let digest = Digest::of(data).to_string();
+        entries.push(serde_json::json!({
+            "name": name, "type": "reg", "size": data.len(), "mode": 0o644, "offset": packed.len(),
+            "digest": digest, "chunkDigest": digest,
+        }));
+        let member = member(name, data);
+        packed.extend(compress(&member));
+        plain.extend(member);
+    }
+    let toc = serde_json::json!({"version": 1, "entries": entries});
+    (packed, plain, toc)
+}
+
+/// A layer as eStargz has it, and the tar stream in it: a gzip member for each file, one for the table of contents, which
+/// is a file of the layer too, and an empty one whose header says where that is.
+///
+/// Source: containerd/stargz-snapshotter `docs/estargz.md`.
+pub(crate) fn estargz(files: &[(&str, &[u8])]) -> (Vec<u8>, Vec<u8>) {
+    let (mut packed, mut plain, toc) = pieces(files, gzip);
+    let at = packed.len();
+    let toc = Stream::new().file("stargz.index.json", toc.to_string().as_bytes());
+    let toc = toc.bytes();
+    packed.extend(gzip(&toc));
+    plain.extend(toc);
+    let extra = format!("{at:016x}STARGZ");
+    packed.extend([
+        0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff, 26, 0, b'S', b'G', 22, 0,
+    ]);
+    packed.extend(extra.as_bytes());
+    packed.extend([1, 0, 0, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
+    (packed, plain)
+}
+
+/// A layer as zstd:chunked has it, and the tar stream in it: a frame for each file, then the table of contents and where
+/// it is in frames that decoders skip.
+///
+/// Source: containers/storage `pkg/chunked/internal/compression.go`.
+pub(crate) fn zstd_chunked(files: &[(&str, &[u8])]) -> (Vec<u8>, Vec<u8>) {
+    let skipped = |data: &[u8]| {
+        let length = u32::try_from(data.len()).expect("small");
+        [&[0x50, 0x2a, 0x4d, 0x18], &length.to_le_bytes()[..], data].concat()
+    };
+    let (mut packed, mut plain, toc) = pieces(files, zstd);
+    let end = [0; 1024];
+    packed.extend(zstd(&end));
+    plain.extend(end);
+    let text = toc.to_string();
+    let toc = zstd(text.as_bytes());
+    let place = packed.len() + 8;
+    packed.extend(skipped(&toc));
+    let mut footer = Vec::new();
+    for number in [place, toc.len(), text.len(), 1, 0, 0, 0] {
+        footer.extend((number as u64).to_le_bytes());
+    }
+    footer.extend(b"GNUlInUx");
+    packed.extend(skipped(&footer));
+    (packed, plain)
+}
+
 /// Go's name of the architecture of this machine.
 pub(crate) fn architecture() -> &'static str {
     super::platform::Machine::this().architecture

@@ -20,5 +20,7 @@ pub mod proc;
 pub mod socket;
 mod spawn;
 pub mod start;
+#[cfg(test)]
+pub(crate) mod trace;
 pub mod tty;
 pub mod xattr;

@@ -97,8 +97,12 @@ impl Images for StoreImages {
 
     fn pull<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
         Box::pin(async move {
-            match self.store.pull(reference) {
-                Ok(image) => Ok(image.id.clone()),
+            match self.store.resolve(reference) {
+                Ok(Some(image)) => Ok(image.id.clone()),
+                Ok(None) => Err(RuntimeError::Failed(format!(
+                    "image {reference:?} is not in the store, and nothing pulls it yet: import it with \
+                     `picolet image import ARCHIVE`, or put its archive into the image drop-in directory"
+                ))),
                 Err(e @ ImageError::InvalidReference { .. }) => {
                     Err(RuntimeError::Invalid(super::chain(&e)))
                 }

@@ -1,0 +1,169 @@
+//! How far an image on its way into the store is, for people who wait: pulled or imported, said the same way.
+
+use core::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+/// What is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Other pulls come first.
+    #[default]
+    Waiting,
+    /// Asks what is behind the name.
+    Resolving,
+    /// Layers arrive.
+    Fetching,
+    /// Layers are unpacked.
+    Unpacking,
+    /// Layers are read and compared with what was unpacked.
+    Verifying,
+}
+
+impl Stage {
+    /// One word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Resolving => "resolving",
+            Self::Fetching => "fetching",
+            Self::Unpacking => "unpacking",
+            Self::Verifying => "verifying",
+        }
+    }
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What is done.
+    pub stage: Stage,
+    /// Layers that are through this stage.
+    pub layers_done: usize,
+    /// Layers that the store did not have.
+    pub layers: usize,
+    /// Bytes in this stage so far, over all layers: fetched ones (those of earlier attempts included) or unpacked ones.
+    pub bytes: u64,
+    /// Bytes that it will be in the end; 0 if nobody knows.
+    pub bytes_total: u64,
+}
+
+impl Progress {
+    /// `{"stage": …, "layersDone": …, "layers": …, "bytes": …, "bytesTotal": …}`, as local clients get it.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        json!({
+            "stage": self.stage.word(),
+            "layersDone": self.layers_done,
+            "layers": self.layers,
+            "bytes": self.bytes,
+            "bytesTotal": self.bytes_total,
+        })
+    }
+}
+
+/// In the words of events: `fetching 12 of 45 MiB (27%), 1 of 4 layers`.
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.stage {
+            Stage::Waiting => "waiting for other pulls",
+            stage @ (Stage::Resolving | Stage::Fetching | Stage::Unpacking | Stage::Verifying) => {
+                stage.word()
+            }
+        })?;
+        if matches!(self.stage, Stage::Waiting | Stage::Resolving) {
+            return Ok(());
+        }
+        let mib = self.bytes >> 20;
+        match (self.bytes * 100).checked_div(self.bytes_total) {
+            Some(percent) => {
+                let total = self.bytes_total.div_ceil(1 << 20);
+                write!(f, " {mib} of {total} MiB ({percent}%)")?;
+            }
+            None if self.bytes > 0 => write!(f, " {mib} MiB")?,
+            None => {}
+        }
+        write!(f, ", {} of {} layers", self.layers_done, self.layers)
+    }
+}
+
+/// Written by the threads of a pull, read by whoever asks.
+#[derive(Debug, Default)]
+pub(super) struct Tracker(Mutex<Progress>);
+
+impl Tracker {
+    pub(super) fn now(&self) -> Progress {
+        *self.lock()
+    }
+
+    pub(super) fn set(&self, now: Progress) {
+        *self.lock() = now;
+    }
+
+    pub(super) fn stage(&self, stage: Stage) {
+        self.set(Progress {
+            stage,
+            ..Progress::default()
+        });
+    }
+
+    pub(super) fn fetching(&self, layers: usize, bytes_total: u64) {
+        self.set(Progress {
+            stage: Stage::Fetching,
+            layers,
+            bytes_total,
+            ..Progress::default()
+        });
+    }
+
+    pub(super) fn arrived(&self, bytes: i64) {
+        let mut now = self.lock();
+        now.bytes = now.bytes.saturating_add_signed(bytes);
+    }
+
+    pub(super) fn layer_fetched(&self) {
+        self.lock().layers_done += 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn said_in_words_and_in_json() {
+        let tracker = Tracker::default();
+        let words = |want: &str| assert_eq!(tracker.now().to_string(), want);
+        words("waiting for other pulls");
+        tracker.stage(Stage::Resolving);
+        words("resolving");
+        tracker.fetching(3, 10 << 20);
+        tracker.arrived(5 << 20);
+        tracker.arrived(-(1 << 20));
+        tracker.layer_fetched();
+        words("fetching 4 of 10 MiB (40%), 1 of 3 layers");
+        assert_eq!(
+            tracker.now().to_json(),
+            json!({"stage": "fetching", "layersDone": 1, "layers": 3,
+                "bytes": 4 << 20, "bytesTotal": 10 << 20})
+        );
+        tracker.set(Progress {
+            stage: Stage::Unpacking,
+            layers_done: 2,
+            layers: 3,
+            bytes: 7 << 20,
+            bytes_total: 0,
+        });
+        words("unpacking 7 MiB, 2 of 3 layers");
+        tracker.stage(Stage::Unpacking);
+        words("unpacking, 0 of 0 layers");
+        tracker.fetching(0, 0);
+        words("fetching, 0 of 0 layers");
+    }
+}

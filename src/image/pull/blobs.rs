@@ -1,0 +1,593 @@
+//! Layers on their way: one file each, shared by the pulls that want them.
+//!
+//! ```text
+//! <store>/pulls/blobs/sha256/<64 hex>-<16 hex>.part   growing, or left by a cut: the beginning of the layer
+//!                            <64 hex>                whole, digest checked, durable
+//! ```
+//!
+//! A part belongs to those who are of one mind about it: same layer, same size, same registry (its mirrors included). What
+//! another registry sends for the same digest may be anything until its last byte, so it cannot spoil what arrived here.
+//!
+//! Both outlive the agent, so that no byte is fetched twice. They go when the image is in the store, when nothing asked
+//! for them in [`MAX_AGE`], and when somebody wants their space.
+
+use alloc::collections::BTreeMap;
+use core::time::Duration;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::LOOK;
+use crate::api::order::Order;
+use crate::api::{Mono, Wall};
+use crate::image::digest::Digest;
+use crate::image::registry::RegistryError;
+use crate::image::registry::blob;
+use crate::net::pace::Stop;
+use crate::sys::clock;
+use crate::sys::file::sync_dir;
+
+/// A layer that no pull asked for in so long is removed at the next start.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
+/// So long a layer stays, whatever space is wanted, after its last byte arrived, or after a start. Longer than the back-off
+/// of a pull, which will ask for it again. Asking alone keeps nothing: a layer that never can be unpacked would have other
+/// images removed for ever.
+pub const RESUME_TIME: Duration = Duration::from_secs(1800);
+
+/// A layer as one registry has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wanted {
+    pub(super) digest: Digest,
+    /// Of registry and size.
+    origin: u64,
+}
+
+impl Wanted {
+    /// `registry`: the domain of the image's name.
+    pub(super) fn new(digest: Digest, size: u64, registry: &str) -> Self {
+        let hex = Digest::of(format!("{size} {registry}").as_bytes()).hex();
+        Self {
+            digest,
+            origin: u64::from_str_radix(&hex[..ORIGIN_DIGITS], 16).expect("hex digits"),
+        }
+    }
+
+    /// What a file's name says; a whole layer is of no registry.
+    fn of_file(name: &str) -> Option<(Digest, Option<u64>)> {
+        let Some(part) = name.strip_suffix(".part") else {
+            return Some((Digest::from_hex(name)?, None));
+        };
+        let (hex, origin) = part.split_once('-')?;
+        let origin = u64::from_str_radix(origin, 16).ok()?;
+        Some((Digest::from_hex(hex)?, Some(origin)))
+    }
+}
+
+/// Hex digits of an origin.
+const ORIGIN_DIGITS: usize = 16;
+
+/// Files that lie there for pulls that may come back; with more of them the oldest go.
+const MAX_KEPT: usize = 512;
+
+/// The directory and who uses what in it.
+#[derive(Debug)]
+pub(super) struct Blobs {
+    dir: PathBuf,
+    uses: Mutex<BTreeMap<Wanted, Use>>,
+    bell: Condvar,
+    opened: Mono,
+}
+
+#[derive(Debug, Default)]
+struct Use {
+    /// 0 for one that lies here for the next attempt.
+    pulls: usize,
+    /// When a byte of it last arrived since the start.
+    arrived: Option<Mono>,
+    /// One of them fetches it; the others wait.
+    fetching: bool,
+}
+
+/// Layers that one pull wants. Let go when dropped.
+pub(super) struct Claim<'a> {
+    blobs: &'a Blobs,
+    layers: Vec<Wanted>,
+}
+
+impl Blobs {
+    /// Opens the directory below `layout`, makes it if absent, and removes what is forgotten. A disk that cannot be
+    /// written is told and keeps nobody from starting: the next pull will say so too.
+    pub(super) fn open(layout: &Path, now: Wall) -> Self {
+        let blobs = Self {
+            dir: layout.join("blobs/sha256"),
+            uses: Mutex::new(BTreeMap::new()),
+            bell: Condvar::new(),
+            opened: clock::mono(),
+        };
+        let opened = blobs
+            .make()
+            // What arrives is on disk only if the names are that lead to it: up to the store's root.
+            .and_then(|()| blobs.dir.ancestors().take(4).try_for_each(sync_dir))
+            .and_then(|()| blobs.remove_older(now, MAX_AGE).map(drop));
+        if let Err(e) = opened {
+            log::warn!("layers on their way, {}: {e}", blobs.dir.display());
+        }
+        blobs
+    }
+
+    fn make(&self) -> io::Result<()> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir)
+    }
+
+    /// Takes note of a pull's layers, so that nobody removes them. Those that too many others left make room.
+    pub(super) fn claim(&self, layers: impl Iterator<Item = Wanted>) -> Claim<'_> {
+        let mut claim = Claim {
+            blobs: self,
+            layers: Vec::new(),
+        };
+        let mut uses = self.lock();
+        for layer in layers {
+            if !claim.layers.contains(&layer) {
+                uses.entry(layer).or_default().pulls += 1;
+                claim.layers.push(layer);
+            }
+        }
+        drop(uses);
+        if !claim.layers.is_empty()
+            && let Err(e) = self.remove_beyond(MAX_KEPT)
+        {
+            log::warn!("layers on their way, {}: {e}", self.dir.display());
+        }
+        claim
+    }
+
+    /// Bytes of a layer that are here already.
+    pub(super) fn have(&self, layer: Wanted) -> u64 {
+        let length = |path: PathBuf| fs::metadata(path).ok().map(|m| m.len());
+        length(self.whole(layer.digest))
+            .or_else(|| length(self.part(layer)))
+            .unwrap_or(0)
+    }
+
+    /// Whether a layer of `size` bytes lies here, fetched.
+    pub(super) fn is_whole(&self, digest: Digest, size: u64) -> bool {
+        fs::metadata(self.whole(digest)).is_ok_and(|m| m.len() == size)
+    }
+
+    /// Makes a layer whole: `fetch` gets the path of the growing file. If another pull fetches it from the same registry,
+    /// this one waits, and tries itself should the other one fail. Returns whether `fetch` was called.
+    pub(super) fn complete(
+        &self,
+        layer: Wanted,
+        stop: &Stop,
+        fetch: impl FnOnce(&Path) -> Result<(), RegistryError>,
+    ) -> Result<bool, RegistryError> {
+        let mut uses = self.lock();
+        while uses.get(&layer).is_some_and(|u| u.fetching) {
+            if stop.is_stopped() {
+                return Err(RegistryError::Cancelled);
+            }
+            (uses, _) = self
+                .bell
+                .wait_timeout(uses, LOOK)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let whole = self.whole(layer.digest);
+        if whole.exists() {
+            return Ok(false);
+        }
+        uses.entry(layer).or_default().fetching = true;
+        drop(uses);
+        let part = self.part(layer);
+        let before = self.have(layer);
+        let result = self.make().map_err(RegistryError::local("make", &self.dir));
+        let result = result.and_then(|()| fetch(&part)).and_then(|()| {
+            fs::rename(&part, &whole)
+                .and_then(|()| sync_dir(&self.dir))
+                .map_err(RegistryError::local("rename", &part))
+        });
+        let mut uses = self.lock();
+        let this = uses.entry(layer).or_default();
+        this.fetching = false;
+        if result.is_ok() || self.have(layer) > before {
+            this.arrived = Some(clock::mono());
+        }
+        drop(uses);
+        self.bell.notify_all();
+        result.map(|()| true)
+    }
+
+    /// Removes what no pull uses and what did not grow in the last `unused`. Returns the bytes freed.
+    pub(super) fn clear(&self, unused: Duration, now: Mono) -> io::Result<u64> {
+        self.remove_if(&|arrived, _| now - arrived >= unused)
+    }
+
+    fn remove_older(&self, now: Wall, age: Duration) -> io::Result<u64> {
+        let age = i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
+        let limit = now.0.saturating_sub(age);
+        // A clock that was not set yet makes everything young: it is removed another time.
+        self.remove_if(&|_, metadata| metadata.mtime().saturating_mul(1_000_000_000) < limit)
+    }
+
+    /// Removes the oldest of the files that no pull uses, if there are more than `most` of them.
+    fn remove_beyond(&self, most: usize) -> io::Result<()> {
+        let mut uses = self.lock();
+        let mut left: Vec<(i64, PathBuf)> = Vec::new();
+        self.each_left(&uses, &mut |path, _, metadata| {
+            left.push((metadata.mtime(), path));
+            Ok(())
+        })?;
+        left.order();
+        for (_, path) in left.iter().rev().skip(most) {
+            blob::remove(path)?;
+        }
+        self.forget(&mut uses);
+        drop(uses);
+        Ok(())
+    }
+
+    /// `unwanted` hears when the last byte of a layer arrived.
+    fn remove_if(&self, unwanted: &dyn Fn(Mono, &fs::Metadata) -> bool) -> io::Result<u64> {
+        let mut uses = self.lock();
+        let mut freed = 0;
+        self.each_left(&uses, &mut |path, arrived, metadata| {
+            if unwanted(arrived, metadata) {
+                blob::remove(&path)?;
+                freed += metadata.len();
+            }
+            Ok(())
+        })?;
+        self.forget(&mut uses);
+        drop(uses);
+        Ok(freed)
+    }
+
+    /// Each file that no pull uses, and when its last byte arrived, as far as that is known.
+    fn each_left(
+        &self,
+        uses: &BTreeMap<Wanted, Use>,
+        visit: &mut dyn FnMut(PathBuf, Mono, &fs::Metadata) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let list = match fs::read_dir(&self.dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            list => list?,
+        };
+        for entry in list {
+            let entry = entry?;
+            let name = entry.file_name();
+            let of = name.to_str().and_then(Wanted::of_file);
+            let known = || {
+                uses.iter().filter(|(layer, _)| {
+                    of.is_some_and(|(digest, origin)| {
+                        layer.digest == digest && origin.is_none_or(|o| layer.origin == o)
+                    })
+                })
+            };
+            let used = known().any(|(_, u)| u.pulls > 0 || u.fetching);
+            let arrived = known().filter_map(|(_, u)| u.arrived).max();
+            let metadata = entry.metadata()?;
+            if !used && metadata.is_file() {
+                visit(entry.path(), arrived.unwrap_or(self.opened), &metadata)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, uses: &mut BTreeMap<Wanted, Use>) {
+        uses.retain(|layer, u| u.pulls > 0 || u.fetching || self.have(*layer) > 0);
+    }
+
+    fn whole(&self, digest: Digest) -> PathBuf {
+        self.dir.join(digest.hex())
+    }
+
+    pub(super) fn part(&self, layer: Wanted) -> PathBuf {
+        let Wanted { digest, origin } = layer;
+        self.dir
+            .join(format!("{}-{origin:0ORIGIN_DIGITS$x}.part", digest.hex()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Wanted, Use>> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim<'_> {
+    /// Removes the layers that no other pull wants: they are in the store, or of no use.
+    pub(super) fn discard(self) {
+        let uses = self.blobs.lock();
+        let pulls = |wanted: &dyn Fn(&Wanted) -> bool| -> usize {
+            let all = uses.iter().filter(|(layer, _)| wanted(layer));
+            all.map(|(_, u)| u.pulls).sum()
+        };
+        for &layer in &self.layers {
+            let whole = self.blobs.whole(layer.digest);
+            let part = self.blobs.part(layer);
+            for (path, pulls) in [
+                (whole, pulls(&|other| other.digest == layer.digest)),
+                (part, pulls(&|other| *other == layer)),
+            ] {
+                if pulls <= 1
+                    && let Err(e) = blob::remove(&path)
+                {
+                    log::warn!("cannot remove {}: {e}", path.display());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut uses = self.blobs.lock();
+        for layer in &self.layers {
+            if let Some(one) = uses.get_mut(layer) {
+                one.pulls -= 1;
+                if one.pulls == 0 && self.blobs.have(*layer) == 0 {
+                    uses.remove(layer);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::image::testing::Scratch;
+
+    const NO_TIME: Duration = Duration::ZERO;
+
+    fn open(scratch: &Scratch) -> Blobs {
+        Blobs::open(&scratch.join("pulls"), clock::wall())
+    }
+
+    fn layer(text: &[u8]) -> Wanted {
+        Wanted::new(Digest::of(text), text.len() as u64, "registry.example")
+    }
+
+    fn put(layer: Wanted, text: &'static str) -> impl FnOnce(&Path) -> Result<(), RegistryError> {
+        move |path| {
+            assert!(path.to_string_lossy().contains(&layer.digest.hex()));
+            fs::write(path, text).map_err(RegistryError::local("write", path))
+        }
+    }
+
+    #[test]
+    fn a_layer_is_fetched_once_and_stays_while_it_is_wanted() {
+        let scratch = Scratch::new();
+        let blobs = open(&scratch);
+        let (a, b) = (layer(b"a"), layer(b"b"));
+        let one = blobs.claim([a, a, b].into_iter());
+        let two = blobs.claim([b].into_iter());
+        assert!(
+            blobs
+                .complete(a, &Stop::default(), put(a, "a"))
+                .expect("fetched")
+        );
+        assert!(
+            !blobs
+                .complete(a, &Stop::default(), |_| panic!("it is there"))
+                .expect("there")
+        );
+        assert!(
+            blobs
+                .complete(b, &Stop::default(), put(b, "bb"))
+                .expect("fetched")
+        );
+        assert_eq!((blobs.have(a), blobs.have(b)), (1, 2));
+        let clear = |unused| blobs.clear(unused, clock::mono()).expect("clear");
+        assert_eq!(clear(NO_TIME), 0, "wanted");
+        one.discard();
+        assert_eq!((blobs.have(a), blobs.have(b)), (0, 2), "b is wanted by two");
+        drop(two);
+        assert_eq!(blobs.have(b), 2, "kept for the next attempt");
+        assert_eq!(clear(RESUME_TIME), 0, "it may be asked for again");
+        assert_eq!(clear(NO_TIME), 2);
+    }
+
+    #[test]
+    fn a_start_on_a_full_disk_keeps_what_may_be_resumed() {
+        let scratch = Scratch::new();
+        let a = layer(b"a");
+        let blobs = open(&scratch);
+        assert!(
+            blobs
+                .complete(a, &Stop::default(), put(a, "a"))
+                .expect("fetched")
+        );
+        let blobs = open(&scratch);
+        let later = |time| clock::mono() + time;
+        assert_eq!(
+            blobs
+                .clear(RESUME_TIME, later(RESUME_TIME / 2))
+                .expect("clear"),
+            0
+        );
+        assert_eq!(
+            blobs.clear(RESUME_TIME, later(RESUME_TIME)).expect("clear"),
+            1
+        );
+    }
+
+    #[test]
+    fn asking_again_keeps_nothing() {
+        let scratch = Scratch::new();
+        let blobs = open(&scratch);
+        let a = layer(b"a");
+        assert!(
+            blobs
+                .complete(a, &Stop::default(), put(a, "a"))
+                .expect("fetched")
+        );
+        let later = clock::mono() + RESUME_TIME;
+        // Half an hour later a pull that cannot unpack it asks for it once more.
+        blobs.lock().get_mut(&a).expect("known").arrived = Some(Mono(0));
+        let claim = blobs.claim([a].into_iter());
+        let again = blobs.complete(a, &Stop::default(), |_| panic!("it is there"));
+        assert!(!again.expect("there"));
+        assert_eq!(blobs.clear(NO_TIME, later).expect("clear"), 0, "in use");
+        drop(claim);
+        assert_eq!(
+            blobs
+                .clear(RESUME_TIME, clock::mono().max(Mono(0) + RESUME_TIME))
+                .expect("clear"),
+            1
+        );
+        // Nor does an attempt that brings nothing; one that brings something does.
+        for (bytes, kept) in [("", 0), ("x", 1)] {
+            let fetched = blobs.complete(a, &Stop::default(), |path| {
+                fs::write(path, bytes).expect("part");
+                Err(RegistryError::Cancelled)
+            });
+            assert!(fetched.is_err());
+            let known = blobs.lock().get(&a).is_some_and(|u| u.arrived.is_some());
+            assert_eq!(u64::from(known), kept);
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_limited() {
+        let scratch = Scratch::new();
+        let blobs = open(&scratch);
+        let layers: Vec<Wanted> = (0..6).map(|n: u8| layer(&[n])).collect();
+        for (age, one) in layers.iter().enumerate() {
+            let fetched = blobs.complete(*one, &Stop::default(), put(*one, "x"));
+            assert!(fetched.expect("fetched"));
+            let file = fs::File::options()
+                .append(true)
+                .open(blobs.whole(one.digest));
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age as u64);
+            file.expect("layer").set_modified(time).expect("time");
+        }
+        // The oldest one is in use.
+        let claim = blobs.claim([layers[5]].into_iter());
+        blobs.remove_beyond(2).expect("removed");
+        let there: Vec<u64> = layers.iter().map(|l| blobs.have(*l)).collect();
+        assert_eq!(there, [1, 1, 0, 0, 0, 1]);
+        assert_eq!(blobs.lock().len(), 3);
+        drop(claim);
+    }
+
+    #[test]
+    fn who_waits_takes_over_when_the_other_one_fails() {
+        let scratch = Scratch::new();
+        let blobs = open(&scratch);
+        let a = layer(b"a");
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                blobs.complete(a, &Stop::default(), |path| {
+                    started.wait();
+                    fs::write(path, "half").expect("part");
+                    Err(RegistryError::Cancelled)
+                })
+            });
+            started.wait();
+            let second = blobs.complete(a, &Stop::default(), |path| {
+                assert_eq!(fs::read(path).expect("part"), b"half");
+                Ok(())
+            });
+            assert!(second.expect("second"));
+            assert!(first.join().expect("thread").is_err());
+        });
+        assert_eq!(blobs.have(a), 4);
+    }
+
+    #[test]
+    fn who_waits_for_another_pull_can_be_stopped() {
+        let scratch = Scratch::new();
+        let blobs = open(&scratch);
+        let a = layer(b"a");
+        let stop = Stop::default();
+        let fetched = blobs.complete(a, &stop, |path| {
+            let second = std::thread::scope(|scope| {
+                let second = scope.spawn(|| blobs.complete(a, &stop, |_| panic!("under way")));
+                stop.stop();
+                second.join().expect("thread")
+            });
+            assert!(matches!(second, Err(RegistryError::Cancelled)));
+            fs::write(path, "a").map_err(RegistryError::local("write", path))
+        });
+        assert!(fetched.expect("fetched"));
+    }
+
+    #[test]
+    fn a_part_is_for_those_of_one_mind() {
+        let scratch = Scratch::new();
+        let blobs = open(&scratch);
+        let digest = Digest::of(b"abc");
+        let mine = Wanted::new(digest, 3, "registry.example");
+        let half = |path: &Path| {
+            fs::write(path, "ab").expect("part");
+            Err(RegistryError::Cancelled)
+        };
+        assert!(blobs.complete(mine, &Stop::default(), half).is_err());
+        // Another registry, or another size: neither sees it nor touches it, even at the same time.
+        for other in [
+            Wanted::new(digest, 3, "evil.example"),
+            Wanted::new(digest, 1, "registry.example"),
+        ] {
+            let claims = (
+                blobs.claim([mine].into_iter()),
+                blobs.claim([other].into_iter()),
+            );
+            let resumed = blobs.complete(mine, &Stop::default(), |path| {
+                assert_eq!(fs::read(path).expect("part"), b"ab");
+                let beside = blobs.complete(other, &Stop::default(), |path| {
+                    assert!(!path.exists());
+                    fs::write(path, "x").expect("part");
+                    Err(RegistryError::Cancelled)
+                });
+                assert!(beside.is_err());
+                Err(RegistryError::Cancelled)
+            });
+            assert!(resumed.is_err());
+            claims.1.discard();
+            assert_eq!((blobs.have(mine), blobs.have(other)), (2, 0));
+        }
+        assert!(
+            blobs
+                .complete(mine, &Stop::default(), |path| {
+                    assert_eq!(fs::read(path).expect("part"), b"ab");
+                    Ok(())
+                })
+                .expect("whole")
+        );
+        // Whole it is what its digest says, whoever sent it.
+        let other = Wanted::new(digest, 3, "evil.example");
+        assert!(
+            !blobs
+                .complete(other, &Stop::default(), |_| panic!("there"))
+                .expect("there")
+        );
+        assert_eq!(blobs.clear(NO_TIME, clock::mono()).expect("clear"), 2);
+        assert!(blobs.lock().is_empty());
+    }
+
+    #[test]
+    fn what_is_forgotten_goes_at_the_next_start() {
+        let scratch = Scratch::new();
+        let a = layer(b"a");
+        let blobs = open(&scratch);
+        assert!(
+            blobs
+                .complete(a, &Stop::default(), put(a, "a"))
+                .expect("fetched")
+        );
+        assert_eq!(open(&scratch).have(a), 1);
+        let day = 24 * 3600 * 1_000_000_000;
+        let later = |days: i64| Wall(clock::wall().0 + days * day);
+        let reopened = |now| Blobs::open(&scratch.join("pulls"), now);
+        assert_eq!(reopened(Wall(0)).have(a), 1, "a clock that is not set");
+        assert_eq!(reopened(later(13)).have(a), 1);
+        assert_eq!(reopened(later(15)).have(a), 0);
+    }
+}

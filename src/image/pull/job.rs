@@ -1,0 +1,517 @@
+//! One pull from start to end, on threads of its own.
+//!
+//! ```text
+//! for each endpoint, for each credential:
+//!   manifest ─▶ policy ─▶ documents ─▶ plan ─▶ layers that are missing, several at once ─▶ import
+//! ```
+//!
+//! The next endpoint or credential is asked for what the last one refused or could not deliver; what arrived stays.
+
+use alloc::borrow::Cow;
+use alloc::sync::Arc;
+use core::cell::{Cell, RefCell};
+use core::ops::ControlFlow;
+use core::time::Duration;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use super::blobs::Wanted;
+use super::{Beside, Inner, OwnSlot, PullError};
+use crate::api::Mono;
+use crate::api::oci::Descriptor;
+use crate::api::order::Order;
+use crate::image::digest::Digest;
+use crate::image::error::{ImageError, Problem};
+use crate::image::import;
+use crate::image::plan::{
+    self, Documents, Located, MAX_JSON_TOTAL_BYTES, PlannedImage, PlannedLayer,
+};
+use crate::image::progress::{Stage, Tracker};
+use crate::image::record::ImageRecord;
+use crate::image::reference::Reference;
+use crate::image::registry::blob::Fetch;
+use crate::image::registry::hosts::Endpoint;
+use crate::image::registry::http::Http;
+use crate::image::registry::session::{Session, Top};
+use crate::image::registry::{Credential, Keyring, RegistryError};
+use crate::net::pace::Stop;
+use crate::sys::clock;
+
+/// Layers that one pull fetches at once. Pulls at the same time share all but one of each.
+pub const MAX_LAYERS_AT_ONCE: usize = 4;
+/// Stack of a thread that fetches, bytes; only touched pages cost memory. A TLS handshake takes most of it.
+pub(super) const STACK_BYTES: usize = 512 * 1024;
+/// Documents read for one image: an index, a manifest, a configuration; more where an index does not say for which
+/// machine its images are.
+const MAX_DOCUMENTS: usize = 48;
+/// Time to find out what an image is made of: whoever has documents without end has an end here.
+const PLAN_TIMEOUT: Duration = Duration::from_secs(600);
+/// Times that layers are fetched again because somebody removed others from the store meanwhile.
+const MAX_ROUNDS: usize = 3;
+
+/// What one pull is about.
+pub(super) struct Job<'a> {
+    pub(super) inner: &'a Inner,
+    pub(super) reference: &'a Reference,
+    pub(super) keyring: &'a Keyring,
+    pub(super) tracker: &'a Tracker,
+    pub(super) stop: &'a Arc<Stop>,
+}
+
+/// An error, and whether asking elsewhere may help.
+enum Failure {
+    /// Of this endpoint and credential.
+    Here(RegistryError),
+    /// Of the image or of this machine.
+    Final(PullError),
+}
+
+impl From<RegistryError> for Failure {
+    fn from(error: RegistryError) -> Self {
+        if error.is_ours() {
+            Self::Final(PullError::Failed(error.to_string()))
+        } else {
+            Self::Here(error)
+        }
+    }
+}
+
+impl Job<'_> {
+    /// Pulls. Blocks for as long as the link takes. Returns the image, and the digest of the pod's credential that it was
+    /// had with.
+    pub(super) fn run(&self) -> Result<(Arc<ImageRecord>, Option<String>), PullError> {
+        let settings = &self.inner.settings;
+        if self.stop.is_stopped() {
+            return Err(PullError::Failed(RegistryError::Cancelled.to_string()));
+        }
+        settings
+            .policy
+            .check(self.reference)
+            .map_err(PullError::Failed)?;
+        let http = Http::new(
+            &settings.registries,
+            &settings.proxies,
+            settings.limits,
+            Arc::clone(self.stop),
+        );
+        let mut errors: Vec<RegistryError> = Vec::new();
+        let mut endpoints = settings.registries.endpoints(self.reference);
+        // Stable: of those that are there the first named comes first.
+        endpoints.order_by_key(|endpoint| self.inner.absent.has(&endpoint.base));
+        let count = endpoints.len();
+        for (n, endpoint) in endpoints.into_iter().enumerate() {
+            let (own, credentials) = self.credentials(&endpoint);
+            // Without any, anonymously.
+            let ways = if credentials.is_empty() {
+                vec![None]
+            } else {
+                credentials.iter().map(Some).collect()
+            };
+            for (at, credential) in ways.into_iter().enumerate() {
+                let session = Session::new(&http, &endpoint, credential, n + 1 < count);
+                match self.through(&session) {
+                    Ok(image) => {
+                        let own = credential.filter(|_| at < own);
+                        return Ok((image, own.map(Credential::digest)));
+                    }
+                    Err(Failure::Final(error)) => return Err(error),
+                    Err(Failure::Here(error)) => {
+                        log::debug!("image {} from {}: {error}", self.reference, endpoint.base);
+                        let refused = error.is_refusal();
+                        if matches!(error, RegistryError::Unreachable { .. }) {
+                            self.inner.absent.add(&endpoint.base);
+                        }
+                        errors.push(error);
+                        if !refused {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        Err(joined(&errors))
+    }
+
+    /// What to present at an endpoint, in order, and how many of these are the pod's own. A mirror gets what is meant for
+    /// the mirror: a secret for the registry is none of its business.
+    fn credentials(&self, endpoint: &Endpoint) -> (usize, Vec<Credential>) {
+        let settings = &self.inner.settings;
+        let image = match &endpoint.mirrored {
+            Some(_) => format!("{}/{}", endpoint.base.authority, endpoint.repository),
+            None => self.reference.repository().to_owned(),
+        };
+        let mut all = self.keyring.lookup(&image);
+        let own = all.len();
+        for credential in self.inner.node.credentials(&image) {
+            if !all.contains(&credential) {
+                all.push(credential);
+            }
+        }
+        let configured = settings
+            .registries
+            .host(&endpoint.base.authority)
+            .and_then(|host| host.auth.clone());
+        all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
+        (own, all)
+    }
+
+    fn through(&self, session: &Session<'_>) -> Result<Arc<ImageRecord>, Failure> {
+        self.tracker.stage(Stage::Resolving);
+        let store = &self.inner.store;
+        if let Some(image) = self.unchanged(session)? {
+            return Ok(image);
+        }
+        let name = match self.reference.digest() {
+            Some(digest) => digest.to_string(),
+            None => self.reference.tag().unwrap_or("latest").to_owned(),
+        };
+        let top = session.manifest(&name)?;
+        let digest = Digest::parse(&top.descriptor.digest).expect("it was computed");
+        if let Some(verifier) = &self.inner.settings.verifier {
+            verifier
+                .verify(self.reference, digest, &top.bytes, session)
+                .map_err(|why| Failure::Final(PullError::Signature(why)))?;
+        }
+        let planned = self.plan(session, &top)?;
+        for _ in 0..MAX_ROUNDS {
+            let missing = import::missing(store, &planned);
+            let wanted = missing.iter().filter_map(|l| l.blob);
+            let claim = self.inner.blobs.claim(wanted.map(|b| self.wanted(b)));
+            self.fetch(session, &missing)?;
+            self.tracker.stage(Stage::Unpacking);
+            let stop = self.stop;
+            let imported = store.import_planned(&self.inner.layout, planned.clone(), &mut |p| {
+                self.tracker.set(p);
+                if stop.is_stopped() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            match imported {
+                Ok(image) => {
+                    claim.discard();
+                    return Ok(image);
+                }
+                // Another image that shared a layer was removed in between.
+                Err(_) if !self.all_here(&planned) => {}
+                Err(error) => {
+                    // What cannot be unpacked is of no use; what only lacks space or time is kept.
+                    if !error.is_transient() {
+                        claim.discard();
+                    }
+                    return Err(Failure::Final(of_import(&error)));
+                }
+            }
+        }
+        Err(Failure::Final(PullError::Failed(
+            "its layers were removed from the store while it was pulled".into(),
+        )))
+    }
+
+    /// The image, if the name still leads to what the store has: one request without a body.
+    fn unchanged(&self, session: &Session<'_>) -> Result<Option<Arc<ImageRecord>>, Failure> {
+        let store = &self.inner.store;
+        let digest = match self.reference.digest() {
+            // The name says what is behind it; the registry is asked all the same, for it decides who may have it.
+            Some(digest) => digest,
+            None => match self.reference.tag() {
+                Some(tag) if self.present(&self.reference.to_string()).is_some() => {
+                    match session.head_manifest(tag)? {
+                        Some(digest) => digest,
+                        None => return Ok(None),
+                    }
+                }
+                _ => return Ok(None),
+            },
+        };
+        let name = format!("{}@{digest}", self.reference.repository());
+        let Some(image) = self.present(&name) else {
+            return Ok(None);
+        };
+        if self.reference.digest().is_some()
+            && session.head_manifest(&digest.to_string())?.is_none()
+        {
+            return Ok(None);
+        }
+        // With a verifier its answer may have changed meanwhile.
+        if self.inner.settings.verifier.is_some() {
+            return Ok(None);
+        }
+        match self.reference.tagged() {
+            // By digest the registry said nothing of the tag.
+            Some(tag) if self.reference.digest().is_none() && !image.names.contains(&tag) => store
+                .tag(&image.id, &tag)
+                .map(Some)
+                .map_err(|e| Failure::Final(PullError::Failed(e.chain()))),
+            _ => Ok(Some(image)),
+        }
+    }
+
+    fn present(&self, name: &str) -> Option<Arc<ImageRecord>> {
+        self.inner.store.resolve(name).ok().flatten()
+    }
+
+    fn plan(&self, session: &Session<'_>, top: &Top) -> Result<PlannedImage, Failure> {
+        let documents = Remote {
+            session,
+            top,
+            error: RefCell::new(None),
+            read: Cell::new((0, 0)),
+            end: clock::mono() + PLAN_TIMEOUT,
+        };
+        let machine = self.inner.store.limits().machine;
+        let planned = plan::plan_remote(&documents, &top.descriptor, self.reference, machine);
+        planned.map_err(|(place, problem)| match documents.error.take() {
+            Some(error) => error.into(),
+            None => {
+                let place = place.map_or_else(String::new, |p| format!("{p}: "));
+                Failure::Final(PullError::Failed(format!("{place}{problem}")))
+            }
+        })
+    }
+
+    /// Fetches what is missing, several layers at once. The first error ends it; layers under way are finished.
+    fn fetch(&self, session: &Session<'_>, missing: &[PlannedLayer]) -> Result<(), Failure> {
+        let sizes = missing.iter().filter_map(|l| l.blob);
+        let total: u64 = sizes.clone().map(|(_, size)| size).sum();
+        let have: u64 = sizes
+            .map(|blob| self.inner.blobs.have(self.wanted(blob)).min(blob.1))
+            .sum();
+        self.tracker.fetching(missing.len(), total);
+        self.room(total.saturating_sub(have))
+            .map_err(|e| Failure::Final(PullError::Failed(e.to_string())))?;
+        let own = OwnSlot::default();
+        let next = Mutex::new(0);
+        let failed = Mutex::new(None);
+        let work = || {
+            loop {
+                let at = {
+                    let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                    let over = failed
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .is_some();
+                    if over || *next == missing.len() {
+                        return;
+                    }
+                    *next += 1;
+                    *next - 1
+                };
+                if let Err(e) = self.fetch_one(session, &missing[at], &own) {
+                    failed
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .get_or_insert(e);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..missing.len().min(MAX_LAYERS_AT_ONCE) {
+                let started = thread::Builder::new()
+                    .name("pull-layer".into())
+                    .stack_size(STACK_BYTES)
+                    .spawn_scoped(scope, work);
+                if started.is_err() {
+                    // Slower, not wrong.
+                    break;
+                }
+            }
+            work();
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn fetch_one(
+        &self,
+        session: &Session<'_>,
+        layer: &PlannedLayer,
+        own: &OwnSlot,
+    ) -> Result<(), RegistryError> {
+        let Some((digest, size)) = layer.blob else {
+            return Ok(());
+        };
+        let wanted = self.wanted((digest, size));
+        let take = || {
+            let slot = self.inner.slots.take(own, self.stop);
+            slot.ok_or(RegistryError::Cancelled)
+        };
+        let fetched = self.inner.blobs.complete(wanted, self.stop, |part| {
+            let slot = RefCell::new(Some(take()?));
+            Fetch {
+                digest,
+                size,
+                part,
+                throttle: &self.inner.throttle,
+                stop: self.stop,
+                room: &|| self.room(0),
+                pause: &|time| {
+                    slot.take();
+                    session.pause(time)?;
+                    slot.replace(Some(take()?));
+                    Ok(())
+                },
+                arrived: &|bytes| self.tracker.arrived(bytes),
+            }
+            .run(session)
+        })?;
+        if !fetched {
+            self.tracker
+                .arrived(i64::try_from(size).unwrap_or(i64::MAX));
+        }
+        self.tracker.layer_fetched();
+        Ok(())
+    }
+
+    /// A layer of digest and size, as the registry of the image has it.
+    fn wanted(&self, (digest, size): (Digest, u64)) -> Wanted {
+        Wanted::new(digest, size, self.reference.domain())
+    }
+
+    /// Whether so many bytes more may be written, besides what has to stay free.
+    fn room(&self, needed: u64) -> io::Result<()> {
+        let store = &self.inner.store;
+        let info = store.fs_info().map_err(|e| io::Error::other(e.chain()))?;
+        let available = info
+            .available_bytes
+            .checked_sub(store.limits().reserve_bytes);
+        match available {
+            Some(available) if needed <= available => Ok(()),
+            available => Err(io::Error::other(format!(
+                "no space left on device: {needed} bytes are to be fetched, {} may be used",
+                available.unwrap_or(0)
+            ))),
+        }
+    }
+
+    /// Whether all layers are in the store or lie fetched: then an import that failed did so for another reason.
+    fn all_here(&self, planned: &PlannedImage) -> bool {
+        import::missing(&self.inner.store, planned)
+            .iter()
+            .filter_map(|layer| layer.blob)
+            .all(|(digest, size)| self.inner.blobs.is_whole(digest, size))
+    }
+}
+
+impl Beside for Session<'_> {
+    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+        match Session::manifest(self, name) {
+            Ok(top) => Ok(Some(top.bytes)),
+            Err(RegistryError::Status { status: 404, .. }) => Ok(None),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, String> {
+        self.blob_document(digest, size).map_err(|e| e.to_string())
+    }
+}
+
+/// Documents from the registry: what the plan asks for.
+struct Remote<'a> {
+    session: &'a Session<'a>,
+    top: &'a Top,
+    /// The plan knows problems only.
+    error: RefCell<Option<RegistryError>>,
+    /// How many documents of the registry were read, and their bytes.
+    read: Cell<(usize, u64)>,
+    end: Mono,
+}
+
+impl Remote<'_> {
+    /// Whether another document may be read.
+    fn budget(&self) -> Result<(), Problem> {
+        let limit = |what, limit| Err(Problem::Limit { what, limit });
+        let (documents, bytes) = self.read.get();
+        if documents >= MAX_DOCUMENTS {
+            return limit("documents for an image", MAX_DOCUMENTS as u64);
+        }
+        if bytes > MAX_JSON_TOTAL_BYTES {
+            return limit("bytes of documents for an image", MAX_JSON_TOTAL_BYTES);
+        }
+        if clock::mono() >= self.end {
+            return limit("seconds for an image's documents", PLAN_TIMEOUT.as_secs());
+        }
+        Ok(())
+    }
+}
+
+impl Documents for Remote<'_> {
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located> {
+        let digest = Digest::parse(&descriptor.digest)
+            .map_err(|why| (Some(descriptor.digest.clone()), Problem::Unsupported(why)))?;
+        if descriptor.digest == self.top.descriptor.digest {
+            return Ok((digest, Cow::Borrowed(&self.top.bytes)));
+        }
+        self.budget().map_err(|problem| (None, problem))?;
+        let manifest = descriptor.media_type.contains("manifest")
+            || descriptor.media_type.contains("image.index");
+        let read = if manifest {
+            self.session
+                .manifest(&descriptor.digest)
+                .map(|top| top.bytes)
+        } else {
+            self.session.blob_document(digest, descriptor.size)
+        };
+        match read {
+            Ok(bytes) => {
+                let (documents, total) = self.read.get();
+                self.read.set((documents + 1, total + bytes.len() as u64));
+                Ok((digest, Cow::Owned(bytes)))
+            }
+            Err(error) => {
+                let problem = Problem::Damaged(error.to_string());
+                *self.error.borrow_mut() = Some(error);
+                Err((None, problem))
+            }
+        }
+    }
+}
+
+/// All that was tried, in one error. An outage everywhere is one of the registry.
+fn joined(errors: &[RegistryError]) -> PullError {
+    let mut texts: Vec<String> = Vec::new();
+    for error in errors {
+        let text = error.to_string();
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    let text = texts.join("; ");
+    if !errors.is_empty() && errors.iter().all(RegistryError::is_outage) {
+        PullError::Unavailable(text)
+    } else {
+        PullError::Failed(text)
+    }
+}
+
+/// An import's error without the path of our own directory.
+fn of_import(error: &ImageError) -> PullError {
+    let ImageError::Import {
+        blob,
+        entry,
+        source,
+        ..
+    } = error
+    else {
+        return PullError::Failed(error.chain());
+    };
+    let mut text = String::from("cannot unpack");
+    if let Some(blob) = blob {
+        text.push(' ');
+        text.push_str(blob.strip_prefix("blobs/").unwrap_or(blob));
+    }
+    if let Some(entry) = entry {
+        text.push_str(&format!(": entry {entry:?}"));
+    }
+    let mut cause: Option<&dyn core::error::Error> = Some(source.as_ref());
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    PullError::Failed(text)
+}

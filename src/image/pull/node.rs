@@ -1,0 +1,638 @@
+//! Credentials of the node: docker's `config.json`, its helpers, and the kubelet's credential plugins.
+//!
+//! Everything here is asked anew for each pull, but for the answers of plugins, which say themselves how long they hold.
+//! What a helper or plugin prints is never logged.
+//!
+//! Source: kubelet `pkg/credentialprovider/plugin`; docker-credential-helpers, README "Development".
+
+use alloc::collections::BTreeMap;
+use core::time::Duration;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Settings;
+use crate::api::Mono;
+use crate::api::strict::{from_json, typed};
+use crate::image::registry::hosts::aliases;
+use crate::image::registry::keyring::{self, Credential, DockerConfig, Keyring, MAX_CONFIG_BYTES};
+use crate::sys::{child, clock};
+
+/// Time that a plugin or helper has. The kubelet's own limit.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes read of what one prints.
+const MAX_ANSWER_BYTES: usize = 256 * 1024;
+/// Answers of plugins kept.
+const MAX_CACHED: usize = 100;
+/// Plugins configured at most.
+const MAX_PROVIDERS: usize = 32;
+/// Where docker's helpers are looked for.
+const HELPER_DIRS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
+/// What helpers and plugins find in their environment besides what is configured.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The API version of requests and answers.
+const PROVIDER_API: &str = "credentialprovider.kubelet.k8s.io/v1";
+
+/// Credential plugins, from a `CredentialProviderConfig`.
+#[derive(Clone, Debug, Default)]
+pub struct Providers {
+    list: Vec<Provider>,
+    dir: PathBuf,
+}
+
+/// One plugin.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Provider {
+    /// File in the plugin directory.
+    pub name: String,
+    /// Patterns of images that it is asked for.
+    pub match_images: Vec<String>,
+    /// How long an answer holds that does not say.
+    pub default_cache_duration: String,
+    /// [`PROVIDER_API`]
+    pub api_version: String,
+    /// Arguments.
+    pub args: Vec<String>,
+    /// Environment.
+    pub env: Vec<Variable>,
+    /// Wants tokens of service accounts: needs a cluster.
+    pub token_attributes: Option<Value>,
+}
+
+/// An environment variable.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Variable {
+    /// Name.
+    pub name: String,
+    /// Value.
+    pub value: String,
+}
+
+impl Providers {
+    /// Reads a `CredentialProviderConfig`; `dir` holds the programs.
+    ///
+    /// # Errors
+    /// The first wrong value, with its path.
+    pub fn parse(document: &Value, dir: PathBuf) -> Result<Self, String> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Document {
+            api_version: String,
+            kind: String,
+            providers: Vec<Provider>,
+        }
+        let document: Document = typed(document).map_err(|e| e.without_value().to_string())?;
+        if document.kind != "CredentialProviderConfig"
+            || document.api_version != "kubelet.config.k8s.io/v1"
+        {
+            return Err(format!(
+                "is {} {:?}, must be CredentialProviderConfig \"kubelet.config.k8s.io/v1\"",
+                document.kind, document.api_version
+            ));
+        }
+        if document.providers.is_empty() || document.providers.len() > MAX_PROVIDERS {
+            return Err(format!("providers: must be 1 to {MAX_PROVIDERS}"));
+        }
+        for (n, provider) in document.providers.iter().enumerate() {
+            let at = |field: &str, why: &str| Err(format!("providers[{n}].{field}: {why}"));
+            let name = &provider.name;
+            if name.is_empty() || matches!(name.as_str(), "." | "..") || name.contains(['/', ' ']) {
+                return at("name", "must be the name of a file in the plugin directory");
+            }
+            if provider.match_images.is_empty() {
+                return at("matchImages", "is required");
+            }
+            if provider.api_version != PROVIDER_API {
+                return at("apiVersion", &format!("must be {PROVIDER_API:?}"));
+            }
+            if duration(&provider.default_cache_duration).is_none() {
+                return at("defaultCacheDuration", "must be a duration such as \"12h\"");
+            }
+            if provider.token_attributes.is_some() {
+                return at("tokenAttributes", "needs a cluster");
+            }
+        }
+        Ok(Self {
+            list: document.providers,
+            dir,
+        })
+    }
+}
+
+/// By plugin and cache key: until when an answer holds, and the answer.
+type Cache = BTreeMap<(String, String), (Mono, Vec<(String, Credential)>)>;
+
+/// What the node itself knows.
+pub(super) struct NodeCredentials {
+    docker_configs: Vec<PathBuf>,
+    providers: Providers,
+    /// What programs find in their environment besides what is configured for them.
+    environment: Vec<(&'static str, String)>,
+    cache: Mutex<Cache>,
+}
+
+impl NodeCredentials {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            docker_configs: settings.docker_configs.clone(),
+            providers: settings.providers.clone(),
+            environment: settings.proxies.environment(),
+            cache: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.
+    /// What fails is told and left out: a pull without credentials may work.
+    pub(super) fn credentials(&self, image: &str) -> Vec<Credential> {
+        let mut ring = Keyring::default();
+        if let Some(config) = self.docker_config() {
+            let helped = helpers(&config, image);
+            ring.add(config.auths);
+            for (program, server) in helped {
+                match ask_helper(&program, &server, &self.environment) {
+                    Ok(credential) => ring.add([(image.to_owned(), credential)]),
+                    Err(why) => log::warn!("docker-credential-{program}: {why}"),
+                }
+            }
+        }
+        for provider in &self.providers.list {
+            if provider
+                .match_images
+                .iter()
+                .any(|p| keyring::matches(p, image))
+            {
+                match self.ask(provider, image) {
+                    Ok(auths) => ring.add(auths),
+                    Err(why) => log::warn!("credential plugin {}: {why}", provider.name),
+                }
+            }
+        }
+        ring.lookup(image)
+    }
+
+    fn docker_config(&self) -> Option<DockerConfig> {
+        for path in &self.docker_configs {
+            let Ok(file) = File::open(path) else {
+                continue;
+            };
+            let mut bytes = Vec::new();
+            let read = file.take(MAX_CONFIG_BYTES).read_to_end(&mut bytes);
+            match read
+                .map_err(|e| e.to_string())
+                .and_then(|_| DockerConfig::parse(&bytes).map_err(|e| e.to_string()))
+            {
+                Ok(config) => return Some(config),
+                Err(why) => log::warn!("docker configuration {}: {why}", path.display()),
+            }
+        }
+        None
+    }
+
+    fn ask(&self, provider: &Provider, image: &str) -> Result<Vec<(String, Credential)>, String> {
+        let now = clock::mono();
+        let registry = image.split('/').next().unwrap_or(image);
+        {
+            let mut cache = self.lock();
+            cache.retain(|_, (until, _)| *until > now);
+            // Whichever kind of key the plugin chose.
+            for key in [image, registry, ""] {
+                if let Some((_, auths)) = cache.get(&(provider.name.clone(), key.to_owned())) {
+                    return Ok(auths.clone());
+                }
+            }
+        }
+        let command = provider_command(provider, &self.providers.dir, &self.environment);
+        let answer = provider_answer(&exec(command, provider_request(image))?)?;
+        let key = match answer.cache_key_type.as_str() {
+            "Image" => image,
+            "Registry" => registry,
+            "Global" => "",
+            other => return Err(format!("cacheKeyType is {other:?}")),
+        };
+        let holds = match &answer.cache_duration {
+            Some(text) => duration(text).ok_or_else(|| format!("cacheDuration is {text:?}"))?,
+            None => duration(&provider.default_cache_duration).unwrap_or_default(),
+        };
+        let auths: Vec<(String, Credential)> = answer.auth.into_iter().collect();
+        let mut cache = self.lock();
+        if !holds.is_zero() && cache.len() < MAX_CACHED {
+            cache.insert(
+                (provider.name.clone(), key.to_owned()),
+                (now + holds, auths.clone()),
+            );
+        }
+        Ok(auths)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ProviderAnswer {
+    kind: String,
+    api_version: String,
+    cache_key_type: String,
+    cache_duration: Option<String>,
+    auth: BTreeMap<String, Credential>,
+}
+
+fn provider_request(image: &str) -> String {
+    json!({
+        "apiVersion": PROVIDER_API,
+        "kind": "CredentialProviderRequest",
+        "image": image,
+    })
+    .to_string()
+}
+
+fn provider_command(
+    provider: &Provider,
+    dir: &Path,
+    environment: &[(&str, String)],
+) -> child::Command {
+    let mut command = with_environment(child::Command::new(dir.join(&provider.name)), environment)
+        .args(&provider.args);
+    // Last, for it may say otherwise.
+    for variable in &provider.env {
+        command = command.env(&variable.name, &variable.value);
+    }
+    command
+}
+
+/// Where programs are found, root's home, and the proxies; the agent's own environment is not theirs.
+fn with_environment(command: child::Command, environment: &[(&str, String)]) -> child::Command {
+    let command = command.env("PATH", PATH).env("HOME", "/root");
+    environment
+        .iter()
+        .fold(command, |command, (name, value)| command.env(name, value))
+}
+
+fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, String> {
+    let answer: ProviderAnswer =
+        from_json(bytes).map_err(|e| format!("its answer is not one: {}", e.without_value()))?;
+    if answer.kind != "CredentialProviderResponse" || answer.api_version != PROVIDER_API {
+        return Err(format!(
+            "it answers with {:?} {:?}",
+            answer.kind, answer.api_version
+        ));
+    }
+    Ok(answer)
+}
+
+/// Programs to ask for an image, and for which server.
+fn helpers(config: &DockerConfig, image: &str) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for (server, program) in &config.cred_helpers {
+        let key = keyring::normalised(server);
+        if keyring::matches(&key, image) || keyring::for_hub(&key, image) {
+            found.push((program.clone(), server.clone()));
+        }
+    }
+    if found.is_empty() && !config.creds_store.is_empty() {
+        let registry = image.split('/').next().unwrap_or(image);
+        let server = if aliases("index.docker.io").any(|name| name == registry) {
+            "https://index.docker.io/v1/"
+        } else {
+            registry
+        };
+        found.push((config.creds_store.clone(), server.into()));
+    }
+    found
+}
+
+fn ask_helper(
+    program: &str,
+    server: &str,
+    environment: &[(&str, String)],
+) -> Result<Credential, String> {
+    if program.is_empty() || program.contains('/') {
+        return Err("its name is not one".into());
+    }
+    let file = format!("docker-credential-{program}");
+    let path = HELPER_DIRS
+        .iter()
+        .map(|dir| Path::new(dir).join(&file))
+        .find(|path| path.exists())
+        .ok_or_else(|| format!("it is not in {}", HELPER_DIRS.join(", ")))?;
+    let command = with_environment(child::Command::new(path).arg("get"), environment);
+    helper_answer(&exec(command, server.to_owned())?)
+}
+
+fn helper_answer(bytes: &[u8]) -> Result<Credential, String> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "PascalCase", default)]
+    struct Answer {
+        username: String,
+        secret: String,
+    }
+    let answer: Answer =
+        from_json(bytes).map_err(|e| format!("its answer is not one: {}", e.without_value()))?;
+    Ok(if answer.username == "<token>" {
+        Credential {
+            identity_token: answer.secret,
+            ..Credential::default()
+        }
+    } else {
+        Credential {
+            username: answer.username,
+            password: answer.secret,
+            ..Credential::default()
+        }
+    })
+}
+
+/// Runs a program to its end. Errors: how it ended; what it printed may hold secrets.
+fn exec(command: child::Command, input: String) -> Result<Vec<u8>, String> {
+    let command = command
+        .stdin(child::Input::Bytes(input.into_bytes()))
+        .capture(MAX_ANSWER_BYTES);
+    let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
+        .map_err(|e| format!("cannot run: {}", e.kind()))?;
+    if output.code() != 0 {
+        return Err(format!("it ends with code {}", output.code()));
+    }
+    Ok(output.stdout)
+}
+
+/// Go's notation of durations, positive ones: `12h`, `1h30m`, `0s`, `1.5s`.
+fn duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let (mut rest, mut total) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..end].parse().ok()?;
+        let unit_end = rest[end..]
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .map_or(rest.len(), |at| end + at);
+        let unit = match &rest[end..unit_end] {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(number * unit).ok()?)?;
+        rest = &rest[unit_end..];
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+/// What helpers and plugins print, and the configuration of plugins. See [`crate::fuzz`].
+#[cfg(any(test, fuzzing))]
+pub(in crate::image) fn fuzz(data: &[u8], document: Option<&Value>) -> String {
+    let kind = |result: Result<String, String>| result.unwrap_or_else(|why| why);
+    let answer = provider_answer(data).map(|answer| {
+        let holds = answer.cache_duration.as_deref().and_then(duration);
+        format!("{} {}", answer.auth.is_empty(), holds.is_some())
+    });
+    let helper = helper_answer(data).map(|c| c.is_empty().to_string());
+    let providers = document.map_or_else(String::new, |document| {
+        kind(
+            Providers::parse(document, "/plugins".into()).map(|providers| {
+                for provider in &providers.list {
+                    assert!(!provider.name.contains('/') && provider.name != "..");
+                    assert!(duration(&provider.default_cache_duration).is_some());
+                }
+                "ok".into()
+            }),
+        )
+    });
+    format!("{} {} {providers}", kind(answer), kind(helper))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::image::testing::Scratch;
+    use crate::net::proxies::ProxyVariables;
+
+    fn script(path: &Path, text: &str) {
+        fs::write(path, format!("#!/bin/sh\n{text}\n")).expect("script");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("script");
+    }
+
+    fn users(node: &NodeCredentials, image: &str) -> Vec<String> {
+        node.credentials(image)
+            .iter()
+            .map(|c| c.basic().map_or_else(|| "?".into(), |(u, _)| u))
+            .collect()
+    }
+
+    fn document(name: &str) -> Value {
+        json!({
+            "apiVersion": "kubelet.config.k8s.io/v1",
+            "kind": "CredentialProviderConfig",
+            "providers": [{
+                "name": name,
+                "matchImages": ["*.example", "other.test:5000/a"],
+                "defaultCacheDuration": "1h",
+                "apiVersion": PROVIDER_API,
+                "args": ["get"],
+                "env": [{"name": "WHO", "value": "robot"}],
+            }],
+        })
+    }
+
+    #[test]
+    fn plugins_are_asked_once_as_long_as_their_answer_holds() {
+        // IMG-13
+        let scratch = Scratch::new();
+        let asked = scratch.join("asked");
+        script(
+            &scratch.join("plugin"),
+            &format!(
+                r#"test "$1" = get || exit 2
+read -r request; echo "$request" >> {}
+echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "cacheKeyType": "Registry",
+  "auth": {{"*.example": {{"username": "'$WHO'", "password": "p"}}}}}}'"#,
+                asked.display()
+            ),
+        );
+        let settings = Settings {
+            providers: Providers::parse(&document("plugin"), scratch.0.clone()).expect("config"),
+            ..Settings::default()
+        };
+        let node = NodeCredentials::new(&settings);
+        assert_eq!(users(&node, "a.example/x"), ["robot"]);
+        assert_eq!(users(&node, "a.example/y"), ["robot"]);
+        assert_eq!(users(&node, "b.example/y"), ["robot"]);
+        assert_eq!(users(&node, "a.elsewhere/y"), Vec::<String>::new());
+        let requests = fs::read_to_string(&asked).expect("requests");
+        let lines: Vec<&str> = requests.lines().collect();
+        assert_eq!(lines.len(), 2, "once a registry: {requests}");
+        let first: Value = serde_json::from_str(lines[0]).expect("json");
+        assert_eq!(first["kind"], "CredentialProviderRequest");
+        assert_eq!(first["image"], "a.example/x");
+        // One that fails is as good as none.
+        script(&scratch.join("plugin"), "exit 1");
+        let node = NodeCredentials::new(&settings);
+        assert_eq!(users(&node, "a.example/x"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_docker_configuration_is_read_each_time() {
+        // IMG-13
+        let scratch = Scratch::new();
+        let path = scratch.join("config.json");
+        let settings = Settings {
+            docker_configs: vec![scratch.join("absent"), path.clone()],
+            ..Settings::default()
+        };
+        let node = NodeCredentials::new(&settings);
+        assert_eq!(users(&node, "a.io/x"), Vec::<String>::new());
+        fs::write(&path, r#"{"auths": {"a.io": {"auth": "dTpw"}}}"#).expect("config");
+        assert_eq!(users(&node, "a.io/x"), ["u"]);
+        fs::write(&path, "{").expect("config");
+        assert_eq!(users(&node, "a.io/x"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn programs_find_the_proxies_and_what_is_configured_for_them() {
+        let scratch = Scratch::new();
+        script(
+            &scratch.join("plugin"),
+            &format!(
+                r#"echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "cacheKeyType": "Image",
+  "auth": {{"*.example": {{"username": "'$WHO,$HTTP_PROXY,$HTTPS_PROXY,$PATH'", "password": "p"}}}}}}'"#
+            ),
+        );
+        let mut document = document("plugin");
+        document["providers"][0]["env"] = json!([
+            {"name": "WHO", "value": "robot"}, {"name": "PATH", "value": "/bin"},
+        ]);
+        let node = NodeCredentials::new(&Settings {
+            providers: Providers::parse(&document, scratch.0.clone()).expect("config"),
+            proxies: ProxyVariables {
+                https: "http://proxy:1".into(),
+                ..ProxyVariables::default()
+            },
+            ..Settings::default()
+        });
+        assert_eq!(
+            users(&node, "a.example/b"),
+            ["robot,,http://proxy:1,/bin"],
+            "and nothing of the agent's own"
+        );
+    }
+
+    #[test]
+    fn no_error_tells_a_secret() {
+        let told = [
+            DockerConfig::parse(br#"{"auths": {"a": "c2VjcmV0"}}"#).map(drop),
+            DockerConfig::parse(br#"{"auths": {"a": {"password": 7316873}}}"#).map(drop),
+            DockerConfig::parse(br#""c2VjcmV0""#).map(drop),
+            DockerConfig::parse_dockercfg(br#"{"a": ["c2VjcmV0"]}"#).map(drop),
+        ];
+        let told = told
+            .into_iter()
+            .map(|result| result.expect_err("wrong").to_string());
+        let answers = [
+            provider_answer(br#"{"auth": {"a": "c2VjcmV0"}}"#).map(drop),
+            provider_answer(br#""c2VjcmV0""#).map(drop),
+            helper_answer(br#"{"Secret": 7316873}"#).map(drop),
+            crate::image::registry::Registries::parse(
+                &json!({"configs": {"a": {"auth": {"password": 7316873}}}}),
+            )
+            .map(drop),
+        ];
+        let answers = answers.into_iter().map(|result| result.expect_err("wrong"));
+        for text in told.chain(answers) {
+            assert!(
+                !text.contains("7316873") && !text.contains("c2VjcmV0"),
+                "{text}"
+            );
+            assert!(text.contains("expected"), "{text}");
+        }
+    }
+
+    #[test]
+    fn which_helper_is_asked() {
+        let config = DockerConfig::parse(
+            br#"{"credsStore": "all", "credHelpers": {"https://gcr.io": "gcr"}}"#,
+        )
+        .expect("config");
+        for (image, program, server) in [
+            ("gcr.io/a/b", "gcr", "https://gcr.io"),
+            ("quay.io/a", "all", "quay.io"),
+            ("docker.io/library/a", "all", "https://index.docker.io/v1/"),
+        ] {
+            assert_eq!(
+                helpers(&config, image),
+                [(program.to_owned(), server.to_owned())]
+            );
+        }
+        let hub = "https://index.docker.io/v1/";
+        let config = json!({"credsStore": "all", "credHelpers": {hub: "hub"}});
+        let config = DockerConfig::parse(config.to_string().as_bytes()).expect("config");
+        for image in ["docker.io/library/a", "registry-1.docker.io/library/a"] {
+            assert_eq!(
+                helpers(&config, image),
+                [("hub".to_owned(), hub.to_owned())]
+            );
+        }
+        assert!(ask_helper("../x", "a", &[]).is_err());
+        assert!(ask_helper("not-there", "a", &[]).is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_configuration_is_named() {
+        let parse = |change: &dyn Fn(&mut Value)| {
+            let mut document = document("p");
+            change(&mut document);
+            Providers::parse(&document, "/x".into()).map(drop)
+        };
+        assert_eq!(parse(&|_| {}), Ok(()));
+        for (field, value, says) in [
+            ("name", json!("../p"), "providers[0].name"),
+            ("matchImages", json!([]), "providers[0].matchImages"),
+            ("apiVersion", json!("v1alpha1"), "providers[0].apiVersion"),
+            (
+                "defaultCacheDuration",
+                json!("1"),
+                "providers[0].defaultCacheDuration",
+            ),
+            ("tokenAttributes", json!({}), "needs a cluster"),
+            ("env", json!("x"), "providers[0].env"),
+        ] {
+            let error = parse(&|d| d["providers"][0][field] = value.clone()).expect_err(says);
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(parse(&|d| d["kind"] = json!("x")).is_err());
+    }
+
+    #[test]
+    fn durations_as_go_writes_them() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        for (text, want) in [
+            ("12h", ms(12 * 3_600_000)),
+            ("1h30m0.5s", ms(5_400_500)),
+            ("5ms", ms(5)),
+            ("0", ms(0)),
+            ("0s", ms(0)),
+            ("", None),
+            ("1", None),
+            ("h", None),
+            ("-1s", None),
+            ("1d", None),
+        ] {
+            assert_eq!(duration(text), want, "{text}");
+        }
+    }
+}

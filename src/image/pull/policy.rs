@@ -1,0 +1,120 @@
+//! Which images may come from registries at all, and the place where signatures are checked.
+//!
+//! Both are about pulls. What the operator imports, or drops into the image directory as an archive, is the operator's
+//! own doing. A mirror counts as the registry that it stands for.
+
+use crate::image::digest::Digest;
+use crate::image::reference::Reference;
+use crate::image::registry::keyring;
+
+/// What the operator allows. The default allows everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Patterns of registries and repositories as in pull secrets: `registry.example:5000`, `*.example/team`.
+    /// A repository is matched by whole components. Empty: all.
+    pub allowed: Vec<String>,
+    /// Whether a reference must name a digest.
+    pub require_digest: bool,
+}
+
+impl Policy {
+    /// Whether an image may be pulled. Errors: why not, for the event.
+    pub fn check(&self, reference: &Reference) -> Result<(), String> {
+        if self.require_digest && reference.digest().is_none() {
+            return Err(format!(
+                "image policy of this node: {reference} must name a digest (…@sha256:…)"
+            ));
+        }
+        let name = reference.repository();
+        let allowed = |pattern: &String| {
+            let pattern = keyring::normalised(pattern);
+            let pattern = pattern.trim_end_matches('/');
+            let path = pattern.split_once('/').map_or("", |(_, path)| path);
+            let own = name.split_once('/').map_or("", |(_, path)| path);
+            // A prefix of text is no prefix of a name: `team` is not for `teamwork/…`.
+            let whole = path.is_empty()
+                || own
+                    .strip_prefix(path)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+            whole && keyring::matches(pattern, name)
+        };
+        if self.allowed.is_empty() || self.allowed.iter().any(allowed) {
+            return Ok(());
+        }
+        Err(format!(
+            "image policy of this node: {name} is of no allowed registry ({})",
+            self.allowed.join(", ")
+        ))
+    }
+}
+
+/// What the registry has beside an image, where signatures are kept: cosign's tag `sha256-<hex>.sig`, or what refers
+/// to the image.
+pub trait Beside {
+    /// The manifest of a tag or digest in the image's repository; `None` if there is none.
+    ///
+    /// # Errors
+    /// It could not be asked for.
+    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, String>;
+    /// A blob of at most 4 MiB, its digest checked.
+    ///
+    /// # Errors
+    /// It could not be had.
+    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, String>;
+}
+
+/// Checks who made an image, each time a registry is asked for it and before any of its layers is fetched.
+///
+/// Nothing in this program implements it yet; a verifier of sigstore signatures would.
+pub trait Verifier: Send + Sync {
+    /// `top` is the digest of the manifest or index that the reference leads to, `text` its bytes. Blocks.
+    ///
+    /// # Errors
+    /// Why the image must not run (waiting reason `SignatureValidationFailed`).
+    fn verify(
+        &self,
+        reference: &Reference,
+        top: Digest,
+        text: &[u8],
+        beside: &dyn Beside,
+    ) -> Result<(), String>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_pulled() {
+        let digest = "@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        for (allowed, require_digest, image, ok) in [
+            (&[][..], false, "busybox", true),
+            (&[], true, "busybox:1", false),
+            (&[], true, &format!("busybox{digest}"), true),
+            (&["quay.io"], false, "busybox", false),
+            (&["quay.io"], false, "quay.io/a/b", true),
+            (&["quay.io"], false, "quay.io:5000/a/b", false),
+            (
+                &["*.example", "docker.io/library"],
+                false,
+                "r.example/a",
+                true,
+            ),
+            (&["*.example", "docker.io/library"], false, "busybox", true),
+            (&["docker.io/library"], false, "user/app", false),
+            (&["docker.io/user"], false, "users/app", false),
+            (&["docker.io/user/"], false, "user/app", true),
+            (&["docker.io/user/app"], false, "user/app", true),
+            (&["docker.io/user/app"], false, "user/apple", false),
+            (&["https://quay.io/v2/a/"], false, "quay.io/a/b", true),
+            (&["https://quay.io"], false, "docker.io/a/b", false),
+        ] {
+            let policy = Policy {
+                allowed: allowed.iter().map(|&a| a.into()).collect(),
+                require_digest,
+            };
+            let reference = Reference::parse(image).expect(image);
+            assert_eq!(policy.check(&reference).is_ok(), ok, "{allowed:?} {image}");
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! A layer, from the registry to a file that is whole: resumed where it stopped, however often.
+//!
+//! The file grows at its end only, and what it holds is hashed before more is asked for. What a power cut leaves is a
+//! prefix of the blob, or, on a file system that shows unwritten blocks, something with another digest: then it is
+//! fetched anew, once.
+
+use core::time::Duration;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+use super::error::RegistryError;
+use super::http::header;
+use super::pace::{MIN_RATE, Throttle};
+use super::session::{Answer, Session};
+use crate::api::Mono;
+use crate::image::digest::Digest;
+use crate::net::pace::Stop;
+use crate::sys::{clock, file::sync_dir};
+
+/// Bytes read at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// How often what arrived is made durable: a power cut costs what arrives in this time.
+const SYNC_MS: u64 = 5000;
+/// Over which a layer must arrive at [`MIN_RATE`] at least.
+const RATE_WINDOW: Duration = Duration::from_secs(60);
+/// Bytes between two looks at the free space: other pulls and other programs write too.
+const ROOM_BYTES: u64 = 1 << 20;
+/// How often a blob is fetched from its first byte because its digest was wrong.
+const MAX_SPOILED: u32 = 3;
+
+/// A blob to fetch, and what it may use.
+pub(in crate::image) struct Fetch<'a> {
+    pub(in crate::image) digest: Digest,
+    pub(in crate::image) size: u64,
+    /// Where it grows; what is there already is taken for its beginning.
+    pub(in crate::image) part: &'a Path,
+    pub(in crate::image) throttle: &'a Throttle,
+    pub(in crate::image) stop: &'a Stop,
+    /// Whether there is room for more. Errors: the pull ends with it.
+    pub(in crate::image) room: &'a (dyn Fn() -> io::Result<()> + Sync),
+    /// Waits before the next attempt; others may use what this fetch does not need meanwhile.
+    pub(in crate::image) pause: &'a dyn Fn(Duration) -> Result<(), RegistryError>,
+    /// Hears of bytes: positive ones arrived, negative ones were thrown away.
+    pub(in crate::image) arrived: &'a (dyn Fn(i64) + Sync),
+}
+
+/// The growing file.
+struct Part {
+    file: File,
+    hash: Sha256,
+    length: u64,
+    synced_ms: u64,
+    /// Bytes that may arrive before the free space is looked at.
+    granted: u64,
+}
+
+impl Fetch<'_> {
+    /// Fetches until the file is whole and its digest right; then it is durable.
+    pub(in crate::image) fn run(&self, session: &Session<'_>) -> Result<(), RegistryError> {
+        let mut buffer = vec![0; PIECE_BYTES];
+        let mut part = self.open(&mut buffer)?;
+        let mut delays = session.delays();
+        let (mut attempts, mut spoiled) = (0, 0);
+        loop {
+            let before = part.length;
+            let mut pace = Pace::new(clock::mono());
+            let result = if part.length < self.size {
+                self.once(session, &mut part, &mut pace, &mut buffer)
+            } else {
+                Ok(())
+            };
+            if part.length == self.size {
+                let found = part.digest();
+                if found == self.digest {
+                    return part
+                        .file
+                        .sync_data()
+                        .map_err(RegistryError::local("sync", self.part));
+                }
+                spoiled += 1;
+                log::warn!(
+                    "layer {} arrived with digest {found}; it is fetched anew",
+                    self.digest
+                );
+                self.restart(&mut part)?;
+                if spoiled >= MAX_SPOILED {
+                    return Err(RegistryError::Wrong {
+                        url: self.digest.to_string(),
+                        why: format!("it arrived with digest {found}, {spoiled} times another one"),
+                    });
+                }
+                continue;
+            }
+            let error = match result {
+                Ok(()) => RegistryError::Unreachable {
+                    url: self.digest.to_string(),
+                    why: format!("the answer ended at byte {} of {}", part.length, self.size),
+                },
+                Err(e) if e.may_pass() => e,
+                Err(e) => return Err(e),
+            };
+            // A byte now and then is no progress: whoever sends no more is given up.
+            if pace.is_enough(part.length.saturating_sub(before), clock::mono()) {
+                attempts = 0;
+                delays.reset();
+            }
+            attempts += 1;
+            if attempts >= session.attempts(&error) {
+                return Err(error);
+            }
+            log::debug!("{error}; it is resumed at byte {}", part.length);
+            (self.pause)(error.retry_after() + delays.next())?;
+        }
+    }
+
+    /// Opens the part and hashes what is there.
+    fn open(&self, buffer: &mut [u8]) -> Result<Part, RegistryError> {
+        let local = |action| RegistryError::local(action, self.part);
+        let fresh = !self.part.exists();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(self.part)
+            .map_err(local("open"))?;
+        if fresh && let Some(dir) = self.part.parent() {
+            // What is made durable later must have a name by then.
+            sync_dir(dir).map_err(local("sync the directory of"))?;
+        }
+        let mut part = Part {
+            file,
+            hash: Sha256::new(),
+            length: 0,
+            synced_ms: clock::mono().0,
+            granted: 0,
+        };
+        loop {
+            let n = part.file.read(buffer).map_err(local("read"))?;
+            if n == 0 {
+                break;
+            }
+            part.hash.update(&buffer[..n]);
+            part.length += n as u64;
+        }
+        if part.length > self.size {
+            self.restart(&mut part)?;
+        } else {
+            (self.arrived)(signed(part.length));
+        }
+        Ok(part)
+    }
+
+    fn restart(&self, part: &mut Part) -> Result<(), RegistryError> {
+        if part.length <= self.size {
+            (self.arrived)(-signed(part.length));
+        }
+        part.hash = Sha256::new();
+        part.length = 0;
+        part.file
+            .set_len(0)
+            .and_then(|()| part.file.seek(SeekFrom::Start(0)))
+            .map(drop)
+            .map_err(RegistryError::local("truncate", self.part))
+    }
+
+    /// One answer, as far as it goes.
+    fn once(
+        &self,
+        session: &Session<'_>,
+        part: &mut Part,
+        pace: &mut Pace,
+        buffer: &mut [u8],
+    ) -> Result<(), RegistryError> {
+        let answer = match session.open_blob(self.digest, part.length, self.size) {
+            Err(RegistryError::Status { status: 416, .. }) if part.length > 0 => {
+                // It says there is nothing behind what is here, yet that is too short.
+                self.restart(part)?;
+                session.open_blob(self.digest, 0, self.size)?
+            }
+            answer => answer?,
+        };
+        let skip = self.start_of(&answer, part.length)?;
+        let url = answer.url;
+        let mut body = answer
+            .response
+            .into_body()
+            .into_with_config()
+            .limit(u64::MAX)
+            .reader();
+        // A server that knows no ranges starts over: what is here already is read past, not written again.
+        let mut skip = skip;
+        let piece = self.throttle.piece(buffer.len());
+        loop {
+            let most = (self.size - part.length + skip).min(piece as u64);
+            if most == 0 {
+                // It must end here. One byte more and it is another blob.
+                let more = body.read(&mut buffer[..1]).unwrap_or(0);
+                if more > 0 {
+                    self.restart(part)?;
+                    return Err(RegistryError::wrong(
+                        &url,
+                        format!("it has more than {} bytes", self.size),
+                    ));
+                }
+                return Ok(());
+            }
+            let most = usize::try_from(most).unwrap_or(buffer.len());
+            let n = body
+                .read(&mut buffer[..most])
+                .map_err(|e| RegistryError::Unreachable {
+                    url: url.shown(),
+                    why: e.to_string(),
+                })?;
+            if n == 0 {
+                return Ok(());
+            }
+            let before = clock::mono();
+            if self.throttle.take(n, self.stop).is_break() || self.stop.is_stopped() {
+                return Err(RegistryError::Cancelled);
+            }
+            let now = clock::mono();
+            pace.excuse(now - before);
+            let past = usize::try_from(skip).map_or(n, |skip| skip.min(n));
+            skip -= past as u64;
+            self.append(part, &buffer[past..n])?;
+            if !pace.arrived(n as u64, now) {
+                return Err(RegistryError::Unreachable {
+                    url: url.shown(),
+                    why: format!("it sends less than {MIN_RATE} bytes per second"),
+                });
+            }
+        }
+    }
+
+    /// How many bytes of the answer are here already.
+    fn start_of(&self, answer: &Answer, have: u64) -> Result<u64, RegistryError> {
+        let wrong = |why| RegistryError::wrong(&answer.url, why);
+        if answer.response.status().as_u16() != 206 {
+            let length = header(&answer.response, "content-length");
+            return match length.and_then(|l| l.parse::<u64>().ok()) {
+                Some(length) if length != self.size => Err(wrong(format!(
+                    "it has {length} bytes, its manifest says {}",
+                    self.size
+                ))),
+                _ => Ok(have),
+            };
+        }
+        let range = header(&answer.response, "content-range").unwrap_or("");
+        let Some((start, total)) = content_range(range) else {
+            return Err(wrong(format!("its range {range:?} is not one")));
+        };
+        if total.is_some_and(|total| total != self.size) {
+            return Err(wrong(format!(
+                "its range is {range:?}, its manifest says {} bytes",
+                self.size
+            )));
+        }
+        have.checked_sub(start).ok_or_else(|| {
+            wrong(format!(
+                "its range {range:?} leaves a gap behind byte {have}"
+            ))
+        })
+    }
+
+    fn append(&self, part: &mut Part, bytes: &[u8]) -> Result<(), RegistryError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if part.granted < bytes.len() as u64 {
+            (self.room)().map_err(RegistryError::local("write", self.part))?;
+            part.granted = ROOM_BYTES;
+        }
+        part.granted = part.granted.saturating_sub(bytes.len() as u64);
+        part.file
+            .write_all(bytes)
+            .map_err(|e| self.failed_write(part, e))?;
+        part.hash.update(bytes);
+        part.length += bytes.len() as u64;
+        (self.arrived)(signed(bytes.len() as u64));
+        let now = clock::mono().0;
+        if now.saturating_sub(part.synced_ms) >= SYNC_MS {
+            part.synced_ms = now;
+            part.file
+                .sync_data()
+                .map_err(RegistryError::local("sync", self.part))?;
+        }
+        Ok(())
+    }
+
+    /// Part of the bytes may be there: the file goes back to what the hash knows.
+    fn failed_write(&self, part: &Part, error: io::Error) -> RegistryError {
+        let _ = part.file.set_len(part.length);
+        RegistryError::local("write", self.part)(error)
+    }
+}
+
+/// How fast an answer comes, without the waiting that is our own.
+struct Pace {
+    /// When it began, and when the window of now did; both move by what is excused.
+    start: Mono,
+    window: Mono,
+    /// Bytes in this window.
+    bytes: u64,
+}
+
+impl Pace {
+    const fn new(now: Mono) -> Self {
+        Self {
+            start: now,
+            window: now,
+            bytes: 0,
+        }
+    }
+
+    fn excuse(&mut self, time: Duration) {
+        self.start = self.start + time;
+        self.window = self.window + time;
+    }
+
+    /// Whether it is fast enough to be listened to.
+    fn arrived(&mut self, bytes: u64, now: Mono) -> bool {
+        self.bytes += bytes;
+        let enough = self.bytes >= least(RATE_WINDOW);
+        if enough {
+            (self.window, self.bytes) = (now, 0);
+        }
+        enough || now - self.window < RATE_WINDOW
+    }
+
+    /// Whether `bytes` are enough for the whole answer to count as progress.
+    fn is_enough(&self, bytes: u64, now: Mono) -> bool {
+        bytes > 0 && bytes >= least(now - self.start)
+    }
+}
+
+/// Bytes that arrive in `time` at the lowest rate.
+const fn least(time: Duration) -> u64 {
+    MIN_RATE.saturating_mul(time.as_secs())
+}
+
+impl Part {
+    fn digest(&self) -> Digest {
+        Digest::from_bytes(self.hash.clone().finalize().into())
+    }
+}
+
+/// First byte and whole length of `bytes 5-9/10`; the length may be `*`.
+pub(super) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+    let total = match total {
+        "*" => None,
+        number => Some(number.parse().ok()?),
+    };
+    (first <= last && total.is_none_or(|t| last < t)).then_some((first, total))
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Removes a part or blob; absent is success.
+pub(in crate::image) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_now_and_then_is_no_progress() {
+        let at = |seconds: u64| Mono(seconds * 1000);
+        let mut pace = Pace::new(at(0));
+        // One each 29 seconds, as often as the time without any allows.
+        assert!(pace.arrived(1, at(29)) && pace.arrived(1, at(58)));
+        assert!(!pace.arrived(1, at(87)));
+        assert!(!pace.is_enough(3, at(87)));
+        assert!(!pace.is_enough(0, at(0)));
+        // As much as a thin link has, with a silence.
+        let mut pace = Pace::new(at(0));
+        for n in 1..=100 {
+            assert!(pace.arrived(MIN_RATE * 2, at(n)), "{n}");
+        }
+        assert!(pace.arrived(1, at(128)));
+        assert!(pace.is_enough(MIN_RATE * 200, at(128)));
+        // Waiting for the cap is not the registry's fault.
+        let mut pace = Pace::new(at(0));
+        pace.excuse(Duration::from_secs(3600));
+        assert!(pace.arrived(1000, at(3601)) && pace.is_enough(1000, at(3601)));
+    }
+
+    #[test]
+    fn ranges() {
+        for (text, want) in [
+            ("bytes 5-9/10", Some((5, Some(10)))),
+            ("bytes 0-0/1", Some((0, Some(1)))),
+            ("bytes 5-9/*", Some((5, None))),
+            ("bytes 5-10/10", None),
+            ("bytes 6-5/10", None),
+            ("bytes */10", None),
+            ("5-9/10", None),
+            ("bytes -1-9/10", None),
+            ("bytes 5-99999999999999999999/*", None),
+            ("", None),
+        ] {
+            assert_eq!(content_range(text), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! Where images are looked for: `registries.yaml` as k3s reads it, and the endpoints that a reference leads to.
+//!
+//! ```yaml
+//! mirrors:
+//!   docker.io:
+//!     endpoint: ["https://mirror.example:5000"]
+//!     rewrite: {"^library/(.*)": "hub/$1"}
+//!   "*": {endpoint: ["https://cache.example"]}
+//! configs:
+//!   mirror.example:5000:
+//!     auth: {username: u, password: p}
+//!     tls: {ca_file: /etc/ca.pem, cert_file: c, key_file: k, insecure_skip_verify: false}
+//! ```
+//!
+//! Docker Hub's three names are one registry. An endpoint with a path other than `/v2` is asked just there. The registry
+//! itself is always the last endpoint, never rewritten. Source: k3s, "Private Registry Configuration".
+
+use alloc::collections::BTreeMap;
+use std::path::PathBuf;
+
+use regex_lite::{Regex, RegexBuilder};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::keyring::Credential;
+use crate::api::strict::typed;
+use crate::image::reference::Reference;
+use crate::net::url::{Url, is_loopback};
+
+/// Endpoints tried for one image, the registry itself included.
+pub const MAX_ENDPOINTS: usize = 16;
+/// Largest compiled rewrite pattern, bytes.
+const MAX_PATTERN_BYTES: usize = 64 * 1024;
+/// Longest rewritten repository, bytes.
+const MAX_REWRITTEN_BYTES: usize = 512;
+/// Docker Hub, as it is called in images' names, where its registry is, and where its accounts are: one and the same.
+const HUB_NAMES: [&str; 3] = ["docker.io", HUB, "index.docker.io"];
+/// Where Docker Hub's registry is.
+const HUB: &str = "registry-1.docker.io";
+
+/// The other names of a registry.
+pub(in crate::image) fn aliases(authority: &str) -> impl Iterator<Item = &'static str> {
+    let is_hub = HUB_NAMES.contains(&authority);
+    let own = authority.to_owned();
+    let names = HUB_NAMES.iter().copied();
+    names.filter(move |name| is_hub && *name != own)
+}
+
+/// The value of a registry, by whichever of its names it is there.
+fn by_name<'a, V>(map: &'a BTreeMap<String, V>, authority: &str) -> Option<&'a V> {
+    map.get(authority)
+        .or_else(|| aliases(authority).find_map(|name| map.get(name)))
+}
+
+/// `registries.yaml`, checked.
+#[derive(Debug, Default)]
+pub struct Registries {
+    mirrors: BTreeMap<String, Mirror>,
+    configs: BTreeMap<String, HostConfig>,
+}
+
+#[derive(Debug)]
+struct Mirror {
+    endpoints: Vec<Url>,
+    /// By pattern, in the order of the patterns' texts.
+    rewrites: Vec<(Regex, String)>,
+}
+
+/// What is said of one host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct HostConfig {
+    /// What it is told.
+    pub auth: Option<Credential>,
+    /// How it is reached over TLS; `None`: by the system's CAs.
+    pub tls: Option<TlsFiles>,
+}
+
+/// `tls` of a host. Files are read when the host is first asked.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct TlsFiles {
+    /// CA certificates in PEM, beside the system's.
+    pub ca_file: PathBuf,
+    /// Client certificate and its chain in PEM.
+    pub cert_file: PathBuf,
+    /// Its key in PEM.
+    pub key_file: PathBuf,
+    /// Take any certificate.
+    pub insecure_skip_verify: bool,
+}
+
+/// A place where an image may be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Up to and including `/v2`.
+    pub base: Url,
+    /// Repository there.
+    pub repository: String,
+    /// For a mirror: the registry that it stands for.
+    pub mirrored: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Document {
+    mirrors: BTreeMap<String, MirrorDocument>,
+    configs: BTreeMap<String, HostConfig>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct MirrorDocument {
+    endpoint: Vec<String>,
+    rewrite: BTreeMap<String, String>,
+}
+
+impl Registries {
+    /// Reads the document.
+    ///
+    /// # Errors
+    /// The first wrong value, with its path.
+    pub fn parse(document: &Value) -> Result<Self, String> {
+        if document.is_null() {
+            return Ok(Self::default());
+        }
+        let document: Document = typed(document).map_err(|e| e.without_value().to_string())?;
+        let mut mirrors = BTreeMap::new();
+        for (host, mirror) in document.mirrors {
+            let at = |what: &str, why: &str| format!("mirrors.{host}.{what}: {why}");
+            if mirror.endpoint.len() >= MAX_ENDPOINTS {
+                return Err(at(
+                    "endpoint",
+                    &format!("has more than {MAX_ENDPOINTS} items"),
+                ));
+            }
+            let mut endpoints = Vec::new();
+            for text in &mirror.endpoint {
+                let url = endpoint(text);
+                endpoints.push(url.map_err(|why| at(&format!("endpoint {text:?}"), &why))?);
+            }
+            let mut rewrites = Vec::new();
+            for (pattern, by) in &mirror.rewrite {
+                let regex = RegexBuilder::new(pattern)
+                    .size_limit(MAX_PATTERN_BYTES)
+                    .build()
+                    .map_err(|e| at(&format!("rewrite {pattern:?}"), &e.to_string()))?;
+                rewrites.push((regex, by.clone()));
+            }
+            mirrors.insert(
+                host,
+                Mirror {
+                    endpoints,
+                    rewrites,
+                },
+            );
+        }
+        for (host, config) in &document.configs {
+            let tls = config.tls.as_ref();
+            let alone = |tls: &TlsFiles| {
+                tls.cert_file.as_os_str().is_empty() != tls.key_file.as_os_str().is_empty()
+            };
+            if tls.is_some_and(alone) {
+                return Err(format!(
+                    "configs.{host}.tls: cert_file and key_file go together"
+                ));
+            }
+        }
+        Ok(Self {
+            mirrors,
+            configs: document.configs,
+        })
+    }
+
+    /// What is said of a host (with its port, if it has one).
+    #[must_use]
+    pub fn host(&self, authority: &str) -> Option<&HostConfig> {
+        by_name(&self.configs, authority).or_else(|| self.configs.get("*"))
+    }
+
+    /// The endpoints for an image, in the order in which they are asked; the registry itself last.
+    #[must_use]
+    pub fn endpoints(&self, reference: &Reference) -> Vec<Endpoint> {
+        let domain = reference.domain();
+        let path = &reference.repository()[domain.len() + 1..];
+        let mut endpoints: Vec<Endpoint> = Vec::new();
+        let own = Endpoint {
+            base: self.own(domain),
+            repository: path.to_owned(),
+            mirrored: None,
+        };
+        let mirror = by_name(&self.mirrors, domain).or_else(|| self.mirrors.get("*"));
+        if let Some(mirror) = mirror {
+            let repository = mirror.rewrite(path);
+            for url in &mirror.endpoints {
+                let base = with_version(url);
+                // Named as its own mirror, usually for plain http, it is still the registry: nobody stands for it.
+                let itself = base.authority == own.base.authority;
+                endpoints.push(Endpoint {
+                    base,
+                    repository: repository.clone(),
+                    mirrored: (!itself).then(|| domain.to_owned()),
+                });
+            }
+        }
+        // Once is enough, by what is written; elsewhere on the same host is another place.
+        let same = |e: &Endpoint| {
+            (&e.base.authority, &e.base.path, &e.repository)
+                == (&own.base.authority, &own.base.path, &own.repository)
+        };
+        if !endpoints.iter().any(same) {
+            endpoints.push(own);
+        }
+        endpoints
+    }
+
+    fn own(&self, domain: &str) -> Url {
+        let authority = if HUB_NAMES.contains(&domain) {
+            HUB
+        } else {
+            domain
+        };
+        let url = Url {
+            https: true,
+            authority: authority.to_ascii_lowercase(),
+            path: "/v2".into(),
+        };
+        let plain = is_loopback(url.host())
+            && !url.authority.ends_with(":443")
+            && by_name(&self.configs, domain).is_none_or(|c| c.tls.is_none());
+        Url {
+            https: !plain,
+            ..url
+        }
+    }
+}
+
+impl Mirror {
+    fn rewrite(&self, path: &str) -> String {
+        for (pattern, by) in &self.rewrites {
+            if pattern.is_match(path) {
+                let rewritten = pattern.replace_all(path, by.as_str());
+                if rewritten.len() <= MAX_REWRITTEN_BYTES && is_path(&rewritten) {
+                    return rewritten.into_owned();
+                }
+            }
+        }
+        path.to_owned()
+    }
+}
+
+/// What may stand in the path of a request: a rewrite is the operator's, what it captures is the pod's.
+fn is_path(text: &str) -> bool {
+    text.split('/').all(|part| {
+        !matches!(part, "" | "." | "..")
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    })
+}
+
+/// An endpoint as it is written: without a scheme it is https, but on this machine's own ports. One without a path is asked
+/// below `/v2`; with another path it is taken as it is, though Docker Hub's other names lead to its registry. Source: k3s
+/// `pkg/agent/containerd`, `normalizeEndpointAddress`.
+fn endpoint(text: &str) -> Result<Url, String> {
+    let url = if text.contains("://") {
+        Url::parse(text)?
+    } else {
+        let https = Url::parse(&format!("https://{text}"))?;
+        let plain = is_loopback(https.host()) && https.port() != 443;
+        Url {
+            https: !plain,
+            ..https
+        }
+    };
+    let authority = if HUB_NAMES.contains(&url.authority.as_str()) {
+        HUB.to_owned()
+    } else {
+        url.authority
+    };
+    Ok(Url { authority, ..url })
+}
+
+/// The address below which an endpoint is asked.
+fn with_version(url: &Url) -> Url {
+    match url.path.trim_end_matches('/') {
+        "" => url.with_path("/v2".into()),
+        path => url.with_path(path.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn endpoints(registries: &Registries, image: &str) -> Vec<String> {
+        let reference = Reference::parse(image).expect(image);
+        let list = registries.endpoints(&reference);
+        list.iter()
+            .map(|e| format!("{}/{}", e.base, e.repository))
+            .collect()
+    }
+
+    #[test]
+    fn where_an_image_is_looked_for() {
+        let registries = Registries::parse(&json!({
+            "mirrors": {
+                "docker.io": {
+                    "endpoint": ["https://m.example:5000", "http://n.example/cache/", "o.example/x/v2"],
+                    "rewrite": {"^library/(.*)": "hub/$1"},
+                },
+                "plain.example:80": {"endpoint": ["http://plain.example:80"]},
+                "bad.example": {"endpoint": ["https://m.example"], "rewrite": {".*": "../../$0"}},
+                "*": {"endpoint": ["https://all.example"]},
+            },
+            "configs": {"localhost:6000": {"tls": {"insecure_skip_verify": true}}},
+        }))
+        .expect("registries");
+        for (image, want) in [
+            (
+                "busybox",
+                &[
+                    "https://m.example:5000/v2/hub/busybox",
+                    "http://n.example/cache/hub/busybox",
+                    "https://o.example/x/v2/hub/busybox",
+                    "https://registry-1.docker.io/v2/library/busybox",
+                ][..],
+            ),
+            (
+                "user/app",
+                &[
+                    "https://m.example:5000/v2/user/app",
+                    "http://n.example/cache/user/app",
+                    "https://o.example/x/v2/user/app",
+                    "https://registry-1.docker.io/v2/user/app",
+                ],
+            ),
+            ("plain.example:80/a", &["http://plain.example:80/v2/a"]),
+            (
+                "bad.example/a",
+                &["https://m.example/v2/a", "https://bad.example/v2/a"],
+            ),
+            (
+                "quay.io/a/b",
+                &["https://all.example/v2/a/b", "https://quay.io/v2/a/b"],
+            ),
+            (
+                "localhost:5000/a",
+                &["https://all.example/v2/a", "http://localhost:5000/v2/a"],
+            ),
+            (
+                "localhost:6000/a",
+                &["https://all.example/v2/a", "https://localhost:6000/v2/a"],
+            ),
+        ] {
+            assert_eq!(endpoints(&registries, image), want, "{image}");
+        }
+        let none = Registries::parse(&Value::Null).expect("empty");
+        assert_eq!(
+            endpoints(&none, "a:1"),
+            ["https://registry-1.docker.io/v2/library/a"]
+        );
+    }
+
+    #[test]
+    fn endpoints_as_k3s_reads_them() {
+        for (text, want) in [
+            ("https://m.example", "https://m.example/v2"),
+            ("https://m.example/", "https://m.example/v2"),
+            ("https://m.example/v2", "https://m.example/v2"),
+            ("https://m.example/v2/", "https://m.example/v2"),
+            ("https://m.example/v2/cache", "https://m.example/v2/cache"),
+            ("http://m.example/a/b", "http://m.example/a/b"),
+            ("m.example:5000", "https://m.example:5000/v2"),
+            ("localhost:5000", "http://localhost:5000/v2"),
+            ("127.0.0.1:5000/x", "http://127.0.0.1:5000/x"),
+            ("localhost", "https://localhost/v2"),
+            ("localhost:443", "https://localhost:443/v2"),
+            ("https://localhost:5000", "https://localhost:5000/v2"),
+            ("docker.io", "https://registry-1.docker.io/v2"),
+        ] {
+            let url = endpoint(text).expect(text);
+            assert_eq!(with_version(&url).to_string(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_registry_as_its_own_mirror() {
+        let hub = "https://registry-1.docker.io";
+        for (mirror, image, endpoint, want) in [
+            ("docker.io", "busybox", hub, vec![None]),
+            ("docker.io", "busybox", "index.docker.io/v2/", vec![None]),
+            ("index.docker.io", "busybox", hub, vec![None]),
+            ("registry-1.docker.io", "busybox", "docker.io", vec![None]),
+            ("a.example", "a.example/x", "http://a.example", vec![None]),
+            // Another path is another place, and the registry comes after it.
+            (
+                "a.example",
+                "a.example/x",
+                "https://a.example/old",
+                vec![None, None],
+            ),
+            (
+                "a.example",
+                "a.example/x",
+                "https://m.example",
+                vec![Some("a.example"), None],
+            ),
+        ] {
+            let document = json!({"mirrors": {mirror: {"endpoint": [endpoint]}}});
+            let registries = Registries::parse(&document).expect("registries");
+            let reference = Reference::parse(image).expect(image);
+            let found = registries.endpoints(&reference);
+            let mirrored: Vec<_> = found.iter().map(|e| e.mirrored.as_deref()).collect();
+            assert_eq!(mirrored, want, "{image} {endpoint}");
+        }
+        // What is said of it is said by any of its names, and by its own name first.
+        for key in HUB_NAMES {
+            let document = json!({"configs": {key: {"auth": {"username": key}}, "*": {}}});
+            let registries = Registries::parse(&document).expect("registries");
+            for name in HUB_NAMES {
+                let auth = registries.host(name).and_then(|h| h.auth.clone());
+                assert_eq!(auth.expect(name).username, key);
+            }
+            assert_eq!(registries.host("x").map(|h| h.auth.is_some()), Some(false));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (document, says) in [
+            (
+                json!({"mirrors": {"a": {"endpoint": "x"}}}),
+                "mirrors.a.endpoint",
+            ),
+            (
+                json!({"mirrors": {"a": {"endpoint": ["ftp://x"]}}}),
+                "neither http:// nor https://",
+            ),
+            (
+                json!({"mirrors": {"a": {"rewrite": {"(": "x"}}}}),
+                "rewrite \"(\"",
+            ),
+            (json!({"configs": []}), "configs"),
+            (
+                json!({"configs": {"a": {"tls": {"insecure_skip_verify": "yes"}}}}),
+                "insecure_skip_verify",
+            ),
+            (
+                json!({"configs": {"a": {"tls": {"cert_file": "/c"}}}}),
+                "configs.a.tls: cert_file and key_file go together",
+            ),
+        ] {
+            let error = Registries::parse(&document).expect_err(says);
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

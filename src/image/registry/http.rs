@@ -1,0 +1,327 @@
+//! One exchange over HTTP, and what it may follow: TLS, proxies, redirects, time limits. No retries, no credentials.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::time::Duration;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use rustls::ClientConfig;
+use ureq::http::Response;
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _, TcpConnector};
+use ureq::{Agent, Body, Proxy};
+
+use super::error::RegistryError;
+use super::hosts::{Registries, TlsFiles};
+use super::watch::Watch;
+use crate::net::pace::Stop;
+use crate::net::tls::{self, Identity, Pem, Roots, TlsConnector, TlsError};
+use crate::net::{Names, ProxyVariables, Url};
+
+/// Connecting and the TLS handshake.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Until the head of an answer is there.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
+/// Without a single byte for so long, a link counts as cut.
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// For the body of a document, a token, an error: whoever sends less than a document in so long is as good as silent.
+pub const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Redirects followed for one request.
+pub const MAX_REDIRECTS: usize = 5;
+/// Head of an answer, bytes.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// Buffer of a connection, bytes.
+const BUFFER_BYTES: usize = 32 * 1024;
+/// Servers whose connections are kept open for one pull.
+const MAX_AGENTS: usize = 32;
+/// Time limits, shorter in tests.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// [`STALL_TIMEOUT`]
+    pub stall: Duration,
+    /// [`ANSWER_TIMEOUT`]
+    pub answer: Duration,
+    /// [`DOCUMENT_TIMEOUT`]
+    pub document: Duration,
+    /// [`super::pace::RETRY`]
+    pub retry: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            stall: STALL_TIMEOUT,
+            answer: ANSWER_TIMEOUT,
+            document: DOCUMENT_TIMEOUT,
+            retry: super::pace::RETRY,
+        }
+    }
+}
+
+/// Connections to registries, for one pull.
+pub(in crate::image) struct Http<'a> {
+    registries: &'a Registries,
+    proxies: &'a ProxyVariables,
+    limits: Limits,
+    /// Ends what is under way.
+    stop: Arc<Stop>,
+    /// By scheme and host.
+    agents: Mutex<BTreeMap<String, Agent>>,
+}
+
+/// A request to send.
+pub(super) struct Ask<'a> {
+    pub(super) url: &'a Url,
+    pub(super) accept: Option<&'a str>,
+    /// Only for the origin of `url`.
+    pub(super) authorization: Option<&'a str>,
+    /// First byte wanted, if not all are.
+    pub(super) from: u64,
+    /// A form to post; without one it is a `GET`, or a `HEAD`.
+    pub(super) form: Option<&'a str>,
+    pub(super) head: bool,
+    /// For the body as a whole.
+    pub(super) body_time: Duration,
+}
+
+impl<'a> Http<'a> {
+    pub(in crate::image) const fn new(
+        registries: &'a Registries,
+        proxies: &'a ProxyVariables,
+        limits: Limits,
+        stop: Arc<Stop>,
+    ) -> Self {
+        Self {
+            registries,
+            proxies,
+            limits,
+            stop,
+            agents: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    pub(in crate::image) const fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(in crate::image) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Sends a request and follows redirects. The URL returned is where the answer comes from.
+    ///
+    /// The authorization stays with the first origin: blob stores that registries redirect to must not see it.
+    pub(super) fn send(&self, ask: &Ask<'_>) -> Result<(Url, Response<Body>), RegistryError> {
+        let mut url = ask.url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let authorization = ask.authorization.filter(|_| url.same_origin(ask.url));
+            let answer = self.once(&url, authorization, ask)?;
+            if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
+                || ask.form.is_some()
+            {
+                return Ok((url, answer));
+            }
+            let location = header(&answer, "location").unwrap_or("");
+            let next = url.join(location).map_err(|why| {
+                RegistryError::unusable(&url, format!("it redirects to no URL: {why}"))
+            })?;
+            if url.https && !next.https {
+                return Err(RegistryError::unusable(
+                    &url,
+                    format!("it redirects from https to {}", next.shown()),
+                ));
+            }
+            url = next;
+        }
+        Err(RegistryError::unusable(
+            ask.url,
+            format!("it redirects more than {MAX_REDIRECTS} times"),
+        ))
+    }
+
+    fn once(
+        &self,
+        url: &Url,
+        authorization: Option<&str>,
+        ask: &Ask<'_>,
+    ) -> Result<Response<Body>, RegistryError> {
+        self.go_on()?;
+        let agent = self.agent(url)?;
+        let text = url.to_string();
+        let body_time = Some(ask.body_time);
+        let sent = if let Some(form) = ask.form {
+            agent
+                .post(&text)
+                .config()
+                .timeout_recv_body(body_time)
+                .build()
+                .header("content-type", "application/x-www-form-urlencoded")
+                .send(form)
+        } else {
+            let mut request = if ask.head {
+                agent.head(&text)
+            } else {
+                agent.get(&text)
+            };
+            if let Some(accept) = ask.accept {
+                request = request.header("accept", accept);
+            }
+            if let Some(authorization) = authorization {
+                request = request.header("authorization", authorization);
+            }
+            if ask.from > 0 {
+                request = request.header("range", format!("bytes={}-", ask.from));
+            }
+            request.config().timeout_recv_body(body_time).build().call()
+        };
+        sent.map_err(|e| match self.go_on() {
+            Ok(()) => transport(url, e),
+            Err(cancelled) => cancelled,
+        })
+    }
+
+    /// Errors: the pull is told to stop.
+    pub(super) fn go_on(&self) -> Result<(), RegistryError> {
+        if self.stop.is_stopped() {
+            return Err(RegistryError::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// The connections to a server, made when it is first asked.
+    fn agent(&self, url: &Url) -> Result<Agent, RegistryError> {
+        let key = format!("{}://{}", url.scheme(), url.authority);
+        let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(agent) = agents.get(&key) {
+            return Ok(agent.clone());
+        }
+        if agents.len() >= MAX_AGENTS {
+            agents.clear();
+        }
+        let agent = self.new_agent(url)?;
+        agents.insert(key, agent.clone());
+        Ok(agent)
+    }
+
+    fn new_agent(&self, url: &Url) -> Result<Agent, RegistryError> {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("picolet/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .max_response_header_size(MAX_HEAD_BYTES)
+            .input_buffer_size(BUFFER_BYTES)
+            .output_buffer_size(8 * 1024)
+            .timeout_resolve(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(self.limits.answer))
+            .timeout_per_read(Some(self.limits.stall))
+            .timeout_per_write(Some(self.limits.stall))
+            .proxy(self.proxy(url)?);
+        let tls = if url.https {
+            let host = self.registries.host(&url.authority);
+            let fallback = TlsFiles::default();
+            let files = host.and_then(|h| h.tls.as_ref()).unwrap_or(&fallback);
+            Some(tls_config(files).map_err(|e| RegistryError::tls(url, e))?)
+        } else {
+            None
+        };
+        let connector =
+            ().chain(ConnectProxyConnector::default())
+                .chain(TcpConnector::default())
+                .chain(Watch(Arc::clone(&self.stop)))
+                .chain(TlsConnector {
+                    config: tls,
+                    server_name: None,
+                });
+        Ok(Agent::with_parts(
+            config.build(),
+            connector,
+            Names::system(),
+        ))
+    }
+
+    /// Requests for hosts in plain text are tunnelled too: what a proxy caches it may also change.
+    fn proxy(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {
+        let Some(text) = self.proxies.proxy_for(url) else {
+            return Ok(None);
+        };
+        // It may hold a password.
+        let refuse = |why: &str| RegistryError::Unreachable {
+            url: url.shown(),
+            why: why.into(),
+        };
+        // Of another kind the library would pass it by without a word.
+        match text.split_once("://") {
+            None | Some(("http" | "https", _)) => {}
+            Some(_) => return Err(refuse("the proxy is neither http:// nor https://")),
+        }
+        Proxy::new(text)
+            .map(Some)
+            .map_err(|_| refuse("the proxy's address is not one"))
+    }
+}
+
+/// The system's CAs and those of `files`, a client certificate if there is one.
+fn tls_config(files: &TlsFiles) -> Result<Arc<ClientConfig>, TlsError> {
+    let file = |path: &'_ PathBuf| !path.as_os_str().is_empty();
+    let roots = if files.insecure_skip_verify {
+        Roots::Any
+    } else {
+        Roots::SystemAnd(file(&files.ca_file).then_some(Pem::File(&files.ca_file)))
+    };
+    let identity = file(&files.cert_file).then_some(Identity {
+        chain: Pem::File(&files.cert_file),
+        key: Pem::File(&files.key_file),
+    });
+    tls::config(roots, identity)
+}
+
+/// A header of an answer, if it is text.
+pub(super) fn header<'r>(answer: &'r Response<Body>, name: &str) -> Option<&'r str> {
+    answer.headers().get(name).and_then(|v| v.to_str().ok())
+}
+
+fn transport(url: &Url, error: ureq::Error) -> RegistryError {
+    let why = match &error {
+        // rustls speaks through the reader it wraps.
+        ureq::Error::Io(e) => match e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
+            Some(e) => {
+                return RegistryError::Tls {
+                    host: url.authority.clone(),
+                    why: e.to_string(),
+                };
+            }
+            None => e.to_string(),
+        },
+        other => other.to_string(),
+    };
+    RegistryError::Unreachable {
+        url: url.shown(),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_that_cannot_be_used_is_not_passed_by() {
+        let registries = Registries::default();
+        let url = Url::parse("https://a.example/").expect("a URL");
+        for (proxy, says) in [
+            ("socks5://p:1", "neither http:// nor https://"),
+            ("http://", "not one"),
+        ] {
+            let proxies = ProxyVariables {
+                https: proxy.into(),
+                ..ProxyVariables::default()
+            };
+            let http = Http::new(&registries, &proxies, Limits::default(), Arc::default());
+            let e = http.proxy(&url).expect_err(proxy);
+            assert!(e.to_string().contains(says), "{e}");
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Credentials of registries: docker's `config.json`, pull secrets, and which of them are for an image.
+
+use alloc::collections::BTreeMap;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::hosts::aliases;
+use crate::api::order::Order;
+use crate::api::strict::{TextError, from_json};
+
+/// Largest docker configuration read, bytes: what a Secret can hold.
+pub const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
+
+/// What one registry is told. All fields may be empty; which are set decides how it is used.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Credential {
+    /// User name.
+    pub username: String,
+    /// Password.
+    pub password: String,
+    /// Base64 of `user:password`; counts where the two above are empty.
+    pub auth: String,
+    /// A refresh token, to be exchanged for an access token.
+    #[serde(rename = "identitytoken", alias = "identity_token")]
+    pub identity_token: String,
+    /// An access token, sent as it is.
+    #[serde(rename = "registrytoken")]
+    pub registry_token: String,
+}
+
+impl Credential {
+    /// User and password, from whichever field has them; `None` if there is no user.
+    #[must_use]
+    pub fn basic(&self) -> Option<(String, String)> {
+        if !self.username.is_empty() {
+            return Some((self.username.clone(), self.password.clone()));
+        }
+        let decoded = STANDARD.decode(self.auth.trim()).ok()?;
+        let text = String::from_utf8(decoded).ok()?;
+        let (user, password) = text.split_once(':')?;
+        // Old clients pad with zero bytes.
+        let password = password.trim_end_matches('\0');
+        (!user.is_empty()).then(|| (user.to_owned(), password.to_owned()))
+    }
+
+    /// What tells it from others without being it, for storing: a SHA-256 of all its fields, hex.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        use core::fmt::Write as _;
+        let mut sum = Sha256::new();
+        let (user, password) = self.basic().unwrap_or_default();
+        for field in [&user, &password, &self.identity_token, &self.registry_token] {
+            // Lengths keep one field from running into the next.
+            sum.update(field.len().to_le_bytes().as_slice());
+            sum.update(field.as_bytes());
+        }
+        let sum = sum.finalize();
+        sum.iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.identity_token.is_empty() && self.registry_token.is_empty() && self.basic().is_none()
+    }
+}
+
+/// Says which fields are set, never what is in them.
+impl core::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Credential")
+            .field("user", &self.basic().is_some())
+            .field("identity_token", &!self.identity_token.is_empty())
+            .field("registry_token", &!self.registry_token.is_empty())
+            .finish()
+    }
+}
+
+/// Docker's `config.json`, or the data of a `kubernetes.io/dockerconfigjson` Secret.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DockerConfig {
+    /// By registry or repository.
+    pub auths: BTreeMap<String, Credential>,
+    /// Program `docker-credential-NAME` for all registries.
+    pub creds_store: String,
+    /// The same by registry.
+    pub cred_helpers: BTreeMap<String, String>,
+}
+
+impl DockerConfig {
+    /// Reads `config.json`.
+    ///
+    /// # Errors
+    /// It is not one; the message holds nothing of its contents but field names.
+    pub fn parse(bytes: &[u8]) -> Result<Self, TextError> {
+        from_json(bytes).map_err(TextError::without_value)
+    }
+
+    /// Reads the old form, `.dockercfg`: the credentials by registry and nothing else.
+    ///
+    /// # Errors
+    /// As for [`DockerConfig::parse`].
+    pub fn parse_dockercfg(bytes: &[u8]) -> Result<Self, TextError> {
+        Ok(Self {
+            auths: from_json(bytes).map_err(TextError::without_value)?,
+            ..Self::default()
+        })
+    }
+}
+
+/// Credentials from several places, each place's sorted by how exactly they fit.
+#[derive(Clone, Debug, Default)]
+pub struct Keyring {
+    /// Key as normalised, credential; place by place.
+    places: Vec<Vec<(String, Credential)>>,
+}
+
+impl Keyring {
+    /// Adds a place behind those that are there.
+    pub fn add(&mut self, auths: impl IntoIterator<Item = (String, Credential)>) {
+        let mut place: Vec<(String, Credential)> = auths
+            .into_iter()
+            .filter(|(_, credential)| !credential.is_empty())
+            .map(|(key, credential)| (normalised(&key), credential))
+            .collect();
+        // Reverse lexical: of two keys that fit, the longer one comes first.
+        place.order_by(|a, b| b.0.cmp(&a.0));
+        if !place.is_empty() {
+            self.places.push(place);
+        }
+    }
+
+    /// Whether there is no credential at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// All credentials for `image` (domain and path, normalised), in the order in which they are tried; each once.
+    /// Source: kubelet `pkg/credentialprovider/keyring.go`, `Lookup`.
+    #[must_use]
+    pub fn lookup(&self, image: &str) -> Vec<Credential> {
+        let mut found: Vec<Credential> = Vec::new();
+        for place in &self.places {
+            let mut fits = Vec::new();
+            for (key, credential) in place {
+                if matches(key, image) {
+                    fits.push(credential);
+                }
+            }
+            if fits.is_empty() {
+                fits.extend(
+                    place
+                        .iter()
+                        .filter(|(key, _)| for_hub(key, image))
+                        .map(|(_, c)| c),
+                );
+            }
+            for credential in fits {
+                if !found.contains(credential) {
+                    found.push(credential.clone());
+                }
+            }
+        }
+        found
+    }
+
+    /// A number that differs between keyrings that may give different answers. Not for storing.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        use core::hash::{Hash as _, Hasher as _};
+        let mut hash = std::hash::DefaultHasher::new();
+        for (key, credential) in self.places.iter().flatten() {
+            (
+                key,
+                &credential.username,
+                &credential.password,
+                &credential.auth,
+                &credential.identity_token,
+                &credential.registry_token,
+            )
+                .hash(&mut hash);
+        }
+        hash.finish()
+    }
+}
+
+/// Whether a key and an image both are of Docker Hub, by different names. Such a key counts for all of its images, as the
+/// one that docker writes does.
+pub(in crate::image) fn for_hub(key: &str, image: &str) -> bool {
+    let host = |text: &str| text.split('/').next().unwrap_or("").to_owned();
+    let key = host(key);
+    aliases(&host(image)).any(|name| name == key)
+}
+
+/// Without scheme and API version: `https://index.docker.io/v1/` is `index.docker.io`.
+pub(in crate::image) fn normalised(key: &str) -> String {
+    let rest = key
+        .strip_prefix("https://")
+        .or_else(|| key.strip_prefix("http://"))
+        .unwrap_or(key);
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let path = ["v1/", "v2/"]
+        .iter()
+        .find_map(|version| path.strip_prefix(version))
+        .unwrap_or(if matches!(path, "v1" | "v2") {
+            ""
+        } else {
+            path
+        });
+    // A slash at the end stays: what stands before it is whole then.
+    if path.trim_matches('/').is_empty() {
+        host.to_owned()
+    } else {
+        format!("{host}/{path}")
+    }
+}
+
+/// Whether a key is for an image: port equal, as many labels, each a pattern, path a prefix.
+/// Source: kubelet `pkg/credentialprovider/keyring.go`, `URLsMatch`.
+#[must_use]
+pub fn matches(key: &str, image: &str) -> bool {
+    let (key_host, key_path) = key.split_once('/').unwrap_or((key, ""));
+    let (host, path) = image.split_once('/').unwrap_or((image, ""));
+    let (key_host, key_port) = crate::net::url::split_port(key_host);
+    let (host, port) = crate::net::url::split_port(host);
+    key_port == port
+        && key_host.split('.').count() == host.split('.').count()
+        && key_host
+            .split('.')
+            .zip(host.split('.'))
+            .all(|(pattern, label)| glob(pattern.as_bytes(), label.as_bytes()))
+        && path.starts_with(key_path)
+}
+
+/// `*` and `?`; both sides are one label of a host name.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    // Where to go on if what follows the last star does not fit.
+    let (mut p, mut t, mut star) = (0, 0, None);
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match &mut star {
+                Some((at, from)) => {
+                    *from += 1;
+                    p = *at + 1;
+                    t = *from;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str) -> Credential {
+        Credential {
+            username: name.into(),
+            password: "p".into(),
+            ..Credential::default()
+        }
+    }
+
+    #[test]
+    fn which_key_is_for_which_image() {
+        // IMG-14
+        for (key, image, fits) in [
+            ("quay.io", "quay.io/a/b", true),
+            ("https://quay.io/v2/", "quay.io/a/b", true),
+            ("quay.io/a", "quay.io/a/b", true),
+            ("quay.io/c", "quay.io/a/b", false),
+            ("quay.io/team", "quay.io/teamwork/b", true),
+            ("quay.io/team/", "quay.io/teamwork/b", false),
+            ("quay.io/team/", "quay.io/team/b", true),
+            ("https://quay.io/v2/team/", "quay.io/teamwork/b", false),
+            ("quay.io/", "quay.io/a", true),
+            ("https://quay.io/v2//", "quay.io/a", true),
+            ("quay.io:5000", "quay.io/a/b", false),
+            ("quay.io:5000", "quay.io:5000/a", true),
+            ("*.quay.io", "quay.io/a", false),
+            ("*.example", "a.example/b", true),
+            ("*.example", "x.a.example/b", false),
+            ("*.dkr.ecr.*.aws.com", "1.dkr.ecr.eu.aws.com/x", true),
+            ("pre*fix?.io", "prexfix1.io/a", true),
+            ("pre*fix?.io", "prexfix.io/a", false),
+            ("http://host/v1/", "host/a", true),
+        ] {
+            assert_eq!(matches(&normalised(key), image), fits, "{key} {image}");
+        }
+    }
+
+    #[test]
+    fn order_of_credentials() {
+        // IMG-13 IMG-14
+        let mut ring = Keyring::default();
+        ring.add([
+            ("quay.io".to_owned(), user("wide")),
+            ("quay.io/a".to_owned(), user("close")),
+            ("empty.io".to_owned(), Credential::default()),
+        ]);
+        ring.add([
+            ("quay.io/a/b".to_owned(), user("node")),
+            ("quay.io".to_owned(), user("wide")),
+            (
+                "https://index.docker.io/v1/".to_owned(),
+                Credential {
+                    auth: STANDARD.encode("hub:secret\0\0"),
+                    ..Credential::default()
+                },
+            ),
+        ]);
+        let users = |image: &str| -> Vec<String> {
+            ring.lookup(image)
+                .iter()
+                .map(|c| c.basic().expect("user").0)
+                .collect()
+        };
+        assert_eq!(users("quay.io/a/b"), ["close", "wide", "node"]);
+        assert_eq!(users("quay.io/x"), ["wide"]);
+        assert_eq!(users("docker.io/library/busybox"), ["hub"]);
+        assert_eq!(users("empty.io/x"), Vec::<String>::new());
+        assert_eq!(users("registry-1.docker.io/library/busybox"), ["hub"]);
+        for key in ["registry-1.docker.io", "https://registry-1.docker.io/v2/"] {
+            let mut ring = Keyring::default();
+            ring.add([(key.to_owned(), user("hub"))]);
+            assert_eq!(ring.lookup("docker.io/library/busybox").len(), 1, "{key}");
+            assert_eq!(ring.lookup("example.io/library/busybox").len(), 0, "{key}");
+        }
+        let hub = ring.lookup("docker.io/library/busybox");
+        assert_eq!(hub[0].basic(), Some(("hub".into(), "secret".into())));
+        assert!(!format!("{ring:?}").contains("secret"), "{ring:?}");
+    }
+
+    #[test]
+    fn documents() {
+        // IMG-13
+        let config = DockerConfig::parse(
+            br#"{"auths": {"a.io": {"auth": "dTpw"}, "b.io": {"identitytoken": "t"}},
+                "credHelpers": {"c.io": "pass"}, "credsStore": "x", "HttpHeaders": {}}"#,
+        )
+        .expect("config");
+        assert_eq!(config.auths["a.io"].basic(), Some(("u".into(), "p".into())));
+        assert_eq!(config.auths["b.io"].identity_token, "t");
+        assert_eq!(config.cred_helpers["c.io"], "pass");
+        let old = DockerConfig::parse_dockercfg(br#"{"a.io": {"username": "u", "password": "p"}}"#);
+        assert_eq!(old.expect("old").auths["a.io"].username, "u");
+        assert!(DockerConfig::parse(b"[]").is_err());
+        assert!(DockerConfig::parse(b"{\"auths\": [1]}").is_err());
+    }
+}

@@ -1,0 +1,33 @@
+//! The registry client: from a reference to bytes whose digest is right.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`hosts`] | `registries.yaml`: mirrors, rewrites, TLS; the endpoints of a reference |
+//! | [`keyring`] | credentials, and which are for an image |
+//! | [`http`] | one exchange: redirects, time limits; below it is [`crate::net`] |
+//! | [`challenge`], [`session`] | credentials as asked for, retries, documents |
+//! | [`blob`] | layers: resumed, checked |
+//! | [`watch`] | reads end when the pull does |
+//! | [`pace`] | delays, the bandwidth cap |
+//!
+//! Everything blocks: it runs on threads of a pull, never on the deciding one. What a registry sends is untrusted:
+//! every length is bounded, nothing is used before its digest is checked, a secret goes to the origin that asked for it.
+//!
+//! Source: opencontainers/distribution-spec 1.1; distribution `docs/content/spec/auth`.
+
+pub(in crate::image) mod blob;
+mod challenge;
+pub mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+pub mod hosts;
+pub mod http;
+pub mod keyring;
+pub mod pace;
+pub(in crate::image) mod session;
+mod watch;
+
+pub use error::RegistryError;
+pub use hosts::Registries;
+pub use http::Limits;
+pub use keyring::{Credential, DockerConfig, Keyring};

@@ -1,0 +1,553 @@
+//! One repository at one endpoint: requests with credentials, repeated as long as that makes sense.
+//!
+//! ```text
+//! request ──▶ 2xx ─────────────────────────▶ answer
+//!    ▲  ├──▶ 401 ─▶ token or password ─▶ once more, then Denied
+//!    │  ├──▶ 429, 5xx, no answer ─▶ delay (Retry-After, unless it is long), at most ATTEMPTS in a row
+//!    └──┘
+//! ```
+
+use core::time::Duration;
+use std::io::Read;
+use std::sync::{Mutex, PoisonError};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use ureq::Body;
+use ureq::http::Response;
+
+use super::challenge::{self, Challenge};
+use super::error::RegistryError;
+use super::hosts::Endpoint;
+use super::http::{Ask, Http, header};
+use super::keyring::Credential;
+use super::pace::{self, MAX_RETRY, MIN_RATE};
+use crate::api::oci::Descriptor;
+use crate::api::strict::from_json;
+use crate::image::digest::Digest;
+use crate::image::plan::MAX_JSON_BYTES;
+use crate::net::Url;
+use crate::net::pace::Delays;
+use crate::net::url::encode;
+use crate::sys::clock;
+
+/// Times in a row that a request is sent without getting anywhere.
+pub(in crate::image) const ATTEMPTS: u32 = 6;
+/// The same where nobody is there and another endpoint is left to ask.
+const ATTEMPTS_OF_SEVERAL: u32 = 2;
+/// Times that credentials are presented for one request: a token may have run out in between.
+const MAX_CHALLENGES: u32 = 2;
+/// Largest answer of a token service, bytes.
+const MAX_TOKEN_BYTES: u64 = 256 * 1024;
+/// Of an error's body, bytes read and characters told.
+const MAX_ERROR_BYTES: u64 = 16 * 1024;
+pub(super) const MAX_ERROR_CHARS: usize = 400;
+/// What a manifest may be.
+const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, \
+    application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
+
+/// A repository at an endpoint, and one way to get in.
+pub(in crate::image) struct Session<'a> {
+    http: &'a Http<'a>,
+    endpoint: &'a Endpoint,
+    credential: Option<&'a Credential>,
+    /// Whether there are endpoints behind this one.
+    further: bool,
+    /// What is sent as `Authorization`, and how often it was replaced.
+    authorization: Mutex<(Option<String>, u32)>,
+}
+
+/// What is asked of a URL.
+#[derive(Clone, Copy)]
+struct What<'a> {
+    accept: Option<&'a str>,
+    /// First byte wanted.
+    from: u64,
+    /// Only the head.
+    head: bool,
+    /// For the body as a whole.
+    body_time: Duration,
+}
+
+/// An open answer.
+pub(in crate::image) struct Answer {
+    /// Where it comes from, redirects followed.
+    pub(in crate::image) url: Url,
+    pub(in crate::image) response: Response<Body>,
+}
+
+/// What a tag or digest leads to.
+pub(in crate::image) struct Top {
+    /// Type, digest and size.
+    pub(in crate::image) descriptor: Descriptor,
+    /// Its text.
+    pub(in crate::image) bytes: Vec<u8>,
+}
+
+impl<'a> Session<'a> {
+    pub(in crate::image) const fn new(
+        http: &'a Http<'a>,
+        endpoint: &'a Endpoint,
+        credential: Option<&'a Credential>,
+        further: bool,
+    ) -> Self {
+        Self {
+            http,
+            endpoint,
+            credential,
+            further,
+            authorization: Mutex::new((None, 0)),
+        }
+    }
+
+    /// Reads the manifest or index that `name` (a tag, or `sha256:…`) leads to. A name by digest is checked against it.
+    pub(in crate::image) fn manifest(&self, name: &str) -> Result<Top, RegistryError> {
+        let url = self.url(&format!("manifests/{name}"));
+        let expected = Digest::parse(name).ok();
+        let what = What {
+            accept: Some(MANIFEST_TYPES),
+            ..self.document()
+        };
+        self.repeat(&url, what, |answer| {
+            let told = header(&answer.response, "docker-content-digest")
+                .and_then(|text| Digest::parse(text).ok());
+            let media_type = header(&answer.response, "content-type")
+                .and_then(|text| text.split(';').next())
+                .unwrap_or("")
+                .trim()
+                .to_owned();
+            let at = answer.url.clone();
+            let bytes = self.read(answer, MAX_JSON_BYTES)?;
+            let found = Digest::of(&bytes);
+            for promised in expected.into_iter().chain(told) {
+                if promised != found {
+                    return Err(RegistryError::wrong(
+                        &at,
+                        format!("digest is {found}, not {promised}"),
+                    ));
+                }
+            }
+            Ok(Top {
+                descriptor: Descriptor {
+                    media_type: manifest_type(&bytes, media_type),
+                    digest: found.to_string(),
+                    size: bytes.len() as u64,
+                    ..Descriptor::default()
+                },
+                bytes,
+            })
+        })
+    }
+
+    /// The digest that `name` leads to, without reading what is there. `None` if the registry does not tell: ask
+    /// for the manifest then.
+    pub(in crate::image) fn head_manifest(
+        &self,
+        name: &str,
+    ) -> Result<Option<Digest>, RegistryError> {
+        let url = self.url(&format!("manifests/{name}"));
+        let what = What {
+            accept: Some(MANIFEST_TYPES),
+            head: true,
+            ..self.document()
+        };
+        let told = self.repeat(&url, what, |answer| {
+            Ok(header(&answer.response, "docker-content-digest")
+                .and_then(|text| Digest::parse(text).ok()))
+        });
+        match told {
+            Err(RegistryError::Status { status: 405, .. }) => Ok(None),
+            told => told,
+        }
+    }
+
+    /// Reads a document that is a blob: the configuration. Its digest and size are checked.
+    pub(in crate::image) fn blob_document(
+        &self,
+        digest: Digest,
+        size: u64,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let url = self.url(&format!("blobs/{digest}"));
+        if size > MAX_JSON_BYTES {
+            return Err(RegistryError::unusable(
+                &url,
+                format!("the document is larger than {MAX_JSON_BYTES} bytes"),
+            ));
+        }
+        self.repeat(&url, self.document(), |answer| {
+            let at = answer.url.clone();
+            let bytes = self.read(answer, size)?;
+            let found = Digest::of(&bytes);
+            if found != digest {
+                return Err(RegistryError::wrong(
+                    &at,
+                    format!("digest is {found}, not {digest}"),
+                ));
+            }
+            Ok(bytes)
+        })
+    }
+
+    /// Opens a blob of `size` bytes at byte `from`. No retries but for credentials: who reads it knows how far it got.
+    pub(in crate::image) fn open_blob(
+        &self,
+        digest: Digest,
+        from: u64,
+        size: u64,
+    ) -> Result<Answer, RegistryError> {
+        let what = What {
+            from,
+            // A server that knows no ranges sends all of it.
+            body_time: self.http.limits().document + Duration::from_secs(size / MIN_RATE),
+            ..self.document()
+        };
+        self.authorized(&self.url(&format!("blobs/{digest}")), what)
+    }
+
+    /// Delays for one blob's attempts.
+    pub(in crate::image) fn delays(&self) -> Delays {
+        Delays::new(self.http.limits().retry, MAX_RETRY)
+    }
+
+    /// Times in a row that a request may end with `error`.
+    pub(super) const fn attempts(&self, error: &RegistryError) -> u32 {
+        match error {
+            RegistryError::Unreachable { .. } if self.further => ATTEMPTS_OF_SEVERAL,
+            _ => ATTEMPTS,
+        }
+    }
+
+    /// Waits before the next attempt.
+    pub(in crate::image) fn pause(&self, time: Duration) -> Result<(), RegistryError> {
+        if self.http.stop().wait(time).is_break() {
+            return Err(RegistryError::Cancelled);
+        }
+        Ok(())
+    }
+
+    const fn document(&self) -> What<'_> {
+        What {
+            accept: None,
+            from: 0,
+            head: false,
+            body_time: self.http.limits().document,
+        }
+    }
+
+    fn url(&self, rest: &str) -> Url {
+        let base = &self.endpoint.base;
+        let mut path = format!("{}/{}/{rest}", base.path, self.endpoint.repository);
+        if let Some(mirrored) = &self.endpoint.mirrored {
+            path.push_str("?ns=");
+            path.push_str(&encode(mirrored));
+        }
+        base.with_path(path)
+    }
+
+    /// Reads a body of at most `limit` bytes as a whole.
+    fn read(&self, answer: Answer, limit: u64) -> Result<Vec<u8>, RegistryError> {
+        let mut bytes = Vec::new();
+        let read = answer
+            .response
+            .into_body()
+            .into_with_config()
+            .limit(u64::MAX)
+            .reader()
+            .take(limit + 1)
+            .read_to_end(&mut bytes);
+        if let Err(e) = read {
+            self.http.go_on()?;
+            return Err(RegistryError::Unreachable {
+                url: answer.url.shown(),
+                why: e.to_string(),
+            });
+        }
+        if bytes.len() as u64 > limit {
+            return Err(RegistryError::unusable(
+                &answer.url,
+                format!("it has more than {limit} bytes"),
+            ));
+        }
+        Ok(bytes)
+    }
+
+    /// Sends and reads until it works. An answer cut or spoiled on the way counts as an outage.
+    fn repeat<T>(
+        &self,
+        url: &Url,
+        what: What<'_>,
+        mut read: impl FnMut(Answer) -> Result<T, RegistryError>,
+    ) -> Result<T, RegistryError> {
+        let end = clock::mono() + self.http.limits().document * 2;
+        let mut delays = self.delays();
+        let mut attempts = 1;
+        loop {
+            let error = match self.authorized(url, what).and_then(&mut read) {
+                Err(e) if e.may_pass() => e,
+                done => return done,
+            };
+            if attempts >= self.attempts(&error) || clock::mono() >= end {
+                return Err(error);
+            }
+            attempts += 1;
+            log::debug!("{error}; it is tried again");
+            // The usual delay comes on top, so that not all come back at once.
+            self.pause(error.retry_after() + delays.next())?;
+        }
+    }
+
+    /// One request, with credentials as the registry asks for them. Only answers that are a success are returned.
+    fn authorized(&self, url: &Url, what: What<'_>) -> Result<Answer, RegistryError> {
+        let mut challenges = 0;
+        loop {
+            let (authorization, generation) = self.lock().clone();
+            let (at, response) = self.http.send(&Ask {
+                url,
+                accept: what.accept,
+                authorization: authorization.as_deref(),
+                from: what.from,
+                form: None,
+                head: what.head,
+                body_time: what.body_time,
+            })?;
+            let status = response.status().as_u16();
+            if matches!(status, 200 | 206) {
+                return Ok(Answer { url: at, response });
+            }
+            // A blob store behind a redirect has its own words for a signature that ran out: asked again, the
+            // registry makes a new one.
+            if status == 401 && challenges < MAX_CHALLENGES && at.same_origin(url) {
+                challenges += 1;
+                let asked = challenges_of(&response);
+                self.answer_challenge(url, &asked, generation, response)?;
+                continue;
+            }
+            return Err(self.refusal(&at, status, response));
+        }
+    }
+
+    /// Replaces the authorization, unless another thread has done so meanwhile.
+    fn answer_challenge(
+        &self,
+        url: &Url,
+        asked: &[Challenge],
+        generation: u32,
+        response: Response<Body>,
+    ) -> Result<(), RegistryError> {
+        let mut authorization = self.lock();
+        if authorization.1 != generation {
+            return Ok(());
+        }
+        let basic = self.credential.and_then(Credential::basic);
+        let mut fresh = None;
+        for challenge in asked {
+            fresh = match challenge {
+                Challenge::Bearer {
+                    realm,
+                    service,
+                    scope,
+                } => Some(format!(
+                    "Bearer {}",
+                    self.token(url, realm, service, scope)?
+                )),
+                Challenge::Basic => basic
+                    .as_ref()
+                    .map(|(user, password)| basic_header(user, password)),
+            };
+            if fresh.is_some() {
+                break;
+            }
+        }
+        // Presented, and refused with the very same words.
+        let Some(fresh) = fresh.filter(|f| Some(f) != authorization.0.as_ref()) else {
+            drop(authorization);
+            return Err(self.refusal(url, 401, response));
+        };
+        *authorization = (Some(fresh), generation + 1);
+        Ok(())
+    }
+
+    /// Gets a token. Source: distribution `spec/auth/token.md`, `spec/auth/oauth.md`.
+    fn token(
+        &self,
+        url: &Url,
+        realm: &str,
+        service: &str,
+        scope: &str,
+    ) -> Result<String, RegistryError> {
+        if let Some(credential) = self.credential
+            && !credential.registry_token.is_empty()
+        {
+            return Ok(credential.registry_token.clone());
+        }
+        let realm = url.join(realm).map_err(|why| {
+            RegistryError::unusable(url, format!("its token service is no URL: {why}"))
+        })?;
+        if url.https && !realm.https {
+            return Err(RegistryError::unusable(
+                url,
+                format!("its token service is not https: {}", realm.shown()),
+            ));
+        }
+        let default_scope = format!("repository:{}:pull", self.endpoint.repository);
+        let scope = if scope.is_empty() {
+            &default_scope
+        } else {
+            scope
+        };
+        let identity = self.credential.map_or("", |c| c.identity_token.as_str());
+        let fields = format!("service={}&scope={}", encode(service), encode(scope));
+        let basic = self.credential.and_then(Credential::basic);
+        let (form, authorization, target) = if identity.is_empty() {
+            let separator = if realm.path.contains('?') { '&' } else { '?' };
+            let target = realm.with_path(format!("{}{separator}{fields}", realm.path));
+            (None, basic.map(|(u, p)| basic_header(&u, &p)), target)
+        } else {
+            let form = format!(
+                "grant_type=refresh_token&client_id=picolet&{fields}&refresh_token={}",
+                encode(identity)
+            );
+            (Some(form), None, realm.clone())
+        };
+        let (at, response) = self.http.send(&Ask {
+            url: &target,
+            accept: None,
+            authorization: authorization.as_deref(),
+            from: 0,
+            form: form.as_deref(),
+            head: false,
+            body_time: self.http.limits().document,
+        })?;
+        let status = response.status().as_u16();
+        if status != 200 {
+            return Err(self.refusal(&at, status, response));
+        }
+        let bytes = self.read(Answer { url: at, response }, MAX_TOKEN_BYTES)?;
+        read_token(&bytes).ok_or_else(|| RegistryError::wrong(&realm, "its answer holds no token"))
+    }
+
+    fn refusal(&self, url: &Url, status: u16, response: Response<Body>) -> RegistryError {
+        let date = header(&response, "date");
+        let retry_after = header(&response, "retry-after")
+            .filter(|_| matches!(status, 429 | 503))
+            .and_then(|text| pace::retry_after(text, date, clock::wall()));
+        let message = message(response);
+        if status == 401 {
+            return RegistryError::Denied {
+                host: url.authority.clone(),
+                repository: self.endpoint.repository.clone(),
+                message,
+            };
+        }
+        RegistryError::Status {
+            url: url.shown(),
+            status,
+            message,
+            retry_after,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Option<String>, u32)> {
+        self.authorization
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn challenges_of(response: &Response<Body>) -> Vec<Challenge> {
+    response
+        .headers()
+        .get_all("www-authenticate")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(challenge::parse)
+        .collect()
+}
+
+fn basic_header(user: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+}
+
+/// The type that a manifest claims for itself; none if it does not, then its fields tell. What the answer says counts
+/// only for the one kind that is neither and cannot be used.
+pub(super) fn manifest_type(bytes: &[u8], answered: String) -> String {
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Probe {
+        media_type: String,
+    }
+    match from_json::<Probe>(bytes) {
+        Ok(probe) if !probe.media_type.is_empty() => probe.media_type,
+        _ if answered.starts_with("application/vnd.docker.distribution.manifest.v1") => answered,
+        _ => String::new(),
+    }
+}
+
+/// The token in the answer of a token service.
+pub(super) fn read_token(bytes: &[u8]) -> Option<String> {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Token {
+        token: String,
+        access_token: String,
+    }
+    let token: Token = from_json(bytes).ok()?;
+    let text = if token.token.is_empty() {
+        token.access_token
+    } else {
+        token.token
+    };
+    (!text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic())).then_some(text)
+}
+
+/// What a registry says of an error, made fit for an event: one line, cut.
+///
+/// Source: distribution-spec, "Error Codes".
+fn message(response: Response<Body>) -> String {
+    let mut bytes = Vec::new();
+    let body = response
+        .into_body()
+        .into_with_config()
+        .limit(u64::MAX)
+        .reader();
+    // What there is of it: it is only a message.
+    let _ = body.take(MAX_ERROR_BYTES).read_to_end(&mut bytes);
+    errors_text(&bytes)
+}
+
+/// The texts of such a document; none if it is not one.
+pub(super) fn errors_text(bytes: &[u8]) -> String {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct Errors {
+        errors: Vec<One>,
+        // Token services.
+        details: String,
+    }
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct One {
+        code: String,
+        message: String,
+    }
+    let Ok(errors) = from_json::<Errors>(bytes) else {
+        return String::new();
+    };
+    let mut text = errors.details;
+    for one in errors.errors {
+        if !text.is_empty() {
+            text.push_str("; ");
+        }
+        text.push_str(if one.message.is_empty() {
+            &one.code
+        } else {
+            &one.message
+        });
+    }
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(MAX_ERROR_CHARS)
+        .collect()
+}
