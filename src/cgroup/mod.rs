@@ -7,6 +7,7 @@
 
 mod hierarchy;
 mod kill;
+mod usage;
 mod values;
 
 use std::{
@@ -15,6 +16,7 @@ use std::{
 };
 
 use crate::api::order::Order;
+use crate::api::stats::{Detail, Usage};
 use crate::api::{PodUid, cri::LinuxResources};
 use crate::sys::crash;
 
@@ -160,6 +162,19 @@ impl Cgroups {
     #[must_use]
     pub fn memory_dir(&self, path: &str) -> Option<PathBuf> {
         self.hierarchy.dir("memory", path)
+    }
+
+    /// What the group and all below it have used; `None` if it is gone. A few small files are read.
+    #[must_use]
+    pub fn usage(&self, path: &str, detail: Detail) -> Option<Usage> {
+        plain(path).ok()?;
+        usage::read(&self.hierarchy, path, detail)
+    }
+
+    /// What the whole machine has used.
+    #[must_use]
+    pub fn machine_usage(&self, detail: Detail) -> Usage {
+        usage::read_machine(&self.hierarchy, Path::new("/proc"), detail)
     }
 
     /// Moves a process into the group (all its threads).

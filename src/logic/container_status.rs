@@ -292,7 +292,11 @@ fn readiness(
                 container.readiness_probe.is_none()
                     || match input.probes.readiness(&instance.id) {
                         Some(result) => result == ProbeResult::Success,
-                        None => adopted && conditions::is_true(&input.pod.status.conditions, READY),
+                        None => {
+                            adopted
+                                && input.probes.is_adopted(instance.started_at)
+                                && conditions::is_true(&input.pod.status.conditions, READY)
+                        }
                     }
             })
     };

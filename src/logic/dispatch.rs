@@ -7,6 +7,7 @@ use crate::api::{PodUid, received::ReceivedPod};
 
 use super::mux::Op;
 use super::pleg::EventKind;
+use super::probe::ProbeKind;
 
 /// One pod of an operation, in the order in which the loop handles them.
 #[derive(Clone, Debug, PartialEq)]
@@ -180,17 +181,6 @@ pub fn on_pleg_event(kind: EventKind, id: &str, is_config: bool) -> Reaction {
         sync: is_config && kind != EventKind::ContainerRemoved,
         clean_dead: kind == EventKind::ContainerDied && !id.is_empty(),
     }
-}
-
-/// Which probe speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeKind {
-    /// Liveness.
-    Liveness,
-    /// Readiness.
-    Readiness,
-    /// Startup.
-    Startup,
 }
 
 /// What to write into the container's local status before the sync.

@@ -46,6 +46,7 @@ pub mod housekeeping;
 pub mod image_gc;
 pub mod kill;
 pub mod loop_health;
+pub mod metrics;
 pub mod node_resources;
 pub mod node_selector;
 pub mod pleg;
@@ -62,6 +63,6 @@ pub mod status_cache;
 pub mod status_update;
 pub mod sysctl;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod text;
 pub mod work_queue;

@@ -1,0 +1,549 @@
+//! What a control group has used. A few small files a group, each read whole by one read; nothing is kept open.
+//!
+//! Sources: kernel `Documentation/admin-guide/cgroup-v2.rst`, `cgroup-v1/{cpuacct,memory}.rst`, `accounting/psi.rst`; what
+//! makes up the working set: cAdvisor.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use super::{Hierarchy, Version};
+use crate::{
+    api::stats::{Cpu, Detail, Memory, Pressure, Stall, Swap, Throttled, Usage},
+    sys::clock,
+};
+
+/// Longest file that is read, bytes: `memory.stat` of version 2 is about 2 KiB.
+const MAX_BYTES: usize = 8 * 1024;
+/// A version 1 limit from here on means none: the kernel rounds its largest number down to a page.
+const UNLIMITED_V1: u64 = 1 << 62;
+/// Ticks a second of the times that the kernel counts in ticks; the same on every architecture that Linux still has.
+const TICKS: u64 = 100;
+const NS_PER_US: u64 = 1000;
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// Reads the figures of one group; `None` if it is gone.
+pub(super) fn read(hierarchy: &Hierarchy, path: &str, detail: Detail) -> Option<Usage> {
+    let mut files = Files::new();
+    let usage = match hierarchy.version() {
+        Version::V1 => read_v1(&mut files, hierarchy, path, detail),
+        Version::V2 => read_v2(&mut files, &hierarchy.dir("", path)?, detail),
+    };
+    (usage.cpu.is_some() || usage.memory.is_some()).then_some(usage)
+}
+
+/// Reads the figures of the whole machine.
+pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: Detail) -> Usage {
+    let mut files = Files::new();
+    let mut usage = read(hierarchy, "/", detail).unwrap_or_default();
+    usage.at = clock::wall();
+    // The root of a tree has neither limits nor, with version 2, a sum of its memory.
+    if usage.memory.is_none() {
+        usage.memory = files.read(proc, "meminfo").map(memory_of_machine);
+    }
+    if let Some(memory) = &mut usage.memory {
+        memory.limit_bytes = None;
+    }
+    if usage.cpu.is_none() {
+        usage.cpu = files.read(proc, "stat").and_then(cpu_of_machine);
+    }
+    let meminfo = files.read(proc, "meminfo").unwrap_or("");
+    let kib = |name: &str| keyed(meminfo, name).map(|kib| kib.saturating_mul(1024));
+    usage.swap = kib("SwapTotal:")
+        .zip(kib("SwapFree:"))
+        .map(|(total, free)| Swap {
+            usage_bytes: total.saturating_sub(free),
+            limit_bytes: Some(total),
+        });
+    if detail == Detail::Full {
+        usage.pressure = pressures(&mut files, &proc.join("pressure"), "");
+    }
+    usage
+}
+
+fn read_v2(files: &mut Files, dir: &Path, detail: Detail) -> Usage {
+    let mut usage = Usage {
+        at: clock::wall(),
+        ..Usage::default()
+    };
+    let full = detail == Detail::Full;
+    if let Some(stat) = files.read(dir, "cpu.stat") {
+        let ns = |name| keyed(stat, name).map(|us| us.saturating_mul(NS_PER_US));
+        usage.cpu = ns("usage_usec").map(|total_ns| Cpu {
+            total_ns,
+            user_system_ns: ns("user_usec").zip(ns("system_usec")),
+            throttled: full
+                .then(|| throttled(stat, ns("throttled_usec")))
+                .flatten(),
+        });
+    }
+    let current = files.number(dir, "memory.current");
+    if let Some(stat) = files.read(dir, "memory.stat") {
+        let (anon, file) = (keyed(stat, "anon"), keyed(stat, "file"));
+        // The root has no sum of its own.
+        let sum = || anon.zip(file).map(|(a, f)| a.saturating_add(f));
+        usage.memory = current.or_else(sum).map(|usage_bytes| Memory {
+            usage_bytes,
+            working_set_bytes: usage_bytes
+                .saturating_sub(keyed(stat, "inactive_file").unwrap_or(0)),
+            rss_bytes: anon,
+            cache_bytes: file,
+            mapped_file_bytes: keyed(stat, "file_mapped"),
+            faults: keyed(stat, "pgfault").zip(keyed(stat, "pgmajfault")),
+            limit_bytes: None,
+        });
+    }
+    if let Some(memory) = &mut usage.memory {
+        memory.limit_bytes = files.number(dir, "memory.max");
+    }
+    usage.swap = files.number(dir, "memory.swap.current").map(|used| Swap {
+        usage_bytes: used,
+        limit_bytes: files.number(dir, "memory.swap.max"),
+    });
+    if full {
+        usage.pids = files.number(dir, "pids.current");
+        let events = files.read(dir, "memory.events");
+        usage.oom_kills = events.and_then(|text| keyed(text, "oom_kill"));
+        usage.pressure = pressures(files, dir, ".pressure");
+        usage.cpu_shares = files.number(dir, "cpu.weight").map(shares);
+        usage.cpu_quota = files.read(dir, "cpu.max").and_then(quota);
+    }
+    usage
+}
+
+fn read_v1(files: &mut Files, hierarchy: &Hierarchy, path: &str, detail: Detail) -> Usage {
+    let mut usage = Usage {
+        at: clock::wall(),
+        ..Usage::default()
+    };
+    let full = detail == Detail::Full;
+    let dir = |controller: &str| hierarchy.dir(controller, path);
+    if let Some(dir) = dir("cpuacct") {
+        usage.cpu = files.number(&dir, "cpuacct.usage").map(|total_ns| Cpu {
+            total_ns,
+            ..Cpu::default()
+        });
+        if full && let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read(&dir, "cpuacct.stat"))
+        {
+            let ns = |name| keyed(stat, name).map(|ticks| ticks.saturating_mul(NS_PER_S / TICKS));
+            cpu.user_system_ns = ns("user").zip(ns("system"));
+        }
+    }
+    if full && let Some(dir) = dir("cpu") {
+        if let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read(&dir, "cpu.stat")) {
+            cpu.throttled = throttled(stat, keyed(stat, "throttled_time"));
+        }
+        usage.cpu_shares = files.number(&dir, "cpu.shares");
+        let quota = files.number(&dir, "cpu.cfs_quota_us");
+        usage.cpu_quota = quota.zip(files.number(&dir, "cpu.cfs_period_us"));
+    }
+    if let Some(dir) = dir("memory") {
+        memory_v1(files, &dir, &mut usage);
+        if full {
+            let control = files.read(&dir, "memory.oom_control");
+            usage.oom_kills = control.and_then(|text| keyed(text, "oom_kill"));
+        }
+    }
+    if full && let Some(dir) = dir("pids") {
+        usage.pids = files.number(&dir, "pids.current");
+    }
+    usage
+}
+
+fn memory_v1(files: &mut Files, dir: &Path, usage: &mut Usage) {
+    let Some(used) = files.number(dir, "memory.usage_in_bytes") else {
+        return;
+    };
+    let limited = |limit: &u64| *limit < UNLIMITED_V1;
+    let limit = files.number(dir, "memory.limit_in_bytes").filter(limited);
+    let both = files
+        .number(dir, "memory.memsw.limit_in_bytes")
+        .filter(limited);
+    let stat = files.read(dir, "memory.stat").unwrap_or("");
+    usage.memory = Some(Memory {
+        usage_bytes: used,
+        working_set_bytes: used.saturating_sub(keyed(stat, "total_inactive_file").unwrap_or(0)),
+        rss_bytes: keyed(stat, "total_rss"),
+        cache_bytes: keyed(stat, "total_cache"),
+        mapped_file_bytes: keyed(stat, "total_mapped_file"),
+        faults: keyed(stat, "total_pgfault").zip(keyed(stat, "total_pgmajfault")),
+        limit_bytes: limit,
+    });
+    usage.swap = keyed(stat, "total_swap").map(|usage_bytes| Swap {
+        usage_bytes,
+        limit_bytes: both
+            .zip(limit)
+            .map(|(both, memory)| both.saturating_sub(memory)),
+    });
+}
+
+/// From `/proc/meminfo`, counted as a root group of version 1 counts.
+fn memory_of_machine(meminfo: &str) -> Memory {
+    let bytes = |name: &str| keyed(meminfo, name).unwrap_or(0).saturating_mul(1024);
+    let (anon, file) = (
+        bytes("AnonPages:"),
+        bytes("Cached:").saturating_add(bytes("Buffers:")),
+    );
+    let usage_bytes = anon.saturating_add(file);
+    Memory {
+        usage_bytes,
+        working_set_bytes: usage_bytes.saturating_sub(bytes("Inactive(file):")),
+        rss_bytes: Some(anon),
+        cache_bytes: Some(file),
+        mapped_file_bytes: Some(bytes("Mapped:")),
+        faults: None,
+        limit_bytes: None,
+    }
+}
+
+/// From the first line of `/proc/stat`: all but idle, waiting for disks, and what guests used, which is in `user` already.
+fn cpu_of_machine(stat: &str) -> Option<Cpu> {
+    let ticks: Vec<u64> = stat
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_ascii_whitespace()
+        .map_while(|n| n.parse().ok())
+        .collect();
+    let sum = |fields: &[usize]| {
+        let all = fields.iter().filter_map(|&i| ticks.get(i));
+        all.fold(0, |sum: u64, n| sum.saturating_add(*n))
+            .saturating_mul(NS_PER_S / TICKS)
+    };
+    // user nice system idle iowait irq softirq steal
+    let (user, system) = (sum(&[0, 1]), sum(&[2, 5, 6]));
+    Some(Cpu {
+        total_ns: user.saturating_add(system),
+        user_system_ns: Some((user, system)),
+        throttled: None,
+    })
+}
+
+fn throttled(stat: &str, throttled_ns: Option<u64>) -> Option<Throttled> {
+    Some(Throttled {
+        periods: keyed(stat, "nr_periods")?,
+        throttled_periods: keyed(stat, "nr_throttled")?,
+        throttled_ns: throttled_ns?,
+    })
+}
+
+/// `max 100000` or `50000 100000`.
+fn quota(text: &str) -> Option<(u64, u64)> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    Some((quota.parse().ok()?, period.parse().ok()?))
+}
+
+/// Version 1 shares that a weight stands for.
+fn shares(weight: u64) -> u64 {
+    // 1..10000 back to 2..262144.
+    weight.saturating_sub(1).saturating_mul(262_142) / 9999 + 2
+}
+
+/// Pressure on processor, memory and disks; `None` on a kernel without it.
+fn pressures(files: &mut Files, dir: &Path, suffix: &str) -> Option<Box<[Option<Pressure>; 3]>> {
+    let all = ["cpu", "memory", "io"].map(|name| {
+        let text = files.read(dir, &format!("{name}{suffix}"))?;
+        Some(Pressure {
+            some: stall(text, "some ")?,
+            // Of the processor older kernels have no such line.
+            full: stall(text, "full ").unwrap_or_default(),
+        })
+    });
+    all.iter().any(Option::is_some).then(|| Box::new(all))
+}
+
+/// `some avg10=0.00 avg60=1.25 avg300=0.00 total=4711`.
+fn stall(text: &str, kind: &str) -> Option<Stall> {
+    let line = text.lines().find_map(|l| l.strip_prefix(kind))?;
+    let mut fields = line
+        .split(' ')
+        .map(|f| f.split_once('=').map_or("", |(_, v)| v));
+    let mut average = || {
+        let (whole, part) = fields.next()?.split_once('.')?;
+        let (whole, part): (u32, u32) = (whole.parse().ok()?, part.parse().ok()?);
+        whole.checked_mul(100)?.checked_add(part)
+    };
+    let averages = [average()?, average()?, average()?];
+    Some(Stall {
+        averages,
+        total_us: fields.next()?.parse().ok()?,
+    })
+}
+
+/// The number behind `name` in lines of a name and a number.
+fn keyed(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        if !rest.starts_with([' ', '\t']) {
+            return None;
+        }
+        rest.split_ascii_whitespace().next()?.parse().ok()
+    })
+}
+
+/// Reads files of one directory after the other into one buffer.
+struct Files {
+    path: PathBuf,
+    buffer: Box<[u8]>,
+}
+
+impl Files {
+    fn new() -> Self {
+        Self {
+            path: PathBuf::new(),
+            buffer: vec![0; MAX_BYTES].into(),
+        }
+    }
+
+    /// The file's text; `None` if it is not there, or cannot be read. What is longer than the buffer is cut.
+    fn read(&mut self, dir: &Path, name: &str) -> Option<&str> {
+        self.path.clear();
+        self.path.push(dir);
+        self.path.push(name);
+        let mut file = File::open(&self.path).ok()?;
+        let len = loop {
+            match file.read(&mut self.buffer) {
+                Ok(len) => break len,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        };
+        core::str::from_utf8(&self.buffer[..len]).ok()
+    }
+
+    /// A file that holds one number; `max`, -1 and what else is no such number are `None`.
+    fn number(&mut self, dir: &Path, name: &str) -> Option<u64> {
+        self.read(dir, name)?.trim().parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const MIB: u64 = 1 << 20;
+    const PSI: &str = "some avg10=1.50 avg60=0.25 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=11\n";
+
+    /// A tree of files, gone at the end.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str, files: &[(&str, &str)]) -> Self {
+            let dir = format!("picolet-usage-{name}-{}", std::process::id());
+            let root = std::env::temp_dir().join(dir);
+            for (path, text) in files {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().expect("parent")).expect("dir");
+                fs::write(path, text).expect("file");
+            }
+            Self(root)
+        }
+
+        fn v2(&self) -> Hierarchy {
+            let line = format!(
+                "30 23 0:27 / {} rw - cgroup2 cgroup2 rw\n",
+                self.0.display()
+            );
+            Hierarchy::parse(&line).expect("version 2")
+        }
+
+        fn v1(&self) -> Hierarchy {
+            let mounts: String = ["cpu,cpuacct", "memory", "pids"]
+                .iter()
+                .map(|c| {
+                    let at = self.0.join(c);
+                    format!("31 23 0:28 / {} rw - cgroup cgroup rw,{c}\n", at.display())
+                })
+                .collect();
+            Hierarchy::parse(&mounts).expect("version 1")
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn version_2() {
+        // MET-11: the working set leaves out old pages of files, and what is not limited has no limit.
+        let tree = Tree::new(
+            "v2",
+            &[
+                (
+                    "pods/a/cpu.stat",
+                    "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\nnr_periods 10\nnr_throttled 3\nthrottled_usec 700\n",
+                ),
+                ("pods/a/memory.current", "10485760\n"),
+                (
+                    "pods/a/memory.stat",
+                    "anon 4194304\nfile 6291456\nfile_mapped 1048576\ninactive_file 2097152\npgfault 900\npgmajfault 7\n",
+                ),
+                ("pods/a/memory.max", "max\n"),
+                ("pods/a/memory.swap.current", "4096\n"),
+                ("pods/a/memory.swap.max", "8192\n"),
+                (
+                    "pods/a/memory.events",
+                    "low 0\nhigh 0\nmax 4\noom 2\noom_kill 1\noom_group_kill 0\n",
+                ),
+                ("pods/a/pids.current", "5\n"),
+                ("pods/a/cpu.weight", "79\n"),
+                ("pods/a/cpu.max", "50000 100000\n"),
+                ("pods/a/cpu.pressure", PSI),
+                ("pods/a/memory.pressure", PSI),
+            ],
+        );
+        let full = read(&tree.v2(), "/pods/a", Detail::Full).expect("there");
+        assert_eq!(
+            full.cpu,
+            Some(Cpu {
+                total_ns: 1_500_000_000,
+                user_system_ns: Some((1_000_000_000, 500_000_000)),
+                throttled: Some(Throttled {
+                    periods: 10,
+                    throttled_periods: 3,
+                    throttled_ns: 700_000
+                }),
+            })
+        );
+        assert_eq!(
+            full.memory,
+            Some(Memory {
+                usage_bytes: 10 * MIB,
+                working_set_bytes: 8 * MIB,
+                rss_bytes: Some(4 * MIB),
+                cache_bytes: Some(6 * MIB),
+                mapped_file_bytes: Some(MIB),
+                faults: Some((900, 7)),
+                limit_bytes: None,
+            })
+        );
+        let swap = full.swap.expect("swap");
+        assert_eq!((swap.usage_bytes, swap.limit_bytes), (4096, Some(8192)));
+        assert_eq!((full.pids, full.oom_kills), (Some(5), Some(1)));
+        assert_eq!(full.cpu_quota, Some((50_000, 100_000)));
+        assert_eq!(full.cpu_shares, Some(2046));
+        let [cpu, memory, io] = *full.pressure.expect("PSI");
+        assert_eq!(cpu, memory);
+        assert_eq!(io, None);
+        let some = cpu.expect("cpu").some;
+        assert_eq!((some.averages, some.total_us), ([150, 25, 0], 4711));
+
+        let basic = read(&tree.v2(), "/pods/a", Detail::Basic).expect("there");
+        assert_eq!((basic.pids, basic.pressure), (None, None));
+        assert_eq!(basic.memory, full.memory);
+        assert_eq!(read(&tree.v2(), "/pods/gone", Detail::Full), None);
+    }
+
+    #[test]
+    fn version_1() {
+        let tree = Tree::new(
+            "v1",
+            &[
+                ("cpu,cpuacct/a/cpuacct.usage", "1234567890\n"),
+                ("cpu,cpuacct/a/cpuacct.stat", "user 100\nsystem 23\n"),
+                (
+                    "cpu,cpuacct/a/cpu.stat",
+                    "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
+                ),
+                ("cpu,cpuacct/a/cpu.shares", "512\n"),
+                ("cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n"),
+                ("cpu,cpuacct/a/cpu.cfs_period_us", "100000\n"),
+                ("memory/a/memory.usage_in_bytes", "10485760\n"),
+                ("memory/a/memory.limit_in_bytes", "20971520\n"),
+                ("memory/a/memory.memsw.limit_in_bytes", "31457280\n"),
+                (
+                    "memory/a/memory.stat",
+                    "cache 1\nrss 1\ninactive_file 1\ntotal_cache 6291456\ntotal_rss 4194304\ntotal_mapped_file 0\ntotal_swap 512\ntotal_pgfault 9\ntotal_pgmajfault 1\ntotal_inactive_file 20971520\n",
+                ),
+                (
+                    "memory/a/memory.oom_control",
+                    "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+                ),
+                ("pids/a/pids.current", "2\n"),
+                ("memory/b/memory.usage_in_bytes", "4096\n"),
+                ("memory/b/memory.limit_in_bytes", "9223372036854771712\n"),
+            ],
+        );
+        let usage = read(&tree.v1(), "/a", Detail::Full).expect("there");
+        let cpu = usage.cpu.expect("cpu");
+        assert_eq!(cpu.total_ns, 1_234_567_890);
+        assert_eq!(cpu.user_system_ns, Some((1_000_000_000, 230_000_000)));
+        assert_eq!(cpu.throttled, Some(Throttled::default()));
+        let memory = usage.memory.expect("memory");
+        // More old pages than there is memory: two files read one after the other.
+        assert_eq!(
+            (memory.usage_bytes, memory.working_set_bytes),
+            (10 * MIB, 0)
+        );
+        assert_eq!(memory.limit_bytes, Some(20 * MIB));
+        assert_eq!(
+            (memory.rss_bytes, memory.faults),
+            (Some(4 * MIB), Some((9, 1)))
+        );
+        let swap = usage.swap.expect("swap");
+        assert_eq!((swap.usage_bytes, swap.limit_bytes), (512, Some(10 * MIB)));
+        assert_eq!((usage.pids, usage.oom_kills), (Some(2), Some(3)));
+        assert_eq!((usage.cpu_shares, usage.cpu_quota), (Some(512), None));
+        assert_eq!(usage.pressure, None);
+        // Without `cpuacct`, without a limit, without swap accounting.
+        let bare = read(&tree.v1(), "/b", Detail::Full).expect("there");
+        assert_eq!((bare.cpu, bare.swap), (None, None));
+        assert_eq!(bare.memory.expect("memory").limit_bytes, None);
+    }
+
+    #[test]
+    fn the_machine() {
+        // A version 2 root: its sums are made from /proc where it has none.
+        let tree = Tree::new(
+            "machine",
+            &[
+                ("sys/cgroup.controllers", "cpu memory\n"),
+                ("proc/stat", "cpu  100 50 30 9000 10 5 5 1 7 0\ncpu0 1 2\n"),
+                (
+                    "proc/meminfo",
+                    "MemTotal: 9000 kB\nBuffers: 100 kB\nCached: 900 kB\nInactive(file): 400 kB\nAnonPages: 500 kB\nMapped: 50 kB\nSwapTotal: 64 kB\nSwapFree: 60 kB\n",
+                ),
+                ("proc/pressure/io", PSI),
+            ],
+        );
+        let mounts = format!(
+            "30 23 0:27 / {} rw - cgroup2 cgroup2 rw\n",
+            tree.0.join("sys").display()
+        );
+        let hierarchy = Hierarchy::parse(&mounts).expect("version 2");
+        let usage = read_machine(&hierarchy, &tree.0.join("proc"), Detail::Full);
+        assert_eq!(usage.cpu.expect("cpu").total_ns, 1_900_000_000);
+        let memory = usage.memory.expect("memory");
+        assert_eq!(memory.usage_bytes, 1500 * 1024);
+        assert_eq!(memory.working_set_bytes, 1100 * 1024);
+        let swap = usage.swap.expect("swap");
+        assert_eq!((swap.usage_bytes, swap.limit_bytes), (4096, Some(65536)));
+        assert!(usage.pressure.expect("PSI")[2].is_some());
+        // And the real one.
+        let own = read_machine(
+            &super::super::Cgroups::detect().map_or(hierarchy, |c| c.hierarchy),
+            Path::new("/proc"),
+            Detail::Basic,
+        );
+        assert!(own.cpu.expect("cpu").total_ns > 0);
+        assert!(own.memory.expect("memory").working_set_bytes > 0);
+    }
+
+    #[test]
+    fn texts_of_the_kernel() {
+        assert_eq!(keyed("oom 2\noom_kill 1\n", "oom_kill"), Some(1));
+        assert_eq!(keyed("oom_kill 1\n", "oom"), None);
+        assert_eq!(keyed("a x\n", "a"), None);
+        assert_eq!(quota("max 100000\n"), None);
+        for bad in ["", "some", "some avg10=x", "some avg10=1.0 avg60=1.0"] {
+            assert_eq!(stall(bad, "some "), None, "{bad}");
+        }
+        assert_eq!((shares(1), shares(10_000)), (2, 262_144));
+        assert_eq!(cpu_of_machine("intr 1"), None);
+    }
+}

@@ -1,0 +1,311 @@
+//! `/metrics/cadvisor`: what dashboards read (MET-08). A series for each control group that something is known of, with the
+//! labels that cAdvisor gives it; where a label does not apply it is empty.
+//!
+//! Of cAdvisor's families those are here whose figures this agent has. Source: cAdvisor `metrics/prometheus.go`.
+
+use alloc::{rc::Rc, vec::Vec};
+
+use super::{
+    exposition::{Family, Kind, Page, Samples, Value},
+    sample::{Rows, Sample},
+};
+use crate::api::{
+    Wall,
+    stats::{Interface, Pressure, Stall, Traffic, Usage},
+};
+
+/// The page of one sample.
+#[must_use]
+pub fn page(sample: Rc<Sample>) -> Page<Rows> {
+    Page::new(FAMILIES, Rows::new(sample))
+}
+
+/// A control group.
+struct Row<'a> {
+    id: &'a str,
+    container: &'a str,
+    image: &'a str,
+    name: &'a str,
+    namespace: &'a str,
+    pod: &'a str,
+    started_at: Wall,
+    usage: &'a Usage,
+    network: Option<&'a [Interface]>,
+    /// What its files take, where that is known.
+    disk_bytes: Option<u64>,
+}
+
+impl Row<'_> {
+    /// Its labels, and one more.
+    fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+        let mut all = Vec::with_capacity(8);
+        all.extend_from_slice(&[
+            ("container", self.container),
+            ("id", self.id),
+            ("image", self.image),
+            ("name", self.name),
+            ("namespace", self.namespace),
+            ("pod", self.pod),
+        ]);
+        for label in more {
+            let at = all.iter().position(|known| known.0 > label.0);
+            all.insert(at.unwrap_or(all.len()), *label);
+        }
+        all
+    }
+}
+
+/// Row `n`: the machine, the system's groups, pods, containers.
+fn row(rows: &Rows, n: usize) -> Option<Row<'_>> {
+    let sample = &*rows.sample;
+    let system = |id, usage, network| Row {
+        id,
+        container: "",
+        image: "",
+        name: "",
+        namespace: "",
+        pod: "",
+        started_at: Wall(0),
+        usage,
+        network,
+        disk_bytes: None,
+    };
+    let Some(n) = n.checked_sub(1) else {
+        return Some(system("/", &sample.machine, sample.network.as_deref()));
+    };
+    if let Some(group) = sample.groups.get(n) {
+        return Some(system(&group.cgroup, &group.usage, None));
+    }
+    let n = n - sample.groups.len();
+    if let Some(pod) = rows.pod(n) {
+        return Some(Row {
+            namespace: &pod.namespace,
+            pod: &pod.name,
+            started_at: pod.started_at,
+            ..system(&pod.cgroup, &pod.usage, pod.network.as_deref())
+        });
+    }
+    let (pod, container) = rows.container(n - sample.pods.len())?;
+    Some(Row {
+        container: &container.name,
+        image: &container.image,
+        name: &container.id,
+        namespace: &pod.namespace,
+        pod: &pod.name,
+        started_at: container.started_at,
+        disk_bytes: rows.disk_bytes(&container.id),
+        ..system(&container.cgroup, &container.usage, None)
+    })
+}
+
+/// One sample of each group that has the figure.
+fn each(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    value: impl Fn(&Row<'_>) -> Option<Value>,
+) -> bool {
+    with(rows, n, samples, &[], value)
+}
+
+/// The same with one more label.
+fn with(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    more: &[(&str, &str)],
+    value: impl Fn(&Row<'_>) -> Option<Value>,
+) -> bool {
+    let Some(row) = row(rows, n) else {
+        return false;
+    };
+    if let Some(value) = value(&row) {
+        samples.put(&row.labels(more), value, Some(row.usage.at));
+    }
+    true
+}
+
+fn each_interface(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    count: impl Fn(&Interface) -> u64,
+) -> bool {
+    let Some(row) = row(rows, n) else {
+        return false;
+    };
+    for interface in row.network.unwrap_or_default() {
+        let labels = row.labels(&[("interface", &interface.name)]);
+        let value = Value::Count(count(interface));
+        samples.put(&labels, value, Some(rows.sample.machine.at));
+    }
+    true
+}
+
+fn rx(rows: &Rows, n: usize, s: &mut Samples<'_>, count: fn(&Traffic) -> u64) -> bool {
+    each_interface(rows, n, s, |i| count(&i.rx))
+}
+
+fn tx(rows: &Rows, n: usize, s: &mut Samples<'_>, count: fn(&Traffic) -> u64) -> bool {
+    each_interface(rows, n, s, |i| count(&i.tx))
+}
+
+fn faults(rows: &Rows, n: usize, samples: &mut Samples<'_>) -> bool {
+    let Some(row) = row(rows, n) else {
+        return false;
+    };
+    if let Some((all, major)) = row.usage.memory.and_then(|m| m.faults) {
+        for (kind, count) in [("pgfault", all), ("pgmajfault", major)] {
+            let labels = row.labels(&[("failure_type", kind), ("scope", "hierarchy")]);
+            samples.put(&labels, Value::Count(count), Some(row.usage.at));
+        }
+    }
+    true
+}
+
+/// Of processor, memory and disks the `kind`-th.
+fn pressure(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    kind: usize,
+    stall: fn(&Pressure) -> &Stall,
+) -> bool {
+    each(rows, n, samples, |row| {
+        let pressure = row.usage.pressure.as_ref()?[kind].as_ref()?;
+        Some(Value::Nanos(stall(pressure).total_us.saturating_mul(1000)))
+    })
+}
+
+fn cpu(row: &Row<'_>, ns: impl Fn(crate::api::stats::Cpu) -> Option<u64>) -> Option<Value> {
+    row.usage.cpu.and_then(ns).map(Value::Nanos)
+}
+
+fn throttled(
+    row: &Row<'_>,
+    value: impl Fn(crate::api::stats::Throttled) -> Value,
+) -> Option<Value> {
+    // Who has no quota is never stopped.
+    row.usage.cpu_quota?;
+    row.usage.cpu?.throttled.map(value)
+}
+
+fn memory(
+    row: &Row<'_>,
+    bytes: impl Fn(crate::api::stats::Memory) -> Option<u64>,
+) -> Option<Value> {
+    row.usage.memory.and_then(bytes).map(Value::Count)
+}
+
+/// One sample of the page, about the machine.
+fn machine(rows: &Rows, n: usize, samples: &mut Samples<'_>, value: fn(&Sample) -> u64) -> bool {
+    if n == 0 {
+        samples.put(&[], Value::Count(value(&rows.sample)), None);
+    }
+    n == 0
+}
+
+macro_rules! families {
+    ($($name:literal $kind:ident $help:literal $samples:expr;)*) => {
+        &[$(Family { name: $name, kind: Kind::$kind, help: $help, samples: $samples }),*]
+    };
+}
+
+/// Sorted by name.
+const FAMILIES: &[Family<Rows>] = families![
+    "container_cpu_cfs_periods_total" Counter "Periods of the quota in which something ran."
+        |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Count(t.periods)));
+    "container_cpu_cfs_throttled_periods_total" Counter "Periods of the quota that ended early."
+        |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Count(t.throttled_periods)));
+    "container_cpu_cfs_throttled_seconds_total" Counter "Time for which the quota stopped what ran."
+        |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Nanos(t.throttled_ns)));
+    "container_cpu_system_seconds_total" Counter "Processor time in the kernel, in core-seconds."
+        |r, n, s| each(r, n, s, |row| cpu(row, |c| c.user_system_ns.map(|(_, system)| system)));
+    "container_cpu_usage_seconds_total" Counter "Processor time, in core-seconds."
+        |r, n, s| with(r, n, s, &[("cpu", "total")], |row| cpu(row, |c| Some(c.total_ns)));
+    "container_cpu_user_seconds_total" Counter "Processor time in programs, in core-seconds."
+        |r, n, s| each(r, n, s, |row| cpu(row, |c| c.user_system_ns.map(|(user, _)| user)));
+    "container_fs_usage_bytes" Gauge "What the container has written and logged, in bytes on disk."
+        |r, n, s| {
+            let device = r.sample.disk.device.as_str();
+            with(r, n, s, &[("device", device)], |row| row.disk_bytes.map(Value::Count))
+        };
+    "container_last_seen" Gauge "When these figures were read, in seconds since 1970."
+        |r, n, s| each(r, n, s, |row| (row.usage.at.0 > 0).then(|| Value::Time(Wall::from_secs(row.usage.at.secs()))));
+    "container_memory_cache" Gauge "Page cache, in bytes."
+        |r, n, s| each(r, n, s, |row| memory(row, |m| m.cache_bytes));
+    "container_memory_failures_total" Counter "Page faults."
+        faults;
+    "container_memory_mapped_file" Gauge "Page cache that is mapped, in bytes."
+        |r, n, s| each(r, n, s, |row| memory(row, |m| m.mapped_file_bytes));
+    "container_memory_rss" Gauge "Anonymous memory, in bytes."
+        |r, n, s| each(r, n, s, |row| memory(row, |m| m.rss_bytes));
+    "container_memory_swap" Gauge "Swap, in bytes."
+        |r, n, s| each(r, n, s, |row| row.usage.swap.map(|swap| Value::Count(swap.usage_bytes)));
+    "container_memory_usage_bytes" Gauge "Memory with all page cache, in bytes."
+        |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.usage_bytes)));
+    "container_memory_working_set_bytes" Gauge "Memory without page cache that was not used lately, in bytes."
+        |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.working_set_bytes)));
+    "container_network_receive_bytes_total" Counter "Bytes received."
+        |r, n, s| rx(r, n, s, |t| t.bytes);
+    "container_network_receive_errors_total" Counter "Packets received with errors."
+        |r, n, s| rx(r, n, s, |t| t.errors);
+    "container_network_receive_packets_dropped_total" Counter "Packets received and dropped."
+        |r, n, s| rx(r, n, s, |t| t.dropped);
+    "container_network_receive_packets_total" Counter "Packets received."
+        |r, n, s| rx(r, n, s, |t| t.packets);
+    "container_network_transmit_bytes_total" Counter "Bytes sent."
+        |r, n, s| tx(r, n, s, |t| t.bytes);
+    "container_network_transmit_errors_total" Counter "Packets that could not be sent."
+        |r, n, s| tx(r, n, s, |t| t.errors);
+    "container_network_transmit_packets_dropped_total" Counter "Packets to be sent and dropped."
+        |r, n, s| tx(r, n, s, |t| t.dropped);
+    "container_network_transmit_packets_total" Counter "Packets sent."
+        |r, n, s| tx(r, n, s, |t| t.packets);
+    "container_oom_events_total" Counter "Processes that were killed for want of memory."
+        |r, n, s| each(r, n, s, |row| row.usage.oom_kills.map(Value::Count));
+    "container_pressure_cpu_stalled_seconds_total" Counter "Time in which everything waited for a processor."
+        |r, n, s| pressure(r, n, s, 0, |p| &p.full);
+    "container_pressure_cpu_waiting_seconds_total" Counter "Time in which something waited for a processor."
+        |r, n, s| pressure(r, n, s, 0, |p| &p.some);
+    "container_pressure_io_stalled_seconds_total" Counter "Time in which everything waited for a disk."
+        |r, n, s| pressure(r, n, s, 2, |p| &p.full);
+    "container_pressure_io_waiting_seconds_total" Counter "Time in which something waited for a disk."
+        |r, n, s| pressure(r, n, s, 2, |p| &p.some);
+    "container_pressure_memory_stalled_seconds_total" Counter "Time in which everything waited for memory."
+        |r, n, s| pressure(r, n, s, 1, |p| &p.full);
+    "container_pressure_memory_waiting_seconds_total" Counter "Time in which something waited for memory."
+        |r, n, s| pressure(r, n, s, 1, |p| &p.some);
+    "container_scrape_error" Gauge "1 if the figures of containers could not be read, else 0."
+        |r, n, s| machine(r, n, s, |sample| sample.failed.into());
+    "container_spec_cpu_period" Gauge "Period of the quota, in microseconds."
+        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(_, period)| Value::Count(period)));
+    "container_spec_cpu_quota" Gauge "Quota of processor time in a period, in microseconds."
+        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(quota, _)| Value::Count(quota)));
+    "container_spec_cpu_shares" Gauge "Share of the processors, beside others."
+        |r, n, s| each(r, n, s, |row| row.usage.cpu_shares.map(Value::Count));
+    "container_spec_memory_limit_bytes" Gauge "Limit of memory, in bytes; 0 for none."
+        |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.limit_bytes.unwrap_or(0))));
+    "container_start_time_seconds" Gauge "When it was started, in seconds since 1970."
+        |r, n, s| each(r, n, s, |row| (row.started_at.0 > 0 && row.usage.at.0 > 0).then_some(Value::Time(row.started_at)));
+    "container_threads" Gauge "Processes and threads."
+        |r, n, s| each(r, n, s, |row| row.usage.pids.map(Value::Count));
+    "machine_cpu_cores" Gauge "Processors of the machine."
+        |r, n, s| machine(r, n, s, |sample| sample.cpu_milli / 1000);
+    "machine_memory_bytes" Gauge "Memory of the machine, in bytes."
+        |r, n, s| machine(r, n, s, |sample| sample.memory_bytes);
+];
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample::testing, *};
+    use alloc::string::String;
+
+    #[test]
+    fn the_page() {
+        // MET-08
+        let text: String = page(Rc::new(testing::sample())).collect();
+        testing::golden("cadvisor.txt", &text);
+        assert!(FAMILIES.is_sorted_by_key(|f| f.name));
+    }
+}

@@ -1,0 +1,308 @@
+//! The Prometheus text form, version 0.0.4.
+//!
+//! A page is a table of families; the samples of one family stand together, as the form demands, so the rows are gone
+//! through once for each family. `# HELP` and `# TYPE` come before the first sample; a family without samples is not told of.
+//!
+//! Source: Prometheus `docs/instrumenting/exposition_formats.md`.
+
+use alloc::{boxed::Box, string::String};
+use core::fmt::Write as _;
+
+use crate::api::Wall;
+
+/// What a page's `Content-Type` is.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Bytes after which a piece of a page ends; one row's samples may be longer.
+pub const PIECE_BYTES: usize = 8 * 1024;
+
+/// What kind of figure a family is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts in buckets, with sum and count.
+    Histogram,
+}
+
+impl Kind {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// A figure, in the unit it was counted in; it is told in the form's units: seconds, bytes, pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// As it is.
+    Count(u64),
+    /// Nanoseconds, told as seconds.
+    Nanos(u64),
+    /// A time, told as seconds since 1970.
+    Time(Wall),
+}
+
+impl core::fmt::Display for Value {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        const NS_PER_S: u64 = 1_000_000_000;
+        match self {
+            Self::Count(n) => write!(f, "{n}"),
+            Self::Nanos(ns) => match ns % NS_PER_S {
+                0 => write!(f, "{}", ns / NS_PER_S),
+                // No digit is lost, as in a floating point number of a year's nanoseconds.
+                rest => {
+                    let digits = alloc::format!("{rest:09}");
+                    write!(f, "{}.{}", ns / NS_PER_S, digits.trim_end_matches('0'))
+                }
+            },
+            Self::Time(at) => Self::Nanos(u64::try_from(at.0).unwrap_or(0)).fmt(f),
+        }
+    }
+}
+
+/// Labels of a sample, sorted by name, which are plain words.
+pub type Labels<'a> = &'a [(&'a str, &'a str)];
+
+/// Takes the samples of one family.
+#[derive(Debug)]
+pub struct Samples<'a> {
+    out: &'a mut String,
+    name: &'a str,
+    kind: Kind,
+    help: &'a str,
+    /// The family was announced.
+    told: &'a mut bool,
+}
+
+impl Samples<'_> {
+    /// One sample; with a time if it was not taken now.
+    pub fn put(&mut self, labels: Labels<'_>, value: Value, at: Option<Wall>) {
+        self.line("", labels, value, at);
+    }
+
+    /// One line whose name is that of the family and `suffix`.
+    pub fn line(&mut self, suffix: &str, labels: Labels<'_>, value: Value, at: Option<Wall>) {
+        let out = &mut *self.out;
+        if !*self.told {
+            *self.told = true;
+            let (name, kind) = (self.name, self.kind.word());
+            let _ = write!(out, "# HELP {name} ");
+            escape(out, self.help, false);
+            let _ = write!(out, "\n# TYPE {name} {kind}\n");
+        }
+        out.push_str(self.name);
+        out.push_str(suffix);
+        let mut before = '{';
+        for (label, text) in labels {
+            let _ = write!(out, "{before}{label}=\"");
+            escape(out, text, true);
+            out.push('"');
+            before = ',';
+        }
+        if !labels.is_empty() {
+            out.push('}');
+        }
+        let _ = write!(out, " {value}");
+        if let Some(at) = at {
+            const NS_PER_MS: i64 = 1_000_000;
+            let _ = write!(out, " {}", at.0.div_euclid(NS_PER_MS));
+        }
+        out.push('\n');
+    }
+}
+
+/// A line feed would end the line, a quote the label.
+fn escape(out: &mut String, text: &str, quotes: bool) {
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '"' if quotes => out.push_str("\\\""),
+            c => out.push(c),
+        }
+    }
+}
+
+/// One family of a page over rows `R`.
+#[derive(Clone, Copy, Debug)]
+pub struct Family<R: ?Sized> {
+    /// Name.
+    pub name: &'static str,
+    /// Kind.
+    pub kind: Kind,
+    /// What it says, in a sentence.
+    pub help: &'static str,
+    /// Gives the samples of row `n`; false: there is no such row.
+    pub samples: fn(&R, usize, &mut Samples<'_>) -> bool,
+}
+
+/// A page, piece by piece.
+pub struct Page<R: 'static> {
+    families: &'static [Family<R>],
+    rows: R,
+    family: usize,
+    row: usize,
+    told: bool,
+}
+
+impl<R> Page<R> {
+    /// A page of these families over `rows`.
+    pub const fn new(families: &'static [Family<R>], rows: R) -> Self {
+        Self {
+            families,
+            rows,
+            family: 0,
+            row: 0,
+            told: false,
+        }
+    }
+}
+
+impl<R> Iterator for Page<R> {
+    type Item = String;
+
+    /// The next piece: whole lines, never empty.
+    fn next(&mut self) -> Option<String> {
+        let mut out = String::new();
+        while let Some(family) = self.families.get(self.family) {
+            let mut samples = Samples {
+                out: &mut out,
+                name: family.name,
+                kind: family.kind,
+                help: family.help,
+                told: &mut self.told,
+            };
+            if (family.samples)(&self.rows, self.row, &mut samples) {
+                self.row += 1;
+            } else {
+                (self.row, self.told) = (0, false);
+                self.family += 1;
+            }
+            if out.len() >= PIECE_BYTES {
+                break;
+            }
+        }
+        (!out.is_empty()).then_some(out)
+    }
+}
+
+/// A page as its reader gets it.
+pub type Pieces = Box<dyn Iterator<Item = String>>;
+
+/// Writes families one after the other, for pages that are small.
+#[derive(Debug, Default)]
+pub struct Text(pub String);
+
+impl Text {
+    /// The samples of one family; all of them come at once.
+    pub fn family(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        help: &str,
+        samples: impl FnOnce(&mut Samples<'_>),
+    ) {
+        samples(&mut Samples {
+            out: &mut self.0,
+            name,
+            kind,
+            help,
+            told: &mut false,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::{string::ToString as _, vec::Vec};
+
+    #[test]
+    fn values() {
+        for (value, want) in [
+            (Value::Count(0), "0"),
+            (Value::Count(u64::MAX), "18446744073709551615"),
+            (Value::Nanos(0), "0"),
+            (Value::Nanos(1), "0.000000001"),
+            (Value::Nanos(1_500_000_000), "1.5"),
+            (Value::Nanos(60_000_000_000), "60"),
+            (
+                Value::Time(Wall(1_700_000_000_250_000_000)),
+                "1700000000.25",
+            ),
+            (Value::Time(Wall(-1)), "0"),
+        ] {
+            assert_eq!(value.to_string(), want);
+        }
+    }
+
+    #[test]
+    fn lines() {
+        // MET-01
+        let mut text = Text::default();
+        text.family("a_total", Kind::Counter, "Says \"a\\b\nc\".", |s| {
+            s.put(&[], Value::Count(1), None);
+            let at = Some(Wall(1_700_000_000_999_999_999));
+            s.put(&[("x", "q\"b\\n\n"), ("y", "ü")], Value::Count(2), at);
+        });
+        text.family("none", Kind::Gauge, "Never.", |_| {});
+        assert_eq!(
+            text.0,
+            concat!(
+                "# HELP a_total Says \"a\\\\b\\nc\".\n# TYPE a_total counter\n",
+                "a_total 1\n",
+                "a_total{x=\"q\\\"b\\\\n\\n\",y=\"ü\"} 2 1700000000999\n",
+            )
+        );
+    }
+
+    #[test]
+    fn pieces_are_bounded_and_whole() {
+        // MET-01: a reader that is slow makes nothing wait but the piece it has.
+        const ROWS: usize = 2000;
+        const FAMILIES: &[Family<usize>] = &[
+            Family {
+                name: "a",
+                kind: Kind::Gauge,
+                help: "A.",
+                samples: |rows, n, s| {
+                    if n < *rows {
+                        s.put(&[("row", "r")], Value::Count(7), None);
+                    }
+                    n < *rows
+                },
+            },
+            Family {
+                name: "empty",
+                kind: Kind::Gauge,
+                help: "Without samples.",
+                samples: |rows, n, _| n < *rows,
+            },
+            Family {
+                name: "b",
+                kind: Kind::Gauge,
+                help: "B.",
+                samples: |_, n, s| {
+                    if n == 0 {
+                        s.put(&[], Value::Count(1), None);
+                    }
+                    n == 0
+                },
+            },
+        ];
+        let pieces: Vec<String> = Page::new(FAMILIES, ROWS).collect();
+        assert!(pieces.len() > 2);
+        assert!(pieces.iter().all(|p| p.len() < PIECE_BYTES + 200));
+        assert!(pieces.iter().all(|p| p.ends_with('\n')));
+        let whole = pieces.concat();
+        assert_eq!(whole.lines().filter(|l| l.starts_with("a{")).count(), ROWS);
+        assert_eq!(whole.matches("# TYPE").count(), 2);
+        assert!(whole.ends_with("# HELP b B.\n# TYPE b gauge\nb 1\n"));
+        assert_eq!(Page::new(&[] as &[Family<usize>], 1).next(), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! `/metrics/probes` (MET-09). Series go with their pod.
+
+use alloc::{string::ToString as _, vec::Vec};
+
+use super::{
+    exposition::{Family, Kind, Page, Samples, Value},
+    histogram::DEFAULT,
+};
+use crate::logic::probe::NodeFigures;
+
+/// The page of all probes there are.
+#[must_use]
+pub fn page(figures: NodeFigures) -> Page<NodeFigures> {
+    Page::new(FAMILIES, figures)
+}
+
+/// Sorted by name.
+const FAMILIES: &[Family<NodeFigures>] = &[
+    Family {
+        name: "prober_probe_duration_seconds",
+        kind: Kind::Histogram,
+        help: "How long probes took.",
+        samples: durations,
+    },
+    Family {
+        name: "prober_probe_total",
+        kind: Kind::Counter,
+        help: "Probes by how they ended.",
+        samples: totals,
+    },
+];
+
+fn durations(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
+    let Some(probe) = rows.probes.get(n) else {
+        return false;
+    };
+    let kind = probe.kind.to_string();
+    let tail = [
+        ("namespace", &*probe.namespace),
+        ("pod", &*probe.pod),
+        ("probe_type", &*kind),
+    ];
+    let with = |le: Option<&'static str>| {
+        let mut all = Vec::with_capacity(5);
+        all.push(("container", &*probe.container));
+        all.extend(le.map(|le| ("le", le)));
+        all.extend(tail);
+        all
+    };
+    let mut sum = 0_u64;
+    for ((bound, _), count) in DEFAULT.iter().zip(probe.took.buckets) {
+        sum = sum.saturating_add(count.into());
+        samples.line("_bucket", &with(Some(bound)), Value::Count(sum), None);
+    }
+    let count = Value::Count(probe.took.count());
+    samples.line("_bucket", &with(Some("+Inf")), count, None);
+    let ns = probe.took.sum_ms.saturating_mul(1_000_000);
+    samples.line("_sum", &with(None), Value::Nanos(ns), None);
+    samples.line("_count", &with(None), count, None);
+    true
+}
+
+fn totals(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
+    let Some(probe) = rows.probes.get(n) else {
+        return false;
+    };
+    let kind = probe.kind.to_string();
+    let counts = &probe.counts;
+    for (result, count) in [
+        ("successful", counts.successful),
+        ("failed", counts.failed),
+        ("unknown", counts.unknown),
+    ] {
+        // A kubelet has no series of what never happened.
+        if count > 0 {
+            let labels = [
+                ("container", &*probe.container),
+                ("namespace", &*probe.namespace),
+                ("pod", &*probe.pod),
+                ("pod_uid", &*probe.uid),
+                ("probe_type", &*kind),
+                ("result", result),
+            ];
+            samples.put(&labels, Value::Count(count.into()), None);
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logic::probe::{Counts, Durations, ProbeFigures, ProbeKind};
+    use alloc::{string::String, vec};
+
+    #[test]
+    fn the_page() {
+        // MET-09
+        let mut took = Durations::default();
+        for ms in [3, 7, 20_000] {
+            took.add(ms);
+        }
+        let probe = ProbeFigures {
+            namespace: "default".into(),
+            pod: "web".into(),
+            uid: "0a1b".into(),
+            container: "app".into(),
+            kind: ProbeKind::Readiness,
+            counts: Counts {
+                successful: 2,
+                failed: 1,
+                ..Counts::default()
+            },
+            took,
+        };
+        let figures = NodeFigures {
+            probes: vec![probe],
+            ..NodeFigures::default()
+        };
+        let text: String = page(figures).collect();
+        super::super::sample::testing::golden("probes.txt", &text);
+    }
+}

@@ -1,0 +1,259 @@
+//! `/metrics/resource`: what metrics-server reads (MET-07). Source: kubelet `metrics/collectors/resource_metrics.go`.
+
+use alloc::rc::Rc;
+
+use super::{
+    exposition::{Family, Kind, Page, Samples, Value},
+    sample::{Rows, Sample},
+};
+use crate::api::{
+    Wall,
+    stats::{ContainerUsage, PodUsage, Usage},
+};
+
+/// The page of one sample.
+#[must_use]
+pub fn page(sample: Rc<Sample>) -> Page<Rows> {
+    Page::new(FAMILIES, Rows::new(sample))
+}
+
+fn of_container(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    value: impl Fn(&ContainerUsage) -> Option<(Value, Option<Wall>)>,
+) -> bool {
+    let Some((pod, container)) = rows.container(n) else {
+        return false;
+    };
+    if let Some((value, at)) = value(container) {
+        let labels = [
+            ("container", &*container.name),
+            ("namespace", &*pod.namespace),
+            ("pod", &*pod.name),
+        ];
+        samples.put(&labels, value, at);
+    }
+    true
+}
+
+fn of_pod(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    value: impl Fn(&PodUsage) -> Option<(Value, Option<Wall>)>,
+) -> bool {
+    let Some(pod) = rows.pod(n) else {
+        return false;
+    };
+    if let Some((value, at)) = value(pod) {
+        let labels = [("namespace", &*pod.namespace), ("pod", &*pod.name)];
+        samples.put(&labels, value, at);
+    }
+    true
+}
+
+fn of_node(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    value: impl Fn(&Usage) -> Option<(Value, Option<Wall>)>,
+) -> bool {
+    if n == 0
+        && let Some((value, at)) = value(&rows.sample.machine)
+    {
+        samples.put(&[], value, at);
+    }
+    n == 0
+}
+
+type Figure = Option<(Value, Option<Wall>)>;
+
+fn cpu(usage: &Usage) -> Figure {
+    usage
+        .cpu
+        .map(|cpu| (Value::Nanos(cpu.total_ns), Some(usage.at)))
+}
+
+fn working_set(usage: &Usage) -> Figure {
+    usage
+        .memory
+        .map(|memory| (Value::Count(memory.working_set_bytes), Some(usage.at)))
+}
+
+fn swap(usage: &Usage) -> Figure {
+    usage
+        .swap
+        .map(|swap| (Value::Count(swap.usage_bytes), Some(usage.at)))
+}
+
+fn swap_limit(usage: &Usage) -> Figure {
+    let limit = usage.swap?.limit_bytes?;
+    Some((Value::Count(limit), Some(usage.at)))
+}
+
+fn started(container: &ContainerUsage) -> Figure {
+    (container.started_at.0 > 0).then_some((Value::Time(container.started_at), None))
+}
+
+/// Sorted by name.
+const FAMILIES: &[Family<Rows>] = &[
+    Family {
+        name: "container_cpu_usage_seconds_total",
+        kind: Kind::Counter,
+        help: "Processor time that the container has used, in core-seconds.",
+        samples: |rows, n, s| of_container(rows, n, s, |c| cpu(&c.usage)),
+    },
+    Family {
+        name: "container_memory_working_set_bytes",
+        kind: Kind::Gauge,
+        help: "Working set of the container, in bytes.",
+        samples: |rows, n, s| of_container(rows, n, s, |c| working_set(&c.usage)),
+    },
+    Family {
+        name: "container_start_time_seconds",
+        kind: Kind::Gauge,
+        help: "When the container was started, in seconds since 1970.",
+        samples: |rows, n, s| of_container(rows, n, s, started),
+    },
+    Family {
+        name: "container_swap_limit_bytes",
+        kind: Kind::Gauge,
+        help: "Swap that the container may use, in bytes.",
+        samples: |rows, n, s| of_container(rows, n, s, |c| swap_limit(&c.usage)),
+    },
+    Family {
+        name: "container_swap_usage_bytes",
+        kind: Kind::Gauge,
+        help: "Swap that the container uses, in bytes.",
+        samples: |rows, n, s| of_container(rows, n, s, |c| swap(&c.usage)),
+    },
+    Family {
+        name: "node_cpu_usage_seconds_total",
+        kind: Kind::Counter,
+        help: "Processor time that the node has used, in core-seconds.",
+        samples: |rows, n, s| of_node(rows, n, s, cpu),
+    },
+    Family {
+        name: "node_memory_working_set_bytes",
+        kind: Kind::Gauge,
+        help: "Working set of the node, in bytes.",
+        samples: |rows, n, s| of_node(rows, n, s, working_set),
+    },
+    Family {
+        name: "node_swap_usage_bytes",
+        kind: Kind::Gauge,
+        help: "Swap that the node uses, in bytes.",
+        samples: |rows, n, s| of_node(rows, n, s, swap),
+    },
+    Family {
+        name: "pod_cpu_usage_seconds_total",
+        kind: Kind::Counter,
+        help: "Processor time that the pod has used, in core-seconds.",
+        samples: |rows, n, s| of_pod(rows, n, s, |p| cpu(&p.usage)),
+    },
+    Family {
+        name: "pod_memory_working_set_bytes",
+        kind: Kind::Gauge,
+        help: "Working set of the pod, in bytes.",
+        samples: |rows, n, s| of_pod(rows, n, s, |p| working_set(&p.usage)),
+    },
+    Family {
+        name: "pod_swap_usage_bytes",
+        kind: Kind::Gauge,
+        help: "Swap that the pod uses, in bytes.",
+        samples: |rows, n, s| of_pod(rows, n, s, |p| swap(&p.usage)),
+    },
+    Family {
+        name: "resource_scrape_error",
+        kind: Kind::Gauge,
+        help: "1 if the figures of containers could not be read, else 0.",
+        samples: |rows, n, s| {
+            if n == 0 {
+                s.put(&[], Value::Count(rows.sample.failed.into()), None);
+            }
+            n == 0
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample::testing, *};
+    use alloc::{
+        collections::{BTreeMap, BTreeSet},
+        string::String,
+        vec::Vec,
+    };
+
+    #[test]
+    fn the_page() {
+        // MET-07
+        let text: String = page(Rc::new(testing::sample())).collect();
+        testing::golden("resource.txt", &text);
+        assert!(FAMILIES.is_sorted_by_key(|f| f.name));
+        let failed = Sample {
+            failed: true,
+            ..Sample::default()
+        };
+        let text: String = page(Rc::new(failed)).collect();
+        assert!(text.ends_with("resource_scrape_error 1\n"), "{text}");
+    }
+
+    /// What is between `tag` and the next quote: how metrics-server finds a label.
+    fn label<'a>(series: &'a str, tag: &str) -> &'a str {
+        let start = series.find(tag).expect("the label") + tag.len();
+        series[start..].split('"').next().expect("its end")
+    }
+
+    #[test]
+    fn metrics_server_finds_all_it_needs() {
+        // MET-07: read as metrics-server does: the name up to the brace, labels by their text, time in milliseconds, and
+        // nothing of a pod counts if one container has no processor time or no memory.
+        let mut sample = testing::sample();
+        sample.pods.pop();
+        let text: String = page(Rc::new(sample)).collect();
+        let mut node = BTreeMap::new();
+        let mut containers: BTreeMap<(&str, &str, &str), BTreeSet<&str>> = BTreeMap::new();
+        for line in text.lines().filter(|l| !l.starts_with('#')) {
+            let end = line
+                .rfind('}')
+                .map_or_else(|| line.find(' '), |at| Some(at + 1));
+            let (series, rest) = line.split_at(end.expect("a value"));
+            let rest: Vec<&str> = rest.split_whitespace().collect();
+            let value: f64 = rest[0].parse().expect("a number");
+            let name = series.split('{').next().expect("a name");
+            let timed = !matches!(
+                name,
+                "container_start_time_seconds" | "resource_scrape_error"
+            );
+            assert_eq!(rest.len(), 1 + usize::from(timed), "{line}");
+            if timed {
+                assert_eq!(rest[1], "1700000100250");
+            }
+            if name.starts_with("node_") {
+                node.insert(name, value);
+            } else if name.starts_with("container_") {
+                let key = (
+                    label(series, "namespace=\""),
+                    label(series, "pod=\""),
+                    label(series, "container=\""),
+                );
+                assert!(value > 0.0, "{line}");
+                containers.entry(key).or_default().insert(name);
+            }
+        }
+        assert!(node["node_cpu_usage_seconds_total"] > 0.0);
+        assert!(node["node_memory_working_set_bytes"] > 0.0);
+        assert_eq!(containers.len(), 2);
+        for names in containers.values() {
+            for needed in [
+                "container_cpu_usage_seconds_total",
+                "container_memory_working_set_bytes",
+                "container_start_time_seconds",
+            ] {
+                assert!(names.contains(needed), "{names:?}");
+            }
+        }
+    }
+}

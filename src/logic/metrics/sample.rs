@@ -1,0 +1,377 @@
+//! Figures of everything that runs, as they were at one time.
+
+use alloc::{collections::BTreeMap, rc::Rc, string::String, vec::Vec};
+
+use crate::api::{
+    ContainerId, Mono, PodUid, Wall,
+    cri::FsInfo,
+    stats::{ContainerDisk, ContainerUsage, DiskUsage, Interface, PodUsage, Usage, VolumeUsage},
+};
+
+use super::rate::Rates;
+
+/// A control group of the system's own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SystemGroup {
+    /// What it is called in statistics: `kubelet`, `runtime`, `pods`.
+    pub name: &'static str,
+    /// Where it is.
+    pub cgroup: String,
+    /// Since when it is counted.
+    pub started_at: Wall,
+    /// What it has used.
+    pub usage: Usage,
+    /// At what rate it uses processors, billionths.
+    pub nano_cores: Option<u64>,
+}
+
+/// A pod with the rates that belong to its figures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodSample {
+    /// The pod.
+    pub pod: PodUsage,
+    /// At what rate it uses processors, billionths.
+    pub nano_cores: Option<u64>,
+    /// The same of its containers, in their order.
+    pub container_nano_cores: Vec<Option<u64>>,
+}
+
+/// What files take, as it was when it was last counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// When that was.
+    pub at: Wall,
+    /// The file system of the root directory.
+    pub node_fs: Option<FsInfo>,
+    /// The device that it is on.
+    pub device: String,
+    /// The file system of the images.
+    pub image_fs: Option<FsInfo>,
+    /// What the images take, bytes.
+    pub images_bytes: Option<u64>,
+    /// Files of containers.
+    pub containers: BTreeMap<ContainerId, ContainerDisk>,
+    /// Volumes that pods hold data in.
+    pub volumes: BTreeMap<PodUid, Vec<VolumeUsage>>,
+    /// The `hosts` files of pods.
+    pub hosts: BTreeMap<PodUid, DiskUsage>,
+}
+
+/// All figures of one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Name of the node.
+    pub node: String,
+    /// When the agent began to count.
+    pub started_at: Wall,
+    /// The whole machine.
+    pub machine: Usage,
+    /// At what rate it uses processors, billionths.
+    pub nano_cores: Option<u64>,
+    /// Memory of the machine, bytes.
+    pub memory_bytes: u64,
+    /// Processors, thousandths.
+    pub cpu_milli: u64,
+    /// Interfaces of the machine.
+    pub network: Option<Vec<Interface>>,
+    /// Groups of the system.
+    pub groups: Vec<SystemGroup>,
+    /// Pods, sorted by UID.
+    pub pods: Vec<PodSample>,
+    /// Processes and threads of the machine.
+    pub tasks: Option<u64>,
+    /// How many there may be.
+    pub max_pids: Option<u64>,
+    /// What files take; empty unless everything was asked for.
+    pub disk: Rc<Disk>,
+    /// The runtime could not say what runs.
+    pub failed: bool,
+}
+
+impl Sample {
+    /// Fills in the rates.
+    pub fn with_rates(mut self, rates: &mut Rates, now: Mono) -> Self {
+        let mut rate = |name: &str, usage: &Usage| {
+            let total_ns = usage.cpu?.total_ns;
+            rates.take(name, total_ns, now)
+        };
+        self.nano_cores = rate("/", &self.machine);
+        for group in &mut self.groups {
+            group.nano_cores = rate(&group.cgroup, &group.usage);
+        }
+        for sample in &mut self.pods {
+            let pod = &sample.pod;
+            sample.nano_cores = rate(&pod.cgroup, &pod.usage);
+            let of_containers = pod.containers.iter().map(|c| rate(&c.cgroup, &c.usage));
+            sample.container_nano_cores = of_containers.collect();
+        }
+        self
+    }
+}
+
+/// The sample as rows of a page.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// What the rows are of.
+    pub sample: Rc<Sample>,
+    /// Place of each container.
+    containers: Vec<(usize, usize)>,
+}
+
+impl Rows {
+    /// Makes the index.
+    #[must_use]
+    pub fn new(sample: Rc<Sample>) -> Self {
+        let pods = sample.pods.iter().enumerate();
+        let containers = pods.flat_map(|(p, s)| (0..s.pod.containers.len()).map(move |c| (p, c)));
+        Self {
+            containers: containers.collect(),
+            sample,
+        }
+    }
+
+    /// Pod `n`.
+    #[must_use]
+    pub fn pod(&self, n: usize) -> Option<&PodUsage> {
+        self.sample.pods.get(n).map(|s| &s.pod)
+    }
+
+    /// What the files of a container take.
+    #[must_use]
+    pub fn disk_bytes(&self, id: &ContainerId) -> Option<u64> {
+        let files = self.sample.disk.containers.get(id)?;
+        let mut sum = files.layer?;
+        sum += files.logs?;
+        Some(sum.used_bytes)
+    }
+
+    /// Container `n` and its pod.
+    #[must_use]
+    pub fn container(&self, n: usize) -> Option<(&PodUsage, &ContainerUsage)> {
+        let (pod, container) = *self.containers.get(n)?;
+        let pod = self.pod(pod)?;
+        Some((pod, pod.containers.get(container)?))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+    use crate::api::stats::{Cpu, Memory, Pressure, Stall, Swap, Throttled, Traffic};
+    use alloc::{boxed::Box, vec};
+
+    const MIB: u64 = 1 << 20;
+    const AT: Wall = Wall(1_700_000_100_250_000_000);
+
+    fn usage(n: u64) -> Usage {
+        Usage {
+            at: AT,
+            cpu: Some(Cpu {
+                total_ns: n * 1_500_000_000,
+                user_system_ns: Some((n * 1_000_000_000, n * 500_000_000)),
+                throttled: Some(Throttled {
+                    periods: 10,
+                    throttled_periods: 3,
+                    throttled_ns: 700_000,
+                }),
+            }),
+            memory: Some(Memory {
+                usage_bytes: n * 10 * MIB,
+                working_set_bytes: n * 8 * MIB,
+                rss_bytes: Some(n * 4 * MIB),
+                cache_bytes: Some(n * 6 * MIB),
+                mapped_file_bytes: Some(0),
+                faults: Some((n * 900, n)),
+                limit_bytes: None,
+            }),
+            pids: Some(n),
+            oom_kills: Some(0),
+            ..Usage::default()
+        }
+    }
+
+    fn container(name: &str, n: u64) -> ContainerUsage {
+        ContainerUsage {
+            id: alloc::format!("{n:032x}").into(),
+            name: name.into(),
+            image: "docker.io/library/busybox:1.36".into(),
+            started_at: Wall(1_700_000_001_000_000_000),
+            cgroup: alloc::format!("/kubepods/burstable/pod0a1b/{n:032x}"),
+            log_path: alloc::format!("/var/log/pods/{name}/0.log"),
+            usage: usage(n),
+        }
+    }
+
+    fn interface(name: &str) -> Interface {
+        Interface {
+            name: name.into(),
+            rx: Traffic {
+                bytes: 1000,
+                packets: 10,
+                errors: 1,
+                dropped: 2,
+            },
+            tx: Traffic {
+                bytes: 2000,
+                packets: 20,
+                errors: 0,
+                dropped: 0,
+            },
+        }
+    }
+
+    fn disk() -> Disk {
+        let used = |n: u64| DiskUsage {
+            used_bytes: n * 4096,
+            inodes_used: n,
+        };
+        let fs = FsInfo {
+            capacity_bytes: 1024 * MIB,
+            available_bytes: 512 * MIB,
+            free_bytes: 600 * MIB,
+            inodes: 65536,
+            inodes_free: 60000,
+            read_only: false,
+        };
+        let volume = |name: &str, ephemeral, n| VolumeUsage {
+            name: name.into(),
+            ephemeral,
+            used: Some(used(n)),
+            fs: Some(fs),
+        };
+        let files = [(1, 2), (2, 3)].map(|(n, layer)| {
+            let disk = ContainerDisk {
+                layer: Some(used(layer)),
+                logs: Some(used(1)),
+            };
+            (alloc::format!("{n:032x}").into(), disk)
+        });
+        Disk {
+            at: Wall(1_700_000_090_000_000_000),
+            node_fs: Some(fs),
+            device: "/dev/mmcblk0p2".into(),
+            image_fs: Some(fs),
+            images_bytes: Some(4_096_000),
+            containers: BTreeMap::from(files),
+            volumes: BTreeMap::from([(
+                "0a1b".into(),
+                vec![volume("data", true, 100), volume("token", false, 5)],
+            )]),
+            hosts: BTreeMap::from([("0a1b".into(), used(1))]),
+        }
+    }
+
+    /// Two pods: one with a limited container and one that has all the kernel can count, one on the host's network of which
+    /// nothing is known but its processor time.
+    pub(in crate::logic::metrics) fn sample() -> Sample {
+        let mut limited = container("app", 1);
+        limited.usage.swap = Some(Swap {
+            usage_bytes: 4096,
+            limit_bytes: Some(MIB),
+        });
+        limited.usage.cpu_quota = Some((50_000, 100_000));
+        limited.usage.cpu_shares = Some(512);
+        if let Some(memory) = &mut limited.usage.memory {
+            memory.limit_bytes = Some(64 * MIB);
+        }
+        let stall = Stall {
+            averages: [150, 25, 0],
+            total_us: 4711,
+        };
+        let pressure = Some(Pressure {
+            some: stall,
+            full: Stall::default(),
+        });
+        limited.usage.pressure = Some(Box::new([pressure, pressure, None]));
+        let first = PodUsage {
+            uid: "0a1b".into(),
+            name: "web".into(),
+            namespace: "default".into(),
+            started_at: Wall(1_700_000_000_000_000_000),
+            cgroup: "/kubepods/burstable/pod0a1b".into(),
+            usage: usage(3),
+            network: Some(vec![interface("eth0"), interface("net1")]),
+            containers: vec![limited, container("side \"car\"", 2)],
+        };
+        let bare = |name: &str| ContainerUsage {
+            usage: Usage {
+                at: AT,
+                cpu: Some(Cpu {
+                    total_ns: 1,
+                    ..Cpu::default()
+                }),
+                ..Usage::default()
+            },
+            ..container(name, 4)
+        };
+        let second = PodUsage {
+            uid: "0c".into(),
+            name: "host".into(),
+            namespace: "kube-system".into(),
+            started_at: Wall(1_700_000_000_000_000_000),
+            containers: vec![bare("agent")],
+            ..PodUsage::default()
+        };
+        let pods = [first, second].map(|pod| PodSample {
+            container_nano_cores: vec![Some(250_000_000); pod.containers.len()],
+            nano_cores: Some(500_000_000),
+            pod,
+        });
+        Sample {
+            node: "node".into(),
+            started_at: Wall(1_699_999_000_000_000_000),
+            machine: Usage {
+                swap: Some(Swap {
+                    usage_bytes: 0,
+                    limit_bytes: Some(0),
+                }),
+                ..usage(10)
+            },
+            nano_cores: None,
+            memory_bytes: 1024 * MIB,
+            cpu_milli: 4000,
+            network: Some(vec![interface("eth0")]),
+            groups: vec![SystemGroup {
+                name: "pods",
+                cgroup: "/kubepods".into(),
+                started_at: Wall(1_699_999_000_000_000_000),
+                usage: usage(4),
+                nano_cores: Some(1_000_000),
+            }],
+            pods: pods.into(),
+            tasks: Some(120),
+            max_pids: Some(7000),
+            disk: Rc::new(disk()),
+            failed: false,
+        }
+    }
+
+    /// Compares with `tests/golden/metrics/<name>`; what is there instead is shown whole.
+    pub(in crate::logic::metrics) fn golden(name: &str, text: &str) {
+        let goldens = [
+            (
+                "resource.txt",
+                include_str!("../../../tests/golden/metrics/resource.txt"),
+            ),
+            (
+                "cadvisor.txt",
+                include_str!("../../../tests/golden/metrics/cadvisor.txt"),
+            ),
+            (
+                "own.txt",
+                include_str!("../../../tests/golden/metrics/own.txt"),
+            ),
+            (
+                "probes.txt",
+                include_str!("../../../tests/golden/metrics/probes.txt"),
+            ),
+            (
+                "summary.json",
+                include_str!("../../../tests/golden/metrics/summary.json"),
+            ),
+        ];
+        let known = goldens.iter().find(|(known, _)| *known == name);
+        let (_, want) = known.expect("a golden");
+        assert!(text == *want, "{name} differs:\n{text}");
+    }
+}

@@ -1,0 +1,349 @@
+//! `/stats/summary` (MET-10 to MET-14). A figure that is not known is left out.
+//!
+//! The object comes in pieces, one for the node and one for each pod. Source: kubelet
+//! `staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go`.
+
+use alloc::{
+    format,
+    rc::Rc,
+    string::{String, ToString as _},
+    vec::Vec,
+};
+
+use serde_json::{Map, Value, json};
+
+use super::sample::{PodSample, Sample, SystemGroup};
+use crate::api::{
+    Wall,
+    cri::FsInfo,
+    stats::{ContainerUsage, Detail, DiskUsage, Interface, Pressure, Stall, Usage, VolumeUsage},
+};
+
+/// The interface whose counts stand for a pod's network, by name.
+const DEFAULT_INTERFACE: &str = "eth0";
+
+/// The summary, piece by piece.
+pub fn pieces(sample: Rc<Sample>, detail: Detail) -> impl Iterator<Item = String> {
+    let pods = sample.pods.len();
+    (0..pods + 2).map(move |n| match n {
+        0 => format!("{{\"node\":{},\"pods\":[", node(&sample, detail)),
+        n if n <= pods => {
+            let comma = if n == 1 { "" } else { "," };
+            format!("{comma}{}", pod(&sample, &sample.pods[n - 1], detail))
+        }
+        _ => "]}\n".into(),
+    })
+}
+
+/// An object of the fields that there are.
+fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
+    let there = fields.into_iter().filter_map(|(k, v)| Some((k.into(), v?)));
+    Value::Object(there.collect::<Map<_, _>>())
+}
+
+fn time(at: Wall) -> Value {
+    at.to_string().into()
+}
+
+fn node(sample: &Sample, detail: Detail) -> Value {
+    let full = |value: Option<Value>| value.filter(|_| detail == Detail::Full);
+    let groups = sample.groups.iter().map(|group| system(group, detail));
+    let machine = &sample.machine;
+    let disk = &*sample.disk;
+    // What everybody has used of it, for it is everybody's.
+    let of_all = disk.node_fs.map(|info| DiskUsage {
+        used_bytes: info.capacity_bytes.saturating_sub(info.free_bytes),
+        inodes_used: info.inodes.saturating_sub(info.inodes_free),
+    });
+    let images = disk.image_fs.as_ref().map(|fs| {
+        let mut fs = file_system(disk.at, Some(fs), None);
+        if let Some(bytes) = disk.images_bytes {
+            fs["usedBytes"] = bytes.into();
+        }
+        fs
+    });
+    let node_fs = disk.node_fs.as_ref();
+    object([
+        ("nodeName", Some(sample.node.as_str().into())),
+        ("startTime", Some(time(sample.started_at))),
+        ("systemContainers", Some(groups.collect())),
+        ("cpu", cpu(machine, sample.nano_cores)),
+        ("memory", memory(machine, Some(sample.memory_bytes))),
+        ("swap", swap(machine)),
+        ("io", full(io(machine))),
+        (
+            "network",
+            full(network(machine.at, sample.network.as_deref())),
+        ),
+        (
+            "fs",
+            full(node_fs.map(|fs| file_system(disk.at, Some(fs), of_all))),
+        ),
+        (
+            "runtime",
+            full(images.map(|fs| json!({ "imageFs": fs, "containerFs": fs }))),
+        ),
+        (
+            "rlimit",
+            full(Some(object([
+                ("time", Some(time(machine.at))),
+                ("maxpid", sample.max_pids.map(Value::from)),
+                ("curproc", sample.tasks.map(Value::from)),
+            ]))),
+        ),
+    ])
+}
+
+fn system(group: &SystemGroup, detail: Detail) -> Value {
+    let usage = &group.usage;
+    object([
+        ("name", Some(group.name.into())),
+        ("startTime", Some(time(group.started_at))),
+        ("cpu", cpu(usage, group.nano_cores)),
+        ("memory", memory(usage, None)),
+        ("swap", swap(usage).filter(|_| detail == Detail::Full)),
+    ])
+}
+
+fn pod(sample: &Sample, pod_sample: &PodSample, detail: Detail) -> Value {
+    let full = |value: Option<Value>| value.filter(|_| detail == Detail::Full);
+    let pod = &pod_sample.pod;
+    let disk = &*sample.disk;
+    let rates = &pod_sample.container_nano_cores;
+    let containers = pod.containers.iter().enumerate();
+    let containers = containers.map(|(n, c)| {
+        let rate = rates.get(n).copied().flatten();
+        container(sample, c, rate, detail)
+    });
+    let volumes: &[VolumeUsage] = disk.volumes.get(&pod.uid).map_or(&[], Vec::as_slice);
+    let volume = |v: &VolumeUsage| {
+        let mut fs = file_system(disk.at, v.fs.as_ref(), v.used);
+        fs["name"] = v.name.as_str().into();
+        fs
+    };
+    let counted = !disk.containers.is_empty();
+    let processes = pod.usage.pids;
+    object([
+        (
+            "podRef",
+            Some(json!({ "name": pod.name, "namespace": pod.namespace, "uid": pod.uid.as_str() })),
+        ),
+        ("startTime", Some(time(pod.started_at))),
+        ("containers", Some(containers.collect())),
+        ("cpu", cpu(&pod.usage, pod_sample.nano_cores)),
+        ("memory", memory(&pod.usage, None)),
+        ("swap", swap(&pod.usage)),
+        ("io", full(io(&pod.usage))),
+        (
+            "network",
+            full(network(pod.usage.at, pod.network.as_deref())),
+        ),
+        (
+            "volume",
+            full((!volumes.is_empty()).then(|| volumes.iter().map(volume).collect())),
+        ),
+        (
+            "ephemeral-storage",
+            full(
+                counted
+                    .then(|| {
+                        let used = ephemeral_storage(sample, pod_sample)?;
+                        let fs = disk.node_fs.as_ref();
+                        Some(file_system(disk.at, fs, Some(used)))
+                    })
+                    .flatten(),
+            ),
+        ),
+        (
+            "process_stats",
+            full(processes.map(|count| json!({ "process_count": count }))),
+        ),
+    ])
+}
+
+/// What the pod has on the node's disk (MET-13); `None` if some of it could not be counted.
+#[must_use]
+pub fn ephemeral_storage(sample: &Sample, pod_sample: &PodSample) -> Option<DiskUsage> {
+    let pod = &pod_sample.pod;
+    let disk = &*sample.disk;
+    let mut sum = disk.hosts.get(&pod.uid).copied().unwrap_or_default();
+    for container in &pod.containers {
+        let files = disk.containers.get(&container.id)?;
+        sum += files.layer?;
+        sum += files.logs?;
+    }
+    let volumes = disk.volumes.get(&pod.uid).into_iter().flatten();
+    for volume in volumes.filter(|v| v.ephemeral) {
+        sum += volume.used?;
+    }
+    Some(sum)
+}
+
+fn container(
+    sample: &Sample,
+    container: &ContainerUsage,
+    nano_cores: Option<u64>,
+    detail: Detail,
+) -> Value {
+    let full = |value: Option<Value>| value.filter(|_| detail == Detail::Full);
+    let usage = &container.usage;
+    let disk = &*sample.disk;
+    let files = disk
+        .containers
+        .get(&container.id)
+        .copied()
+        .unwrap_or_default();
+    let fs = |info: &Option<FsInfo>, used: Option<DiskUsage>| {
+        used.map(|used| file_system(disk.at, info.as_ref(), Some(used)))
+    };
+    object([
+        ("name", Some(container.name.as_str().into())),
+        ("startTime", Some(time(container.started_at))),
+        ("cpu", cpu(usage, nano_cores)),
+        ("memory", memory(usage, None)),
+        ("swap", swap(usage)),
+        ("io", full(io(usage))),
+        ("rootfs", full(fs(&disk.image_fs, files.layer))),
+        ("logs", full(fs(&disk.node_fs, files.logs))),
+    ])
+}
+
+fn cpu(usage: &Usage, nano_cores: Option<u64>) -> Option<Value> {
+    let cpu = usage.cpu?;
+    Some(object([
+        ("time", Some(time(usage.at))),
+        ("usageNanoCores", nano_cores.map(Value::from)),
+        ("usageCoreNanoSeconds", Some(cpu.total_ns.into())),
+        ("psi", psi(usage, 0)),
+    ]))
+}
+
+/// `capacity` stands for a limit that the machine has and a group's files do not tell.
+fn memory(usage: &Usage, capacity: Option<u64>) -> Option<Value> {
+    let memory = usage.memory?;
+    let limit = memory.limit_bytes.or(capacity);
+    let available = limit.map(|limit| limit.saturating_sub(memory.working_set_bytes));
+    Some(object([
+        ("time", Some(time(usage.at))),
+        ("availableBytes", available.map(Value::from)),
+        ("usageBytes", Some(memory.usage_bytes.into())),
+        ("workingSetBytes", Some(memory.working_set_bytes.into())),
+        ("rssBytes", memory.rss_bytes.map(Value::from)),
+        ("pageFaults", memory.faults.map(|(all, _)| all.into())),
+        (
+            "majorPageFaults",
+            memory.faults.map(|(_, major)| major.into()),
+        ),
+        ("psi", psi(usage, 1)),
+    ]))
+}
+
+fn swap(usage: &Usage) -> Option<Value> {
+    let swap = usage.swap?;
+    let available = swap
+        .limit_bytes
+        .map(|limit| limit.saturating_sub(swap.usage_bytes));
+    Some(object([
+        ("time", Some(time(usage.at))),
+        ("swapAvailableBytes", available.map(Value::from)),
+        ("swapUsageBytes", Some(swap.usage_bytes.into())),
+    ]))
+}
+
+fn io(usage: &Usage) -> Option<Value> {
+    let psi = psi(usage, 2)?;
+    Some(json!({ "time": time(usage.at), "psi": psi }))
+}
+
+/// Of processor, memory and disks the `kind`-th.
+fn psi(usage: &Usage, kind: usize) -> Option<Value> {
+    let pressure: &Pressure = usage.pressure.as_ref()?[kind].as_ref()?;
+    let stall = |stall: &Stall| {
+        let [avg10, avg60, avg300] = stall
+            .averages
+            .map(|hundredths| f64::from(hundredths) / 100.0);
+        json!({ "total": stall.total_us, "avg10": avg10, "avg60": avg60, "avg300": avg300 })
+    };
+    Some(json!({ "full": stall(&pressure.full), "some": stall(&pressure.some) }))
+}
+
+fn network(at: Wall, interfaces: Option<&[Interface]>) -> Option<Value> {
+    let interfaces = interfaces?;
+    let one = |i: &Interface| {
+        json!({
+            "name": i.name, "rxBytes": i.rx.bytes, "rxErrors": i.rx.errors,
+            "txBytes": i.tx.bytes, "txErrors": i.tx.errors,
+        })
+    };
+    let default = interfaces.iter().find(|i| i.name == DEFAULT_INTERFACE);
+    let mut all = default.map_or_else(|| json!({ "name": "" }), one);
+    all["time"] = time(at);
+    all["interfaces"] = interfaces.iter().map(one).collect();
+    Some(all)
+}
+
+fn file_system(at: Wall, fs: Option<&FsInfo>, used: Option<DiskUsage>) -> Value {
+    // A file system without an inode table says 0 of 0.
+    let inodes = fs.filter(|fs| fs.inodes > 0);
+    object([
+        ("time", Some(time(at))),
+        ("availableBytes", fs.map(|fs| fs.available_bytes.into())),
+        ("capacityBytes", fs.map(|fs| fs.capacity_bytes.into())),
+        ("usedBytes", used.map(|used| used.used_bytes.into())),
+        ("inodesFree", inodes.map(|fs| fs.inodes_free.into())),
+        ("inodes", inodes.map(|fs| fs.inodes.into())),
+        ("inodesUsed", used.map(|used| used.inodes_used.into())),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample::testing, *};
+
+    fn summary(detail: Detail) -> Value {
+        let text: String = pieces(Rc::new(testing::sample()), detail).collect();
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    #[test]
+    fn the_whole_summary() {
+        // MET-10 MET-11 MET-12 MET-13
+        let text = serde_json::to_string_pretty(&summary(Detail::Full)).expect("JSON");
+        testing::golden("summary.json", &(text + "\n"));
+    }
+
+    #[test]
+    fn only_processor_and_memory() {
+        // MET-14 SRV-16
+        let all = summary(Detail::Basic);
+        let keys = |value: &Value| -> Vec<String> {
+            value.as_object().expect("object").keys().cloned().collect()
+        };
+        assert_eq!(
+            keys(&all["node"]),
+            [
+                "cpu",
+                "memory",
+                "nodeName",
+                "startTime",
+                "swap",
+                "systemContainers"
+            ]
+        );
+        let pod = &all["pods"][0];
+        assert_eq!(
+            keys(pod),
+            ["containers", "cpu", "memory", "podRef", "startTime"]
+        );
+        let container = &pod["containers"][0];
+        assert_eq!(
+            keys(container),
+            ["cpu", "memory", "name", "startTime", "swap"]
+        );
+        // What is not known is left out.
+        assert_eq!(keys(&all["pods"][1]), ["containers", "podRef", "startTime"]);
+        let text: String = pieces(Rc::new(Sample::default()), Detail::Full).collect();
+        let none: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(none["pods"], json!([]));
+    }
+}

@@ -1,0 +1,154 @@
+//! Probes: when one is due, what its outcomes in a row come to, and what the other decisions need to know of it.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`figures`] | what is counted |
+//! | [`worker`] | one probe of one container: next pass, thresholds, hold |
+//! | [`workers`] | all of the node, by pod, and which is due next |
+//!
+//! Carrying a probe out is not its concern; a result here is already decisive (PROBE-09). Names follow kubelet
+//! `prober/worker.go` and `prober/prober_manager.go`.
+
+use core::fmt;
+
+use crate::api::{
+    Container, ContainerId, Wall,
+    pod::{IntOrString, Probe},
+};
+
+pub mod figures;
+pub mod worker;
+pub mod workers;
+
+pub use figures::{Durations, NodeFigures, ProbeFigures};
+pub use worker::{Counts, Seen, SeenContainer, SeenState, Settings, Step, Worker};
+pub use workers::{Entry, Kept, Key, PodProbes, Workers};
+
+/// Which probe of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProbeKind {
+    /// Its failure kills the container.
+    Liveness,
+    /// Says whether the container is ready.
+    Readiness,
+    /// Holds the others back until it has succeeded once; its failure kills the container.
+    Startup,
+}
+
+impl ProbeKind {
+    /// The container's probe of this kind.
+    #[must_use]
+    pub const fn of(self, container: &Container) -> Option<&Probe> {
+        match self {
+            Self::Liveness => container.liveness_probe.as_ref(),
+            Self::Readiness => container.readiness_probe.as_ref(),
+            Self::Startup => container.startup_probe.as_ref(),
+        }
+    }
+}
+
+impl fmt::Display for ProbeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Liveness => "Liveness",
+            Self::Readiness => "Readiness",
+            Self::Startup => "Startup",
+        })
+    }
+}
+
+/// A decisive probe result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeResult {
+    /// Enough successes in a row.
+    Success,
+    /// Enough failures in a row.
+    Failure,
+    /// A probe exists, its outcome is still open (the initial value of a startup probe).
+    Unknown,
+}
+
+/// Latest decisive results, by instance. `None`: nothing is known of that instance.
+pub trait Probes {
+    /// Result of the liveness probe.
+    fn liveness(&self, id: &ContainerId) -> Option<ProbeResult>;
+    /// Result of the readiness probe.
+    fn readiness(&self, id: &ContainerId) -> Option<ProbeResult>;
+    /// Result of the startup probe.
+    fn startup(&self, id: &ContainerId) -> Option<ProbeResult>;
+    /// Whether an instance that was started then ran already when this agent was started (PROBE-15). What the API says of its
+    /// readiness counts until its probe has had its say.
+    fn is_adopted(&self, started_at: Option<Wall>) -> bool {
+        started_at.is_some()
+    }
+}
+
+/// Nothing is probed. A container that has a startup or readiness probe then never counts as started or ready.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProbes;
+
+impl Probes for NoProbes {
+    fn liveness(&self, _: &ContainerId) -> Option<ProbeResult> {
+        None
+    }
+    fn readiness(&self, _: &ContainerId) -> Option<ProbeResult> {
+        None
+    }
+    fn startup(&self, _: &ContainerId) -> Option<ProbeResult> {
+        None
+    }
+}
+
+/// The number of a port that a probe or hook names (PROBE-24): that of the container's own port of that name, else the text
+/// as a number.
+///
+/// - Errors: no such port, or not one of 1 to 65535. Texts are those of kubelet `probe/util.go`.
+pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(n) => i64::from(*n),
+        IntOrString::Text(name) => match container.ports.iter().find(|p| p.name == *name) {
+            Some(port) => i64::from(port.container_port),
+            None => name.parse().map_err(|_| format!("port {name} not found"))?,
+        },
+    };
+    u16::try_from(number)
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| format!("invalid port number: {number}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::pod::ContainerPort;
+    use crate::logic::testing::container;
+
+    #[test]
+    fn ports() {
+        // PROBE-24
+        let mut c = container("a");
+        let port = |name: &str, number| ContainerPort {
+            name: name.into(),
+            container_port: number,
+            ..ContainerPort::default()
+        };
+        c.ports = vec![port("web", 8080), port("80", 81), port("no", 0)];
+        let text = |name: &str| IntOrString::Text(name.into());
+        for (given, want) in [
+            (IntOrString::Int(1), Ok(1)),
+            (IntOrString::Int(65535), Ok(65535)),
+            (IntOrString::Int(0), Err("invalid port number: 0")),
+            (IntOrString::Int(-1), Err("invalid port number: -1")),
+            (IntOrString::Int(65536), Err("invalid port number: 65536")),
+            (text("web"), Ok(8080)),
+            (text("80"), Ok(81)),
+            (text("9090"), Ok(9090)),
+            (text("70000"), Err("invalid port number: 70000")),
+            (text("no"), Err("invalid port number: 0")),
+            (text("other"), Err("port other not found")),
+        ] {
+            let got = resolve_port(&c, &given);
+            assert_eq!(got, want.map_err(str::to_owned), "{given:?}");
+        }
+    }
+}

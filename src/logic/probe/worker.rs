@@ -1,0 +1,426 @@
+//! One probe of one container: when its next pass is due, and what outcomes in a row come to. Rows PROBE-03 to PROBE-15.
+//!
+//! ```text
+//!  due ──pass──▶ Wait ──▶ due a period later
+//!            ├─▶ Ask ──outcome──▶ due a period after this pass was; at once if that has gone by
+//!            └─▶ End
+//! ```
+//!
+//! A pass looks at the container's stored status only. Passes keep to a grid of periods; one that takes longer than a period
+//! is followed by the next at once, and the grid's points in between are left out. Time is monotonic throughout: a clock
+//! that jumps neither ends an initial delay nor makes a probe fail.
+
+use core::time::Duration;
+
+use super::{ProbeKind, ProbeResult};
+use crate::api::{Mono, pod::Probe};
+use crate::logic::fnv::fnv1a;
+
+/// What a probe asks for. Fixed for the life of its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Which probe.
+    pub kind: ProbeKind,
+    /// Of an init container that goes on running.
+    pub sidecar: bool,
+    /// The pod had a deletionTimestamp when the worker was made.
+    pub deleting: bool,
+    /// Age of the container before the first probe.
+    pub initial_delay_s: u32,
+    /// Between two passes; at least 1.
+    pub period_s: u32,
+    /// For one answer; at least 1.
+    pub timeout_s: u32,
+    /// Successes in a row that make a success; at least 1.
+    pub success_threshold: u32,
+    /// Failures in a row that make a failure; at least 1.
+    pub failure_threshold: u32,
+}
+
+impl Settings {
+    /// What `probe` asks for. Numbers that the API would have refused count as the least that makes sense.
+    #[must_use]
+    pub fn of(kind: ProbeKind, probe: &Probe, sidecar: bool, deleting: bool) -> Self {
+        let least = |n: i32, least: u32| u32::try_from(n).unwrap_or(0).max(least);
+        Self {
+            kind,
+            sidecar,
+            deleting,
+            initial_delay_s: least(probe.initial_delay_seconds, 0),
+            period_s: least(probe.period_seconds, 1),
+            timeout_s: least(probe.timeout_seconds, 1),
+            success_threshold: least(probe.success_threshold, 1),
+            failure_threshold: least(probe.failure_threshold, 1),
+        }
+    }
+
+    const fn initial(self) -> ProbeResult {
+        match self.kind {
+            ProbeKind::Liveness => ProbeResult::Success,
+            ProbeKind::Readiness => ProbeResult::Failure,
+            ProbeKind::Startup => ProbeResult::Unknown,
+        }
+    }
+}
+
+/// What a pass sees of its pod: the status as it was last stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The phase is terminal.
+    pub ended: bool,
+    /// The container, once an instance of it was created.
+    pub container: Option<SeenContainer<'a>>,
+}
+
+/// What a pass sees of its container.
+#[derive(Clone, Copy, Debug)]
+pub struct SeenContainer<'a> {
+    /// Instance.
+    pub id: &'a str,
+    /// State.
+    pub state: SeenState,
+    /// `started` of the status.
+    pub started: bool,
+    /// `ready` of the status.
+    pub ready: bool,
+}
+
+/// State of a container as a pass sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeenState {
+    /// Not started yet, or about to be again.
+    Waiting,
+    /// Runs.
+    Running {
+        /// Age by the wall clock, which may have jumped; seconds.
+        age_s: u32,
+        /// It ran already when the agent was started.
+        adopted: bool,
+    },
+    /// Ended with this code.
+    Ended(i32),
+}
+
+/// What to do after a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing until the next one.
+    Wait,
+    /// Probe now; [`Worker::outcome`] follows.
+    Ask,
+    /// The worker has nothing to do any more.
+    End,
+}
+
+/// How the probes of a worker ended, over all its instances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Well.
+    pub successful: u32,
+    /// Not well.
+    pub failed: u32,
+    /// With an error, after all tries.
+    pub unknown: u32,
+    /// Began more than a period late.
+    pub late: u32,
+}
+
+/// One probe of one container.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    settings: Settings,
+    /// Digest of the instance that was last seen; 0 for none.
+    instance: u64,
+    /// When the worker was made.
+    made: Mono,
+    /// When that instance was started, by our clock.
+    began: Mono,
+    /// When the next pass is due; during a probe, when its pass was.
+    due: Mono,
+    run: u32,
+    counts: Counts,
+    result: Option<ProbeResult>,
+    last: Option<bool>,
+    /// Whether the instance is followed by another, once it has ended.
+    restarts: Option<bool>,
+    /// Waits for a new instance.
+    on_hold: bool,
+    asking: bool,
+    /// Another pass was asked for meanwhile.
+    again: bool,
+    /// Waits for its place among all those that an agent starts with.
+    spreads: bool,
+    ended: bool,
+}
+
+const _: () = assert!(size_of::<Worker>() <= 96, "one per probe");
+
+impl Worker {
+    /// A worker whose first pass is due at `due`. One later than `now` spreads the load of an agent's start, and nothing
+    /// makes it come sooner (PROBE-03).
+    #[must_use]
+    pub fn new(settings: Settings, due: Mono, now: Mono) -> Self {
+        Self {
+            settings,
+            instance: 0,
+            made: now,
+            began: now,
+            due,
+            run: 0,
+            counts: Counts::default(),
+            result: None,
+            last: None,
+            restarts: None,
+            on_hold: false,
+            asking: false,
+            again: false,
+            spreads: due > now,
+            ended: false,
+        }
+    }
+
+    /// What it was made for.
+    #[must_use]
+    pub const fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// When the next pass is due; `None` while a probe is under way, and at the end.
+    #[must_use]
+    pub const fn due(&self) -> Option<Mono> {
+        if self.ended || self.asking {
+            None
+        } else {
+            Some(self.due)
+        }
+    }
+
+    /// Whether a probe is under way whose outcome counts.
+    #[must_use]
+    pub const fn is_asking(&self) -> bool {
+        self.asking && !self.ended
+    }
+
+    /// The result for an instance, if it is the one that was probed.
+    #[must_use]
+    pub fn result_of(&self, id: &str) -> Option<ProbeResult> {
+        self.result.filter(|_| self.instance == digest(id))
+    }
+
+    /// How its probes went (MET-09).
+    #[must_use]
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Digest of the instance that it is about; 0 for none.
+    #[must_use]
+    pub const fn instance(&self) -> u64 {
+        self.instance
+    }
+
+    /// The result for that instance.
+    #[must_use]
+    pub const fn result(&self) -> Option<ProbeResult> {
+        self.result
+    }
+
+    /// One pass. `restarts` says whether an exit with that code is followed by another instance; asked once an instance.
+    ///
+    /// Returns what to do, and a result that the stored status does not show yet.
+    pub fn pass(
+        &mut self,
+        seen: &Seen<'_>,
+        restarts: impl FnOnce(i32) -> bool,
+        now: Mono,
+    ) -> (Step, Option<ProbeResult>) {
+        self.spreads = false;
+        let (step, news) = self.look(seen, restarts, now);
+        match step {
+            Step::Wait => self.schedule(now),
+            Step::Ask => self.asking = true,
+            Step::End => self.ended = true,
+        }
+        (step, news)
+    }
+
+    fn look(
+        &mut self,
+        seen: &Seen<'_>,
+        restarts: impl FnOnce(i32) -> bool,
+        now: Mono,
+    ) -> (Step, Option<ProbeResult>) {
+        if self.ended || seen.ended {
+            self.result = None;
+            return (Step::End, None);
+        }
+        let Some(container) = seen.container else {
+            return (Step::Wait, None);
+        };
+        let news = self.meet(&container, now);
+        if self.on_hold {
+            return (Step::Wait, news);
+        }
+        match container.state {
+            SeenState::Running { .. } => {}
+            SeenState::Waiting => {
+                self.result = Some(ProbeResult::Failure);
+                return (Step::Wait, news);
+            }
+            SeenState::Ended(code) => {
+                self.result = Some(ProbeResult::Failure);
+                let goes_on = *self.restarts.get_or_insert_with(|| restarts(code));
+                return (if goes_on { Step::Wait } else { Step::End }, news);
+            }
+        }
+        if self.settings.deleting && self.settings.kind != ProbeKind::Readiness {
+            // For a quiet end: nothing kills what ends anyway.
+            self.result = Some(ProbeResult::Success);
+            let startup = self.settings.kind == ProbeKind::Startup && !container.started;
+            return (Step::End, startup.then_some(ProbeResult::Success));
+        }
+        let age = now - self.began;
+        if age.as_secs() < u64::from(self.settings.initial_delay_s) {
+            return (Step::Wait, news);
+        }
+        let own_turn = container.started != (self.settings.kind == ProbeKind::Startup);
+        (if own_turn { Step::Ask } else { Step::Wait }, news)
+    }
+
+    /// A new instance starts over (PROBE-06), one of before the agent's start keeps what it is reported as (PROBE-15).
+    fn meet(&mut self, container: &SeenContainer<'_>, now: Mono) -> Option<ProbeResult> {
+        let instance = digest(container.id);
+        if instance == self.instance {
+            return None;
+        }
+        let kind = self.settings.kind;
+        let mut adopted_running = false;
+        self.began = now;
+        if let SeenState::Running { age_s, adopted } = container.state {
+            adopted_running = adopted;
+            // What was started under this worker cannot be older than it, whatever the clock says.
+            let age = Duration::from_secs(age_s.into());
+            let most = if adopted { age } else { now - self.made };
+            self.began = Mono(now.0.saturating_sub(millis(age.min(most))));
+        }
+        self.instance = instance;
+        self.on_hold = false;
+        self.restarts = None;
+        self.run = 0;
+        self.last = None;
+        self.result = if !adopted_running {
+            Some(self.settings.initial())
+        } else if self.settings.sidecar && kind == ProbeKind::Startup && container.started {
+            Some(ProbeResult::Success)
+        } else {
+            None
+        };
+        let shown = match kind {
+            ProbeKind::Liveness => true,
+            ProbeKind::Readiness => self.result.is_none() || !container.ready,
+            ProbeKind::Startup => self.result.is_none() || !container.started,
+        };
+        self.result.filter(|_| !shown)
+    }
+
+    /// How a probe of instance `id` ended; `None`: with an error, which does not count (PROBE-09).
+    ///
+    /// Returns the result if it has changed.
+    pub fn outcome(&mut self, id: &str, success: Option<bool>, now: Mono) -> Option<ProbeResult> {
+        self.asking = false;
+        let counts = !self.ended && self.instance == digest(id);
+        if counts {
+            let of = match success {
+                Some(true) => &mut self.counts.successful,
+                Some(false) => &mut self.counts.failed,
+                None => &mut self.counts.unknown,
+            };
+            *of = of.wrapping_add(1);
+        }
+        let changed = success.filter(|_| counts).and_then(|s| self.count(s));
+        self.schedule(now);
+        changed
+    }
+
+    fn count(&mut self, success: bool) -> Option<ProbeResult> {
+        self.run = if self.last == Some(success) {
+            self.run.saturating_add(1)
+        } else {
+            1
+        };
+        self.last = Some(success);
+        let (result, threshold) = if success {
+            (ProbeResult::Success, self.settings.success_threshold)
+        } else {
+            (ProbeResult::Failure, self.settings.failure_threshold)
+        };
+        if self.run < threshold {
+            return None;
+        }
+        let changed = self.result != Some(result);
+        self.result = Some(result);
+        let decided = match self.settings.kind {
+            ProbeKind::Liveness => !success,
+            ProbeKind::Startup => true,
+            ProbeKind::Readiness => false,
+        };
+        if decided {
+            // What comes next is another instance: nothing is run in one that is being stopped.
+            self.on_hold = true;
+            self.run = 0;
+        }
+        changed.then_some(result)
+    }
+
+    /// Asks for a pass now; the period counts from it (PROBE-13).
+    pub fn trigger(&mut self, now: Mono) {
+        if self.asking || self.spreads {
+            self.again = true;
+        } else {
+            self.due = now;
+        }
+    }
+
+    /// The probe under way begins. If it had to wait for others, the period counts from here, so that what is behind gets no
+    /// further behind. Returns whether it is late by more than a period.
+    pub fn begin(&mut self, waited: bool, now: Mono) -> bool {
+        let late = now - self.due > self.period();
+        self.counts.late = self.counts.late.wrapping_add(late.into());
+        if waited {
+            self.due = now;
+        }
+        late
+    }
+
+    /// Nothing more is probed, and nothing is known (SYNC-20, SYNC-22).
+    pub fn stop(&mut self) {
+        self.ended = true;
+        self.result = None;
+    }
+
+    fn period(&self) -> Duration {
+        Duration::from_secs(self.settings.period_s.into())
+    }
+
+    fn schedule(&mut self, now: Mono) {
+        if core::mem::take(&mut self.again) {
+            self.due = now;
+            return;
+        }
+        let period = millis(self.period());
+        let gone = now.since_ms(self.due) / period;
+        self.due = Mono(self.due.0 + gone.max(1) * period);
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What stands for an instance. Never 0.
+pub(super) fn digest(id: &str) -> u64 {
+    fnv1a(id.bytes()).max(1)
+}
+
+#[cfg(test)]
+mod tests;

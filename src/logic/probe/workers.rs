@@ -1,0 +1,397 @@
+//! All probes of the node: by pod, and by when they are due. Rows PROBE-02, PROBE-13, PROBE-14, CLEAN-03.
+//!
+//! A pod's workers are made together and go together; each is in the timetable at most once. What a worker is made of
+//! besides its numbers (`A`: whom to ask what) is the caller's.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::time::Duration;
+
+use super::{
+    Durations, ProbeKind, ProbeResult, Probes, Seen, Settings, Step, Worker, worker::digest,
+};
+use crate::api::order::Gather as _;
+use crate::api::{Container, ContainerId, Mono, Pod, PodStatus, PodUid, Wall};
+
+/// Instances that were started earlier than this before the agent ran before it (PROBE-15).
+const ADOPTED_BEFORE: Duration = Duration::from_secs(10);
+
+/// How long what an agent before this one knew counts, where no probe has had its say since.
+const PASSED_FOR: Duration = Duration::from_secs(3600);
+
+/// One worker and what it is about.
+#[derive(Clone, Debug)]
+pub struct Entry<A> {
+    /// The state machine.
+    pub worker: Worker,
+    /// Name of the container.
+    pub container: Box<str>,
+    /// What is done.
+    pub action: A,
+    /// How long it took.
+    pub took: Durations,
+}
+
+/// Names one worker for ever: a pod that comes again has another number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pod: u64,
+    index: u16,
+}
+
+#[derive(Clone, Debug)]
+struct PodWorkers<A> {
+    uid: PodUid,
+    entries: Box<[Entry<A>]>,
+}
+
+/// All workers.
+///
+/// - Shape: at most three a container of each pod that has a worker.
+#[derive(Clone, Debug)]
+pub struct Workers<A> {
+    pods: BTreeMap<u64, PodWorkers<A>>,
+    numbers: BTreeMap<PodUid, u64>,
+    timetable: BTreeSet<(Mono, Key)>,
+    next: u64,
+    /// What has passed under an agent before this one: kind of probe, and digest of the instance.
+    passed: BTreeSet<(ProbeKind, u64)>,
+    /// When the agent started, by both clocks.
+    started: (Mono, Wall),
+}
+
+/// Which workers of a pod go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Readiness of all, and everything of sidecars (PROBE-14).
+    WhileStopping,
+    /// None.
+    None,
+}
+
+impl<A> Workers<A> {
+    /// None yet. `started`: when the agent was.
+    #[must_use]
+    pub const fn new(now: Mono, wall: Wall) -> Self {
+        Self {
+            pods: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            timetable: BTreeSet::new(),
+            next: 0,
+            passed: BTreeSet::new(),
+            started: (now, wall),
+        }
+    }
+
+    /// Takes what [`Workers::passed`] was under an agent before this one: until a probe has had its say, it is what it said
+    /// last. The API knows that of pods it has, and only as a whole.
+    pub fn recall(&mut self, passed: impl Iterator<Item = (ProbeKind, u64)>) {
+        self.passed = passed.gather();
+    }
+
+    /// Instances that have started or are ready by their probes, as digests; in no order.
+    pub fn passed(&self) -> impl Iterator<Item = (ProbeKind, u64)> + '_ {
+        let own = self.pods.values().flat_map(|pod| &pod.entries);
+        let own = own
+            .map(|entry| &entry.worker)
+            .filter(|w| w.settings().kind != ProbeKind::Liveness)
+            .filter(|w| w.result() == Some(ProbeResult::Success))
+            .map(|w| (w.settings().kind, w.instance()));
+        own.chain(self.passed.iter().copied())
+    }
+
+    /// Whether an instance started then was started by an agent before this one.
+    #[must_use]
+    pub fn is_adopted(&self, started_at: Wall) -> bool {
+        let before = i64::try_from(ADOPTED_BEFORE.as_secs()).unwrap_or(0);
+        started_at.secs() < self.started.1.secs().saturating_sub(before)
+    }
+
+    /// Makes the workers of a pod, unless it has some already. `action` says what the probe of a container does, `below(n)`
+    /// is a number below `n` of a seeded generator.
+    ///
+    /// A pod without probes costs nothing.
+    pub fn add(
+        &mut self,
+        pod: &Pod,
+        now: Mono,
+        action: impl Fn(&Container, ProbeKind) -> A,
+        mut below: impl FnMut(u64) -> u64,
+    ) {
+        let uid = &pod.metadata.uid;
+        if self.numbers.contains_key(uid) {
+            return;
+        }
+        let deleting = pod.metadata.deletion_timestamp.is_some();
+        let regular = pod.spec.containers.iter().map(|c| (c, false));
+        let inits = pod.spec.init_containers.iter();
+        let sidecars = inits.filter(|c| c.is_sidecar()).map(|c| (c, true));
+        let age = now.since_ms(self.started.0);
+        let mut entries = Vec::new();
+        for (container, sidecar) in regular.chain(sidecars) {
+            for kind in [
+                ProbeKind::Startup,
+                ProbeKind::Readiness,
+                ProbeKind::Liveness,
+            ] {
+                let Some(probe) = kind.of(container) else {
+                    continue;
+                };
+                let settings = Settings::of(kind, probe, sidecar, deleting);
+                let period = u64::from(settings.period_s) * 1000;
+                // An agent that has just been started finds all pods at once.
+                let wait = if age < period { below(period) } else { 0 };
+                let due = now + Duration::from_millis(wait);
+                entries.push(Entry {
+                    worker: Worker::new(settings, due, now),
+                    container: container.name.as_str().into(),
+                    action: action(container, kind),
+                    took: Durations::default(),
+                });
+            }
+        }
+        if entries.is_empty() {
+            return;
+        }
+        let number = self.next;
+        self.next += 1;
+        for (index, entry) in (0..).zip(&entries) {
+            let key = Key { pod: number, index };
+            self.timetable
+                .extend(entry.worker.due().map(|due| (due, key)));
+        }
+        let workers = PodWorkers {
+            uid: uid.clone(),
+            entries: entries.into(),
+        };
+        self.numbers.insert(uid.clone(), number);
+        self.pods.insert(number, workers);
+    }
+
+    /// Ends workers of a pod. Those that are kept go on as they were.
+    pub fn stop(&mut self, uid: &PodUid, kept: Kept) {
+        let Some(&number) = self.numbers.get(uid) else {
+            return;
+        };
+        if kept == Kept::None {
+            self.numbers.remove(uid);
+        }
+        let Some(pod) = self.pods.get_mut(&number) else {
+            return;
+        };
+        for (index, entry) in (0..).zip(&mut pod.entries) {
+            let Settings { kind, sidecar, .. } = entry.worker.settings();
+            if kept == Kept::None || (!sidecar && kind != ProbeKind::Readiness) {
+                let key = Key { pod: number, index };
+                let due = entry.worker.due();
+                if let Some(due) = due {
+                    self.timetable.remove(&(due, key));
+                }
+                entry.worker.stop();
+            }
+        }
+        if kept == Kept::None
+            && let Some(gone) = self.pods.remove(&number)
+        {
+            for Entry { worker, .. } in &gone.entries {
+                let known = (worker.settings().kind, worker.instance());
+                self.passed.remove(&known);
+            }
+        }
+    }
+
+    /// Ends the workers of all pods but those (CLEAN-03).
+    pub fn retain(&mut self, is_kept: impl Fn(&PodUid) -> bool, now: Mono) {
+        if now - self.started.0 > PASSED_FOR {
+            self.passed.clear();
+        }
+        let gone: Vec<PodUid> = self
+            .numbers
+            .keys()
+            .filter(|uid| !is_kept(uid))
+            .cloned()
+            .collect();
+        gone.iter().for_each(|uid| self.stop(uid, Kept::None));
+    }
+
+    /// How many there are, those included that have ended.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pods.values().map(|pod| pod.entries.len()).sum()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    /// All of them, with their pods.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Entry<A>)> {
+        let pods = self.pods.values();
+        pods.flat_map(|pod| pod.entries.iter().map(|entry| (&pod.uid, entry)))
+    }
+
+    /// When the next one is due.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Mono> {
+        self.timetable.first().map(|(due, _)| *due)
+    }
+
+    /// Takes one that is due. [`Workers::pass`] follows.
+    pub fn poll_due(&mut self, now: Mono) -> Option<Key> {
+        let first = self.timetable.first()?;
+        if first.0 > now {
+            return None;
+        }
+        self.timetable.pop_first().map(|(_, key)| key)
+    }
+
+    /// The worker and its pod, if they are still there.
+    #[must_use]
+    pub fn entry(&self, key: Key) -> Option<(&PodUid, &Entry<A>)> {
+        let pod = self.pods.get(&key.pod)?;
+        Some((&pod.uid, pod.entries.get(usize::from(key.index))?))
+    }
+
+    /// [`Worker::pass`].
+    pub fn pass(
+        &mut self,
+        key: Key,
+        seen: &Seen<'_>,
+        restarts: impl FnOnce(i32) -> bool,
+        now: Mono,
+    ) -> (Step, Option<ProbeResult>) {
+        self.change(key, |worker| worker.pass(seen, restarts, now))
+            .unwrap_or((Step::End, None))
+    }
+
+    /// [`Worker::outcome`]; nothing if the worker is gone.
+    pub fn outcome(
+        &mut self,
+        key: Key,
+        id: &str,
+        success: Option<bool>,
+        now: Mono,
+    ) -> Option<ProbeResult> {
+        let changed = self.change(key, |worker| worker.outcome(id, success, now))??;
+        let kind = self.entry(key)?.1.worker.settings().kind;
+        self.passed.remove(&(kind, digest(id)));
+        Some(changed)
+    }
+
+    /// [`Worker::begin`]; `None` if the worker is gone or has ended.
+    pub fn begin(&mut self, key: Key, waited: bool, now: Mono) -> Option<bool> {
+        let live = self.entry(key)?.1.worker.is_asking();
+        live.then(|| self.change(key, |worker| worker.begin(waited, now)))?
+    }
+
+    /// Counts how long a probe took.
+    pub fn took(&mut self, key: Key, ms: u64) {
+        let pod = self.pods.get_mut(&key.pod);
+        let entry = pod.and_then(|pod| pod.entries.get_mut(usize::from(key.index)));
+        if let Some(entry) = entry {
+            entry.took.add(ms);
+        }
+    }
+
+    /// Has the readiness of containers probed now that are started and not known to be ready (PROBE-13). Returns whether
+    /// there is any.
+    pub fn trigger(&mut self, uid: &PodUid, status: &PodStatus, now: Mono) -> bool {
+        let Some(&number) = self.numbers.get(uid) else {
+            return false;
+        };
+        let due = |entry: &Entry<A>| {
+            let all = status
+                .container_statuses
+                .iter()
+                .chain(&status.init_container_statuses);
+            entry.worker.settings().kind == ProbeKind::Readiness
+                && all.filter(|c| *c.name == *entry.container).any(|c| {
+                    let result = entry.worker.result_of(bare(&c.container_id));
+                    c.state.running.is_some()
+                        && c.started == Some(true)
+                        && result != Some(ProbeResult::Success)
+                })
+        };
+        let pod = self.pods.get(&number);
+        let found: Vec<Key> = (0..)
+            .zip(pod.into_iter().flat_map(|pod| &pod.entries))
+            .filter(|(_, entry)| due(entry))
+            .map(|(index, _)| Key { pod: number, index })
+            .collect();
+        for key in &found {
+            self.change(*key, |worker| worker.trigger(now));
+        }
+        !found.is_empty()
+    }
+
+    /// What is known of one pod.
+    #[must_use]
+    pub fn of<'a>(&'a self, uid: &PodUid) -> PodProbes<'a, A> {
+        let pod = self.numbers.get(uid).and_then(|n| self.pods.get(n));
+        PodProbes { all: self, pod }
+    }
+
+    /// Changes a worker and keeps its place in the timetable right.
+    fn change<T>(&mut self, key: Key, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let pod = self.pods.get_mut(&key.pod)?;
+        let worker = &mut pod.entries.get_mut(usize::from(key.index))?.worker;
+        let before = worker.due();
+        let answer = change(worker);
+        let after = worker.due();
+        if let Some(due) = before {
+            self.timetable.remove(&(due, key));
+        }
+        if let Some(due) = after {
+            self.timetable.insert((due, key));
+        }
+        Some(answer)
+    }
+}
+
+/// The results of one pod's probes.
+#[derive(Debug)]
+pub struct PodProbes<'a, A> {
+    all: &'a Workers<A>,
+    pod: Option<&'a PodWorkers<A>>,
+}
+
+impl<A> PodProbes<'_, A> {
+    fn result(&self, kind: ProbeKind, id: &ContainerId) -> Option<ProbeResult> {
+        let entries = self.pod.into_iter().flat_map(|pod| &pod.entries);
+        let own = entries
+            .filter(|entry| entry.worker.settings().kind == kind)
+            .find_map(|entry| entry.worker.result_of(id.as_str()));
+        let passed = || self.all.passed.contains(&(kind, digest(id.as_str())));
+        own.or_else(|| passed().then_some(ProbeResult::Success))
+    }
+}
+
+impl<A> Probes for PodProbes<'_, A> {
+    fn liveness(&self, id: &ContainerId) -> Option<ProbeResult> {
+        self.result(ProbeKind::Liveness, id)
+    }
+
+    fn readiness(&self, id: &ContainerId) -> Option<ProbeResult> {
+        self.result(ProbeKind::Readiness, id)
+    }
+
+    fn startup(&self, id: &ContainerId) -> Option<ProbeResult> {
+        self.result(ProbeKind::Startup, id)
+    }
+
+    fn is_adopted(&self, started_at: Option<Wall>) -> bool {
+        started_at.is_some_and(|at| self.all.is_adopted(at))
+    }
+}
+
+/// The id in `runtime://id`.
+#[must_use]
+pub fn bare(container_id: &str) -> &str {
+    container_id
+        .split_once("://")
+        .map_or(container_id, |(_, id)| id)
+}
+
+#[cfg(test)]
+mod tests;

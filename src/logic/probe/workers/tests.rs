@@ -1,0 +1,250 @@
+use super::*;
+use crate::api::pod::Probe;
+use crate::api::pod_status::{ContainerState, ContainerStatus, Running};
+use crate::logic::probe::{SeenContainer, SeenState};
+use crate::logic::testing::{pod_with, sidecar};
+
+const fn at(s: u64) -> Mono {
+    Mono(s * 1000)
+}
+
+fn probe() -> Option<Probe> {
+    Some(Probe {
+        period_seconds: 10,
+        failure_threshold: 1,
+        ..Probe::default()
+    })
+}
+
+/// Container `a` has all three, `b` none, sidecar `s` liveness and readiness, init `i` what does not count.
+fn pod() -> Pod {
+    let mut pod = pod_with(&["a", "b"]);
+    let a = &mut pod.spec.containers[0];
+    a.startup_probe = probe();
+    a.readiness_probe = probe();
+    a.liveness_probe = probe();
+    let mut s = sidecar("s");
+    s.readiness_probe = probe();
+    s.liveness_probe = probe();
+    let mut i = crate::logic::testing::container("i");
+    i.readiness_probe = probe();
+    pod.spec.init_containers = vec![i, s];
+    pod
+}
+
+fn workers(pod: &Pod, now: Mono) -> Workers<()> {
+    let mut workers = Workers::new(at(0), Wall::from_secs(1000));
+    workers.add(pod, now, |_, _| (), |n| n / 2);
+    workers
+}
+
+fn due(workers: &mut Workers<()>, now: Mono) -> Vec<(String, ProbeKind, Key)> {
+    let mut keys = Vec::new();
+    while let Some(key) = workers.poll_due(now) {
+        keys.push(key);
+    }
+    let told = |key: Key| {
+        let (_, entry) = workers.entry(key).expect("there");
+        let kind = entry.worker.settings().kind;
+        (entry.container.to_string(), kind, key)
+    };
+    keys.into_iter().map(told).collect()
+}
+
+const RUNNING: SeenState = SeenState::Running {
+    age_s: 0,
+    adopted: false,
+};
+
+fn seen(id: &str, started: bool) -> Seen<'_> {
+    Seen {
+        ended: false,
+        container: Some(SeenContainer {
+            id,
+            state: RUNNING,
+            started,
+            ready: false,
+        }),
+    }
+}
+
+#[test]
+fn who_is_probed() {
+    // PROBE-02
+    let mut all = workers(&pod(), at(100));
+    all.add(&pod(), at(100), |_, _| (), |n| n);
+    assert_eq!(all.len(), 5);
+    assert_eq!(all.next_due(), Some(at(100)));
+    use ProbeKind::{Liveness, Readiness, Startup};
+    let found: Vec<_> = due(&mut all, at(100))
+        .into_iter()
+        .map(|(name, kind, _)| (name, kind))
+        .collect();
+    let want = [
+        ("a", Startup),
+        ("a", Readiness),
+        ("a", Liveness),
+        ("s", Readiness),
+        ("s", Liveness),
+    ];
+    assert_eq!(found, want.map(|(name, kind)| (name.to_owned(), kind)));
+    let plain = workers(&pod_with(&["a"]), at(100));
+    assert!(plain.is_empty());
+    // PROBE-03
+    let mut young = workers(&pod(), at(9));
+    assert_eq!(young.next_due(), Some(at(14)), "half a period later");
+    assert_eq!(young.poll_due(at(13)), None);
+}
+
+#[test]
+fn ends() {
+    // PROBE-14 SYNC-20 SYNC-22 CLEAN-03
+    let pod = pod();
+    let uid = &pod.metadata.uid;
+    let mut all = workers(&pod, at(100));
+    let found = due(&mut all, at(100));
+    let id = ContainerId::from("x");
+    let (_, _, liveness) = found[2].clone();
+    let (_, _, readiness) = found[1].clone();
+    for (_, _, key) in &found {
+        all.pass(*key, &seen("x", true), |_| true, at(100));
+    }
+    assert_eq!(
+        all.outcome(liveness, "x", Some(false), at(101)),
+        Some(ProbeResult::Failure)
+    );
+    assert_eq!(all.of(uid).liveness(&id), Some(ProbeResult::Failure));
+    assert_eq!(all.of(uid).readiness(&id), Some(ProbeResult::Failure));
+    all.stop(uid, Kept::WhileStopping);
+    let all_of_a = |all: &Workers<()>| (all.of(uid).liveness(&id), all.of(uid).startup(&id));
+    // The sidecar's, which knows that instance too in this test.
+    assert_eq!(all_of_a(&all), (Some(ProbeResult::Success), None));
+    assert_eq!(
+        all.outcome(readiness, "x", Some(true), at(102)),
+        Some(ProbeResult::Success)
+    );
+    assert!(all.next_due().is_some(), "readiness goes on");
+    all.retain(|_| true, at(103));
+    assert_eq!(all.len(), 5);
+    all.retain(|_| false, at(103));
+    assert!(all.is_empty() && all.next_due().is_none());
+    assert_eq!(all.of(uid).readiness(&id), None);
+    // What comes too late finds nobody, also when the pod is there again.
+    all.add(&pod, at(200), |_, _| (), |n| n);
+    assert_eq!(all.outcome(readiness, "x", Some(true), at(201)), None);
+    assert_eq!(all.begin(readiness, false, at(201)), None);
+    assert!(all.entry(readiness).is_none());
+}
+
+#[test]
+fn readiness_does_not_wait_for_its_turn() {
+    // PROBE-13
+    let pod = pod();
+    let uid = &pod.metadata.uid;
+    let mut all = workers(&pod, at(100));
+    let found = due(&mut all, at(100));
+    let keys: Vec<Key> = found.iter().map(|(_, _, key)| *key).collect();
+    let none = Seen {
+        ended: false,
+        container: None,
+    };
+    for key in &keys {
+        all.pass(*key, &none, |_| true, at(100));
+    }
+    let status = |started: Option<bool>, running: bool| PodStatus {
+        container_statuses: vec![ContainerStatus {
+            name: "a".into(),
+            container_id: "picolet://x".into(),
+            started,
+            state: ContainerState {
+                running: running.then(Running::default),
+                ..ContainerState::default()
+            },
+            ..ContainerStatus::default()
+        }],
+        ..PodStatus::default()
+    };
+    for (name, status, want) in [
+        ("nothing known", PodStatus::default(), false),
+        ("not started", status(Some(false), true), false),
+        ("has ended", status(Some(true), false), false),
+        ("started", status(Some(true), true), true),
+    ] {
+        assert_eq!(all.trigger(uid, &status, at(103)), want, "{name}");
+    }
+    assert_eq!(all.next_due(), Some(at(103)));
+    let found = due(&mut all, at(103));
+    assert_eq!(found.len(), 1);
+    let (_, kind, key) = found[0].clone();
+    assert_eq!(kind, ProbeKind::Readiness);
+    assert_eq!(
+        all.pass(key, &seen("x", true), |_| true, at(103)).0,
+        Step::Ask
+    );
+    all.outcome(key, "x", Some(true), at(103));
+    assert!(
+        !all.trigger(uid, &status(Some(true), true), at(104)),
+        "known to be ready"
+    );
+    assert!(!all.trigger(&PodUid::from("other"), &status(Some(true), true), at(104)));
+}
+
+#[test]
+fn what_an_agent_before_this_one_knew() {
+    // PROBE-15
+    let pod = pod();
+    let uid = &pod.metadata.uid;
+    let id = ContainerId::from("x");
+    let mut before = workers(&pod, at(100));
+    let keys: Vec<Key> = due(&mut before, at(100)).iter().map(|d| d.2).collect();
+    before.pass(keys[1], &seen("x", true), |_| true, at(100));
+    before.outcome(keys[1], "x", Some(true), at(100));
+    before.pass(keys[2], &seen("x", true), |_| true, at(100));
+    let passed: Vec<_> = before.passed().collect();
+    assert_eq!(passed.len(), 1, "liveness is no news");
+    let after = || {
+        let mut after = workers(&pod, at(100));
+        after.recall(passed.iter().copied());
+        assert_eq!(after.passed().collect::<Vec<_>>(), passed);
+        let keys = due(&mut after, at(100));
+        let mut adopted = seen("x", true);
+        adopted.container.as_mut().expect("one").state = SeenState::Running {
+            age_s: 99,
+            adopted: true,
+        };
+        let (step, _) = after.pass(keys[1].2, &adopted, |_| true, at(100));
+        assert_eq!(step, Step::Ask);
+        assert_eq!(after.of(uid).readiness(&id), Some(ProbeResult::Success));
+        assert_eq!(after.of(uid).readiness(&"y".into()), None);
+        (after, keys[1].2)
+    };
+    let (mut one, key) = after();
+    assert_eq!(
+        one.outcome(key, "x", Some(false), at(101)),
+        Some(ProbeResult::Failure)
+    );
+    assert_eq!(one.of(uid).readiness(&id), Some(ProbeResult::Failure));
+    assert_eq!(one.passed().count(), 0);
+    let (mut one, _) = after();
+    one.stop(uid, Kept::None);
+    assert_eq!(one.of(uid).readiness(&id), None);
+    let (mut one, _) = after();
+    one.retain(|_| true, at(3601));
+    assert_eq!(one.of(uid).readiness(&id), None);
+}
+
+#[test]
+fn who_was_there_before() {
+    // PROBE-15
+    let all = workers(&pod(), at(100));
+    let uid = PodUid::from("uid");
+    for (s, want) in [(980, true), (989, true), (990, false), (1010, false)] {
+        assert_eq!(
+            all.of(&uid).is_adopted(Some(Wall::from_secs(s))),
+            want,
+            "{s}"
+        );
+    }
+    assert!(!all.of(&uid).is_adopted(None));
+    assert_eq!((bare("a://b"), bare("b"), bare("")), ("b", "b", ""));
+}
