@@ -133,8 +133,8 @@ pub fn is_initialized(pod: &Pod, status: &PodRuntimeStatus) -> bool {
     })
 }
 
-/// Not trusting the order given costs nothing: a pod has one or two sandboxes.
-fn latest_sandbox(status: &PodRuntimeStatus) -> Option<&SandboxStatus> {
+/// The newest sandbox. Not trusting the order given costs nothing: a pod has one or two.
+pub(super) fn latest_sandbox(status: &PodRuntimeStatus) -> Option<&SandboxStatus> {
     let order = |s: &&SandboxStatus| (s.attempt, s.created, core::cmp::Reverse(s.id.clone()));
     status.sandboxes.iter().max_by_key(order)
 }

@@ -31,20 +31,22 @@ pub const ALL_RESTARTING: &str = "AllContainersRestarting";
 /// Condition type shared with the control plane: the pod is about to be disrupted.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
+/// Types of conditions that the agent alone writes (STAT-40).
+pub const OWNED: [&str; 8] = [
+    POD_SCHEDULED,
+    READY_TO_START,
+    INITIALIZED,
+    CONTAINERS_READY,
+    READY,
+    RESIZE_PENDING,
+    RESIZE_IN_PROGRESS,
+    ALL_RESTARTING,
+];
+
 /// Whether the agent alone writes conditions of this type (STAT-40).
 #[must_use]
 pub fn is_owned(kind: &str) -> bool {
-    [
-        POD_SCHEDULED,
-        READY_TO_START,
-        INITIALIZED,
-        CONTAINERS_READY,
-        READY,
-        RESIZE_PENDING,
-        RESIZE_IN_PROGRESS,
-        ALL_RESTARTING,
-    ]
-    .contains(&kind)
+    OWNED.contains(&kind)
 }
 
 /// The condition of that type.

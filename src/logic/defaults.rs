@@ -307,6 +307,13 @@ mod tests {
             ("busybox:latest@sha256:0123", "Always"),
         ] {
             assert_eq!(pull_policy(image), policy, "{image}");
+            // IMG-21: of a volume as of a container.
+            let spec = defaulted(json!({"volumes": [
+                {"name": "v", "image": {"reference": image}},
+                {"name": "w", "image": {"reference": image, "pullPolicy": "Never"}},
+            ]}));
+            assert_eq!(spec["volumes"][0]["image"]["pullPolicy"], policy, "{image}");
+            assert_eq!(spec["volumes"][1]["image"]["pullPolicy"], "Never");
         }
     }
 

@@ -6,6 +6,7 @@
 
 use serde_json::Value;
 
+use super::conditions;
 use crate::api::pod::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 
 const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -111,6 +112,46 @@ pub fn status(raw: &Value) -> u64 {
     fnv.finish64()
 }
 
+/// Fields of a pod's status that the agent writes, besides its conditions.
+const OWN_STATUS: [&str; 13] = [
+    "phase",
+    "reason",
+    "message",
+    "hostIP",
+    "hostIPs",
+    "podIP",
+    "podIPs",
+    "startTime",
+    "initContainerStatuses",
+    "containerStatuses",
+    "ephemeralContainerStatuses",
+    "qosClass",
+    "observedGeneration",
+];
+
+/// Digest of what others write into a pod's `status`: conditions that are not the agent's own, claims, nominations.
+#[must_use]
+pub fn foreign_status(raw: &Value) -> u64 {
+    let mut fnv = Fnv::default();
+    let Some(status) = raw["status"].as_object() else {
+        return fnv.finish64();
+    };
+    for (name, field) in status {
+        match (name.as_str(), field.as_array()) {
+            ("conditions", Some(all)) => {
+                let owned = |c: &Value| c["type"].as_str().is_some_and(conditions::is_owned);
+                all.iter().filter(|c| !owned(c)).for_each(|c| fnv.value(c));
+            }
+            (name, _) if OWN_STATUS.contains(&name) => {}
+            (name, _) => {
+                fnv.text(name);
+                fnv.value(field);
+            }
+        }
+    }
+    fnv.finish64()
+}
+
 /// Digest of a pod's full name (name and namespace).
 #[must_use]
 pub fn full_name(namespace: &str, name: &str) -> u64 {
@@ -158,6 +199,43 @@ mod tests {
             (r#"[[1],2]"#, r#"[[1,2]]"#),
         ] {
             assert_ne!(digest(a), digest(b), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn what_others_write() {
+        // LOOP-15 SM-07
+        let base = json!({"status": {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "gate", "status": "True"}],
+        }});
+        for (name, pointer, value, changes) in [
+            ("own field", "/status/phase", json!("Failed"), false),
+            (
+                "own field that is new",
+                "/status/podIP",
+                json!("::1"),
+                false,
+            ),
+            (
+                "own condition",
+                "/status/conditions/0/status",
+                json!("False"),
+                false,
+            ),
+            (
+                "a gate",
+                "/status/conditions/1/status",
+                json!("False"),
+                true,
+            ),
+            ("claims", "/status/resourceClaimStatuses", json!([{}]), true),
+        ] {
+            let mut new = base.clone();
+            let (parent, field) = pointer.rsplit_once('/').expect("pointer");
+            new.pointer_mut(parent).expect("parent")[field] = value;
+            let differs = foreign_status(&base) != foreign_status(&new);
+            assert_eq!(differs, changes, "{name}");
         }
     }
 

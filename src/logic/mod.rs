@@ -8,6 +8,10 @@
 )]
 
 // Sources.
+pub mod api_pod;
+pub mod api_poll;
+#[cfg(test)]
+pub(crate) mod api_sim;
 pub mod defaults;
 pub mod digest;
 pub mod mux;
@@ -47,6 +51,7 @@ pub mod image_gc;
 pub mod kill;
 pub mod loop_health;
 pub mod metrics;
+pub mod mirror;
 pub mod node_resources;
 pub mod node_selector;
 pub mod pleg;
@@ -60,7 +65,9 @@ pub mod restart;
 pub mod runtime_cache;
 pub mod status;
 pub mod status_cache;
+pub mod status_patch;
 pub mod status_update;
+pub mod status_writer;
 pub mod sysctl;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,7 +1,12 @@
 //! Merges the snapshots of all sources into operations on pods. Names follow kubelet `config/config.go`.
 //!
-//! Every source sends full snapshots only. The mux compares each with that source's previous one by uid and says what
-//! changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
+//! A source sends full snapshots ([`Mux::merge`]). The mux compares each with that source's previous one by uid and says
+//! what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
+//!
+//! The apiserver's poller knows single pods sooner than the whole: [`Mux::amend`] takes what is certain of some pods
+//! without calling it a snapshot. It removes nothing that is not named, and it never makes the source ready: before the
+//! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own disk
+//! at a start comes in the same way ([`Mux::restore`]), so that pods start with no apiserver in reach.
 
 use alloc::collections::BTreeMap;
 
@@ -75,9 +80,9 @@ struct Held {
 
 #[derive(Debug, Default)]
 struct Feed {
-    /// Set by the first merge.
+    /// Set by the first merge of a full snapshot.
     merged: bool,
-    /// Set when the sync loop has handled a message.
+    /// Set when the sync loop has handled a message after that.
     handled: bool,
     pods: BTreeMap<PodUid, Held>,
 }
@@ -109,9 +114,9 @@ impl Mux {
         let mut previous = core::mem::take(&mut feed.pods);
         let mut present: BTreeMap<PodUid, Held> = BTreeMap::new();
         let mut names = alloc::collections::BTreeSet::new();
-        let (mut adds, mut updates, mut deletes, mut reconciles) = (vec![], vec![], vec![], vec![]);
+        let mut classes = Classes::default();
         for delivered in snapshot {
-            let mut received = match delivered {
+            let received = match delivered {
                 Delivered::Known(uid) => {
                     let held = previous.get(&uid).copied();
                     if let Some(held) = held.filter(|held| names.insert(held.full_name)) {
@@ -125,51 +130,91 @@ impl Mux {
                 }
                 Delivered::Read(received) => received,
             };
-            let metadata = &received.pod.metadata;
-            let uid = metadata.uid.clone();
-            let full_name = digest::full_name(&metadata.namespace, &metadata.name);
+            let uid = received.pod.metadata.uid.clone();
+            let full_name = full_name(&received);
             if present.contains_key(&uid) || !names.insert(full_name) {
                 merged.dropped.push(received);
                 continue;
             }
             let old = previous.remove(&uid);
-            let held = Held {
-                full_name,
-                semantic: digest::semantic(&received.raw),
-                status: digest::status(&received.raw),
-                seen: old.map_or(now, |old| old.seen),
-            };
-            present.insert(uid, held);
-            let into = match old {
-                None => &mut adds,
-                Some(old) if old.semantic != held.semantic => {
-                    if received.pod.metadata.deletion_timestamp.is_some() {
-                        &mut deletes
-                    } else {
-                        &mut updates
-                    }
-                }
-                Some(old) if old.status != held.status => &mut reconciles,
-                Some(_) => continue,
-            };
-            annotate(&mut received, CONFIG_SOURCE, source.as_str());
-            annotate(&mut received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
-            into.push(received);
+            present.insert(uid, classes.take(received, old, full_name, source, now));
         }
         feed.pods = present;
 
         let first = !core::mem::replace(&mut feed.merged, true);
-        let usable = !adds.is_empty() || !updates.is_empty() || !deletes.is_empty();
         let removed: Vec<PodUid> = previous.into_keys().collect();
-        let ops = [
-            (!removed.is_empty()).then_some(Op::Remove(removed)),
-            (!adds.is_empty()).then_some(Op::Add(adds)),
-            (!updates.is_empty()).then_some(Op::Update(updates)),
-            (!deletes.is_empty()).then_some(Op::Delete(deletes)),
-            (first && !usable).then_some(Op::Add(vec![])),
-            (!reconciles.is_empty()).then_some(Op::Reconcile(reconciles)),
-        ];
-        merged.ops = ops.into_iter().flatten().collect();
+        merged.ops = classes.ops(removed, first);
+        merged
+    }
+
+    /// Takes what is certain of some pods of `source`: these are as they are here, those are gone. Nothing follows for
+    /// any other pod, and the source is no readier than before.
+    ///
+    /// A pod whose full name another held pod has, one that is not named as gone, is left out as
+    /// [`Merged::dropped`], like in a snapshot.
+    pub fn amend(
+        &mut self,
+        source: Source,
+        pods: Vec<Box<ReceivedPod>>,
+        gone: &[PodUid],
+        now: Wall,
+    ) -> Merged {
+        let Some(feed) = self.feeds.get_mut(&source) else {
+            return Merged::default();
+        };
+        let mut merged = Merged::default();
+        let mut classes = Classes::default();
+        let removed: Vec<PodUid> = gone
+            .iter()
+            .filter(|uid| feed.pods.remove(*uid).is_some())
+            .cloned()
+            .collect();
+        for received in pods {
+            let uid = received.pod.metadata.uid.clone();
+            let full_name = full_name(&received);
+            let taken =
+                |(other, held): (&PodUid, &Held)| held.full_name == full_name && *other != uid;
+            if feed.pods.iter().any(taken) {
+                merged.dropped.push(received);
+                continue;
+            }
+            let old = feed.pods.remove(&uid);
+            let held = classes.take(received, old, full_name, source, now);
+            feed.pods.insert(uid, held);
+        }
+        merged.ops = classes.ops(removed, false);
+        merged
+    }
+
+    /// Takes the pods that an agent before this one has recorded: the last that is known of `source`, until it speaks
+    /// itself. Those that the source does not confirm go with its first full snapshot. `now` stamps records that do not
+    /// say when their pod was first seen.
+    pub fn restore(&mut self, source: Source, pods: Vec<Box<ReceivedPod>>, now: Wall) -> Merged {
+        let seen: Vec<(PodUid, Wall)> = pods
+            .iter()
+            .filter_map(|received| {
+                let metadata = &received.pod.metadata;
+                let seen = Wall::parse(metadata.annotations.get(CONFIG_SEEN)?)?;
+                Some((metadata.uid.clone(), seen))
+            })
+            .collect();
+        let mut merged = self.amend(source, pods, &[], now);
+        let held = self.feeds.get_mut(&source).map(|feed| &mut feed.pods);
+        let Some(held) = held else { return merged };
+        for (uid, seen) in seen {
+            if let Some(held) = held.get_mut(&uid) {
+                held.seen = seen;
+            }
+        }
+        for op in &mut merged.ops {
+            if let Op::Add(pods) = op {
+                for received in pods {
+                    if let Some(held) = held.get(&received.pod.metadata.uid) {
+                        annotate(received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
+                    }
+                }
+            }
+        }
         merged
     }
 
@@ -181,10 +226,11 @@ impl Mux {
         }
     }
 
-    /// The sync loop has finished handling a message of `source`.
+    /// The sync loop has finished handling a message of `source`. What came before the first full snapshot does not
+    /// count.
     pub fn mark_handled(&mut self, source: Source) {
         if let Some(feed) = self.feeds.get_mut(&source) {
-            feed.handled = true;
+            feed.handled |= feed.merged;
         }
     }
 
@@ -211,6 +257,73 @@ impl Mux {
     }
 }
 
+fn full_name(received: &ReceivedPod) -> u64 {
+    let metadata = &received.pod.metadata;
+    digest::full_name(&metadata.namespace, &metadata.name)
+}
+
+/// Changed pods, sorted into the classes of SRC-03.
+#[derive(Default)]
+#[expect(
+    clippy::vec_box,
+    reason = "a received pod is large, and goes on in its box"
+)]
+struct Classes {
+    adds: Vec<Box<ReceivedPod>>,
+    updates: Vec<Box<ReceivedPod>>,
+    deletes: Vec<Box<ReceivedPod>>,
+    reconciles: Vec<Box<ReceivedPod>>,
+}
+
+impl Classes {
+    /// Puts a pod where it belongs and returns what is to be held of it.
+    fn take(
+        &mut self,
+        mut received: Box<ReceivedPod>,
+        old: Option<Held>,
+        full_name: u64,
+        source: Source,
+        now: Wall,
+    ) -> Held {
+        let held = Held {
+            full_name,
+            semantic: digest::semantic(&received.raw),
+            status: digest::status(&received.raw),
+            seen: old.map_or(now, |old| old.seen),
+        };
+        let into = match old {
+            None => &mut self.adds,
+            Some(old) if old.semantic != held.semantic => {
+                if received.pod.metadata.deletion_timestamp.is_some() {
+                    &mut self.deletes
+                } else {
+                    &mut self.updates
+                }
+            }
+            Some(old) if old.status != held.status => &mut self.reconciles,
+            Some(_) => return held,
+        };
+        annotate(&mut received, CONFIG_SOURCE, source.as_str());
+        annotate(&mut received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
+        into.push(received);
+        held
+    }
+
+    /// The operations in their order (SRC-05). `first`: without usable pods there is an empty `Add` (SRC-06).
+    fn ops(self, removed: Vec<PodUid>, first: bool) -> Vec<Op> {
+        let usable = !self.adds.is_empty() || !self.updates.is_empty() || !self.deletes.is_empty();
+        let ops = [
+            (!removed.is_empty()).then_some(Op::Remove(removed)),
+            (!self.adds.is_empty()).then_some(Op::Add(self.adds)),
+            (!self.updates.is_empty()).then_some(Op::Update(self.updates)),
+            (!self.deletes.is_empty()).then_some(Op::Delete(self.deletes)),
+            (first && !usable).then_some(Op::Add(vec![])),
+            (!self.reconciles.is_empty()).then_some(Op::Reconcile(self.reconciles)),
+        ];
+        ops.into_iter().flatten().collect()
+    }
+}
+
 /// Sets an annotation in both forms of a pod.
 pub(super) fn annotate(received: &mut ReceivedPod, name: &str, value: &str) {
     received
@@ -226,238 +339,4 @@ pub(super) fn annotate(received: &mut ReceivedPod, name: &str, value: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn received(uid: &str, name: &str, spec: u32) -> Box<ReceivedPod> {
-        let raw = json!({
-            "metadata": {"uid": uid, "name": name, "namespace": "default"},
-            "spec": {"activeDeadlineSeconds": spec},
-        });
-        Box::new(ReceivedPod {
-            pod: serde_json::from_value(raw.clone()).expect("pod"),
-            raw,
-            origin: "".into(),
-        })
-    }
-
-    fn pod(uid: &str, name: &str, spec: u32) -> Delivered {
-        Delivered::Read(received(uid, name, spec))
-    }
-
-    fn with(uid: &str, spec: u32, pointer: &str, value: Value) -> Delivered {
-        let mut received = received(uid, uid, spec);
-        let (parent, field) = pointer.rsplit_once('/').expect("pointer");
-        if parent == "/metadata/annotations" {
-            received.raw["metadata"]["annotations"] = json!({});
-        }
-        if parent == "/status" {
-            received.raw["status"] = json!({});
-        }
-        received.raw.pointer_mut(parent).expect("parent")[field.replace("~1", "/")] = value;
-        received.pod = serde_json::from_value(received.raw.clone()).expect("pod");
-        Delivered::Read(received)
-    }
-
-    /// `add a b` and the like, one line per operation.
-    fn say(merged: &Merged) -> Vec<String> {
-        let names = |pods: &[Box<ReceivedPod>]| {
-            pods.iter()
-                .map(|p| format!(" {}", &*p.pod.metadata.uid))
-                .collect::<String>()
-        };
-        merged
-            .ops
-            .iter()
-            .map(|op| match op {
-                Op::Remove(uids) => format!(
-                    "remove{}",
-                    uids.iter().map(|u| format!(" {u}")).collect::<String>()
-                ),
-                Op::Add(pods) => format!("add{}", names(pods)),
-                Op::Update(pods) => format!("update{}", names(pods)),
-                Op::Delete(pods) => format!("delete{}", names(pods)),
-                Op::Reconcile(pods) => format!("reconcile{}", names(pods)),
-            })
-            .collect()
-    }
-
-    const NOW: Wall = Wall(1_700_000_000_123_456_789);
-
-    #[test]
-    fn snapshots() {
-        // SRC-02 SRC-03 SRC-05 SRC-06 SRC-07
-        let deleted = || json!("2026-01-01T00:00:00Z");
-        type Rows = Vec<(&'static str, Vec<Delivered>, Vec<&'static str>)>;
-        let rows: Rows = vec![
-            ("nothing at first: readiness only", vec![], vec!["add"]),
-            ("nothing again", vec![], vec![]),
-            (
-                "new pods",
-                vec![
-                    pod("a", "a", 1),
-                    pod("b", "b", 1),
-                    pod("c", "c", 1),
-                    pod("d", "d", 1),
-                ],
-                vec!["add a b c d"],
-            ),
-            (
-                "all at once, in order",
-                vec![
-                    with("b", 1, "/status/phase", json!("Running")),
-                    with("c", 1, "/metadata/deletionTimestamp", deleted()),
-                    pod("d", "d", 2),
-                    pod("e", "e", 1),
-                ],
-                vec!["remove a", "add e", "update d", "delete c", "reconcile b"],
-            ),
-            (
-                "identical; known without reading",
-                vec![
-                    Delivered::Known("b".into()),
-                    with("c", 1, "/metadata/deletionTimestamp", deleted()),
-                    Delivered::Known("d".into()),
-                    pod("e", "e", 1),
-                ],
-                vec![],
-            ),
-            (
-                "semantic change of a pod being deleted is a delete",
-                vec![
-                    with("c", 2, "/metadata/deletionTimestamp", deleted()),
-                    pod("e", "e", 1),
-                ],
-                vec!["remove b d", "delete c"],
-            ),
-            (
-                "first seen with a deletion time is an add",
-                vec![with("f", 1, "/metadata/deletionTimestamp", deleted())],
-                vec!["remove c e", "add f"],
-            ),
-            (
-                "recreated under its name",
-                vec![pod("g", "f", 1)],
-                vec!["remove f", "add g"],
-            ),
-            ("gone", vec![], vec!["remove g"]),
-        ];
-        let mut mux = Mux::new(&[Source::File]);
-        for (name, snapshot, ops) in rows {
-            let merged = mux.merge(Source::File, snapshot, NOW);
-            assert_eq!(say(&merged), ops, "{name}");
-            assert!(
-                merged.unknown.is_empty() && merged.dropped.is_empty(),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn sources_are_apart() {
-        // SRC-01
-        let mut mux = Mux::new(&[Source::File, Source::Api]);
-        assert_eq!(
-            say(&mux.merge(Source::File, vec![pod("a", "a", 1)], NOW)),
-            ["add a"]
-        );
-        assert_eq!(
-            say(&mux.merge(Source::Api, vec![pod("b", "a", 1)], NOW)),
-            ["add b"]
-        );
-        assert_eq!(say(&mux.merge(Source::Api, vec![], NOW)), ["remove b"]);
-        assert_eq!(
-            mux.uids(Source::File).map(|u| &**u).collect::<Vec<_>>(),
-            ["a"]
-        );
-        assert_eq!(
-            say(&mux.merge(Source::Http, vec![pod("c", "c", 1)], NOW)),
-            Vec::<String>::new()
-        );
-    }
-
-    #[test]
-    fn stamps() {
-        // SRC-08 SRC-09 SRC-10
-        let mut mux = Mux::new(&[Source::Api]);
-        let stamps = |merged: &Merged| {
-            let (Op::Add(pods) | Op::Update(pods)) = &merged.ops[0] else {
-                panic!("{merged:?}")
-            };
-            let raw = &pods[0].raw["metadata"]["annotations"];
-            let typed = &pods[0].pod.metadata.annotations;
-            assert_eq!(raw, &json!(typed));
-            (typed[CONFIG_SOURCE].clone(), typed[CONFIG_SEEN].clone())
-        };
-        let mirror = |spec| {
-            with(
-                "a",
-                spec,
-                "/metadata/annotations/kubernetes.io~1config.source",
-                json!("file"),
-            )
-        };
-        let first = (
-            "api".to_owned(),
-            "2023-11-14T22:13:20.123456789Z".to_owned(),
-        );
-        assert_eq!(stamps(&mux.merge(Source::Api, vec![mirror(1)], NOW)), first);
-        let later = Wall::from_secs(1_800_000_000);
-        assert_eq!(
-            stamps(&mux.merge(Source::Api, vec![mirror(2)], later)),
-            first
-        );
-    }
-
-    #[test]
-    fn duplicates() {
-        // SRC-11
-        let mut mux = Mux::new(&[Source::Api]);
-        let merged = mux.merge(
-            Source::Api,
-            vec![pod("a", "x", 1), pod("b", "x", 1), pod("a", "y", 1)],
-            NOW,
-        );
-        assert_eq!(say(&merged), ["add a"]);
-        assert_eq!(
-            merged.dropped,
-            [received("b", "x", 1), received("a", "y", 1)]
-        );
-        let merged = mux.merge(Source::Api, vec![pod("b", "x", 1), pod("a", "x", 1)], NOW);
-        assert_eq!(say(&merged), ["remove a", "add b"]);
-        // One that is only said to be there is no exception.
-        let known = || Delivered::Known("b".into());
-        let merged = mux.merge(Source::Api, vec![pod("c", "x", 1), known()], NOW);
-        assert_eq!(say(&merged), ["remove b", "add c"]);
-        assert_eq!(merged.unknown, ["b".into()]);
-    }
-
-    #[test]
-    fn unknown_is_asked_for() {
-        let mut mux = Mux::new(&[Source::File]);
-        let merged = mux.merge(Source::File, vec![Delivered::Known("a".into())], NOW);
-        assert_eq!(merged.unknown, ["a".into()]);
-    }
-
-    #[test]
-    fn readiness() {
-        // SRC-13
-        assert!(Mux::new(&[]).all_sources_ready());
-        let mut mux = Mux::new(&[Source::File, Source::Api]);
-        mux.mark_handled(Source::Api);
-        assert!(
-            !mux.source_ready(Source::Api),
-            "handled before any snapshot"
-        );
-        mux.merge(Source::Api, vec![], NOW);
-        assert!(mux.source_ready(Source::Api) && !mux.all_sources_ready());
-        mux.merge(Source::File, vec![], NOW);
-        assert!(!mux.all_sources_ready(), "not yet handled");
-        mux.mark_handled(Source::File);
-        assert!(mux.all_sources_ready());
-        mux.merge(Source::File, vec![], NOW);
-        assert!(mux.all_sources_ready());
-    }
-}
+mod tests;

@@ -626,6 +626,12 @@ impl PodTable {
 
     // The questions that other parts must ask here, not of the configuration (PW-36).
 
+    /// Whether the configuration was compared with the workers since the start: of pods without one nothing runs.
+    #[must_use]
+    pub const fn is_synced(&self) -> bool {
+        self.synced
+    }
+
     /// The pod is known and nothing of it runs any more.
     #[must_use]
     pub fn is_pod_known_terminated(&self, uid: &PodUid) -> bool {

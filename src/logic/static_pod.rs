@@ -75,13 +75,17 @@ fn uid(raw: &Value, node: &str, file: &str) -> PodUid {
 
 /// A uid names directories, so it must be one plain path component.
 fn check_uid(uid: &str) -> Result<(), String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if uid.len() <= MAX_UID_BYTES && uid.chars().all(plain) && !uid.starts_with('.') {
+    if is_plain_uid(uid) {
         return Ok(());
     }
     Err(format!(
         "metadata.uid: Invalid value: {uid:?}: must be at most {MAX_UID_BYTES} letters, digits, '-', '_' or '.', and not start with '.'"
     ))
+}
+
+pub(super) fn is_plain_uid(uid: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=MAX_UID_BYTES).contains(&uid.len()) && uid.chars().all(plain) && !uid.starts_with('.')
 }
 
 /// Gives the pod its identity on this node, in both forms (SRC-26, SRC-27).

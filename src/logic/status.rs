@@ -7,11 +7,12 @@ use core::{net::IpAddr, time::Duration};
 
 use crate::api::{
     Pod, Wall,
-    cri::{PodRuntimeStatus, SandboxState},
+    cri::{PodRuntimeStatus, SandboxState, SandboxStatus},
     pod_status::{ContainerState, ContainerStatus, IpEntry, Phase, PodStatus},
 };
 
 use super::{
+    actions::latest_sandbox,
     conditions,
     container_status::{Kind, container_statuses},
     pod_kind::is_static,
@@ -214,15 +215,16 @@ fn view(state: &ContainerState, last: &ContainerState) -> View {
 
 /// Whether a regular container has an instance in the sandbox in use (STAT-03).
 pub(super) fn regular_in_ready_sandbox(pod: &Pod, runtime: &PodRuntimeStatus) -> bool {
-    runtime
-        .sandboxes
-        .first()
-        .filter(|s| s.state == SandboxState::Ready)
-        .is_some_and(|sandbox| {
-            runtime.containers.iter().any(|c| {
-                c.sandbox == sandbox.id && pod.spec.containers.iter().any(|r| r.name == c.name)
-            })
+    ready_sandbox(runtime).is_some_and(|sandbox| {
+        runtime.containers.iter().any(|c| {
+            c.sandbox == sandbox.id && pod.spec.containers.iter().any(|r| r.name == c.name)
         })
+    })
+}
+
+/// The sandbox in use.
+fn ready_sandbox(runtime: &PodRuntimeStatus) -> Option<&SandboxStatus> {
+    latest_sandbox(runtime).filter(|s| s.state == SandboxState::Ready)
 }
 
 /// What was recorded before wins over the computed phase (STAT-12, SYNC-34).
@@ -263,11 +265,7 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
 /// Addresses of pod and host (STAT-30, STAT-32).
 fn set_ips(input: &StatusInput<'_>, status: &mut PodStatus) {
     let previous = input.previous();
-    let latest_ready = input
-        .runtime
-        .sandboxes
-        .first()
-        .filter(|s| s.state == SandboxState::Ready);
+    let latest_ready = ready_sandbox(input.runtime);
     let known = match latest_ready {
         Some(sandbox) if !sandbox.ips.is_empty() => &sandbox.ips,
         Some(_) | None => &input.runtime.ips,

@@ -10,6 +10,8 @@ use crate::api::{
 };
 use crate::logic::actions::spec_hash;
 
+pub(crate) mod smp;
+
 /// A container of that name with image `img`.
 pub(crate) fn container(name: &str) -> Container {
     Container {

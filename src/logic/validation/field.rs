@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::api::names;
+
 /// One wrong field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
@@ -131,25 +133,14 @@ fn alnum(c: u8) -> bool {
 
 /// RFC 1123 label, at most 63 bytes.
 pub(super) fn dns_label(text: &str) -> Option<&'static str> {
-    let bytes = text.as_bytes();
-    let ok = bytes.len() <= 63
-        && bytes.iter().all(|c| alnum(*c) || *c == b'-')
-        && bytes.first().is_some_and(|c| alnum(*c))
-        && bytes.last().is_some_and(|c| alnum(*c));
-    (!ok).then_some(
+    (!names::is_dns_label(text)).then_some(
         "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', must start and end with an alphanumeric character, and have at most 63 characters",
     )
 }
 
 /// RFC 1123 subdomain, at most 253 bytes.
 pub(super) fn dns_subdomain(text: &str) -> Option<&'static str> {
-    let part = |p: &str| {
-        let bytes = p.as_bytes();
-        bytes.iter().all(|c| alnum(*c) || *c == b'-')
-            && bytes.first().is_some_and(|c| alnum(*c))
-            && bytes.last().is_some_and(|c| alnum(*c))
-    };
-    (text.len() > 253 || !text.split('.').all(part)).then_some(
+    (!names::is_dns_subdomain(text)).then_some(
         "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', must start and end with an alphanumeric character, and have at most 253 characters",
     )
 }
@@ -168,32 +159,16 @@ pub(super) fn port_name(text: &str) -> Option<&'static str> {
     )
 }
 
-/// The part of a qualified name after the slash, and label values: at most 63 bytes.
-fn plain_name(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let edge = |c: Option<&u8>| c.is_some_and(u8::is_ascii_alphanumeric);
-    bytes.len() <= 63
-        && bytes
-            .iter()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
-        && edge(bytes.first())
-        && edge(bytes.last())
-}
-
 /// `[prefix/]name` of labels, annotations and resources.
 pub(super) fn qualified_name(text: &str) -> Option<&'static str> {
-    let ok = match text.split_once('/') {
-        Some((prefix, name)) => dns_subdomain(prefix).is_none() && plain_name(name),
-        None => plain_name(text),
-    };
-    (!ok).then_some(
+    (!names::is_qualified_name(text)).then_some(
         "a qualified name must consist of alphanumeric characters, '-', '_' or '.', must start and end with an alphanumeric character, with an optional DNS subdomain prefix and '/'",
     )
 }
 
 /// Value of a label; may be empty.
 pub(super) fn label_value(text: &str) -> Option<&'static str> {
-    (!text.is_empty() && !plain_name(text)).then_some(
+    (!names::is_label_value(text)).then_some(
         "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character",
     )
 }

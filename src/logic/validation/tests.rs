@@ -135,6 +135,18 @@ fn wrong_pods() {
             "spec.volumes[0].hostPath.type: Unsupported value: \"Dir\": supported values: \"BlockDevice\"",
         ),
         (
+            json!({"volumes": [{"name": "v", "image": {}}]}),
+            "spec.volumes[0].image.reference: Required value",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "image": {"reference": "a", "pullPolicy": "Maybe"}}]}),
+            "spec.volumes[0].image.pullPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"IfNotPresent\", \"Never\"",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "image": {"reference": "a"}, "emptyDir": {}}]}),
+            "spec.volumes[0].image: Forbidden: may not specify more than 1 volume type",
+        ),
+        (
             json!({"volumes": [{"name": "v", "configMap": {}}]}),
             "spec.volumes[0].configMap.name: Required value",
         ),

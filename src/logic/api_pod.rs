@@ -1,0 +1,94 @@
+//! Turns an object of the apiserver into a pod of this node.
+
+use serde_json::Value;
+
+use super::static_pod::{decode, is_plain_uid};
+use crate::api::received::ReceivedPod;
+
+/// Decodes a pod that the apiserver has validated, and checks what the agent relies on: that it is a pod of this node,
+/// and that its names may become parts of paths.
+///
+/// - `raw`: the whole object. Of its metadata `managedFields` are dropped: they are large, and nobody here reads them.
+/// - Errors: one text that says what is wrong; the object must not be used then.
+pub fn receive(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, String> {
+    if let Some(metadata) = raw["metadata"].as_object_mut() {
+        metadata.remove("managedFields");
+    }
+    let pod = decode(&raw)?;
+    let metadata = &pod.metadata;
+    if !is_plain_uid(&metadata.uid) {
+        return Err(format!("metadata.uid: Invalid value: {:?}", &*metadata.uid));
+    }
+    for (field, name) in [("name", &metadata.name), ("namespace", &metadata.namespace)] {
+        if !is_plain_name(name) {
+            return Err(format!("metadata.{field}: Invalid value: {name:?}"));
+        }
+    }
+    if metadata.resource_version.is_empty() {
+        return Err("metadata.resourceVersion: Required value".into());
+    }
+    if pod.spec.node_name != node {
+        let other = &pod.spec.node_name;
+        return Err(format!("spec.nodeName: {other:?} is not this node"));
+    }
+    Ok(Box::new(ReceivedPod {
+        pod,
+        raw,
+        origin: "".into(),
+    }))
+}
+
+/// A DNS subdomain as far as paths are concerned.
+fn is_plain_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    (1..=253).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn raw() -> Value {
+        json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u-1", "resourceVersion": "7",
+                "managedFields": [{"manager": "kubectl"}], "labels": {"a": "b"}},
+            "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}], "someday": 1},
+        })
+    }
+
+    #[test]
+    fn what_is_kept() {
+        let received = receive(raw(), "n").expect("a pod");
+        assert_eq!(received.raw["metadata"]["managedFields"], Value::Null);
+        assert_eq!(
+            received.raw["spec"]["someday"], 1,
+            "fields that are not modelled"
+        );
+        assert_eq!(received.pod.spec.termination_grace_period_seconds, Some(30));
+    }
+
+    #[test]
+    fn what_is_refused() {
+        for (pointer, value, says) in [
+            ("/metadata/uid", json!("../x"), "metadata.uid"),
+            ("/metadata/uid", json!(""), "metadata.uid"),
+            ("/metadata/name", json!("a/b"), "metadata.name"),
+            ("/metadata/namespace", json!(".."), "metadata.namespace"),
+            ("/metadata/namespace", json!(""), "metadata.namespace"),
+            (
+                "/metadata/resourceVersion",
+                json!(""),
+                "metadata.resourceVersion",
+            ),
+            ("/spec/nodeName", json!("m"), "not this node"),
+            ("/spec/containers", json!(3), "containers"),
+        ] {
+            let mut raw = raw();
+            *raw.pointer_mut(pointer).expect("there") = value;
+            let error = receive(raw, "n").expect_err(pointer);
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

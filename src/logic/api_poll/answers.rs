@@ -1,0 +1,247 @@
+//! What requests led to.
+
+use super::{ApiPoll, Failure, Item, List, Sight, Ticket, Verdict, number, slot::Slot};
+use crate::api::{Mono, PodUid};
+
+impl ApiPoll {
+    /// One item of the list under way.
+    pub fn on_item(&mut self, item: &Item, now: Mono) {
+        self.heed(number(&item.version));
+        let known = self.find(&item.uid).is_some();
+        // Of pods in any phase only those are news that ended and wait for their deletion, and mirrors: others finished
+        // long ago, or the next list has them.
+        if !known && self.listing == Some(List::All) && !item.deleting && !item.mirror {
+            return;
+        }
+        match self.find_or_add(item, now) {
+            Some(index) => {
+                let slot = &mut self.slots[index];
+                slot.tell(&item.version);
+                slot.doubt(item.deleting, self.listing == Some(List::Live));
+                if !known && self.listing == Some(List::All) {
+                    slot.presume_terminal();
+                }
+            }
+            None => self.refuse(item),
+        }
+    }
+
+    /// One item of a list of whole objects, with what is kept of it.
+    pub fn on_object(&mut self, item: &Item, sight: Sight, now: Mono) -> Verdict {
+        let Some(index) = self.find_or_add(item, now) else {
+            self.refuse(item);
+            return Verdict::Ignore;
+        };
+        let namesakes = self.namesake(index).is_some();
+        let slot = &mut self.slots[index];
+        slot.tell(&item.version);
+        // Of two with one name only a `GET` tells which is the one.
+        if slot.is_overtaken_in_list() || !slot.wants_read() || namesakes {
+            return Verdict::Ignore;
+        }
+        self.take_in(index, sight, now)
+    }
+
+    /// The list ended well: it has shown every pod that it selects. `version` is the list's own.
+    pub fn on_list_end(&mut self, version: &str, now: Mono) {
+        let Some(list) = self.listing.take() else {
+            return;
+        };
+        self.went_well();
+        let own = number(version);
+        let back = own != 0 && own < self.list_floor;
+        if back {
+            // The store went back: what bears a version that is known need not be what is known.
+            self.slots.iter_mut().for_each(Slot::reread);
+            // Said twice in a row it was not one list that was stale, and is the rule from now on.
+            if self.went_back {
+                self.highest = own;
+            }
+        }
+        self.went_back = back && !self.went_back;
+        self.heed(own);
+        let any_phase = list == List::All;
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            let gone = slot.end_list(any_phase);
+            // One that the list lacks and nobody was told of is asked for too: the list may be older than the ring.
+            if gone {
+                self.free(index);
+            }
+        }
+        if any_phase {
+            self.scanned = Some(now);
+            return;
+        }
+        if list == List::Objects {
+            self.objects_after = now + super::OBJECTS_GAP;
+        }
+        self.proved = Some(now);
+        self.complete_due = true;
+        self.bell.listed(version);
+    }
+
+    /// The list failed, be it at its last page: it proves nothing.
+    pub fn on_list_failed(&mut self, failure: Failure, now: Mono) {
+        match self.listing.take() {
+            Some(List::All) => self.scan_wanted = true,
+            Some(List::Objects) => {
+                self.objects_after = now + super::OBJECTS_GAP;
+                self.wanted = true;
+            }
+            Some(List::Live) => self.wanted = true,
+            None => return,
+        }
+        let retry_after = match failure {
+            Failure::Server { retry_after } => retry_after,
+            Failure::Forbidden | Failure::NotFound | Failure::Unusable => None,
+        };
+        self.went_wrong(retry_after, now);
+    }
+
+    /// A `GET` brought an object.
+    pub fn on_read(&mut self, ticket: Ticket, item: &Item, sight: Sight, now: Mono) -> Verdict {
+        let Some(index) = self.land(ticket) else {
+            return Verdict::Ignore;
+        };
+        self.went_well();
+        let overtaken = self.slots[index].end_get();
+        if self.slots[index].uid() != item.uid.as_str() {
+            // Another pod has the name by now, so this one is gone.
+            self.free(index);
+            let Some(index) = self.find_or_add(item, now) else {
+                self.refuse(item);
+                return Verdict::Ignore;
+            };
+            let slot = &mut self.slots[index];
+            slot.tell(&item.version);
+            // Known by other ways already: those will read it.
+            if slot.is_held() || slot.is_overtaken_in_list() {
+                return Verdict::Ignore;
+            }
+            self.drop_namesakes(index);
+            return self.take_in(index, sight, now);
+        }
+        if overtaken {
+            return Verdict::Ignore;
+        }
+        self.drop_namesakes(index);
+        self.take_in(index, sight, now)
+    }
+
+    /// A `GET` brought none.
+    pub fn on_read_failed(&mut self, ticket: Ticket, failure: Failure, now: Mono) {
+        let Some(index) = self.land(ticket) else {
+            return;
+        };
+        let slot = &mut self.slots[index];
+        slot.end_get();
+        match failure {
+            Failure::NotFound => {
+                self.went_well();
+                self.free(index);
+            }
+            Failure::Forbidden => {
+                slot.forbid();
+                slot.put_off(now, |base| self.jitter.stretch(base));
+                self.scan_wanted = true;
+                self.went_well();
+            }
+            Failure::Unusable => {
+                slot.put_off(now, |base| self.jitter.stretch(base));
+                self.went_well();
+            }
+            Failure::Server { retry_after } => self.went_wrong(retry_after, now),
+        }
+    }
+
+    /// A write of ours to this pod begins: until it has ended the pod is not read.
+    pub fn on_write_started(&mut self, uid: &PodUid) {
+        if let Some(index) = self.find(uid) {
+            self.slots[index].begin_write();
+        }
+    }
+
+    /// A write of ours ended; `answer` is the object it led to, if there was an answer at all.
+    ///
+    /// The answer is as good as a read. [`Verdict::Deliver`]: it carries what somebody else has written meanwhile.
+    pub fn on_write_ended(&mut self, uid: &PodUid, answer: Option<Sight>, now: Mono) -> Verdict {
+        let Some(index) = self.find(uid) else {
+            return Verdict::Ignore;
+        };
+        let slot = &mut self.slots[index];
+        slot.end_write();
+        let Some(sight) = answer else {
+            // It may have been done all the same: the doorbell or the next list shows it.
+            return Verdict::Same;
+        };
+        let more = slot.answered(sight, now);
+        self.heed(sight.number);
+        self.limit_finished();
+        if more {
+            Verdict::Deliver
+        } else {
+            Verdict::Same
+        }
+    }
+
+    /// The API has deleted the pod at our word: it is gone, not only marked.
+    pub fn on_deleted(&mut self, uid: &PodUid) {
+        if let Some(index) = self.find(uid) {
+            self.free(index);
+        }
+    }
+
+    /// This pod is to be read whatever its version: a write met a conflict, or the mux does not hold it.
+    pub fn reread(&mut self, uid: &PodUid) {
+        if let Some(index) = self.find(uid) {
+            self.slots[index].reread();
+        }
+    }
+
+    /// The mux did not take this pod: it is in nobody's hands until it is read again ([`ApiPoll::unread`]).
+    pub fn undeliver(&mut self, uid: &PodUid) {
+        if let Some(index) = self.find(uid) {
+            self.slots[index].undeliver();
+        }
+    }
+
+    pub(super) fn heed(&mut self, number: u64) {
+        self.highest = self.highest.max(number);
+    }
+
+    /// Another pod of the same namespace and name.
+    fn namesake(&self, index: usize) -> Option<usize> {
+        let path = self.slots[index].path();
+        let other =
+            |(other, slot): (usize, &Slot)| other != index && slot.is_used() && slot.path() == path;
+        self.slots.iter().enumerate().position(other)
+    }
+
+    /// A `GET` has shown who bears the name, so whoever bore it before is gone.
+    fn drop_namesakes(&mut self, index: usize) {
+        while let Some(other) = self.namesake(index) {
+            self.free(other);
+        }
+    }
+
+    /// Takes a `GET` off the count. Returns its pod, unless that is gone.
+    fn land(&mut self, ticket: Ticket) -> Option<usize> {
+        self.gets = self.gets.saturating_sub(1);
+        let slot = self.slots.get(ticket.index)?;
+        (slot.is_used() && slot.generation == ticket.generation).then_some(ticket.index)
+    }
+
+    fn take_in(&mut self, index: usize, sight: Sight, now: Mono) -> Verdict {
+        self.heed(sight.number);
+        let slot = &mut self.slots[index];
+        if sight.terminal && !sight.deleting && !sight.mirror && !slot.is_held() {
+            // It ended before anybody here knew of it: there is nothing to do for it.
+            self.free(index);
+            return Verdict::Ignore;
+        }
+        slot.saw(sight, now);
+        self.limit_finished();
+        Verdict::Deliver
+    }
+}

@@ -1,0 +1,150 @@
+//! The doorbell: one watch of metadata, kept open. It says that a pod is worth reading, never what it is.
+
+use core::time::Duration;
+
+use super::{ApiPoll, BACK_OFF, Item, MAX_BACK_OFF, number};
+use crate::api::Mono;
+
+/// Type of an event on the watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingKind {
+    /// `ADDED` or `MODIFIED`.
+    Changed,
+    /// `DELETED`: gone.
+    Deleted,
+    /// `BOOKMARK`: only a version.
+    Bookmark,
+}
+
+/// One event. Of one that was over-long, or whose identity is unknown, there is none: [`ApiPoll::on_unknown_ring`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Type.
+    pub kind: RingKind,
+    /// Which pod in which version; of a bookmark only the version.
+    pub item: Item,
+}
+
+/// How a watch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BellEnd {
+    /// The server closed it after the time that was asked for.
+    Clean,
+    /// Anything else: an `ERROR` line, a break, an over-run, an answer other than 200.
+    Broken,
+}
+
+/// State of the doorbell.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    /// Since when it is open.
+    open: Option<Mono>,
+    /// It has told of something that was not our own doing.
+    foreign: bool,
+    /// Version of the last list, or of the last event after it; empty before the first list.
+    version: Box<str>,
+    retry_at: Mono,
+    /// Breaks without a clean end or a long life between them.
+    breaks: u32,
+}
+
+impl Bell {
+    pub(super) const fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    pub(super) fn may_open(&self, now: Mono) -> bool {
+        self.opens_at() <= now
+    }
+
+    pub(super) fn opens_at(&self) -> Mono {
+        if self.open.is_some() || self.version.is_empty() {
+            Mono(u64::MAX)
+        } else {
+            self.retry_at
+        }
+    }
+
+    pub(super) fn open(&mut self, now: Mono) -> Option<Box<str>> {
+        if self.version.is_empty() {
+            return None;
+        }
+        self.open = Some(now);
+        self.foreign = false;
+        Some(self.version.clone())
+    }
+
+    /// A list ended with this version. An open watch is further already.
+    pub(super) fn listed(&mut self, version: &str) {
+        if self.open.is_none() {
+            self.version = version.into();
+        }
+    }
+}
+
+impl ApiPoll {
+    /// The doorbell rang.
+    pub fn on_ring(&mut self, ring: &Ring, now: Mono) {
+        if !ring.item.version.is_empty() {
+            self.bell.version = ring.item.version.clone();
+            self.heed(number(&ring.item.version));
+        }
+        if ring.kind == RingKind::Bookmark {
+            return;
+        }
+        if ring.item.uid.is_empty() || ring.item.name.is_empty() {
+            self.on_unknown_ring();
+            return;
+        }
+        let news = match (self.find(&ring.item.uid), ring.kind) {
+            (Some(index), _) => self.slots[index].tell(&ring.item.version),
+            // Nobody here knows it, and nobody will.
+            (None, RingKind::Deleted) => false,
+            (None, RingKind::Changed | RingKind::Bookmark) => {
+                match self.find_or_add(&ring.item, now) {
+                    Some(index) => self.slots[index].tell(&ring.item.version),
+                    // It may have ended long ago: whether it has to be refused is told by the list of those alive.
+                    None => {
+                        self.wanted = true;
+                        true
+                    }
+                }
+            }
+        };
+        self.bell.foreign |= news;
+    }
+
+    /// The doorbell rang, and it is not known for whom: the next list tells.
+    pub fn on_unknown_ring(&mut self) {
+        self.bell.foreign = true;
+        self.wanted = true;
+        self.unheard = true;
+    }
+
+    /// The watch ended. After a clean end without foreign events what is known is as good as listed.
+    pub fn on_bell_end(&mut self, end: BellEnd, now: Mono) {
+        let Some(since) = self.bell.open.take() else {
+            return;
+        };
+        match end {
+            BellEnd::Clean => {
+                self.bell.breaks = 0;
+                if !self.bell.foreign && !self.wanted {
+                    self.proved = Some(now);
+                }
+                // A server that closes at once is not asked in a circle.
+                self.bell.retry_at = since + BACK_OFF;
+            }
+            BellEnd::Broken => {
+                if now - since > MAX_BACK_OFF {
+                    self.bell.breaks = 0;
+                }
+                let base: Duration = BACK_OFF.saturating_mul(1 << self.bell.breaks.min(6));
+                self.bell.breaks = self.bell.breaks.saturating_add(1);
+                self.bell.retry_at = now + self.jitter.stretch(base.min(MAX_BACK_OFF));
+                self.wanted = true;
+                self.unheard = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,604 @@
+//! The pods of this node at the apiserver: when to list, what to read again, what is certain.
+//!
+//! The poll is the truth, the doorbell (one watch) only makes the next poll come sooner; with it cut off the node is slower,
+//! never wrong. [`ApiPoll`] decides and remembers; requests are made by whoever asks [`ApiPoll::poll`] and tells how they
+//! ended.
+//!
+//! ```text
+//!            list (metadata)                     GET                          mux
+//!  due ──▶ items: uid, version ──differs──▶ object, version ──Deliver──▶ amend (one pod)
+//!              │                              │ 404, other uid ─Ask::Gone▶ amend (gone)
+//!              └─end─▶ absent? ───────────────┘
+//!                        all settled ────────────────────Ask::Complete──▶ merge (Known …): the source is ready
+//! ```
+//!
+//! - **Versions are compared for equality only**, as digests: after an etcd restore they go back, and a node that refuses
+//!   older ones is blind for ever. Worse, they are given out again, so that equal ones may mean different objects: a list
+//!   whose own version is below one that was seen before it began has every pod read anew (only then does order count,
+//!   and only to read more), and so has an item that is to be deleted, or lives, against what is known of that version.
+//! - **Nothing is removed by what a list lacks.** A complete list only raises the question; a `GET` answers it. A list that
+//!   failed half-way is good for what it did show: the versions in it lead to `GET`s like rings of the doorbell (SRC-30).
+//! - **Our own writes cost no read**: the answer to a write is the object, so it counts as one. It may carry what somebody
+//!   else wrote in between: then it differs from what was delivered, and is delivered ([`Verdict::Deliver`]). While a
+//!   write is under way its pod is not read, for the echo on the doorbell often comes before the answer.
+//! - **An answer may be older than what is known meanwhile**: a `GET` that a write of our own overtook is thrown away.
+//! - **Terminal pods** are not in the list (its selector leaves them out: finished Jobs must not fill the table). Those
+//!   held stay held until the API has them no more. The doorbell tells: it selects all phases. What it missed a list of
+//!   all phases tells, which is made at the start and every [`SCAN_INTERVAL`]; after a break, and where there is no
+//!   doorbell, every [`Paces::full`], or every [`SCAN_LISTS`] lists while pods are held that have ended. It also finds pods
+//!   that ended and wait for their deletion (SM-13), as an agent before this one, an outage or a store that went back in
+//!   time leave them, and mirrors that show an end: they have to go with their static pods.
+//! - **403 to a `GET`** is what the Node authorizer says of a pod that is gone: the next list of all phases settles it.
+//!
+//! What is bounded, and what follows:
+//!
+//! | what | bound | beyond it |
+//! |---|---|---|
+//! | pods held | capacity given at the start, [`MAX_FINISHED`] more | [`Ask::Refuse`]: the pod is told `OutOfpods` |
+//! | refusals that wait | [`MAX_REFUSALS`] | the next list brings the others again |
+//! | finished pods held | [`MAX_FINISHED`] | the one that ended first goes: its logs and directory are removed |
+//! | `GET`s at a time | [`MAX_GETS`] | they wait their turn |
+//! | pods to read one by one | [`MAX_SINGLE_READS`] | one list of whole objects instead |
+//! | tries that hold up the first snapshot | [`TRIES`] | it comes without the pod; nobody may take that one for an orphan ([`ApiPoll::unread`]) |
+
+use alloc::collections::VecDeque;
+use core::time::Duration;
+
+use serde_json::Value;
+
+use super::{digest, fnv::fnv1a, work_queue::Jitter};
+use crate::api::{Mono, PodUid, pod::CONFIG_MIRROR};
+
+mod answers;
+mod bell;
+mod slot;
+
+use bell::Bell;
+pub use bell::{BellEnd, Ring, RingKind};
+use slot::Slot;
+
+/// Finished pods that are held so that their logs last until the API forgets them.
+pub const MAX_FINISHED: usize = 64;
+/// Refusals that wait to be fetched.
+pub const MAX_REFUSALS: usize = 8;
+/// `GET`s at a time: as many as there are threads for the network.
+pub const MAX_GETS: usize = 2;
+/// Pods to read above which one list of whole objects is cheaper.
+pub const MAX_SINGLE_READS: usize = 20;
+/// Tries to read a pod after which the first snapshot no longer waits for it.
+pub const TRIES: u8 = 3;
+/// Shortest time between the starts of two lists.
+pub const MIN_LIST_GAP: Duration = Duration::from_secs(1);
+/// Time between two lists of whole objects, lest a pod that cannot be read has all others read with it.
+pub const OBJECTS_GAP: Duration = Duration::from_secs(10);
+/// Time between two lists of all phases.
+pub const SCAN_INTERVAL: Duration = Duration::from_secs(30 * 60);
+/// With no doorbell to rely on, and while pods are held that have ended: so many lists between two of all phases.
+pub const SCAN_LISTS: u32 = 6;
+/// First delay after a failure; doubles up to [`MAX_BACK_OFF`], and each is lengthened by up to half.
+pub const BACK_OFF: Duration = Duration::from_secs(1);
+/// Longest delay after failures, and the longest that a server's `Retry-After` is obeyed.
+pub const MAX_BACK_OFF: Duration = Duration::from_secs(60);
+
+/// How often the apiserver is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paces {
+    /// Between two lists while no doorbell is open.
+    pub list: Duration,
+    /// Between two lists while one is.
+    pub full: Duration,
+    /// Whether there may be a doorbell.
+    pub doorbell: bool,
+}
+
+impl Paces {
+    /// As a rule.
+    pub const NORMAL: Self = Self {
+        list: Duration::from_secs(10),
+        full: Duration::from_secs(5 * 60),
+        doorbell: true,
+    };
+    /// Where bytes cost money.
+    pub const METERED: Self = Self {
+        list: Duration::from_secs(60),
+        ..Self::NORMAL
+    };
+}
+
+/// Which pods a list selects, and what of them. All are quorum reads, in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
+    /// Metadata of those that are not in a terminal phase.
+    Live,
+    /// The same pods as whole objects.
+    Objects,
+    /// Metadata of pods in any phase.
+    All,
+}
+
+/// Names one `GET`; its answer comes back with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    index: usize,
+    generation: u32,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// List; each item comes back ([`ApiPoll::on_item`], [`ApiPoll::on_object`]), and the end.
+    List(List),
+    /// Read one pod, a quorum read; ends with [`ApiPoll::on_read`] or [`ApiPoll::on_read_failed`], each time.
+    Get {
+        /// To be given back.
+        ticket: Ticket,
+        /// Namespace.
+        namespace: Box<str>,
+        /// Name.
+        name: Box<str>,
+    },
+    /// Open the doorbell from this version.
+    Watch {
+        /// `resourceVersion`.
+        from: Box<str>,
+    },
+    /// The API has this pod no more: amend the mux, drop its status.
+    Gone(PodUid),
+    /// There is no room for this pod: it is to end as `Failed`, `OutOfpods`.
+    Refuse(Item),
+    /// All that the last list says is settled: merge [`ApiPoll::known`] as a full snapshot.
+    Complete,
+}
+
+/// One pod as a list of metadata shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Item {
+    /// Namespace.
+    pub namespace: Box<str>,
+    /// Name.
+    pub name: Box<str>,
+    /// UID.
+    pub uid: PodUid,
+    /// `resourceVersion`.
+    pub version: Box<str>,
+    /// `deletionTimestamp` is set.
+    pub deleting: bool,
+    /// It mirrors a static pod. Of use in lists alone.
+    pub mirror: bool,
+}
+
+/// What is kept of an object that was read, or that answered a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sight {
+    version: u64,
+    /// The version as a number; 0 if it is none.
+    number: u64,
+    semantic: u64,
+    foreign: u64,
+    /// Its phase is terminal.
+    pub terminal: bool,
+    /// `deletionTimestamp` is set.
+    pub deleting: bool,
+    /// It mirrors a static pod.
+    pub mirror: bool,
+}
+
+impl Sight {
+    /// Of a pod's raw object.
+    #[must_use]
+    pub fn of(raw: &Value) -> Self {
+        let metadata = &raw["metadata"];
+        let text = metadata["resourceVersion"].as_str().unwrap_or("");
+        Self {
+            version: version(text),
+            number: number(text),
+            semantic: digest::semantic(raw),
+            foreign: digest::foreign_status(raw),
+            terminal: matches!(
+                raw["status"]["phase"].as_str(),
+                Some("Succeeded" | "Failed")
+            ),
+            deleting: !metadata["deletionTimestamp"].is_null(),
+            mirror: !metadata["annotations"][CONFIG_MIRROR].is_null(),
+        }
+    }
+}
+
+/// What to do with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Verdict {
+    /// Amend the mux with it, after what is gone ([`ApiPoll::next_gone`]).
+    Deliver,
+    /// It says what was delivered already.
+    Same,
+    /// It is overtaken, or nobody's business; it must not be used.
+    Ignore,
+}
+
+/// Why a request had no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// No answer, 5xx, 429, a cut or unreadable body of a list: the next try may go well.
+    Server {
+        /// What the server asked for.
+        retry_after: Option<Duration>,
+    },
+    /// 403, of a `GET`.
+    Forbidden,
+    /// 404 with a `Status` of reason `NotFound`, of a `GET`.
+    NotFound,
+    /// The object is over-long or no pod.
+    Unusable,
+}
+
+/// Digest of a `resourceVersion`; never 0, which stands for none.
+fn version(text: &str) -> u64 {
+    fnv1a(text.bytes()).max(1)
+}
+
+/// A `resourceVersion` as a number, 0 if it is none: a bound from below for those that are given out later.
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
+}
+
+/// The poller's memory. See the module's words.
+#[derive(Debug)]
+pub struct ApiPoll {
+    paces: Paces,
+    slots: Vec<Slot>,
+    /// Bound of `slots` without the finished ones.
+    capacity: usize,
+    gone: VecDeque<PodUid>,
+    refused: VecDeque<Item>,
+    /// The list under way.
+    listing: Option<List>,
+    list_started: Option<Mono>,
+    /// Greatest version seen as a number, now and when the list under way began.
+    highest: u64,
+    list_floor: u64,
+    /// The last list was below that.
+    went_back: bool,
+    /// When a list, or a doorbell that told nothing, last proved what is known.
+    proved: Option<Mono>,
+    /// A list is wanted whatever the pace.
+    wanted: bool,
+    /// A list has ended whose questions are not settled.
+    complete_due: bool,
+    /// The whole was told at least once.
+    completed: bool,
+    /// When the last list of all phases ended.
+    scanned: Option<Mono>,
+    scan_wanted: bool,
+    /// The doorbell may have rung for a pod in a terminal phase, and nobody heard it since the last list of all phases.
+    unheard: bool,
+    objects_after: Mono,
+    gets: usize,
+    /// Where the next search for a pod to read begins.
+    cursor: usize,
+    failures: u32,
+    retry_at: Mono,
+    bell: Bell,
+    jitter: Jitter,
+}
+
+impl ApiPoll {
+    /// A poller for at most `capacity` pods that are not finished; `seed` decides the spread of delays.
+    #[must_use]
+    pub fn new(paces: Paces, capacity: usize, seed: u64) -> Self {
+        Self {
+            paces,
+            slots: Vec::new(),
+            capacity,
+            gone: VecDeque::new(),
+            refused: VecDeque::new(),
+            listing: None,
+            list_started: None,
+            highest: 0,
+            list_floor: 0,
+            went_back: false,
+            proved: None,
+            wanted: false,
+            complete_due: false,
+            completed: false,
+            scanned: None,
+            scan_wanted: false,
+            unheard: false,
+            objects_after: Mono(0),
+            gets: 0,
+            cursor: 0,
+            failures: 0,
+            retry_at: Mono(0),
+            bell: Bell::default(),
+            jitter: Jitter::new(seed),
+        }
+    }
+
+    /// A pod that an agent before this one has recorded. It counts as delivered; the first list confirms it or asks.
+    pub fn restore(&mut self, item: &Item, sight: Sight, now: Mono) {
+        if let Some(index) = self.find_or_add(item, now) {
+            self.slots[index].saw(sight, now);
+        }
+    }
+
+    /// A pod that was made here, or that was in the way of one: as good as read and delivered. That it goes again before
+    /// any list has shown it is noticed then.
+    pub fn on_made(&mut self, item: &Item, sight: Sight, now: Mono) {
+        self.restore(item, sight, now);
+    }
+
+    /// The next thing to do, `None` until the next input or [`ApiPoll::next_timeout`]. Drain it after every input.
+    pub fn poll(&mut self, now: Mono) -> Option<Ask> {
+        if let Some(uid) = self.next_gone() {
+            return Some(Ask::Gone(uid));
+        }
+        if let Some(item) = self.refused.pop_front() {
+            return Some(Ask::Refuse(item));
+        }
+        if self.complete_due && !self.slots.iter().any(Slot::is_open_question) {
+            self.complete_due = false;
+            self.completed = true;
+            return Some(Ask::Complete);
+        }
+        if now < self.retry_at {
+            return None;
+        }
+        if let Some(list) = self.list_due(now) {
+            self.begin_list(list, now);
+            return Some(Ask::List(list));
+        }
+        if let Some(ask) = self.next_get(now) {
+            return Some(ask);
+        }
+        if self.paces.doorbell && self.is_settled() && self.bell.may_open(now) {
+            return self.bell.open(now).map(|from| Ask::Watch { from });
+        }
+        None
+    }
+
+    /// The last list is as good as any that could be made now.
+    fn is_settled(&self) -> bool {
+        let listing = !matches!(self.listing, None | Some(List::All));
+        self.proved.is_some() && !self.wanted && !listing
+    }
+
+    /// What [`Ask::Gone`] would say next. To be drained before an object is delivered: one that has taken the name of
+    /// another comes after that one's end (SRC-07).
+    pub fn next_gone(&mut self) -> Option<PodUid> {
+        self.gone.pop_front()
+    }
+
+    /// When [`ApiPoll::poll`] has something to say without any input.
+    #[must_use]
+    pub fn next_timeout(&self, now: Mono) -> Mono {
+        let never = Mono(u64::MAX);
+        if !self.gone.is_empty() || !self.refused.is_empty() {
+            return now;
+        }
+        let list = match self.listing {
+            Some(_) => never,
+            None => self
+                .list_at(List::Live)
+                .min(self.list_at(List::All))
+                .max(self.list_gap_ends()),
+        };
+        let objects = self.list_at(List::Objects);
+        let read = if self.listing == Some(List::Objects) {
+            never
+        } else if objects <= now {
+            // One by one they are no longer read, and the list waits for the last of those.
+            if self.listing.is_none() && self.gets == 0 {
+                self.list_gap_ends()
+            } else {
+                never
+            }
+        } else if self.gets < MAX_GETS {
+            let reads = self.slots.iter().filter(|slot| slot.wants_read());
+            reads.map(|slot| slot.retry_at).min().unwrap_or(never)
+        } else {
+            never
+        };
+        let bell = if self.paces.doorbell && self.is_settled() {
+            self.bell.opens_at()
+        } else {
+            never
+        };
+        list.min(read).min(bell).max(self.retry_at).max(now)
+    }
+
+    /// Pods that the API has as far as anybody was told: what a full snapshot names.
+    pub fn known(&self) -> impl Iterator<Item = PodUid> {
+        self.slots
+            .iter()
+            .filter(|slot| slot.is_held())
+            .map(|slot| slot.uid().into())
+    }
+
+    /// Pods that the API has and that could not be read yet: what runs of them is not to be taken for orphans.
+    pub fn unread(&self) -> impl Iterator<Item = &str> {
+        let live = |slot: &&Slot| slot.is_used() && !slot.is_held();
+        self.slots.iter().filter(live).map(Slot::uid)
+    }
+
+    /// Whether the pod was delivered, and is not gone.
+    #[must_use]
+    pub fn holds(&self, uid: &PodUid) -> bool {
+        self.find(uid)
+            .is_some_and(|index| self.slots[index].is_held())
+    }
+
+    /// Whether a complete list was settled and told since the start.
+    #[must_use]
+    pub const fn has_completed(&self) -> bool {
+        self.completed
+    }
+
+    /// Namespace and name of a pod: where its status is written.
+    #[must_use]
+    pub fn path(&self, uid: &PodUid) -> Option<(&str, &str)> {
+        self.find(uid).map(|index| self.slots[index].path())
+    }
+
+    /// A list of this kind is due from then on.
+    fn list_at(&self, list: List) -> Mono {
+        let never = Mono(u64::MAX);
+        match list {
+            List::Live if self.wanted => Mono(0),
+            List::Live => self.proved.map_or(Mono(0), |proved| {
+                proved
+                    + if self.bell.is_open() {
+                        self.paces.full
+                    } else {
+                        self.paces.list
+                    }
+            }),
+            List::Objects => {
+                let many = self.slots.iter().filter(|s| s.wants_read()).count() > MAX_SINGLE_READS;
+                if many { self.objects_after } else { never }
+            }
+            List::All if self.scan_wanted => Mono(0),
+            List::All => match (self.proved, self.scanned) {
+                (None, _) => never,
+                (Some(_), None) => Mono(0),
+                (Some(_), Some(at)) if self.unheard || !self.paces.doorbell => {
+                    let ended = self.slots.iter().any(Slot::has_ended);
+                    let soon = self.paces.list * SCAN_LISTS;
+                    at + if ended { soon } else { self.paces.full }
+                }
+                (Some(_), Some(at)) => at + SCAN_INTERVAL,
+            },
+        }
+    }
+
+    fn list_gap_ends(&self) -> Mono {
+        self.list_started.map_or(Mono(0), |at| at + MIN_LIST_GAP)
+    }
+
+    fn list_due(&self, now: Mono) -> Option<List> {
+        if self.listing.is_some() || now < self.list_gap_ends() {
+            return None;
+        }
+        // Whole objects also say which pods there are; a pod is not read twice at a time.
+        [List::Objects, List::Live, List::All]
+            .into_iter()
+            .find(|list| self.list_at(*list) <= now && (*list != List::Objects || self.gets == 0))
+    }
+
+    fn begin_list(&mut self, list: List, now: Mono) {
+        self.listing = Some(list);
+        self.list_started = Some(now);
+        self.list_floor = self.highest;
+        match list {
+            List::Live | List::Objects => self.wanted = false,
+            List::All => {
+                self.scan_wanted = false;
+                self.unheard = false;
+            }
+        }
+        self.slots.iter_mut().for_each(Slot::begin_list);
+    }
+
+    fn next_get(&mut self, now: Mono) -> Option<Ask> {
+        if self.gets >= MAX_GETS || self.listing == Some(List::Objects) {
+            return None;
+        }
+        let many = self.list_at(List::Objects) <= now;
+        if many {
+            return None;
+        }
+        let count = self.slots.len();
+        let index = (0..count)
+            .map(|step| (self.cursor + step) % count)
+            .find(|&index| {
+                let slot = &self.slots[index];
+                slot.wants_read() && slot.retry_at <= now
+            })?;
+        self.cursor = index + 1;
+        self.gets += 1;
+        let slot = &mut self.slots[index];
+        slot.begin_get();
+        let (namespace, name) = slot.path();
+        Some(Ask::Get {
+            ticket: Ticket {
+                index,
+                generation: slot.generation,
+            },
+            namespace: namespace.into(),
+            name: name.into(),
+        })
+    }
+
+    fn find(&self, uid: &str) -> Option<usize> {
+        self.slots
+            .iter()
+            .position(|slot| slot.is_used() && slot.uid() == uid)
+    }
+
+    fn finished(&self) -> usize {
+        self.slots.iter().filter(|s| s.is_finished()).count()
+    }
+
+    fn find_or_add(&mut self, item: &Item, now: Mono) -> Option<usize> {
+        if let Some(index) = self.find(&item.uid) {
+            return Some(index);
+        }
+        let used = self.slots.iter().filter(|slot| slot.is_used()).count();
+        if used.saturating_sub(self.finished()) >= self.capacity {
+            return None;
+        }
+        let index = match self.slots.iter().position(|slot| !slot.is_used()) {
+            Some(free) => free,
+            None => {
+                self.slots.push(Slot::default());
+                self.slots.len() - 1
+            }
+        };
+        self.slots[index].take(item, now);
+        Some(index)
+    }
+
+    fn free(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if slot.is_held() {
+            self.gone.push_back(slot.uid().into());
+        }
+        slot.release();
+    }
+
+    fn refuse(&mut self, item: &Item) {
+        if self.refused.len() < MAX_REFUSALS && !self.refused.iter().any(|r| r.uid == item.uid) {
+            self.refused.push_back(item.clone());
+        }
+    }
+
+    /// Finished pods beyond their number go, the one that ended first before the others.
+    fn limit_finished(&mut self) {
+        while self.finished() > MAX_FINISHED {
+            let all = self.slots.iter().enumerate();
+            let oldest = all
+                .filter(|(_, slot)| slot.is_finished())
+                .min_by_key(|(_, slot)| slot.since);
+            match oldest.map(|(index, _)| index) {
+                Some(index) => self.free(index),
+                None => return,
+            }
+        }
+    }
+
+    fn went_well(&mut self) {
+        self.failures = 0;
+        self.retry_at = Mono(0);
+    }
+
+    fn went_wrong(&mut self, retry_after: Option<Duration>, now: Mono) {
+        let base = BACK_OFF
+            .saturating_mul(1 << self.failures.min(6))
+            .min(MAX_BACK_OFF);
+        self.failures = self.failures.saturating_add(1);
+        let asked = retry_after.unwrap_or_default().min(MAX_BACK_OFF);
+        self.retry_at = now + self.jitter.stretch(base).max(asked);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,713 @@
+use serde_json::json;
+
+use super::*;
+
+mod limits;
+
+/// A poller and what it asked for, with helpers that make a row read as a sentence.
+struct Desk {
+    poll: ApiPoll,
+    now: Mono,
+    tickets: Vec<(String, Ticket)>,
+}
+
+fn item(uid: &str, version: &str) -> Item {
+    Item {
+        namespace: "ns".into(),
+        name: format!("pod-{uid}").into(),
+        uid: uid.into(),
+        version: version.into(),
+        deleting: false,
+        mirror: false,
+    }
+}
+
+/// Of an object in that version; `spec` stands for what is semantic, `gate` for what others write into the status.
+fn object(version: &str, spec: u32, gate: u32, phase: &str) -> Sight {
+    Sight::of(&json!({
+        "metadata": {"resourceVersion": version},
+        "spec": {"n": spec},
+        "status": {"phase": phase, "conditions": [{"type": "gate", "status": gate}]},
+    }))
+}
+
+fn running(version: &str) -> Sight {
+    object(version, 1, 1, "Running")
+}
+
+fn deleting(mut sight: Sight) -> Sight {
+    sight.deleting = true;
+    sight
+}
+
+const SERVER: Failure = Failure::Server { retry_after: None };
+
+impl Desk {
+    fn new(paces: Paces) -> Self {
+        Self {
+            poll: ApiPoll::new(paces, 30, 1),
+            now: Mono(0),
+            tickets: Vec::new(),
+        }
+    }
+
+    /// All that it asks for now, as words.
+    fn asks(&mut self) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Some(ask) = self.poll.poll(self.now) {
+            all.push(match ask {
+                Ask::List(list) => format!("{list:?}"),
+                Ask::Get { ticket, name, .. } => {
+                    self.tickets.push((name.to_string(), ticket));
+                    format!("get {name}")
+                }
+                Ask::Watch { from } => format!("watch {from}"),
+                Ask::Gone(uid) => format!("gone {uid}"),
+                Ask::Refuse(item) => format!("refuse {}", item.uid),
+                Ask::Complete => {
+                    let known: Vec<PodUid> = self.poll.known().collect();
+                    let known: Vec<&str> = known.iter().map(|uid| &**uid).collect();
+                    format!("complete {}", known.join(" "))
+                }
+            });
+            assert!(all.len() < 100, "{all:?}");
+        }
+        let next = self.poll.next_timeout(self.now);
+        assert!(next > self.now, "it would be asked in a circle");
+        all
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now.0 += ms;
+    }
+
+    fn ticket(&mut self, uid: &str) -> Ticket {
+        let name = format!("pod-{uid}");
+        let at = self.tickets.iter().position(|(n, _)| *n == name);
+        self.tickets.remove(at.expect("asked for")).1
+    }
+
+    fn read(&mut self, uid: &str, sight: Sight) -> Verdict {
+        let ticket = self.ticket(uid);
+        self.poll
+            .on_read(ticket, &item(uid, "unused"), sight, self.now)
+    }
+
+    fn fails(&mut self, uid: &str, failure: Failure) {
+        let ticket = self.ticket(uid);
+        self.poll.on_read_failed(ticket, failure, self.now);
+    }
+
+    fn list(&mut self, version: &str, items: &[(&str, &str)]) {
+        for (uid, version) in items {
+            self.poll.on_item(&item(uid, version), self.now);
+        }
+        self.poll.on_list_end(version, self.now);
+    }
+
+    fn ring(&mut self, kind: RingKind, uid: &str, version: &str) {
+        let item = item(uid, version);
+        self.poll.on_ring(&Ring { kind, item }, self.now);
+    }
+
+    /// Past the start: pod `a` in version 1, everything listed, the doorbell open.
+    fn started() -> Self {
+        let mut desk = Self::new(Paces::NORMAL);
+        assert_eq!(desk.asks(), ["Live"]);
+        desk.list("5", &[("a", "1")]);
+        assert_eq!(desk.asks(), ["get pod-a", "watch 5"]);
+        assert_eq!(desk.read("a", running("1")), Verdict::Deliver);
+        assert_eq!(desk.asks(), ["complete a"]);
+        desk.wait(1000);
+        assert_eq!(desk.asks(), ["All"]);
+        desk.list("5", &[("a", "1"), ("old-job", "1")]);
+        assert_eq!(desk.asks(), Vec::<String>::new());
+        desk
+    }
+}
+
+#[test]
+fn unchanged_pods_cost_nothing() {
+    let mut desk = Desk::started();
+    for round in 0..5 {
+        desk.wait(270_000);
+        desk.poll.on_bell_end(BellEnd::Clean, desk.now);
+        assert_eq!(desk.asks(), ["watch 5"], "{round}: as good as a list");
+    }
+    desk.wait(300_000);
+    assert_eq!(desk.asks(), ["Live"], "the doorbell never ended");
+    desk.list("9", &[("a", "1")]);
+    assert_eq!(desk.asks(), ["complete a"]);
+}
+
+#[test]
+fn paces() {
+    for (name, paces, lists_in_10_min) in [
+        (
+            "no doorbell",
+            Paces {
+                doorbell: false,
+                ..Paces::NORMAL
+            },
+            60,
+        ),
+        (
+            "metered, no doorbell",
+            Paces {
+                doorbell: false,
+                ..Paces::METERED
+            },
+            10,
+        ),
+        ("a doorbell that stays open", Paces::NORMAL, 2),
+    ] {
+        let mut desk = Desk::new(paces);
+        let mut lists = 0;
+        while desk.now < Mono(600_000) {
+            for ask in desk.asks() {
+                if ask == "Live" {
+                    lists += 1;
+                }
+                if ask == "Live" || ask == "All" {
+                    desk.list("5", &[]);
+                }
+            }
+            let next = desk.poll.next_timeout(desk.now);
+            desk.now = next;
+        }
+        assert_eq!(lists, lists_in_10_min, "{name}");
+    }
+}
+
+#[test]
+fn rings() {
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Changed, "a", "1");
+    assert_eq!(desk.asks(), Vec::<String>::new(), "nothing new");
+    desk.ring(RingKind::Changed, "a", "6");
+    desk.ring(RingKind::Changed, "b", "7");
+    assert_eq!(desk.asks(), ["get pod-b", "get pod-a"]);
+    // One that changes while it is read is read again, and what was read is used all the same.
+    desk.ring(RingKind::Changed, "a", "8");
+    assert_eq!(
+        desk.read("a", object("6", 2, 1, "Running")),
+        Verdict::Deliver
+    );
+    assert_eq!(desk.read("b", running("7")), Verdict::Deliver);
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    assert_eq!(
+        desk.read("a", object("8", 3, 1, "Running")),
+        Verdict::Deliver
+    );
+    // Gone without a word, and gone while it was never known.
+    desk.ring(RingKind::Deleted, "b", "9");
+    desk.ring(RingKind::Deleted, "c", "10");
+    assert_eq!(desk.asks(), ["get pod-b"]);
+    desk.fails("b", Failure::NotFound);
+    assert_eq!(desk.asks(), ["gone b"]);
+    // Foreign events were seen, so a clean end proves nothing: the five minutes go on.
+    desk.wait(299_000);
+    desk.poll.on_bell_end(BellEnd::Clean, desk.now);
+    assert_eq!(
+        desk.asks(),
+        ["Live"],
+        "its pace without a doorbell is the shorter one"
+    );
+    desk.list("11", &[("a", "8")]);
+    assert_eq!(desk.asks(), ["complete a", "watch 11"]);
+    desk.poll.on_unknown_ring();
+    desk.wait(1000);
+    assert_eq!(
+        desk.asks(),
+        ["Live"],
+        "over-long: nobody knows whose it was"
+    );
+}
+
+#[test]
+fn a_broken_doorbell_means_a_list() {
+    let mut desk = Desk::started();
+    desk.wait(60_000);
+    desk.poll.on_bell_end(BellEnd::Broken, desk.now);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.poll.on_list_failed(SERVER, desk.now);
+    assert_eq!(desk.asks(), Vec::<String>::new());
+    desk.wait(1500);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("12", &[("a", "1")]);
+    assert_eq!(
+        desk.asks(),
+        ["complete a", "watch 12"],
+        "anew from the list"
+    );
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        desk.poll.on_bell_end(BellEnd::Broken, desk.now);
+        let start = desk.now;
+        loop {
+            desk.now = desk.poll.next_timeout(desk.now);
+            let asks = desk.asks();
+            if asks.iter().any(|a| a.starts_with("Live")) {
+                desk.list("12", &[("a", "1")]);
+            }
+            if desk
+                .asks()
+                .iter()
+                .chain(&asks)
+                .any(|a| a.starts_with("watch"))
+            {
+                break;
+            }
+        }
+        waits.push((desk.now - start).as_secs());
+    }
+    assert!(
+        waits[..6].is_sorted() && waits[7] >= 60 && waits[7] <= 90,
+        "{waits:?}"
+    );
+}
+
+#[test]
+fn own_writes_cost_no_read() {
+    for (name, echo_first, answer, verdict, asks) in [
+        ("as a rule", false, running("6"), Verdict::Same, vec![]),
+        (
+            "the echo comes first",
+            true,
+            running("6"),
+            Verdict::Same,
+            vec![],
+        ),
+        (
+            "somebody edited it meanwhile",
+            false,
+            object("6", 2, 1, "Running"),
+            Verdict::Deliver,
+            vec![],
+        ),
+        (
+            "somebody set a gate meanwhile",
+            true,
+            object("6", 1, 2, "Running"),
+            Verdict::Deliver,
+            vec![],
+        ),
+        (
+            "the answer is older than the last ring",
+            true,
+            running("5"),
+            Verdict::Same,
+            vec!["get pod-a"],
+        ),
+    ] {
+        let mut desk = Desk::started();
+        desk.poll.on_write_started(&"a".into());
+        if echo_first {
+            desk.ring(RingKind::Changed, "a", "6");
+            assert_eq!(
+                desk.asks(),
+                Vec::<String>::new(),
+                "{name}: while it is written"
+            );
+        }
+        let said = desk
+            .poll
+            .on_write_ended(&"a".into(), Some(answer), desk.now);
+        assert_eq!(said, verdict, "{name}");
+        if !echo_first {
+            desk.ring(RingKind::Changed, "a", "6");
+        }
+        assert_eq!(desk.asks(), asks, "{name}");
+    }
+    let mut desk = Desk::started();
+    desk.poll.on_write_started(&"a".into());
+    desk.ring(RingKind::Changed, "a", "6");
+    let said = desk.poll.on_write_ended(&"a".into(), None, desk.now);
+    assert_eq!(said, Verdict::Same);
+    assert_eq!(desk.asks(), ["get pod-a"], "done, but the answer was lost");
+}
+
+#[test]
+fn what_a_write_overtook_is_not_used() {
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Changed, "a", "6");
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    desk.poll.on_write_started(&"a".into());
+    let said = desk
+        .poll
+        .on_write_ended(&"a".into(), Some(running("7")), desk.now);
+    assert_eq!(said, Verdict::Same);
+    assert_eq!(
+        desk.read("a", object("6", 2, 1, "Running")),
+        Verdict::Ignore
+    );
+    assert_eq!(
+        desk.asks(),
+        ["get pod-a"],
+        "the ring was no echo, as far as is known"
+    );
+    assert_eq!(desk.read("a", running("7")), Verdict::Deliver);
+    assert_eq!(desk.asks(), Vec::<String>::new());
+}
+
+#[test]
+fn absence_is_a_question() {
+    // SRC-30 SRC-31
+    let mut desk = Desk::started();
+    for uid in ["b", "c", "d"] {
+        desk.ring(RingKind::Changed, uid, "6");
+    }
+    desk.asks();
+    for uid in ["b", "c"] {
+        assert_eq!(desk.read(uid, running("6")), Verdict::Deliver);
+    }
+    desk.asks();
+    assert_eq!(desk.read("d", running("6")), Verdict::Deliver);
+    let list_again = |desk: &mut Desk| {
+        desk.poll.on_unknown_ring();
+        desk.wait(1000);
+        assert_eq!(desk.asks(), ["Live"]);
+    };
+    // A list that fails after its first page lacks pods, and says nothing.
+    list_again(&mut desk);
+    desk.poll.on_item(&item("a", "1"), desk.now);
+    desk.poll.on_list_failed(SERVER, desk.now);
+    assert_eq!(desk.asks(), Vec::<String>::new());
+    desk.wait(1500);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("9", &[("a", "1")]);
+    assert_eq!(desk.asks(), ["get pod-b", "get pod-c"]);
+    assert_eq!(
+        desk.read("b", running("6")),
+        Verdict::Deliver,
+        "it is there: the list was stale"
+    );
+    desk.fails("c", SERVER);
+    assert_eq!(desk.asks(), Vec::<String>::new(), "no answer is no answer");
+    desk.wait(1500);
+    assert_eq!(desk.asks(), ["get pod-d", "get pod-c"]);
+    desk.fails("d", Failure::NotFound);
+    // Another pod of that name: the old one is gone, the new one is read.
+    let ticket = desk.ticket("c");
+    let new = Item {
+        uid: "c2".into(),
+        ..item("c", "10")
+    };
+    assert_eq!(
+        desk.poll.on_read(ticket, &new, running("10"), desk.now),
+        Verdict::Deliver
+    );
+    assert_eq!(desk.asks(), ["gone d", "gone c", "complete a b c2"]);
+}
+
+#[test]
+fn forbidden_is_settled_by_a_list_of_all() {
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Deleted, "a", "6");
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    desk.fails("a", Failure::Forbidden);
+    desk.wait(1000);
+    assert_eq!(desk.asks(), ["All"]);
+    desk.list("7", &[]);
+    assert_eq!(desk.asks(), ["gone a"]);
+    // A right that is missing takes no pod away, and is not asked about in a circle.
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Changed, "a", "6");
+    let mut requests = 0;
+    while desk.now < Mono(120_000) {
+        for ask in desk.asks() {
+            requests += 1;
+            assert!(!ask.starts_with("gone"));
+            match ask.as_str() {
+                "get pod-a" => desk.fails("a", Failure::Forbidden),
+                "All" | "Live" => desk.list("7", &[("a", "6")]),
+                _ => {}
+            }
+        }
+        desk.now = desk
+            .poll
+            .next_timeout(desk.now)
+            .min(Mono(desk.now.0 + 10_000));
+    }
+    assert!(requests < 20, "{requests}");
+    assert_eq!(desk.poll.known().count(), 1);
+}
+
+#[test]
+fn a_store_that_went_back_in_time() {
+    let mut desk = Desk::started();
+    desk.poll.on_write_started(&"a".into());
+    let said = desk
+        .poll
+        .on_write_ended(&"a".into(), Some(running("9")), desk.now);
+    assert_eq!(said, Verdict::Same);
+    desk.poll.on_bell_end(BellEnd::Broken, desk.now);
+    desk.wait(1000);
+    assert_eq!(desk.asks(), ["Live"]);
+    // Its version was given out again, to something else.
+    desk.list("8", &[("a", "9")]);
+    assert_eq!(desk.asks()[..2], ["complete a", "get pod-a"]);
+    let said = desk.read("a", object("9", 2, 1, "Running"));
+    assert_eq!(said, Verdict::Deliver);
+    desk.asks();
+    // A write of ours that a list under way does not know yet is no sign of that.
+    desk.wait(300_000);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.poll.on_write_started(&"a".into());
+    let said = desk
+        .poll
+        .on_write_ended(&"a".into(), Some(object("21", 2, 1, "Running")), desk.now);
+    assert_eq!(said, Verdict::Same);
+    desk.list("20", &[("a", "21")]);
+    assert_eq!(desk.asks(), ["complete a", "watch 20"]);
+}
+
+#[test]
+fn a_stale_list_forgets_no_ring() {
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Changed, "n", "30");
+    assert_eq!(desk.asks(), ["get pod-n"]);
+    desk.fails("n", Failure::Server { retry_after: None });
+    desk.poll.on_unknown_ring();
+    desk.wait(3000);
+    let asked = desk.asks();
+    assert!(asked.contains(&"Live".to_owned()), "{asked:?}");
+    assert!(asked.contains(&"get pod-n".to_owned()), "{asked:?}");
+    // The list is older than the ring.
+    desk.list("20", &[("a", "1")]);
+    assert_eq!(desk.read("n", running("30")), Verdict::Deliver);
+}
+
+#[test]
+fn equal_versions_of_different_objects() {
+    for (name, known, shown) in [
+        (
+            "to be deleted",
+            running("1"),
+            Item {
+                deleting: true,
+                ..item("a", "1")
+            },
+        ),
+        ("not to be deleted", deleting(running("1")), item("a", "1")),
+        ("alive", object("1", 1, 1, "Failed"), item("a", "1")),
+    ] {
+        let mut desk = Desk::new(Paces::NORMAL);
+        desk.poll.restore(&item("a", "1"), known, desk.now);
+        assert_eq!(desk.asks(), ["Live"], "{name}");
+        desk.poll.on_item(&shown, desk.now);
+        desk.poll.on_list_end("5", desk.now);
+        assert!(desk.asks().contains(&"get pod-a".to_owned()), "{name}");
+    }
+}
+
+#[test]
+fn terminal_pods() {
+    // SM-13
+    let mut desk = Desk::started();
+    let over = |version| object(version, 1, 1, "Succeeded");
+    desk.poll.on_write_started(&"a".into());
+    let said = desk
+        .poll
+        .on_write_ended(&"a".into(), Some(over("6")), desk.now);
+    assert_eq!(said, Verdict::Same);
+    desk.ring(RingKind::Deleted, "a", "6");
+    assert_eq!(
+        desk.asks(),
+        Vec::<String>::new(),
+        "it only left the selection"
+    );
+    desk.wait(300_000);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("9", &[]);
+    assert_eq!(
+        desk.asks(),
+        ["complete a"],
+        "still there, though no list of live pods has it"
+    );
+    // Its deletion is found by a list of all phases.
+    desk.now.0 += 1_800_000;
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("9", &[]);
+    desk.wait(1000);
+    assert_eq!(desk.asks(), ["complete a", "All"]);
+    desk.list("9", &[]);
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    desk.fails("a", Failure::NotFound);
+    assert_eq!(desk.asks(), ["gone a"]);
+    // One that ended before it was ever read is nobody's business, unless it waits for its deletion.
+    for (name, sight, verdict, known) in [
+        ("ended", over("12"), Verdict::Ignore, 0),
+        (
+            "ended and to be deleted",
+            deleting(over("12")),
+            Verdict::Deliver,
+            1,
+        ),
+    ] {
+        let mut desk = Desk::new(Paces::NORMAL);
+        assert_eq!(desk.asks(), ["Live"]);
+        desk.list("5", &[]);
+        desk.wait(1000);
+        assert_eq!(desk.asks(), ["complete ", "All", "watch 5"]);
+        desk.poll.on_item(
+            &Item {
+                deleting: true,
+                ..item("b", "12")
+            },
+            desk.now,
+        );
+        desk.poll.on_item(&item("c", "12"), desk.now);
+        desk.poll.on_list_end("5", desk.now);
+        // A list of live pods that comes in between does not have it, of course.
+        desk.poll.on_bell_end(BellEnd::Broken, desk.now);
+        desk.wait(1000);
+        assert_eq!(desk.asks(), ["Live", "get pod-b"]);
+        desk.list("5", &[]);
+        assert_eq!(desk.read("b", sight), verdict, "{name}");
+        assert_eq!(desk.poll.known().count(), known, "{name}");
+    }
+}
+
+#[test]
+fn a_mirror_that_shows_an_end() {
+    // MIR-10
+    let mut desk = Desk::new(Paces::NORMAL);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("5", &[]);
+    desk.wait(1000);
+    assert_eq!(desk.asks(), ["complete ", "All", "watch 5"]);
+    let mirror = Item {
+        mirror: true,
+        ..item("m", "4")
+    };
+    desk.poll.on_item(&mirror, desk.now);
+    desk.poll.on_list_end("5", desk.now);
+    assert_eq!(desk.asks(), ["get pod-m"]);
+    let mut sight = object("4", 1, 1, "Failed");
+    sight.mirror = true;
+    assert_eq!(desk.read("m", sight), Verdict::Deliver);
+}
+
+#[test]
+fn the_deletion_of_what_has_ended() {
+    // CLEAN-10
+    let ended = || {
+        let mut desk = Desk::started();
+        desk.ring(RingKind::Changed, "a", "6");
+        desk.asks();
+        assert_eq!(
+            desk.read("a", object("6", 1, 1, "Succeeded")),
+            Verdict::Deliver
+        );
+        assert_eq!(desk.asks(), [""; 0]);
+        desk
+    };
+    let mut desk = ended();
+    desk.ring(RingKind::Deleted, "a", "7");
+    assert_eq!(desk.asks(), ["get pod-a"], "the doorbell tells");
+    desk.fails("a", Failure::NotFound);
+    assert_eq!(desk.asks(), ["gone a"]);
+
+    let mut desk = ended();
+    desk.poll.on_bell_end(BellEnd::Broken, desk.now);
+    desk.wait(1000);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("8", &[]);
+    assert_eq!(desk.asks(), ["complete a"]);
+    desk.wait(1000);
+    assert_eq!(desk.asks(), ["watch 8"]);
+    desk.wait(60_000);
+    assert_eq!(desk.asks(), ["All"], "nobody listened for a while");
+
+    let mut desk = Desk::new(Paces {
+        doorbell: false,
+        ..Paces::NORMAL
+    });
+    desk.poll
+        .restore(&item("a", "6"), object("6", 1, 1, "Failed"), desk.now);
+    let mut scans = 0;
+    for _ in 0..360 {
+        for ask in desk.asks() {
+            match &*ask {
+                "Live" => desk.list("8", &[]),
+                "All" => {
+                    scans += 1;
+                    desk.list("8", &[("a", "6")]);
+                }
+                _ => {}
+            }
+        }
+        desk.wait(1000);
+    }
+    assert!((5..=7).contains(&scans), "{scans} in six minutes");
+}
+
+#[test]
+fn a_ring_for_one_too_many() {
+    // It need not be alive, so it is not refused by its name alone.
+    let mut desk = Desk::started();
+    let names: Vec<String> = (0..40).map(|n| format!("p{n}")).collect();
+    for name in &names {
+        desk.ring(RingKind::Changed, name, "6");
+    }
+    desk.wait(1000);
+    let asks = desk.asks();
+    assert!(!asks.iter().any(|a| a.starts_with("refuse")), "{asks:?}");
+    assert!(asks.contains(&"Objects".to_owned()), "{asks:?}");
+}
+
+#[test]
+fn a_start_from_records() {
+    let mut desk = Desk::new(Paces::NORMAL);
+    for uid in ["a", "b", "c"] {
+        desk.poll.restore(&item(uid, "1"), running("1"), desk.now);
+    }
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.poll.on_list_failed(SERVER, desk.now);
+    assert!(!desk.poll.has_completed());
+    desk.wait(90_000);
+    assert_eq!(desk.asks(), ["Live"]);
+    desk.list("5", &[("a", "1"), ("b", "2")]);
+    assert_eq!(desk.asks(), ["get pod-b", "get pod-c", "watch 5"]);
+    assert_eq!(desk.read("b", running("2")), Verdict::Deliver);
+    desk.fails("c", Failure::NotFound);
+    assert_eq!(desk.asks()[..2], ["gone c", "complete a b"]);
+}
+
+#[test]
+fn back_off() {
+    let mut desk = Desk::new(Paces::NORMAL);
+    let mut waits = Vec::new();
+    for _ in 0..10 {
+        assert_eq!(desk.asks(), ["Live"]);
+        desk.poll.on_list_failed(SERVER, desk.now);
+        let next = desk.poll.next_timeout(desk.now);
+        waits.push((next - desk.now).as_millis());
+        desk.now = next;
+    }
+    assert!(waits[0] >= 1000 && waits[0] < 1500, "{waits:?}");
+    assert!(waits[9] >= 60_000 && waits[9] < 90_000, "{waits:?}");
+    assert_eq!(desk.asks(), ["Live"]);
+    let retry_after = Some(Duration::from_secs(3600));
+    desk.poll
+        .on_list_failed(Failure::Server { retry_after }, desk.now);
+    let next = desk.poll.next_timeout(desk.now);
+    assert!(
+        (next - desk.now).as_secs() <= 90,
+        "no server may silence a node"
+    );
+}
+
+#[test]
+fn late_answers_find_nobody() {
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Changed, "a", "6");
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    desk.poll.on_deleted(&"a".into());
+    assert_eq!(desk.asks(), ["gone a"]);
+    assert_eq!(desk.read("a", running("6")), Verdict::Ignore);
+    assert_eq!(desk.poll.gets, 0);
+    assert_eq!(desk.poll.known().count(), 0);
+    assert_eq!(desk.poll.path(&"a".into()), None);
+}

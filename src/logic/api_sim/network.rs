@@ -1,0 +1,207 @@
+//! Requests on their way: processed, answered, or lost before or after either.
+
+use core::time::Duration;
+
+use serde_json::Value;
+
+use super::{
+    Answer, Flight, Request, World, copy_of,
+    server::{Refusal, item_of},
+};
+use crate::logic::api_pod;
+use crate::logic::api_poll::{self, List, Sight, Verdict};
+use crate::logic::mux::Source;
+use crate::logic::status_writer::{self, Next};
+
+impl World {
+    pub(super) fn send(&mut self, request: Request) {
+        self.flights.push(Flight {
+            request,
+            answer: None,
+        });
+    }
+
+    /// A request is processed, an answer arrives, or either is lost.
+    pub(super) fn network(&mut self) {
+        let count = u64::try_from(self.flights.len()).expect("few");
+        if count == 0 {
+            return;
+        }
+        let index = usize::try_from(self.random.below(count)).expect("few");
+        let mut flight = self.flights.swap_remove(index);
+        let write = matches!(flight.request, Request::Patch(..) | Request::Delete(..));
+        let lost = self.faults && self.random.one_in(6);
+        if lost || (write && self.server.is_fresh && flight.answer.is_none()) {
+            self.fail(flight.request);
+            return;
+        }
+        match flight.answer {
+            None => {
+                flight.answer = Some(self.process(&flight.request));
+                self.flights.push(flight);
+            }
+            Some(answer) => self.answer(flight.request, answer),
+        }
+    }
+
+    fn process(&mut self, request: &Request) -> Answer {
+        match request {
+            Request::List(list) => {
+                // Before the first whole list nothing but the list tells whether a pod is there.
+                let may_be_stale =
+                    self.faults && self.poll.has_completed() && !self.server.is_fresh;
+                let stale = may_be_stale && self.random.one_in(5);
+                let mut objects = self.server.list(*list, stale);
+                let cut = self.faults && self.random.one_in(5);
+                if cut {
+                    let keep = self
+                        .random
+                        .below(u64::try_from(objects.len()).expect("few") + 1);
+                    objects.truncate(usize::try_from(keep).expect("few"));
+                }
+                Answer::List {
+                    objects,
+                    version: self.server.version(stale),
+                    cut,
+                }
+            }
+            Request::Get(_, key) => match self.server.objects.get(key) {
+                Some(object) => Answer::Object(object.clone()),
+                // What a Node authorizer says depends on how far it has got.
+                None if self.random.one_in(3) => Answer::Forbidden,
+                None => Answer::Gone,
+            },
+            Request::Patch(_, key, body) => match self.server.patch(key, body) {
+                Ok(object) => Answer::Object(object),
+                Err(Refusal::NotFound | Refusal::Conflict) => Answer::Refused,
+            },
+            Request::Delete(uid, key) => match self.server.delete(key, uid) {
+                Ok(()) => Answer::Gone,
+                Err(Refusal::NotFound | Refusal::Conflict) => Answer::Refused,
+            },
+        }
+    }
+
+    pub(super) fn fail(&mut self, request: Request) {
+        let retry_after = self.random.one_in(3).then_some(Duration::from_secs(2));
+        let server = api_poll::Failure::Server { retry_after };
+        let write = if retry_after.is_some() {
+            status_writer::Failure::Busy { retry_after }
+        } else {
+            status_writer::Failure::Failed
+        };
+        match request {
+            Request::List(_) => self.poll.on_list_failed(server, self.now),
+            Request::Get(ticket, _) => self.poll.on_read_failed(ticket, server, self.now),
+            Request::Patch(uid, ..) => {
+                let _ = self.poll.on_write_ended(&uid, None, self.now);
+                let _ = self.writer.on_patched(&uid, Err(write), self.now);
+            }
+            Request::Delete(uid, _) => {
+                let _ = self.poll.on_write_ended(&uid, None, self.now);
+                let _ = self.writer.on_deleted(&uid, Err(write), self.now);
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request, answer: Answer) {
+        match (request, answer) {
+            (
+                Request::List(list),
+                Answer::List {
+                    objects,
+                    version,
+                    cut,
+                },
+            ) => {
+                for object in objects {
+                    if list != List::Objects {
+                        self.poll.on_item(&item_of(&object), self.now);
+                        continue;
+                    }
+                    let verdict =
+                        self.poll
+                            .on_object(&item_of(&object), Sight::of(&object), self.now);
+                    self.on_object(object, verdict);
+                }
+                if cut {
+                    let failure = api_poll::Failure::Server { retry_after: None };
+                    self.poll.on_list_failed(failure, self.now);
+                } else {
+                    self.server.is_fresh = false;
+                    self.poll.on_list_end(&version, self.now);
+                }
+            }
+            (Request::Get(ticket, _), Answer::Object(object)) => {
+                let sight = Sight::of(&object);
+                let verdict = self
+                    .poll
+                    .on_read(ticket, &item_of(&object), sight, self.now);
+                self.on_object(object, verdict);
+            }
+            (Request::Get(ticket, _), Answer::Gone) => {
+                self.poll
+                    .on_read_failed(ticket, api_poll::Failure::NotFound, self.now);
+            }
+            (Request::Get(ticket, _), Answer::Forbidden) => {
+                self.poll
+                    .on_read_failed(ticket, api_poll::Failure::Forbidden, self.now);
+            }
+            (Request::Patch(uid, ..), Answer::Object(object)) => {
+                let sight = Sight::of(&object);
+                let verdict = self.poll.on_write_ended(&uid, Some(sight), self.now);
+                let received = api_pod::receive(object.clone(), "n").expect("a pod");
+                let _ = self
+                    .writer
+                    .on_patched(&uid, Ok(copy_of(&received)), self.now);
+                if verdict == Verdict::Deliver {
+                    self.on_object(object, verdict);
+                }
+            }
+            (Request::Delete(uid, _), Answer::Gone) => {
+                let _ = self.poll.on_write_ended(&uid, None, self.now);
+                self.poll.on_deleted(&uid);
+                let _ = self.writer.on_deleted(&uid, Ok(None), self.now);
+            }
+            (Request::Patch(uid, ..), Answer::Refused) => {
+                let _ = self.poll.on_write_ended(&uid, None, self.now);
+                let next =
+                    self.writer
+                        .on_patched(&uid, Err(status_writer::Failure::Unsure), self.now);
+                if next == Next::Reread {
+                    self.poll.reread(&uid);
+                }
+            }
+            (Request::Delete(uid, _), Answer::Refused) => {
+                let _ = self.poll.on_write_ended(&uid, None, self.now);
+                let next =
+                    self.writer
+                        .on_deleted(&uid, Err(status_writer::Failure::Unsure), self.now);
+                if next == Next::Reread {
+                    self.poll.reread(&uid);
+                }
+            }
+            _ => panic!("no such answer"),
+        }
+    }
+
+    fn on_object(&mut self, object: Value, verdict: Verdict) {
+        if verdict != Verdict::Deliver {
+            return;
+        }
+        // One that has taken the name of another comes after the other's end.
+        while let Some(uid) = self.poll.next_gone() {
+            self.writer.on_gone(&uid);
+            let merged = self.mux.amend(Source::Api, vec![], &[uid], self.wall());
+            self.take(merged);
+        }
+        let received = api_pod::receive(object, "n").expect("a pod");
+        self.writer
+            .on_api_copy(&received.pod.metadata.uid, copy_of(&received));
+        let merged = self
+            .mux
+            .amend(Source::Api, vec![received], &[], self.wall());
+        assert!(merged.dropped.is_empty(), "{merged:?}");
+        self.take(merged);
+    }
+}

@@ -1,0 +1,210 @@
+//! A node with pods that begin, restart, end and are stopped; its statuses are kept by the real cache.
+
+use alloc::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::api::pod::RestartPolicy;
+use crate::api::pod_status::{
+    ContainerState, ContainerStatus, Phase, PodCondition, PodStatus, Running, Terminated,
+};
+use crate::api::{Pod, PodUid, Wall};
+use crate::logic::status_cache::StatusCache;
+use crate::logic::status_writer::{Truth, Truths};
+use crate::logic::testing::Random;
+
+/// How far a pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    New,
+    Running,
+    /// Told to end; containers may still run.
+    Stopping,
+    /// Nothing runs.
+    Stopped,
+    /// All is cleaned up.
+    Finished,
+}
+
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) pod: Pod,
+    pub(super) stage: Stage,
+    restarts: u32,
+    exit_code: i32,
+}
+
+/// What outlives the agent, and the statuses that do not.
+#[derive(Default)]
+pub(super) struct Node {
+    pub(super) pods: BTreeMap<PodUid, Local>,
+    pub(super) statuses: StatusCache,
+}
+
+impl Truths for Node {
+    fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
+        let local = self.pods.get(uid)?;
+        Some(Truth {
+            status: self.statuses.get(uid)?,
+            version: self.statuses.version(uid)?,
+            finished: self.statuses.is_finished(uid),
+            could_run: local.stage < Stage::Stopped,
+        })
+    }
+}
+
+impl Node {
+    /// The pod is configured as it is here.
+    pub(super) fn configure(&mut self, pod: Pod, now: Wall) {
+        let uid = pod.metadata.uid.clone();
+        match self.pods.get_mut(&uid) {
+            Some(local) => local.pod = pod,
+            None => {
+                let shown = pod.status.container_statuses.first();
+                let ended = shown.and_then(|c| c.state.terminated.as_ref());
+                let over = pod.status.phase.is_terminal()
+                    || (ended.is_some() && pod.spec.restart_policy == RestartPolicy::Never);
+                let local = Local {
+                    stage: if over { Stage::Stopped } else { Stage::New },
+                    restarts: shown.map_or(0, |c| c.restart_count + 1),
+                    exit_code: ended.map_or(0, |t| t.exit_code),
+                    pod,
+                };
+                self.pods.insert(uid.clone(), local);
+            }
+        }
+        self.report(&uid, now);
+    }
+
+    /// A new agent asks the runtime what there is; statuses begin afresh.
+    pub(super) fn restart(&mut self) {
+        self.statuses = StatusCache::default();
+        for local in self.pods.values_mut() {
+            local.stage = local.stage.min(Stage::Stopped);
+        }
+    }
+
+    /// One step of one pod. Without `spontaneous` it does only what it must.
+    pub(super) fn step(&mut self, uid: &PodUid, spontaneous: bool, random: &mut Random, now: Wall) {
+        let Some(local) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let told =
+            local.pod.metadata.deletion_timestamp.is_some() || local.pod.status.phase.is_terminal();
+        match local.stage {
+            Stage::New | Stage::Running if told => local.stage = Stage::Stopping,
+            Stage::New => local.stage = Stage::Running,
+            Stage::Running if spontaneous => {
+                let never = local.pod.spec.restart_policy == RestartPolicy::Never;
+                if never && random.one_in(3) {
+                    local.exit_code = i32::from(random.one_in(2));
+                    local.stage = Stage::Stopping;
+                } else if !never {
+                    local.restarts += 1;
+                }
+            }
+            Stage::Running | Stage::Finished => {}
+            Stage::Stopping => local.stage = Stage::Stopped,
+            Stage::Stopped => {
+                local.stage = Stage::Finished;
+                self.report(uid, now);
+                let local = &self.pods[uid];
+                self.statuses.finish(&local.pod, now);
+                return;
+            }
+        }
+        self.report(uid, now);
+    }
+
+    pub(super) fn is_restless(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|local| {
+            let told = local.pod.metadata.deletion_timestamp.is_some()
+                || local.pod.status.phase.is_terminal();
+            match local.stage {
+                Stage::Running => told,
+                Stage::New | Stage::Stopping | Stage::Stopped => true,
+                Stage::Finished => false,
+            }
+        })
+    }
+
+    fn report(&mut self, uid: &PodUid, now: Wall) {
+        let local = &self.pods[uid];
+        if self.statuses.is_finished(uid) {
+            return;
+        }
+        let over = local.stage >= Stage::Stopping;
+        let state = match local.stage {
+            Stage::New => ContainerState::default(),
+            Stage::Running => ContainerState {
+                running: Some(Running::default()),
+                ..ContainerState::default()
+            },
+            Stage::Stopping | Stage::Stopped | Stage::Finished => ContainerState {
+                terminated: Some(Box::new(Terminated {
+                    exit_code: local.exit_code,
+                    ..Terminated::default()
+                })),
+                ..ContainerState::default()
+            },
+        };
+        let phase = if local.pod.status.phase.is_terminal() {
+            local.pod.status.phase
+        } else if over && local.exit_code == 0 {
+            Phase::Succeeded
+        } else if over {
+            Phase::Failed
+        } else if local.stage == Stage::New {
+            Phase::Pending
+        } else {
+            Phase::Running
+        };
+        let ready = PodCondition {
+            kind: "Ready".into(),
+            status: if phase == Phase::Running {
+                "True"
+            } else {
+                "False"
+            }
+            .into(),
+            ..PodCondition::default()
+        };
+        let scheduled = PodCondition {
+            kind: "PodScheduled".into(),
+            status: "True".into(),
+            ..PodCondition::default()
+        };
+        let status = PodStatus {
+            phase,
+            conditions: vec![scheduled, ready],
+            container_statuses: vec![ContainerStatus {
+                name: "c".into(),
+                state,
+                restart_count: local.restarts,
+                ..ContainerStatus::default()
+            }],
+            ..PodStatus::default()
+        };
+        // A terminal phase that is stored is not swapped: the generator of statuses sees to that.
+        let stored = self.statuses.get(uid).map(|s| s.phase);
+        let phase = stored.filter(|p| p.is_terminal()).unwrap_or(status.phase);
+        let status = PodStatus { phase, ..status };
+        let pod = local.pod.clone();
+        self.statuses.set(&pod, status, now);
+    }
+}
+
+/// Whether the API shows what the node stores, the agent's own fields.
+pub(super) fn shows(object: &Value, status: &PodStatus) -> bool {
+    use crate::logic::status_patch::{ApiStatus, patch};
+    let shown: PodStatus = crate::api::strict::typed(&object["status"]).expect("a status");
+    patch(
+        &"u".into(),
+        &ApiStatus::of(&shown),
+        None,
+        status,
+        false,
+        Wall(0),
+    )
+    .is_none()
+}

@@ -1,0 +1,556 @@
+//! Mirror pods: what stands for static pods in the apiserver (MIR). Names and rules follow kubelet
+//! `pod/mirror_client.go`, `pod/pod_manager.go` and the static part of `syncPod`.
+//!
+//! A mirror is never run or admitted. It is known by its metadata alone, so a list of metadata tells everything.
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::api::{
+    Mono, ObjectMeta, Pod, PodUid,
+    meta::OwnerReference,
+    order::Order as _,
+    pod::{CONFIG_HASH, CONFIG_MIRROR},
+};
+
+/// Mirrors that are remembered. A node has some ten static pods; more are strangers that carry the annotation, and those
+/// that find no room are looked at when others are gone.
+pub const MAX_MIRRORS: usize = 256;
+/// First pause after a failed request for a mirror, milliseconds.
+const FIRST_PAUSE_MS: u64 = 1000;
+/// Longest pause: that between two syncs of a pod at rest, milliseconds.
+const LONGEST_PAUSE_MS: u64 = 60_000;
+
+/// Metadata that an apiserver sets itself, or that must not be said when a pod is created.
+const NOT_TO_BE_SENT: [&str; 10] = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "generateName",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+/// Namespace and name of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FullName {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+impl FullName {
+    /// That of an object.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self {
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+        }
+    }
+}
+
+/// A mirror in the apiserver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mirror {
+    /// Its uid, which is not that of the static pod.
+    pub uid: PodUid,
+    /// What it mirrors: the static pod's hash.
+    pub hash: String,
+    /// It has a deletionTimestamp.
+    pub terminating: bool,
+}
+
+impl Mirror {
+    /// What the metadata of a pod in the apiserver says of it as a mirror; `None` if it is none.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> Option<Self> {
+        Some(Self {
+            uid: metadata.uid.clone(),
+            hash: metadata.annotations.get(CONFIG_MIRROR)?.clone(),
+            terminating: metadata.deletion_timestamp.is_some(),
+        })
+    }
+}
+
+/// What is known of the Node object, to which mirrors belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnNode<'a> {
+    /// It could not be read, or is not there.
+    Unknown,
+    /// It is being deleted.
+    Terminating,
+    /// Its uid.
+    Known(&'a str),
+}
+
+/// What to do about the mirror of a static pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It is as it should be.
+    Nothing,
+    /// Delete it with grace 0 and this uid as precondition. If that really deleted it, ask again.
+    Delete(PodUid),
+    /// Create it; the Node's uid.
+    Create(String),
+    /// It should be there, and cannot be: the Node is not known or goes.
+    NoNode,
+}
+
+/// What the mirror of `pod`, a static pod, needs (MIR-04, MIR-05).
+#[must_use]
+pub fn reconcile(pod: &ObjectMeta, mirror: Option<&Mirror>, node: OwnNode<'_>) -> Action {
+    let hash = pod.annotations.get(CONFIG_HASH);
+    match mirror {
+        Some(mirror) if !mirror.terminating && Some(&mirror.hash) == hash => Action::Nothing,
+        Some(mirror) => Action::Delete(mirror.uid.clone()),
+        None => match node {
+            OwnNode::Known(uid) if !uid.is_empty() => Action::Create(uid.into()),
+            OwnNode::Known(_) | OwnNode::Unknown | OwnNode::Terminating => Action::NoNode,
+        },
+    }
+}
+
+/// Why there is no mirror to create.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MirrorError {
+    /// Not a static pod of ours.
+    #[error("pod {0} has no hash")]
+    NoHash(String),
+    /// The apiserver would take it for another node's.
+    #[error("pod {0} is of another node")]
+    OtherNode(String),
+    /// NodeRestriction refuses it.
+    #[error("pod {0} refers to API objects")]
+    References(String),
+}
+
+/// The pod to create as the mirror of a static pod (MIR-06, AUTHZ-11).
+///
+/// - `raw`: the static pod as its record keeps it: without defaults, with identity. `pod`: the same, decoded.
+pub fn mirror_pod(
+    raw: &Value,
+    pod: &Pod,
+    node: &str,
+    node_uid: &str,
+) -> Result<Value, MirrorError> {
+    let name = || pod.metadata.name.clone();
+    let hash = pod.metadata.annotations.get(CONFIG_HASH);
+    let hash = hash.ok_or_else(|| MirrorError::NoHash(name()))?;
+    if pod.spec.node_name != node {
+        return Err(MirrorError::OtherNode(name()));
+    }
+    // Refused when the manifest was read; a record of an older version may still have them.
+    if !super::validation::static_references(pod).is_empty() {
+        return Err(MirrorError::References(name()));
+    }
+    let mut metadata = raw["metadata"].as_object().cloned().unwrap_or_default();
+    for field in NOT_TO_BE_SENT {
+        metadata.remove(field);
+    }
+    let mut annotations = pod.metadata.annotations.clone();
+    annotations.insert(CONFIG_MIRROR.into(), hash.clone());
+    let owner = OwnerReference {
+        controller: Some(true),
+        ..OwnerReference::to_node(node, node_uid)
+    };
+    metadata.insert("annotations".into(), json!(annotations));
+    metadata.insert("ownerReferences".into(), json!([owner]));
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": raw["spec"],
+    }))
+}
+
+/// What an existing pod is that was in the way of a mirror (MIR-06).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InTheWay {
+    /// The mirror itself: as good as created.
+    Same(Mirror),
+    /// A mirror, of an older version: [`reconcile`] deletes it.
+    Older(Mirror),
+    /// No mirror: a pod that somebody made under this name. Logged, and tried again later.
+    Stranger,
+}
+
+/// Judges the pod that "already exists", as it was then read.
+#[must_use]
+pub fn in_the_way(existing: &ObjectMeta, pod: &ObjectMeta) -> InTheWay {
+    match Mirror::of(existing) {
+        Some(mirror) if Some(&mirror.hash) == pod.annotations.get(CONFIG_HASH) => {
+            InTheWay::Same(mirror)
+        }
+        Some(mirror) => InTheWay::Older(mirror),
+        None => InTheWay::Stranger,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    until: Mono,
+    ms: u64,
+}
+
+/// Mirrors in the apiserver, by full name; at most [`MAX_MIRRORS`].
+#[derive(Clone, Debug, Default)]
+pub struct Mirrors {
+    known: BTreeMap<FullName, Mirror>,
+    /// Requests that failed lately: no more entries than static pods and mirrors.
+    pauses: BTreeMap<FullName, Pause>,
+}
+
+impl Mirrors {
+    /// Takes a complete list of the pods of this node. What is in it and no mirror is passed over.
+    pub fn replace<'a>(&mut self, pods: impl Iterator<Item = &'a ObjectMeta>) {
+        self.known.clear();
+        for metadata in pods {
+            if let Some(mirror) = Mirror::of(metadata) {
+                self.put(FullName::of(metadata), mirror);
+            }
+        }
+    }
+
+    /// Takes a mirror as it was created or read.
+    pub fn put(&mut self, name: FullName, mirror: Mirror) {
+        if self.known.len() < MAX_MIRRORS || self.known.contains_key(&name) {
+            self.known.insert(name, mirror);
+        }
+    }
+
+    /// The mirror with this uid is gone. That of another is left.
+    pub fn remove(&mut self, name: &FullName, uid: &PodUid) {
+        if self.known.get(name).is_some_and(|m| m.uid == *uid) {
+            self.known.remove(name);
+        }
+    }
+
+    /// The mirror of that name.
+    #[must_use]
+    pub fn get(&self, name: &FullName) -> Option<&Mirror> {
+        self.known.get(name)
+    }
+
+    /// Uids of all mirrors, sorted.
+    #[must_use]
+    pub fn uids(&self) -> Vec<PodUid> {
+        let mut uids: Vec<PodUid> = self.known.values().map(|m| m.uid.clone()).collect();
+        uids.order();
+        uids
+    }
+
+    /// Number of mirrors, for `kubelet_mirror_pods`.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// The uid under which the apiserver knows a pod: its own, or that of its mirror. `None`: a static pod without mirror,
+    /// whose status is not sent (MIR-01, MIR-03).
+    #[must_use]
+    pub fn api_uid<'a>(&'a self, pod: &'a ObjectMeta, is_static: bool) -> Option<&'a PodUid> {
+        if !is_static {
+            return Some(&pod.uid);
+        }
+        let mirror = self.known.get(&FullName::of(pod))?;
+        Some(&mirror.uid)
+    }
+
+    /// The name of the pod that a mirror's uid stands for; `None`: it is no mirror's, and stands for itself (MIR-01).
+    #[must_use]
+    pub fn name_of(&self, uid: &PodUid) -> Option<&FullName> {
+        let mut known = self.known.iter();
+        known.find_map(|(name, mirror)| (mirror.uid == *uid).then_some(name))
+    }
+
+    /// Mirrors to delete, with grace 0 and their uid as precondition (MIR-10).
+    ///
+    /// - `is_configured`: a pod of that full name is configured that is no mirror.
+    /// - `still_ends`: `PodTable::is_pod_for_mirror_pod_terminating`.
+    pub fn orphans(
+        &self,
+        is_configured: impl Fn(&FullName) -> bool,
+        still_ends: impl Fn(&FullName) -> bool,
+    ) -> Vec<(FullName, PodUid)> {
+        self.known
+            .iter()
+            .filter(|(name, _)| !is_configured(name) && !still_ends(name))
+            .map(|(name, mirror)| (name.clone(), mirror.uid.clone()))
+            .collect()
+    }
+
+    /// When a request for that mirror may be sent: at once, unless one failed lately.
+    #[must_use]
+    pub fn tries_at(&self, name: &FullName) -> Mono {
+        self.pauses.get(name).map_or(Mono(0), |pause| pause.until)
+    }
+
+    /// A request failed: the next one comes after 1 s, doubling to 60 s.
+    ///
+    /// - Returns when that is.
+    pub fn failed(&mut self, name: &FullName, now: Mono) -> Mono {
+        let last = self.pauses.get(name).map_or(0, |pause| pause.ms);
+        let ms = last
+            .saturating_mul(2)
+            .clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
+        let until = now + Duration::from_millis(ms);
+        if self.pauses.len() < MAX_MIRRORS || last > 0 {
+            self.pauses.insert(name.clone(), Pause { until, ms });
+        }
+        until
+    }
+
+    /// A request succeeded, or there is nothing to ask for any more.
+    pub fn succeeded(&mut self, name: &FullName) {
+        self.pauses.remove(name);
+    }
+}
+
+impl core::fmt::Display for FullName {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}_{}", self.name, self.namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::ToString as _, vec};
+
+    use super::*;
+    use crate::{api::Wall, logic::static_pod};
+
+    fn static_pod() -> (Value, Pod) {
+        let raw = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "labels": {"a": "b"}, "annotations": {"note": "x"},
+                "resourceVersion": "7", "finalizers": ["a/b"]},
+            "spec": {"containers": [{"name": "c", "image": "i", "someday": 1}]},
+        });
+        let received = *static_pod::prepare(raw, "pi", "/m/web.yaml").expect("valid");
+        (received.raw, received.pod)
+    }
+
+    fn mirror(uid: &str, hash: &str, terminating: bool) -> Mirror {
+        Mirror {
+            uid: uid.into(),
+            hash: hash.into(),
+            terminating,
+        }
+    }
+
+    fn meta(name: &str, uid: &str, mirrors: Option<&str>) -> ObjectMeta {
+        let note = mirrors.map(|hash| (CONFIG_MIRROR.into(), hash.into()));
+        ObjectMeta {
+            name: name.into(),
+            namespace: "ns".into(),
+            uid: uid.into(),
+            annotations: note.into_iter().collect(),
+            ..ObjectMeta::default()
+        }
+    }
+
+    fn name(name: &str) -> FullName {
+        FullName {
+            namespace: "ns".into(),
+            name: name.into(),
+        }
+    }
+
+    #[test]
+    fn what_is_created() {
+        // MIR-06 AUTHZ-11
+        let (raw, pod) = static_pod();
+        let body = mirror_pod(&raw, &pod, "pi", "nu").expect("mirror");
+        let hash = pod.metadata.uid.as_str();
+        assert_eq!(body["apiVersion"], "v1");
+        assert_eq!(body["kind"], "Pod");
+        let metadata = &body["metadata"];
+        assert_eq!(metadata["name"], "web-pi");
+        assert_eq!(metadata["namespace"], "default");
+        assert_eq!(metadata["labels"], json!({"a": "b"}));
+        assert_eq!(metadata["annotations"][CONFIG_MIRROR], hash);
+        assert_eq!(metadata["annotations"][CONFIG_HASH], hash);
+        assert_eq!(metadata["annotations"]["note"], "x");
+        assert_eq!(
+            metadata["ownerReferences"],
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "pi", "uid": "nu", "controller": true}])
+        );
+        for field in ["uid", "resourceVersion", "creationTimestamp"] {
+            assert!(metadata.get(field).is_none(), "{field}");
+        }
+        assert_eq!(body["spec"]["nodeName"], "pi");
+        assert_eq!(body["spec"]["containers"][0]["someday"], 1, "as written");
+        assert!(body.get("status").is_none());
+    }
+
+    #[test]
+    fn what_is_not_created() {
+        // MIR-06 AUTHZ-11
+        type Edit = fn(&mut Pod);
+        let cases: [(Edit, MirrorError); 3] = [
+            (
+                |pod| pod.metadata.annotations.clear(),
+                MirrorError::NoHash("web-pi".into()),
+            ),
+            (
+                |pod| pod.spec.node_name = "other".into(),
+                MirrorError::OtherNode("web-pi".into()),
+            ),
+            (
+                |pod| pod.spec.service_account_name = "x".into(),
+                MirrorError::References("web-pi".into()),
+            ),
+        ];
+        for (edit, error) in cases {
+            let (raw, mut pod) = static_pod();
+            edit(&mut pod);
+            assert_eq!(mirror_pod(&raw, &pod, "pi", "nu"), Err(error));
+        }
+    }
+
+    #[test]
+    fn reconciling() {
+        let mut pod = meta("p", "h1", None);
+        pod.annotations = [(CONFIG_HASH.into(), "h1".into())].into();
+        let delete = || Action::Delete("m".into());
+        // MIR-04 MIR-05 MIR-09
+        for (name, found, node, want) in [
+            (
+                "as it should be",
+                Some(mirror("m", "h1", false)),
+                OwnNode::Unknown,
+                Action::Nothing,
+            ),
+            (
+                "terminating",
+                Some(mirror("m", "h1", true)),
+                OwnNode::Known("nu"),
+                delete(),
+            ),
+            (
+                "of another version",
+                Some(mirror("m", "h2", false)),
+                OwnNode::Unknown,
+                delete(),
+            ),
+            (
+                "none",
+                None,
+                OwnNode::Known("nu"),
+                Action::Create("nu".into()),
+            ),
+            ("no node", None, OwnNode::Unknown, Action::NoNode),
+            (
+                "no uid of the node",
+                None,
+                OwnNode::Known(""),
+                Action::NoNode,
+            ),
+            ("the node goes", None, OwnNode::Terminating, Action::NoNode),
+        ] {
+            assert_eq!(reconcile(&pod, found.as_ref(), node), want, "{name}");
+        }
+        pod.annotations.clear();
+        assert_eq!(
+            reconcile(&pod, Some(&mirror("m", "", false)), OwnNode::Unknown),
+            delete()
+        );
+    }
+
+    #[test]
+    fn what_already_exists() {
+        // MIR-06
+        let mut pod = meta("p", "h1", None);
+        pod.annotations = [(CONFIG_HASH.into(), "h1".into())].into();
+        for (hash, want) in [
+            (Some("h1"), InTheWay::Same(mirror("m", "h1", false))),
+            (Some("h2"), InTheWay::Older(mirror("m", "h2", false))),
+            (None, InTheWay::Stranger),
+        ] {
+            assert_eq!(in_the_way(&meta("p", "m", hash), &pod), want);
+        }
+    }
+
+    #[test]
+    fn known_mirrors() {
+        // MIR-01 MIR-03
+        let mut mirrors = Mirrors::default();
+        let mut dying = meta("b", "mb", Some("hb"));
+        dying.deletion_timestamp = Some(Wall(0));
+        let list = [meta("a", "ma", Some("ha")), dying, meta("c", "uc", None)];
+        mirrors.replace(list.iter());
+        assert_eq!(mirrors.len(), 2);
+        assert_eq!(mirrors.get(&name("a")), Some(&mirror("ma", "ha", false)));
+        assert_eq!(mirrors.get(&name("b")), Some(&mirror("mb", "hb", true)));
+        assert_eq!(mirrors.get(&name("c")), None);
+        let uid = |text: &str| PodUid::from(text);
+        for (pod, is_static, want) in [
+            ("a", true, Some("ma")),
+            ("c", true, None),
+            ("c", false, Some("own")),
+            ("a", false, Some("own")),
+        ] {
+            let pod = meta(pod, "own", None);
+            let got = mirrors.api_uid(&pod, is_static);
+            assert_eq!(got, want.map(uid).as_ref());
+        }
+        assert_eq!(mirrors.name_of(&uid("mb")), Some(&name("b")));
+        assert_eq!(mirrors.name_of(&uid("uc")), None);
+        // MIR-09: gone by its own uid only.
+        mirrors.remove(&name("a"), &uid("other"));
+        assert!(mirrors.get(&name("a")).is_some());
+        mirrors.remove(&name("a"), &uid("ma"));
+        assert!(mirrors.get(&name("a")).is_none());
+        mirrors.replace([].iter());
+        assert!(mirrors.is_empty());
+    }
+
+    #[test]
+    fn orphans() {
+        // MIR-10
+        let mut mirrors = Mirrors::default();
+        let list = ["kept", "orphan", "ends"].map(|n| meta(n, &["m", n].concat(), Some("h")));
+        mirrors.replace(list.iter());
+        assert_eq!(
+            mirrors.orphans(|n| n.name == "kept", |n| n.name == "ends"),
+            [(name("orphan"), "morphan".into())]
+        );
+    }
+
+    #[test]
+    fn bounds_and_pauses() {
+        let mut mirrors = Mirrors::default();
+        let many: Vec<ObjectMeta> = (0..MAX_MIRRORS + 9)
+            .map(|n| meta(&["p", &n.to_string()].concat(), "u", Some("h")))
+            .collect();
+        mirrors.replace(many.iter());
+        assert_eq!(mirrors.len(), MAX_MIRRORS);
+        let p = name("p0");
+        assert_eq!(mirrors.tries_at(&p), Mono(0));
+        let mut now = Mono(0);
+        let mut pauses = vec![];
+        for _ in 0..8 {
+            let next = mirrors.failed(&p, now);
+            assert_eq!(mirrors.tries_at(&p), next);
+            pauses.push(next.since_ms(now) / 1000);
+            now = next;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        mirrors.succeeded(&p);
+        assert_eq!(mirrors.tries_at(&p), Mono(0));
+    }
+}

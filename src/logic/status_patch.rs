@@ -1,0 +1,333 @@
+//! The patch that brings a pod's status in the API to what the agent wants it to say.
+//!
+//! A kubelet holds the API's object and sends the difference of two statuses. Here no object is held: memory per pod is
+//! precious, and the copy on disk is older than our own writes. So a patch does not say what *changed*, it says what
+//! *shall be*, in four parts, and only of those parts that differ ([`ApiStatus`] keeps a digest of each):
+//!
+//! | part | fields | how the API merges it |
+//! |---|---|---|
+//! | lead | `phase`, `reason`, `message` | by field; absent ones are sent as `null` |
+//! | conditions | the agent's own, and `DisruptionTarget` at the end | by `type`; foreign ones are not named and stay |
+//! | containers | the three lists of statuses | each list is replaced as a whole |
+//! | rest | addresses, `startTime`, `qosClass`, `observedGeneration` | by field; `podIPs` and `hostIPs` would merge by `ip`, so they carry `$patch: replace` |
+//!
+//! Such a patch is right whatever the API shows by then: sent twice, or over a status that somebody changed unseen, it
+//! leads to the same: what is not to be there is sent as `null`, and conditions of ours that do not hold as
+//! `$patch: delete`, whether or not they were seen. What it needs of the API's copy is little: the phase (a terminal one
+//! is never left), and the state of `DisruptionTarget`, whose time stays unless its status changes.
+//!
+//! A phase that must not be told yet, for containers may still run, is told by silence: the lead is left out.
+//!
+//! Some servers do not give back what they were told: an older one drops fields that it does not know, and each writes
+//! quantities in its own way. What they made of it is remembered as a [`Quirk`], lest a difference that no write can
+//! remove be written for ever. That the patch decides every field of a part is what makes this safe: the answer then
+//! holds nothing of the part that others wrote before.
+//!
+//! Source: kubelet `status/status_manager.go` (`mergePodStatus`), `util/pod/pod.go` (`PatchPodStatus`); apimachinery
+//! `util/strategicpatch`; the patch strategies of `PodStatus` in core/v1.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    conditions::{self, DISRUPTION_TARGET},
+    fnv::fnv1a,
+};
+use crate::api::{
+    PodUid, Wall,
+    order::Order,
+    pod_status::{Phase, PodCondition, PodStatus},
+    strict,
+};
+
+/// Parts of a status.
+const PARTS: usize = 4;
+const LEAD: usize = 0;
+const CONDITIONS: usize = 1;
+const CONTAINERS: usize = 2;
+const REST: usize = 3;
+
+/// Fields of each part, but for the conditions.
+const FIELDS: [&[&str]; PARTS] = [
+    &["phase", "reason", "message"],
+    &[],
+    &[
+        "initContainerStatuses",
+        "containerStatuses",
+        "ephemeralContainerStatuses",
+    ],
+    &[
+        "hostIP",
+        "hostIPs",
+        "podIP",
+        "podIPs",
+        "startTime",
+        "qosClass",
+        "observedGeneration",
+    ],
+];
+
+/// Fields that an entry of the conditions loses if it does not have them.
+const CONDITION_FIELDS: [&str; 3] = ["reason", "message", "observedGeneration"];
+
+/// Digests of the parts of one status; conditions without their times, and without those of others.
+pub type Digests = [u64; PARTS];
+
+/// What is kept of the status that the API shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApiStatus {
+    digests: Digests,
+    /// Whether `DisruptionTarget` is `True`, if it is there.
+    disrupted: Option<bool>,
+    /// Its phase.
+    pub phase: Phase,
+}
+
+impl ApiStatus {
+    /// Of a status that the API has shown.
+    #[must_use]
+    pub fn of(status: &PodStatus) -> Self {
+        Self {
+            digests: [
+                digest(lead(status)),
+                conditions_digest(&status.conditions),
+                digest(containers(status)),
+                digest(rest(status)),
+            ],
+            disrupted: conditions::find(&status.conditions, DISRUPTION_TARGET)
+                .map(|c| c.status == "True"),
+            phase: status.phase,
+        }
+    }
+}
+
+/// What a server shows for what it was told, where that is not the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quirk {
+    told: Digests,
+    shown: Digests,
+}
+
+/// What a patch tells: to be kept until its answer comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    wanted: Digests,
+    /// Which parts it carries.
+    parts: [bool; PARTS],
+}
+
+impl Told {
+    /// What is to be remembered after the API has answered with `shown`, beside that itself. Of parts that the patch
+    /// did not carry the answer tells nothing but what others wrote.
+    #[must_use]
+    pub fn quirk(&self, before: Option<&Quirk>, shown: &ApiStatus) -> Option<Quirk> {
+        let mut quirk = before.copied().unwrap_or(Quirk {
+            told: self.wanted,
+            shown: self.wanted,
+        });
+        for part in (0..PARTS).filter(|part| self.parts[*part]) {
+            quirk.told[part] = self.wanted[part];
+            quirk.shown[part] = shown.digests[part];
+        }
+        (quirk.told != quirk.shown).then_some(quirk)
+    }
+}
+
+/// A status as it is to be sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patch {
+    /// The body: a strategic merge patch of the `status` subresource.
+    pub body: Value,
+    /// What it tells.
+    pub told: Told,
+}
+
+/// The patch that turns what the API shows into `stored`. `None`: it says so already (SM-01, SM-05, SM-07, SM-08, DEL-02).
+///
+/// - `could_run`: containers of the pod may still be running, so a move to a terminal phase, its reason and message, and
+///   `DisruptionTarget` are withheld.
+/// - A terminal phase that the API shows is never left, nor swapped for the other (STAT-12).
+/// - A body has at most all of the status.
+#[must_use]
+pub fn patch(
+    uid: &PodUid,
+    api: &ApiStatus,
+    quirk: Option<&Quirk>,
+    stored: &PodStatus,
+    could_run: bool,
+    now: Wall,
+) -> Option<Patch> {
+    let ending = !api.phase.is_terminal() && stored.phase.is_terminal();
+    let withheld = if api.phase.is_terminal() {
+        stored.phase != api.phase
+    } else {
+        ending && could_run
+    };
+    let phase = if withheld { api.phase } else { stored.phase };
+    let own = own_conditions(stored, phase, now);
+    let wanted = [
+        if withheld {
+            api.digests[LEAD]
+        } else {
+            digest(lead(stored))
+        },
+        conditions_digest(&own),
+        digest(containers(stored)),
+        digest(rest(stored)),
+    ];
+    let differs = |part: usize| {
+        let shown = api.digests[part];
+        let as_it_was_taken = |q: &Quirk| q.told[part] == wanted[part] && q.shown[part] == shown;
+        shown != wanted[part] && !quirk.is_some_and(as_it_was_taken)
+    };
+    let mut parts = [LEAD, CONDITIONS, CONTAINERS, REST].map(differs);
+    if parts == [false; PARTS] {
+        return None;
+    }
+    let mut status = Map::new();
+    for (part, of) in [
+        (LEAD, lead as fn(&PodStatus) -> PodStatus),
+        (CONTAINERS, containers),
+        (REST, rest),
+    ] {
+        if parts[part] {
+            put(&mut status, part, &of(stored));
+        }
+    }
+    let disruption = (ending && !could_run)
+        .then(|| disruption(stored, api, now))
+        .flatten();
+    if parts[CONDITIONS] || disruption.is_some() {
+        parts[CONDITIONS] = true;
+        put_conditions(&mut status, &own, disruption);
+    }
+    Some(Patch {
+        body: json!({"metadata": {"uid": uid}, "status": status}),
+        told: Told { wanted, parts },
+    })
+}
+
+fn lead(status: &PodStatus) -> PodStatus {
+    PodStatus {
+        phase: status.phase,
+        reason: status.reason.clone(),
+        message: status.message.clone(),
+        ..PodStatus::default()
+    }
+}
+
+fn containers(status: &PodStatus) -> PodStatus {
+    PodStatus {
+        init_container_statuses: status.init_container_statuses.clone(),
+        container_statuses: status.container_statuses.clone(),
+        ephemeral_container_statuses: status.ephemeral_container_statuses.clone(),
+        ..PodStatus::default()
+    }
+}
+
+fn rest(status: &PodStatus) -> PodStatus {
+    PodStatus {
+        host_ip: status.host_ip.clone(),
+        host_ips: status.host_ips.clone(),
+        pod_ip: status.pod_ip.clone(),
+        pod_ips: status.pod_ips.clone(),
+        start_time: status.start_time,
+        qos_class: status.qos_class,
+        observed_generation: status.observed_generation,
+        ..PodStatus::default()
+    }
+}
+
+/// A status consists of texts, numbers and lists: it has a form.
+fn digest(part: PodStatus) -> u64 {
+    fnv1a(serde_json::to_vec(&part).unwrap_or_default())
+}
+
+fn conditions_digest(all: &[PodCondition]) -> u64 {
+    let mut own: Vec<PodCondition> = all
+        .iter()
+        .filter(|c| conditions::is_owned(&c.kind))
+        .cloned()
+        .collect();
+    own.order_by(|a, b| a.kind.cmp(&b.kind));
+    for condition in &mut own {
+        condition.last_transition_time = None;
+    }
+    digest(PodStatus {
+        conditions: own,
+        ..PodStatus::default()
+    })
+}
+
+/// The agent's conditions, with the readiness that `phase` forces.
+fn own_conditions(stored: &PodStatus, phase: Phase, now: Wall) -> Vec<PodCondition> {
+    let mut own: Vec<PodCondition> = stored
+        .conditions
+        .iter()
+        .filter(|c| conditions::is_owned(&c.kind))
+        .cloned()
+        .collect();
+    let forced = conditions::terminal_readiness(phase);
+    for mut condition in forced.into_iter().flatten() {
+        let before = conditions::find(&stored.conditions, &condition.kind);
+        condition.observed_generation = before.and_then(|c| c.observed_generation);
+        condition.last_transition_time = before
+            .filter(|c| c.status == condition.status)
+            .and_then(|c| c.last_transition_time)
+            .or_else(|| Some(now.truncated()));
+        conditions::replace_or_append(&mut own, condition);
+    }
+    own
+}
+
+/// `DisruptionTarget` as it goes with the end. Its time is told only if its status is news.
+fn disruption(stored: &PodStatus, api: &ApiStatus, now: Wall) -> Option<PodCondition> {
+    let mut condition = conditions::find(&stored.conditions, DISRUPTION_TARGET)?.clone();
+    let same = api.disrupted == Some(condition.status == "True");
+    condition.last_transition_time = (!same).then(|| now.truncated());
+    Some(condition)
+}
+
+fn put(status: &mut Map<String, Value>, part: usize, of: &PodStatus) {
+    let Ok(Value::Object(mut fields)) = strict::to_value(of) else {
+        return;
+    };
+    for name in FIELDS[part] {
+        let mut field = fields.remove(*name).unwrap_or(Value::Null);
+        if let ("hostIPs" | "podIPs", Value::Array(list)) = (*name, &mut field) {
+            list.insert(0, json!({"$patch": "replace"}));
+        }
+        status.insert((*name).into(), field);
+    }
+}
+
+fn put_conditions(
+    status: &mut Map<String, Value>,
+    own: &[PodCondition],
+    disruption: Option<PodCondition>,
+) {
+    let (mut list, mut order) = (Vec::new(), Vec::new());
+    for condition in own.iter().chain(&disruption) {
+        order.push(json!({"type": condition.kind}));
+        let mut value = strict::to_value(condition).unwrap_or_default();
+        if let Some(fields) = value.as_object_mut() {
+            for name in CONDITION_FIELDS {
+                fields.entry(name).or_insert(Value::Null);
+            }
+            // One that keeps its time is not told it.
+            if condition.last_transition_time.is_none() {
+                fields.remove("lastTransitionTime");
+            }
+        }
+        list.push(value);
+    }
+    for kind in conditions::OWNED {
+        if conditions::find(own, kind).is_none() {
+            list.push(json!({"$patch": "delete", "type": kind}));
+        }
+    }
+    status.insert("$setElementOrder/conditions".into(), order.into());
+    status.insert("conditions".into(), list.into());
+}
+
+#[cfg(test)]
+mod tests;

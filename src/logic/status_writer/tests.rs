@@ -1,0 +1,385 @@
+use alloc::collections::BTreeMap;
+
+use super::*;
+use crate::api::pod_status::Phase;
+
+/// The stored statuses of a node.
+#[derive(Default)]
+struct Node(BTreeMap<PodUid, (PodStatus, u64, bool, bool)>);
+
+impl Truths for Node {
+    fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
+        let (status, version, finished, could_run) = self.0.get(uid)?;
+        Some(Truth {
+            status,
+            version: *version,
+            finished: *finished,
+            could_run: *could_run,
+        })
+    }
+}
+
+impl Node {
+    fn says(&mut self, uid: &str, phase: Phase, restarts: u32) {
+        let (status, version, ..) = self.0.entry(uid.into()).or_default();
+        *status = status_of(phase, restarts);
+        *version += 1;
+    }
+
+    fn runs(&mut self, uid: &str, could_run: bool, finished: bool) {
+        let entry = self.0.get_mut(uid).expect("known");
+        (entry.2, entry.3) = (finished, could_run);
+    }
+}
+
+fn status_of(phase: Phase, restarts: u32) -> PodStatus {
+    PodStatus {
+        phase,
+        message: format!("{restarts}"),
+        ..PodStatus::default()
+    }
+}
+
+fn copy(phase: Phase, restarts: u32) -> ApiCopy {
+    ApiCopy {
+        status: ApiStatus::of(&status_of(phase, restarts)),
+        deleting: false,
+        mirror: false,
+    }
+}
+
+struct Desk {
+    writer: StatusWriter,
+    node: Node,
+    now: Mono,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self {
+            writer: StatusWriter::new(1),
+            node: Node::default(),
+            now: Mono(0),
+        }
+    }
+
+    /// All that it asks for now, as words.
+    fn asks(&mut self) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Some(write) = self.writer.poll(&self.node, self.now, Wall(0)) {
+            all.push(match write {
+                Write::Patch { uid, body } => {
+                    let status = &body["status"];
+                    let word = |v: &Value| v.as_str().unwrap_or("-").to_owned();
+                    format!(
+                        "patch {uid} {} {}",
+                        word(&status["phase"]),
+                        word(&status["message"])
+                    )
+                }
+                Write::Delete { uid } => format!("delete {uid}"),
+            });
+        }
+        assert!(self.writer.flights.len() <= MAX_WRITES);
+        assert!(
+            self.writer.next_timeout(self.now) > self.now,
+            "it would be asked in a circle"
+        );
+        all
+    }
+
+    fn patched(&mut self, uid: &str, answer: Result<ApiCopy, Failure>) -> Next {
+        self.writer.on_patched(&uid.into(), answer, self.now)
+    }
+
+    fn says(&mut self, uid: &str, phase: Phase, restarts: u32) {
+        self.node.says(uid, phase, restarts);
+        self.writer.on_change();
+    }
+}
+
+const NONE: [&str; 0] = [];
+
+#[test]
+fn newest_wins_and_the_same_is_not_sent() {
+    // SM-01 SM-04 SM-05
+    let mut desk = Desk::new();
+    let uid = PodUid::from("a");
+    desk.says("a", Phase::Pending, 0);
+    assert_eq!(
+        desk.asks(),
+        NONE,
+        "the API does not have it, as far as is known"
+    );
+    desk.writer.on_api_copy(&uid, copy(Phase::Pending, 0));
+    assert_eq!(desk.asks(), NONE, "it says so");
+    desk.says("a", Phase::Running, 1);
+    assert_eq!(desk.asks(), ["patch a Running 1"]);
+    desk.says("a", Phase::Running, 2);
+    desk.says("a", Phase::Running, 3);
+    assert_eq!(desk.asks(), NONE, "one at a time");
+    assert_eq!(
+        desk.patched("a", Ok(copy(Phase::Running, 1))),
+        Next::Nothing
+    );
+    assert_eq!(desk.asks(), ["patch a Running 3"]);
+    assert_eq!(
+        desk.patched("a", Ok(copy(Phase::Running, 3))),
+        Next::Nothing
+    );
+    for _ in 0..100 {
+        desk.now = desk.writer.next_timeout(desk.now);
+        assert_eq!(desk.asks(), NONE);
+    }
+    desk.writer.on_gone(&uid);
+    desk.says("a", Phase::Running, 4);
+    assert_eq!(desk.asks(), NONE, "DEL-06: gone in the API");
+}
+
+#[test]
+fn what_others_change_is_repaired() {
+    // SM-04
+    let mut desk = Desk::new();
+    desk.says("a", Phase::Running, 1);
+    desk.writer
+        .on_api_copy(&"a".into(), copy(Phase::Running, 1));
+    assert_eq!(desk.asks(), NONE);
+    let mut repairs = 0;
+    while desk.now < Mono(60_000) {
+        // Somebody writes into our field whenever we have.
+        desk.writer
+            .on_api_copy(&"a".into(), copy(Phase::Unknown, 1));
+        for ask in desk.asks() {
+            assert_eq!(ask, "patch a Running 1");
+            assert!(desk.writer.take_meddled());
+            repairs += 1;
+            assert_eq!(
+                desk.patched("a", Ok(copy(Phase::Running, 1))),
+                Next::Nothing
+            );
+            assert_eq!(repairs == 1, desk.now == Mono(0), "the first one at once");
+        }
+        desk.now.0 += 1000;
+    }
+    assert_eq!(repairs, 6);
+    // What is new is our own.
+    desk.says("a", Phase::Succeeded, 1);
+    desk.now.0 += 60_000;
+    assert_eq!(desk.asks(), ["patch a Succeeded 1"]);
+    assert!(!desk.writer.take_meddled());
+}
+
+#[test]
+fn ended_told_deleted() {
+    // DEL-02 DEL-04 SM-08 SM-11 SM-13 MIR-03 SM-14
+    let mut desk = Desk::new();
+    let uid = PodUid::from("a");
+    let deleting = |phase| ApiCopy {
+        deleting: true,
+        ..copy(phase, 1)
+    };
+    desk.says("a", Phase::Running, 1);
+    desk.node.runs("a", true, false);
+    desk.writer.on_api_copy(&uid, deleting(Phase::Running));
+    assert_eq!(desk.asks(), NONE);
+    desk.says("a", Phase::Failed, 1);
+    assert_eq!(desk.asks(), NONE, "containers may still run");
+    desk.node.runs("a", false, false);
+    desk.writer.on_change();
+    assert_eq!(desk.asks(), ["patch a Failed 1"]);
+    let told = deleting(Phase::Failed);
+    assert_eq!(desk.patched("a", Ok(told)), Next::Nothing);
+    assert_eq!(desk.asks(), NONE, "its volumes are still there");
+    desk.node.runs("a", false, true);
+    desk.writer.on_change();
+    assert_eq!(desk.asks(), ["delete a"]);
+    assert_eq!(
+        desk.writer.on_deleted(&uid, Err(Failure::Failed), desk.now),
+        Next::Nothing
+    );
+    desk.now.0 += 1500;
+    assert_eq!(desk.asks(), ["delete a"], "until it succeeds");
+    // A finalizer keeps it.
+    assert_eq!(
+        desk.writer.on_deleted(&uid, Ok(Some(told)), desk.now),
+        Next::Nothing
+    );
+    for _ in 0..10 {
+        desk.now.0 += 10_000;
+        assert_eq!(desk.asks(), NONE);
+    }
+    let other = ApiCopy {
+        status: copy(Phase::Failed, 7).status,
+        ..told
+    };
+    desk.writer.on_api_copy(&uid, other);
+    assert_eq!(desk.asks(), ["delete a"], "its object changed");
+    assert_eq!(
+        desk.writer.on_deleted(&uid, Ok(None), desk.now),
+        Next::Nothing
+    );
+    assert!(desk.writer.entries.is_empty());
+    // A mirror is never deleted this way.
+    desk.writer.on_api_copy(
+        &uid,
+        ApiCopy {
+            mirror: true,
+            ..told
+        },
+    );
+    assert!(!desk.asks().iter().any(|ask| ask.starts_with("delete")));
+}
+
+#[test]
+fn failures() {
+    // SM-05 DEL-05 DEL-06
+    for (name, failure, next, least_ms, most_ms) in [
+        ("no answer", Failure::Failed, Next::Nothing, 1000, 1500),
+        ("404 or 409", Failure::Unsure, Next::Reread, 1000, 1500),
+        ("422", Failure::Refused, Next::Nothing, 1000, 1500),
+        (
+            "429",
+            Failure::Busy {
+                retry_after: Some(Duration::from_secs(7)),
+            },
+            Next::Nothing,
+            7000,
+            7000,
+        ),
+        (
+            "429 for ever",
+            Failure::Busy {
+                retry_after: Some(Duration::from_secs(7777)),
+            },
+            Next::Nothing,
+            60_000,
+            60_000,
+        ),
+    ] {
+        let mut desk = Desk::new();
+        desk.says("a", Phase::Running, 1);
+        desk.writer
+            .on_api_copy(&"a".into(), copy(Phase::Pending, 0));
+        assert_eq!(desk.asks(), ["patch a Running 1"], "{name}");
+        assert_eq!(desk.patched("a", Err(failure)), next, "{name}");
+        assert_eq!(desk.asks(), NONE, "{name}");
+        desk.now = desk.writer.next_timeout(desk.now);
+        assert!(
+            (least_ms..=most_ms).contains(&desk.now.0),
+            "{name}: {:?}",
+            desk.now
+        );
+        assert_eq!(desk.asks(), ["patch a Running 1"], "{name}");
+    }
+    for (failure, most_s) in [(Failure::Failed, 15), (Failure::Refused, 450)] {
+        let mut desk = Desk::new();
+        desk.says("a", Phase::Running, 1);
+        desk.writer
+            .on_api_copy(&"a".into(), copy(Phase::Pending, 0));
+        let mut last = (Mono(0), Duration::ZERO);
+        for _ in 0..20 {
+            while desk.asks().is_empty() {
+                desk.now = desk.writer.next_timeout(desk.now);
+            }
+            let _ = desk.patched("a", Err(failure));
+            last = (desk.now, desk.now - last.0);
+        }
+        assert!(
+            last.1.as_secs() <= most_s && last.1.as_secs() * 3 >= most_s * 2,
+            "{last:?}"
+        );
+    }
+}
+
+#[test]
+fn no_pod_starves_another() {
+    let mut desk = Desk::new();
+    let uids: Vec<String> = (0..20).map(|n| format!("p{n:02}")).collect();
+    for uid in &uids {
+        desk.says(uid, Phase::Running, 0);
+        desk.writer
+            .on_api_copy(&PodUid::new(uid.as_str()), copy(Phase::Pending, 0));
+    }
+    let mut served: BTreeMap<String, u32> = BTreeMap::new();
+    let mut open = desk.asks();
+    for round in 1..200u32 {
+        let ask = open.remove(0);
+        let uid = ask.split(' ').nth(1).expect("a uid").to_owned();
+        *served.entry(uid.clone()).or_default() += 1;
+        // Each change of each pod is news by the time it was sent.
+        uids.iter()
+            .for_each(|uid| desk.says(uid, Phase::Running, round));
+        let _ = desk.patched(&uid, Ok(copy(Phase::Running, 0)));
+        open.extend(desk.asks());
+    }
+    assert!(
+        served.len() == 20 && served.values().all(|n| (9..=10).contains(n)),
+        "{served:?}"
+    );
+}
+
+#[test]
+fn answers_of_pods_that_are_gone() {
+    let mut desk = Desk::new();
+    desk.says("a", Phase::Running, 1);
+    desk.writer
+        .on_api_copy(&"a".into(), copy(Phase::Pending, 0));
+    assert_eq!(desk.asks(), ["patch a Running 1"]);
+    desk.writer.on_gone(&"a".into());
+    desk.writer
+        .on_api_copy(&"a".into(), copy(Phase::Pending, 0));
+    assert_eq!(desk.asks(), NONE, "the request of before is still out");
+    assert_eq!(desk.patched("a", Err(Failure::Failed)), Next::Nothing);
+    desk.now.0 += 2000;
+    assert_eq!(desk.asks(), ["patch a Running 1"]);
+    assert_eq!(
+        desk.patched("b", Ok(copy(Phase::Running, 1))),
+        Next::Nothing
+    );
+}
+
+#[test]
+fn what_a_start_says_on_its_way_waits_for_its_end() {
+    // SM-04
+    let uid = PodUid::from("a");
+    let on_its_way = || {
+        let mut desk = Desk::new();
+        desk.says("a", Phase::Pending, 1);
+        desk.writer.on_api_copy(&uid, copy(Phase::Pending, 0));
+        assert_eq!(
+            desk.asks(),
+            ["patch a Pending 1"],
+            "that it is known is told at once"
+        );
+        let _ = desk.patched("a", Ok(copy(Phase::Pending, 1)));
+        assert_eq!(desk.asks(), NONE);
+        desk.says("a", Phase::Pending, 2);
+        assert_eq!(desk.asks(), NONE);
+        desk
+    };
+    let mut desk = on_its_way();
+    desk.now = desk.now + START_HOLD / 2;
+    desk.says("a", Phase::Running, 3);
+    assert_eq!(desk.asks(), ["patch a Running 3"], "one request for both");
+    // What takes longer is told, and what changes meanwhile does not put that off.
+    let mut desk = on_its_way();
+    assert_eq!(desk.writer.next_timeout(desk.now), desk.now + START_HOLD);
+    desk.now = desk.now + START_HOLD / 2;
+    desk.says("a", Phase::Pending, 3);
+    assert_eq!(desk.asks(), NONE);
+    desk.now = desk.now + START_HOLD / 2;
+    assert_eq!(desk.asks(), ["patch a Pending 3"]);
+    // A pod that is deleted waits for nothing.
+    let mut desk = on_its_way();
+    let deleting = ApiCopy {
+        deleting: true,
+        ..copy(Phase::Pending, 1)
+    };
+    desk.writer.on_api_copy(&uid, deleting);
+    assert_eq!(desk.asks(), ["patch a Pending 2"]);
+    // Nor does one that is forgotten keep the writer awake.
+    let mut desk = on_its_way();
+    desk.node.0.clear();
+    desk.now = desk.now + START_HOLD;
+    assert_eq!(desk.asks(), NONE);
+}
