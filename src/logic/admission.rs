@@ -6,15 +6,18 @@
 use alloc::collections::BTreeMap;
 
 use crate::api::{
-    Container, Pod,
+    Container, Node, Pod,
+    node::Taint,
     pod::{ContainerPort, SeccompProfile},
     pod_status::{Phase, QosClass},
 };
 
 use super::{
-    node_selector::{Taint, fits_node, tolerates},
+    node_resources::is_extended,
+    node_selector::{fits_node, tolerates},
     pod_kind::{is_critical, is_static},
-    qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, pod_requests, qos_class},
+    preemption::{Rank, Shortfall, victims},
+    qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amounts, pod_requests, qos_class},
     sysctl::SysctlAllowlist,
 };
 
@@ -103,6 +106,19 @@ pub struct NodeFacts {
     pub strict_supplemental_groups: bool,
 }
 
+impl NodeFacts {
+    /// Takes labels and taints from the Node in the API, and of what may be used there what this agent does not measure
+    /// itself: extended resources that others have put into its status (NODE-06, NODE-11).
+    pub fn learn(&mut self, node: &Node) {
+        self.labels.clone_from(&node.metadata.labels);
+        self.taints.clone_from(&node.spec.taints);
+        self.allocatable.retain(|name, _| !is_extended(name));
+        let others = amounts(&node.status.allocatable).into_iter();
+        self.allocatable
+            .extend(others.filter(|(name, _)| is_extended(name)));
+    }
+}
+
 /// A host port in use.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
@@ -129,6 +145,8 @@ pub struct ActivePod {
     pub requests: Amounts,
     /// Host ports of regular containers and sidecars.
     pub host_ports: Vec<HostPort>,
+    /// Whether it can be made to go for others.
+    pub rank: Rank,
 }
 
 impl ActivePod {
@@ -138,6 +156,7 @@ impl ActivePod {
         Self {
             requests: pod_requests(pod),
             host_ports: host_ports(pod),
+            rank: Rank::of(pod),
         }
     }
 }
@@ -174,28 +193,154 @@ pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
         .collect()
 }
 
+/// What is decided about a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may run.
+    Admit,
+    /// It never will.
+    Refuse(Rejection),
+    /// Nothing but the node's labels is against it, and those here may be old: to be judged once more with the Node as it
+    /// is in the API, and refused with this if that cannot be read (ADM-08).
+    ReadNodeAgain(Rejection),
+    /// It is critical and lacks only room: it may run once these of `active` are killed (ADM-14, ADM-15).
+    Preempt {
+        /// Places in `active`.
+        victims: Vec<usize>,
+        /// The first resource that is lacking, for `kubelet_preemptions`.
+        resource: String,
+    },
+}
+
 /// Decides about `pod` (ADM-02: eviction, sysctls, predicates, AppArmor).
 ///
 /// `active`: the other active pods, as ADM-07 words it; a terminating pod keeps its share until its containers are gone.
+/// A pod that is judged a second time after its Node was read, or after its victims are gone, can be refused by [`admit`].
+#[must_use]
+pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
+    let failures = match before_predicates(pod, node) {
+        Ok(()) => predicates(pod, node, active),
+        Err(rejection) => return Verdict::Refuse(rejection),
+    };
+    let apparmor = check_apparmor(pod, node);
+    let lacking: Vec<Shortfall> = failures.iter().filter_map(Failure::shortfall).collect();
+    if !lacking.is_empty() && is_critical(pod) {
+        // Nothing is killed for a pod that cannot run all the same.
+        let other = failures.into_iter().find(|f| f.shortfall().is_none());
+        return match (other.map(Failure::rejection), apparmor) {
+            (Some(rejection), _) | (None, Err(rejection)) => Verdict::Refuse(rejection),
+            (None, Ok(())) => match victims(&Rank::of(pod), &lacking, active) {
+                Ok(victims) => Verdict::Preempt {
+                    victims,
+                    resource: lacking[0].resource.clone(),
+                },
+                Err(why) => Verdict::Refuse(Rejection::new(
+                    "UnexpectedAdmissionError",
+                    format!(
+                        "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: {why}"
+                    ),
+                )),
+            },
+        };
+    }
+    let only = failures.len() == 1;
+    match (failures.into_iter().next(), apparmor) {
+        (Some(Failure::Affinity), _) if only => {
+            Verdict::ReadNodeAgain(Failure::Affinity.rejection())
+        }
+        (Some(failure), _) => Verdict::Refuse(failure.rejection()),
+        (None, Err(rejection)) => Verdict::Refuse(rejection),
+        (None, Ok(())) => Verdict::Admit,
+    }
+}
+
+/// As [`judge`], where neither the Node can be read nor other pods be killed.
 ///
 /// # Errors
 /// The first refusal.
 pub fn admit(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Result<(), Rejection> {
+    before_predicates(pod, node)?;
+    match predicates(pod, node, active).into_iter().next() {
+        Some(failure) => Err(failure.rejection()),
+        None => check_apparmor(pod, node),
+    }
+}
+
+fn before_predicates(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     check_pressure(pod, node)?;
     check_sysctls(pod, node)?;
     check_os(pod)?;
-    check_groups_policy(pod, node)?;
-    check_resources(pod, node, active)?;
-    check_node(pod, node)?;
-    check_ports(pod, active)?;
-    check_taints(pod, node)?;
-    check_apparmor(pod, node)
+    check_groups_policy(pod, node)
 }
 
-/// Whether the refusal rests only on node labels: then the node should be read anew and the pod judged again (ADM-08).
-#[must_use]
-pub fn may_be_stale_labels(rejection: &Rejection) -> bool {
-    rejection.reason == "NodeAffinity"
+/// A predicate that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Failure {
+    Resource {
+        name: String,
+        requested: i64,
+        used: i64,
+        capacity: i64,
+    },
+    Affinity,
+    Other(Rejection),
+}
+
+impl Failure {
+    fn rejection(self) -> Rejection {
+        match self {
+            Self::Resource {
+                name,
+                requested,
+                used,
+                capacity,
+            } => Rejection::new(
+                &format!("OutOf{name}"),
+                format!(
+                    "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+                ),
+            ),
+            Self::Affinity => Rejection::predicate(
+                "NodeAffinity",
+                "node(s) didn't match Pod's node affinity/selector",
+            ),
+            Self::Other(rejection) => rejection,
+        }
+    }
+
+    fn shortfall(&self) -> Option<Shortfall> {
+        match self {
+            Self::Resource {
+                name,
+                requested,
+                used,
+                capacity,
+            } => Some(Shortfall {
+                resource: name.clone(),
+                amount: requested.saturating_sub(capacity.saturating_sub(*used)),
+            }),
+            Self::Affinity | Self::Other(_) => None,
+        }
+    }
+}
+
+/// All predicates that fail, in the order of ADM-05.
+fn predicates(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure> {
+    let mut failures = lacking_resources(pod, node, active);
+    if !fits_node(pod, &node.name, &node.labels) {
+        failures.push(Failure::Affinity);
+    }
+    let others = [
+        check_node_name(pod, node),
+        check_ports(pod, active),
+        check_taints(pod, node),
+    ];
+    failures.extend(
+        others
+            .into_iter()
+            .filter_map(|r| r.err().map(Failure::Other)),
+    );
+    failures
 }
 
 fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
@@ -207,6 +352,7 @@ fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
             key: "node.kubernetes.io/memory-pressure".into(),
             value: String::new(),
             effect: "NoSchedule".into(),
+            time_added: None,
         };
         if qos_class(pod) != QosClass::BestEffort || tolerates(&pod.spec.tolerations, &taint) {
             return Ok(());
@@ -260,19 +406,20 @@ fn check_groups_policy(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
 }
 
 /// Pods, cpu, memory, ephemeral storage, then the others by name (ADM-06).
-fn check_resources(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Result<(), Rejection> {
-    let refuse = |resource: &str, requested: i64, used: i64, capacity: i64| {
-        Err(Rejection::new(
-            &format!("OutOf{resource}"),
-            format!(
-                "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
-            ),
-        ))
+fn lacking_resources(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure> {
+    let mut failures = Vec::new();
+    let mut refuse = |resource: &str, requested: i64, used: i64, capacity: i64| {
+        failures.push(Failure::Resource {
+            name: resource.into(),
+            requested,
+            used,
+            capacity,
+        });
     };
     let capacity = |resource: &str| node.allocatable.get(resource).copied().unwrap_or(0);
     let pods = i64::try_from(active.len()).unwrap_or(i64::MAX);
     if pods >= capacity(PODS) {
-        return refuse(PODS, 1, pods, capacity(PODS));
+        refuse(PODS, 1, pods, capacity(PODS));
     }
     let requests = pod_requests(pod);
     let mut used = Amounts::new();
@@ -291,24 +438,13 @@ fn check_resources(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Result<
         }
         let used = used.get(resource).copied().unwrap_or(0);
         if requested > capacity(resource).saturating_sub(used) {
-            return refuse(resource, requested, used, capacity(resource));
+            refuse(resource, requested, used, capacity(resource));
         }
     }
-    Ok(())
+    failures
 }
 
-/// A resource of a device plugin or of the cluster, not of the kernel.
-fn is_extended(resource: &str) -> bool {
-    resource.contains('/') && !resource.contains("kubernetes.io/")
-}
-
-fn check_node(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
-    if !fits_node(pod, &node.name, &node.labels) {
-        return Err(Rejection::predicate(
-            "NodeAffinity",
-            "node(s) didn't match Pod's node affinity/selector",
-        ));
-    }
+fn check_node_name(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     if !pod.spec.node_name.is_empty() && pod.spec.node_name != node.name {
         return Err(Rejection::predicate(
             "NodeName",

@@ -2,6 +2,7 @@
 //!
 //! Names and rules follow kubelet `runtime.go` and `syncLoop`.
 
+use alloc::{borrow::ToOwned as _, format, string::String, vec::Vec};
 use core::time::Duration;
 
 use crate::api::{Mono, cri::RuntimeStatus};
@@ -42,13 +43,52 @@ pub enum RuntimeDown {
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeGate {
     last: Option<(Mono, RuntimeStatus)>,
+    /// When it last said that it is ready.
+    ready_at: Option<Mono>,
     pause: Option<Duration>,
 }
 
 impl RuntimeGate {
     /// Takes a successful status. A failed one is not handed over: the last one simply grows old.
     pub fn on_status(&mut self, status: RuntimeStatus, now: Mono) {
+        if status.runtime_ready.ok {
+            self.ready_at = Some(now);
+        }
         self.last = Some((now, status));
+    }
+
+    /// Why the node is not ready, as far as the runtime and its network go: one text each, none if it is (NODE-20).
+    #[must_use]
+    pub fn ready_errors(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Vec<String> {
+        let mut errors = Vec::new();
+        match self.ready_at {
+            None => {
+                errors.push("container runtime status check may not have completed yet".to_owned())
+            }
+            Some(at) if now - at >= STATUS_THRESHOLD => {
+                errors.push("container runtime is down".to_owned());
+            }
+            Some(_) => {}
+        }
+        if let Err(why) = pleg {
+            errors.push(format!("PLEG is not healthy: {why}"));
+        }
+        let Some((_, status)) = &self.last else {
+            errors.push("network state unknown".to_owned());
+            return errors;
+        };
+        for (prefix, name, condition) in [
+            ("", "RuntimeReady", &status.runtime_ready),
+            ("network ", "NetworkReady", &status.network_ready),
+        ] {
+            if !condition.ok {
+                errors.push(format!(
+                    "container runtime {prefix}not ready: {name}=false reason:{} message:{}",
+                    condition.reason, condition.message
+                ));
+            }
+        }
+        errors
     }
 
     /// Whether pods may be handled.
@@ -205,6 +245,62 @@ mod tests {
         }
         gate.on_status(status(true, true), Mono(0));
         assert_eq!(gate.start_error(), None);
+    }
+
+    #[test]
+    fn why_the_node_is_not_ready() {
+        let down = "container runtime is down";
+        let unchecked = "container runtime status check may not have completed yet";
+        let runtime = "container runtime not ready: RuntimeReady=false reason:Why message:because";
+        let network =
+            "container runtime network not ready: NetworkReady=false reason:Net message:no network";
+        let pleg = format!("PLEG is not healthy: {}", Unhealthy::Never);
+        // NODE-20
+        for (name, said, relisted, now_ms, want) in [
+            ("well", vec![(true, true, 0)], Ok(()), 29_999, vec![]),
+            (
+                "nothing known",
+                vec![],
+                Err(Unhealthy::Never),
+                0,
+                vec![unchecked, &pleg, "network state unknown"],
+            ),
+            (
+                "never ready",
+                vec![(false, true, 0)],
+                Ok(()),
+                1,
+                vec![unchecked, runtime],
+            ),
+            ("silent", vec![(true, true, 0)], Ok(()), 30_000, vec![down]),
+            (
+                "not ready any more",
+                vec![(true, true, 0), (false, true, 5_000)],
+                Ok(()),
+                6_000,
+                vec![runtime],
+            ),
+            (
+                "for long",
+                vec![(true, true, 0), (false, false, 29_000)],
+                Ok(()),
+                30_000,
+                vec![down, runtime, network],
+            ),
+            (
+                "no network",
+                vec![(true, false, 0)],
+                Ok(()),
+                1,
+                vec![network],
+            ),
+        ] {
+            let mut gate = RuntimeGate::default();
+            for (ready, network, at) in said {
+                gate.on_status(status(ready, network), Mono(at));
+            }
+            assert_eq!(gate.ready_errors(relisted, Mono(now_ms)), want, "{name}");
+        }
     }
 
     #[test]

@@ -90,6 +90,14 @@ pub fn allocatable(capacity: Capacity, kept: Reservations) -> Allocatable {
     }
 }
 
+/// Whether a resource is neither the kernel's nor of Kubernetes: that of a device plugin, or of the cluster.
+///
+/// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`.
+#[must_use]
+pub fn is_extended(resource: &str) -> bool {
+    resource.contains('/') && !resource.contains("kubernetes.io/")
+}
+
 /// Values of the cgroup `kubepods` (CG-12). `enforce`: `pods` is in `enforceNodeAllocatable`; otherwise pods can take all
 /// that there is.
 #[must_use]

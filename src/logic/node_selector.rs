@@ -4,19 +4,9 @@ use alloc::collections::BTreeMap;
 
 use crate::api::{
     Pod,
+    node::Taint,
     pod::{NodeSelectorRequirement, NodeSelectorTerm, Toleration},
 };
-
-/// A taint of the node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taint {
-    /// Key.
-    pub key: String,
-    /// Value, may be empty.
-    pub value: String,
-    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
-    pub effect: String,
-}
 
 /// Whether `spec.nodeSelector` and the required terms of the node affinity match (ADM-08).
 ///
@@ -38,12 +28,20 @@ pub fn fits_node(pod: &Pod, node_name: &str, labels: &BTreeMap<String, String>) 
                 .as_ref()
         });
     selected
-        && required.is_none_or(|selector| {
-            selector
-                .node_selector_terms
-                .iter()
-                .any(|term| term_matches(term, node_name, labels))
-        })
+        && required
+            .is_none_or(|selector| fits_terms(&selector.node_selector_terms, node_name, labels))
+}
+
+/// Whether one of the terms matches.
+#[must_use]
+pub fn fits_terms(
+    terms: &[NodeSelectorTerm],
+    node_name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    terms
+        .iter()
+        .any(|term| term_matches(term, node_name, labels))
 }
 
 fn term_matches(
@@ -200,6 +198,7 @@ mod tests {
             key: "k".into(),
             value: "v".into(),
             effect: "NoExecute".into(),
+            time_added: None,
         };
         for (name, key, operator, value, effect, expected) in [
             ("equal", "k", "Equal", "v", "NoExecute", true),

@@ -19,7 +19,7 @@ pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// Amounts by resource name: cpu in thousandths, everything else in its own unit (bytes, pieces).
 pub type Amounts = BTreeMap<String, i64>;
 
-fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
+pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
     list.iter()
         .map(|(name, quantity)| (name.clone(), amount(name, quantity)))
         .gather()

@@ -111,6 +111,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         ),
     };
     Ok(Facts {
+        apiserver: None,
         kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
         cgroups,
         runtime: runtime(&cfg),

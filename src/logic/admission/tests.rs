@@ -279,11 +279,12 @@ fn fit_to_the_node() {
         ),
     ] {
         let got = admit(&pod, &node(), &[]).err();
-        assert_eq!(
-            got.as_ref().is_some_and(may_be_stale_labels),
-            why == "NodeAffinity",
-            "{name}"
-        );
+        let verdict = judge(&pod, &node(), &[]);
+        let want = got.clone().map_or(Verdict::Admit, |r| match why {
+            "NodeAffinity" => Verdict::ReadNodeAgain(r),
+            _ => Verdict::Refuse(r),
+        });
+        assert_eq!(verdict, want, "{name}");
         let (r, m) = got.map_or_else(Default::default, |r| (r.reason, r.message));
         assert_eq!((r.as_str(), m.as_str()), (why, text), "{name}");
     }
@@ -322,6 +323,7 @@ fn taints() {
         key: "k".into(),
         value: "v".into(),
         effect: effect.into(),
+        time_added: None,
     };
     let tolerant = with(|pod| {
         pod.spec.tolerations = vec![Toleration {
@@ -472,4 +474,137 @@ fn metric_labels() {
     ] {
         assert_eq!(Rejection::new(reason, "").metric_reason(), label);
     }
+}
+
+#[test]
+fn labels_alone_may_be_old() {
+    // ADM-08
+    let elsewhere = |pod: &mut Pod| pod.spec.node_selector = [("zone".into(), "b".into())].into();
+    let mut pod = with(elsewhere);
+    let node = node();
+    let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+        panic!("read again")
+    };
+    assert_eq!(rejection.reason, "NodeAffinity");
+    // With anything else against it, reading is no use.
+    pod.spec.node_name = "po".into();
+    let Verdict::Refuse(rejection) = judge(&pod, &node, &[]) else {
+        panic!("refused")
+    };
+    assert_eq!(rejection.reason, "NodeAffinity");
+    let mut big = asking("cpu=9");
+    elsewhere(&mut big);
+    let Verdict::Refuse(rejection) = judge(&big, &node, &[]) else {
+        panic!("refused")
+    };
+    assert_eq!(rejection.reason, "OutOfcpu");
+}
+
+#[test]
+fn critical_pods_make_room() {
+    let critical = |text: &str, edit: fn(&mut Pod)| {
+        let mut pod = asking(text);
+        is_static_pod(&mut pod);
+        edit(&mut pod);
+        pod
+    };
+    let small = || ActivePod::of(&asking("cpu=300m"));
+    let large = || ActivePod::of(&asking("cpu=600m"));
+    let preempts = |victims: &[usize], resource: &str| Verdict::Preempt {
+        victims: victims.to_vec(),
+        resource: resource.into(),
+    };
+    let refuses = |reason: &str, message: &str| Verdict::Refuse(Rejection::new(reason, message));
+    // ADM-14
+    for (name, pod, active, want) in [
+        (
+            "there is room",
+            critical("cpu=100m", |_| ()),
+            vec![small(), large()],
+            Verdict::Admit,
+        ),
+        (
+            "the one that is enough",
+            critical("cpu=500m", |_| ()),
+            vec![small(), large()],
+            preempts(&[1], "cpu"),
+        ),
+        (
+            "a place",
+            critical("cpu=10m", |_| ()),
+            vec![ActivePod::default(), ActivePod::default(), small()],
+            preempts(&[0], "pods"),
+        ),
+        (
+            "an ordinary pod makes none",
+            asking("cpu=500m"),
+            vec![small(), large()],
+            refuses(
+                "OutOfcpu",
+                "Node didn't have enough resource: cpu, requested: 500, used: 900, capacity: 1000",
+            ),
+        ),
+        (
+            "another refusal as well: nobody is killed",
+            critical("cpu=500m", |pod| pod.spec.node_name = "po".into()),
+            vec![small(), large()],
+            refuses(
+                "NodeName",
+                "Predicate NodeName failed: node(s) didn't match the requested node name",
+            ),
+        ),
+        (
+            "nor for one that AppArmor refuses",
+            critical("cpu=500m", |pod| {
+                let profile = SeccompProfile {
+                    kind: "RuntimeDefault".into(),
+                    ..SeccompProfile::default()
+                };
+                pod.spec.security_context = Some(PodSecurityContext {
+                    app_armor_profile: Some(profile),
+                    ..PodSecurityContext::default()
+                });
+            }),
+            vec![small(), large()],
+            refuses(
+                "AppArmor",
+                "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+            ),
+        ),
+        (
+            "not enough, whoever goes",
+            critical("cpu=2", |_| ()),
+            vec![small(), large()],
+            refuses(
+                "UnexpectedAdmissionError",
+                "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 1000), ]",
+            ),
+        ),
+    ] {
+        assert_eq!(judge(&pod, &node(), &active), want, "{name}");
+    }
+}
+
+#[test]
+fn what_the_api_says_of_the_node() {
+    // NODE-06 NODE-11
+    let mut facts = node();
+    let mut seen = Node::default();
+    seen.metadata.labels = [("zone".into(), "b".into())].into();
+    seen.spec.taints = vec![Taint {
+        key: "k".into(),
+        effect: "NoExecute".into(),
+        ..Taint::default()
+    }];
+    seen.status.allocatable = [("vendor.io/x", "2"), ("cpu", "64")]
+        .map(|(name, n)| (name.into(), Quantity::parse(n).expect("quantity")))
+        .into();
+    facts.learn(&seen);
+    assert_eq!(facts.labels["zone"], "b");
+    assert_eq!(facts.taints.len(), 1);
+    assert_eq!(facts.allocatable["vendor.io/x"], 2);
+    assert_eq!(facts.allocatable[CPU], 1000, "what is measured here stays");
+    seen.status.allocatable.clear();
+    facts.learn(&seen);
+    assert!(!facts.allocatable.contains_key("vendor.io/x"));
 }

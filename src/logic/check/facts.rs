@@ -25,6 +25,8 @@ pub struct Facts {
     pub manifests: Manifests,
     /// Who runs pods here already: name and process.
     pub kubelets: Vec<(String, u32)>,
+    /// The apiserver; `None`: this machine is no node of one.
+    pub apiserver: Option<Apiserver>,
     /// The agent.
     pub agent: Agent,
 }
@@ -215,6 +217,27 @@ pub struct Manifests {
     pub open_secrets: Vec<String>,
     /// TCP ports of the host that pods ask for: port and pod, sorted.
     pub host_ports: Vec<(u16, String)>,
+}
+
+/// The apiserver that this machine is to be a node of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Apiserver {
+    /// Path of the kubeconfig.
+    pub kubeconfig: String,
+    /// Why it cannot be used.
+    pub error: Option<String>,
+    /// Path of the bootstrap kubeconfig if one is named, or why it cannot be used.
+    pub bootstrap: Option<Result<String, String>>,
+    /// Its URL; empty if not known.
+    pub server: String,
+    /// When the client certificate holds: from, until.
+    pub certificate: Option<(Wall, Wall)>,
+    /// Whether the agent renews it.
+    pub renews: bool,
+    /// Whether it answers; `None` if it was not asked.
+    pub answer: Option<Result<(), String>>,
+    /// What is wrong with the clock of one of both.
+    pub clock: Option<String>,
 }
 
 /// The agent, asked through its socket.

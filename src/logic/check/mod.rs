@@ -3,6 +3,7 @@
 //! Each check is a pure function over [`Facts`]; [`CHECKS`] lists all of them in the order in which they are shown.
 
 mod agent;
+mod cluster;
 mod facts;
 mod kernel;
 mod machine;
@@ -11,8 +12,8 @@ mod network;
 mod tests;
 
 pub use facts::{
-    Agent, AgentFacts, Cgroups, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network, Rights,
-    Runtime, Wanted,
+    Agent, AgentFacts, Apiserver, Cgroups, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network,
+    Rights, Runtime, Wanted,
 };
 
 /// How bad something is.
@@ -79,7 +80,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 39] = [
+pub const CHECKS: [Check; 42] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -118,6 +119,9 @@ pub const CHECKS: [Check; 39] = [
     ("manifests", agent::manifests),
     ("ports", agent::ports),
     ("secrets", agent::secrets),
+    ("kubeconfig", cluster::kubeconfig),
+    ("certificate", cluster::certificate),
+    ("apiserver", cluster::apiserver),
     ("agent", agent::agent),
 ];
 

@@ -43,13 +43,13 @@ fn needs_a_daemon(plugins: &[String]) -> bool {
 pub(super) fn plugins(facts: &Facts) -> Finding {
     let net = &facts.network;
     match &net.plugin_error {
-        Some(why) => Finding::error(
+        Some(why) if net.conf.is_some() => Finding::error(
             why.clone(),
-            if net.conf.is_some() {
-                "install the plugin, or move the configuration away to use the built-in network"
-            } else {
-                "apt-get install containernetworking-plugins"
-            },
+            "install the plugin, or move the configuration away to use the built-in network",
+        ),
+        Some(why) => Finding::warning(
+            format!("pods with a hostPort will not start: {why}"),
+            "apt-get install containernetworking-plugins",
         ),
         None => Finding::ok(some_of(net.plugins.iter().map(String::as_str), 4)),
     }

@@ -93,6 +93,7 @@ fn sound() -> Facts {
             ..Manifests::default()
         },
         kubelets: Vec::new(),
+        apiserver: None,
         agent: Agent::Up(AgentFacts {
             version: "0.1.0".into(),
             relist_age_ms: Some(800),
@@ -115,6 +116,23 @@ fn up(change: impl FnOnce(&mut AgentFacts)) -> Agent {
 fn find(facts: &Facts, check: &str) -> Finding {
     let rule = CHECKS.iter().find(|(name, _)| *name == check);
     (rule.unwrap_or_else(|| panic!("no check {check}")).1)(facts)
+}
+
+/// A node of a cluster.
+fn member(change: fn(&mut Apiserver)) -> Option<Apiserver> {
+    let mut it = Apiserver {
+        kubeconfig: "/etc/k".into(),
+        server: "https://a:6443".into(),
+        certificate: Some((
+            Wall::from_secs(1_700_000_000),
+            Wall::from_secs(4_000_000_000),
+        )),
+        renews: true,
+        answer: Some(Ok(())),
+        ..Apiserver::default()
+    };
+    change(&mut it);
+    Some(it)
 }
 
 /// What is changed about a sound board.
@@ -222,8 +240,10 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "correct that file, or move it away to use the built-in network: mv it out of /etc/cni/net.d"),
     ("cni-config", |f| { f.network.conf = Some("/etc/cni/net.d/10-flannel.conflist".into()); f.network.plugins = vec!["flannel".into()]; }, Level::Warning, "left by another cluster",
         "mv /etc/cni/net.d/10-flannel.conflist /etc/cni/net.d/10-flannel.conflist.off  (the built-in network is used then)"),
-    ("cni-plugins", |f| f.network.plugin_error = Some("CNI plugin \"bridge\" is not installed".into()), Level::Error, "bridge",
+    ("cni-plugins", |f| f.network.plugin_error = Some("CNI plugin \"portmap\" is not installed".into()), Level::Warning, "pods with a hostPort will not start: CNI plugin \"portmap\"",
         "apt-get install containernetworking-plugins"),
+    ("cni-plugins", |f| { f.network.conf = Some("/etc/cni/net.d/a.conf".into()); f.network.plugin_error = Some("CNI plugin \"ptp\" is not installed".into()); }, Level::Error, "ptp",
+        "install the plugin, or move the configuration away to use the built-in network"),
     ("iptables", |f| f.network.iptables = None, Level::Error, "needs the iptables program", "apt-get install iptables"),
     ("iptables", |f| f.network.nat_error = Some("Table does not exist".into()), Level::Error, "Table does not exist",
         "modprobe nf_tables nft_compat nft_chain_nat, or update-alternatives --set iptables /usr/sbin/iptables-legacy"),
@@ -253,6 +273,20 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "ss -ltnp 'sport = :8080'  (then end that program, or change the pod's hostPort)"),
     ("secrets", |f| f.manifests.open_secrets = vec!["/m/s.yaml".into()], Level::Warning, "can read the Secret in /m/s.yaml",
         "chmod 600 /m/s.yaml"),
+    ("kubeconfig", |f| f.apiserver = member(|a| a.error = Some("kubeconfig /etc/k: cannot read".into())), Level::Error, "cannot read",
+        "copy a kubeconfig for this node to /etc/k, or name one with --bootstrap-kubeconfig"),
+    ("kubeconfig", |f| f.apiserver = member(|a| { a.error = Some("x".into()); a.bootstrap = Some(Err("y".into())); }), Level::Error, "x; y",
+        "copy a kubeconfig with a bootstrap token from the control plane: kubeadm token create"),
+    ("certificate", |f| f.apiserver = member(|a| a.certificate = Some((Wall(0), Wall::from_secs(1_700_000_000)))), Level::Error, "ended at 2023-11-14T22:13:20Z",
+        "name a file with a token with --bootstrap-kubeconfig, or copy a new kubeconfig from the control plane"),
+    ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = Wall::from_secs(60); }, Level::Warning, "holds from 2023-11-14T22:13:20Z on, and it is 1970-01-01T00:01:00Z",
+        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
+    ("certificate", |f| { f.apiserver = member(|a| a.renews = false); f.clock.now = Wall::from_secs(3_999_999_000); }, Level::Warning, "does not renew",
+        "picolet run --rotate-certificates  (or rotateCertificates: true in the configuration)"),
+    ("apiserver", |f| f.apiserver = member(|a| a.answer = Some(Err("cannot reach https://a:6443: refused".into()))), Level::Warning, "refused; pods go on",
+        "curl -kv https://a:6443/healthz"),
+    ("apiserver", |f| f.apiserver = member(|a| a.clock = Some("the clock is 99 s ahead".into())), Level::Warning, "99 s ahead",
+        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
     ("agent", |f| f.agent = Agent::Mute("timed out".into()), Level::Error, "does not answer: timed out",
         "systemctl restart picolet; journalctl -u picolet -n 50"),
     ("agent", |f| f.agent = up(|a| a.down = Some("container runtime is down".into())), Level::Error, "handles no pods: container runtime is down",
@@ -300,6 +334,13 @@ const ODD: &[(&str, Change, &str)] = &[
     ("dns", |f| f.network.resolv_conf = None, "inherit no name servers"),
     ("manifests", |f| f.manifests.path = None, "turned off"),
     ("ports", |f| f.network.listening = vec![8080], "1 asked for"),
+    ("kubeconfig", |f| f.apiserver = member(|a| { a.error = Some("x".into()); a.bootstrap = Some(Ok("/etc/b".into())); }), "will be written as /etc/b says"),
+    ("kubeconfig", |f| f.apiserver = member(|_| ()), "/etc/k for https://a:6443"),
+    ("certificate", |f| f.apiserver = member(|a| a.certificate = None), "another way"),
+    ("certificate", |f| f.apiserver = member(|a| { a.certificate = None; a.bootstrap = Some(Ok("b".into())); }), "asked for"),
+    ("certificate", |f| f.apiserver = member(|_| ()), "holds until 2096"),
+    ("apiserver", |f| f.apiserver = member(|_| ()), "answers"),
+    ("apiserver", |f| f.apiserver = member(|a| a.answer = None), "not asked"),
     ("agent", |f| f.agent = Agent::Absent, "not running"),
 ];
 

@@ -1,0 +1,251 @@
+//! Who may call which path of the node's server: what the apiserver is asked before anything is served (SRV-08, SRV-09), and
+//! for how long its answers count.
+//!
+//! Source: kubelet `pkg/kubelet/server/auth.go`; apiserver `pkg/authentication/token/cache`.
+
+use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
+use core::time::Duration;
+
+use crate::api::Mono;
+
+/// The verb of a request's method; empty for one that has none.
+#[must_use]
+pub fn verb(method: &str) -> &'static str {
+    match method {
+        "POST" => "create",
+        "GET" => "get",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" => "delete",
+        _ => "",
+    }
+}
+
+/// The subresources of `nodes` of which any one suffices, in the order in which they are asked about.
+///
+/// `path`: decoded segments, as they are routed. Compared whole and by case.
+#[must_use]
+pub fn subresources(path: &[String]) -> &'static [&'static str] {
+    match path.first().map_or("", String::as_str) {
+        "stats" => &["stats"],
+        "metrics" => &["metrics"],
+        "logs" => &["log"],
+        "checkpoint" => &["checkpoint"],
+        "statusz" => &["statusz"],
+        "flagz" => &["configz"],
+        "pods" | "runningpods" => &["pods", "proxy"],
+        "healthz" => &["healthz", "proxy"],
+        "configz" => &["configz", "proxy"],
+        _ => &["proxy"],
+    }
+}
+
+/// What is said to a user who may not.
+#[must_use]
+pub fn forbidden(user: &str, verb: &str, subresources: &[&str]) -> String {
+    format!(
+        "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{}])\n",
+        subresources.join(" ")
+    )
+}
+
+/// Answers that count for a time: at most `most`; the one that ends first makes room for a new one.
+#[derive(Clone, Debug)]
+pub struct Answers<K, V> {
+    most: usize,
+    kept: BTreeMap<K, (Mono, V)>,
+}
+
+impl<K: Ord + Clone, V: Clone> Answers<K, V> {
+    /// None yet.
+    #[must_use]
+    pub const fn new(most: usize) -> Self {
+        Self {
+            most,
+            kept: BTreeMap::new(),
+        }
+    }
+
+    /// The answer to a question, if it still counts.
+    #[must_use]
+    pub fn answer(&self, question: &K, now: Mono) -> Option<V> {
+        let (until, answer) = self.kept.get(question)?;
+        (now < *until).then(|| answer.clone())
+    }
+
+    /// Keeps an answer for `lifetime`; for none at all if that is zero.
+    pub fn keep(&mut self, question: K, answer: V, lifetime: Duration, now: Mono) {
+        if lifetime.is_zero() {
+            self.kept.remove(&question);
+            return;
+        }
+        if self.kept.len() >= self.most && !self.kept.contains_key(&question) {
+            self.kept.retain(|_, (until, _)| now < *until);
+            if self.kept.len() >= self.most {
+                let first = self.kept.iter().min_by_key(|(_, (until, _))| *until);
+                if let Some(first) = first.map(|(key, _)| key.clone()) {
+                    self.kept.remove(&first);
+                }
+            }
+        }
+        self.kept.insert(question, (now + lifetime, answer));
+    }
+
+    /// How many there are, those included that count no more.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+}
+
+/// Pauses between tries to ask the apiserver for an answer (SRV-06): the first one, how it grows, how often.
+const FIRST_PAUSE_MS: u64 = 500;
+/// Questions asked in all.
+pub const REVIEW_TRIES: u32 = 5;
+
+/// The pause after try number `tried` (from 1); `None` after the last one. `random`: 0 to 999, which makes it up to a fifth
+/// longer.
+#[must_use]
+pub fn review_pause(tried: u32, random: u32) -> Option<Duration> {
+    if tried >= REVIEW_TRIES {
+        return None;
+    }
+    let grown = (1..tried).fold(FIRST_PAUSE_MS, |ms, _| ms * 3 / 2);
+    Some(Duration::from_millis(
+        grown + grown * u64::from(random.min(999)) / 5000,
+    ))
+}
+
+/// Splits a list of sub-protocols (`Sec-WebSocket-Protocol`) into a bearer token that hides among them, still encoded, and the
+/// others (SRV-07).
+#[must_use]
+pub fn token_protocol(list: &str) -> (Option<&str>, Vec<&str>) {
+    const PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
+    let mut token = None;
+    let mut others = Vec::new();
+    for protocol in list.split(',').map(str::trim) {
+        match protocol.strip_prefix(PREFIX) {
+            Some(encoded) if token.is_none() => token = Some(encoded),
+            Some(_) => {}
+            None if protocol.is_empty() => {}
+            None => others.push(protocol),
+        }
+    }
+    (token, others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> Vec<String> {
+        text.split('/')
+            .filter(|s| !s.is_empty())
+            .map(String::from)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_asked() {
+        // SRV-08 SRV-09
+        for (text, asked) in [
+            ("/stats/summary", &["stats"][..]),
+            ("/stats", &["stats"]),
+            ("/statsx", &["proxy"]),
+            ("/Stats", &["proxy"]),
+            ("/metrics", &["metrics"]),
+            ("/metrics/cadvisor", &["metrics"]),
+            ("/logs/syslog", &["log"]),
+            ("/checkpoint/a/b/c", &["checkpoint"]),
+            ("/statusz", &["statusz"]),
+            ("/flagz", &["configz"]),
+            ("/pods", &["pods", "proxy"]),
+            ("/runningpods/", &["pods", "proxy"]),
+            ("/healthz", &["healthz", "proxy"]),
+            ("/healthz/ping", &["healthz", "proxy"]),
+            ("/configz", &["configz", "proxy"]),
+            ("/exec/a/b/c", &["proxy"]),
+            ("/attach/a/b/c", &["proxy"]),
+            ("/run/a/b/c", &["proxy"]),
+            ("/portForward/a/b", &["proxy"]),
+            ("/containerLogs/a/b/c", &["proxy"]),
+            ("/debug/pprof", &["proxy"]),
+            ("/", &["proxy"]),
+            ("/..", &["proxy"]),
+        ] {
+            assert_eq!(subresources(&path(text)), asked, "{text}");
+        }
+        for (method, asked) in [
+            ("GET", "get"),
+            ("POST", "create"),
+            ("PUT", "update"),
+            ("PATCH", "patch"),
+            ("DELETE", "delete"),
+            ("HEAD", ""),
+            ("OPTIONS", ""),
+            ("get", ""),
+        ] {
+            assert_eq!(verb(method), asked, "{method}");
+        }
+    }
+
+    #[test]
+    fn refusals_name_what_was_asked() {
+        // SRV-10
+        assert_eq!(
+            forbidden("eve", "get", &["pods", "proxy"]),
+            "Forbidden (user=eve, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
+        );
+    }
+
+    #[test]
+    fn answers_end_and_are_bounded() {
+        // SRV-06 SRV-10
+        let mut answers = Answers::new(2);
+        let s = Duration::from_secs;
+        answers.keep("a", 1, s(10), Mono(0));
+        answers.keep("b", 2, s(5), Mono(0));
+        answers.keep("never", 0, s(0), Mono(0));
+        assert_eq!(answers.answer(&"a", Mono(9_999)), Some(1));
+        assert_eq!(answers.answer(&"a", Mono(10_000)), None);
+        assert_eq!(answers.answer(&"never", Mono(0)), None);
+        answers.keep("c", 3, s(10), Mono(1_000));
+        assert_eq!(answers.len(), 2);
+        assert_eq!(answers.answer(&"b", Mono(1_000)), None, "it ended first");
+        assert_eq!(answers.answer(&"a", Mono(1_000)), Some(1));
+        answers.keep("a", 4, s(1), Mono(1_000));
+        assert_eq!(
+            answers.answer(&"c", Mono(1_000)),
+            Some(3),
+            "nothing made room"
+        );
+        assert!(!answers.is_empty());
+    }
+
+    #[test]
+    fn pauses_grow() {
+        // SRV-06
+        let ms = |tried, random| review_pause(tried, random).map(|p| p.as_millis());
+        assert_eq!(ms(1, 0), Some(500));
+        assert_eq!(ms(2, 0), Some(750));
+        assert_eq!(ms(4, 0), Some(1687));
+        assert!(ms(1, 999).is_some_and(|ms| (590..600).contains(&ms)));
+        assert_eq!(ms(5, 0), None);
+    }
+
+    #[test]
+    fn a_token_among_protocols() {
+        // SRV-07
+        let (token, others) =
+            token_protocol("v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj,, x");
+        assert_eq!(token, Some("YWJj"));
+        assert_eq!(others, ["v5.channel.k8s.io", "x"]);
+        assert_eq!(token_protocol("v4").0, None);
+    }
+}

@@ -1,0 +1,369 @@
+//! Which credentials a node uses, when it asks for new ones, and what it makes of the answer (BOOT).
+//!
+//! Source: kubelet `pkg/kubelet/certificate/bootstrap`; client-go `util/certificate/certificate_manager.go`, `csr.go`.
+
+use core::net::IpAddr;
+use core::time::Duration;
+
+use alloc::string::String;
+
+use crate::api::{CertificateSigningRequest, Mono, Wall};
+
+/// One wait for an answer; then another request is made (BOOT-05).
+pub const CSR_WAIT: Duration = Duration::from_secs(15 * 60);
+/// First delay after a request that could not be sent, factor, and how often it grows.
+const FIRST_DELAY: Duration = Duration::from_secs(2);
+const DELAY_STEPS: u32 = 4;
+/// Delay after that.
+const LAST_DELAY: Duration = Duration::from_secs(32);
+/// Share by which delays are longer at random, percent.
+const DELAY_JITTER_PERCENT: u32 = 10;
+/// Without a certificate for so long while the apiserver answers, the agent ends (BOOT-09).
+pub const STUCK_TIME: Duration = Duration::from_secs(5 * 60);
+/// When in its life a certificate is renewed, thousandths of its lifetime.
+const ROTATE_FROM: u32 = 700;
+const ROTATE_SPAN: u32 = 200;
+
+/// What is known of a kubeconfig.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KubeconfigFacts {
+    /// There is no file.
+    Missing,
+    /// It cannot be read, or is none.
+    Wrong,
+    /// It does not name a client certificate: a token, a plugin.
+    WithoutCertificate,
+    /// Its certificate or key is missing or unreadable.
+    BadCertificate,
+    /// The first end of any certificate of its chain.
+    Until(Wall),
+}
+
+/// Which credentials are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Those of the kubeconfig.
+    Kubeconfig,
+    /// Those of the bootstrap kubeconfig, until it has led to others.
+    Bootstrap,
+    /// None can be used; the kubeconfig's error is the one to show.
+    Neither,
+}
+
+/// Chooses (BOOT-01). `trusted`: the clock is known to be right. With a clock that may stand in 1970, or far ahead, the end of
+/// a certificate says nothing, and the certificate is tried.
+#[must_use]
+pub fn choose(kubeconfig: KubeconfigFacts, bootstrap: bool, now: Wall, trusted: bool) -> Choice {
+    match kubeconfig {
+        KubeconfigFacts::Until(end) if end < now && trusted && bootstrap => Choice::Bootstrap,
+        KubeconfigFacts::Until(_) | KubeconfigFacts::WithoutCertificate => Choice::Kubeconfig,
+        KubeconfigFacts::Missing | KubeconfigFacts::BadCertificate if bootstrap => {
+            Choice::Bootstrap
+        }
+        // A file that is there and wrong is a mistake, but one that a new one mends.
+        KubeconfigFacts::Wrong if bootstrap => Choice::Bootstrap,
+        KubeconfigFacts::Missing | KubeconfigFacts::Wrong | KubeconfigFacts::BadCertificate => {
+            Choice::Neither
+        }
+    }
+}
+
+/// What a certificate says.
+#[derive(Clone, Copy, Debug)]
+pub struct Held<'a> {
+    /// Holds from then on.
+    pub not_before: Wall,
+    /// Holds until then.
+    pub not_after: Wall,
+    /// CN
+    pub common_name: &'a str,
+    /// O
+    pub organizations: &'a [String],
+    /// Names.
+    pub dns_names: &'a [String],
+    /// Addresses.
+    pub ips: &'a [IpAddr],
+}
+
+/// What it has to say.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// CN
+    pub common_name: &'a str,
+    /// O
+    pub organization: &'a str,
+    /// Names.
+    pub dns_names: &'a [String],
+    /// Addresses.
+    pub ips: &'a [IpAddr],
+}
+
+/// When a new certificate is asked for (BOOT-07): at once if there is none, it is of the bootstrap, or does not say all
+/// that it has to; otherwise 70 to 90 % into its life. `random`: 0 to 999, drawn once for each certificate.
+#[must_use]
+pub fn rotate_at(held: Option<Held<'_>>, wanted: Wanted<'_>, random: u32) -> Option<Wall> {
+    let held = held.filter(|held| covers(held, &wanted))?;
+    let life = held.not_after.0.saturating_sub(held.not_before.0).max(0);
+    let share = ROTATE_FROM + ROTATE_SPAN * random.min(999) / 999;
+    let after = life / 1000 * i64::from(share);
+    Some(Wall(held.not_before.0.saturating_add(after)))
+}
+
+/// Whether a certificate says all that it has to. More does not matter.
+fn covers(held: &Held<'_>, wanted: &Wanted<'_>) -> bool {
+    held.common_name == wanted.common_name
+        && held.organizations.iter().any(|o| o == wanted.organization)
+        && wanted.dns_names.iter().all(|n| held.dns_names.contains(n))
+        && wanted.ips.iter().all(|ip| held.ips.contains(ip))
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing yet.
+    Wait,
+    /// PEM in base64.
+    Issued(String),
+    /// No certificate will come of it: ask anew, later.
+    Over(String),
+}
+
+/// Judges a request as it was read (BOOT-05). `uid`: that of the object created.
+#[must_use]
+pub fn judge(csr: &CertificateSigningRequest, uid: &str) -> Verdict {
+    let has = |kind: &str| csr.status.conditions.iter().find(|c| c.kind == kind);
+    if csr.metadata.uid.as_str() != uid {
+        return Verdict::Over("another request has its name".into());
+    }
+    for kind in ["Denied", "Failed"] {
+        if let Some(condition) = has(kind) {
+            return Verdict::Over(alloc::format!(
+                "it is {kind}: {} {}",
+                condition.reason,
+                condition.message
+            ));
+        }
+    }
+    if has("Approved").is_some() && !csr.status.certificate.is_empty() {
+        return Verdict::Issued(csr.status.certificate.clone());
+    }
+    Verdict::Wait
+}
+
+/// Time until a request that could not be sent is sent again (BOOT-05). `failures`: in a row, 1 after the first;
+/// `random`: 0 to 999.
+#[must_use]
+pub fn retry_delay(failures: u32, random: u32) -> Duration {
+    let step = failures.saturating_sub(1);
+    let delay = if step < DELAY_STEPS {
+        FIRST_DELAY * (1 << step)
+    } else {
+        LAST_DELAY
+    };
+    delay + delay * DELAY_JITTER_PERCENT * random.min(999) / 100_000
+}
+
+/// Whether the agent ends, so that its supervisor starts it over with the bootstrap credentials (BOOT-09).
+///
+/// - `without_since`: when it first was without a certificate that holds; `None` while it has one.
+/// - `answers`: whether the apiserver answered the last request, with whatever.
+#[must_use]
+pub fn is_stuck(without_since: Option<Mono>, expired: bool, answers: bool, now: Mono) -> bool {
+    answers && (expired || without_since.is_some_and(|since| now - since >= STUCK_TIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::api::certificates::{CsrCondition, CsrStatus};
+
+    const DAY: i64 = 86_400;
+
+    #[test]
+    fn choices() {
+        // BOOT-01
+        use Choice::{Bootstrap, Kubeconfig, Neither};
+        use KubeconfigFacts::{BadCertificate, Missing, Until, WithoutCertificate, Wrong};
+        let now = Wall::from_secs(100 * DAY);
+        let (past, future) = (
+            Until(Wall::from_secs(DAY)),
+            Until(Wall::from_secs(200 * DAY)),
+        );
+        for (name, facts, bootstrap, trusted, want) in [
+            ("as it is", future, true, true, Kubeconfig),
+            ("no bootstrap", future, false, true, Kubeconfig),
+            ("a token", WithoutCertificate, true, true, Kubeconfig),
+            ("over", past, true, true, Bootstrap),
+            ("over, no bootstrap", past, false, true, Kubeconfig),
+            (
+                "over, says a clock that may be wrong",
+                past,
+                true,
+                false,
+                Kubeconfig,
+            ),
+            ("missing", Missing, true, true, Bootstrap),
+            ("missing, no bootstrap", Missing, false, true, Neither),
+            ("no key", BadCertificate, true, true, Bootstrap),
+            ("no key, no bootstrap", BadCertificate, false, true, Neither),
+            ("no kubeconfig in it", Wrong, true, true, Bootstrap),
+            (
+                "no kubeconfig in it, no bootstrap",
+                Wrong,
+                false,
+                true,
+                Neither,
+            ),
+        ] {
+            assert_eq!(choose(facts, bootstrap, now, trusted), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn rotation() {
+        // BOOT-07 BOOT-11
+        let text = |all: &[&str]| all.iter().map(|t| String::from(*t)).collect::<Vec<_>>();
+        let ips =
+            |all: &[&str]| -> Vec<IpAddr> { all.iter().map(|t| t.parse().expect("ip")).collect() };
+        let (nodes, names, more) = (text(&["system:nodes"]), text(&["a"]), text(&["a", "b"]));
+        let (one, two) = (ips(&["10.0.0.1"]), ips(&["10.0.0.2", "10.0.0.1"]));
+        let held = Held {
+            not_before: Wall::from_secs(1000 * DAY),
+            not_after: Wall::from_secs(1010 * DAY),
+            common_name: "n",
+            organizations: &nodes,
+            dns_names: &more,
+            ips: &two,
+        };
+        let wanted = Wanted {
+            common_name: "n",
+            organization: "system:nodes",
+            dns_names: &names,
+            ips: &one,
+        };
+        let days = |random| rotate_at(Some(held), wanted, random).map(|at| at.secs() / DAY);
+        assert_eq!(
+            (days(0), days(500), days(999)),
+            (Some(1007), Some(1008), Some(1009))
+        );
+        for (name, held, wanted) in [
+            ("none", None, wanted),
+            (
+                "another node",
+                Some(Held {
+                    common_name: "m",
+                    ..held
+                }),
+                wanted,
+            ),
+            (
+                "another group",
+                Some(Held {
+                    organizations: &names,
+                    ..held
+                }),
+                wanted,
+            ),
+            (
+                "a name is missing",
+                Some(Held {
+                    dns_names: &[],
+                    ..held
+                }),
+                wanted,
+            ),
+            (
+                "an address is missing",
+                Some(Held { ips: &one, ..held }),
+                Wanted {
+                    ips: &two,
+                    ..wanted
+                },
+            ),
+        ] {
+            assert_eq!(rotate_at(held, wanted, 0), None, "{name}");
+        }
+        let odd = Held {
+            not_after: Wall(i64::MIN),
+            not_before: Wall(i64::MAX),
+            ..held
+        };
+        assert_eq!(rotate_at(Some(odd), wanted, 999), Some(Wall(i64::MAX)));
+    }
+
+    #[test]
+    fn verdicts() {
+        // BOOT-05
+        let csr = |uid: &str, kinds: &[&str], certificate: &str| CertificateSigningRequest {
+            metadata: crate::api::ObjectMeta {
+                uid: uid.into(),
+                ..Default::default()
+            },
+            status: CsrStatus {
+                conditions: kinds
+                    .iter()
+                    .map(|kind| CsrCondition {
+                        kind: (*kind).into(),
+                        reason: "r".into(),
+                        message: "m".into(),
+                    })
+                    .collect(),
+                certificate: certificate.into(),
+            },
+        };
+        let over = |why: &str| Verdict::Over(why.into());
+        for (name, csr, want) in [
+            ("new", csr("u", &[], ""), Verdict::Wait),
+            (
+                "approved, not signed",
+                csr("u", &["Approved"], ""),
+                Verdict::Wait,
+            ),
+            ("signed, not approved", csr("u", &[], "x"), Verdict::Wait),
+            (
+                "both",
+                csr("u", &["Approved"], "x"),
+                Verdict::Issued("x".into()),
+            ),
+            (
+                "denied",
+                csr("u", &["Denied"], ""),
+                over("it is Denied: r m"),
+            ),
+            (
+                "failed",
+                csr("u", &["Approved", "Failed"], "x"),
+                over("it is Failed: r m"),
+            ),
+            (
+                "another",
+                csr("v", &["Approved"], "x"),
+                over("another request has its name"),
+            ),
+        ] {
+            assert_eq!(judge(&csr, "u"), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn delays_and_the_end() {
+        // BOOT-05 BOOT-09
+        let seconds: Vec<_> = (1..=7).map(|n| retry_delay(n, 0).as_secs()).collect();
+        assert_eq!(seconds, [2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(retry_delay(1, 999), Duration::from_micros(2_199_800));
+        let now = Mono(1_000_000);
+        let since = |seconds: u64| Some(Mono(1_000_000 - seconds * 1000));
+        for (name, without, expired, answers, want) in [
+            ("all is well", None, false, true, false),
+            ("not for long", since(299), false, true, false),
+            ("for long", since(300), false, true, true),
+            ("for long, nobody answers", since(900), false, false, false),
+            ("expired", None, true, true, true),
+            ("expired, nobody answers", None, true, false, false),
+        ] {
+            assert_eq!(is_stuck(without, expired, answers, now), want, "{name}");
+        }
+    }
+}

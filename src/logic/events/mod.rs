@@ -1,0 +1,139 @@
+//! Kubernetes events on their way to the API: which become objects, which only a count, which nothing. Rows EVT-01, EVT-03.
+//!
+//! ```text
+//! ring of the recorder ──Occurrence──▶ Correlator ──Post──▶ Sender ──▶ POST or PATCH
+//!  (the only queue)                      │ similar ones    one at a time, at a rate, so many tries
+//!                                        │ counted ones
+//!                                        └ too many of one object: nothing
+//! ```
+//!
+//! Nothing is queued here: the recorder's ring, which local commands show, holds what waits. Each entry there knows how many
+//! of its repeats were handed over; [`Sender::poll`] takes the next one that has some, all its repeats at once, so that what
+//! piles up while the apiserver is out of reach becomes one request. What the ring drops meanwhile is lost, the oldest first.
+//!
+//! Names and figures follow client-go `tools/record` (`events_cache.go`, `event.go`), with smaller caches: a node's own.
+
+use serde_json::{Value, json};
+
+use crate::api::{PodUid, Wall};
+
+mod correlator;
+mod lru;
+mod sender;
+
+pub use correlator::{Correlator, MAX_BUCKETS, MAX_SEEN, MAX_SIMILAR, SPAM_BURST};
+pub use sender::{Failure, MAX_TRIES, RETRY, Sender};
+
+/// Bytes of an object's name in the API.
+const MAX_NAME_BYTES: usize = 253;
+/// Bytes of the time in an event's name, with the dot.
+const SUFFIX_BYTES: usize = 17;
+
+/// What an event is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// `Pod` or `Node`.
+    pub kind: &'static str,
+    /// Namespace; empty for a node.
+    pub namespace: Box<str>,
+    /// Name.
+    pub name: Box<str>,
+    /// UID; of a node its name.
+    pub uid: PodUid,
+    /// `spec.containers{name}`, or empty.
+    pub field_path: Box<str>,
+}
+
+impl Subject {
+    /// Where its events lie: those of a node in `default`.
+    #[must_use]
+    pub fn event_namespace(&self) -> &str {
+        match &*self.namespace {
+            "" => "default",
+            namespace => namespace,
+        }
+    }
+}
+
+/// An event that happened, once or several times since it was last handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Occurrence {
+    /// About what.
+    pub subject: Subject,
+    /// `Warning`; else `Normal`.
+    pub warning: bool,
+    /// Reason.
+    pub reason: Box<str>,
+    /// Message, at most 1024 bytes.
+    pub message: Box<str>,
+    /// How often, at least once.
+    pub times: u32,
+    /// When it happened first, with nanoseconds: part of the object's name.
+    pub first: Wall,
+    /// When it happened last.
+    pub last: Wall,
+}
+
+/// A request to make.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Post {
+    /// Namespace of the event.
+    pub namespace: Box<str>,
+    /// Name of the event.
+    pub name: Box<str>,
+    /// The whole object: what is created.
+    pub object: Value,
+    /// A merge patch, if the object should be there: what has changed of it. If it is not there, it is created.
+    pub patch: Option<Value>,
+}
+
+/// `<name>.<time in hexadecimal>`; a long name is cut.
+fn event_name(subject: &str, first: Wall) -> Box<str> {
+    let head = &subject[..subject.floor_char_boundary(MAX_NAME_BYTES - SUFFIX_BYTES)];
+    let head = head.trim_end_matches(['.', '-']);
+    format!("{head}.{:x}", first.0).into()
+}
+
+/// The object of an event.
+fn object(
+    occurrence: &Occurrence,
+    name: &str,
+    message: &str,
+    count: u32,
+    first: Wall,
+    node: &str,
+) -> Value {
+    let subject = &occurrence.subject;
+    let mut involved = json!({
+        "apiVersion": "v1",
+        "kind": subject.kind,
+        "name": subject.name,
+        "uid": subject.uid,
+    });
+    for (field, value) in [
+        ("namespace", &subject.namespace),
+        ("fieldPath", &subject.field_path),
+    ] {
+        if !value.is_empty() {
+            involved[field] = json!(value);
+        }
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": subject.event_namespace()},
+        "involvedObject": involved,
+        "type": if occurrence.warning { "Warning" } else { "Normal" },
+        "reason": occurrence.reason,
+        "message": message,
+        "count": count,
+        "firstTimestamp": first.to_string(),
+        "lastTimestamp": occurrence.last.to_string(),
+        "source": {"component": "kubelet", "host": node},
+        "reportingComponent": "kubelet",
+        "reportingInstance": node,
+    })
+}
+
+#[cfg(test)]
+mod tests;

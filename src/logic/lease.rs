@@ -1,0 +1,592 @@
+//! The node's sign of life (LEASE). Names and rules follow component-helpers `apimachinery/lease/controller.go`.
+//!
+//! ```text
+//! Wait ──due──▶ Renew (5 tries, each may read the Node first) ──ok──▶ Wait
+//!   ▲             │ all failed, not found        ▲
+//!   │             ▼                              │ found
+//!   └──created── Ensure: read, create if absent ─┘   (again after 200 ms, doubling to 7 s)
+//! ```
+//!
+//! Independent of node status and of the runtime: whoever drives this does nothing else. A renewal is the smallest patch;
+//! a kubelet sends the whole object. It carries no resourceVersion: two holders of one name do not stop each other with a
+//! PUT either, they only read once more. The first of an agent also clears `managedFields`, which tell nothing of a lease
+//! that one party writes: the apiserver keeps none after that, and every answer is a third shorter.
+//! (Source: apimachinery `managedfields`, an update of an object without any tracks none.)
+
+use alloc::{boxed::Box, string::String, vec};
+use core::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::api::{Lease, MicroTime, Mono, Wall, meta::OwnerReference};
+
+/// Namespace of all node leases.
+pub const NAMESPACE: &str = "kube-node-lease";
+/// Renewals tried in one round.
+const MAX_TRIES: u32 = 5;
+/// First pause after a failed "ensure", milliseconds.
+const FIRST_PAUSE_MS: u64 = 200;
+/// Longest pause, milliseconds.
+const LONGEST_PAUSE_MS: u64 = 7000;
+/// Renewals are late by up to this part of their time, in thousandths.
+const JITTER_PERMILLE: u64 = 40;
+
+/// What to send.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// GET of the own Node, for its uid.
+    ReadNode,
+    /// GET of the lease.
+    ReadLease,
+    /// POST of this lease.
+    Create(Value),
+    /// Merge patch of the lease.
+    Renew(Value),
+}
+
+/// How it was answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The Node's uid.
+    Node(String),
+    /// The lease as it is now.
+    Lease(Box<Lease>),
+    /// 404.
+    NotFound,
+    /// 409.
+    Conflict,
+    /// Anything else, also no answer.
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    Wait {
+        until: Mono,
+    },
+    Renew {
+        tries: u32,
+        /// The lease was just read: no use reading it again when all tries fail.
+        ensured: bool,
+        owner: Option<String>,
+    },
+    Ensure {
+        until: Mono,
+        /// Renewals tried before, if this is because of a conflict.
+        tries: u32,
+    },
+    Create {
+        owner: Option<String>,
+    },
+}
+
+/// Keeps the lease of one node.
+#[derive(Clone, Debug)]
+pub struct LeaseKeeper {
+    node: String,
+    duration_s: u32,
+    seen: Option<Box<Lease>>,
+    step: Step,
+    pause_ms: u64,
+    /// Its `managedFields` were.
+    cleared: bool,
+}
+
+impl LeaseKeeper {
+    /// `duration_s`: `nodeLeaseDurationSeconds`. The first request is due at once.
+    #[must_use]
+    pub const fn new(node: String, duration_s: u32) -> Self {
+        Self {
+            node,
+            duration_s,
+            seen: None,
+            step: Step::Ensure {
+                until: Mono(0),
+                tries: 0,
+            },
+            pause_ms: 0,
+            cleared: false,
+        }
+    }
+
+    /// When [`LeaseKeeper::poll`] has a request next.
+    #[must_use]
+    pub const fn due(&self) -> Mono {
+        match self.step {
+            Step::Wait { until } | Step::Ensure { until, .. } => until,
+            Step::Renew { .. } | Step::Create { .. } => Mono(0),
+        }
+    }
+
+    /// The request to send now; each is followed by one [`LeaseKeeper::on_answer`].
+    pub fn poll(&mut self, now: Mono, wall: Wall) -> Option<Request> {
+        if now < self.due() {
+            return None;
+        }
+        if matches!(self.step, Step::Wait { .. }) {
+            self.step = if self.seen.is_some() {
+                Self::renew(0, false)
+            } else {
+                Step::Ensure {
+                    until: now,
+                    tries: 0,
+                }
+            };
+        }
+        Some(match (&self.step, &self.seen) {
+            (Step::Renew { owner, .. }, Some(seen)) => {
+                if seen.metadata.owner_references.is_empty() && owner.is_none() {
+                    Request::ReadNode
+                } else {
+                    Request::Renew(self.renewal(seen, owner.as_deref(), wall))
+                }
+            }
+            (Step::Create { owner: None }, _) => Request::ReadNode,
+            (Step::Create { owner: Some(uid) }, _) => Request::Create(self.lease(uid, wall)),
+            (Step::Renew { .. } | Step::Wait { .. } | Step::Ensure { .. }, _) => Request::ReadLease,
+        })
+    }
+
+    const fn renew(tries: u32, ensured: bool) -> Step {
+        Step::Renew {
+            tries,
+            ensured,
+            owner: None,
+        }
+    }
+
+    /// Takes the answer to the last request. `random`: any number.
+    ///
+    /// Returns whether idle connections should be closed: tries fail repeatedly, and perhaps the path they go is dead
+    /// (CONF-21).
+    pub fn on_answer(&mut self, answer: Answer, now: Mono, random: u64) -> bool {
+        match (self.step.clone(), answer) {
+            (Step::Renew { tries, ensured, .. }, Answer::Node(uid)) => {
+                self.step = Step::Renew {
+                    tries,
+                    ensured,
+                    owner: Some(uid),
+                };
+                false
+            }
+            (Step::Create { .. }, Answer::Node(uid)) => {
+                self.step = Step::Create { owner: Some(uid) };
+                false
+            }
+            (Step::Renew { .. } | Step::Create { owner: Some(_) }, Answer::Lease(lease)) => {
+                self.cleared = matches!(self.step, Step::Renew { .. });
+                self.seen = Some(lease);
+                self.wait(now, random);
+                false
+            }
+            // Somebody deleted it: it is made anew, and at once. (The Node may be what was not found, too.)
+            (Step::Renew { owner, .. }, Answer::NotFound)
+                if owner.is_some() || self.has_owner() =>
+            {
+                self.seen = None;
+                self.step = Step::Create { owner: None };
+                false
+            }
+            (Step::Renew { tries, .. }, Answer::Conflict) => {
+                self.step = Step::Ensure {
+                    until: now,
+                    tries: tries + 1,
+                };
+                false
+            }
+            (Step::Renew { tries, ensured, .. }, _) => {
+                self.failed_renewal(tries + 1, ensured, now, random);
+                tries > 0
+            }
+            (Step::Ensure { tries, .. }, Answer::Lease(lease)) => {
+                self.seen = Some(lease);
+                self.pause_ms = 0;
+                if tries < MAX_TRIES {
+                    self.step = Self::renew(tries, true);
+                } else {
+                    self.wait(now, random);
+                }
+                false
+            }
+            (Step::Ensure { .. }, Answer::NotFound) => {
+                self.seen = None;
+                self.step = Step::Create { owner: None };
+                false
+            }
+            // Without the Node's uid there is no lease: not now, and not before the next round (LEASE-03).
+            (Step::Create { owner: None }, _) => {
+                self.wait(now, random);
+                false
+            }
+            (Step::Ensure { .. } | Step::Create { owner: Some(_) } | Step::Wait { .. }, _) => {
+                let next = self.pause_ms.saturating_mul(2);
+                self.pause_ms = next.clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
+                self.step = Step::Ensure {
+                    until: now + Duration::from_millis(self.pause_ms),
+                    tries: 0,
+                };
+                false
+            }
+        }
+    }
+
+    fn has_owner(&self) -> bool {
+        let owners = self.seen.as_ref().map(|l| &l.metadata.owner_references);
+        owners.is_some_and(|owners| !owners.is_empty())
+    }
+
+    fn failed_renewal(&mut self, tries: u32, ensured: bool, now: Mono, random: u64) {
+        if tries < MAX_TRIES {
+            self.step = Self::renew(tries, ensured);
+        } else if ensured {
+            self.wait(now, random);
+        } else {
+            self.step = Step::Ensure {
+                until: now,
+                tries: 0,
+            };
+        }
+    }
+
+    fn wait(&mut self, now: Mono, random: u64) {
+        self.pause_ms = 0;
+        let interval_ms = u64::from(self.duration_s) * 1000 / 4;
+        let jitter_ms = interval_ms * JITTER_PERMILLE / 1000;
+        let late_ms = random.checked_rem(jitter_ms + 1).unwrap_or(0);
+        self.step = Step::Wait {
+            until: now + Duration::from_millis(interval_ms + late_ms),
+        };
+    }
+
+    /// The lease to create.
+    fn lease(&self, node_uid: &str, wall: Wall) -> Value {
+        let mut lease = Lease::default();
+        lease.metadata.name.clone_from(&self.node);
+        lease.metadata.namespace = NAMESPACE.into();
+        lease.metadata.owner_references = vec![OwnerReference::to_node(&self.node, node_uid)];
+        lease.spec.holder_identity.clone_from(&self.node);
+        lease.spec.lease_duration_seconds = self.duration_s.into();
+        lease.spec.renew_time = Some(MicroTime(wall));
+        let mut body = serde_json::to_value(lease).unwrap_or_default();
+        body["apiVersion"] = json!("coordination.k8s.io/v1");
+        body["kind"] = json!("Lease");
+        body
+    }
+
+    /// The smallest merge patch that renews `seen`, and takes it over if it is another's.
+    fn renewal(&self, seen: &Lease, node_uid: Option<&str>, wall: Wall) -> Value {
+        let mut body = json!({"spec": {"renewTime": MicroTime(wall)}});
+        if seen.spec.holder_identity != self.node {
+            body["spec"]["holderIdentity"] = json!(self.node);
+        }
+        if seen.spec.lease_duration_seconds != i64::from(self.duration_s) {
+            body["spec"]["leaseDurationSeconds"] = json!(self.duration_s);
+        }
+        if let Some(uid) = node_uid.filter(|_| seen.metadata.owner_references.is_empty()) {
+            let owner = OwnerReference::to_node(&self.node, uid);
+            body["metadata"]["ownerReferences"] = json!([owner]);
+        }
+        if !self.cleared {
+            body["metadata"]["managedFields"] = json!([{}]);
+        }
+        body
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::ToString as _, vec::Vec};
+
+    use super::*;
+
+    const AT: Wall = Wall(1_700_000_000_123_456_789);
+
+    fn keeper() -> LeaseKeeper {
+        LeaseKeeper::new("pi".into(), 40)
+    }
+
+    fn lease(holder: &str, owned: bool) -> Answer {
+        let mut lease = Lease::default();
+        lease.spec.holder_identity = holder.into();
+        lease.spec.lease_duration_seconds = 40;
+        if owned {
+            lease.metadata.owner_references = vec![OwnerReference::to_node("pi", "nu")];
+        }
+        Answer::Lease(Box::new(lease))
+    }
+
+    /// What is asked, in one word, and what was answered.
+    fn ask(keeper: &mut LeaseKeeper, now: u64, answer: Answer) -> &'static str {
+        let asked = match keeper.poll(Mono(now), AT) {
+            None => return "nothing",
+            Some(Request::ReadNode) => "node",
+            Some(Request::ReadLease) => "read",
+            Some(Request::Create(_)) => "create",
+            Some(Request::Renew(_)) => "renew",
+        };
+        keeper.on_answer(answer, Mono(now), 0);
+        asked
+    }
+
+    #[test]
+    fn a_new_lease() {
+        // LEASE-01 LEASE-03
+        let mut keeper = keeper();
+        assert_eq!(ask(&mut keeper, 0, Answer::NotFound), "read");
+        assert_eq!(ask(&mut keeper, 0, Answer::Node("nu".into())), "node");
+        let Some(Request::Create(body)) = keeper.poll(Mono(0), AT) else {
+            panic!("create")
+        };
+        assert_eq!(
+            body,
+            json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": "pi", "namespace": "kube-node-lease", "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Node", "name": "pi", "uid": "nu"}]},
+                "spec": {"holderIdentity": "pi", "leaseDurationSeconds": 40,
+                    "renewTime": "2023-11-14T22:13:20.123456Z"},
+            })
+        );
+        keeper.on_answer(lease("pi", true), Mono(0), 0);
+        assert_eq!(ask(&mut keeper, 9_999, Answer::Failed), "nothing");
+        assert_eq!(ask(&mut keeper, 10_000, lease("pi", true)), "renew");
+    }
+
+    #[test]
+    fn renewals_are_small() {
+        // LEASE-01 LEASE-04
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "pi", "uid": "nu"}]);
+        let time = "2023-11-14T22:13:20.123456Z";
+        for (name, found, node, body) in [
+            (
+                "own",
+                lease("pi", true),
+                None,
+                json!({"spec": {"renewTime": time}, "metadata": {"managedFields": [{}]}}),
+            ),
+            (
+                "another's is taken over",
+                lease("x", true),
+                None,
+                json!({"spec": {"renewTime": time, "holderIdentity": "pi"}, "metadata": {"managedFields": [{}]}}),
+            ),
+            (
+                "nobody owns it",
+                lease("pi", false),
+                Some("nu"),
+                json!({"spec": {"renewTime": time}, "metadata": {"ownerReferences": owner, "managedFields": [{}]}}),
+            ),
+        ] {
+            let mut keeper = keeper();
+            assert_eq!(ask(&mut keeper, 0, found), "read", "{name}");
+            if let Some(uid) = node {
+                assert_eq!(
+                    ask(&mut keeper, 0, Answer::Node(uid.into())),
+                    "node",
+                    "{name}"
+                );
+            }
+            let renewal = keeper.poll(Mono(0), AT);
+            assert_eq!(renewal, Some(Request::Renew(body)), "{name}");
+        }
+        let mut other = LeaseKeeper::new("pi".into(), 80);
+        assert_eq!(ask(&mut other, 0, lease("pi", true)), "read");
+        let Some(Request::Renew(body)) = other.poll(Mono(0), AT) else {
+            panic!("renew")
+        };
+        assert_eq!(body["spec"]["leaseDurationSeconds"], 80);
+        assert!(body.to_string().len() < 120, "{body}");
+        // Once is enough, until it is made anew.
+        assert!(!other.on_answer(lease("pi", true), Mono(0), 0));
+        let Some(Request::Renew(body)) = other.poll(other.due(), AT) else {
+            panic!("renew")
+        };
+        assert!(
+            body["metadata"].is_null() && body.to_string().len() < 90,
+            "{body}"
+        );
+    }
+
+    #[test]
+    fn the_rhythm() {
+        // LEASE-02
+        for (duration_s, random, next_ms) in [
+            (40, 0, 10_000),
+            (40, 400, 10_400),
+            (40, 401, 10_000),
+            (4, u64::MAX, 1_000 + u64::MAX % 41),
+            (1, 3, 253),
+        ] {
+            let mut keeper = LeaseKeeper::new("pi".into(), duration_s);
+            keeper.on_answer(lease("pi", true), Mono(0), 0);
+            keeper.on_answer(lease("pi", true), Mono(0), random);
+            assert_eq!(keeper.due(), Mono(next_ms), "{duration_s} {random}");
+        }
+    }
+
+    /// What is asked one after the other, each answered with `answer`, with the times in between.
+    fn course(keeper: &mut LeaseKeeper, answers: &[Answer]) -> Vec<(u64, &'static str)> {
+        let mut now = 0;
+        let mut course = Vec::new();
+        for answer in answers {
+            now = now.max(keeper.due().0);
+            course.push((now, ask(keeper, now, answer.clone())));
+        }
+        course
+    }
+
+    fn kept() -> LeaseKeeper {
+        let mut keeper = keeper();
+        keeper.on_answer(lease("pi", true), Mono(0), 0);
+        keeper.on_answer(lease("pi", true), Mono(0), 0);
+        keeper
+    }
+
+    #[test]
+    fn when_it_fails() {
+        use Answer::{Conflict, Failed, NotFound};
+        // LEASE-04
+        let found = || lease("pi", true);
+        let t = 10_000;
+        for (name, answers, want) in [
+            (
+                "one failure",
+                vec![Failed, found(), found()],
+                vec![(t, "renew"), (t, "renew"), (2 * t, "renew")],
+            ),
+            (
+                "five failures: read it",
+                vec![
+                    Failed,
+                    Failed,
+                    Failed,
+                    Failed,
+                    Failed,
+                    found(),
+                    found(),
+                    found(),
+                ],
+                vec![
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "read"),
+                    (t, "renew"),
+                    (2 * t, "renew"),
+                ],
+            ),
+            (
+                "and five more: next round",
+                vec![
+                    Failed,
+                    Failed,
+                    Failed,
+                    Failed,
+                    Failed,
+                    found(),
+                    Failed,
+                    Failed,
+                    Failed,
+                    Failed,
+                    Failed,
+                    found(),
+                ],
+                vec![
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "read"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (t, "renew"),
+                    (2 * t, "renew"),
+                ],
+            ),
+            (
+                "conflict: read it and go on",
+                vec![Conflict, found(), found(), found()],
+                vec![(t, "renew"), (t, "read"), (t, "renew"), (2 * t, "renew")],
+            ),
+            (
+                "deleted",
+                vec![NotFound, Answer::Node("nu".into()), found(), found()],
+                vec![(t, "renew"), (t, "node"), (t, "create"), (2 * t, "renew")],
+            ),
+        ] {
+            assert_eq!(course(&mut kept(), &answers), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn without_an_apiserver() {
+        // LEASE-04
+        let answers = vec![Answer::Failed; 9];
+        let times: Vec<u64> = course(&mut keeper(), &answers)
+            .into_iter()
+            .map(|(at, asked)| {
+                assert_eq!(asked, "read");
+                at
+            })
+            .collect();
+        let pauses: Vec<u64> = times.windows(2).map(|w| w[1] - w[0]).collect();
+        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+    }
+
+    #[test]
+    fn without_the_node() {
+        use Answer::{Failed, NotFound};
+        // LEASE-03
+        let node = || Answer::Node("nu".into());
+        for (name, answers, want) in [
+            (
+                "not created in this round",
+                vec![NotFound, Failed, NotFound, node()],
+                vec![(0, "read"), (0, "node"), (10_000, "read"), (10_000, "node")],
+            ),
+            (
+                "not renewed either",
+                vec![
+                    lease("pi", false),
+                    NotFound,
+                    node(),
+                    lease("pi", true),
+                    lease("pi", true),
+                ],
+                vec![
+                    (0, "read"),
+                    (0, "node"),
+                    (0, "node"),
+                    (0, "renew"),
+                    (10_000, "renew"),
+                ],
+            ),
+            (
+                "created by another meanwhile",
+                vec![NotFound, node(), Answer::Conflict, lease("pi", true)],
+                vec![(0, "read"), (0, "node"), (0, "create"), (200, "read")],
+            ),
+        ] {
+            assert_eq!(course(&mut keeper(), &answers), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_dead() {
+        // CONF-21
+        let mut keeper = kept();
+        let now = Mono(10_000);
+        let closes: Vec<bool> = (0..3)
+            .map(|_| {
+                keeper.poll(now, AT).expect("renewal");
+                keeper.on_answer(Answer::Failed, now, 0)
+            })
+            .collect();
+        assert_eq!(closes, [false, true, true]);
+    }
+}

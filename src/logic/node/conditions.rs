@@ -1,0 +1,424 @@
+//! Conditions of the node (NODE-17 to NODE-20). The order in which they are first written is that of [`PRESSURES`], then
+//! `Ready`.
+
+use alloc::{format, string::String, vec::Vec};
+
+use super::events::NodeEvent;
+use crate::api::{
+    Wall,
+    node::{NodeCondition, ResourceList},
+};
+use crate::logic::text::cut;
+
+/// Bytes of a message: errors of a runtime may be long, and the Node is sent every few minutes.
+pub const MAX_MESSAGE_BYTES: usize = 2048;
+
+const TRUE: &str = "True";
+const FALSE: &str = "False";
+const READY: &str = "Ready";
+
+/// Pressures that hold now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pressure {
+    /// Memory is short.
+    pub memory: bool,
+    /// A disk is short of bytes or inodes, or cannot be written.
+    pub disk: bool,
+    /// What about the disk, for people; may be empty.
+    pub disk_detail: String,
+    /// Process numbers are short.
+    pub pid: bool,
+}
+
+/// Condition; reason and message while it holds; while it does not; events.
+type Words = (
+    &'static str,
+    (&'static str, &'static str, NodeEvent),
+    (&'static str, &'static str, NodeEvent),
+);
+
+const PRESSURES: [Words; 3] = [
+    (
+        "MemoryPressure",
+        (
+            "KubeletHasInsufficientMemory",
+            "kubelet has insufficient memory available",
+            NodeEvent::InsufficientMemory,
+        ),
+        (
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available",
+            NodeEvent::SufficientMemory,
+        ),
+    ),
+    (
+        "DiskPressure",
+        (
+            "KubeletHasDiskPressure",
+            "kubelet has disk pressure",
+            NodeEvent::DiskPressure,
+        ),
+        (
+            "KubeletHasNoDiskPressure",
+            "kubelet has no disk pressure",
+            NodeEvent::NoDiskPressure,
+        ),
+    ),
+    (
+        "PIDPressure",
+        (
+            "KubeletHasInsufficientPID",
+            "kubelet has insufficient PID available",
+            NodeEvent::InsufficientPid,
+        ),
+        (
+            "KubeletHasSufficientPID",
+            "kubelet has sufficient PID available",
+            NodeEvent::SufficientPid,
+        ),
+    ),
+];
+
+/// Several errors as one text: `[a, b]`, each once; a single one as it is. `None` if there are none.
+#[must_use]
+pub fn aggregate(errors: &[String]) -> Option<String> {
+    let mut once: Vec<&str> = Vec::new();
+    for error in errors {
+        if !once.contains(&error.as_str()) {
+            once.push(error);
+        }
+    }
+    let text = match once.as_slice() {
+        [] => return None,
+        [only] => (*only).into(),
+        several => format!("[{}]", several.join(", ")),
+    };
+    Some(cut(&text, MAX_MESSAGE_BYTES).into())
+}
+
+fn place<'a>(conditions: &'a mut Vec<NodeCondition>, kind: &str) -> &'a mut NodeCondition {
+    let at = conditions.iter().position(|c| c.kind == kind);
+    let at = at.unwrap_or_else(|| {
+        conditions.push(NodeCondition {
+            kind: kind.into(),
+            status: "Unknown".into(),
+            ..NodeCondition::default()
+        });
+        conditions.len() - 1
+    });
+    &mut conditions[at]
+}
+
+fn status(holds: bool) -> &'static str {
+    if holds { TRUE } else { FALSE }
+}
+
+/// Memory, disk and process numbers. Reason, message and transition time are written only when a condition is made or
+/// flips (NODE-18).
+pub(super) fn set_pressures(
+    conditions: &mut Vec<NodeCondition>,
+    pressure: &Pressure,
+    now: Wall,
+    events: &mut Vec<NodeEvent>,
+) {
+    let holds = [pressure.memory, pressure.disk, pressure.pid];
+    for ((kind, yes, no), holds) in PRESSURES.into_iter().zip(holds) {
+        let condition = place(conditions, kind);
+        condition.last_heartbeat_time = Some(now);
+        if condition.status == status(holds) {
+            continue;
+        }
+        let (reason, message, event) = if holds { yes } else { no };
+        condition.status = status(holds).into();
+        condition.reason = reason.into();
+        condition.message = message.into();
+        if holds && kind == "DiskPressure" && !pressure.disk_detail.is_empty() {
+            let message = format!("{message}: {}", pressure.disk_detail);
+            condition.message = cut(&message, MAX_MESSAGE_BYTES).into();
+        }
+        condition.last_transition_time = Some(now);
+        events.push(event);
+    }
+}
+
+/// `Ready` (NODE-19, NODE-20). `errors`: why not, as the runtime, the network and the others say.
+pub(super) fn set_ready(
+    conditions: &mut Vec<NodeCondition>,
+    errors: &[String],
+    capacity: &ResourceList,
+    local_storage: bool,
+    now: Wall,
+    events: &mut Vec<NodeEvent>,
+) {
+    let mut errors = errors.to_vec();
+    let storage = local_storage.then_some("ephemeral-storage");
+    let missing: Vec<&str> = ["cpu", "memory", "pods"]
+        .into_iter()
+        .chain(storage)
+        .filter(|name| !capacity.contains_key(*name))
+        .collect();
+    if !missing.is_empty() {
+        errors.push(format!(
+            "missing node capacity for resources: {}",
+            missing.join(", ")
+        ));
+    }
+    let known = conditions.iter().any(|c| c.kind == READY);
+    let condition = place(conditions, READY);
+    let error = aggregate(&errors);
+    let ready = status(error.is_none());
+    if condition.status == ready {
+        condition.last_transition_time.get_or_insert(now);
+    } else {
+        condition.last_transition_time = Some(now);
+        // A node that is made does not turn ready: it is.
+        if known {
+            events.push(if error.is_none() {
+                NodeEvent::Ready
+            } else {
+                NodeEvent::NotReady
+            });
+        }
+    }
+    condition.status = ready.into();
+    condition.last_heartbeat_time = Some(now);
+    condition.reason = if error.is_none() {
+        "KubeletReady".into()
+    } else {
+        "KubeletNotReady".into()
+    };
+    condition.message = error.unwrap_or_else(|| "kubelet is posting ready status".into());
+}
+
+/// Whether the node is said to be ready; `None` if nothing is said.
+#[must_use]
+pub fn is_ready(conditions: &[NodeCondition]) -> Option<bool> {
+    let ready = conditions.iter().find(|c| c.kind == READY)?;
+    Some(ready.status == TRUE)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::api::Quantity;
+
+    fn at(s: i64) -> Wall {
+        Wall::from_secs(s)
+    }
+
+    fn capacity(names: &[&str]) -> ResourceList {
+        names
+            .iter()
+            .map(|name| ((*name).into(), Quantity::decimal(1)))
+            .collect()
+    }
+
+    fn shown(conditions: &[NodeCondition]) -> Vec<String> {
+        let secs = |at: Option<Wall>| at.map_or(-1, Wall::secs);
+        conditions
+            .iter()
+            .map(|c| {
+                format!(
+                    "{}={} {} ({}) beat {} since {}",
+                    c.kind,
+                    c.status,
+                    c.reason,
+                    c.message,
+                    secs(c.last_heartbeat_time),
+                    secs(c.last_transition_time)
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn pressures() {
+        // NODE-17 NODE-18
+        let mut conditions = Vec::new();
+        let mut round = |pressure: &Pressure, s| {
+            let mut events = Vec::new();
+            set_pressures(&mut conditions, pressure, at(s), &mut events);
+            (shown(&conditions), events)
+        };
+        let none = Pressure::default();
+        let all = Pressure {
+            memory: true,
+            disk: true,
+            pid: true,
+            ..Pressure::default()
+        };
+        let (first, events) = round(&none, 1);
+        assert_eq!(
+            first,
+            [
+                "MemoryPressure=False KubeletHasSufficientMemory (kubelet has sufficient memory available) beat 1 since 1",
+                "DiskPressure=False KubeletHasNoDiskPressure (kubelet has no disk pressure) beat 1 since 1",
+                "PIDPressure=False KubeletHasSufficientPID (kubelet has sufficient PID available) beat 1 since 1",
+            ]
+        );
+        // NODE-21
+        assert_eq!(
+            events,
+            [
+                NodeEvent::SufficientMemory,
+                NodeEvent::NoDiskPressure,
+                NodeEvent::SufficientPid
+            ]
+        );
+        let (same, events) = round(&none, 2);
+        assert!(same[0].ends_with("beat 2 since 1"), "{same:?}");
+        assert!(events.is_empty());
+        let (full, events) = round(&all, 3);
+        assert_eq!(
+            full,
+            [
+                "MemoryPressure=True KubeletHasInsufficientMemory (kubelet has insufficient memory available) beat 3 since 3",
+                "DiskPressure=True KubeletHasDiskPressure (kubelet has disk pressure) beat 3 since 3",
+                "PIDPressure=True KubeletHasInsufficientPID (kubelet has insufficient PID available) beat 3 since 3",
+            ]
+        );
+        assert_eq!(
+            events,
+            [
+                NodeEvent::InsufficientMemory,
+                NodeEvent::DiskPressure,
+                NodeEvent::InsufficientPid
+            ]
+        );
+        let detail = Pressure {
+            disk: true,
+            disk_detail: "full".into(),
+            ..none.clone()
+        };
+        assert!(
+            round(&detail, 4).0[1].contains("(kubelet has disk pressure) beat 4 since 3"),
+            "the message is that of the flip"
+        );
+        round(&none, 5);
+        assert!(round(&detail, 6).0[1].contains("(kubelet has disk pressure: full)"));
+    }
+
+    #[test]
+    fn a_foreign_unknown_is_taken_back() {
+        // NODE-18 LEASE-05
+        let mut conditions = vec![NodeCondition {
+            kind: "PIDPressure".into(),
+            status: "Unknown".into(),
+            reason: "NodeStatusUnknown".into(),
+            message: "Kubelet stopped posting node status.".into(),
+            last_transition_time: Some(at(1)),
+            last_heartbeat_time: None,
+        }];
+        set_pressures(
+            &mut conditions,
+            &Pressure::default(),
+            at(9),
+            &mut Vec::new(),
+        );
+        let kinds: Vec<&str> = conditions.iter().map(|c| c.kind.as_str()).collect();
+        assert_eq!(kinds, ["PIDPressure", "MemoryPressure", "DiskPressure"]);
+        assert!(shown(&conditions)[0].contains("False KubeletHasSufficientPID"));
+        assert_eq!(conditions[0].last_transition_time, Some(at(9)));
+    }
+
+    #[test]
+    fn ready() {
+        let whole = capacity(&["cpu", "memory", "pods", "ephemeral-storage"]);
+        let errors = |list: &[&str]| list.iter().map(|e| (*e).into()).collect::<Vec<String>>();
+        // NODE-19 NODE-20
+        for (name, said, capacity, storage, want) in [
+            (
+                "well",
+                errors(&[]),
+                whole.clone(),
+                true,
+                "True KubeletReady (kubelet is posting ready status)",
+            ),
+            (
+                "one error",
+                errors(&["container runtime is down"]),
+                whole.clone(),
+                true,
+                "False KubeletNotReady (container runtime is down)",
+            ),
+            (
+                "several, each once",
+                errors(&["a", "b", "a"]),
+                whole,
+                true,
+                "False KubeletNotReady ([a, b])",
+            ),
+            (
+                "no capacity",
+                errors(&[]),
+                capacity(&["memory", "pods"]),
+                true,
+                "False KubeletNotReady (missing node capacity for resources: cpu, ephemeral-storage)",
+            ),
+            (
+                "storage is not counted",
+                errors(&[]),
+                capacity(&["cpu", "memory", "pods"]),
+                false,
+                "True KubeletReady (kubelet is posting ready status)",
+            ),
+        ] {
+            let mut conditions = Vec::new();
+            let mut events = Vec::new();
+            set_ready(
+                &mut conditions,
+                &said,
+                &capacity,
+                storage,
+                at(1),
+                &mut events,
+            );
+            assert_eq!(
+                shown(&conditions),
+                [format!("Ready={want} beat 1 since 1")],
+                "{name}"
+            );
+            assert!(events.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn ready_in_time() {
+        // NODE-17 NODE-19 NODE-21
+        let capacity = capacity(&["cpu", "memory", "pods"]);
+        let mut conditions = Vec::new();
+        let mut round = |error: &str, s| {
+            let errors: Vec<String> = (!error.is_empty())
+                .then(|| error.into())
+                .into_iter()
+                .collect();
+            let mut events = Vec::new();
+            set_ready(
+                &mut conditions,
+                &errors,
+                &capacity,
+                false,
+                at(s),
+                &mut events,
+            );
+            (shown(&conditions).remove(0), events)
+        };
+        for (error, s, ends, event) in [
+            ("", 1, "beat 1 since 1", None),
+            ("", 2, "beat 2 since 1", None),
+            ("a", 3, "(a) beat 3 since 3", Some(NodeEvent::NotReady)),
+            ("b", 4, "(b) beat 4 since 3", None),
+            ("", 5, "beat 5 since 5", Some(NodeEvent::Ready)),
+        ] {
+            let (shown, events) = round(error, s);
+            assert!(shown.ends_with(ends), "{shown}");
+            assert_eq!(events, event.into_iter().collect::<Vec<_>>());
+        }
+        assert_eq!(is_ready(&conditions), Some(true));
+        assert_eq!(is_ready(&[]), None);
+        let long = aggregate(&["x".repeat(9000)]).expect("error");
+        assert_eq!(long.len(), MAX_MESSAGE_BYTES);
+    }
+}

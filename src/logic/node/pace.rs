@@ -1,0 +1,155 @@
+//! When the status is computed, and when it is sent (NODE-22, NODE-24).
+
+use core::time::Duration;
+
+use crate::api::Mono;
+
+/// Tries to send one status: the first against the Node last seen, later ones against one read anew (NODE-23).
+pub const MAX_TRIES: u32 = 5;
+/// Time between two looks until the node is ready for the first time.
+pub const FAST_INTERVAL: Duration = Duration::from_millis(100);
+/// How long after the start that goes on.
+pub const FAST_LIMIT: Duration = Duration::from_secs(120);
+/// Rounds are late by up to this part of their time, in thousandths.
+const JITTER_PERMILLE: u64 = 40;
+
+/// The rhythm of status rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    update: Duration,
+    report: Duration,
+    last_sent: Option<Mono>,
+    /// The report after the last change comes after this instead of after `report`.
+    shifted: Duration,
+}
+
+impl Pace {
+    /// `update`: `nodeStatusUpdateFrequency`; `report`: `nodeStatusReportFrequency`.
+    #[must_use]
+    pub const fn new(update: Duration, report: Duration) -> Self {
+        Self {
+            update,
+            report,
+            last_sent: None,
+            shifted: report,
+        }
+    }
+
+    /// When the next round is due. `random`: any number.
+    #[must_use]
+    pub fn next_round(&self, now: Mono, random: u64) -> Mono {
+        now + self.update + part(self.update, JITTER_PERMILLE, random)
+    }
+
+    /// Whether a status is sent: something changed, or the last one was sent too long ago.
+    #[must_use]
+    pub fn must_send(&self, is_change: bool, now: Mono) -> bool {
+        // Before the first status there is nothing to repeat; what is new is a change.
+        is_change
+            || self
+                .last_sent
+                .is_some_and(|last| now - last >= self.shifted)
+    }
+
+    /// A status was accepted. After a change the next report comes up to half its time sooner or later, so that a fleet
+    /// that changed together does not report together.
+    pub fn sent(&mut self, is_change: bool, now: Mono, random: u64) {
+        self.last_sent = Some(now);
+        self.shifted = if is_change {
+            self.report / 2 + part(self.report, 1000, random)
+        } else {
+            self.report
+        };
+    }
+}
+
+/// A part of `time`, at most `permille` thousandths of it.
+fn part(time: Duration, permille: u64, random: u64) -> Duration {
+    let most = u64::try_from(time.as_millis())
+        .unwrap_or(u64::MAX)
+        .saturating_mul(permille)
+        / 1000;
+    Duration::from_millis(random.checked_rem(most.saturating_add(1)).unwrap_or(0))
+}
+
+/// What to do at one of the frequent looks after the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fast {
+    /// Look again after [`FAST_INTERVAL`], or when something about the node is known to have changed.
+    Again,
+    /// Send the status now; no more such looks.
+    Send,
+    /// No more such looks.
+    Over,
+}
+
+/// Whether the first `Ready` goes out now (NODE-24).
+///
+/// - `seen`: the Node last seen says that it is ready; `None` if there is none, or it says nothing.
+/// - `is_ready`: the status just computed says so.
+#[must_use]
+pub fn fast_round(since_start: Duration, seen: Option<bool>, is_ready: bool) -> Fast {
+    if since_start >= FAST_LIMIT || seen == Some(true) {
+        Fast::Over
+    } else if seen == Some(false) && is_ready {
+        Fast::Send
+    } else {
+        Fast::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    #[test]
+    fn rounds() {
+        // NODE-22
+        let pace = Pace::new(s(10), s(300));
+        for random in [0, 7, 400, 401, u64::MAX] {
+            let next = pace.next_round(Mono(1000), random).0;
+            assert!((11_000..=11_400).contains(&next), "{next}");
+        }
+        assert_eq!(pace.next_round(Mono(0), 400), Mono(10_400));
+        let zero = Pace::new(Duration::ZERO, s(1));
+        assert_eq!(zero.next_round(Mono(5), 9), Mono(5));
+    }
+
+    #[test]
+    fn sending() {
+        // NODE-22
+        let mut pace = Pace::new(s(10), s(300));
+        let at = |s: u64| Mono(s * 1000);
+        assert!(!pace.must_send(false, at(0)), "nothing to repeat");
+        assert!(pace.must_send(true, at(0)));
+        for (name, change, random, due) in [
+            ("no change", false, 0, 300),
+            ("as early as it gets", true, 0, 150),
+            ("as late as it gets", true, 300_000, 450),
+            ("no change again", false, 9, 300),
+        ] {
+            pace.sent(change, at(1000), random);
+            assert!(!pace.must_send(false, at(999 + due)), "{name}");
+            assert!(pace.must_send(false, at(1000 + due)), "{name}");
+            assert!(pace.must_send(true, at(1001)), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_first_ready() {
+        // NODE-24
+        for (name, s_after, seen, ready, want) in [
+            ("no node yet", 1, None, true, Fast::Again),
+            ("not ready yet", 1, Some(false), false, Fast::Again),
+            ("just became ready", 1, Some(false), true, Fast::Send),
+            ("was ready", 1, Some(true), true, Fast::Over),
+            ("too late", 120, Some(false), true, Fast::Over),
+        ] {
+            assert_eq!(fast_round(s(s_after), seen, ready), want, "{name}");
+        }
+    }
+}

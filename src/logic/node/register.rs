@@ -1,0 +1,429 @@
+//! Being a Node of the cluster at all (NODE-01 to NODE-06).
+
+use alloc::{borrow::ToOwned as _, collections::BTreeMap, string::String, vec::Vec};
+use core::time::Duration;
+
+use super::{
+    ARCH, CONTROLLER_ATTACHES, HOSTNAME, HUGEPAGES, LINUX, NodeEvent, OS, Settings, View,
+    status::apply,
+};
+use crate::api::{
+    Node, Quantity, Wall,
+    node::{ResourceList, Taint},
+    order::Gather as _,
+};
+use crate::logic::node_resources::is_extended;
+
+/// Labels that an old Node of the same name gets from a new one.
+const DEFAULT_LABELS: [&str; 11] = [
+    HOSTNAME,
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    OS,
+    ARCH,
+    BETA_OS,
+    BETA_ARCH,
+];
+const BETA_OS: &str = "beta.kubernetes.io/os";
+const BETA_ARCH: &str = "beta.kubernetes.io/arch";
+/// Taint until a cloud controller has seen the node.
+const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+/// First pause before a try, milliseconds.
+const FIRST_PAUSE_MS: u64 = 100;
+/// Longest pause, milliseconds.
+const LONGEST_PAUSE_MS: u64 = 7000;
+
+/// The Node to create, status included, and what there is to tell of its first conditions.
+///
+/// - Source: kubelet `initialNode`.
+#[must_use]
+pub fn initial(view: &View<'_>, now: Wall) -> (Node, Vec<NodeEvent>) {
+    let settings = view.settings;
+    let mut node = Node::default();
+    node.metadata.name.clone_from(&settings.name);
+    node.metadata.labels = new_labels(settings, &view.identity.architecture);
+    if settings.controller_attach_detach {
+        let note = (CONTROLLER_ATTACHES.to_owned(), "true".to_owned());
+        node.metadata.annotations.extend([note]);
+    }
+    node.spec.provider_id.clone_from(&settings.provider_id);
+    node.spec.taints.clone_from(&settings.taints);
+    if settings.external_cloud {
+        node.spec.taints.push(Taint {
+            key: UNINITIALIZED.into(),
+            value: "true".into(),
+            effect: "NoSchedule".into(),
+            time_added: None,
+        });
+    }
+    let applied = apply(&mut node, view, now);
+    (node, applied.events)
+}
+
+/// Labels of a new Node: the usual ones, then the operator's on top. `arch` is in Go's words.
+#[must_use]
+pub fn new_labels(settings: &Settings, arch: &str) -> BTreeMap<String, String> {
+    [
+        (HOSTNAME, settings.name.as_str()),
+        (OS, LINUX),
+        (ARCH, arch),
+        (BETA_OS, LINUX),
+        (BETA_ARCH, arch),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into_iter()
+    .chain(settings.labels.clone())
+    .gather()
+}
+
+/// What an old Node of the same name must become, if anything (NODE-03, NODE-04). It goes out as a patch of the status.
+///
+/// - `devices_forgotten`: nothing is known of devices that were offered before: extended resources are none until somebody
+///   offers them again.
+/// - Source: kubelet `tryRegisterWithAPIServer` and the `reconcile…` functions.
+#[must_use]
+pub fn reconcile(existing: &Node, initial: &Node, devices_forgotten: bool) -> Option<Node> {
+    let mut node = existing.clone();
+    match initial.metadata.annotations.get(CONTROLLER_ATTACHES) {
+        Some(value) => {
+            let annotations = &mut node.metadata.annotations;
+            annotations.insert(CONTROLLER_ATTACHES.into(), value.clone());
+        }
+        None => {
+            node.metadata.annotations.remove(CONTROLLER_ATTACHES);
+        }
+    }
+    for label in DEFAULT_LABELS {
+        match initial.metadata.labels.get(label) {
+            // Said to be empty: as if it were not there.
+            Some(value) if value.is_empty() => {
+                node.metadata.labels.remove(label);
+            }
+            Some(value) => {
+                node.metadata.labels.insert(label.into(), value.clone());
+            }
+            None => {}
+        }
+    }
+    reconcile_resources(&mut node.status.capacity, &initial.status.capacity);
+    reconcile_resources(&mut node.status.allocatable, &initial.status.allocatable);
+    if devices_forgotten {
+        let extended: Vec<String> = node
+            .status
+            .capacity
+            .keys()
+            .filter(|name| is_extended(name))
+            .cloned()
+            .collect();
+        for name in extended {
+            for list in [&mut node.status.capacity, &mut node.status.allocatable] {
+                list.insert(name.clone(), Quantity::decimal(0));
+            }
+        }
+    }
+    (node != *existing).then_some(node)
+}
+
+/// Everything, where nothing is said; else huge pages: what there is, and nothing else of them.
+fn reconcile_resources(list: &mut ResourceList, initial: &ResourceList) {
+    if list.is_empty() {
+        list.clone_from(initial);
+        return;
+    }
+    list.retain(|name, _| !name.starts_with(HUGEPAGES) || initial.contains_key(name));
+    for (name, amount) in initial {
+        let known = list
+            .get(name)
+            .is_some_and(|known| known.same_amount(amount));
+        if name.starts_with(HUGEPAGES) && !known {
+            list.insert(name.clone(), amount.clone());
+        }
+    }
+}
+
+/// How creating the Node was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreateAnswer {
+    /// Created.
+    Created,
+    /// 409, reason `AlreadyExists`.
+    AlreadyExists,
+    /// 403: perhaps creating is not allowed, and the Node is there.
+    Forbidden,
+    /// Anything else, also no answer.
+    Failed,
+}
+
+/// What to do then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterCreate {
+    /// Nothing more, for the life of the process.
+    Registered,
+    /// Read the Node, [`reconcile`] it, patch it; a failure of any is answered by [`Registering::pause`].
+    Reconcile,
+    /// Pause and create again.
+    Retry,
+}
+
+/// NODE-01, NODE-02.
+#[must_use]
+pub const fn after_create(answer: CreateAnswer) -> AfterCreate {
+    match answer {
+        CreateAnswer::Created => AfterCreate::Registered,
+        CreateAnswer::AlreadyExists | CreateAnswer::Forbidden => AfterCreate::Reconcile,
+        CreateAnswer::Failed => AfterCreate::Retry,
+    }
+}
+
+/// Pauses between tries, without end: 100 ms, doubling, at most 7 s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Registering {
+    last_ms: u64,
+}
+
+impl Registering {
+    /// How long to wait before the next try, the first one included.
+    pub fn pause(&mut self) -> Duration {
+        let next = self.last_ms.saturating_mul(2);
+        self.last_ms = next.clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
+        Duration::from_millis(self.last_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::ToString as _, vec};
+
+    use super::*;
+    use crate::logic::node::testing::Parts;
+
+    fn made(parts: &Parts) -> Node {
+        initial(&parts.view(), Wall::from_secs(100)).0
+    }
+
+    #[test]
+    fn a_new_node_tells_its_conditions() {
+        // NODE-21
+        let (_, events) = initial(&Parts::board().view(), Wall::from_secs(100));
+        let told: Vec<&str> = events.iter().map(|event| event.reason()).collect();
+        assert_eq!(
+            told,
+            [
+                "NodeHasSufficientMemory",
+                "NodeHasNoDiskPressure",
+                "NodeHasSufficientPID"
+            ]
+        );
+    }
+
+    fn strings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn a_new_node() {
+        // NODE-05
+        let mut parts = Parts::board();
+        parts.settings.labels = strings(&[("zone", "a"), (BETA_ARCH, "mine")]);
+        parts.settings.provider_id = "x://1".into();
+        let taint = Taint {
+            key: "k".into(),
+            effect: "NoExecute".into(),
+            ..Taint::default()
+        };
+        parts.settings.taints = vec![taint.clone()];
+        let node = made(&parts);
+        assert_eq!(node.metadata.name, "pi");
+        assert_eq!(
+            node.metadata.labels,
+            strings(&[
+                (HOSTNAME, "pi"),
+                (OS, "linux"),
+                (ARCH, "arm64"),
+                (BETA_OS, "linux"),
+                (BETA_ARCH, "mine"),
+                ("zone", "a"),
+            ])
+        );
+        assert_eq!(
+            node.metadata.annotations,
+            strings(&[(CONTROLLER_ATTACHES, "true")])
+        );
+        assert_eq!(node.spec.provider_id, "x://1");
+        assert_eq!(node.spec.taints, [taint]);
+        // NODE-17
+        let kinds: Vec<&str> = node
+            .status
+            .conditions
+            .iter()
+            .map(|c| c.kind.as_str())
+            .collect();
+        assert_eq!(
+            kinds,
+            ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]
+        );
+        parts.settings.external_cloud = true;
+        parts.settings.controller_attach_detach = false;
+        let node = made(&parts);
+        assert_eq!(node.spec.taints[1].key, UNINITIALIZED);
+        assert_eq!(node.spec.taints[1].value, "true");
+        assert_eq!(node.spec.taints[1].effect, "NoSchedule");
+        assert!(node.metadata.annotations.is_empty());
+    }
+
+    #[test]
+    fn the_architecture_is_in_the_words_of_go() {
+        // NODE-05
+        let mut parts = Parts::board();
+        parts.identity.architecture = "arm".into();
+        assert_eq!(made(&parts).metadata.labels[ARCH], "arm");
+    }
+
+    #[test]
+    fn an_old_node() {
+        let mut parts = Parts::board();
+        parts.settings.labels = strings(&[("zone", "a"), ("topology.kubernetes.io/zone", "z1")]);
+        parts.settings.taints = vec![Taint {
+            key: "k".into(),
+            effect: "NoExecute".into(),
+            ..Taint::default()
+        }];
+        let new = made(&parts);
+        assert_eq!(reconcile(&new, &new, false), None);
+        // NODE-03 NODE-04
+        let q = |text: &str| Quantity::parse(text).expect(text);
+        type Edit = fn(&mut Node);
+        let cases: [(&str, Edit, Edit); 9] = [
+            (
+                "annotation",
+                |n| n.metadata.annotations.clear(),
+                |n| {
+                    n.metadata
+                        .annotations
+                        .extend([(CONTROLLER_ATTACHES.into(), "true".into())]);
+                },
+            ),
+            (
+                "default labels come back, others do not",
+                |n| n.metadata.labels.clear(),
+                |n| {
+                    n.metadata.labels.remove("zone");
+                },
+            ),
+            (
+                "a label of others stays",
+                |n| {
+                    n.metadata.labels.insert("team".into(), "x".into());
+                    n.metadata.labels.insert(HOSTNAME.into(), "other".into());
+                },
+                |n| {
+                    n.metadata.labels.insert("team".into(), "x".into());
+                },
+            ),
+            (
+                "taints stay away, and so does a provider id",
+                |n| {
+                    n.spec.taints.clear();
+                    n.metadata.labels.clear();
+                },
+                |n| {
+                    n.spec.taints.clear();
+                    n.metadata.labels.remove("zone");
+                },
+            ),
+            (
+                "huge pages of another size",
+                |n| {
+                    let list = &mut n.status.capacity;
+                    list.remove("hugepages-2Mi");
+                    list.insert("hugepages-1Gi".into(), Quantity::binary(1 << 30));
+                },
+                |_| {},
+            ),
+            (
+                "more huge pages",
+                |n| {
+                    let list = &mut n.status.allocatable;
+                    list.insert("hugepages-2Mi".into(), Quantity::binary(1 << 30));
+                },
+                |_| {},
+            ),
+            (
+                "capacity is otherwise left to the next round",
+                |n| {
+                    n.status.capacity.insert("cpu".into(), Quantity::decimal(1));
+                    n.metadata.labels.remove(OS);
+                },
+                |n| {
+                    n.status.capacity.insert("cpu".into(), Quantity::decimal(1));
+                },
+            ),
+            ("no capacity at all", |n| n.status.capacity.clear(), |_| {}),
+            (
+                "an extended resource that is still known",
+                |n| {
+                    let list = &mut n.status.capacity;
+                    list.insert("a.com/x".into(), Quantity::decimal(3));
+                    n.metadata.annotations.clear();
+                },
+                |n| {
+                    let list = &mut n.status.capacity;
+                    list.insert("a.com/x".into(), Quantity::decimal(3));
+                },
+            ),
+        ];
+        for (name, before, after) in cases {
+            let (mut existing, mut want) = (new.clone(), new.clone());
+            before(&mut existing);
+            after(&mut want);
+            assert_eq!(reconcile(&existing, &new, false), Some(want), "{name}");
+        }
+        // A label that the operator says is empty goes.
+        let mut emptied = new.clone();
+        let instance = "node.kubernetes.io/instance-type";
+        emptied
+            .metadata
+            .labels
+            .insert(instance.into(), String::new());
+        let mut existing = new.clone();
+        existing
+            .metadata
+            .labels
+            .insert(instance.into(), "pi".into());
+        assert_eq!(reconcile(&existing, &emptied, false), Some(new.clone()));
+        let mut existing = new.clone();
+        for list in [
+            &mut existing.status.capacity,
+            &mut existing.status.allocatable,
+        ] {
+            list.insert("a.com/x".into(), q("3"));
+        }
+        let zeroed = reconcile(&existing, &new, true).expect("zeroed");
+        assert_eq!(zeroed.status.capacity["a.com/x"], q("0"));
+        assert_eq!(zeroed.status.allocatable["a.com/x"], q("0"));
+        assert_eq!(zeroed.status.capacity["cpu"], q("4"));
+    }
+
+    #[test]
+    fn until_it_is_there() {
+        // NODE-01 NODE-02
+        for (answer, then) in [
+            (CreateAnswer::Created, AfterCreate::Registered),
+            (CreateAnswer::AlreadyExists, AfterCreate::Reconcile),
+            (CreateAnswer::Forbidden, AfterCreate::Reconcile),
+            (CreateAnswer::Failed, AfterCreate::Retry),
+        ] {
+            assert_eq!(after_create(answer), then);
+        }
+        let mut tries = Registering::default();
+        let ms: Vec<u128> = (0..9).map(|_| tries.pause().as_millis()).collect();
+        assert_eq!(ms, [100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+    }
+}

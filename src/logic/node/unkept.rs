@@ -1,0 +1,80 @@
+//! What an older apiserver drops of a Node's status.
+//!
+//! A node that goes on saying it would find a change in every round, and send its status every
+//! `nodeStatusUpdateFrequency` for nothing. So what did not come back is left out, until the agent starts again: a newer
+//! apiserver gets it then, and until then lacks only what it took for an older node.
+
+use crate::api::Node;
+
+/// Parts of a status that the apiserver does not keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unkept {
+    /// Before 1.31.
+    runtime_handlers: bool,
+    /// Before 1.33.
+    features: bool,
+    /// Before 1.34.
+    swap: bool,
+    /// Before 1.36.
+    declared_features: bool,
+}
+
+impl Unkept {
+    /// Compares what was sent with the answer to it.
+    pub fn learn(&mut self, sent: &Node, answer: &Node) {
+        let (sent, got) = (&sent.status, &answer.status);
+        self.runtime_handlers |=
+            !sent.runtime_handlers.is_empty() && got.runtime_handlers.is_empty();
+        self.features |= sent.features.is_some() && got.features.is_none();
+        self.swap |= sent.node_info.swap.is_some() && got.node_info.swap.is_none();
+        self.declared_features |=
+            !sent.declared_features.is_empty() && got.declared_features.is_empty();
+    }
+
+    /// Takes out of a Node what would be dropped.
+    pub fn leave_out(self, node: &mut Node) {
+        let status = &mut node.status;
+        if self.runtime_handlers {
+            status.runtime_handlers.clear();
+        }
+        if self.features {
+            status.features = None;
+        }
+        if self.swap {
+            status.node_info.swap = None;
+        }
+        if self.declared_features {
+            status.declared_features.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::node::{NodeFeatures, NodeSwap, RuntimeHandler};
+    use crate::logic::node::status_patch;
+
+    #[test]
+    fn what_does_not_come_back_is_not_sent_again() {
+        // NODE-15 NODE-23
+        let mut sent = Node::default();
+        sent.status.runtime_handlers = alloc::vec![RuntimeHandler::default()];
+        sent.status.features = Some(NodeFeatures::default());
+        sent.status.node_info.swap = Some(NodeSwap { capacity: Some(1) });
+        sent.status.declared_features = alloc::vec!["A".into()];
+        let mut known = Unkept::default();
+        known.learn(&sent, &sent);
+        assert_eq!(known, Unkept::default(), "a server that keeps all");
+        let answer = Node::default();
+        assert!(status_patch(&answer, &sent).is_some());
+        known.learn(&sent, &answer);
+        let mut next = sent.clone();
+        known.leave_out(&mut next);
+        assert_eq!(status_patch(&answer, &next), None);
+        // Nothing sent, nothing learnt.
+        let mut other = Unkept::default();
+        other.learn(&answer, &answer);
+        assert_eq!(other, Unkept::default());
+    }
+}

@@ -1,0 +1,329 @@
+//! Which pods make room for a critical one (ADM-14). Names and rules follow kubelet `preemption/preemption.go`.
+
+use alloc::{format, string::String, vec::Vec};
+
+use super::{
+    admission::{ActivePod, PODS},
+    pod_kind::is_critical,
+    qos::{CPU, MEMORY, qos_class},
+};
+use crate::api::{Pod, pod_status::QosClass};
+
+/// Reason of a preempted pod's status and event (ADM-15).
+pub const PREEMPTING: &str = "Preempting";
+/// Message of its status and event.
+pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
+/// Message of its condition `DisruptionTarget`, reason `TerminationByKubelet`.
+pub const DISRUPTION_MESSAGE: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
+
+/// How a pod stands among others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rank {
+    /// Its class.
+    pub class: QosClass,
+    /// Static, mirror, or of a system priority.
+    pub critical: bool,
+    /// `spec.priority`.
+    pub priority: Option<i32>,
+}
+
+impl Rank {
+    /// That of `pod`.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Self {
+        Self {
+            class: qos_class(pod),
+            critical: is_critical(pod),
+            priority: pod.spec.priority,
+        }
+    }
+
+    /// Whether it may have a pod of rank `other` killed for itself.
+    #[must_use]
+    pub fn may_preempt(&self, other: &Self) -> bool {
+        let higher = self
+            .priority
+            .zip(other.priority)
+            .is_some_and(|(a, b)| a > b);
+        (self.critical && !other.critical) || higher
+    }
+}
+
+/// So much of a resource is lacking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// Resource.
+    pub resource: String,
+    /// In the unit of requests, positive.
+    pub amount: i64,
+}
+
+/// Pods to kill so that `lacking` is there for a pod of rank `preemptor`: places in `active`.
+///
+/// As few Guaranteed pods as possible, then as few Burstable ones, then BestEffort ones; of those the ones whose requests
+/// come nearest to what is lacking, the smaller of two.
+///
+/// - Errors: the text for people: all pods that may be killed would not be enough.
+pub fn victims(
+    preemptor: &Rank,
+    lacking: &[Shortfall],
+    active: &[ActivePod],
+) -> Result<Vec<usize>, String> {
+    let of = |class: QosClass| -> Vec<usize> {
+        (0..active.len())
+            .filter(|&n| active[n].rank.class == class && preemptor.may_preempt(&active[n].rank))
+            .collect()
+    };
+    let lists = [
+        of(QosClass::BestEffort),
+        of(QosClass::Burstable),
+        of(QosClass::Guaranteed),
+    ];
+    let [best_effort, burstable, guaranteed] = &lists;
+    let without = |gone: &[&[usize]]| {
+        let gone = gone.iter().flat_map(|list| list.iter());
+        less(lacking, gone.map(|n| &active[*n]))
+    };
+    let never = without(&[best_effort, burstable, guaranteed]);
+    if !never.is_empty() {
+        return Err(nobody(&never));
+    }
+    let first = nearest(guaranteed, without(&[best_effort, burstable]), active)?;
+    let second = nearest(burstable, without(&[best_effort, &first]), active)?;
+    let third = nearest(best_effort, without(&[&second, &first]), active)?;
+    Ok([third, second, first].concat())
+}
+
+fn nobody(lacking: &[Shortfall]) -> String {
+    let list: String = lacking
+        .iter()
+        .map(|s| format!("(res: {}, q: {}), ", s.resource, s.amount))
+        .collect();
+    format!("no set of running pods found to reclaim resources: [{list}]")
+}
+
+fn request(pod: &ActivePod, resource: &str) -> i64 {
+    match resource {
+        PODS => 1,
+        _ => pod.requests.get(resource).copied().unwrap_or(0),
+    }
+}
+
+/// What is still lacking without these pods.
+fn less<'a>(
+    lacking: &[Shortfall],
+    gone: impl Iterator<Item = &'a ActivePod> + Clone,
+) -> Vec<Shortfall> {
+    lacking
+        .iter()
+        .filter_map(|s| {
+            let freed = gone
+                .clone()
+                .map(|pod| request(pod, &s.resource))
+                .fold(0, i64::saturating_add);
+            let amount = s.amount.saturating_sub(freed);
+            (amount > 0).then(|| Shortfall {
+                resource: s.resource.clone(),
+                amount,
+            })
+        })
+        .collect()
+}
+
+/// Takes the pod nearest to what is lacking until nothing is.
+fn nearest(
+    pods: &[usize],
+    mut lacking: Vec<Shortfall>,
+    active: &[ActivePod],
+) -> Result<Vec<usize>, String> {
+    let mut left = pods.to_vec();
+    let mut taken = Vec::new();
+    while !lacking.is_empty() {
+        let key = |n: &usize| {
+            let pod = &active[*n];
+            (
+                distance(pod, &lacking),
+                request(pod, MEMORY),
+                request(pod, CPU),
+            )
+        };
+        let best = (0..left.len()).min_by_key(|&at| key(&left[at]));
+        let Some(best) = best else {
+            return Err(nobody(&lacking));
+        };
+        let pod = left.swap_remove(best);
+        lacking = less(&lacking, core::iter::once(&active[pod]));
+        taken.push(pod);
+    }
+    Ok(taken)
+}
+
+/// Sum of the squares of the parts that would still be lacking: every resource weighs the same.
+fn distance(pod: &ActivePod, lacking: &[Shortfall]) -> u128 {
+    /// Parts of one: 20 bits, squared 40.
+    const ONE: u128 = 1 << 20;
+    lacking
+        .iter()
+        .map(|s| {
+            let rest = s.amount.saturating_sub(request(pod, &s.resource)).max(0);
+            let part =
+                u128::from(rest.unsigned_abs()) * ONE / u128::from(s.amount.unsigned_abs().max(1));
+            part * part
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use QosClass::{BestEffort, Burstable, Guaranteed};
+
+    fn pod(class: QosClass, cpu: i64, memory: i64) -> ActivePod {
+        ActivePod {
+            requests: [(CPU.into(), cpu), (MEMORY.into(), memory)].into(),
+            rank: Rank {
+                class,
+                critical: false,
+                priority: Some(0),
+            },
+            ..ActivePod::default()
+        }
+    }
+
+    fn critical(mut pod: ActivePod) -> ActivePod {
+        pod.rank.critical = true;
+        pod
+    }
+
+    fn lacking(pairs: &[(&str, i64)]) -> Vec<Shortfall> {
+        pairs
+            .iter()
+            .map(|(resource, amount)| Shortfall {
+                resource: (*resource).into(),
+                amount: *amount,
+            })
+            .collect()
+    }
+
+    const STATIC: Rank = Rank {
+        class: Burstable,
+        critical: true,
+        priority: None,
+    };
+
+    #[test]
+    fn who_may_go() {
+        // ADM-14
+        let rank = |critical, priority| Rank {
+            class: Burstable,
+            critical,
+            priority,
+        };
+        for (name, a, b, may) in [
+            ("critical", rank(true, None), rank(false, None), true),
+            ("both critical", rank(true, None), rank(true, None), false),
+            ("priority", rank(true, Some(9)), rank(true, Some(8)), true),
+            (
+                "same priority",
+                rank(true, Some(9)),
+                rank(true, Some(9)),
+                false,
+            ),
+            ("no priority", rank(true, Some(9)), rank(true, None), false),
+            ("neither", rank(false, None), rank(false, None), false),
+        ] {
+            assert_eq!(a.may_preempt(&b), may, "{name}");
+        }
+    }
+
+    #[test]
+    fn who_goes() {
+        // ADM-14
+        for (name, need, active, want) in [
+            (
+                "the nearest",
+                lacking(&[(MEMORY, 6)]),
+                vec![
+                    pod(Burstable, 0, 1),
+                    pod(Burstable, 0, 5),
+                    pod(Burstable, 0, 6),
+                    pod(Burstable, 0, 9),
+                ],
+                Ok(vec![2]),
+            ),
+            (
+                "rather one that is more than enough than two",
+                lacking(&[(MEMORY, 6)]),
+                vec![
+                    pod(Burstable, 0, 3),
+                    pod(Burstable, 0, 9),
+                    pod(Burstable, 0, 4),
+                ],
+                Ok(vec![1]),
+            ),
+            (
+                "Burstable before Guaranteed",
+                lacking(&[(MEMORY, 5)]),
+                vec![pod(Guaranteed, 0, 5), pod(Burstable, 0, 9)],
+                Ok(vec![1]),
+            ),
+            (
+                "both where one is not enough",
+                lacking(&[(MEMORY, 9)]),
+                vec![
+                    pod(Guaranteed, 0, 4),
+                    pod(Guaranteed, 0, 5),
+                    pod(Burstable, 0, 5),
+                ],
+                Ok(vec![2, 0]),
+            ),
+            (
+                "two resources",
+                lacking(&[(CPU, 100), (MEMORY, 10)]),
+                vec![
+                    pod(Burstable, 100, 0),
+                    pod(Burstable, 0, 10),
+                    pod(Burstable, 90, 9),
+                    pod(Burstable, 100, 10),
+                ],
+                Ok(vec![3]),
+            ),
+            (
+                "a place: BestEffort first",
+                lacking(&[(PODS, 1)]),
+                vec![pod(Burstable, 0, 1), pod(BestEffort, 0, 0)],
+                Ok(vec![1]),
+            ),
+            (
+                "critical ones stay",
+                lacking(&[(CPU, 2550)]),
+                vec![critical(pod(Burstable, 9000, 0)), pod(Burstable, 0, 9)],
+                Err("no set of running pods found to reclaim resources: [(res: cpu, q: 2550), ]"),
+            ),
+            (
+                "nobody there",
+                lacking(&[(MEMORY, 5), (PODS, 1)]),
+                vec![],
+                Err(
+                    "no set of running pods found to reclaim resources: [(res: memory, q: 5), (res: pods, q: 1), ]",
+                ),
+            ),
+        ] {
+            let got = victims(&STATIC, &need, &active);
+            assert_eq!(got, want.map_err(String::from), "{name}");
+        }
+        let equal = [
+            pod(Burstable, 5, 9),
+            pod(Burstable, 4, 9),
+            pod(Burstable, 9, 8),
+        ];
+        assert_eq!(
+            victims(&STATIC, &lacking(&[(PODS, 1)]), &equal),
+            Ok(vec![2]),
+            "the smaller one"
+        );
+        assert_eq!(victims(&STATIC, &[], &equal), Ok(vec![]));
+    }
+}
