@@ -164,6 +164,7 @@ pub(super) async fn container_config(
                 VolumeSource {
                     host_path,
                     read_only: volume.read_only,
+                    image: None,
                 },
             )
         })

@@ -42,7 +42,7 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
         ctx.pod_event(pod, Severity::Warning, "FailedMount", &message);
         SyncError::new(message)
     };
-    let request = PodVolumes::of(pod, Some(tmpfs_limit(ctx, pod)), files)
+    let request = PodVolumes::of(pod, Some(tmpfs_limit(ctx, pod)), files, BTreeMap::new())
         .map_err(|e| failed(e.to_string()))?;
     let volumes = ctx.volumes.clone();
     let set_up = ctx.disk.run(move || volumes.set_up(&request)).await;

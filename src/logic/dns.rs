@@ -97,10 +97,7 @@ pub fn pod_dns(pod: &Pod, settings: &DnsSettings) -> PodDns {
         cluster(&pod.metadata.namespace, settings)
     } else {
         if wants_cluster {
-            warnings.push((
-                "MissingClusterDNS",
-                "no cluster DNS address is configured: using policy \"Default\" instead of \"ClusterFirst\"".into(),
-            ));
+            warnings.push(("MissingClusterDNS", missing_dns(pod)));
         }
         node(settings)
     };
@@ -109,6 +106,16 @@ pub fn pod_dns(pod: &Pod, settings: &DnsSettings) -> PodDns {
     }
     limit(&mut config, &mut warnings);
     PodDns { config, warnings }
+}
+
+/// In a kubelet's words, for whoever looks for them.
+fn missing_dns(pod: &Pod) -> String {
+    let meta = &pod.metadata;
+    format!(
+        "pod: \"{}_{}({})\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. \
+         Falling back to \"Default\" policy.",
+        meta.name, meta.namespace, meta.uid
+    )
 }
 
 fn cluster(namespace: &str, settings: &DnsSettings) -> DnsConfig {
@@ -340,6 +347,11 @@ mod tests {
         let got = pod_dns(&pod("{}"), &some);
         assert_eq!(got.config, some.node);
         assert_eq!(got.warnings[0].0, "MissingClusterDNS");
+        assert!(
+            got.warnings[0].1.contains("does not have ClusterDNS IP"),
+            "{}",
+            got.warnings[0].1
+        );
         assert!(
             pod_dns(&pod(r#"{"dnsPolicy":"Default"}"#), &some)
                 .warnings

@@ -9,9 +9,9 @@ use core::net::IpAddr;
 use crate::api::cri::{
     ANNOTATION_HASH, ANNOTATION_POD_DELETION_GRACE, ANNOTATION_POD_GRACE, ANNOTATION_PORTS,
     ANNOTATION_PRE_STOP, ANNOTATION_RESTART_COUNT, ANNOTATION_TERMINATION_PATH,
-    ANNOTATION_TERMINATION_POLICY, ContainerConfig, Image, LABEL_CONTAINER_NAME, LABEL_POD_NAME,
-    LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount, NamespaceMode, PortMapping, Propagation,
-    SandboxConfig,
+    ANNOTATION_TERMINATION_POLICY, ContainerConfig, Image, ImageSpec, LABEL_CONTAINER_NAME,
+    LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount, NamespaceMode, PortMapping,
+    Propagation, SandboxConfig,
 };
 use crate::api::order::Gather;
 use crate::api::pod::VolumeMount;
@@ -258,13 +258,15 @@ fn expand_sub_path(text: &str, env: &Env) -> Result<String, ConfigError> {
     }
 }
 
-/// A volume that can be mounted into containers.
+/// A volume that can be mounted into containers: a path of the host, or an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeSource {
-    /// Absolute path on the host.
+    /// Absolute path on the host; empty for an image.
     pub host_path: String,
     /// Read-only whatever the mount says.
     pub read_only: bool,
+    /// The image whose files the volume is; it has no path then.
+    pub image: Option<ImageSpec>,
 }
 
 /// Everything the configuration of one instance is made from.
@@ -284,7 +286,8 @@ pub struct ContainerInput<'a> {
     pub env: &'a Env,
     /// Mounted volumes, by name.
     pub volumes: &'a BTreeMap<String, VolumeSource>,
-    /// Pinned subPaths: place of the volumeMount to absolute path on the host.
+    /// Pinned subPaths: place of the volumeMount to absolute path on the host; for an image volume the relative path as
+    /// [`sub_paths`] gave it, which the runtime resolves in the image.
     pub sub_paths: &'a BTreeMap<usize, String>,
     /// Managed hosts file on the host; `None` if `hosts::manages_hosts` says no.
     pub hosts_file: Option<&'a str>,
@@ -455,7 +458,7 @@ fn volume_mount(
         )));
     };
     let has_sub_path = !mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty();
-    let host_path = match input.sub_paths.get(&index) {
+    let path = match input.sub_paths.get(&index) {
         Some(path) => path,
         None if has_sub_path => {
             return Err(ConfigError(format!(
@@ -464,6 +467,10 @@ fn volume_mount(
             )));
         }
         None => &volume.host_path,
+    };
+    let (host_path, image_sub_path) = match volume.image {
+        Some(_) => (String::new(), path.clone()),
+        None => (path.clone(), String::new()),
     };
     let propagation = match mount.mount_propagation.as_deref() {
         None | Some("" | "None") => Propagation::Private,
@@ -475,19 +482,19 @@ fn volume_mount(
             )));
         }
     };
-    let read_only = mount.read_only || volume.read_only;
+    let read_only = mount.read_only || volume.read_only || volume.image.is_some();
     let container_path = match mount.mount_path.as_str() {
         path if path.starts_with('/') => path.to_owned(),
         path => format!("/{path}"),
     };
     Ok(Mount {
-        host_path: host_path.clone(),
+        host_path,
         container_path,
         read_only,
         recursive_read_only: recursive_read_only(input, mount, propagation)?,
         propagation,
-        image: None,
-        image_sub_path: String::new(),
+        image: volume.image.clone(),
+        image_sub_path,
     })
 }
 
@@ -655,6 +662,16 @@ mod tests {
         config_with(spec, Some("/pods/u-1/etc-hosts"), None)
     }
 
+    fn image_volume() -> VolumeSource {
+        VolumeSource {
+            image: Some(ImageSpec {
+                image: "sha256:2".into(),
+                user_image: "model:1".into(),
+            }),
+            ..VolumeSource::default()
+        }
+    }
+
     fn config_with(
         spec: &str,
         hosts_file: Option<&str>,
@@ -675,9 +692,11 @@ mod tests {
                     let source = VolumeSource {
                         host_path: path.into(),
                         read_only,
+                        image: None,
                     };
                     (name.to_owned(), source)
                 })
+                .chain([("model".into(), image_volume())])
                 .collect();
         let pinned = [(1, "/pinned/1".to_owned())].into();
         container_config(&ContainerInput {
@@ -812,6 +831,38 @@ mod tests {
         let bare = r#"{"containers":[{"name":"app","terminationMessagePath":""}]}"#;
         let got = config_with(bare, None, None).expect("config");
         assert_eq!(got.mounts, []);
+    }
+
+    #[test]
+    fn images_as_volumes() {
+        // VOL-18 VOL-23 VOL-26 IMG-19
+        let got = config(
+            r#"{"containers":[{"name":"app","image":"app:1","terminationMessagePath":"","volumeMounts":[
+                {"name":"model","mountPath":"/m"},
+                {"name":"model","mountPath":"/part","subPath":"as/written","mountPropagation":"HostToContainer"},
+                {"name":"data","mountPath":"/d"}]}]}"#,
+        );
+        // The pinned path of the tests stands for what `sub_paths` says of an image volume.
+        let got = got.expect("config");
+        let image = |path: &str, sub_path: &str, propagation| Mount {
+            container_path: path.into(),
+            read_only: true,
+            propagation,
+            image: image_volume().image,
+            image_sub_path: sub_path.into(),
+            ..Mount::default()
+        };
+        assert_eq!(
+            got.mounts[..2],
+            [
+                image("/m", "", Propagation::Private),
+                image("/part", "/pinned/1", Propagation::HostToContainer),
+            ]
+        );
+        assert_eq!(got.mounts[2].image, None);
+        assert_eq!(got.volume_images(), ["sha256:2"]);
+        // Its own image: what is there, and what the user wrote.
+        assert_eq!((&*got.image, &*got.user_image), ("sha256:1", "app:1"));
     }
 
     #[test]

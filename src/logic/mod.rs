@@ -19,6 +19,7 @@ pub mod static_pod;
 pub mod validation;
 
 // What runs and with what.
+pub mod bound_volume;
 pub mod capabilities;
 pub mod cgroup;
 pub mod dns;
@@ -27,13 +28,16 @@ pub mod env;
 pub mod expansion;
 pub mod generate;
 pub mod hosts;
+pub mod object_table;
 pub mod oci;
 pub mod outcome;
+pub mod pod_refs;
 pub mod pod_resources;
 pub mod projection;
 pub mod seccomp;
 pub mod security;
 pub mod service_env;
+pub mod token;
 pub mod user;
 
 // Containers and status.
@@ -50,6 +54,7 @@ pub mod events;
 pub mod fnv;
 pub mod gc;
 pub mod housekeeping;
+pub mod image_access;
 pub mod image_gc;
 pub mod kill;
 pub mod lease;

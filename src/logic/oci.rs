@@ -416,12 +416,16 @@ fn bind(mount: &BindMount) -> Mount {
         (true, false) => "ro",
         (false, false) => "rw",
     };
-    let options = ["rbind", propagation(mount.propagation), access];
+    let mut options = vec!["rbind", propagation(mount.propagation), access];
+    if mount.image.is_some() {
+        // Programs of it can be run, but its set-user-ID bits and device nodes give nothing.
+        options.extend(["nosuid", "nodev"]);
+    }
     Mount {
         destination: mount.container_path.clone(),
         kind: "bind".into(),
         source: mount.host_path.clone(),
-        options: options.map(Into::into).to_vec(),
+        options: options.into_iter().map(Into::into).collect(),
     }
 }
 
@@ -552,7 +556,9 @@ fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::cri::{ContainerConfig, LinuxSecurity, NamespaceOptions, SandboxConfig};
+    use crate::api::cri::{
+        ContainerConfig, ImageSpec, LinuxSecurity, NamespaceOptions, SandboxConfig,
+    };
     use crate::api::oci::{Device, ResolvedUser, Rlimit, SandboxPaths, Words};
 
     /// Everything [`SpecInput`] borrows, for a plain pod on a plain machine.
@@ -792,6 +798,13 @@ mod tests {
             ]
         );
         assert_eq!(spec.linux.rootfs_propagation, "rslave");
+        // VOL-18: where the backend mounted an image; its programs run, without the rights of their owners.
+        case.container.mounts[2].image = Some(ImageSpec::default());
+        case.container.mounts[2].read_only = true;
+        assert_eq!(
+            shown(&case.spec().expect("spec"))[3],
+            "/a /h/a rbind,rprivate,ro,nosuid,nodev"
+        );
         case.container.mounts[0].propagation = Propagation::Bidirectional;
         assert_eq!(
             case.spec().expect("shared").linux.rootfs_propagation,

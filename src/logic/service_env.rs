@@ -3,6 +3,8 @@
 use alloc::collections::BTreeMap;
 use core::net::Ipv6Addr;
 
+use crate::api::service;
+
 /// The service every pod is told of, and its namespace.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
@@ -17,6 +19,22 @@ pub struct Service {
     pub cluster_ip: String,
     /// Ports, in spec order.
     pub ports: Vec<ServicePort>,
+}
+
+impl From<service::Service> for Service {
+    fn from(service: service::Service) -> Self {
+        let ports = service.spec.ports.into_iter().map(|port| ServicePort {
+            name: port.name,
+            protocol: port.protocol,
+            port: port.port,
+        });
+        Self {
+            name: service.metadata.name,
+            namespace: service.metadata.namespace,
+            cluster_ip: service.spec.cluster_ip,
+            ports: ports.collect(),
+        }
+    }
 }
 
 /// One port of a Service.

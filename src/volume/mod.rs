@@ -19,6 +19,7 @@
 
 mod atomic;
 mod beneath;
+mod bound;
 mod empty_dir;
 mod fs_group;
 mod host_path;
@@ -34,6 +35,7 @@ mod tear_down;
 mod termination_log;
 #[cfg(test)]
 mod testing;
+mod usage;
 
 use std::{
     fs, io,
@@ -45,6 +47,7 @@ pub use host_path::HostPathType;
 pub use request::{Files, Medium, PodVolume, PodVolumes, RequestError, Source};
 pub use set_up::{MountedVolume, SetUp};
 pub use sub_path::SubPath;
+pub use usage::HeldVolume;
 
 use crate::api::PodUid;
 
@@ -162,6 +165,32 @@ impl Volumes {
     #[must_use]
     pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.pods.join(uid.as_str())
+    }
+
+    /// Content of one file of a projected volume, at most `limit` bytes.
+    ///
+    /// - Errors: it is not there, or longer.
+    pub fn projected_file(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        path: &str,
+        limit: u64,
+    ) -> io::Result<Vec<u8>> {
+        use std::io::Read as _;
+        if !is_component(uid) || !is_component(volume) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let root = beneath::dir(&self.volume_dir(uid, tear_down::plugin::PROJECTED, volume))?;
+        let flags = nix::fcntl::OFlag::O_RDONLY | nix::fcntl::OFlag::O_NONBLOCK;
+        let file = fs::File::from(beneath::open_beneath(root, Path::new(path), flags)?);
+        let mut content = Vec::new();
+        file.take(limit.saturating_add(1))
+            .read_to_end(&mut content)?;
+        if u64::try_from(content.len()).unwrap_or(u64::MAX) > limit {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(content)
     }
 
     fn volume_dir(&self, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {

@@ -49,7 +49,29 @@ pub enum Source {
         path: String,
         /// What it must be.
         kind: HostPathType,
+        /// It is for reading only, whatever a mount says.
+        read_only: bool,
     },
+    /// A directory of the node's own disk, given to a claim.
+    Local {
+        /// Name of its directory: the PersistentVolume's.
+        name: String,
+        /// Absolute.
+        path: String,
+        /// It is for reading only, whatever a mount says.
+        read_only: bool,
+    },
+    /// A share of the network, at [`super::Volumes::nfs_dir`].
+    Nfs {
+        /// Name of its directory: the PersistentVolume's, or the volume's in the pod.
+        name: String,
+        /// Whether it has been mounted, and why not.
+        mounted: Result<(), String>,
+        /// It is for reading only, whatever a mount says.
+        read_only: bool,
+    },
+    /// What it is cannot be said now; why.
+    Unknown(String),
     /// A ConfigMap's keys, on disk.
     ConfigMap(Files),
     /// A Secret's keys, in memory.
@@ -89,14 +111,16 @@ pub enum RequestError {
 }
 
 impl PodVolumes {
-    /// Reads the volumes that some container of `pod` mounts; the others are left out.
+    /// Reads the volumes that some container of `pod` mounts; the others are left out, and so are images, which the runtime
+    /// mounts into each container.
     ///
     /// `files` holds, by volume name, what each configMap, secret, downwardAPI and projected volume contains; one that is
-    /// missing there counts as not known.
+    /// missing there counts as not known. `outside` holds what claims and shares are.
     pub fn of(
         pod: &Pod,
         tmpfs_limit: Option<u64>,
         mut files: BTreeMap<String, Files>,
+        mut outside: BTreeMap<String, Source>,
     ) -> Result<Self, RequestError> {
         let security = pod.spec.security_context.as_ref();
         let fs_group = match security.and_then(|s| s.fs_group) {
@@ -113,15 +137,17 @@ impl PodVolumes {
                 return Err(RequestError::Name(volume.name.clone()));
             }
             let used = pod.spec.all_containers().any(|c| {
-                c.volume_mounts.iter().any(|m| m.name == volume.name)
-                    || c.volume_devices.iter().any(|d| d.name == volume.name)
+                c.mounts(&volume.name) || c.volume_devices.iter().any(|d| d.name == volume.name)
             });
-            if !used {
+            if !used || volume.image.is_some() {
                 continue;
             }
             volumes.push(PodVolume {
                 name: volume.name.clone(),
-                source: source(volume, files.remove(&volume.name)),
+                source: match outside.remove(&volume.name) {
+                    Some(source) => source,
+                    None => source(volume, files.remove(&volume.name)),
+                },
                 nested: nested_mount_points(pod, &volume.name),
             });
         }
@@ -155,6 +181,7 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
         Source::HostPath {
             path: host.path.clone(),
             kind: host.kind.as_deref().unwrap_or_default().into(),
+            read_only: false,
         }
     } else if volume.config_map.is_some() {
         Source::ConfigMap(files())
@@ -167,10 +194,10 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
     } else {
         let kind = if volume.nfs.is_some() {
             "nfs"
+        } else if volume.ephemeral.is_some() {
+            "ephemeral"
         } else if volume.persistent_volume_claim.is_some() {
             "persistentVolumeClaim"
-        } else if volume.image.is_some() {
-            "image"
         } else {
             "unknown"
         };
@@ -223,14 +250,14 @@ mod tests {
 
     #[test]
     fn only_used_volumes() {
-        // VOL-27
+        // VOL-18 VOL-27
         let pod = pod(
             r#"{"volumes":[{"name":"a","emptyDir":{"medium":"Memory","sizeLimit":"1Mi"}},{"name":"unused","nfs":{}},
-            {"name":"b","nfs":{}},{"name":"c","hostPath":{"path":"/x"}}],
-            "containers":[{"volumeMounts":[{"name":"a","mountPath":"/a"},{"name":"b","mountPath":"/b"}]}],
+            {"name":"b","nfs":{}},{"name":"c","hostPath":{"path":"/x"}},{"name":"i","image":{"reference":"i:1"}}],
+            "containers":[{"volumeMounts":[{"name":"a","mountPath":"/a"},{"name":"b","mountPath":"/b"},{"name":"i","mountPath":"/i"}]}],
             "initContainers":[{"volumeMounts":[{"name":"c","mountPath":"/c"}]}]}"#,
         );
-        let read = PodVolumes::of(&pod, None, BTreeMap::new()).unwrap();
+        let read = PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()).unwrap();
         let sources: Vec<_> = read
             .volumes
             .iter()
@@ -251,7 +278,8 @@ mod tests {
                     "c",
                     &Source::HostPath {
                         path: "/x".into(),
-                        kind: HostPathType::Unset
+                        kind: HostPathType::Unset,
+                        read_only: false,
                     }
                 ),
             ]
@@ -265,7 +293,7 @@ mod tests {
                 r#"{{"volumes":[{{"name":"{name}","emptyDir":{{}}}}]}}"#
             ));
             assert_eq!(
-                PodVolumes::of(&pod, None, BTreeMap::new()),
+                PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()),
                 Err(RequestError::Name(name.into())),
                 "{name}"
             );

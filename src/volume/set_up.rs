@@ -82,10 +82,32 @@ impl Volumes {
                 let mounted = self.set_up_empty_dir(pod, volume, medium, *size_limit)?;
                 Ok((mounted, None))
             }
-            Source::HostPath { path, kind } => {
+            Source::Local {
+                name,
+                path,
+                read_only,
+            } => {
+                let group = pod.fs_group.map(|group| (group, pod.change_policy));
+                let mounted = self.set_up_local(&pod.uid, name, path, *read_only, group)?;
+                Ok((mounted, None))
+            }
+            Source::Nfs {
+                name,
+                mounted,
+                read_only,
+            } => {
+                let mounted = self.set_up_nfs(&pod.uid, name, mounted, *read_only)?;
+                Ok((mounted, None))
+            }
+            Source::Unknown(why) => Err(Cause::Refused(why.clone())),
+            Source::HostPath {
+                path,
+                kind,
+                read_only,
+            } => {
                 let mounted = MountedVolume {
                     host_path: host_path::set_up(path, kind)?,
-                    read_only: false,
+                    read_only: *read_only,
                     size_limit: None,
                 };
                 Ok((mounted, None))
@@ -486,6 +508,7 @@ mod tests {
                 Source::HostPath {
                     path: host.display().to_string(),
                     kind: super::super::HostPathType::Directory,
+                    read_only: false,
                 },
             ),
         ]);

@@ -24,13 +24,15 @@ use crate::api::PodUid;
 use crate::api::order::Order;
 use crate::sys::crash;
 
-/// Plugin directories of the volumes whose data is the pod's own. Names are a kubelet's.
+/// Plugin directories. Names are a kubelet's.
 pub(super) mod plugin {
     pub(crate) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
     pub(crate) const CONFIG_MAP: &str = "kubernetes.io~configmap";
     pub(crate) const SECRET: &str = "kubernetes.io~secret";
     pub(crate) const DOWNWARD_API: &str = "kubernetes.io~downward-api";
     pub(crate) const PROJECTED: &str = "kubernetes.io~projected";
+    pub(crate) const LOCAL: &str = "kubernetes.io~local-volume";
+    pub(crate) const NFS: &str = "kubernetes.io~nfs";
 
     /// Whether data below this directory was made for the pod and goes with it.
     pub(crate) fn owns_data(plugin: &std::ffi::OsStr) -> bool {
@@ -274,6 +276,7 @@ mod tests {
                 Source::HostPath {
                     path: host.display().to_string(),
                     kind: HostPathType::Directory,
+                    read_only: false,
                 },
             ),
         ]);

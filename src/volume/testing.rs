@@ -2,7 +2,6 @@
 
 use std::{
     env, fs,
-    io::{self, Write as _},
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
@@ -71,11 +70,7 @@ pub(super) fn can_mount(test: &str) -> bool {
     let root =
         nix::unistd::geteuid().is_root() && mounts::mount_tmpfs(scratch.path(), Some(4096)).is_ok();
     if !root {
-        // Not eprintln: the harness would keep that from whoever runs the tests.
-        let _ = writeln!(
-            io::stderr(),
-            "SKIPPED {test}: needs root and the right to mount"
-        );
+        skipped!("{test}: needs root and the right to mount");
     }
     root
 }

@@ -1,0 +1,246 @@
+//! Who may use an image that is there because a pod's own credentials brought it (IMG-20).
+//!
+//! A registry decides who gets an image; that it is on this node already must not give it to others. So it is noted what an
+//! image was pulled with. A pod that brings the same may use it, any other one asks the registry with what it has.
+//!
+//! - Source: KEP-2535; kubelet `pkg/kubelet/images/pullmanager`, `MustAttemptImagePull`.
+
+use alloc::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the record written.
+pub const RECORD_VERSION: u32 = 1;
+/// Secrets noted of one repository; a pod with another one asks the registry each time.
+pub const MAX_SECRETS: usize = 100;
+/// Repositories noted of one image; of others the registry is asked each time.
+pub const MAX_REPOSITORIES: usize = 100;
+
+/// A credential of a pod, and the Secret that it came in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PullSecret {
+    /// UID of the Secret; empty for one of the manifest directory.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Digest of the credential, never the credential.
+    pub digest: String,
+}
+
+impl PullSecret {
+    /// The same Secret, whatever is in it by now.
+    fn is(&self, other: &Self) -> bool {
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+    }
+}
+
+/// Who may use an image by the names of one repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Access {
+    /// It was had anonymously, or with credentials of the node.
+    pub everybody: bool,
+    /// It was had with these.
+    pub secrets: Vec<PullSecret>,
+}
+
+/// What is noted of an image that this agent pulled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PulledRecord {
+    /// [`RECORD_VERSION`].
+    pub v: u32,
+    /// Id of the image.
+    pub image: String,
+    /// By repository.
+    pub repositories: BTreeMap<String, Access>,
+}
+
+/// Whether a pod may use an image that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Yes.
+    Known,
+    /// Yes, and its credential is to be noted: by Secret or by content it is one that was good.
+    New,
+    /// Only if the registry gives it.
+    Ask,
+}
+
+impl PulledRecord {
+    /// Of an image of which nothing else is known than that it was pulled: everybody is to ask.
+    #[must_use]
+    pub fn new(image: &str) -> Self {
+        Self {
+            v: RECORD_VERSION,
+            image: image.into(),
+            repositories: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it makes no difference what a pod brings.
+    #[must_use]
+    pub fn everybody_may(&self, repository: &str) -> bool {
+        self.repositories
+            .get(repository)
+            .is_some_and(|access| access.everybody)
+    }
+
+    /// How a pod stands that brings these credentials for `repository`.
+    #[must_use]
+    pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> Standing {
+        let Some(access) = self.repositories.get(repository) else {
+            return Standing::Ask;
+        };
+        if access.everybody || brought.iter().any(|own| access.secrets.contains(own)) {
+            return Standing::Known;
+        }
+        let is_good = |own: &PullSecret| {
+            access.secrets.iter().any(|known| {
+                known.is(own) || (!known.digest.is_empty() && known.digest == own.digest)
+            })
+        };
+        if brought.iter().any(is_good) {
+            Standing::New
+        } else {
+            Standing::Ask
+        }
+    }
+
+    /// Notes what the image was had with; nothing: it takes none. Returns whether that is news.
+    pub fn note(&mut self, repository: &str, with: &[PullSecret]) -> bool {
+        if !self.repositories.contains_key(repository)
+            && self.repositories.len() >= MAX_REPOSITORIES
+        {
+            return false;
+        }
+        let access = self.repositories.entry(repository.into()).or_default();
+        if access.everybody {
+            return false;
+        }
+        if with.is_empty() {
+            *access = Access {
+                everybody: true,
+                secrets: Vec::new(),
+            };
+            return true;
+        }
+        let mut is_news = false;
+        for secret in with {
+            if access.secrets.contains(secret) {
+                continue;
+            }
+            access.secrets.retain(|known| !known.is(secret));
+            if access.secrets.len() < MAX_SECRETS {
+                access.secrets.push(secret.clone());
+                is_news = true;
+            }
+        }
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(uid: &str, digest: &str) -> PullSecret {
+        PullSecret {
+            uid: uid.into(),
+            namespace: "ns".into(),
+            name: "pull".into(),
+            digest: digest.into(),
+        }
+    }
+
+    #[test]
+    fn who_may_use_an_image() {
+        // IMG-20
+        let (a, b) = (secret("a", "1"), secret("b", "2"));
+        let with_a = [a.clone()];
+        for (name, noted, repository, brought, want) in [
+            (
+                "the same",
+                Some(&with_a[..]),
+                "r/x",
+                vec![a.clone()],
+                Standing::Known,
+            ),
+            (
+                "one of several",
+                Some(&with_a),
+                "r/x",
+                vec![b.clone(), a.clone()],
+                Standing::Known,
+            ),
+            (
+                "changed since",
+                Some(&with_a),
+                "r/x",
+                vec![secret("a", "9")],
+                Standing::New,
+            ),
+            (
+                "the same in another",
+                Some(&with_a),
+                "r/x",
+                vec![secret("c", "1")],
+                Standing::New,
+            ),
+            (
+                "another",
+                Some(&with_a),
+                "r/x",
+                vec![b.clone()],
+                Standing::Ask,
+            ),
+            ("none", Some(&with_a), "r/x", vec![], Standing::Ask),
+            (
+                "another repository",
+                Some(&with_a),
+                "r/y",
+                vec![a.clone()],
+                Standing::Ask,
+            ),
+            ("anonymously", Some(&[]), "r/x", vec![], Standing::Known),
+            ("nobody knows", None, "r/x", vec![a.clone()], Standing::Ask),
+        ] {
+            let mut record = PulledRecord::new("i");
+            if let Some(noted) = noted {
+                record.note("r/x", noted);
+            }
+            assert_eq!(record.standing(repository, &brought), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_noted() {
+        let mut record = PulledRecord::new("i");
+        assert!(record.note("r", &[secret("a", "1")]));
+        assert!(!record.note("r", &[secret("a", "1")]));
+        assert!(record.note("r", &[secret("a", "2")]), "it was changed");
+        assert_eq!(record.repositories["r"].secrets, [secret("a", "2")]);
+        for n in 0..MAX_SECRETS + 5 {
+            record.note("r", &[secret(&n.to_string(), "x")]);
+        }
+        assert_eq!(record.repositories["r"].secrets.len(), MAX_SECRETS);
+        assert!(record.note("r", &[]) && !record.note("r", &[secret("z", "1")]));
+        assert!(record.everybody_may("r") && record.repositories["r"].secrets.is_empty());
+        for n in 0..MAX_REPOSITORIES + 5 {
+            record.note(&n.to_string(), &[]);
+        }
+        assert_eq!(record.repositories.len(), MAX_REPOSITORIES);
+        assert_eq!(record.standing("none", &[]), Standing::Ask);
+    }
+
+    #[test]
+    fn a_record_of_version_1_is_still_read() {
+        let text = r#"{"v":1,"image":"sha256:00","repositories":{"r/x":{"everybody":false,
+            "secrets":[{"uid":"a","namespace":"ns","name":"pull","digest":"1"}]}}}"#;
+        let record: PulledRecord = serde_json::from_str(text).expect("record");
+        assert_eq!(record.standing("r/x", &[secret("a", "1")]), Standing::Known);
+    }
+}

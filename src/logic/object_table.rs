@@ -1,0 +1,465 @@
+//! What is known of ConfigMaps, Secrets and the like that pods refer to: when each was read, whether it was there, who
+//! wants it. Not what is in it: contents lie on disk.
+//!
+//! A driver asks [`ObjectTable::step`] before it uses an object, reads it from the apiserver if told so, and says what came
+//! of it. Objects are read by name, since a node may list none (AUTHZ-08): every read costs a request, so that
+//!
+//! - an object is read at most once per time to live, by whoever needs it first (OBJ-03);
+//! - a pod that is new here finds what was read after it was seen (OBJ-03);
+//! - what cannot change is read once (OBJ-05);
+//! - while the apiserver is away, one question in [`PROBE_INTERVAL`] is asked, whoever asks ([`Reach`]).
+//!
+//! Versions play no part: reads are quorum reads, and after a restore of etcd the older version is the true one.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::time::Duration;
+
+use super::pod_refs::{Key, Kind};
+use crate::api::{Mono, PodUid};
+
+/// How long an object counts as known, unless the cluster says otherwise.
+pub const TTL: Duration = Duration::from_secs(60);
+/// The same where bytes cost money.
+pub const METERED_TTL: Duration = Duration::from_secs(600);
+/// Longest time to live that a cluster may ask for.
+const MAX_TTL: Duration = Duration::from_secs(3600);
+/// Objects in the table. A node of a few hundred pods has a few hundred.
+pub const MAX_OBJECTS: usize = 8192;
+/// Time between two questions while the apiserver does not answer.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Annotation of the Node: seconds that objects may be kept, set by the control plane with the size of the cluster.
+pub const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
+
+/// The table has no room for what another pod refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("pods of this node refer to more than {MAX_OBJECTS} objects")]
+pub struct TableFull;
+
+/// What to do for an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Use what is on disk.
+    UseHeld,
+    /// It is not there.
+    Missing,
+    /// Somebody reads it now: wait for that.
+    Wait,
+    /// Read it, then tell [`ObjectTable::read`] or [`ObjectTable::failed`]. Until then others wait.
+    Read,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The object, which is on disk now.
+    Held {
+        /// It never changes again.
+        immutable: bool,
+    },
+    /// The object, which could not be put on disk: whoever needs it reads it again.
+    Unkept,
+    /// No such object.
+    Missing,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    /// When the last successful read began.
+    read: Option<Mono>,
+    held: bool,
+    immutable: bool,
+    busy: bool,
+    /// Numbers of the pods that refer to it.
+    users: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Interest {
+    number: u32,
+    since: Mono,
+}
+
+/// See the module's words.
+#[derive(Clone, Debug)]
+pub struct ObjectTable {
+    entries: BTreeMap<Key, Entry>,
+    pods: BTreeMap<PodUid, Interest>,
+    next: u32,
+    ttl: Duration,
+    least_ttl: Duration,
+}
+
+impl ObjectTable {
+    /// An empty table. Whatever the control plane asks for, an object that many pods refer to is not read more often than
+    /// one of them is synced, every `sync`: of small clusters it asks for no time at all, which is right for those that
+    /// watch.
+    #[must_use]
+    pub fn new(metered: bool, sync: Duration) -> Self {
+        let (ttl, least_ttl) = if metered {
+            (METERED_TTL, METERED_TTL)
+        } else {
+            (TTL, sync.min(TTL))
+        };
+        Self {
+            entries: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            next: 0,
+            ttl,
+            least_ttl,
+        }
+    }
+
+    /// Takes the time to live that the control plane asks for, from the value of [`TTL_ANNOTATION`] on the Node.
+    pub fn set_ttl(&mut self, annotation: Option<&str>) {
+        let asked = annotation.and_then(|text| text.parse().ok());
+        let asked = asked.map_or(TTL, Duration::from_secs);
+        self.ttl = asked.clamp(self.least_ttl, MAX_TTL);
+    }
+
+    /// Notes that a pod refers to these (OBJ-02). Again and again is fine.
+    ///
+    /// Errors: no room; nothing was noted then.
+    pub fn register(
+        &mut self,
+        uid: &PodUid,
+        keys: &BTreeSet<Key>,
+        now: Mono,
+    ) -> Result<(), TableFull> {
+        let new = keys.iter().filter(|key| !self.entries.contains_key(key));
+        if self.entries.len() + new.count() > MAX_OBJECTS {
+            return Err(TableFull);
+        }
+        let number = match self.pods.get(uid) {
+            Some(interest) => interest.number,
+            None => {
+                let number = self.next;
+                // Four thousand million pods later the table knows none of the first.
+                self.next = self.next.wrapping_add(1);
+                let interest = Interest { number, since: now };
+                self.pods.insert(uid.clone(), interest);
+                number
+            }
+        };
+        for key in keys {
+            let entry = match self.entries.get_mut(key) {
+                Some(entry) => entry,
+                None => self.entries.entry(key.clone()).or_default(),
+            };
+            if !entry.users.contains(&number) {
+                entry.users.push(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the pod has said what it refers to.
+    #[must_use]
+    pub fn knows(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    /// Pods that have.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Forgets a pod; returns the objects that nobody refers to any more, forgotten too (OBJ-02).
+    pub fn forget(&mut self, uid: &PodUid) -> Vec<Key> {
+        let Some(interest) = self.pods.remove(uid) else {
+            return Vec::new();
+        };
+        let mut gone = Vec::new();
+        self.entries.retain(|key, entry| {
+            entry.users.retain(|number| *number != interest.number);
+            let keep = !entry.users.is_empty();
+            if !keep {
+                gone.push(key.clone());
+            }
+            keep
+        });
+        gone
+    }
+
+    /// Objects that somebody refers to.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.entries.keys()
+    }
+
+    /// What to do for an object that a registered pod needs now.
+    pub fn step(&mut self, uid: &PodUid, key: &Key, now: Mono) -> Step {
+        let since = self.pods.get(uid).map_or(now, |interest| interest.since);
+        let Some(entry) = self.entries.get_mut(key) else {
+            return Step::Missing;
+        };
+        if entry.busy {
+            return Step::Wait;
+        }
+        let known = entry.read.is_some_and(|read| {
+            let settled = entry.held && entry.immutable;
+            settled
+                || match key.kind {
+                    // A claim stays bound to its volume for as long as the pod that uses it.
+                    Kind::Claim => entry.held,
+                    // The apiserver's own address, which all pods are told of.
+                    Kind::Services if !key.name.is_empty() => now - read < self.ttl,
+                    Kind::ConfigMap | Kind::Secret | Kind::Services => {
+                        read >= since && now - read < self.ttl
+                    }
+                }
+        });
+        if known {
+            return if entry.held {
+                Step::UseHeld
+            } else {
+                Step::Missing
+            };
+        }
+        entry.busy = true;
+        Step::Read
+    }
+
+    /// Whether somebody reads it now.
+    #[must_use]
+    pub fn is_busy(&self, key: &Key) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.busy)
+    }
+
+    /// A read that began at `begun` has succeeded.
+    pub fn read(&mut self, key: &Key, found: Found, begun: Mono) {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        entry.busy = false;
+        entry.held = matches!(found, Found::Held { .. });
+        entry.immutable = matches!(found, Found::Held { immutable: true });
+        entry.read = (found != Found::Unkept).then_some(begun);
+    }
+
+    /// A read has failed, or was given up: what was known is known still, and the next one in need reads again (OBJ-04).
+    pub fn failed(&mut self, key: &Key) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.busy = false;
+        }
+    }
+
+    /// What is on disk cannot be used.
+    pub fn damaged(&mut self, key: &Key) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.read = None;
+        }
+    }
+
+    /// Whether the pod was first seen less than `span` ago: the authorizer may not know of it yet (AUTHZ-08).
+    #[must_use]
+    pub fn is_new(&self, uid: &PodUid, span: Duration, now: Mono) -> bool {
+        let interest = self.pods.get(uid);
+        interest.is_some_and(|interest| now - interest.since < span)
+    }
+}
+
+/// Whether the apiserver answers, as far as reads of objects have met it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reach {
+    /// It did not: the next question may be asked then.
+    again: Option<Mono>,
+}
+
+impl Reach {
+    /// Whether to ask now. While it is away, the one who is let through stands for all.
+    pub fn may_ask(&mut self, now: Mono) -> bool {
+        match self.again {
+            None => true,
+            Some(again) if now >= again => {
+                self.again = Some(now + PROBE_INTERVAL);
+                true
+            }
+            Some(_) => false,
+        }
+    }
+
+    /// It answered, whatever it said.
+    pub fn answered(&mut self) {
+        self.again = None;
+    }
+
+    /// It did not.
+    pub fn silent(&mut self, now: Mono) {
+        self.again = Some(now + PROBE_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new(Kind::ConfigMap, "ns", name)
+    }
+
+    fn keys(names: &[&str]) -> BTreeSet<Key> {
+        names.iter().map(|name| key(name)).collect()
+    }
+
+    const fn at(s: u64) -> Mono {
+        Mono(s * 1000)
+    }
+
+    const HELD: Found = Found::Held { immutable: false };
+
+    #[test]
+    fn when_an_object_is_read() {
+        // OBJ-03 OBJ-04 OBJ-05; each row: what the first read at 1 s gave, who asks when, what to do
+        let (a, b) = (PodUid::from("a"), PodUid::from("b"));
+        let fixed = Found::Held { immutable: true };
+        for (name, found, who, now, step) in [
+            ("within its time", HELD, &a, 60, Step::UseHeld),
+            ("its time is over", HELD, &a, 61, Step::Read),
+            (
+                "it was read before the pod was seen",
+                HELD,
+                &b,
+                20,
+                Step::Read,
+            ),
+            ("it cannot change", fixed, &a, 9999, Step::UseHeld),
+            (
+                "it cannot change for anybody",
+                fixed,
+                &b,
+                9999,
+                Step::UseHeld,
+            ),
+            (
+                "not there, for a while",
+                Found::Missing,
+                &a,
+                60,
+                Step::Missing,
+            ),
+            (
+                "not there, looked for again",
+                Found::Missing,
+                &a,
+                61,
+                Step::Read,
+            ),
+            ("not on disk", Found::Unkept, &a, 2, Step::Read),
+        ] {
+            let mut table = ObjectTable::new(false, TTL);
+            table.register(&a, &keys(&["x"]), at(1)).expect("room");
+            assert_eq!(table.step(&a, &key("x"), at(1)), Step::Read, "{name}");
+            assert_eq!(table.step(&a, &key("x"), at(1)), Step::Wait, "{name}");
+            table.read(&key("x"), found, at(1));
+            table.register(&b, &keys(&["x"]), at(10)).expect("room");
+            assert_eq!(table.step(who, &key("x"), at(now)), step, "{name}");
+        }
+    }
+
+    #[test]
+    fn one_read_serves_all_pods_of_a_burst() {
+        let mut table = ObjectTable::new(false, TTL);
+        let pods: Vec<PodUid> = (0..100).map(|n| PodUid::new(n.to_string())).collect();
+        for uid in &pods {
+            table.register(uid, &keys(&["x"]), at(5)).expect("room");
+        }
+        assert_eq!(table.step(&pods[0], &key("x"), at(5)), Step::Read);
+        assert!(
+            pods.iter()
+                .all(|uid| table.step(uid, &key("x"), at(5)) == Step::Wait)
+        );
+        table.read(&key("x"), HELD, at(5));
+        assert!(
+            pods.iter()
+                .all(|uid| table.step(uid, &key("x"), at(6)) == Step::UseHeld)
+        );
+    }
+
+    #[test]
+    fn a_failure_keeps_what_was_known() {
+        // OBJ-04
+        let mut table = ObjectTable::new(false, TTL);
+        let a = PodUid::from("a");
+        table.register(&a, &keys(&["x"]), at(0)).expect("room");
+        table.step(&a, &key("x"), at(0));
+        table.read(&key("x"), HELD, at(0));
+        assert_eq!(table.step(&a, &key("x"), at(100)), Step::Read);
+        table.failed(&key("x"));
+        assert_eq!(table.step(&a, &key("x"), at(100)), Step::Read, "due still");
+        table.read(&key("x"), HELD, at(100));
+        table.damaged(&key("x"));
+        assert_eq!(table.step(&a, &key("x"), at(101)), Step::Read);
+    }
+
+    #[test]
+    fn interest() {
+        // OBJ-02
+        let mut table = ObjectTable::new(false, TTL);
+        let (a, b) = (PodUid::from("a"), PodUid::from("b"));
+        table.register(&a, &keys(&["x", "y"]), at(0)).expect("room");
+        table.register(&a, &keys(&["x", "z"]), at(1)).expect("room");
+        table.register(&b, &keys(&["y"]), at(1)).expect("room");
+        assert_eq!(table.forget(&a), [key("x"), key("z")]);
+        assert!(!table.knows(&a) && table.knows(&b));
+        assert_eq!(table.forget(&a), []);
+        assert_eq!(table.forget(&b), [key("y")]);
+        assert_eq!(table.keys().count(), 0);
+        let many: Vec<String> = (0..MAX_OBJECTS).map(|n| n.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        table.register(&a, &keys(&many), at(0)).expect("room");
+        assert_eq!(table.register(&b, &keys(&["x"]), at(0)), Err(TableFull));
+        assert_eq!(table.register(&b, &keys(&["7"]), at(0)), Ok(()));
+    }
+
+    #[test]
+    fn a_claim_is_read_once_a_pod() {
+        // OFF-02 VOL-16
+        let mut table = ObjectTable::new(false, TTL);
+        let a = PodUid::from("a");
+        let claim = Key::new(Kind::Claim, "ns", "a/c");
+        let all: BTreeSet<Key> = [claim.clone()].into_iter().collect();
+        table.register(&a, &all, at(0)).expect("room");
+        assert_eq!(table.step(&a, &claim, at(0)), Step::Read);
+        table.failed(&claim);
+        assert_eq!(table.step(&a, &claim, at(9)), Step::Read);
+        table.read(&claim, HELD, at(9));
+        assert_eq!(table.step(&a, &claim, at(9999)), Step::UseHeld);
+    }
+
+    #[test]
+    fn times_to_live() {
+        // OBJ-03
+        for (metered, sync_s, annotation, seconds) in [
+            (false, 60, None, 60),
+            (false, 60, Some("0"), 60),
+            (false, 5, Some("0"), 5),
+            (false, 5, None, 60),
+            (false, 600, Some("0"), 60),
+            (false, 60, Some("300"), 300),
+            (false, 60, Some("x"), 60),
+            (false, 60, Some("99999999"), 3600),
+            (true, 60, None, 600),
+            (true, 60, Some("0"), 600),
+            (true, 60, Some("900"), 900),
+        ] {
+            let mut table = ObjectTable::new(metered, Duration::from_secs(sync_s));
+            table.set_ttl(annotation);
+            assert_eq!(
+                table.ttl.as_secs(),
+                seconds,
+                "{metered} {sync_s} {annotation:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_asks_for_all_while_the_apiserver_is_away() {
+        let mut reach = Reach::default();
+        assert!(reach.may_ask(at(0)) && reach.may_ask(at(0)));
+        reach.silent(at(0));
+        assert!(!reach.may_ask(at(9)));
+        assert!(reach.may_ask(at(10)), "the probe");
+        assert!(!reach.may_ask(at(10)), "and nobody beside it");
+        reach.answered();
+        assert!(reach.may_ask(at(10)));
+    }
+}

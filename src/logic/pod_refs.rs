@@ -1,0 +1,341 @@
+//! What a pod refers to that the apiserver keeps: ConfigMaps, Secrets, services, tokens, claims. A node may read exactly
+//! this (AUTHZ-04 to AUTHZ-06), object by object.
+//!
+//! References are told apart by when they are needed: volumes at each sync, environments when a container starts,
+//! credentials when an image is pulled. What no container mounts is not read.
+
+use alloc::collections::BTreeSet;
+
+use crate::api::pod::{Container, Volume};
+use crate::api::{Pod, PodUid};
+
+/// Objects that one pod may refer to, of all kinds: a pod with more has an error that says so.
+pub const MAX_POD_OBJECTS: usize = 512;
+/// Longest name of an object, bytes.
+const MAX_NAME_BYTES: usize = 253;
+/// The service every pod is told of, and its namespace.
+const MASTER: (&str, &str) = ("default", "kubernetes");
+
+/// Kinds that are kept for pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A ConfigMap.
+    ConfigMap,
+    /// A Secret.
+    Secret,
+    /// All services of a namespace if the name is empty; else one.
+    Services,
+    /// A claim of one pod, with the volume that it is bound to. The name is [`claim_name`].
+    Claim,
+}
+
+impl Kind {
+    /// As messages and records have it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "configmap",
+            Self::Secret => "secret",
+            Self::Services => "services",
+            Self::Claim => "persistentvolumeclaim",
+        }
+    }
+}
+
+/// Names one object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// What it is.
+    pub kind: Kind,
+    /// Where it is.
+    pub namespace: Box<str>,
+    /// Its name.
+    pub name: Box<str>,
+}
+
+impl Key {
+    /// An object of `namespace`.
+    #[must_use]
+    pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+        Self {
+            kind,
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+impl core::fmt::Display for Key {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self {
+            kind,
+            namespace,
+            name,
+        } = self;
+        if name.is_empty() {
+            return write!(f, "{} of namespace {namespace}", kind.as_str());
+        }
+        write!(f, "{} {namespace}/{name}", kind.as_str())
+    }
+}
+
+/// Name of the [`Kind::Claim`] of a pod: what one pod has resolved is no other pod's to use.
+#[must_use]
+pub fn claim_name(uid: &PodUid, claim: &str) -> String {
+    format!("{uid}/{claim}")
+}
+
+/// A token that a volume asks for (TOK-02).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TokenRef {
+    /// Whom it is for; empty: the apiserver.
+    pub audience: String,
+    /// Seconds it is to live; `None`: as long as the apiserver likes.
+    pub expiration_s: Option<i64>,
+}
+
+/// Where a token is in the pod's volumes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenPlace<'a> {
+    /// Which token.
+    pub token: TokenRef,
+    /// Name of the volume.
+    pub volume: &'a str,
+    /// Path in it.
+    pub path: &'a str,
+}
+
+/// Volumes that some container mounts or uses as a device.
+pub fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    pod.spec.volumes.iter().filter(|volume| {
+        pod.spec.all_containers().any(|c| {
+            c.mounts(&volume.name) || c.volume_devices.iter().any(|d| d.name == volume.name)
+        })
+    })
+}
+
+/// Objects that the pod's volumes hold.
+pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<Key>, String> {
+    let mut refs = Refs::of(pod);
+    for volume in used_volumes(pod) {
+        if let Some(source) = &volume.config_map {
+            refs.add(Kind::ConfigMap, &source.name)?;
+        }
+        if let Some(source) = &volume.secret {
+            refs.add(Kind::Secret, &source.secret_name)?;
+        }
+        for source in volume.projected.iter().flat_map(|p| &p.sources) {
+            if let Some(source) = &source.config_map {
+                refs.add(Kind::ConfigMap, &source.name)?;
+            }
+            if let Some(source) = &source.secret {
+                refs.add(Kind::Secret, &source.name)?;
+            }
+        }
+    }
+    Ok(refs.found)
+}
+
+/// Objects that the environment of `container` is made of, services among them (ENV-07).
+pub fn of_environment(pod: &Pod, container: &Container) -> Result<BTreeSet<Key>, String> {
+    let mut refs = Refs::of(pod);
+    for source in &container.env_from {
+        if let Some(source) = &source.config_map_ref {
+            refs.add(Kind::ConfigMap, &source.name)?;
+        }
+        if let Some(source) = &source.secret_ref {
+            refs.add(Kind::Secret, &source.name)?;
+        }
+    }
+    // A value that is given wins over where it might come from.
+    let unset = container.env.iter().filter(|var| var.value.is_empty());
+    for source in unset.filter_map(|var| var.value_from.as_ref()) {
+        if let Some(source) = &source.config_map_key_ref {
+            refs.add(Kind::ConfigMap, &source.name)?;
+        }
+        if let Some(source) = &source.secret_key_ref {
+            refs.add(Kind::Secret, &source.name)?;
+        }
+    }
+    refs.found.extend(of_services(pod));
+    Ok(refs.found)
+}
+
+/// Services that the pod's containers are told of.
+#[must_use]
+pub fn of_services(pod: &Pod) -> BTreeSet<Key> {
+    let mut found = BTreeSet::new();
+    found.insert(Key::new(Kind::Services, MASTER.0, MASTER.1));
+    if pod.spec.enable_service_links.unwrap_or(true) {
+        found.insert(Key::new(Kind::Services, &pod.metadata.namespace, ""));
+    }
+    found
+}
+
+/// Secrets that the pod's images are pulled with (IMG-13). Empty names are ignored silently.
+pub fn of_pulls(pod: &Pod) -> Result<BTreeSet<Key>, String> {
+    let mut refs = Refs::of(pod);
+    for reference in &pod.spec.image_pull_secrets {
+        if !reference.name.is_empty() {
+            refs.add(Kind::Secret, &reference.name)?;
+        }
+    }
+    Ok(refs.found)
+}
+
+/// Tokens of the pod's volumes, in the order of the volumes.
+pub fn tokens(pod: &Pod) -> impl Iterator<Item = TokenPlace<'_>> {
+    used_volumes(pod).flat_map(|volume| {
+        let sources = volume.projected.iter().flat_map(|p| &p.sources);
+        sources.filter_map(|source| {
+            let token = source.service_account_token.as_ref()?;
+            Some(TokenPlace {
+                token: TokenRef {
+                    audience: token.audience.clone(),
+                    expiration_s: token.expiration_seconds,
+                },
+                volume: &volume.name,
+                path: &token.path,
+            })
+        })
+    })
+}
+
+struct Refs<'a> {
+    namespace: &'a str,
+    found: BTreeSet<Key>,
+}
+
+impl<'a> Refs<'a> {
+    const fn of(pod: &'a Pod) -> Self {
+        Self {
+            namespace: pod.metadata.namespace.as_str(),
+            found: BTreeSet::new(),
+        }
+    }
+
+    fn add(&mut self, kind: Kind, name: &str) -> Result<(), String> {
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
+            return Err(format!("{name:?} is not the name of a {}", kind.as_str()));
+        }
+        self.found.insert(Key::new(kind, self.namespace, name));
+        if self.found.len() > MAX_POD_OBJECTS {
+            return Err(format!(
+                "the pod refers to more than {MAX_POD_OBJECTS} objects"
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec});
+        serde_json::from_value(pod).expect("pod")
+    }
+
+    fn shown(keys: Result<BTreeSet<Key>, String>) -> String {
+        match keys {
+            Ok(keys) => keys
+                .iter()
+                .map(Key::to_string)
+                .collect::<Vec<_>>()
+                .join(", "),
+            Err(e) => format!("error: {e}"),
+        }
+    }
+
+    #[test]
+    fn references() {
+        // AUTHZ-04 ENV-07 VOL-27
+        let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+        for (name, spec, volumes, env, pulls) in [
+            (
+                "nothing",
+                json!({"containers": [{"name": "c"}], "enableServiceLinks": false}),
+                "",
+                "services default/kubernetes",
+                "",
+            ),
+            (
+                "volumes that are mounted",
+                json!({"volumes": [{"name": "v", "configMap": {"name": "a"}}, {"name": "w", "secret": {"secretName": "b"}}],
+                    "containers": [{"name": "c", "volumeMounts": mounts}]}),
+                "configmap ns/a",
+                "services default/kubernetes, services of namespace ns",
+                "",
+            ),
+            (
+                "projected sources",
+                json!({"volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "a"}}, {"secret": {"name": "b"}},
+                    {"configMap": {"name": "a"}}, {"serviceAccountToken": {"path": "t"}}]}}],
+                    "containers": [{"name": "c"}], "initContainers": [{"name": "i", "volumeMounts": mounts}]}),
+                "configmap ns/a, secret ns/b",
+                "services default/kubernetes, services of namespace ns",
+                "",
+            ),
+            (
+                "environment and pulls",
+                json!({"enableServiceLinks": false, "imagePullSecrets": [{"name": "p"}, {"name": ""}],
+                    "containers": [{"name": "c", "envFrom": [{"configMapRef": {"name": "a"}}, {"secretRef": {"name": "b"}}],
+                    "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "d", "key": "k"}}},
+                        {"name": "Y", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+                        {"name": "Z", "value": "1", "valueFrom": {"configMapKeyRef": {"name": "not", "key": "k"}}}]}]}),
+                "",
+                "configmap ns/a, configmap ns/c, secret ns/b, secret ns/d, services default/kubernetes",
+                "secret ns/p",
+            ),
+            (
+                "no name",
+                json!({"volumes": [{"name": "v", "configMap": {}}], "containers": [{"name": "c", "volumeMounts": mounts}]}),
+                "error: \"\" is not the name of a configmap",
+                "services default/kubernetes, services of namespace ns",
+                "",
+            ),
+        ] {
+            let pod = pod(spec);
+            assert_eq!(shown(of_volumes(&pod)), volumes, "{name}: volumes");
+            let found = of_environment(&pod, &pod.spec.containers[0]);
+            assert_eq!(shown(found), env, "{name}: env");
+            assert_eq!(shown(of_pulls(&pod)), pulls, "{name}: pulls");
+        }
+    }
+
+    #[test]
+    fn growth_is_bounded() {
+        let many = |count: usize| -> Vec<_> {
+            let from = |n| json!({"configMapRef": {"name": format!("c{n}")}});
+            (0..count).map(from).collect()
+        };
+        for (count, fits) in [(MAX_POD_OBJECTS, true), (MAX_POD_OBJECTS + 1, false)] {
+            let pod = pod(json!({"containers": [{"name": "c", "envFrom": many(count)}]}));
+            let found = of_environment(&pod, &pod.spec.containers[0]);
+            assert_eq!(found.is_ok(), fits, "{count}");
+        }
+    }
+
+    #[test]
+    fn places_of_tokens() {
+        // TOK-02
+        let pod = pod(json!({"volumes": [{"name": "v", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                {"serviceAccountToken": {"path": "vault", "audience": "vault"}}]}},
+                {"name": "unused", "projected": {"sources": [{"serviceAccountToken": {"path": "x"}}]}}],
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}));
+        let found: Vec<_> = tokens(&pod)
+            .map(|p| (p.volume, p.path, p.token.audience, p.token.expiration_s))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("v", "token", String::new(), Some(3607)),
+                ("v", "vault", "vault".into(), None)
+            ]
+        );
+    }
+}

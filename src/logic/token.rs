@@ -1,0 +1,309 @@
+//! Tokens of service accounts: what to ask for, when to ask again, and whether one is still good (TOK-01 to TOK-04).
+//!
+//! A token is read only for its times; that it is genuine is for whoever it is shown to.
+
+use core::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::fnv::fnv1a;
+use super::pod_refs::TokenRef;
+use crate::api::{Pod, Wall, strict};
+
+/// Longest token, bytes.
+pub const MAX_TOKEN_BYTES: usize = 64 * 1024;
+/// A token that is older is replaced, however long it may live.
+const MAX_AGE_S: i64 = 24 * 3600;
+/// Of its life, this part is used: a fifth is left for trying.
+const USED_PERCENT: i64 = 80;
+/// Tokens of a node are not all replaced in the same second.
+const MAX_JITTER_S: u64 = 10;
+
+/// Times of a token, seconds since 1970 by the apiserver's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Since when it is good.
+    pub issued_s: i64,
+    /// Until when it is to be used.
+    pub expires_s: i64,
+    /// Until when it is taken: a cluster may give tokens a longer life than it tells, for those who do not read them
+    /// again.
+    pub taken_until_s: i64,
+}
+
+/// A token as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    /// The token.
+    pub token: String,
+    /// Its times.
+    pub times: Times,
+}
+
+/// A new `TokenRequest` for a token of the pod (TOK-01).
+#[must_use]
+pub fn request(pod: &Pod, token: &TokenRef) -> Value {
+    let audiences: &[&str] = match &*token.audience {
+        "" => &[],
+        one => &[one],
+    };
+    let mut request = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": audiences,
+            "boundObjectRef": {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "name": pod.metadata.name,
+                "uid": pod.metadata.uid,
+            },
+        },
+    });
+    if let Some(seconds) = token.expiration_s {
+        request["spec"]["expirationSeconds"] = seconds.into();
+    }
+    request
+}
+
+/// The service account whose tokens the pod gets.
+#[must_use]
+pub fn account(pod: &Pod) -> &str {
+    match &*pod.spec.service_account_name {
+        "" => "default",
+        name => name,
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    spec: AnswerSpec,
+    status: AnswerStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AnswerSpec {
+    expiration_seconds: i64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AnswerStatus {
+    token: String,
+    expiration_timestamp: Option<Wall>,
+}
+
+/// Reads the answer to a [`request`]. The server may have given it another life than was asked for (TOK-03).
+///
+/// Errors: what is missing; never the token.
+pub fn issued(answer: &Value) -> Result<Issued, String> {
+    let answer: Answer = strict::typed(answer).map_err(|e| e.without_value().to_string())?;
+    let token = answer.status.token;
+    if token.is_empty() || token.len() > MAX_TOKEN_BYTES || !token.is_ascii() {
+        return Err("the answer to a request for a token has none".into());
+    }
+    let Some(expires) = answer.status.expiration_timestamp else {
+        return Err("the answer to a request for a token does not say when it expires".into());
+    };
+    let expires_s = expires.secs();
+    let taken_until_s = times(token.as_bytes()).map_or(expires_s, |own| own.taken_until_s);
+    Ok(Issued {
+        times: Times {
+            issued_s: expires_s.saturating_sub(answer.spec.expiration_seconds.max(0)),
+            expires_s,
+            taken_until_s: taken_until_s.max(expires_s),
+        },
+        token,
+    })
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Claims {
+    iat: i64,
+    exp: i64,
+    #[serde(rename = "kubernetes.io")]
+    kubernetes: Private,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Private {
+    warnafter: Option<i64>,
+}
+
+/// The times that a token says of itself; `None` if it is no JSON Web Token.
+#[must_use]
+pub fn times(token: &[u8]) -> Option<Times> {
+    let payload = token.split(|b| *b == b'.').nth(1)?;
+    let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
+    let claims: Claims = strict::from_json(&payload).ok()?;
+    (claims.iat > 0 && claims.exp > claims.iat).then(|| Times {
+        issued_s: claims.iat,
+        expires_s: claims
+            .kubernetes
+            .warnafter
+            .unwrap_or(claims.exp)
+            .min(claims.exp),
+        taken_until_s: claims.exp,
+    })
+}
+
+/// In how long a token that has just come is to be replaced; `uid` spreads the pods of a node.
+#[must_use]
+pub fn lease(times: Times, uid: &str) -> Duration {
+    let life_s = times.expires_s.saturating_sub(times.issued_s).max(0);
+    let used_s = (life_s / 100 * USED_PERCENT + life_s % 100 * USED_PERCENT / 100).min(MAX_AGE_S);
+    let jitter_s = fnv1a(uid.bytes()) % (MAX_JITTER_S + 1);
+    let used_s = u64::try_from(used_s).unwrap_or(0);
+    Duration::from_secs(used_s.saturating_sub(jitter_s))
+}
+
+/// How much of its [`lease`] a token has left that was found, with the time of day as this machine knows it.
+#[must_use]
+pub fn lease_left(times: Times, uid: &str, now: Wall) -> Duration {
+    let age_s = u64::try_from(now.secs().saturating_sub(times.issued_s)).unwrap_or(0);
+    lease(times, uid).saturating_sub(Duration::from_secs(age_s))
+}
+
+/// Whether a token is still taken: then it is used for want of a newer one (TOK-04).
+#[must_use]
+pub const fn is_taken(times: Times, now: Wall) -> bool {
+    now.secs() < times.taken_until_s
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jwt(payload: &str) -> String {
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload))
+    }
+
+    const fn times_of(issued_s: i64, expires_s: i64, taken_until_s: i64) -> Times {
+        Times {
+            issued_s,
+            expires_s,
+            taken_until_s,
+        }
+    }
+
+    #[test]
+    fn requests() {
+        // TOK-01
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}});
+        let mut pod: Pod = serde_json::from_value(pod).expect("pod");
+        let token = TokenRef {
+            audience: String::new(),
+            expiration_s: None,
+        };
+        let plain = request(&pod, &token);
+        assert_eq!(plain["spec"]["audiences"], json!([]));
+        assert_eq!(plain["spec"].get("expirationSeconds"), None);
+        let token = TokenRef {
+            audience: "vault".into(),
+            expiration_s: Some(600),
+        };
+        let full = request(&pod, &token);
+        assert_eq!(
+            full["spec"],
+            json!({"audiences": ["vault"], "expirationSeconds": 600,
+                "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": "u"}})
+        );
+        assert_eq!(account(&pod), "default");
+        pod.spec.service_account_name = "robot".into();
+        assert_eq!(account(&pod), "robot");
+    }
+
+    #[test]
+    fn answers() {
+        // TOK-03
+        let long = jwt(r#"{"iat":1000,"exp":31537000,"kubernetes.io":{"warnafter":4607}}"#);
+        let answer = |token: &str, seconds: i64| {
+            json!({"spec": {"expirationSeconds": seconds},
+                "status": {"token": token, "expirationTimestamp": "1970-01-01T01:16:47Z"}})
+        };
+        for (name, answer, want) in [
+            (
+                "its own word for the end",
+                answer(&long, 3607),
+                Ok(times_of(1000, 4607, 31_537_000)),
+            ),
+            (
+                "opaque",
+                answer("secret", 600),
+                Ok(times_of(4007, 4607, 4607)),
+            ),
+            (
+                "none",
+                answer("", 600),
+                Err("the answer to a request for a token has none"),
+            ),
+            (
+                "no end",
+                json!({"status": {"token": "t"}}),
+                Err("the answer to a request for a token does not say when it expires"),
+            ),
+            (
+                "wrong, and not told",
+                json!({"status": {"token": 3}}),
+                Err("status.token: is of the wrong type, expected a string"),
+            ),
+        ] {
+            let found = issued(&answer).map(|i| i.times);
+            assert_eq!(found, want.map_err(str::to_owned), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_token_says() {
+        for (token, want) in [
+            (jwt(r#"{"iat":10,"exp":20}"#), Some(times_of(10, 20, 20))),
+            (
+                jwt(r#"{"iat":10,"exp":99,"kubernetes.io":{"warnafter":20}}"#),
+                Some(times_of(10, 20, 99)),
+            ),
+            (jwt(r#"{"iat":10,"exp":10}"#), None),
+            (jwt("[]"), None),
+            ("opaque".into(), None),
+            ("a.%.c".into(), None),
+        ] {
+            assert_eq!(times(token.as_bytes()), want, "{token}");
+        }
+    }
+
+    #[test]
+    fn when_to_ask_again() {
+        // TOK-03
+        let jitter = fnv1a("u".bytes()) % 11;
+        for (life_s, want_s) in [
+            (3607, 2885),
+            (600, 480),
+            (100_000, 80_000),
+            (1_000_000, 86_400),
+            (0, 0),
+            (-5, 0),
+        ] {
+            let times = times_of(1000, 1000 + life_s, 1000 + life_s);
+            let want = Duration::from_secs(u64::saturating_sub(want_s, jitter));
+            assert_eq!(lease(times, "u"), want, "{life_s}");
+        }
+        let times = times_of(1000, 1600, 1600);
+        for (now_s, left_s) in [(1000, 480), (0, 480), (1100, 380), (1480, 0), (9999, 0)] {
+            let left = lease_left(times, "u", Wall::from_secs(now_s));
+            assert_eq!(
+                left,
+                Duration::from_secs(u64::saturating_sub(left_s, jitter)),
+                "{now_s}"
+            );
+        }
+        // TOK-04
+        let times = times_of(1000, 1600, 2000);
+        assert!(is_taken(times, Wall::from_secs(1999)) && !is_taken(times, Wall::from_secs(2000)));
+    }
+}

@@ -1,0 +1,64 @@
+//! Which volumes of a pod take room that can be counted: those whose data was made for the pod. What lies elsewhere is not
+//! the pod's alone, and a share of the network may not answer.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::{VOLUMES, Volumes, is_component, tear_down::plugin};
+use crate::api::PodUid;
+
+/// Volumes of one pod that are looked at.
+const MAX_VOLUMES: usize = 256;
+
+/// A volume of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldVolume {
+    /// Its name in the pod.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// It takes room on the node's disk that is the pod's to answer for: an `emptyDir` on disk, a ConfigMap.
+    pub ephemeral: bool,
+}
+
+impl Volumes {
+    /// Volumes of a pod with data of their own, in no order. A pod that is not known has none.
+    #[must_use]
+    pub fn held(&self, uid: &PodUid) -> Vec<HeldVolume> {
+        #[cfg(test)]
+        if self.memory.is_some() {
+            return Vec::new();
+        }
+        if !is_component(uid) {
+            return Vec::new();
+        }
+        let list = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+        let plugins = list(self.pod_dir(uid).join(VOLUMES));
+        plugins
+            .filter(|p| plugin::owns_data(&p.file_name()))
+            .flat_map(|p| list(p.path()).map(move |volume| (p.file_name(), volume)))
+            .take(MAX_VOLUMES)
+            .filter_map(|(kind, volume)| {
+                let path = volume.path();
+                let ephemeral = match kind.to_str()? {
+                    plugin::CONFIG_MAP => true,
+                    // In memory it is a file system of its own.
+                    plugin::EMPTY_DIR => {
+                        let device = |path: &Path| fs::symlink_metadata(path).map(|m| m.dev());
+                        let above = path.parent().and_then(|dir| device(dir).ok());
+                        above.is_some_and(|above| device(&path).is_ok_and(|own| own == above))
+                    }
+                    _ => false,
+                };
+                Some(HeldVolume {
+                    name: volume.file_name().to_str()?.to_owned(),
+                    path,
+                    ephemeral,
+                })
+            })
+            .collect()
+    }
+}
