@@ -329,7 +329,7 @@ impl Runc {
         };
         let launched = {
             // The shim is small; the `create` below it is not.
-            let _pass = self.gate.pass().await;
+            let _pass = self.gate.pass(super::gate::Turn::Create).await;
             shim::launch(&launch).await.map_err(|e| match e {
                 LaunchError::Runtime { message, .. } => message,
                 other => chain(&other),

@@ -4,11 +4,16 @@
 //! rule written, after the next agent has given back what it found. So each of them inherits a shared lock, and whoever comes
 //! next waits until nobody holds it.
 
-use core::time::Duration;
+use alloc::collections::BTreeMap;
+use core::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    task::{Poll, Waker},
+    time::Duration,
+};
 use std::path::{Path, PathBuf};
 
 use async_io::Timer;
-use smol::lock::{Semaphore, SemaphoreGuard};
 
 use crate::sys::{child::Command, clock, lock};
 
@@ -24,11 +29,54 @@ const CHILD_BYTES: u64 = 16 * 1024 * 1024;
 /// More children than this for each core only wait for one another.
 const PER_CORE: u64 = 2;
 
-/// Lets a bounded number of children run at once; the rest wait in the order they came.
+/// What a child is for. What is nearer to its end goes first: when many pods start at once, each is brought to its end
+/// before the next is begun, so that the first of them runs as early as if it were alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    /// The last step of a start, or a step of an end, which makes room.
+    Last,
+    /// Creates a container in a sandbox that stands.
+    Create,
+    /// Connects a new sandbox.
+    Connect,
+}
+
+/// Lets a bounded number of children run at once; the rest wait by [`Turn`], and in the order they came.
 #[derive(Debug)]
 pub struct Gate {
-    permits: Semaphore,
+    free: Cell<usize>,
+    /// Those who wait, at most one for each pod's one operation. A waiter leaves with its future.
+    waiting: RefCell<BTreeMap<(Turn, u64), Option<Waker>>>,
+    arrivals: Cell<u64>,
     lock: PathBuf,
+}
+
+/// A place among the children that run; dropping it frees it.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    gate: &'a Gate,
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        self.gate.free.set(self.gate.free.get() + 1);
+        self.gate.call_next();
+    }
+}
+
+/// One that waits, until it is let through or gives up.
+struct Waiter<'a> {
+    gate: &'a Gate,
+    key: (Turn, u64),
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        if self.gate.waiting.borrow_mut().remove(&self.key).is_some() {
+            // It may have been called and not have come.
+            self.gate.call_next();
+        }
+    }
 }
 
 impl Gate {
@@ -36,7 +84,9 @@ impl Gate {
     #[must_use]
     pub fn new(children: usize, run_dir: &Path) -> Self {
         Self {
-            permits: Semaphore::new(children.max(1)),
+            free: Cell::new(children.max(1)),
+            waiting: RefCell::default(),
+            arrivals: Cell::new(0),
             lock: run_dir.join(LOCK),
         }
     }
@@ -89,8 +139,41 @@ impl Gate {
     }
 
     /// Waits for a place; dropping the guard frees it.
-    pub async fn pass(&self) -> SemaphoreGuard<'_> {
-        self.permits.acquire().await
+    pub async fn pass(&self, turn: Turn) -> Pass<'_> {
+        let key = (turn, self.arrivals.get());
+        self.arrivals.set(key.1 + 1);
+        self.waiting.borrow_mut().insert(key, None);
+        let waiter = Waiter { gate: self, key };
+        poll_fn(|context| {
+            let mut waiting = self.waiting.borrow_mut();
+            let is_next = waiting.keys().next() == Some(&key);
+            if is_next && self.free.get() > 0 {
+                waiting.remove(&key);
+                self.free.set(self.free.get() - 1);
+                return Poll::Ready(());
+            }
+            if let Some(waker) = waiting.get_mut(&key) {
+                *waker = Some(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+        drop(waiter);
+        // Another place may be free, and whoever is next has not looked since.
+        self.call_next();
+        Pass { gate: self }
+    }
+
+    fn call_next(&self) {
+        if self.free.get() == 0 {
+            return;
+        }
+        let mut waiting = self.waiting.borrow_mut();
+        let waker = waiting.values_mut().next().and_then(Option::take);
+        drop(waiting);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
@@ -109,6 +192,48 @@ mod tests {
         ] {
             assert_eq!(Gate::width(bytes, cores), want, "{name}");
         }
+    }
+
+    #[test]
+    fn who_is_nearer_to_the_end_goes_first() {
+        use core::pin::pin;
+        use smol::future::{FutureExt as _, poll_once};
+        smol::block_on(async {
+            let gate = Gate::new(2, Path::new("/nowhere"));
+            let first = gate.pass(Turn::Connect).await;
+            let second = gate.pass(Turn::Connect).await;
+            let done = RefCell::new(Vec::new());
+            let go = |name: &'static str, turn| {
+                let (gate, done) = (&gate, &done);
+                async move {
+                    let pass = gate.pass(turn).await;
+                    done.borrow_mut().push(name);
+                    pass
+                }
+            };
+            let mut connect = pin!(go("connect", Turn::Connect));
+            let mut gives_up = go("gives up", Turn::Last).boxed_local();
+            let mut create = pin!(go("create", Turn::Create));
+            let mut start = pin!(go("start", Turn::Last));
+            assert!(poll_once(&mut connect).await.is_none());
+            assert!(poll_once(&mut gives_up).await.is_none());
+            assert!(poll_once(&mut create).await.is_none());
+            assert!(poll_once(&mut start).await.is_none());
+            drop(first);
+            // Called, and it goes away instead.
+            drop(gives_up);
+            assert!(poll_once(&mut connect).await.is_none());
+            let start = start.await;
+            drop(second);
+            assert!(poll_once(&mut connect).await.is_none());
+            let create = create.await;
+            drop(start);
+            let connect = connect.await;
+            assert_eq!(*done.borrow(), ["start", "create", "connect"]);
+            drop((create, connect));
+            assert_eq!(gate.free.get(), 2);
+            assert!(gate.waiting.borrow().is_empty());
+        });
     }
 
     #[test]

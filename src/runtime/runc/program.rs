@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::gate::Gate;
+use super::gate::{Gate, Turn};
 use crate::{
     shim,
     sys::child::{self, Command},
@@ -122,7 +122,8 @@ impl Program {
             .arg(call)
             .args(args)
             .capture(OUTPUT_LIMIT);
-        let _pass = gate.pass().await;
+        // A container is created by its shim: what is called here starts, ends or asks.
+        let _pass = gate.pass(Turn::Last).await;
         let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;

@@ -232,7 +232,9 @@ impl<'a> Audit<'a> {
                     ["sandboxes", id, "shm"] | ["sandboxes", id, "ns", _] => {
                         self.ready.contains_key(*id)
                     }
-                    ["containers", id, "rootfs"] => self.running.contains(*id),
+                    ["containers", id, "rootfs"] | ["containers", id, "volumes", _] => {
+                        self.running.contains(*id)
+                    }
                     _ => false,
                 }
             } else if let Ok(inner) = path.strip_prefix(root.join("pods")) {
@@ -281,36 +283,29 @@ impl<'a> Audit<'a> {
                 own.len()
             ));
         }
-        let cni = self.run().join("cni");
-        let mut leased = BTreeMap::new();
-        for network in names(&cni.join("leases")) {
-            for name in names(&cni.join("leases").join(&network)) {
-                if name.starts_with(|c: char| c.is_ascii_digit()) {
-                    let file = cni.join("leases").join(&network).join(&name);
-                    let text = fs::read_to_string(file).unwrap_or_default();
-                    let id = text.lines().next().unwrap_or_default().trim().to_owned();
-                    if !own.contains(&id) {
-                        self.say(format!("address {name} is leased to {id:?}, which is gone"));
-                    }
-                    if let Some(other) = leased.insert(id.clone(), name.clone()) {
-                        self.say(format!("sandbox {id} has two addresses: {name}, {other}"));
-                    }
-                }
+        let attachments = self.run().join("cni/attachments");
+        let mut lent = BTreeMap::new();
+        for name in names(&attachments) {
+            let Some(id) = name.strip_suffix(".json") else {
+                continue;
+            };
+            if !own.contains(id) {
+                self.say(format!("attachment of sandbox {id}, which is gone"));
+            }
+            let attachment = read_json(&attachments.join(&name)).unwrap_or_default();
+            let ips = attachment["result"]["ips"].as_array();
+            let address = ips.and_then(|ips| ips.first()?["address"].as_str());
+            let Some(address) = address else {
+                self.say(format!("sandbox {id} has no address"));
+                continue;
+            };
+            if let Some(other) = lent.insert(address.to_owned(), id.to_owned()) {
+                self.say(format!("address {address} is lent to {id} and {other}"));
             }
         }
         for id in &own {
-            if !leased.contains_key(id) {
-                self.say(format!("sandbox {id} has no address"));
-            }
-            if !cni.join("attachments").join(format!("{id}.json")).exists() {
+            if !attachments.join(format!("{id}.json")).exists() {
                 self.say(format!("sandbox {id} has no attachment"));
-            }
-        }
-        for name in names(&cni.join("attachments")) {
-            if let Some(id) = name.strip_suffix(".json")
-                && !own.contains(id)
-            {
-                self.say(format!("attachment of sandbox {id}, which is gone"));
             }
         }
         let (chain, subnet) = (format!("PICOLET-MASQ-{mark}"), self.world.stage.subnet);

@@ -49,7 +49,8 @@ impl Ledger {
     /// Makes the directory, with this program in it.
     pub(super) fn new(dir: PathBuf) -> Result<Self, Failure> {
         fs::create_dir_all(&dir)?;
-        fs::copy(std::env::current_exe()?, dir.join(".witness"))?;
+        // The file itself: cargo may have put another in its place since.
+        fs::copy("/proc/self/exe", dir.join(".witness"))?;
         Ok(Self {
             dir,
             struck: BTreeMap::new(),

@@ -43,7 +43,7 @@ type Planted = Box<dyn std::any::Any>;
 /// Leaves something, given the id of a sandbox that is ready; with words that the audit must say.
 type Plant = fn(&World, &str) -> Result<(Planted, String), Failure>;
 
-const PLANTS: [(&str, Plant); 14] = [
+const PLANTS: [(&str, Plant); 15] = [
     ("a mount", mount),
     ("a namespace", namespace),
     ("a process", process),
@@ -51,8 +51,9 @@ const PLANTS: [(&str, Plant); 14] = [
     ("an interface", interface),
     ("a rule", rule),
     ("a chain", chain),
-    ("an address", lease),
-    ("a lost address", lost_lease),
+    ("an address", address),
+    ("an attachment", left_attachment),
+    ("a lost attachment", lost_attachment),
     ("a cgroup", cgroup),
     ("a pod's directory", |world, _| {
         let dir = world.stage.base.join("root/pods/left");
@@ -208,35 +209,36 @@ fn chain(world: &World, _: &str) -> Result<(Planted, String), Failure> {
     ))
 }
 
-/// The directory of addresses that are in use, each a file.
-fn leases(world: &World) -> Result<PathBuf, Failure> {
-    let all = world.stage.run.join("cni/leases");
-    let network = fs::read_dir(&all)?.next().ok_or("no network")??;
-    Ok(network.path())
+/// The file that says how a sandbox is attached to its network.
+fn attachment(world: &World, sandbox: &str) -> PathBuf {
+    let all = world.stage.run.join("cni/attachments");
+    all.join(format!("{sandbox}.json"))
 }
 
-fn lease(world: &World, _: &str) -> Result<(Planted, String), Failure> {
-    let file = leases(world)?.join("10.121.255.9");
-    fs::write(&file, "left\neth0")?;
+/// A second sandbox with the address of one that is there.
+fn address(world: &World, sandbox: &str) -> Result<(Planted, String), Failure> {
+    let file = attachment(world, "left");
+    fs::copy(attachment(world, sandbox), &file)?;
     let planted = undo(move || drop(fs::remove_file(&file)));
-    Ok((planted, "address 10.121.255.9 is leased to \"left\"".into()))
+    Ok((planted, "is lent to ".into()))
 }
 
-fn lost_lease(world: &World, sandbox: &str) -> Result<(Planted, String), Failure> {
-    for entry in fs::read_dir(leases(world)?)? {
-        let file = entry?.path();
-        if fs::read_to_string(&file).is_ok_and(|text| text.starts_with(sandbox)) {
-            let kept = world.stage.base.join("kept");
-            fs::copy(&file, &kept)?;
-            fs::remove_file(&file)?;
-            let planted = undo(move || {
-                let _ = fs::copy(&kept, &file);
-                let _ = fs::remove_file(&kept);
-            });
-            return Ok((planted, format!("sandbox {sandbox} has no address")));
-        }
-    }
-    Err(format!("sandbox {sandbox} has no lease").into())
+fn left_attachment(world: &World, sandbox: &str) -> Result<(Planted, String), Failure> {
+    let (planted, _) = address(world, sandbox)?;
+    let words = "attachment of sandbox left, which is gone".into();
+    Ok((planted, words))
+}
+
+fn lost_attachment(world: &World, sandbox: &str) -> Result<(Planted, String), Failure> {
+    let file = attachment(world, sandbox);
+    let kept = world.stage.base.join("kept");
+    fs::copy(&file, &kept)?;
+    fs::remove_file(&file)?;
+    let planted = undo(move || {
+        let _ = fs::copy(&kept, &file);
+        let _ = fs::remove_file(&kept);
+    });
+    Ok((planted, format!("sandbox {sandbox} has no attachment")))
 }
 
 fn cgroup(world: &World, _: &str) -> Result<(Planted, String), Failure> {

@@ -53,9 +53,14 @@ impl NetworkConfig {
     /// Every executable that the chain needs: plugin types and their `ipam` types, sorted.
     #[must_use]
     pub fn programs(&self) -> Vec<&str> {
-        let mut all: Vec<&str> = self
-            .plugins
-            .iter()
+        Self::programs_of(self.plugins.iter())
+    }
+
+    /// The executables that some plugins need.
+    pub(super) fn programs_of<'a>(
+        plugins: impl Iterator<Item = &'a Map<String, Value>>,
+    ) -> Vec<&'a str> {
+        let mut all: Vec<&str> = plugins
             .flat_map(|p| {
                 let ipam = p.get("ipam").and_then(|i| i.get("type"));
                 [p.get("type"), ipam]

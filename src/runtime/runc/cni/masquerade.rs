@@ -18,7 +18,7 @@ use smol::lock::Mutex;
 use super::{BuiltIn, CniError, PATH};
 use crate::{
     api::Mono,
-    runtime::runc::gate::Gate,
+    runtime::runc::gate::{Gate, Turn},
     sys::{
         child::{self, Command, Input},
         clock,
@@ -81,7 +81,15 @@ impl Masquerade {
                 }
             }
             if !missing.is_empty() {
-                let rules = rules(&family, &chain, &subnets, &missing);
+                // Those of earlier subnets stay: they may still have pods.
+                let list = ["-t", "nat", "-S", "POSTROUTING"];
+                let list = call(family.program, &list, None, gate).await?;
+                let list = list.unwrap_or_default();
+                let jumps = jumps_to(&list, &chain);
+                let former = jumps.iter().filter_map(|words| source(words));
+                let mut all = subnets.clone();
+                all.extend(former.filter(|subnet| !subnets.contains(subnet)));
+                let rules = rules(&family, &chain, &all, &missing);
                 call(family.restore, &["--noflush"], Some(rules), gate)
                     .await?
                     .map_err(CniError::Masquerade)?;
@@ -89,6 +97,11 @@ impl Masquerade {
         }
         *seen = Some(clock::mono());
         Ok(())
+    }
+
+    /// The subnets have changed: the next pod looks at the rules again.
+    pub(super) async fn look_again(&self) {
+        *self.seen.lock().await = None;
     }
 
     /// Removes the rules. Absent ones count as removed, and so does an iptables that is not installed.
@@ -182,6 +195,12 @@ fn jumps_to<'a>(list: &'a str, chain: &str) -> Vec<Vec<&'a str>> {
         .collect()
 }
 
+/// The subnet of a rule, as the words that delete it.
+fn source<'a>(words: &[&'a str]) -> Option<&'a str> {
+    let at = words.iter().position(|word| *word == "-s")?;
+    words.get(at + 1).copied()
+}
+
 fn find(program: &str) -> Option<PathBuf> {
     PATH.split(':')
         .map(|dir| Path::new(dir).join(program))
@@ -206,7 +225,7 @@ async fn call(
     if let Some(input) = input {
         command = command.stdin(Input::Bytes(input.into()));
     }
-    let _pass = gate.pass().await;
+    let _pass = gate.pass(Turn::Connect).await;
     let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
         .await
         .map_err(|e| failed(e.to_string()))?;
@@ -270,5 +289,7 @@ mod tests {
             jumps_to(list, "C"),
             [["-D", "POSTROUTING", "-s", "10.1.0.0/16", "-j", "C"]]
         );
+        assert_eq!(source(&jumps_to(list, "C")[0]), Some("10.1.0.0/16"));
+        assert_eq!(source(&["-D", "POSTROUTING", "-j", "C", "-s"]), None);
     }
 }

@@ -1,18 +1,27 @@
 //! Pod networks by CNI plugins (specification 0.3.1 to 1.1): they are executed, nothing of them stays resident.
 //!
-//! - The network is the first configuration of the directory; without any, a bridge of ours ([`BuiltIn`]).
+//! - The network is the first configuration of the directory; without any, a bridge of ours ([`BuiltIn`]), for which no
+//!   plugin is executed but `portmap`, and that only for pods with host ports.
 //! - An *attachment* file is written before the first ADD and removed after the last DEL has succeeded. It holds the
 //!   configuration and the result, so that DEL undoes what ADD did although the configuration changed since.
 //! - Attachments of a foreign configuration lie in the root directory and outlive a reboot: its address leases do too,
 //!   and are given back by a DEL at the next start. Those of the built-in network lie in the run directory.
 
+mod bridge;
 mod builtin;
 mod config;
+mod gateway;
 mod masquerade;
+mod netlink;
+mod pool;
 mod port_chains;
 mod result;
 
-use core::{net::IpAddr, time::Duration};
+use core::{
+    cell::{Cell, RefCell},
+    net::IpAddr,
+    time::Duration,
+};
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -23,7 +32,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{files, gate::Gate};
+use super::{
+    files,
+    gate::{Gate, Turn},
+};
 use crate::api::order::Order;
 use crate::api::strict::from_json;
 use crate::{
@@ -33,13 +45,14 @@ use crate::{
     },
     sys::{
         child::{self, Command, Input},
-        crash,
+        crash, lane,
     },
 };
 
 pub use builtin::BuiltIn;
 pub use config::NetworkConfig;
 use masquerade::Masquerade;
+use pool::Pool;
 pub use port_chains::forget_port_chains;
 
 /// Interface of the pod.
@@ -92,6 +105,17 @@ pub enum CniError {
         /// Its own words.
         why: String,
     },
+    /// The kernel refused a part of the built-in network.
+    #[error("bridge of the built-in network: {step}")]
+    Bridge {
+        /// What was tried.
+        step: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The built-in network has no address to lend.
+    #[error("{0}")]
+    NoAddressLeft(String),
     /// The rules that let pods of the built-in network speak to the world.
     #[error("masquerade the pods' addresses: {0}")]
     Masquerade(String),
@@ -115,11 +139,11 @@ pub struct CniSettings {
     pub conf_dir: PathBuf,
     /// Plugins; the usual directories are searched after it.
     pub bin_dir: PathBuf,
-    /// Attachments and leases of the built-in network (gone at reboot).
+    /// Attachments of the built-in network (gone at reboot).
     pub run_dir: PathBuf,
     /// Attachments of foreign networks (survive a reboot).
     pub root_dir: PathBuf,
-    /// The built-in network.
+    /// The built-in network at start.
     pub built_in: BuiltIn,
 }
 
@@ -155,8 +179,14 @@ struct Attachment {
 #[derive(Debug)]
 pub struct Cni {
     settings: CniSettings,
+    /// The built-in network now.
+    built_in: RefCell<BuiltIn>,
+    /// The bridge may have gateways of other subnets than those of now.
+    unsettled: Cell<bool>,
     boot: String,
     masquerade: Masquerade,
+    /// Addresses of the built-in network, once they are known.
+    pool: RefCell<Option<Pool>>,
 }
 
 impl Cni {
@@ -164,10 +194,96 @@ impl Cni {
     #[must_use]
     pub fn new(settings: CniSettings, boot: String) -> Self {
         Self {
+            built_in: RefCell::new(settings.built_in.clone()),
+            unsettled: Cell::new(true),
             settings,
             boot,
             masquerade: Masquerade::default(),
+            pool: RefCell::default(),
         }
+    }
+
+    /// Takes other subnets for the built-in network: pods that are attached from now on get addresses of these.
+    pub async fn set_subnets(&self, subnets: &[String]) {
+        if self.built_in.borrow().subnets != subnets {
+            self.built_in.borrow_mut().subnets = subnets.to_vec();
+            self.unsettled.set(true);
+            self.masquerade.look_again().await;
+        }
+    }
+
+    fn built_in(&self) -> BuiltIn {
+        self.built_in.borrow().clone()
+    }
+
+    /// Takes from the bridge what was a gateway of pods that are gone.
+    fn settle(&self) -> Result<(), CniError> {
+        if !self.unsettled.get() {
+            return Ok(());
+        }
+        let built_in = self.built_in.borrow();
+        let wanted: Vec<_> = built_in
+            .subnets
+            .iter()
+            .filter_map(|s| gateway::of_subnet(s))
+            .collect();
+        let left =
+            gateway::settle(&built_in.bridge, &wanted, |a| self.has_pods(a)).map_err(|source| {
+                CniError::Bridge {
+                    step: format!("remove former gateways from {}", built_in.bridge),
+                    source,
+                }
+            })?;
+        self.unsettled.set(left);
+        Ok(())
+    }
+
+    /// Lends a pod addresses of the built-in network, and says how it is to be attached.
+    fn lend(&self) -> Result<bridge::Attach, CniError> {
+        if self.pool.borrow().is_none() {
+            let mut pool = Pool::default();
+            for id in self.attached(true) {
+                match load(&self.file(&id, true)) {
+                    Ok(Some(attachment)) => attachment.ips().for_each(|ip| pool.note(ip)),
+                    Ok(None) => {}
+                    Err(e) => log::warn!("sandbox={id} its addresses are not known: {e}"),
+                }
+            }
+            self.pool.replace(Some(pool));
+        }
+        let built_in = self.built_in.borrow();
+        let mut pool = self.pool.borrow_mut();
+        let leases = pool
+            .get_or_insert_default()
+            .lend(&built_in.subnets)
+            .map_err(CniError::NoAddressLeft)?;
+        Ok(bridge::Attach {
+            bridge: built_in.bridge.clone(),
+            mtu: built_in.mtu,
+            leases,
+        })
+    }
+
+    /// Takes back what was lent to a pod whose record is gone, or was never there.
+    fn give_back(&self, attachment: &Attachment) {
+        if let Some(pool) = &mut *self.pool.borrow_mut() {
+            attachment.ips().for_each(|ip| pool.give_back(ip));
+        }
+    }
+
+    /// Whether a pod of the built-in network has an address beside that of a gateway. One of which that is not known may
+    /// have: it is just being attached, or its record cannot be read.
+    fn has_pods(&self, gateway: gateway::Address) -> bool {
+        self.attached(true).iter().any(|id| {
+            let attachment = match load(&self.file(id, true)) {
+                Ok(None) => return false,
+                Ok(Some(attachment)) => attachment,
+                Err(_) => return true,
+            };
+            let mut ips = attachment.ips().peekable();
+            ips.peek().is_none()
+                || ips.any(|ip| matches!(ip, IpAddr::V4(ip) if gateway::contains(gateway, ip)))
+        })
     }
 
     /// The network as configured now.
@@ -175,14 +291,8 @@ impl Cni {
     /// # Errors
     /// [`CniError::Config`].
     pub fn network(&self) -> Result<NetworkConfig, CniError> {
-        Ok(
-            NetworkConfig::first_in(&self.settings.conf_dir)?.unwrap_or_else(|| {
-                builtin::config(
-                    &self.settings.built_in,
-                    &self.settings.run_dir.join("leases"),
-                )
-            }),
-        )
+        Ok(NetworkConfig::first_in(&self.settings.conf_dir)?
+            .unwrap_or_else(|| builtin::config(&self.built_in.borrow())))
     }
 
     /// Whether pods can get a network: configuration readable, every plugin installed, iptables where it is needed.
@@ -197,13 +307,14 @@ impl Cni {
             Ok(network) => network,
             Err(e) => return not("NetworkConfigInvalid", e.to_string()),
         };
-        for program in network.programs() {
-            if let Err(e) = self.plugin(&network.name, program) {
-                return not("NetworkPluginMissing", e.to_string());
-            }
+        // The built-in network needs one for host ports only: pods that have some say that it is missing.
+        if !network.built_in
+            && let Some(why) = self.missing_plugin(&network)
+        {
+            return not("NetworkPluginMissing", why);
         }
         if network.built_in
-            && let Some(program) = Masquerade::missing_program(&self.settings.built_in)
+            && let Some(program) = Masquerade::missing_program(&self.built_in.borrow())
         {
             return not(
                 "IptablesMissing",
@@ -219,31 +330,47 @@ impl Cni {
         }
     }
 
+    /// Says which plugin of a network is not installed, the first if there are several.
+    #[must_use]
+    pub fn missing_plugin(&self, network: &NetworkConfig) -> Option<String> {
+        let programs = network.programs();
+        let missing = |p: &str| self.plugin(&network.name, p).err();
+        programs
+            .into_iter()
+            .find_map(missing)
+            .map(|e| e.to_string())
+    }
+
     /// Attaches a pod. On error everything done was undone, or an attachment is left for [`Self::del`].
     ///
     /// # Errors
     /// See [`CniError`].
     pub async fn add(&self, pod: &PodNetwork<'_>, gate: &Gate) -> Result<Vec<IpAddr>, CniError> {
         let network = self.network()?;
-        for program in network.programs() {
+        let wanted: Vec<&Map<String, Value>> = network
+            .plugins
+            .iter()
+            .filter(|p| !(network.built_in && is_idle(p, pod.config)))
+            .collect();
+        for program in NetworkConfig::programs_of(wanted.iter().copied()) {
             self.plugin(&network.name, program)?;
         }
+        let mut plugins: Vec<Map<String, Value>> = wanted
+            .into_iter()
+            .map(|p| handed_over(p, &network, pod.config))
+            .collect();
         if network.built_in {
-            self.masquerade
-                .ensure(&self.settings.built_in, gate)
-                .await?;
+            self.masquerade.ensure(&self.built_in(), gate).await?;
+            self.settle()?;
+            // Nothing is waited for until the record is saved: others may ask for addresses.
+            plugins.insert(0, self.lend()?.to_plugin());
         }
         let mut attachment = Attachment {
             v: ATTACHMENT_VERSION,
             sandbox: pod.id.clone(),
             boot: self.boot.clone(),
             netns: pod.netns.to_owned(),
-            plugins: network
-                .plugins
-                .iter()
-                .filter(|p| !(network.built_in && is_idle(p, pod.config)))
-                .map(|p| handed_over(p, &network, pod.config))
-                .collect(),
+            plugins,
             name: network.name.clone(),
             version: network.version.clone(),
             args: args_of(pod),
@@ -252,7 +379,7 @@ impl Cni {
         };
         let file = self.file(pod.id, network.built_in);
         // Before the first plugin: whatever it does is undone even if this process dies now.
-        save(&file, &attachment)?;
+        save(&file, &attachment).inspect_err(|_| self.give_back(&attachment))?;
         crash::point("network.intent");
         let mut result = Value::Null;
         for plugin in &attachment.plugins {
@@ -294,6 +421,7 @@ impl Cni {
             if let Some(attachment) = load(&file)? {
                 self.undo(&attachment, gate).await?;
                 files::remove_file(&file).map_err(|source| CniError::Io { path: file, source })?;
+                self.give_back(&attachment);
             }
         }
         Ok(())
@@ -324,10 +452,11 @@ impl Cni {
     /// # Errors
     /// The kernel's, iptables'. The bridge is deleted even if the rules could not be.
     pub async fn remove_built_in(&self, gate: &Gate) -> Result<(), CniError> {
-        let rules = self.masquerade.remove(&self.settings.built_in, gate).await;
-        let bridge = &self.settings.built_in.bridge;
-        builtin::remove_bridge(bridge).map_err(|source| CniError::Io {
-            path: Path::new("/sys/class/net").join(bridge),
+        let built_in = self.built_in();
+        let rules = self.masquerade.remove(&built_in, gate).await;
+        let bridge = &built_in.bridge;
+        netlink::delete(bridge).map_err(|source| CniError::Bridge {
+            step: format!("delete {bridge}"),
             source,
         })?;
         rules
@@ -402,6 +531,9 @@ impl Cni {
         previous: &Value,
         gate: &Gate,
     ) -> Result<Value, CniError> {
+        if NetworkConfig::plugin_type(plugin) == bridge::TYPE {
+            return self.own(verb, attachment, plugin, gate).await;
+        }
         let mut config = plugin.clone();
         // 0.3.1 hands no result to DEL.
         let unwanted = verb == "DEL" && attachment.version == "0.3.1";
@@ -424,6 +556,37 @@ impl Cni {
         let name = NetworkConfig::plugin_type(plugin).to_owned();
         self.exec(verb, &attachment.name, &name, &env, &config, gate)
             .await
+    }
+
+    /// What [`bridge`] does in a plugin's place, on a thread that ends with it.
+    async fn own(
+        &self,
+        verb: &'static str,
+        attachment: &Attachment,
+        plugin: &Map<String, Value>,
+        gate: &Gate,
+    ) -> Result<Value, CniError> {
+        let attach = bridge::Attach::of_plugin(plugin).map_err(|e| CniError::Plugin {
+            plugin: bridge::TYPE.into(),
+            verb,
+            network: attachment.name.clone(),
+            why: e.to_string(),
+        })?;
+        let id = attachment.sandbox.clone();
+        let (version, netns) = (attachment.version.clone(), attachment.netns.clone());
+        let _pass = gate.pass(turn(verb)).await;
+        lane::on_fresh_thread("bridge", move || match verb {
+            "ADD" => attach.attach(&id, &version, &netns),
+            "CHECK" => attach.check(&id).map(|()| Value::Null),
+            _ => bridge::detach(&id).map(|()| Value::Null),
+        })
+        .await
+        .map_err(|source| bridge::Fault {
+            step: "start a thread".into(),
+            source,
+        })
+        .and_then(|result| result)
+        .map_err(|bridge::Fault { step, source }| CniError::Bridge { step, source })
     }
 
     async fn exec(
@@ -457,7 +620,7 @@ impl Cni {
         for (key, value) in env {
             command = command.env(key, value);
         }
-        let _pass = gate.pass().await;
+        let _pass = gate.pass(turn(verb)).await;
         let output = child::run(gate.mark(command), Some(PLUGIN_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;
@@ -524,6 +687,29 @@ impl Cni {
             .collect();
         ids.order();
         ids
+    }
+}
+
+impl Attachment {
+    /// Addresses that the pod has, or gets from the built-in network.
+    fn ips(&self) -> impl Iterator<Item = IpAddr> {
+        let has = self.result.as_ref().map(result::pod_ips);
+        let own = |p: &&Map<String, Value>| NetworkConfig::plugin_type(p) == bridge::TYPE;
+        let gets = self.plugins.iter().filter(own);
+        let gets = gets.filter_map(|p| bridge::Attach::of_plugin(p).ok());
+        let gets: Vec<IpAddr> = gets
+            .flat_map(|a| a.leases)
+            .map(|lease| lease.address)
+            .collect();
+        has.into_iter().flatten().chain(gets)
+    }
+}
+
+fn turn(verb: &str) -> Turn {
+    if verb == "ADD" {
+        Turn::Connect
+    } else {
+        Turn::Last
     }
 }
 

@@ -1,0 +1,89 @@
+//! The built-in bridge when its subnet changes (NODE-16): pods that run keep the gateway they know, those that come get the
+//! new one, and an address whose last pod is gone is removed.
+
+use core::net::Ipv4Addr;
+use std::io;
+
+use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
+
+use super::netlink;
+
+/// An address of the bridge, and the length of its network part.
+pub(super) type Address = (Ipv4Addr, u8);
+
+/// Removes from the bridge what is no gateway any more.
+///
+/// - `wanted`: the gateways of now, which are added with the next pod.
+/// - `in_use`: whether a pod has the network of an address. Asked for addresses that are not wanted only.
+/// - Returns whether others are left.
+pub(super) fn settle(
+    bridge: &str,
+    wanted: &[Address],
+    in_use: impl Fn(Address) -> bool,
+) -> io::Result<bool> {
+    let mut others = addresses(bridge)?;
+    others.retain(|address| !wanted.contains(address));
+    let (kept, gone): (Vec<_>, Vec<_>) = others.into_iter().partition(|a| in_use(*a));
+    if !gone.is_empty() {
+        let index = if_nametoindex(bridge)?;
+        for (ip, prefix) in gone {
+            netlink::remove_address(index, (ip.into(), prefix))?;
+        }
+    }
+    Ok(!kept.is_empty())
+}
+
+/// IPv4 addresses of an interface as the kernel lists them; none if there is no such interface.
+fn addresses(name: &str) -> io::Result<Vec<Address>> {
+    let own = getifaddrs()?.filter(|entry| entry.interface_name == name);
+    let found = own.filter_map(|entry| {
+        let ip = entry.address?.as_sockaddr_in()?.ip();
+        let mask = entry.netmask?.as_sockaddr_in()?.ip();
+        let prefix = u8::try_from(mask.to_bits().leading_ones()).ok()?;
+        Some((ip, prefix))
+    });
+    Ok(found.collect())
+}
+
+/// The gateway that pods of a subnet get: its first address, as `host-local` has it. `None` for IPv6, of which a bridge
+/// has as many as there are subnets.
+pub(super) fn of_subnet(subnet: &str) -> Option<Address> {
+    let (address, prefix) = subnet.split_once('/')?;
+    let address: Ipv4Addr = address.parse().ok()?;
+    let first = address.to_bits().checked_add(1)?;
+    Some((first.into(), prefix.parse().ok()?))
+}
+
+/// Whether `ip` is in the network of an address.
+pub(super) fn contains((address, prefix): Address, ip: Ipv4Addr) -> bool {
+    let mask = u32::MAX
+        .checked_shl(32 - u32::from(prefix.min(32)))
+        .unwrap_or(0);
+    address.to_bits() & mask == ip.to_bits() & mask
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(text: &str) -> Vec<Address> {
+        let of = |word: &str| {
+            let (ip, prefix) = word.split_once('/').expect("prefix");
+            (ip.parse().expect("ip"), prefix.parse().expect("length"))
+        };
+        text.split_whitespace().map(of).collect()
+    }
+
+    #[test]
+    fn gateways() {
+        assert_eq!(
+            of_subnet("10.2.3.0/24"),
+            list("10.2.3.1/24").first().copied()
+        );
+        assert_eq!(of_subnet("fd00::/64"), None);
+        let net = list("10.85.0.1/16")[0];
+        for (ip, is) in [("10.85.200.3", true), ("10.86.0.1", false)] {
+            assert_eq!(contains(net, ip.parse().expect("ip")), is, "{ip}");
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The few requests to the kernel's routing that the built-in network makes itself. All are about the network namespace of
+//! the calling thread.
+//!
+//! Source: rtnetlink(7), netlink(7), veth(4), `linux/if_link.h`, `linux/rtnetlink.h`.
+
+use core::net::IpAddr;
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+};
+
+const NEWLINK: u16 = 16;
+const DELLINK: u16 = 17;
+const GETLINK: u16 = 18;
+const SETLINK: u16 = 19;
+const NEWADDR: u16 = 20;
+const DELADDR: u16 = 21;
+const NEWROUTE: u16 = 24;
+
+const ERROR: u16 = 2;
+const REQUEST: u16 = 1;
+const AND_ACK: u16 = 4;
+const CREATE_EXCLUSIVELY: u16 = 0x600;
+/// Of `struct nlmsghdr`, bytes.
+const HEADER: usize = 16;
+/// Of `struct ifinfomsg`, bytes.
+const LINK: usize = 16;
+/// Longest answer, bytes: what the kernel tells of an interface is about two thousand.
+const ANSWER_LIMIT: usize = 16 * 1024;
+/// An attribute made of attributes.
+const NESTED: u16 = 0x8000;
+
+/// Attributes of a link.
+mod link {
+    pub(super) const ADDRESS: u16 = 1;
+    pub(super) const NAME: u16 = 3;
+    pub(super) const MTU: u16 = 4;
+    pub(super) const MASTER: u16 = 10;
+    pub(super) const PORT: u16 = 12;
+    pub(super) const INFO: u16 = 18;
+    pub(super) const NAMESPACE: u16 = 28;
+    /// Within `INFO`.
+    pub(super) const KIND: u16 = 1;
+    pub(super) const DATA: u16 = 2;
+    /// Within the data of a pair.
+    pub(super) const PEER: u16 = 1;
+    /// Within `PORT`.
+    pub(super) const HAIRPIN: u16 = 4;
+    /// Most bytes of a name.
+    pub(super) const NAME_LIMIT: usize = 15;
+}
+
+const UP: u32 = 1;
+const UNSPECIFIED: u8 = 0;
+const INET: u8 = 2;
+const BRIDGE: u8 = 7;
+const INET6: u8 = 10;
+
+/// An address of an interface, and the length of its network part.
+pub(super) type Address = (IpAddr, u8);
+
+/// What is known of an interface.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) index: u32,
+    /// `bridge`, `veth`; empty for hardware and `lo`.
+    pub(super) kind: String,
+    pub(super) hardware_address: Vec<u8>,
+    /// The index of the bridge of which it is a port; 0 if there is none.
+    pub(super) master: u32,
+}
+
+/// Looks at an interface. `ENODEV` if there is none.
+pub(super) fn find(name: &str) -> io::Result<Link> {
+    let mut body = Body::link(UNSPECIFIED, 0, 0);
+    body.text(link::NAME, name)?;
+    let answer = exchange(GETLINK, 0, &body)?;
+    let odd = || io::Error::new(io::ErrorKind::InvalidData, "rtnetlink gave half an answer");
+    read_link(&answer).ok_or_else(odd)
+}
+
+fn read_link(answer: &[u8]) -> Option<Link> {
+    let index = answer.get(HEADER + 4..)?.first_chunk()?;
+    let mut found = Link {
+        index: u32::from_ne_bytes(*index),
+        ..Link::default()
+    };
+    for (kind, value) in attributes(answer.get(HEADER + LINK..)?) {
+        match kind {
+            link::ADDRESS => found.hardware_address = value.to_vec(),
+            link::MASTER => found.master = u32::from_ne_bytes(*value.first_chunk()?),
+            link::INFO => {
+                let name = attributes(value).find(|(kind, _)| *kind == link::KIND);
+                let name = name.map_or(&[][..], |(_, value)| value);
+                let name = name.split(|b| *b == 0).next().unwrap_or_default();
+                found.kind = String::from_utf8_lossy(name).into_owned();
+            }
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+/// The attributes in `bytes`, up to the first that is not whole.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    core::iter::from_fn(move || {
+        let length = u16::from_ne_bytes(*bytes.first_chunk()?).into();
+        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
+        let value = bytes.get(4..length)?;
+        let next = usize::next_multiple_of(length, 4).min(bytes.len());
+        bytes = bytes.get(next..)?;
+        Some((kind & !NESTED, value))
+    })
+}
+
+/// Makes a bridge. One that is there is an error, `EEXIST`. `mtu` 0 leaves it to the kernel.
+pub(super) fn create_bridge(name: &str, mtu: u32) -> io::Result<()> {
+    let mut body = Body::link(UNSPECIFIED, 0, 0);
+    body.text(link::NAME, name)?;
+    body.mtu(mtu)?;
+    body.nest(link::INFO, |info| info.text(link::KIND, "bridge"))?;
+    ask(NEWLINK, CREATE_EXCLUSIVELY, &body)
+}
+
+/// Makes a pair of interfaces: `host` is up and a port of the bridge, `inner` is in the namespace and down.
+pub(super) fn create_pair(
+    host: &str,
+    inner: &str,
+    mtu: u32,
+    bridge: u32,
+    namespace: BorrowedFd<'_>,
+) -> io::Result<()> {
+    let namespace = u32::try_from(namespace.as_raw_fd()).map_err(io::Error::other)?;
+    let mut body = Body::link(UNSPECIFIED, 0, UP);
+    body.text(link::NAME, host)?;
+    body.mtu(mtu)?;
+    body.number(link::MASTER, bridge)?;
+    body.nest(link::INFO, |info| {
+        info.text(link::KIND, "veth")?;
+        info.nest(link::DATA, |data| {
+            data.nest(link::PEER, |peer| {
+                peer.0.extend(Body::link(UNSPECIFIED, 0, 0).0);
+                peer.text(link::NAME, inner)?;
+                peer.mtu(mtu)?;
+                peer.number(link::NAMESPACE, namespace)
+            })
+        })
+    })?;
+    ask(NEWLINK, CREATE_EXCLUSIVELY, &body)
+}
+
+/// Deletes an interface. Absent counts as deleted.
+pub(super) fn delete(name: &str) -> io::Result<()> {
+    let mut body = Body::link(UNSPECIFIED, 0, 0);
+    body.text(link::NAME, name)?;
+    match ask(DELLINK, 0, &body) {
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        result => result,
+    }
+}
+
+/// Brings an interface up.
+pub(super) fn up(interface: u32) -> io::Result<()> {
+    ask(SETLINK, 0, &Body::link(UNSPECIFIED, interface, UP))
+}
+
+/// Gives an interface a hardware address.
+pub(super) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result<()> {
+    let mut body = Body::link(UNSPECIFIED, interface, 0);
+    body.attribute(link::ADDRESS, address)?;
+    ask(SETLINK, 0, &body)
+}
+
+/// Lets a port of a bridge send back what came from it.
+pub(super) fn reflect(port: u32) -> io::Result<()> {
+    let mut body = Body::link(BRIDGE, port, 0);
+    body.nest(link::PORT, |port| port.attribute(link::HAIRPIN, &[1]))?;
+    ask(SETLINK, 0, &body)
+}
+
+/// Adds an address to an interface. One that is there counts as added.
+pub(super) fn add_address(interface: u32, address: Address) -> io::Result<()> {
+    let body = address_body(interface, address)?;
+    match ask(NEWADDR, CREATE_EXCLUSIVELY, &body) {
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        result => result,
+    }
+}
+
+/// Removes an address from an interface. One that is not there counts as removed.
+pub(super) fn remove_address(interface: u32, address: Address) -> io::Result<()> {
+    let body = address_body(interface, address)?;
+    match ask(DELADDR, 0, &body) {
+        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
+        result => result,
+    }
+}
+
+fn address_body(interface: u32, (ip, prefix): Address) -> io::Result<Body> {
+    const LOCAL: u16 = 2;
+    const ADDRESS: u16 = 1;
+    /// Nobody else has it: IPv6 need not ask around for a second before it is used.
+    const NO_DETECTION: u8 = 2;
+    let (family, flags) = match ip {
+        IpAddr::V4(_) => (INET, 0),
+        IpAddr::V6(_) => (INET6, NO_DETECTION),
+    };
+    // struct ifaddrmsg: family, length of the prefix, flags, scope, interface
+    let mut body = Body(vec![family, prefix, flags, 0]);
+    body.0.extend(interface.to_ne_bytes());
+    body.ip(LOCAL, ip)?;
+    body.ip(ADDRESS, ip)?;
+    Ok(body)
+}
+
+/// Adds the way to everywhere else. One that is there counts as added.
+pub(super) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<()> {
+    const MAIN_TABLE: u8 = 254;
+    const BOOT: u8 = 3;
+    const UNICAST: u8 = 1;
+    const OUT: u16 = 4;
+    const GATEWAY: u16 = 5;
+    let family = if gateway.is_ipv4() { INET } else { INET6 };
+    // struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags
+    let mut body = Body(vec![family, 0, 0, 0, MAIN_TABLE, BOOT, 0, UNICAST]);
+    body.0.extend([0; 4]);
+    body.number(OUT, interface)?;
+    body.ip(GATEWAY, gateway)?;
+    match ask(NEWROUTE, CREATE_EXCLUSIVELY, &body) {
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        result => result,
+    }
+}
+
+/// What follows the header of a message.
+struct Body(Vec<u8>);
+
+impl Body {
+    /// `struct ifinfomsg`: family, type, interface (0: named by an attribute), flags, and which of them are meant.
+    fn link(family: u8, interface: u32, flags: u32) -> Self {
+        let mut bytes = vec![family, 0, 0, 0];
+        bytes.extend(interface.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        Self(bytes)
+    }
+
+    /// Appends `struct rtattr` and its value, padded.
+    fn attribute(&mut self, kind: u16, value: &[u8]) -> io::Result<()> {
+        let length = u16::try_from(4 + value.len()).map_err(io::Error::other)?;
+        self.0.extend(length.to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        Ok(())
+    }
+
+    fn number(&mut self, kind: u16, value: u32) -> io::Result<()> {
+        self.attribute(kind, &value.to_ne_bytes())
+    }
+
+    fn mtu(&mut self, mtu: u32) -> io::Result<()> {
+        match mtu {
+            0 => Ok(()),
+            mtu => self.number(link::MTU, mtu),
+        }
+    }
+
+    fn ip(&mut self, kind: u16, ip: IpAddr) -> io::Result<()> {
+        match ip {
+            IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
+            IpAddr::V6(ip) => self.attribute(kind, &ip.octets()),
+        }
+    }
+
+    /// A name, ended by a zero.
+    fn text(&mut self, kind: u16, text: &str) -> io::Result<()> {
+        if text.is_empty() || text.len() > link::NAME_LIMIT || text.contains('\0') {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let bytes: Vec<u8> = text.bytes().chain([0]).collect();
+        self.attribute(kind, &bytes)
+    }
+
+    fn nest(
+        &mut self,
+        kind: u16,
+        fill: impl FnOnce(&mut Self) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut inner = Self(Vec::new());
+        fill(&mut inner)?;
+        self.attribute(kind | NESTED, &inner.0)
+    }
+}
+
+/// One request and its acknowledgement.
+fn ask(request: u16, flags: u16, body: &Body) -> io::Result<()> {
+    exchange(request, AND_ACK | flags, body).map(drop)
+}
+
+/// One request and the first message of its answer, as it is; the kernel's error if it is one.
+fn exchange(request: u16, flags: u16, body: &Body) -> io::Result<Vec<u8>> {
+    let length = u32::try_from(HEADER + body.0.len()).map_err(io::Error::other)?;
+    let mut message = Vec::with_capacity(HEADER + body.0.len());
+    // struct nlmsghdr: length, type, flags, sequence, port
+    message.extend(length.to_ne_bytes());
+    message.extend(request.to_ne_bytes());
+    message.extend((REQUEST | flags).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(&body.0);
+    let fd = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRoute,
+    )?;
+    sendto(
+        fd.as_raw_fd(),
+        &message,
+        &NetlinkAddr::new(0, 0),
+        MsgFlags::empty(),
+    )?;
+    let mut answer = vec![0; ANSWER_LIMIT];
+    let got = recv(fd.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    answer.truncate(got);
+    let head = answer.first_chunk::<{ HEADER + 4 }>();
+    let head = head.ok_or_else(|| io::Error::other("rtnetlink gave no answer"))?;
+    if u16::from_ne_bytes([head[4], head[5]]) != ERROR {
+        return Ok(answer);
+    }
+    // The negative errno follows the header.
+    match i32::from_ne_bytes([head[16], head[17], head[18], head[19]]) {
+        0 => Ok(answer),
+        code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_found() {
+        let lo = find("lo").expect("every machine has one");
+        let expected = Link {
+            index: lo.index,
+            hardware_address: vec![0; 6],
+            ..Link::default()
+        };
+        assert_eq!(lo, expected);
+        assert_eq!(Ok(lo.index), nix::net::if_::if_nametoindex("lo"));
+        let error = find("none-such").expect_err("no such interface");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        let error = find("a-name-that-is-too-long").expect_err("refused");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn half_answers() {
+        let mut body = Body::link(UNSPECIFIED, 7, 0);
+        body.attribute(link::ADDRESS, &[1, 2, 3, 4, 5, 6])
+            .expect("short");
+        body.nest(link::INFO, |info| info.text(link::KIND, "bridge"))
+            .expect("short");
+        body.number(link::MASTER, 9).expect("short");
+        let answer: Vec<u8> = [0; HEADER].into_iter().chain(body.0).collect();
+        let whole = read_link(&answer).expect("whole");
+        let expected = Link {
+            index: 7,
+            kind: "bridge".into(),
+            hardware_address: vec![1, 2, 3, 4, 5, 6],
+            master: 9,
+        };
+        assert_eq!(whole, expected);
+        // Nothing else than an answer, or none.
+        for end in 0..answer.len() {
+            let half = read_link(&answer[..end]);
+            assert_ne!(half, Some(Link::default()), "{end} bytes");
+        }
+        let zeros = [0; 8];
+        assert_eq!(attributes(&zeros).count(), 0, "a length of nothing ends");
+    }
+}
