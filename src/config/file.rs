@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::decode::{self, DecodeError};
 use super::duration::GoDuration;
-use crate::api::Quantity;
+use crate::api::{Quantity, node::Taint};
 
 /// `apiVersion` of the document.
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -65,7 +65,7 @@ pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 15] = [
+const PATHS: [&str; 18] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -81,6 +81,9 @@ const PATHS: [&str; 15] = [
     "/picolet/cniConfDir",
     "/picolet/cniBinDir",
     "/picolet/ociRuntimeRoot",
+    "/picolet/registriesFile",
+    "/picolet/imageCredentialProviderConfig",
+    "/picolet/imageCredentialProviderBinDir",
 ];
 
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
@@ -161,11 +164,13 @@ const FIELDS: &[&str] = &[
     "memoryReservationPolicy", "memorySwap.swapBehavior", "memoryThrottlingFactor", "mergeDefaultEvictionSettings",
     "nodeLeaseDurationSeconds", "nodeStatusMaxImages", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency",
     "oomScoreAdj",
-    "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
-    "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells",
-    "picolet.hostnameOverride", "picolet.imageDir", "picolet.maximumDeadContainers",
-    "picolet.maximumDeadContainersPerContainer", "picolet.minimumContainerTTLDuration", "picolet.nodeIP",
-    "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.rootDir", "picolet.runDir", "picolet.socket",
+    "picolet.apiServers", "picolet.bootstrapKubeconfig", "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
+    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells",
+    "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
+    "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
+    "picolet.imagePullBandwidth", "picolet.kubeconfig", "picolet.maximumDeadContainers",
+    "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration", "picolet.nodeIP", "picolet.nodeLabels",
+    "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
     "protectKernelDefaults", "providerID", "qosReserved",
     "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
@@ -188,7 +193,10 @@ const FIELDS: &[&str] = &[
     reason = "field names and meanings are those of KubeletConfiguration"
 )]
 pub struct Fields {
+    pub address: Option<String>,
     pub allowed_unsafe_sysctls: Vec<String>,
+    pub authentication: Authentication,
+    pub authorization: Authorization,
     pub cgroup_driver: Option<String>,
     pub cgroup_root: Option<String>,
     #[serde(rename = "cgroupsPerQOS")]
@@ -206,12 +214,20 @@ pub struct Fields {
     #[serde(rename = "cpuCFSQuotaPeriod")]
     pub cpu_cfs_quota_period: Option<GoDuration>,
     pub crash_loop_back_off: CrashLoopBackOff,
+    pub enable_controller_attach_detach: Option<bool>,
+    pub enable_debugging_handlers: Option<bool>,
+    pub enable_server: Option<bool>,
     pub enforce_node_allocatable: Option<Vec<String>>,
+    pub event_burst: Option<i64>,
+    #[serde(rename = "eventRecordQPS")]
+    pub event_record_qps: Option<i64>,
     pub eviction_hard: Option<BTreeMap<String, String>>,
     pub fail_cgroup_v1: Option<bool>,
     pub fail_swap_on: Option<bool>,
     pub feature_gates: BTreeMap<String, bool>,
     pub file_check_frequency: Option<GoDuration>,
+    pub healthz_bind_address: Option<String>,
+    pub healthz_port: Option<i64>,
     #[serde(rename = "imageGCHighThresholdPercent")]
     pub image_gc_high_threshold_percent: Option<i64>,
     #[serde(rename = "imageGCLowThresholdPercent")]
@@ -220,6 +236,10 @@ pub struct Fields {
     pub image_maximum_gc_age: Option<GoDuration>,
     #[serde(rename = "imageMinimumGCAge")]
     pub image_minimum_gc_age: Option<GoDuration>,
+    #[serde(rename = "kubeAPIBurst")]
+    pub kube_api_burst: Option<i64>,
+    #[serde(rename = "kubeAPIQPS")]
+    pub kube_api_qps: Option<i64>,
     pub kube_reserved: BTreeMap<String, Quantity>,
     pub local_storage_capacity_isolation: Option<bool>,
     pub logging: Logging,
@@ -229,6 +249,10 @@ pub struct Fields {
     pub memory_swap: MemorySwap,
     pub memory_throttling_factor: Option<f64>,
     pub merge_default_eviction_settings: Option<bool>,
+    pub node_lease_duration_seconds: Option<i64>,
+    pub node_status_max_images: Option<i64>,
+    pub node_status_report_frequency: Option<GoDuration>,
+    pub node_status_update_frequency: Option<GoDuration>,
     pub oom_score_adj: Option<i64>,
     pub picolet: Own,
     #[serde(rename = "podCIDR")]
@@ -236,23 +260,116 @@ pub struct Fields {
     pub pod_logs_dir: Option<String>,
     pub pod_pids_limit: Option<i64>,
     pub pods_per_core: Option<i64>,
+    pub port: Option<i64>,
+    #[serde(rename = "providerID")]
+    pub provider_id: Option<String>,
+    pub read_only_port: Option<i64>,
+    pub register_node: Option<bool>,
+    pub register_with_taints: Vec<Taint>,
     #[serde(rename = "reservedSystemCPUs")]
     pub reserved_system_cpus: Option<String>,
     pub resolv_conf: Option<String>,
+    pub rotate_certificates: Option<bool>,
     pub run_once: Option<bool>,
     pub runtime_request_timeout: Option<GoDuration>,
     pub seccomp_default: Option<bool>,
+    pub registry_burst: Option<i64>,
+    #[serde(rename = "registryPullQPS")]
+    pub registry_pull_qps: Option<i64>,
     pub serialize_image_pulls: Option<bool>,
+    #[serde(rename = "serverTLSBootstrap")]
+    pub server_tls_bootstrap: Option<bool>,
     pub shutdown_grace_period: Option<GoDuration>,
     pub shutdown_grace_period_critical_pods: Option<GoDuration>,
     #[serde(rename = "singleProcessOOMKill")]
     pub single_process_oom_kill: Option<bool>,
     pub static_pod_path: Option<String>,
+    pub streaming_connection_idle_timeout: Option<GoDuration>,
     #[serde(rename = "staticPodURL")]
     pub static_pod_url: Option<String>,
     pub sync_frequency: Option<GoDuration>,
     pub system_reserved: BTreeMap<String, Quantity>,
+    pub tls_cert_file: Option<String>,
+    pub tls_cipher_suites: Vec<String>,
+    pub tls_curve_preferences: Vec<String>,
+    pub tls_min_version: Option<String>,
+    pub tls_private_key_file: Option<String>,
     pub volume_stats_agg_period: Option<GoDuration>,
+}
+
+/// `authentication`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct Authentication {
+    pub anonymous: Anonymous,
+    pub webhook: TokenReviews,
+    pub x509: ClientCertificates,
+}
+
+/// `authentication.anonymous`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct Anonymous {
+    pub enabled: Option<bool>,
+}
+
+/// `authentication.webhook`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct TokenReviews {
+    #[serde(rename = "cacheTTL")]
+    pub cache_ttl: Option<GoDuration>,
+    pub enabled: Option<bool>,
+}
+
+/// `authentication.x509`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct ClientCertificates {
+    #[serde(rename = "clientCAFile")]
+    pub client_ca_file: Option<String>,
+}
+
+/// `authorization`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct Authorization {
+    pub mode: Option<String>,
+    pub webhook: AccessReviews,
+}
+
+/// `authorization.webhook`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct AccessReviews {
+    #[serde(rename = "cacheAuthorizedTTL")]
+    pub cache_authorized_ttl: Option<GoDuration>,
+    #[serde(rename = "cacheUnauthorizedTTL")]
+    pub cache_unauthorized_ttl: Option<GoDuration>,
 }
 
 /// `crashLoopBackOff`
@@ -293,24 +410,46 @@ pub struct MemorySwap {
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "see the fields of Config they end in")]
 pub struct Own {
+    pub api_servers: Vec<String>,
+    pub bootstrap_kubeconfig: Option<String>,
     pub builtin_network: BuiltinNetwork,
+    pub cert_dir: Option<String>,
     pub cni_bin_dir: Option<String>,
     pub cni_conf_dir: Option<String>,
     pub container_log_dir: Option<String>,
+    pub cloud_provider: Option<String>,
     pub doorbells: Option<bool>,
     pub hostname_override: Option<String>,
+    pub image_credential_provider_bin_dir: Option<String>,
+    pub image_credential_provider_config: Option<String>,
     pub image_dir: Option<String>,
+    pub image_policy: ImagePolicy,
+    pub image_pull_bandwidth: Option<Quantity>,
+    pub kubeconfig: Option<String>,
     pub maximum_dead_containers: Option<i64>,
     pub maximum_dead_containers_per_container: Option<i64>,
+    pub metered: Option<bool>,
     #[serde(rename = "minimumContainerTTLDuration")]
     pub minimum_container_ttl_duration: Option<GoDuration>,
     #[serde(rename = "nodeIP")]
     pub node_ip: Option<String>,
+    pub node_labels: BTreeMap<String, String>,
     pub oci_runtime: Option<String>,
     pub oci_runtime_root: Option<String>,
+    pub offline_secrets: Option<String>,
+    pub registries_file: Option<String>,
     pub root_dir: Option<String>,
     pub run_dir: Option<String>,
     pub socket: Option<String>,
+}
+
+/// `picolet.imagePolicy`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct ImagePolicy {
+    pub allowed_registries: Vec<String>,
+    pub require_digest: Option<bool>,
 }
 
 /// `picolet.builtinNetwork`

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use lexopt::{Arg, ValueExt as _};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::duration;
 use crate::api::Quantity;
@@ -29,6 +29,8 @@ enum Kind {
     Map(&'static str),
     /// Like `Map("=")` with `true` and `false`.
     Gates,
+    /// `key=value:effect` or `key:effect`, separated by commas; may be repeated.
+    Taints,
 }
 
 impl Kind {
@@ -43,6 +45,7 @@ impl Kind {
             Self::List => " A,B,…",
             Self::Map("<") => " SIGNAL<VALUE,…",
             Self::Map(_) | Self::Gates => " KEY=VALUE,…",
+            Self::Taints => " KEY=VALUE:EFFECT,…",
         }
     }
 }
@@ -70,15 +73,52 @@ const CONFIG: &str = "";
 #[rustfmt::skip]
 const FLAGS: &[Flag] = &[
     flag("config", Kind::Path, CONFIG, "KubeletConfiguration file (default /etc/picolet/config.yaml if it exists)"),
+    flag("kubeconfig", Kind::Path, "picolet.kubeconfig", "how the apiserver is reached; without it the node stands alone"),
+    flag("bootstrap-kubeconfig", Kind::Path, "picolet.bootstrapKubeconfig", "how a first certificate is asked for"),
+    flag("cert-dir", Kind::Path, "picolet.certDir", "certificates of the node (default pki in the root directory)"),
+    flag("api-servers", Kind::List, "picolet.apiServers", "further URLs of the same apiserver, tried in turn"),
+    flag("rotate-certificates", Kind::Switch, "rotateCertificates", "ask for a new client certificate before the old one ends"),
+    flag("kube-api-qps", Kind::Number, "kubeAPIQPS", "requests to the apiserver a second"),
+    flag("kube-api-burst", Kind::Number, "kubeAPIBurst", "requests to the apiserver at once"),
+    flag("event-qps", Kind::Number, "eventRecordQPS", "events a second; 0: no limit"),
+    flag("event-burst", Kind::Number, "eventBurst", "events at once"),
+    flag("metered", Kind::Switch, "picolet.metered", "bytes cost money: ask the apiserver less often"),
+    flag("offline-secrets", Kind::Text, "picolet.offlineSecrets", "disk or memory: where Secrets wait for a start without the apiserver"),
     flag("root-dir", Kind::Path, "picolet.rootDir", "what survives a reboot: pods, images, volumes"),
     flag("run-dir", Kind::Path, "picolet.runDir", "what ends with a reboot: sandboxes, containers, locks"),
     flag("pod-manifest-path", Kind::Path, "staticPodPath", "directory or file of static pods"),
-    flag("image-dir", Kind::Path, "picolet.imageDir", "directory of image archives that are imported as they appear"),
+    flag("image-dir", Kind::Path, "picolet.imageDir", "directory of image archives to import and lists (.txt) of images to pull, as they appear"),
     flag("pod-logs-dir", Kind::Path, "podLogsDir", "logs of containers, one directory per pod"),
     flag("container-log-dir", Kind::Path, "picolet.containerLogDir", "links to the logs of containers"),
     flag("socket", Kind::Path, "picolet.socket", "socket of the local commands"),
     flag("hostname-override", Kind::Text, "picolet.hostnameOverride", "name of the node instead of the host name"),
     flag("node-ip", Kind::Text, "picolet.nodeIP", "address of the node, or one of each family"),
+    flag("node-labels", Kind::Map("="), "picolet.nodeLabels", "labels of the node beside the usual ones"),
+    flag("register-node", Kind::Switch, "registerNode", "create the Node object"),
+    flag("register-with-taints", Kind::Taints, "registerWithTaints", "taints of a node that is created"),
+    flag("provider-id", Kind::Text, "providerID", "what a cloud calls this machine"),
+    flag("cloud-provider", Kind::Text, "picolet.cloudProvider", "external: a cloud controller completes the node"),
+    flag("enable-controller-attach-detach", Kind::Switch, "enableControllerAttachDetach", "the control plane attaches volumes"),
+    flag("node-status-update-frequency", Kind::Time, "nodeStatusUpdateFrequency", "time between two looks at the node"),
+    flag("node-status-max-images", Kind::Number, "nodeStatusMaxImages", "images named in the status; -1: all"),
+    flag("enable-server", Kind::Switch, "enableServer", "serve over the network (default: with an apiserver, or a CA of clients)"),
+    flag("address", Kind::Text, "address", "address that the HTTPS server listens at"),
+    flag("port", Kind::Number, "port", "port of the HTTPS server"),
+    flag("healthz-bind-address", Kind::Text, "healthzBindAddress", "address of /healthz in plain text"),
+    flag("healthz-port", Kind::Number, "healthzPort", "its port; 0: off"),
+    flag("client-ca-file", Kind::Path, "authentication.x509.clientCAFile", "CAs of clients of the HTTPS server"),
+    flag("anonymous-auth", Kind::Switch, "authentication.anonymous.enabled", "clients without a credential may be allowed something too"),
+    flag("authentication-token-webhook", Kind::Switch, "authentication.webhook.enabled", "the apiserver says whose a token is"),
+    flag("authentication-token-webhook-cache-ttl", Kind::Time, "authentication.webhook.cacheTTL", "how long that counts"),
+    flag("authorization-mode", Kind::Text, "authorization.mode", "Webhook: the apiserver says who may; AlwaysAllow"),
+    flag("authorization-webhook-cache-authorized-ttl", Kind::Time, "authorization.webhook.cacheAuthorizedTTL", "how long its yes counts"),
+    flag("authorization-webhook-cache-unauthorized-ttl", Kind::Time, "authorization.webhook.cacheUnauthorizedTTL", "how long its no counts"),
+    flag("tls-cert-file", Kind::Path, "tlsCertFile", "certificate of the HTTPS server (default: one of its own)"),
+    flag("tls-private-key-file", Kind::Path, "tlsPrivateKeyFile", "its key"),
+    flag("tls-cipher-suites", Kind::List, "tlsCipherSuites", "cipher suites offered for TLS 1.2"),
+    flag("tls-min-version", Kind::Text, "tlsMinVersion", "VersionTLS12 or VersionTLS13"),
+    flag("rotate-server-certificates", Kind::Switch, "serverTLSBootstrap", "ask the apiserver for the certificate of the HTTPS server"),
+    flag("enable-debugging-handlers", Kind::Switch, "enableDebuggingHandlers", "serve logs and what runs commands"),
     flag("max-pods", Kind::Number, "maxPods", "most pods on this node"),
     flag("pods-per-core", Kind::Number, "podsPerCore", "most pods per processor; 0: no such limit"),
     flag("oci-runtime", Kind::Text, "picolet.ociRuntime", "OCI runtime: a path, or a name looked up in PATH"),
@@ -114,6 +154,13 @@ const FLAGS: &[Flag] = &[
     flag("image-gc-high-threshold", Kind::Number, "imageGCHighThresholdPercent", "disk use at which images are removed"),
     flag("image-gc-low-threshold", Kind::Number, "imageGCLowThresholdPercent", "disk use down to which images are removed"),
     flag("minimum-image-ttl-duration", Kind::Time, "imageMinimumGCAge", "age below which an unused image stays"),
+    flag("private-registry", Kind::Path, "picolet.registriesFile", "mirrors, credentials and TLS of registries, as k3s has them"),
+    flag("image-credential-provider-config", Kind::Path, "picolet.imageCredentialProviderConfig", "credential plugins"),
+    flag("image-credential-provider-bin-dir", Kind::Path, "picolet.imageCredentialProviderBinDir", "where they are"),
+    flag("image-pull-bandwidth", Kind::Size, "picolet.imagePullBandwidth", "bytes per second of all image pulls; 0: no limit"),
+    flag("registry-qps", Kind::Number, "registryPullQPS", "image pulls per second; 0: no limit"),
+    flag("registry-burst", Kind::Number, "registryBurst", "image pulls at once above that"),
+    flag("max-parallel-image-pulls", Kind::Number, "maxParallelImagePulls", "images at a time"),
     flag("serialize-image-pulls", Kind::Switch, "serializeImagePulls", "one image at a time"),
     flag("minimum-container-ttl-duration", Kind::Time, "picolet.minimumContainerTTLDuration", "age below which a dead container stays"),
     flag("maximum-dead-containers-per-container", Kind::Number, "picolet.maximumDeadContainersPerContainer", "dead instances kept per container"),
@@ -250,7 +297,19 @@ pub fn help() -> String {
         .collect()
 }
 
-/// Lays what was typed over the file's document. Only `featureGates` is merged key by key.
+/// Objects that are merged field by field; others are replaced whole.
+const MERGED: [&str; 8] = [
+    "anonymous",
+    "authentication",
+    "authorization",
+    "featureGates",
+    "logging",
+    "picolet",
+    "webhook",
+    "x509",
+];
+
+/// Lays what was typed over the file's document. Of maps with keys of their own only `featureGates` is merged.
 pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
     if !document.is_object() {
         *document = Value::Object(Map::new());
@@ -259,7 +318,7 @@ pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
         return;
     };
     for (name, value) in overlay {
-        let merged = ["featureGates", "picolet", "logging"].contains(&name.as_str());
+        let merged = MERGED.contains(&name.as_str());
         match (base.get_mut(&name), value) {
             (Some(old @ Value::Object(_)), Value::Object(fields)) if merged => {
                 lay_over(old, fields)
@@ -333,6 +392,19 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Stri
             let list = place.as_array_mut().expect("made above");
             list.extend(parts().map(Value::from));
         }
+        Kind::Taints => {
+            if !place.is_array() {
+                *place = Value::Array(Vec::new());
+            }
+            let list = place.as_array_mut().expect("made above");
+            for part in parts() {
+                let (name, effect) = part
+                    .rsplit_once(':')
+                    .ok_or_else(|| format!("{part:?} is not key=value:effect"))?;
+                let (key, value) = name.split_once('=').unwrap_or((name, ""));
+                list.push(json!({"key": key, "value": value, "effect": effect}));
+            }
+        }
         Kind::Map(_) | Kind::Gates => {
             if !place.is_object() {
                 *place = Value::Object(Map::new());
@@ -360,8 +432,6 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Stri
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn read(line: &str) -> Result<Flags, FlagError> {
@@ -402,6 +472,18 @@ mod tests {
             (
                 "--system-reserved cpu=100m --system-reserved memory=1Gi",
                 json!({"systemReserved": {"cpu": "100m", "memory": "1Gi"}}),
+            ),
+            (
+                "--register-with-taints a=b:NoSchedule,c:NoExecute",
+                json!({"registerWithTaints": [
+                    {"key": "a", "value": "b", "effect": "NoSchedule"},
+                    {"key": "c", "value": "", "effect": "NoExecute"},
+                ]}),
+            ),
+            (
+                "--node-labels a=b,example.com/c= --provider-id=x://1 --cloud-provider=external",
+                json!({"providerID": "x://1", "picolet": {"cloudProvider": "external",
+                    "nodeLabels": {"a": "b", "example.com/c": ""}}}),
             ),
             (
                 "--feature-gates A=true,B=false",

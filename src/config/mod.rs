@@ -17,16 +17,21 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod cluster;
+mod configz;
 pub mod decode;
 pub mod duration;
 pub mod file;
 pub mod flags;
+mod node;
 mod resolve;
+mod server;
 mod values;
 
 pub use values::{
-    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
-    LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, Threshold, TimeConfig,
+    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig,
+    ImageConfig, LogConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved, RuntimeConfig,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, Threshold, TimeConfig,
 };
 
 /// The file read when `--config` is absent and this one exists.

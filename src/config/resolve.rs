@@ -3,18 +3,19 @@
 use alloc::collections::BTreeMap;
 use core::ops::RangeInclusive;
 use core::time::Duration;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
 use super::Host;
 use super::duration::GoDuration;
-use super::file::Fields;
+use super::file::{Fields, Own};
 use super::values::{
     CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
     LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, Threshold, TimeConfig,
 };
+use super::{cluster, configz, node, server};
 use crate::api::Quantity;
 
 /// A field with a value that cannot be used.
@@ -23,7 +24,7 @@ pub(super) struct Invalid {
     pub(super) message: String,
 }
 
-fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
+pub(super) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
     Err(Invalid {
         field: field.into(),
         message: message.into(),
@@ -45,6 +46,7 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("maxParallelImagePulls", 1..=i32::MAX as i64),
     ("maxPods", 0..=i32::MAX as i64),
     ("nodeLeaseDurationSeconds", 1..=i32::MAX as i64),
+    ("nodeStatusMaxImages", -1..=i32::MAX as i64),
     ("oomScoreAdj", -1000..=1000),
     ("podPidsLimit", -1..=i64::MAX),
     ("podsPerCore", 0..=i32::MAX as i64),
@@ -99,9 +101,15 @@ pub(super) fn resolve(
         root,
         run,
     };
+    let node = node::resolve(&fields)?;
+    let cluster = cluster::resolve(&fields, &dirs.root)?;
     Ok(Config {
-        node_name: node_name(own.hostname_override.as_deref(), host)?,
-        node_ips: node_ips(own.node_ip.as_deref().unwrap_or(""))?,
+        server: server::resolve(&fields, cluster.is_member(), node.port)?,
+        document: configz::shown(document, cluster.is_member()),
+        node_name: node::name(own.hostname_override.as_deref(), host)?,
+        node_ips: node::ips(own.node_ip.as_deref().unwrap_or(""))?,
+        node,
+        cluster,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
         times: times(&fields)?,
@@ -234,6 +242,7 @@ fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {
         file_check: unset_if_zero(fields.file_check_frequency, 20 * SECOND),
         runtime_request: unset_if_zero(fields.runtime_request_timeout, 2 * MINUTE),
         max_restart_backoff: backoff,
+        streaming_idle: unset_if_zero(fields.streaming_connection_idle_timeout, 4 * 60 * MINUTE),
         volume_stats: unset_if_zero(fields.volume_stats_agg_period, MINUTE),
         shutdown_grace: grace,
         shutdown_grace_critical: critical,
@@ -478,6 +487,7 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
 }
 
 fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
+    let own = &fields.picolet;
     let percent = |n: Option<i64>, default| n.and_then(|n| u8::try_from(n).ok()).unwrap_or(default);
     let high = percent(fields.image_gc_high_threshold_percent, 85);
     let low = percent(fields.image_gc_low_threshold_percent, 80);
@@ -520,7 +530,51 @@ fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
         max_age,
         high_percent: high,
         low_percent: low,
+        pull_qps: count(fields.registry_pull_qps, 5),
+        pull_burst: count(fields.registry_burst, 10),
+        bytes_per_second: own
+            .image_pull_bandwidth
+            .as_ref()
+            .map(bytes_per_second)
+            .transpose()?
+            .filter(|rate| *rate > 0),
+        registries: absolute(
+            "picolet.registriesFile",
+            own.registries_file.as_deref(),
+            "/etc/picolet/registries.yaml",
+        )?,
+        credential_providers: credential_providers(own)?,
+        allowed_registries: own.image_policy.allowed_registries.clone(),
+        require_digest: own.image_policy.require_digest.unwrap_or(false),
     })
+}
+
+fn bytes_per_second(rate: &Quantity) -> Result<u64, Invalid> {
+    let field = "picolet.imagePullBandwidth";
+    match u64::try_from(rate.value()) {
+        Ok(rate) => Ok(rate),
+        Err(_) => invalid(field, format!("is {rate}, must not be negative")),
+    }
+}
+
+fn credential_providers(own: &Own) -> Result<Option<(PathBuf, PathBuf)>, Invalid> {
+    let (config, dir) = (
+        "picolet.imageCredentialProviderConfig",
+        "picolet.imageCredentialProviderBinDir",
+    );
+    let set = |path: &Option<String>| path.as_deref().is_some_and(|p| !p.is_empty());
+    match (
+        set(&own.image_credential_provider_config),
+        set(&own.image_credential_provider_bin_dir),
+    ) {
+        (false, false) => Ok(None),
+        (true, true) => Ok(Some((
+            absolute(config, own.image_credential_provider_config.as_deref(), "")?,
+            absolute(dir, own.image_credential_provider_bin_dir.as_deref(), "")?,
+        ))),
+        (true, false) => invalid(dir, format!("must be set beside {config}")),
+        (false, true) => invalid(config, format!("must be set beside {dir}")),
+    }
 }
 
 fn garbage(fields: &Fields) -> GarbageConfig {
@@ -599,6 +653,7 @@ fn network(fields: &Fields) -> Result<NetworkConfig, Invalid> {
             "/opt/cni/bin",
         )?,
         builtin_subnet,
+        subnet_is_given: !subnet.1.is_empty(),
         builtin_bridge: bridge.into(),
         resolv_conf: match fields.resolv_conf.as_deref() {
             Some("") => None,
@@ -623,56 +678,6 @@ fn subnet(text: &str) -> Option<Subnet> {
     })
 }
 
-fn node_name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
-    let name = over.filter(|n| !n.is_empty()).unwrap_or(&host.hostname);
-    let name = name.trim().to_lowercase();
-    let part = |p: &str| {
-        let plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-        let bytes = p.as_bytes();
-        bytes.iter().all(|c| plain(*c) || *c == b'-')
-            && bytes.first().is_some_and(|c| plain(*c))
-            && bytes.last().is_some_and(|c| plain(*c))
-    };
-    if name.is_empty() {
-        return invalid(
-            "picolet.hostnameOverride",
-            "the host has no name: set one, or --hostname-override",
-        );
-    }
-    // Names of static pods end in it.
-    if name.len() > 253 || !name.split('.').all(part) {
-        return invalid(
-            "picolet.hostnameOverride",
-            format!(
-                "node name is {name:?}, must be a DNS name in lower case letters, digits, '-' and '.'"
-            ),
-        );
-    }
-    Ok(name)
-}
-
-/// One address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
-fn node_ips(text: &str) -> Result<Vec<IpAddr>, Invalid> {
-    let ips: Vec<IpAddr> = text
-        .split(',')
-        .filter_map(|part| part.trim().parse().ok())
-        .collect();
-    let ok = match &*ips {
-        [] | [_] => true,
-        [a, b] => a.is_ipv4() != b.is_ipv4() && !a.is_unspecified() && !b.is_unspecified(),
-        _ => false,
-    };
-    if ok {
-        return Ok(ips);
-    }
-    invalid(
-        "picolet.nodeIP",
-        format!(
-            "is {text:?}, must be one address, or one of each family and neither of them all zeros"
-        ),
-    )
-}
-
 fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, Invalid> {
     let path = absolute("podLogsDir", path, "/var/log/pods")?;
     let text = path.to_string_lossy();
@@ -689,7 +694,7 @@ fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, Invalid> {
 }
 
 /// The path, or its default when absent or empty.
-fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
+pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
     let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
     if !path.is_absolute() {
         return invalid(field, format!("is {path:?}, must be an absolute path"));
@@ -701,12 +706,12 @@ fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, I
 }
 
 /// A number whose range was checked, or its default.
-fn count(value: Option<i64>, default: u32) -> u32 {
+pub(super) fn count(value: Option<i64>, default: u32) -> u32 {
     value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
 /// A duration whose zero means unset (CONF-05).
-fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
+pub(super) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map(|t| t.0)
         .filter(|t| !t.is_zero())
         .unwrap_or(default)

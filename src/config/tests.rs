@@ -59,6 +59,7 @@ fn defaults() {
     assert_eq!(config.times.sync, Duration::from_secs(60));
     assert_eq!(config.times.file_check, Duration::from_secs(20));
     assert_eq!(config.times.runtime_request, Duration::from_secs(120));
+    assert_eq!(config.times.streaming_idle, Duration::from_hours(4));
     assert_eq!(config.times.max_restart_backoff, Duration::from_secs(300));
     assert_eq!(
         config.cgroup,
@@ -91,6 +92,13 @@ fn defaults() {
         config.images,
         ImageConfig {
             parallel_pulls: Some(1),
+            pull_qps: 5,
+            pull_burst: 10,
+            bytes_per_second: None,
+            registries: "/etc/picolet/registries.yaml".into(),
+            credential_providers: None,
+            allowed_registries: Vec::new(),
+            require_digest: false,
             min_age: Duration::from_secs(120),
             max_age: None,
             high_percent: 85,
@@ -119,6 +127,7 @@ fn defaults() {
     );
     assert_eq!(config.network.resolv_conf, Some("/etc/resolv.conf".into()));
     assert_eq!(config.network.builtin_subnet.to_string(), "10.85.0.0/16");
+    assert!(!config.network.subnet_is_given);
     assert_eq!(config.runtime.program, Path::new("runc"));
     assert!(!config.seccomp_default && config.doorbells && config.reserved.local_storage);
 }
@@ -143,6 +152,7 @@ fn several_agents_on_one_machine() {
     assert_eq!(config.cgroup.root, "/e/f");
     assert_eq!(config.runtime.root, Path::new("/b/oci"));
     assert_eq!(config.network.builtin_subnet.to_string(), "10.7.3.0/24");
+    assert!(config.network.subnet_is_given);
     assert_eq!(config.network.builtin_bridge, "br7");
     let moved = load("moved", "picolet: {rootDir: /a, runDir: /b}", "")
         .expect("file")
@@ -177,7 +187,8 @@ fn precedence() {
 fn zero_durations() {
     // CONF-05
     let zero = "syncFrequency: 0s\nfileCheckFrequency: 0s\nruntimeRequestTimeout: 0s\nimageMinimumGCAge: 0s\n\
-                imageMaximumGCAge: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nvolumeStatsAggPeriod: 0s";
+                imageMaximumGCAge: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nvolumeStatsAggPeriod: 0s\n\
+                streamingConnectionIdleTimeout: 0s";
     let config = load("zero", zero, "").expect("zeros are unset");
     let plain = load("plain", "", "").expect("defaults");
     assert_eq!(
@@ -251,6 +262,111 @@ fn node_identity() {
     assert!(
         nameless.to_string().contains("the host has no name"),
         "{nameless}"
+    );
+}
+
+#[test]
+fn node_object() {
+    use core::time::Duration;
+    let seconds = Duration::from_secs;
+    let node = |text: &str, line: &str| load("node-object", text, line).map(|c| c.node);
+    // CONF-07
+    for (text, update, report) in [
+        ("", 10, 300),
+        ("nodeStatusUpdateFrequency: 30s", 30, 30),
+        ("nodeStatusReportFrequency: 1m", 10, 60),
+        (
+            "nodeStatusUpdateFrequency: 30s\nnodeStatusReportFrequency: 10m",
+            30,
+            600,
+        ),
+        ("nodeStatusUpdateFrequency: 0s", 10, 300),
+    ] {
+        let node = node(text, "").expect(text);
+        assert_eq!(
+            (node.status_update, node.status_report),
+            (seconds(update), seconds(report)),
+            "{text}"
+        );
+    }
+    // CONF-14
+    let set = node(
+        "nodeStatusMaxImages: -1\nnodeLeaseDurationSeconds: 80",
+        "--register-node=false --provider-id=x://1 --cloud-provider=external --register-with-taints=a=b:NoSchedule",
+    )
+    .expect("flags");
+    assert!(!set.register && set.external_cloud && set.controller_attach_detach);
+    assert_eq!((&*set.provider_id, set.port), ("x://1", 10250));
+    assert_eq!((set.max_images, set.lease_duration_s), (None, 80));
+    assert_eq!(
+        (
+            &*set.taints[0].key,
+            &*set.taints[0].value,
+            &*set.taints[0].effect
+        ),
+        ("a", "b", "NoSchedule")
+    );
+    // CONF-15 AUTHZ-10
+    for label in [
+        "a=b",
+        "example.com/a=",
+        "kubernetes.io/arch=arm64",
+        "node.kubernetes.io/instance-type=pi",
+        "topology.kubernetes.io/zone=z",
+        "failure-domain.beta.kubernetes.io/region=r",
+        "node.kubernetes.io/anything=x",
+        "sub.kubelet.kubernetes.io/x=y",
+    ] {
+        assert_eq!(
+            node("", &format!("--node-labels={label}")).map(|n| n.labels.len()),
+            Ok(1),
+            "{label}"
+        );
+    }
+    for (line, says) in [
+        (
+            "--node-labels=kubernetes.io/role=x",
+            "picolet.nodeLabels[kubernetes.io/role]: ",
+        ),
+        (
+            "--node-labels=node-role.kubernetes.io/master=",
+            "a node may not give itself",
+        ),
+        (
+            "--node-labels=node-restriction.kubernetes.io/a=b",
+            "a node may not give itself",
+        ),
+        ("--node-labels=x.k8s.io/a=b", "a node may not give itself"),
+        ("--node-labels=a_/b=c", "is no label"),
+        ("--node-labels=a=-b", "\"-b\" is no value of a label"),
+        (
+            "--register-with-taints=a:Never",
+            "registerWithTaints[0].effect: is \"Never\"",
+        ),
+        (
+            "--register-with-taints=/a:NoSchedule",
+            "registerWithTaints[0].key: is \"/a\"",
+        ),
+        (
+            "--register-with-taints=a=-:NoSchedule",
+            "registerWithTaints[0].value: is \"-\"",
+        ),
+        (
+            "--register-with-taints=a=1:NoSchedule,a=2:NoSchedule",
+            "registerWithTaints[1]: has the key and effect of another",
+        ),
+        ("--cloud-provider=aws", "picolet.cloudProvider: is \"aws\""),
+    ] {
+        let error = node("", line).expect_err(line);
+        assert!(error.contains(says), "{line}: {error}");
+    }
+    // CONF-11
+    let aged =
+        "registerWithTaints: [{key: a, effect: NoExecute, timeAdded: '2024-01-01T00:00:00Z'}]";
+    let error = node(aged, "").expect_err(aged);
+    assert!(
+        error.contains("registerWithTaints[0].timeAdded: must not be set"),
+        "{error}"
     );
 }
 
@@ -464,4 +580,103 @@ fn files() {
     assert_eq!(loaded.warnings, ["unknown field maxPod is ignored"]);
     assert_eq!(loaded.config.dirs.manifests, Some(scratch.0.join("m")));
     assert_eq!(loaded.file, Some(path));
+}
+
+#[test]
+fn who_is_served() {
+    // CONF-06 SRV-06 BOOT-10 BOOT-13
+    let alone = load("alone", "", "").expect("alone").server;
+    assert_eq!(alone.listen, None);
+    assert_eq!(
+        alone.healthz,
+        Some(([127, 0, 0, 1], 10248).into()),
+        "on the loopback interface alone"
+    );
+    let member = load("member", "", "--kubeconfig /k")
+        .expect("member")
+        .server;
+    assert_eq!(member.listen, Some(([0, 0, 0, 0], 10250).into()));
+    assert_eq!(member.tokens, Some(Duration::from_secs(120)));
+    let times = (Duration::from_secs(300), Duration::from_secs(30));
+    assert_eq!(member.authorization, Some(times));
+    assert_eq!(member.certificate, ServingCertificate::SelfSigned);
+    assert!(member.debugging && !member.anonymous && !member.only_1_3);
+    // What a kubelet of a cluster has is no error on a node that stands alone.
+    let kubeadm = "authentication: {x509: {clientCAFile: /ca}, webhook: {enabled: true}}\nserverTLSBootstrap: true\n\
+                   authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s}}";
+    assert_eq!(
+        load("kubeadm", kubeadm, "").expect("file").server.listen,
+        None
+    );
+    let text = "enableDebuggingHandlers: false\nhealthzPort: 0\naddress: 127.0.0.1\nport: 99\ntlsMinVersion: VersionTLS13\n\
+                tlsCertFile: /c\ntlsPrivateKeyFile: /k\ntlsCipherSuites: [TLS_RSA_WITH_AES_128_CBC_SHA]\n\
+                authentication: {x509: {clientCAFile: ca}, webhook: {cacheTTL: 1m}}";
+    let line = "--authorization-mode AlwaysAllow --anonymous-auth";
+    let server = load("all", text, line).expect("all").server;
+    assert_eq!(server.listen, Some(([127, 0, 0, 1], 99).into()));
+    assert_eq!((server.healthz, server.authorization), (None, None));
+    assert_eq!(
+        server.certificate,
+        ServingCertificate::Files("/c".into(), "/k".into())
+    );
+    assert!(
+        server
+            .client_ca
+            .is_some_and(|ca| ca.ends_with("ca") && ca.is_absolute())
+    );
+    assert!(server.anonymous && server.only_1_3 && !server.debugging && server.tokens.is_none());
+    for (text, line, says) in [
+        (
+            "readOnlyPort: 10255",
+            "",
+            "readOnlyPort: this version serves nothing without authentication",
+        ),
+        (
+            "tlsCipherSuites: [a]",
+            "",
+            "tlsCipherSuites[0]: is \"a\", which is no cipher suite",
+        ),
+        ("tlsMinVersion: TLS1.2", "", "tlsMinVersion: is \"TLS1.2\""),
+        ("tlsCertFile: /c", "", "tlsPrivateKeyFile: is missing"),
+        ("tlsPrivateKeyFile: /c", "", "tlsCertFile: is missing"),
+        (
+            "address: localhost",
+            "",
+            "address: is \"localhost\", must be an IP address",
+        ),
+        ("healthzBindAddress: x", "", "healthzBindAddress: is \"x\""),
+        (
+            "authorization: {mode: RBAC}",
+            "",
+            "authorization.mode: is \"RBAC\"",
+        ),
+        (
+            "enableServer: true",
+            "",
+            "authentication: leaves nobody who could be known",
+        ),
+        (
+            "authentication: {webhook: {enabled: true}}",
+            "--enable-server",
+            "authentication.webhook.enabled: asks an apiserver",
+        ),
+        (
+            "authentication: {x509: {clientCAFile: /ca}}",
+            "--enable-server",
+            "authorization.mode: is Webhook, which asks an apiserver",
+        ),
+        (
+            "authentication: {webhook: {enabled: false}}",
+            "--kubeconfig /k",
+            "authentication: leaves nobody who could be known",
+        ),
+        (
+            "serverTLSBootstrap: true\nauthorization: {mode: AlwaysAllow}",
+            "--anonymous-auth",
+            "serverTLSBootstrap: asks an apiserver",
+        ),
+    ] {
+        let error = load("wrong", text, line).expect_err(text);
+        assert!(error.contains(says), "{text}: {error}");
+    }
 }

@@ -2,10 +2,10 @@
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::api::Quantity;
+use crate::api::{Quantity, node::Taint};
 
 /// Subnet of the built-in network unless configured.
 pub const DEFAULT_SUBNET: Subnet = Subnet {
@@ -22,10 +22,18 @@ pub struct Config {
     pub node_name: String,
     /// `--node-ip`: none, one, or one of each family (CONF-17).
     pub node_ips: Vec<IpAddr>,
+    /// What is said of this machine as a node.
+    pub node: NodeConfig,
     /// Log level as klog counts: 0 to 1 info, 2 to 4 debug, 5 and more trace.
     pub verbosity: u8,
     /// Whether notifications are used beside polling. Without them the agent is slower, never wrong.
     pub doorbells: bool,
+    /// The apiserver.
+    pub cluster: ClusterConfig,
+    /// What is served over the network.
+    pub server: ServerConfig,
+    /// All of this as a `KubeletConfiguration`, JSON.
+    pub document: String,
     /// Every directory and file the agent touches.
     pub dirs: Dirs,
     /// Intervals.
@@ -54,6 +62,112 @@ pub struct Config {
     pub allowed_unsafe_sysctls: Vec<String>,
     /// Feature gates by name. None changes anything in this version.
     pub feature_gates: BTreeMap<String, bool>,
+}
+
+/// What is said of this machine as a node, and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// Create the Node object. Otherwise somebody else does. Default true.
+    pub register: bool,
+    /// Labels beside those that every node has (CONF-15).
+    pub labels: BTreeMap<String, String>,
+    /// Taints that a new Node gets.
+    pub taints: Vec<Taint>,
+    /// `spec.providerID` of a new Node; may be empty.
+    pub provider_id: String,
+    /// A cloud controller completes the Node: `--cloud-provider=external`.
+    pub external_cloud: bool,
+    /// The control plane attaches volumes to this node. Default true.
+    pub controller_attach_detach: bool,
+    /// Port of the HTTPS server, as the Node names it. Default 10250.
+    pub port: u16,
+    /// Time between two computations of the status. Default 10 s.
+    pub status_update: Duration,
+    /// Longest time between two statuses sent. Default 5 min.
+    pub status_report: Duration,
+    /// Most images named in the status; `None`: all. Default 50.
+    pub max_images: Option<u32>,
+    /// Seconds for which a sign of life counts. Default 40.
+    pub lease_duration_s: u32,
+}
+
+/// What is served over the network, and to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Where; `None`: nowhere. Default: port 10250 of all addresses if there is an apiserver, else nowhere.
+    pub listen: Option<SocketAddr>,
+    /// Where `/healthz` is in plain text; `None`: nowhere. Default 127.0.0.1:10248.
+    pub healthz: Option<SocketAddr>,
+    /// What the server shows.
+    pub certificate: ServingCertificate,
+    /// CAs of clients.
+    pub client_ca: Option<PathBuf>,
+    /// Who has no credential may ask too. Default false.
+    pub anonymous: bool,
+    /// Tokens are reviewed by the apiserver, and its answer counts for so long. Default 2 min with an apiserver.
+    pub tokens: Option<Duration>,
+    /// The apiserver says who may, and its yes and no count for so long: default 5 min and 30 s. `None`: all who are known.
+    pub authorization: Option<(Duration, Duration)>,
+    /// Cipher suites of TLS 1.2 that are offered; empty: all there are.
+    pub cipher_suites: Vec<String>,
+    /// Curves that are offered; empty: all there are.
+    pub curves: Vec<String>,
+    /// Nothing before TLS 1.3.
+    pub only_1_3: bool,
+    /// Logs and what runs commands are served too. Default true.
+    pub debugging: bool,
+}
+
+/// Where the server's certificate comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServingCertificate {
+    /// Made at the first start, kept in the certificate directory.
+    SelfSigned,
+    /// Certificate and key.
+    Files(PathBuf, PathBuf),
+    /// The apiserver's signer, if somebody approves. Until then nothing is served.
+    Requested,
+}
+
+/// How the apiserver is reached, and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterConfig {
+    /// Who we are and where it is; with neither this nor [`ClusterConfig::bootstrap_kubeconfig`] the node stands alone.
+    pub kubeconfig: Option<PathBuf>,
+    /// How a first certificate is asked for; the kubeconfig is written then.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Certificates of the node. Default `pki` in the root directory.
+    pub cert_dir: PathBuf,
+    /// Ask for a new client certificate in time. Default true with a bootstrap kubeconfig, as kubeadm sets it, else false.
+    pub rotate_certificates: bool,
+    /// Further URLs of the same apiserver.
+    pub servers: Vec<String>,
+    /// Requests a second, and at once. Default 50 and 100 (CONF-07).
+    pub qps: (u32, u32),
+    /// The same for events; 0 a second: no limit.
+    pub event_qps: (u32, u32),
+    /// Bytes cost money: polls are further apart and events fewer.
+    pub metered: bool,
+    /// Where Secrets wait for a start without the apiserver.
+    pub offline_secrets: OfflineSecrets,
+}
+
+impl ClusterConfig {
+    /// Whether there is an apiserver to speak to.
+    #[must_use]
+    pub const fn is_member(&self) -> bool {
+        self.kubeconfig.is_some()
+    }
+}
+
+/// Where Secrets wait for a start without the apiserver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OfflineSecrets {
+    /// On disk, for root only: pods with Secrets start after a reboot without the apiserver.
+    #[default]
+    Disk,
+    /// In the run directory, which a reboot clears.
+    Memory,
 }
 
 /// Every directory and file the agent touches; all absolute.
@@ -106,6 +220,8 @@ pub struct TimeConfig {
     pub max_restart_backoff: Duration,
     /// Time between two measurements of volumes. Default 1 min.
     pub volume_stats: Duration,
+    /// How long nothing may come or go on a connection of exec, attach or port forwarding. Default 4 h.
+    pub streaming_idle: Duration,
     /// Time given to all pods at shutdown; 0: off.
     pub shutdown_grace: Duration,
     /// The part of it kept for critical pods.
@@ -209,6 +325,20 @@ pub struct ImageConfig {
     pub high_percent: u8,
     /// Disk use down to which images are removed, in percent. Default 80.
     pub low_percent: u8,
+    /// Pulls per second; 0: no limit. Default 5.
+    pub pull_qps: u32,
+    /// Pulls that may come at once. Default 10.
+    pub pull_burst: u32,
+    /// Bytes per second over all pulls; `None`: no limit.
+    pub bytes_per_second: Option<u64>,
+    /// Mirrors, TLS and credentials of registries; may be absent. Default `/etc/picolet/registries.yaml`.
+    pub registries: PathBuf,
+    /// `CredentialProviderConfig` and the directory of its programs.
+    pub credential_providers: Option<(PathBuf, PathBuf)>,
+    /// Patterns of registries and repositories that may be pulled from; empty: all.
+    pub allowed_registries: Vec<String>,
+    /// Whether an image that is pulled must be named by digest.
+    pub require_digest: bool,
 }
 
 /// Container garbage.
@@ -231,6 +361,8 @@ pub struct NetworkConfig {
     pub cni_bin: PathBuf,
     /// Subnet of the built-in network. Default [`DEFAULT_SUBNET`].
     pub builtin_subnet: Subnet,
+    /// Somebody chose it. Otherwise a cluster may choose another.
+    pub subnet_is_given: bool,
     /// Bridge of the built-in network. Default [`DEFAULT_BRIDGE`].
     pub builtin_bridge: String,
     /// Resolver file that pods inherit; `None`: they inherit nothing. Default `/etc/resolv.conf`.

@@ -12,13 +12,15 @@
 //!
 //! A client that does not keep up is disconnected: the log never waits for it.
 
-use std::io;
+use core::task::{Context, Poll};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use async_io::{Async, Timer};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket,
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, recvmsg, send, sendmsg,
+    socket,
 };
 use smol::future;
 
@@ -151,6 +153,49 @@ impl Attached {
             self.send(&packet).await?;
         }
         Ok(())
+    }
+
+    /// Takes one packet: its kind, and how much data lies in `buffer`, which holds [`MAX_DATA_BYTES`]. The error
+    /// `UnexpectedEof` is as with [`Attached::event`].
+    pub fn poll_packet(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<(u8, usize)>> {
+        let mut kind = [0];
+        loop {
+            let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(buffer)];
+            let fd = self.socket.as_raw_fd();
+            let received = recvmsg::<()>(fd, &mut parts, None, MsgFlags::empty());
+            match received.map(|message| message.bytes) {
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::EAGAIN) => core::task::ready!(self.socket.poll_readable(cx))?,
+                Err(e) => return Poll::Ready(Err(e.into())),
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => return Poll::Ready(Ok((kind[0], n - 1))),
+            }
+        }
+    }
+
+    /// Sends one packet with the start of `data`, as much as fits; says how much. Pending while the shim takes none.
+    pub fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        kind: u8,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let data = &data[..data.len().min(MAX_DATA_BYTES)];
+        let kind = [kind];
+        loop {
+            let parts = [IoSlice::new(&kind), IoSlice::new(data)];
+            let fd = self.socket.as_raw_fd();
+            match sendmsg::<()>(fd, &parts, &[], MsgFlags::MSG_NOSIGNAL, None) {
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::EAGAIN) => core::task::ready!(self.socket.poll_writable(cx))?,
+                Err(e) => return Poll::Ready(Err(e.into())),
+                Ok(_) => return Poll::Ready(Ok(data.len())),
+            }
+        }
     }
 
     async fn send(&self, packet: &[u8]) -> io::Result<()> {

@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn full_disk() {
         if !nix::unistd::geteuid().is_root() {
-            eprintln!("skipped: needs root");
+            skipped!("logs of a full disk: it needs root");
             return;
         }
         let dir = fresh("full");

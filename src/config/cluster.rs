@@ -1,0 +1,69 @@
+//! What is said of the apiserver (CONF-07, CONF-14, CONF-21).
+
+use std::path::{Path, PathBuf};
+
+use super::file::Fields;
+use super::resolve::{Invalid, absolute, count, invalid};
+use super::values::{ClusterConfig, OfflineSecrets};
+
+/// Further URLs of the apiserver at most.
+const MAX_SERVERS: usize = 16;
+
+/// Everything of [`ClusterConfig`].
+pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Invalid> {
+    let own = &fields.picolet;
+    let file = |field: &str, path: Option<&str>| -> Result<Option<PathBuf>, Invalid> {
+        path.filter(|path| !path.is_empty())
+            .map(|path| absolute(field, Some(path), ""))
+            .transpose()
+    };
+    let kubeconfig = file("picolet.kubeconfig", own.kubeconfig.as_deref())?;
+    let bootstrap_kubeconfig = file(
+        "picolet.bootstrapKubeconfig",
+        own.bootstrap_kubeconfig.as_deref(),
+    )?;
+    if bootstrap_kubeconfig.is_some() && kubeconfig.is_none() {
+        return invalid(
+            "picolet.bootstrapKubeconfig",
+            "needs picolet.kubeconfig: where the kubeconfig is to be written",
+        );
+    }
+    if own.api_servers.len() > MAX_SERVERS {
+        return invalid(
+            "picolet.apiServers",
+            format!("has more than {MAX_SERVERS} items"),
+        );
+    }
+    Ok(ClusterConfig {
+        rotate_certificates: fields
+            .rotate_certificates
+            .unwrap_or_else(|| bootstrap_kubeconfig.is_some()),
+        kubeconfig,
+        bootstrap_kubeconfig,
+        cert_dir: absolute(
+            "picolet.certDir",
+            own.cert_dir.as_deref(),
+            &root.join("pki").to_string_lossy(),
+        )?,
+        servers: own.api_servers.clone(),
+        qps: (
+            count(fields.kube_api_qps, 50),
+            count(fields.kube_api_burst, 100),
+        ),
+        event_qps: (
+            count(fields.event_record_qps, 50),
+            count(fields.event_burst, 100),
+        ),
+        metered: own.metered.unwrap_or(false),
+        offline_secrets: match own.offline_secrets.as_deref() {
+            None | Some("disk") => OfflineSecrets::Disk,
+            Some("memory") => OfflineSecrets::Memory,
+            Some(other) => {
+                return invalid(
+                    "picolet.offlineSecrets",
+                    format!("is {other:?}, must be disk or memory"),
+                );
+            }
+        },
+    })
+}

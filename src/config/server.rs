@@ -1,0 +1,161 @@
+//! What is said of the node's server (CONF-18, SRV-01 to SRV-10, BOOT-10 to BOOT-13).
+
+use core::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::file::Fields;
+use super::resolve::{Invalid, absolute, invalid, unset_if_zero};
+use super::values::{ServerConfig, ServingCertificate};
+use crate::net::serving::is_suite;
+
+/// Port of `/healthz`.
+const HEALTHZ_PORT: u16 = 10248;
+
+/// Everything of [`ServerConfig`]. `member`: there is an apiserver to ask.
+pub(super) fn resolve(fields: &Fields, member: bool, port: u16) -> Result<ServerConfig, Invalid> {
+    let client_ca = fields.authentication.x509.client_ca_file.as_deref();
+    let client_ca = client_ca
+        .filter(|path| !path.is_empty())
+        .map(|path| absolute("authentication.x509.clientCAFile", Some(path), ""))
+        .transpose()?;
+    let anonymous = fields.authentication.anonymous.enabled.unwrap_or(false);
+    let webhook = &fields.authentication.webhook;
+    let tokens = webhook.enabled.unwrap_or(member);
+    let asks = match fields.authorization.mode.as_deref() {
+        None | Some("" | "Webhook") => true,
+        Some("AlwaysAllow") => false,
+        Some(other) => {
+            return invalid(
+                "authorization.mode",
+                format!("is {other:?}, must be AlwaysAllow or Webhook"),
+            );
+        }
+    };
+    // Alone, a node has nobody to serve, unless somebody is named who needs no leave.
+    let serves = member || !asks && (client_ca.is_some() || anonymous);
+    let enabled = fields.enable_server.unwrap_or(serves);
+    let certificate = certificate(fields, member, enabled)?;
+    if enabled {
+        if tokens && !member {
+            return invalid(
+                "authentication.webhook.enabled",
+                "asks an apiserver whose a token is, and there is none: set false, or picolet.kubeconfig",
+            );
+        }
+        if !tokens && client_ca.is_none() && !anonymous {
+            return invalid(
+                "authentication",
+                "leaves nobody who could be known: set x509.clientCAFile, or webhook.enabled with an apiserver, or \
+                 enableServer: false",
+            );
+        }
+        if asks && !member {
+            return invalid(
+                "authorization.mode",
+                "is Webhook, which asks an apiserver, and there is none: set AlwaysAllow, or enableServer: false",
+            );
+        }
+    }
+    if fields.read_only_port.unwrap_or(0) != 0 {
+        return invalid(
+            "readOnlyPort",
+            "this version serves nothing without authentication: remove the field, or set 0",
+        );
+    }
+    let authorization = &fields.authorization.webhook;
+    let minutes = |n: u64| Duration::from_secs(60 * n);
+    let address = address("address", fields.address.as_deref(), Ipv4Addr::UNSPECIFIED)?;
+    let healthz = healthz(fields)?;
+    suites(&fields.tls_cipher_suites)?;
+    Ok(ServerConfig {
+        listen: enabled.then(|| SocketAddr::new(address, port)),
+        healthz,
+        certificate,
+        client_ca,
+        anonymous,
+        tokens: tokens.then(|| unset_if_zero(webhook.cache_ttl, minutes(2))),
+        authorization: asks.then(|| {
+            (
+                unset_if_zero(authorization.cache_authorized_ttl, minutes(5)),
+                unset_if_zero(
+                    authorization.cache_unauthorized_ttl,
+                    Duration::from_secs(30),
+                ),
+            )
+        }),
+        cipher_suites: fields.tls_cipher_suites.clone(),
+        curves: fields.tls_curve_preferences.clone(),
+        only_1_3: only_1_3(fields.tls_min_version.as_deref())?,
+        debugging: fields.enable_debugging_handlers.unwrap_or(true),
+    })
+}
+
+fn certificate(
+    fields: &Fields,
+    member: bool,
+    enabled: bool,
+) -> Result<ServingCertificate, Invalid> {
+    let file = |field: &str, path: &Option<String>| {
+        let path = path.as_deref().filter(|path| !path.is_empty());
+        path.map(|path| absolute(field, Some(path), "")).transpose()
+    };
+    let certificate = file("tlsCertFile", &fields.tls_cert_file)?;
+    let key = file("tlsPrivateKeyFile", &fields.tls_private_key_file)?;
+    let bootstrap = fields.server_tls_bootstrap.unwrap_or(false);
+    match (certificate, key) {
+        _ if bootstrap && member => Ok(ServingCertificate::Requested),
+        _ if bootstrap && enabled => invalid(
+            "serverTLSBootstrap",
+            "asks an apiserver for a certificate, and there is none: set false, or picolet.kubeconfig",
+        ),
+        (Some(certificate), Some(key)) => Ok(ServingCertificate::Files(certificate, key)),
+        (None, None) => Ok(ServingCertificate::SelfSigned),
+        (Some(_), None) => invalid("tlsPrivateKeyFile", "is missing: tlsCertFile needs it"),
+        (None, Some(_)) => invalid("tlsCertFile", "is missing: tlsPrivateKeyFile needs it"),
+    }
+}
+
+fn address(field: &str, text: Option<&str>, default: Ipv4Addr) -> Result<IpAddr, Invalid> {
+    match text.filter(|text| !text.is_empty()) {
+        None => Ok(default.into()),
+        Some(text) => match text.parse() {
+            Ok(ip) => Ok(ip),
+            Err(_) => invalid(field, format!("is {text:?}, must be an IP address")),
+        },
+    }
+}
+
+fn healthz(fields: &Fields) -> Result<Option<SocketAddr>, Invalid> {
+    let bind = fields.healthz_bind_address.as_deref();
+    let address = address("healthzBindAddress", bind, Ipv4Addr::LOCALHOST)?;
+    let port = fields.healthz_port.map(u16::try_from);
+    // Its range is checked.
+    let port = port.map_or(HEALTHZ_PORT, |port| port.unwrap_or(0));
+    Ok((port != 0).then(|| SocketAddr::new(address, port)))
+}
+
+fn suites(names: &[String]) -> Result<(), Invalid> {
+    for (n, name) in names.iter().enumerate() {
+        if !is_suite(name) {
+            return invalid(
+                &format!("tlsCipherSuites[{n}]"),
+                format!("is {name:?}, which is no cipher suite"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Versions before 1.2 are not spoken: who allows them gets 1.2 and 1.3.
+fn only_1_3(name: Option<&str>) -> Result<bool, Invalid> {
+    match name {
+        None | Some("" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12") => Ok(false),
+        Some("VersionTLS13") => Ok(true),
+        Some(other) => invalid(
+            "tlsMinVersion",
+            format!(
+                "is {other:?}, must be VersionTLS10, VersionTLS11, VersionTLS12 or VersionTLS13"
+            ),
+        ),
+    }
+}
