@@ -2,6 +2,10 @@
 //!
 //! Needs root, umoci and skopeo; says aloud what is missing and skips.
 
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -30,7 +34,7 @@ fn able() -> bool {
         }
     }
     if !missing.is_empty() {
-        eprintln!("skipped: {} missing", missing.join(", "));
+        skipped!("images of other tools: {} missing", missing.join(", "));
     }
     missing.is_empty()
 }
@@ -314,7 +318,7 @@ fn archives_of_other_tools_unpack_to_the_same_tree() {
                 run(&base, &format!("{tool} {from}"));
                 assert!(base.join(to).exists());
             }
-            Err(_) => eprintln!("skipped: {to}: {tool} missing"),
+            Err(_) => skipped!("{to}: {tool} missing"),
         }
     }
     for archive in [

@@ -3,12 +3,16 @@
 //!
 //! Every test has directories, a bridge, a subnet and cgroups of its own, and checks at its end that nothing is left.
 
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
 use std::{
     cell::RefCell,
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
     pin::Pin,
     process::Command,
@@ -20,23 +24,25 @@ use std::{
     time::Duration,
 };
 
+use picolet::image::{Progress, pull::Pulled, registry::Keyring};
 use picolet::{
     api::{
         ContainerId, PodUid,
         cri::{
             ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, ContainerConfig,
-            ContainerState, ContainerStatus, FsInfo, Image, Mount, NamespaceMode, NamespaceOptions,
-            PodRuntimeStatus, PortMapping, SandboxConfig, SandboxState, SandboxStatus,
+            ContainerState, ContainerStatus, FsInfo, Image, ImageSpec, Mount, NamespaceMode,
+            NamespaceOptions, PodRuntimeStatus, PortMapping, SandboxConfig, SandboxState,
+            SandboxStatus,
         },
         oci::ImageProcess,
     },
     cgroup::Cgroups,
     logic,
     runtime::{
-        Call, ExecOptions, ExecSession as _, Runtime, RuntimeError, contract,
+        AttachOptions, Call, ExecOptions, Output, Room, Runtime, RuntimeError, Session, contract,
         runc::{
             BuiltIn, Runc, Settings, host,
-            images::{Images, ResolvedImage},
+            images::{Hold, Images, ResolvedImage},
         },
     },
     sys::{clock, lane::Lane, mount},
@@ -63,10 +69,14 @@ fn missing() -> Option<String> {
     .map(|p| format!("{p} is missing"))
 }
 
-/// The only image: one layer.
+/// Images that containers mount as volumes.
+const FLAT: &str = "sha256:flat";
+const DEEP: &str = "sha256:deep";
+
+/// The image that containers are made of, of one layer; and those for volumes, of one and of two.
 #[derive(Clone)]
 struct OneImage {
-    layer: PathBuf,
+    dir: PathBuf,
 }
 
 impl OneImage {
@@ -82,25 +92,36 @@ impl OneImage {
 
 impl Images for OneImage {
     fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
-        let known = reference == IMAGE || reference == "busybox:test";
-        Ok(known.then(|| ResolvedImage {
-            id: IMAGE.into(),
-            reference: IMAGE.into(),
+        let (id, layers) = match reference {
+            IMAGE | "busybox:test" => (IMAGE, &["layer"][..]),
+            FLAT => (FLAT, &["flat"][..]),
+            DEEP => (DEEP, &["top", "bottom"][..]),
+            _ => return Ok(None),
+        };
+        Ok(Some(ResolvedImage {
+            id: id.into(),
+            reference: id.into(),
             process: ImageProcess {
                 env: vec!["FROM_IMAGE=yes".into()],
                 ..ImageProcess::default()
             },
-            layers: vec![self.layer.clone()],
+            layers: layers.iter().map(|name| self.dir.join(name)).collect(),
         }))
     }
     fn status(&self, reference: &str) -> Result<Option<Image>, String> {
         Ok(self.resolve(reference)?.map(|_| Self::image()))
     }
+    fn hold(&self, _: &str) -> Option<Hold> {
+        Some(Box::new(()))
+    }
     fn list(&self) -> Vec<Image> {
         vec![Self::image()]
     }
-    fn pull<'a>(&'a self, _: &'a str) -> Call<'a, String> {
+    fn pull<'a>(&'a self, _: &'a str, _: Keyring) -> Call<'a, Pulled> {
         Box::pin(async { Err(RuntimeError::Failed("no registry".into())) })
+    }
+    fn pull_progress(&self, _: &str) -> Option<Progress> {
+        None
     }
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
         Box::pin(async move {
@@ -129,7 +150,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn lab(name: &str, test: impl AsyncFnOnce(&Lab)) {
     if let Some(why) = missing() {
-        eprintln!("SKIPPED {name}: {why}");
+        skipped!("{name}: {why}");
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -231,7 +252,7 @@ impl Lab {
             parallel: None,
         };
         let images = OneImage {
-            layer: self.dir.join("layer"),
+            dir: self.dir.clone(),
         };
         let runtime = Runc::open(settings, Box::new(images), self.disk.clone(), cgroups).await;
         self.runtime.replace(Some(Rc::new(runtime.expect("open"))));
@@ -848,108 +869,290 @@ fn exec_with_and_without_terminal() {
         })
         .await;
 
-        let mut session = runtime
-            .exec_stream(
-                &id,
-                &ExecOptions {
-                    command: words("cat; exit 4"),
-                    stdin: true,
-                    tty: false,
-                },
-            )
-            .await
-            .expect("session");
-        let streams = session.take_streams();
-        let mut stdin = fs::File::from(streams.stdin.expect("stdin"));
-        stdin.write_all(b"through").expect("write");
-        drop(stdin);
-        assert_eq!(session.wait().await.expect("wait"), 4);
-        let mut text = String::new();
-        fs::File::from(streams.stdout.expect("stdout"))
-            .read_to_string(&mut text)
-            .expect("read");
-        assert_eq!(text, "through");
-        drop(session);
+        let with = |script: &str, stdin: bool, tty: bool| ExecOptions {
+            command: words(script),
+            stdin,
+            tty,
+        };
+        let options = with("cat; exit 4", true, false);
+        let mut session = runtime.open_exec(&id, &options).await.expect("session");
+        say(&mut session, b"through").await;
+        session.streams.end_input();
+        let (text, end) = finish(session).await;
+        assert_eq!((&*text, end), ("through", Ok(4)));
 
-        let mut session = runtime
-            .exec_stream(
-                &id,
-                &ExecOptions {
-                    command: words("read x; stty size; exit 6"),
-                    stdin: true,
-                    tty: true,
-                },
-            )
-            .await
-            .expect("session");
-        let streams = session.take_streams();
-        session.resize(123, 45);
-        let mut stdin = fs::File::from(streams.stdin.expect("stdin"));
-        let stdout =
-            async_io::Async::new(fs::File::from(streams.stdout.expect("stdout"))).expect("async");
-        let mut text = Vec::new();
-        stdin.write_all(b"go\n").expect("write");
-        let mut chunk = [0; 256];
-        while let Ok(n) = stdout.read_with(|mut f| f.read(&mut chunk)).await {
-            if n == 0 {
-                break;
-            }
-            text.extend_from_slice(&chunk[..n]);
-        }
-        assert_eq!(session.wait().await.expect("wait"), 6);
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let options = with("read x; stty size; exit 6", true, true);
+        let mut session = runtime.open_exec(&id, &options).await.expect("session");
+        session.streams.resize(123, 45);
+        say(&mut session, b"go\n").await;
+        let (text, end) = finish(session).await;
+        assert_eq!(end, Ok(6));
         assert!(text.contains("45 123"), "{text:?}");
         assert_eq!(text.matches("go").count(), 1, "echoed once: {text:?}");
-        drop(session);
+    });
+}
 
-        let session = runtime
-            .exec_stream(
-                &id,
-                &ExecOptions {
-                    command: words("exec sleep 888"),
-                    stdin: false,
-                    tty: false,
-                },
-            )
-            .await
-            .expect("session");
-        until("the command runs", || {
-            Lab::cgroups().pids(&cgroup).iter().any(|pid| {
-                fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.contains("888"))
-            })
-        })
-        .await;
-        drop(session);
-        until("a dropped session ends its command", || {
-            Lab::cgroups().pids(&cgroup).len() == 1
-        })
-        .await;
-        // The runtime is somewhere between its start and the command's when the session is dropped.
-        for moment in 0..12 {
-            let options = ExecOptions {
-                command: words("exec sleep 999"),
-                stdin: false,
-                tty: false,
-            };
-            let session = runtime.exec_stream(&id, &options).await.expect("session");
-            async_io::Timer::after(Duration::from_millis(moment * 5)).await;
-            drop(session);
-        }
+#[test]
+fn commands_whose_clients_go() {
+    // STREAM-09
+    lab("left", async |lab| {
+        let runtime = lab.runtime();
+        let config = lab.sandbox("left");
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let id = lab
+            .start(&sandbox, &lab.container(&config, "main", "exec sleep 1000"))
+            .await;
+        let options = |script: &str, stdin, tty| ExecOptions {
+            command: ["/bin/sh", "-c", script].map(str::to_owned).into(),
+            stdin,
+            tty,
+        };
+        let cgroup = format!("{}/{id}", config.cgroup_parent);
+        let running = |word: &str| {
+            let pids = Lab::cgroups().pids(&cgroup);
+            let lines = pids
+                .iter()
+                .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).ok());
+            lines.filter(|line| line.contains(word)).count()
+        };
         let helpers = || {
             let entries = fs::read_dir("/proc").expect("proc").flatten();
             let lines = entries.filter_map(|e| fs::read_to_string(e.path().join("cmdline")).ok());
             let ours = |l: &String| l.contains("exec-wait") && l.contains(id.as_str());
             lines.filter(ours).count()
         };
+        // Who waits for input, speaks, or has a terminal, ends with the client.
+        for (name, script, stdin, tty) in [
+            ("input", "cat; sleep 0", true, false),
+            ("output", "while :; do echo word; done", false, false),
+            ("terminal", "read x; sleep 0", true, true),
+        ] {
+            let options = options(script, stdin, tty);
+            let session = runtime.open_exec(&id, &options).await.expect("session");
+            until("it runs", || running(script) == 1).await;
+            drop(session);
+            until(name, || running(script) == 0).await;
+        }
+        // Who is just being started never runs.
+        for _ in 0..6 {
+            let options = options("exec sleep 777", false, false);
+            let session = runtime.open_exec(&id, &options).await.expect("session");
+            drop(session);
+        }
         until("the helpers end", || helpers() == 0).await;
         assert_eq!(Lab::cgroups().pids(&cgroup).len(), 1, "a command is left");
-        let leftovers =
-            fs::read_dir(lab.dir.join("run/containers").join(id.as_str())).expect("dir");
-        let leftovers: Vec<_> = leftovers
-            .flatten()
-            .filter(|e| e.file_name().to_string_lossy().starts_with("exec-"))
-            .collect();
-        assert!(leftovers.is_empty(), "{leftovers:?}");
+        // Who has nothing to say runs on; but only so many do.
+        let mut sessions = Vec::new();
+        for _ in 0..70 {
+            let options = options("exec sleep 888", false, false);
+            sessions.push(runtime.open_exec(&id, &options).await.expect("session"));
+            until("it runs", || running("888") == sessions.len()).await;
+        }
+        drop(sessions);
+        until("some are ended", || running("888") == 64 && helpers() == 64).await;
+        let kill_all = || {
+            for pid in Lab::cgroups().pids(&cgroup) {
+                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                if !line.contains("1000") {
+                    let pid = nix::unistd::Pid::from_raw(pid);
+                    let _ = nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL);
+                }
+            }
+        };
+        kill_all();
+        until("the helpers end with them", || helpers() == 0).await;
+        // The runtime is somewhere between its start and the command's when the session is dropped.
+        for moment in 0..12 {
+            let options = options("exec sleep 999", false, false);
+            let session = runtime.open_exec(&id, &options).await.expect("session");
+            async_io::Timer::after(Duration::from_millis(moment * 5)).await;
+            drop(session);
+        }
+        until("each helper has its command", || {
+            helpers() == running("999")
+        })
+        .await;
+        kill_all();
+        until("the helpers end", || helpers() == 0).await;
+        let leftovers = || {
+            let dir = lab.dir.join("run/containers").join(id.as_str());
+            let names = fs::read_dir(dir).expect("dir").flatten();
+            let names = names.map(|e| e.file_name().to_string_lossy().into_owned());
+            let names: Vec<String> = names.filter(|n| n.starts_with("exec-")).collect();
+            names
+        };
+        let next = ["/bin/sh", "-c", "exit 3"].map(str::to_owned);
+        let ended = runtime.exec(&id, &next, None, 1).await;
+        assert_eq!(ended.expect("the next command").exit_code, 3);
+        assert_eq!(leftovers(), [""; 0], "the next command clears away");
+    });
+}
+
+/// Writes all of `bytes`.
+async fn say(session: &mut Session, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let streams = &mut session.streams;
+        let written = core::future::poll_fn(|cx| streams.poll_input(cx, bytes)).await;
+        bytes = &bytes[written.expect("input")..];
+    }
+}
+
+/// What is said next on standard output; `None` at the end.
+async fn hear(session: &mut Session) -> Option<String> {
+    let room = Room {
+        stdout: usize::MAX,
+        stderr: usize::MAX,
+    };
+    let mut buffer = vec![0; 8192];
+    loop {
+        let streams = &mut session.streams;
+        let output = core::future::poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await;
+        match output.expect("output") {
+            Output::Stdout(n) => return Some(String::from_utf8_lossy(&buffer[..n]).into_owned()),
+            Output::Stderr(_) => {}
+            Output::End => return None,
+        }
+    }
+}
+
+/// All that a session says on standard output, and how it ends.
+async fn finish(mut session: Session) -> (String, Result<i32, RuntimeError>) {
+    let mut all = String::new();
+    while let Some(text) = hear(&mut session).await {
+        all += &text;
+    }
+    (all, session.end.await)
+}
+
+#[test]
+fn attached_to_a_container() {
+    // STREAM-09
+    lab("attach", async |lab| {
+        let runtime = lab.runtime();
+        let config = lab.sandbox("attach");
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let mut plain = lab.container(&config, "plain", "cat; exit 3");
+        (plain.stdin, plain.stdin_once) = (true, true);
+        let plain = lab.start(&sandbox, &plain).await;
+        let all = AttachOptions {
+            stdin: true,
+            stdout: true,
+            stderr: true,
+            stdin_once: true,
+        };
+        let watcher = AttachOptions {
+            stdin: false,
+            ..all
+        };
+        let watcher = runtime.open_attach(&plain, watcher).await.expect("watcher");
+        let mut session = runtime.open_attach(&plain, all).await.expect("attach");
+        // More than all buffers hold: whoever talks waits for the container.
+        let sent: String = (0..40_000).map(|n| format!("line {n}\n")).collect();
+        let talk = async {
+            let mut bytes = sent.as_bytes();
+            let mut heard = String::new();
+            while !bytes.is_empty() {
+                let (now, rest) = bytes.split_at(bytes.len().min(4096));
+                say(&mut session, now).await;
+                bytes = rest;
+                while heard.len() < sent.len() - bytes.len() {
+                    heard += &hear(&mut session).await.expect("echo");
+                }
+            }
+            session.streams.end_input();
+            (heard, finish(session).await)
+        };
+        let (seen, (heard, (rest, end))) = smol::future::zip(finish(watcher), talk).await;
+        assert!(heard == sent && rest.is_empty(), "{} bytes", heard.len());
+        assert!(seen.0 == sent && seen.1 == Ok(0), "{} bytes", seen.0.len());
+        assert_eq!(end, Ok(0), "the end of a connection");
+        let ended = |status: &PodRuntimeStatus| {
+            let all = status.containers.iter();
+            all.filter(|c| c.state == ContainerState::Exited)
+                .any(|c| c.id == plain && c.exit_code == 3)
+        };
+        loop {
+            let status = runtime.pod_status(&config.uid).await.expect("status");
+            if ended(&status) {
+                break;
+            }
+            runtime.doorbell().await;
+        }
+
+        let mut shell = lab.container(&config, "shell", "while read x; do stty size; done");
+        (shell.stdin, shell.tty) = (true, true);
+        let shell = lab.start(&sandbox, &shell).await;
+        for (columns, expected) in [(100, "30 100"), (120, "30 120")] {
+            let options = AttachOptions {
+                stdin_once: false,
+                ..all
+            };
+            // Each leaves without ending anything.
+            let mut session = runtime.open_attach(&shell, options).await.expect("attach");
+            session.streams.resize(columns, 30);
+            // What was asked for earlier may be answered first; the size is sent when output is waited for.
+            let mut text = String::new();
+            while !text.contains(expected) {
+                assert!(text.len() < 10_000, "{text:?}");
+                say(&mut session, b"\n").await;
+                text += &hear(&mut session).await.expect("a terminal");
+            }
+        }
+        let gone = runtime.open_attach(&plain, all).await;
+        assert!(matches!(gone, Err(RuntimeError::NotFound(_))));
+    });
+}
+
+#[test]
+fn ports_of_pods() {
+    // STREAM-13
+    lab("ports", async |lab| {
+        use std::io::{Read as _, Write as _};
+        let runtime = lab.runtime();
+        let host = fs::read_link("/proc/self/ns/net").expect("own network");
+        let config = lab.sandbox("ports");
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let serve = "echo hello > /tmp/index.html; exec httpd -f -p 127.0.0.1:8080 -h /tmp";
+        lab.start(&sandbox, &lab.container(&config, "serve", serve))
+            .await;
+        let ask = async || {
+            let fd = runtime.open_port_forward(&sandbox.id, 8080).await?;
+            let mut stream = TcpStream::from(fd);
+            stream.set_nonblocking(false).expect("blocking");
+            let request = b"GET /index.html HTTP/1.0\r\n\r\n";
+            stream.write_all(request).expect("request");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("answer");
+            assert!(answer.ends_with("hello\n"), "{answer}");
+            Ok::<_, RuntimeError>(())
+        };
+        // Until the server listens.
+        let begun = clock::mono();
+        while let Err(e) = ask().await {
+            assert!(clock::mono() - begun < PATIENCE, "{e}");
+        }
+        for _ in 0..50 {
+            ask().await.expect("answer");
+        }
+        let refused = runtime.open_port_forward(&sandbox.id, 9).await;
+        let refused = refused.expect_err("nobody listens").to_string();
+        assert!(
+            refused.contains("127.0.0.1:9: Connection refused"),
+            "{refused}"
+        );
+        assert_eq!(fs::read_link("/proc/self/ns/net").expect("own"), host);
+        // A pod of the host's network: the host's ports.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+        let port = listener.local_addr().expect("address").port();
+        let mut config = lab.sandbox("hosted");
+        config.namespaces.network = NamespaceMode::Node;
+        let hosted = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let fd = runtime.open_port_forward(&hosted.id, port).await;
+        fd.expect("connected");
+        listener.accept().expect("connection");
+        runtime.stop_pod_sandbox(&hosted.id).await.expect("stop");
+        let gone = runtime.open_port_forward(&hosted.id, port).await;
+        assert!(matches!(gone, Err(RuntimeError::NotFound(_))));
     });
 }
 
@@ -1136,6 +1339,188 @@ fn what_a_crash_leaves_is_found() {
     });
 }
 
+/// A mount of an image.
+fn image_mount(image: &str, path: &str, sub_path: &str) -> Mount {
+    Mount {
+        container_path: path.into(),
+        read_only: true,
+        image: Some(ImageSpec {
+            image: image.into(),
+            user_image: "volume:1".into(),
+        }),
+        image_sub_path: sub_path.into(),
+        ..Mount::default()
+    }
+}
+
+/// What [`FLAT`] and [`DEEP`] are unpacked to.
+fn unpack_volume_images(lab: &Lab) {
+    for dir in ["flat/dir/in", "top", "bottom"] {
+        fs::create_dir_all(lab.dir.join(dir)).expect("dir");
+    }
+    let write = |name: &str, text: &str| fs::write(lab.dir.join(name), text).expect("file");
+    write("flat/dir/in/file", "flat\n");
+    write("top/both", "top\n");
+    write("bottom/both", "bottom\n");
+    write("bottom/low", "low\n");
+    write("bottom/gone", "");
+    let busybox = lab.dir.join("flat/busybox");
+    fs::copy("/usr/bin/busybox", &busybox).expect("busybox");
+    fs::set_permissions(&busybox, fs::Permissions::from_mode(0o4755)).expect("mode");
+    for (target, link) in [
+        ("dir/in", "flat/inside"),
+        ("../../..", "flat/out"),
+        ("/etc", "flat/absolute"),
+    ] {
+        std::os::unix::fs::symlink(target, lab.dir.join(link)).expect("link");
+    }
+    let whiteout = nix::sys::stat::SFlag::S_IFCHR;
+    let mode = nix::sys::stat::Mode::empty();
+    for name in ["top/gone", "flat/whiteout"] {
+        nix::sys::stat::mknod(&lab.dir.join(name), whiteout, mode, 0).expect("whiteout");
+    }
+}
+
+#[test]
+fn images_as_volumes() {
+    // IMG-21 VOL-18 VOL-26 GC-11
+    lab("volumes", async |lab| {
+        unpack_volume_images(lab);
+        let config = lab.sandbox("volumes");
+        let runtime = lab.runtime();
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let run = lab.dir.join("run/containers");
+        let mounts = |id: &ContainerId| {
+            let volumes = run.join(&**id).join("volumes");
+            mount::mounts_below(&volumes).expect("mounts").len()
+        };
+        let script = "cat /flat/dir/in/file /sub/file /deep/both /deep/low; ls /deep /flat; /flat/busybox echo runs; \
+                      echo x > /deep/new || echo read-only; echo x > /sub/file || echo read-only; \
+                      while read -r _ at _ options _; do case $at in /sub|/deep) echo $at $options;; esac; done < /proc/mounts; \
+                      exec sleep 1000";
+        let mut reader = lab.container(&config, "reader", script);
+        reader.mounts = vec![
+            image_mount(FLAT, "/flat", ""),
+            image_mount(FLAT, "/sub", "inside/."),
+            image_mount(DEEP, "/deep", ""),
+        ];
+        let id = lab.start(&sandbox, &reader).await;
+        until("it has read", || {
+            let log = lab.log(&config, "reader");
+            log.contains("/deep ro") && log.contains("/sub ro")
+        })
+        .await;
+        let log = lab.log(&config, "reader");
+        let said: Vec<&str> = log
+            .lines()
+            .filter_map(|l| l.split_once(" stdout F "))
+            .map(|(_, text)| text)
+            .collect();
+        assert_eq!(
+            said[..14],
+            [
+                "flat", "flat", "top", "low", "/deep:", "both", "low", "", "/flat:", "absolute",
+                "busybox", "dir", "inside", "out"
+            ],
+            "{log}"
+        );
+        assert_eq!(said[14..17], ["runs", "read-only", "read-only"], "{log}");
+        for line in &said[17..] {
+            let options: Vec<&str> = line.split([' ', ',']).collect();
+            for wanted in ["ro", "nosuid", "nodev"] {
+                assert!(options.contains(&wanted), "{line}");
+            }
+            assert!(!options.contains(&"noexec"), "{line}");
+        }
+        assert_eq!(mounts(&id), 2, "each image once");
+        let status = lab.instance(&config, &id).await;
+        assert_eq!(status.volume_images, [DEEP, FLAT]);
+        for image in [DEEP, FLAT] {
+            assert!(runtime.remove_image(image).await.is_err(), "{image}");
+        }
+
+        // What leads out, is no directory or is not there: one clear refusal, and nothing of it is left.
+        for (n, (image, sub_path, why)) in (1..).zip([
+            (FLAT, "out", "subPath \"out\" leads out of the image"),
+            (
+                FLAT,
+                "absolute",
+                "subPath \"absolute\" leads out of the image",
+            ),
+            (
+                FLAT,
+                "dir/in/file",
+                "subPath \"dir/in/file\" is not a directory",
+            ),
+            (FLAT, "missing", "subPath \"missing\" is not in the image"),
+            (FLAT, "../x", "subPath \"../x\" leads out of the image"),
+            (DEEP, "gone", "subPath \"gone\" is not in the image"),
+            ("sha256:absent", "", "image sha256:absent not found"),
+        ]) {
+            let mut bad = lab.container(&config, "bad", "exit 0");
+            bad.attempt = n;
+            bad.mounts = vec![
+                image_mount(DEEP, "/deep", ""),
+                image_mount(image, "/v", sub_path),
+            ];
+            let refused = runtime.create_container(&sandbox.id, &bad).await;
+            let refused = refused.expect_err(why).to_string();
+            assert!(
+                refused.starts_with("ImageVolumeMountFailed: ") && refused.contains(why),
+                "{refused}"
+            );
+            assert!(
+                !refused.contains(&*lab.dir.display().to_string()),
+                "{refused}"
+            );
+            assert_eq!(fs::read_dir(&run).expect("containers").count(), 1, "{why}");
+        }
+        let mut writes = lab.container(&config, "writes", "exit 0");
+        writes.mounts = vec![Mount {
+            read_only: false,
+            ..image_mount(FLAT, "/v", "")
+        }];
+        let refused = runtime.create_container(&sandbox.id, &writes).await;
+        assert!(
+            matches!(refused, Err(RuntimeError::Invalid(_))),
+            "{refused:?}"
+        );
+
+        // Another agent knows what is in use; one that died before its record was whole leaves no mount.
+        let mut half = lab.container(&config, "half", "exit 0");
+        half.mounts = vec![image_mount(FLAT, "/v", "")];
+        let half = runtime.create_container(&sandbox.id, &half).await;
+        let half = half.expect("create");
+        assert_eq!(mounts(&half), 1);
+        drop(runtime);
+        lab.runtime.replace(None);
+        let record = run.join(&*half).join("record.json");
+        let text = fs::read_to_string(&record).expect("record");
+        fs::write(&record, text.replace("\"made\":true", "\"made\":false")).expect("record");
+        lab.boot().await;
+        assert!(!run.join(&*half).exists() && mounts(&half) == 0);
+        let runtime = lab.runtime();
+        assert!(runtime.remove_image(FLAT).await.is_err());
+        assert_eq!(mounts(&id), 2);
+
+        // What has ended needs no mount, and keeps its images until it is removed.
+        runtime
+            .stop_container(&id, Duration::ZERO)
+            .await
+            .expect("stop");
+        lab.ended(&config, &id).await;
+        assert_eq!(mounts(&id), 0);
+        assert!(runtime.remove_image(DEEP).await.is_err());
+        runtime.remove_container(&id).await.expect("remove");
+        assert!(!run.join(&*id).exists());
+        for image in [DEEP, FLAT] {
+            runtime.remove_image(image).await.expect("in use no more");
+        }
+        let kept = fs::read_to_string(lab.dir.join("flat/dir/in/file"));
+        assert_eq!(kept.expect("the image is whole"), "flat\n");
+    });
+}
+
 #[test]
 fn another_boot_is_noticed() {
     // RTM-18
@@ -1258,7 +1643,7 @@ fn cost_of_a_pod() {
     lab("cost", async |lab| {
         let account = format!("/sys/fs/cgroup/cpuacct{}", lab.kubepods());
         if fs::create_dir_all(&account).is_err() {
-            eprintln!("SKIPPED cost: no cpuacct hierarchy to count with");
+            skipped!("cost: no cpuacct hierarchy to count with");
             return;
         }
         // Shims and containers get groups below this one: all that happens is counted in it.

@@ -1,5 +1,9 @@
 //! The shim beside real containers. Needs root, runc and busybox; says so and passes without them.
 
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
 #[path = "common/bundle.rs"]
 mod bundle;
 
@@ -85,7 +89,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 macro_rules! real {
     () => {
         if let Some(why) = missing() {
-            eprintln!("{why}");
+            skipped!("shims: {why}");
             return;
         }
     };

@@ -1,6 +1,10 @@
 //! What a shim costs, measured among a hundred beside real containers. A debug build only shows the figures.
 //! Needs root, runc and busybox; says so and passes without them.
 
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
 #[expect(dead_code, reason = "shared with the other tests of real containers")]
 #[path = "common/bundle.rs"]
 mod bundle;
@@ -23,7 +27,7 @@ const MAX_PSS_KIB: u64 = 96;
 #[test]
 fn a_hundred_idle_shims() {
     if let Some(why) = missing() {
-        eprintln!("{why}");
+        skipped!("memory of shims: {why}");
         return;
     }
     let exe: OwnedFd = fs::File::open(env!("CARGO_BIN_EXE_picolet"))

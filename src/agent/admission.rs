@@ -1,11 +1,11 @@
 //! Whether the node takes a pod: facts gathered for `logic::admission`.
 
-use super::ctx::Ctx;
-use crate::api::order::Gather;
+use super::{config_pods::ConfigPod, ctx::Ctx};
 use crate::{
     api::{Pod, PodUid},
     logic::{
         admission::{self, ActivePod, NodeFacts, PODS, Rejection},
+        node,
         qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
         sysctl::SysctlAllowlist,
     },
@@ -19,7 +19,7 @@ pub(super) fn admit(ctx: &Ctx, pod: &Pod) -> Result<(), Rejection> {
         .filter(|(uid, _)| **uid != pod.metadata.uid && is_active(ctx, uid))
         .map(|(_, known)| known.takes.clone())
         .collect();
-    admission::admit(pod, &ctx.admission_facts, &active)
+    admission::admit(pod, &ctx.admission_facts.borrow(), &active)
 }
 
 /// Not known to have ended, neither here nor in its status, unless it is just ending (LOOP-11) or comes back as soon as it
@@ -29,15 +29,17 @@ pub(super) fn is_active(ctx: &Ctx, uid: &PodUid) -> bool {
     if table.is_pod_known_terminated(uid) {
         return table.is_restart_requested(uid);
     }
-    let terminal = ctx
-        .statuses
-        .borrow()
-        .get(uid)
-        .is_some_and(|s| s.phase.is_terminal());
+    let ended_in_api = |known: &ConfigPod| !known.is_static && known.api_phase_terminal;
+    let terminal = ctx.config.borrow().get(uid).is_some_and(ended_in_api)
+        || ctx
+            .statuses
+            .borrow()
+            .get(uid)
+            .is_some_and(|s| s.phase.is_terminal());
     !terminal || (table.is_pod_termination_requested(uid) && !table.should_pod_be_finished(uid))
 }
 
-/// What admission knows of this node; fixed at start.
+/// What admission knows of this node: the one it would register (NODE-06).
 pub(super) fn facts(
     cfg: &crate::config::Config,
     node: &super::ctx::NodeFacts,
@@ -53,8 +55,8 @@ pub(super) fn facts(
     ]);
     Ok(NodeFacts {
         name: node.name.clone(),
-        labels: super::node::labels(node).into_iter().gather(),
-        taints: Vec::new(),
+        labels: node::new_labels(&node.settings, &node.identity.architecture),
+        taints: node.settings.taints.clone(),
         allocatable,
         pressure: Vec::new(),
         sysctls: SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls)

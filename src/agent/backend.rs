@@ -4,21 +4,21 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{ctx::Shared, image_store};
+use super::{ctx::Shared, image_store, images, node::KUBELET_VERSION};
 use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
     api::{
-        ContainerId, Mono, Pod, PodUid,
+        Container, ContainerId, Mono, Pod, PodUid,
         cri::{ContainerState, Image},
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
     },
-    image::Store,
+    image::{Puller, Store, registry::Keyring},
     logic::static_pod,
-    runtime::{ExecOptions, ExecSession},
+    runtime::RuntimeError,
     server::{
-        backend::{Backend, ExecRequest, LogTarget, Reply},
+        backend::{Backend, Check, Figures, LogTarget, Pieces, Reply, Uptime},
         http::Refusal,
     },
     sys::lane::Lane,
@@ -32,8 +32,18 @@ pub(super) struct LocalBackend {
     pub(super) ctx: Shared,
     /// Images.
     pub(super) images: Store,
+    pub(super) puller: Puller,
     /// Where requests that only the loop can fulfil go.
     pub(super) commands: smol::channel::Sender<Command>,
+}
+
+/// Images that a container cannot start without: its own and those of its volumes, as the pod has them.
+fn images_of<'a>(pod: &'a Pod, container: &'a Container) -> Vec<&'a str> {
+    let volumes = pod.spec.volumes.iter().filter_map(|volume| {
+        let source = volume.image.as_ref()?;
+        container.mounts(&volume.name).then_some(&*source.reference)
+    });
+    volumes.chain([&*container.image]).collect()
 }
 
 /// A request to the loop.
@@ -76,6 +86,7 @@ impl LocalBackend {
         object["apiVersion"] = "v1".into();
         object["kind"] = "Pod".into();
         object["status"] = strict::to_value(&pod.status).ok()?;
+        self.tell_progress(&pod, &mut object["status"]);
         let seen = pod
             .metadata
             .annotations
@@ -95,7 +106,38 @@ impl LocalBackend {
         Some(object)
     }
 
-    fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
+    /// Containers that wait for an image, their own or a volume's, say how far it is. Only here: no status is written for it.
+    fn tell_progress(&self, pod: &Pod, status: &mut Value) {
+        for list in ["initContainerStatuses", "containerStatuses"] {
+            let Some(containers) = status.get_mut(list).and_then(Value::as_array_mut) else {
+                continue;
+            };
+            for container in containers {
+                let named = |c: &&Container| container["name"] == *c.name;
+                let mut all = pod.spec.all_containers();
+                let wanted = all.find(named).map_or_else(Vec::new, |c| images_of(pod, c));
+                let under_way = wanted.into_iter().find_map(|image| {
+                    let reference = images::with_default_tag(image);
+                    let progress = self.ctx.runtime.pull_progress(&reference)?;
+                    Some((image, progress))
+                });
+                let Some((image, progress)) = under_way else {
+                    continue;
+                };
+                let Some(waiting) = container.pointer_mut("/state/waiting") else {
+                    continue;
+                };
+                if waiting.is_object() {
+                    let before = waiting["message"].as_str().unwrap_or("");
+                    let gap = if before.is_empty() { "" } else { "; " };
+                    let message = format!("{before}{gap}Pulling image \"{image}\": {progress}");
+                    waiting["message"] = message.into();
+                }
+            }
+        }
+    }
+
+    pub(super) fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
         let missing = || Refusal::not_found(format!("pods \"{name}\" not found"));
         // A worker knows its pod's name; only of pods without one must the records be read to find out.
         let may_be = |uid: &PodUid| {
@@ -124,7 +166,7 @@ impl LocalBackend {
     }
 
     /// The container asked for, or the default one.
-    fn container_name(pod: &Pod, asked: &str) -> Result<String, Refusal> {
+    pub(super) fn container_name(pod: &Pod, asked: &str) -> Result<String, Refusal> {
         if !asked.is_empty() {
             if pod.spec.all_containers().any(|c| c.name == asked) {
                 return Ok(asked.to_owned());
@@ -244,6 +286,57 @@ impl Backend for LocalBackend {
         Box::pin(async { Ok(pods) })
     }
 
+    fn uptime(&self) -> Uptime {
+        Uptime {
+            since: self.ctx.started_at,
+            up: self.ctx.clock.now() - self.ctx.started,
+            kubelet_version: KUBELET_VERSION,
+        }
+    }
+
+    fn running_pods(&self) -> Vec<Value> {
+        let cache = self.ctx.cache.borrow();
+        let pods = cache.iter().filter_map(|(_, status)| status.as_ref().ok());
+        let running = pods.filter_map(|pod| {
+            let containers = pod.containers.iter();
+            let containers: Vec<Value> = containers
+                .filter(|c| c.state == ContainerState::Running)
+                .map(|c| json!({ "name": c.name, "image": c.image, "resources": {} }))
+                .collect();
+            let meta = json!({ "name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "creationTimestamp": null });
+            (!containers.is_empty()).then(|| {
+                json!({ "metadata": meta, "spec": { "containers": containers }, "status": {} })
+            })
+        });
+        running.collect()
+    }
+
+    fn container_names(&self, namespace: &str, pod: &str) -> Option<Vec<String>> {
+        let pod = self.find(namespace, pod).ok()?;
+        Some(pod.spec.all_containers().map(|c| c.name.clone()).collect())
+    }
+
+    fn configuration(&self) -> Value {
+        serde_json::from_str(&self.ctx.cfg.document).unwrap_or_default()
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let (health, now) = (self.ctx.loop_health.get(), self.ctx.clock.now());
+        let moves = health.is_healthy(self.ctx.cfg.times.sync, now);
+        let well = |name| Check {
+            name,
+            trouble: None,
+        };
+        vec![
+            well("ping"),
+            well("log"),
+            Check {
+                name: "syncloop",
+                trouble: (!moves).then(|| "sync Loop took longer than expected".to_owned()),
+            },
+        ]
+    }
+
     fn events(&self, namespace: Option<&str>) -> Vec<Value> {
         let recorder = self.ctx.recorder.borrow();
         let mut events: Vec<Value> = recorder
@@ -279,6 +372,7 @@ impl Backend for LocalBackend {
         let age_ms = |at: Option<Mono>| at.map(|at| (now - at).as_millis());
         let pleg = ctx.pleg.borrow();
         let down = ctx.gate.borrow().check(pleg.healthy(now), now).err();
+        let probes = ctx.probes.figures(&ctx.table.borrow());
         json!({
             "version": crate::VERSION,
             "pid": std::process::id(),
@@ -288,7 +382,19 @@ impl Backend for LocalBackend {
             "down": down.map(|e| e.to_string()),
             "networkDown": ctx.network_problem(),
             "pods": ctx.config.borrow().len(),
+            "probes": {
+                "count": probes.probes.len(),
+                "ended": probes.ended(),
+                "late": probes.late,
+                "commands": probes.commands,
+                "connections": probes.connections,
+            },
+            "apiserver": ctx.cluster.as_ref().map(|cluster| cluster.health(now)),
         })
+    }
+
+    fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
+        Box::pin(super::metrics::page(&self.ctx, which))
     }
 
     fn node(&self) -> Reply<'_, Value> {
@@ -334,32 +440,6 @@ impl Backend for LocalBackend {
         all.any(|c| c.id == *id && c.state == ContainerState::Running)
     }
 
-    fn exec(&self, request: ExecRequest) -> Reply<'_, Box<dyn ExecSession>> {
-        Box::pin(async move {
-            let pod = self.find(&request.namespace, &request.pod)?;
-            let name = Self::container_name(&pod, &request.container)?;
-            let runtime = self.ctx.runtime_status(&pod.metadata.uid);
-            let running = runtime
-                .instances(&name)
-                .find(|c| c.state == ContainerState::Running);
-            let id = running.map(|c| c.id.clone()).ok_or_else(|| {
-                Refusal::bad(format!(
-                    "unable to upgrade connection: container not found (\"{name}\")"
-                ))
-            })?;
-            let options = ExecOptions {
-                command: request.command,
-                stdin: request.stdin,
-                tty: request.tty,
-            };
-            self.ctx
-                .runtime
-                .open_exec(&id, &options)
-                .await
-                .map_err(internal)
-        })
-    }
-
     fn images(&self) -> Reply<'_, Vec<Image>> {
         Box::pin(async { self.ctx.runtime.list_images().await.map_err(internal) })
     }
@@ -376,6 +456,30 @@ impl Backend for LocalBackend {
             let _ = self.commands.send(Command::ImagesArrived).await;
             Ok(names)
         })
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String> {
+        Box::pin(async move {
+            let pulled = self
+                .ctx
+                .runtime
+                .pull_image(reference, Keyring::default())
+                .await;
+            // Unpacking used it.
+            self.ctx.heap_used.set(true);
+            let pulled = pulled.map_err(|e| match e {
+                RuntimeError::Invalid(text) => Refusal::bad(text),
+                other => internal(other),
+            })?;
+            // The loop's end is no reason to call the pull failed.
+            let _ = self.commands.send(Command::ImagesArrived).await;
+            Ok(pulled.id)
+        })
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Value> {
+        let progress = self.ctx.runtime.pull_progress(reference)?;
+        Some(progress.to_json())
     }
 
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()> {
@@ -397,7 +501,11 @@ impl Backend for LocalBackend {
     }
 
     fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)> {
-        Box::pin(async { image_store::prune(&self.ctx, &self.images).await })
+        Box::pin(async { image_store::prune(&self.ctx, &self.images, &self.puller).await })
+    }
+
+    fn verify_images(&self, repair: bool, steps: smol::channel::Sender<Value>) -> Reply<'_, Value> {
+        Box::pin(image_store::verify(&self.ctx, &self.images, repair, steps))
     }
 
     fn stop(&self, all: bool) -> Reply<'_, ()> {
@@ -415,7 +523,7 @@ impl Backend for LocalBackend {
     }
 }
 
-fn internal(e: crate::runtime::RuntimeError) -> Refusal {
+fn internal(e: RuntimeError) -> Refusal {
     Refusal::new(500, e.to_string())
 }
 

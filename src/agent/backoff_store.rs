@@ -31,7 +31,7 @@ struct Stored {
 }
 
 /// Identity of this boot; empty if the kernel does not tell.
-fn boot_id() -> String {
+pub(super) fn boot_id() -> String {
     let mut text = String::new();
     let file = File::open("/proc/sys/kernel/random/boot_id");
     // Without one, records are told apart by their times alone.

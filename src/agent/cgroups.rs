@@ -38,7 +38,7 @@ pub(super) fn settings(
         swap_controller: accounts_swap(cgroups, &cgroup.root),
         node_memory_bytes: signed(node.memory_bytes),
         node_swap_bytes: signed(node.swap_bytes),
-        hugepage_sizes: node.hugepage_sizes.clone(),
+        hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! What is remembered of each configured pod besides its worker: enough for admission and for asking who uses what.
 
 use crate::{
-    api::{Pod, pod_status::QosClass},
-    logic::{admission::ActivePod, mux::Source, qos::qos_class},
+    api::{Pod, pod::CONFIG_HASH, pod_status::QosClass},
+    logic::{admission::ActivePod, mirror::FullName, mux::Source, qos::qos_class},
 };
 
 /// One configured pod.
@@ -20,6 +20,19 @@ pub(super) struct ConfigPod {
     pub(super) qos: QosClass,
     /// What it takes of the node.
     pub(super) takes: ActivePod,
+    /// Has readiness gates, which others open.
+    pub(super) has_gates: bool,
+    /// How its mirror is known, of a static pod.
+    pub(super) static_id: Option<Box<StaticId>>,
+}
+
+/// What tells the mirror of a static pod.
+#[derive(Clone, Debug)]
+pub(super) struct StaticId {
+    /// Its name.
+    pub(super) name: FullName,
+    /// Its hash; empty if it has none.
+    pub(super) hash: String,
 }
 
 impl ConfigPod {
@@ -50,6 +63,19 @@ impl ConfigPod {
             uses_objects: volumes || env,
             qos: qos_class(pod),
             takes: ActivePod::of(pod),
+            has_gates: !pod.spec.readiness_gates.is_empty(),
+            static_id: (source != Source::Api).then(|| {
+                let hash = pod.metadata.annotations.get(CONFIG_HASH);
+                Box::new(StaticId {
+                    name: FullName::of(&pod.metadata),
+                    hash: hash.cloned().unwrap_or_default(),
+                })
+            }),
         }
+    }
+
+    /// Whether it is the static pod of that name.
+    pub(super) fn is_named(&self, name: &FullName) -> bool {
+        self.static_id.as_ref().is_some_and(|id| id.name == *name)
     }
 }

@@ -7,7 +7,8 @@ use super::{
     backend::Command,
     config_pods::ConfigPod,
     ctx::{Ctx, Shared},
-    housekeeping, images, outcome, probes,
+    housekeeping, images, outcome,
+    probes::Probed,
     recorder::Severity,
     ring::{self, Heard, Made, Seen},
     status,
@@ -17,11 +18,13 @@ use crate::api::order::Order;
 use crate::{
     api::{ContainerId, Mono, Pod, PodStatus, PodUid},
     logic::{
-        dispatch::{self, Addition, Removal, Role},
+        dispatch::{self, Addition, ProbeWrite, Removal, Role},
         mux::Source,
         pleg,
         pod_table::{Effect as TableEffect, Handle, Start, TableFull},
         pod_worker::{KillOptions, Outcome, PodFacts, Update, UpdateKind},
+        probe::ProbeResult,
+        status_update::ProbeChange,
     },
 };
 
@@ -37,6 +40,8 @@ pub(super) enum Event {
     Relisted(Vec<pleg::Event>),
     /// The runtime's conditions were read.
     RuntimeStatus,
+    /// A probe's result is another.
+    Probed(Probed),
     /// A call of a worker ended.
     Done(Handle, Outcome),
     /// A tick of housekeeping is due.
@@ -130,10 +135,13 @@ impl Core {
                 self.on_pleg(&events, now);
             }
             Event::RuntimeStatus => {}
+            Event::Probed(probed) => self.on_probed(&probed, now),
             Event::Done(handle, outcome) => {
                 self.ctx.table.borrow_mut().on_done(handle, outcome, now);
                 self.ctx.heap_used.set(true);
                 self.search_due = Mono(0);
+                self.ctx.status_changed();
+                self.tell_static_pods();
             }
             Event::Housekeeping => {
                 self.on_housekeeping(now);
@@ -194,7 +202,7 @@ impl Core {
             }
             Event::Command(Command::Stop { all, .. }) => ring.heard(now, Heard::Stop { all: *all }),
             Event::Terminate => ring.heard(now, Heard::Terminate),
-            Event::RuntimeStatus | Event::Housekeeping | Event::Cleaned => {}
+            Event::RuntimeStatus | Event::Probed(_) | Event::Housekeeping | Event::Cleaned => {}
         }
     }
 
@@ -315,17 +323,14 @@ impl Core {
                 ConfigOp::Update(pods) => pods
                     .into_iter()
                     .for_each(|pod| self.update(source, &pod, now)),
-                ConfigOp::Reconcile(pods) => {
-                    for pod in pods {
-                        self.ctx
-                            .config
-                            .borrow_mut()
-                            .insert(pod.metadata.uid.clone(), ConfigPod::of(source, &pod));
-                    }
-                }
+                ConfigOp::Reconcile(pods) => pods
+                    .into_iter()
+                    .for_each(|pod| self.reconcile(source, &pod, now)),
             }
         }
         self.ctx.mux.borrow_mut().mark_handled(source);
+        self.ctx.status_changed();
+        self.tell_static_pods();
         if self.stop_when_idle {
             // Pods that came meanwhile are to end as well.
             self.kill_all(now);
@@ -341,16 +346,12 @@ impl Core {
         let ends = ctx.table.borrow().is_pod_termination_requested(uid);
         match dispatch::on_addition(Role::Pod, ends, pod.status.phase.is_terminal()) {
             Addition::Admit => {
-                if !is_admitted(ctx, &pod) {
+                if !admit(ctx, &pod) {
                     return;
                 }
             }
             Addition::Create => {}
             Addition::UpdateStatic | Addition::Ignore => return,
-        }
-        if probes::asked_for(&pod) {
-            let message = "this agent does not run probes yet: containers count as started and ready once they run";
-            ctx.pod_event(&pod, Severity::Warning, "ProbesNotRun", message);
         }
         self.create(&pod, now);
     }
@@ -379,6 +380,10 @@ impl Core {
         };
         let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid) || of_another_boot();
         let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
+        if idle {
+            let uid = pod.metadata.uid.clone();
+            ctx.starting.borrow_mut().entry(uid).or_insert(now);
+        }
         let taken = ctx.table.borrow_mut().update(update, now);
         if let Err(e) = taken {
             tell_full(ctx, pod, e);
@@ -399,6 +404,28 @@ impl Core {
         let taken = ctx.table.borrow_mut().update(update, now);
         if let Err(e) = taken {
             tell_full(ctx, pod, e);
+        }
+    }
+
+    /// Only what the API shows of the pod has changed. Others may have ended it (OFF-04), or opened a gate (STAT-45).
+    fn reconcile(&self, source: Source, pod: &Pod, now: Mono) {
+        let ctx = &*self.ctx;
+        let uid = &pod.metadata.uid;
+        let known = ConfigPod::of(source, pod);
+        let (ended, has_gates) = (known.api_phase_terminal, known.has_gates);
+        ctx.config.borrow_mut().insert(uid.clone(), known);
+        let terminal = |status: &PodStatus| status.phase.is_terminal();
+        if ended && !ctx.statuses.borrow().get(uid).is_some_and(terminal) {
+            self.update(source, pod, now);
+        } else if has_gates {
+            ctx.table.borrow_mut().resync(uid, now);
+        }
+    }
+
+    /// Mirrors follow static pods and their ends.
+    fn tell_static_pods(&self) {
+        if let Some(cluster) = &self.ctx.cluster {
+            cluster.on_static_pods();
         }
     }
 
@@ -449,6 +476,28 @@ impl Core {
         }
     }
 
+    /// A probe's word is shown at once, and acted upon (LOOP-18).
+    fn on_probed(&self, probed: &Probed, now: Mono) {
+        let ctx = &*self.ctx;
+        let uid = &probed.uid;
+        let is_config = ctx.config.borrow().contains_key(uid);
+        let success = probed.result == ProbeResult::Success;
+        let (write, sync) = dispatch::on_probe(probed.kind, success, is_config);
+        if let Some(write) = write {
+            let change = match write {
+                ProbeWrite::Ready(ready) => ProbeChange::Ready(ready),
+                ProbeWrite::Started(started) => ProbeChange::Started(started),
+            };
+            match ctx.pod(uid) {
+                Ok(pod) => status::probed(ctx, &pod, &probed.container_id, change),
+                Err(e) => ctx.complain(&format!("uid={uid} {}", chain(&e))),
+            }
+        }
+        if sync {
+            ctx.table.borrow_mut().resync(uid, now);
+        }
+    }
+
     fn on_objects(&self, now: Mono) {
         let uids: Vec<PodUid> = self
             .ctx
@@ -485,9 +534,10 @@ impl Core {
         for uid in waiting {
             if let Ok(pod) = ctx.pod(&uid) {
                 let mut delays = ctx.image_backoff.borrow_mut();
-                pod.spec
-                    .all_containers()
-                    .for_each(|c| delays.forget(&uid, &images::with_default_tag(&c.image)));
+                let own = pod.spec.all_containers().map(|c| &c.image);
+                let volumes = pod.spec.volumes.iter().filter_map(|v| v.image.as_ref());
+                own.chain(volumes.map(|source| &source.reference))
+                    .for_each(|image| delays.forget(&uid, &images::with_default_tag(image)));
             }
             ctx.table.borrow_mut().resync(&uid, now);
         }
@@ -511,12 +561,17 @@ impl Core {
 
     fn on_housekeeping(&mut self, now: Mono) {
         let search = !self.cleaning && now >= self.search_due;
+        let was_known = self.ctx.table.borrow().is_synced();
         let chores = housekeeping::decide(&self.ctx, search, now);
         let could = self.ctx.sources_ready()
             && self.ctx.may_run_pods(now)
             && self.ctx.running.borrow().fresh(now).is_some();
         if search && could {
             self.search_due = now + housekeeping::SEARCH_INTERVAL;
+        }
+        if !was_known && self.ctx.table.borrow().is_synced() {
+            // Of pods without a worker it is certain from now on that nothing runs.
+            self.ctx.status_changed();
         }
         for (uid, drop_status) in &chores.create {
             self.create_again(uid, *drop_status, now);
@@ -542,7 +597,7 @@ impl Core {
         match ctx.store.adopt_next(uid).and_then(|()| ctx.pod(uid)) {
             // While it ended, or because it was refused, another pod may have got what it asks for.
             Ok(pod) => {
-                if is_admitted(ctx, &pod) {
+                if admit(ctx, &pod) {
                     self.create(&pod, now);
                 }
             }
@@ -583,7 +638,12 @@ impl Core {
         }
     }
 
-    /// With every pod ended on request, the agent ends too: once all sources have said what there is, all workers are
+    /// Whether the agent ends, or is to end, together with its pods.
+    pub(super) const fn ends_with_pods(&self) -> bool {
+        self.stop_when_idle
+    }
+
+    /// With every pod ended on request, the agent ends too: once the manifests have said what there is, all workers are
     /// done, and the runtime says that nothing runs.
     fn end_if_idle(&mut self, now: Mono) {
         if !self.stop_when_idle {
@@ -595,7 +655,8 @@ impl Core {
             .handles()
             .all(|h| table.stage(h).is_none_or(|s| s.is_finished()));
         let idle = ctx.running.borrow().fresh(now).is_some_and(<[_]>::is_empty);
-        self.finished |= done && idle && ctx.sources_ready();
+        // Pods that only the apiserver knows run no earlier than it is heard of.
+        self.finished |= done && idle && ctx.manifests_ready();
     }
 
     fn tell_status_failed(&self, handle: Handle) {
@@ -618,8 +679,8 @@ impl Core {
     }
 }
 
-/// Whether the node takes the pod; if not, that is told.
-fn is_admitted(ctx: &Ctx, pod: &Pod) -> bool {
+/// Asks admission and tells a refusal. Returns whether the pod may run.
+fn admit(ctx: &Ctx, pod: &Pod) -> bool {
     let Err(rejection) = super::admission::admit(ctx, pod) else {
         return true;
     };

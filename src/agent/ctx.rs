@@ -11,16 +11,21 @@ use std::net::IpAddr;
 use super::{
     claims::{Bell, Claims},
     clock::Clock,
+    cluster::Cluster,
     complaints::Complaints,
     config_pods::ConfigPod,
+    image_access::UnderWay,
+    metered::Metered,
+    metrics::Metrics,
     objects::Objects,
     pod_store::{PodStore, StoreError},
+    probes::{NodeProbes, Wire},
     recorder::{About, Recorder, Severity},
     ring::Ring,
 };
 use crate::{
     api::{
-        Mono, Pod, PodUid, Wall,
+        Mono, Node, Pod, PodUid, Wall,
         cri::{PodRuntimeStatus, RuntimeStatus},
     },
     cgroup::Cgroups,
@@ -30,12 +35,15 @@ use crate::{
         backoff::{Backoff, ImageBackoff},
         downward::Allocatable,
         generate::NodeContext,
-        housekeeping::Totals,
+        housekeeping::{Gauges, Totals},
         loop_health::{LoopHealth, RuntimeGate},
+        metrics::own::Counters,
         mux::{Mux, Source},
+        node,
         node_resources::{self, Reservations},
         pleg::Pleg,
         pod_table::{Capacity, PodTable},
+        pull_rate::PullRate,
         reason_cache::ReasonCache,
         runtime_cache::{RunningPods, RuntimeCache},
         static_pod,
@@ -51,7 +59,7 @@ use crate::{
 pub(super) struct NodeFacts {
     /// Node name.
     pub(super) name: String,
-    /// Host IPs, primary first.
+    /// Host IPs at the start, primary first; [`Ctx::host_ips`] knows those of now.
     pub(super) host_ips: Vec<IpAddr>,
     /// Memory of the machine, bytes.
     pub(super) memory_bytes: u64,
@@ -61,26 +69,45 @@ pub(super) struct NodeFacts {
     pub(super) storage_bytes: u64,
     /// Swap of the machine, bytes.
     pub(super) swap_bytes: u64,
-    /// Page sizes the kernel offers as huge pages, bytes, sorted.
-    pub(super) hugepage_sizes: Vec<u64>,
-    /// Memory that is huge pages already, bytes.
-    pub(super) hugepages_bytes: u64,
+    /// Page sizes the kernel offers as huge pages, and memory that is such pages already: bytes, sorted by size.
+    pub(super) hugepages: Vec<(u64, u64)>,
     /// Most processes and threads at a time; 0: not known.
     pub(super) pids: u64,
     /// What is kept from pods.
     pub(super) kept: Reservations,
+    /// What tells this machine from others.
+    pub(super) identity: node::Identity,
+    /// What the operator says of it.
+    pub(super) settings: node::Settings,
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
 }
 
 impl NodeFacts {
     /// What the machine has.
     pub(super) fn capacity(&self) -> node_resources::Capacity {
-        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let huge = self.hugepages.iter().map(|(_, bytes)| *bytes);
         node_resources::Capacity {
             cpu_milli: signed(self.cpu_milli),
             memory_bytes: signed(self.memory_bytes),
-            hugepages_bytes: signed(self.hugepages_bytes),
+            hugepages_bytes: signed(huge.fold(0, u64::saturating_add)),
             storage_bytes: signed(self.storage_bytes),
             pids: signed(self.pids),
+        }
+    }
+
+    /// The same as the Node object says it.
+    pub(super) fn resources(&self) -> node::Resources {
+        let pages = self.hugepages.iter();
+        node::Resources {
+            capacity: self.capacity(),
+            hugepages: pages
+                .map(|(size, bytes)| (signed(*size), signed(*bytes)))
+                .collect(),
+            kept: self.kept,
+            swap_bytes: signed(self.swap_bytes),
         }
     }
 
@@ -110,6 +137,8 @@ pub(super) struct Parts {
     pub(super) relist: smol::channel::Sender<()>,
     pub(super) admission_facts: admission::NodeFacts,
     pub(super) node_context: NodeContext,
+    pub(super) cluster: Option<Cluster>,
+    pub(super) wire: Box<dyn Wire>,
 }
 
 /// Everything a sync may touch.
@@ -119,7 +148,7 @@ pub(super) struct Ctx {
     /// Machine.
     pub(super) node: NodeFacts,
     /// Time.
-    pub(super) clock: Box<dyn Clock>,
+    pub(super) clock: Rc<dyn Clock>,
     /// Containers.
     pub(super) runtime: Rc<dyn Runtime>,
     /// Volumes; every call blocks and runs on the disk lane.
@@ -144,15 +173,24 @@ pub(super) struct Ctx {
     pub(super) crash_loop: RefCell<Backoff>,
     /// Pull delays.
     pub(super) image_backoff: RefCell<ImageBackoff>,
+    /// How often pulls may begin.
+    pub(super) pull_rate: RefCell<PullRate>,
+    /// Pulls with credentials of pods.
+    pub(super) pulls_under_way: UnderWay,
     /// ConfigMaps and Secrets of the manifest directory.
     pub(super) objects: RefCell<Objects>,
+    /// Probes.
+    pub(super) probes: NodeProbes,
     /// Kubernetes events.
     pub(super) recorder: RefCell<Recorder>,
     /// What the loop lately heard and did.
     pub(super) ring: RefCell<Ring>,
     /// Whether the runtime can be used, by its own word.
     pub(super) gate: RefCell<RuntimeGate>,
-    /// That word, for the Node object.
+    /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
+    /// that stands alone: as it was last shown, for conditions say since when they hold.
+    pub(super) own_node: RefCell<Option<Node>>,
+    /// That word, for the log.
     pub(super) conditions: RefCell<Option<RuntimeStatus>>,
     /// Asks the runtime poller for a relist now; a full channel means one is asked for already.
     pub(super) relist: smol::channel::Sender<()>,
@@ -187,52 +225,85 @@ pub(super) struct Ctx {
     pub(super) complaints: RefCell<Complaints>,
     /// When the manifests were last read.
     pub(super) manifests_read: Cell<Option<Mono>>,
-    /// Something used the heap since its free pages were last given back.
+    /// Something used the heap, and code, since they were last given back; the start did.
     pub(super) heap_used: Cell<bool>,
     /// When the loop last moved, for the watchdog.
     pub(super) loop_health: Cell<LoopHealth>,
     /// What admission knows of the node.
-    pub(super) admission_facts: admission::NodeFacts,
+    pub(super) admission_facts: RefCell<admission::NodeFacts>,
+    /// Host IPs, primary first, as the Node last had them.
+    pub(super) host_ips: RefCell<Vec<IpAddr>>,
     /// What shapes sandboxes and containers.
     pub(super) node_context: NodeContext,
     /// When the agent started.
     pub(super) started_at: Wall,
+    /// The same for reckoning.
+    pub(super) started: Mono,
+    /// The apiserver; `None`: the node stands alone.
+    pub(super) cluster: Option<Cluster>,
+    /// What the agent counts of its own work.
+    pub(super) counters: Rc<RefCell<Counters>>,
+    /// Pods that have not run yet, and since when they are known. Housekeeping forgets those without a worker.
+    pub(super) starting: RefCell<BTreeMap<PodUid, Mono>>,
+    /// Counts of pods, as of the last pass of housekeeping.
+    pub(super) gauges: Cell<Gauges>,
+    /// What figures were last read.
+    pub(super) metrics: Metrics,
+}
+
+/// Places of the pod table.
+pub(super) fn slots(cfg: &Config) -> Capacity {
+    Capacity {
+        max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
+        reserved: RESERVED_SLOTS,
+        margin: MARGIN_SLOTS,
+    }
 }
 
 impl Ctx {
     /// An agent that knows of no pod yet.
     pub(super) fn new(parts: Parts) -> Self {
         let cfg = parts.cfg;
-        let slots = Capacity {
-            max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
-            reserved: RESERVED_SLOTS,
-            margin: MARGIN_SLOTS,
-        };
+        let slots = slots(&cfg);
         let entries = slots.slots() * BACKOFF_ENTRIES_PER_POD;
-        let clock = parts.clock;
+        let clock: Rc<dyn Clock> = Rc::from(parts.clock);
+        let counters = Rc::new(RefCell::new(Counters::default()));
+        let runtime = Rc::new(Metered {
+            inner: parts.runtime,
+            clock: Rc::clone(&clock),
+            counters: Rc::clone(&counters),
+        });
         // Delays need spreading, not secrecy.
         let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
-        let sources: &[Source] = if cfg.dirs.manifests.is_some() {
-            &[Source::File]
-        } else {
-            &[]
-        };
+        let file = cfg.dirs.manifests.is_some().then_some(Source::File);
+        let api = parts.cluster.is_some().then_some(Source::Api);
+        let sources: Vec<Source> = file.into_iter().chain(api).collect();
         Self {
             store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
-            admission_facts: parts.admission_facts,
+            admission_facts: RefCell::new(parts.admission_facts),
+            host_ips: RefCell::new(parts.node.host_ips.clone()),
             node_context: parts.node_context,
+            cluster: parts.cluster,
             table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
             cache: RefCell::new(RuntimeCache::default()),
             statuses: RefCell::new(StatusCache::default()),
             reasons: RefCell::new(ReasonCache::default()),
             crash_loop: RefCell::new(Backoff::new(cfg.times.max_restart_backoff, entries)),
             image_backoff: RefCell::new(ImageBackoff::new(entries)),
+            pull_rate: RefCell::new(PullRate::new(
+                cfg.images.pull_qps,
+                cfg.images.pull_burst,
+                clock.now(),
+            )),
+            pulls_under_way: UnderWay::default(),
             objects: RefCell::new(Objects::default()),
+            probes: NodeProbes::new(parts.wire, clock.now(), clock.wall()),
             recorder: RefCell::new(Recorder::default()),
             ring: RefCell::new(Ring::default()),
+            own_node: RefCell::new(None),
             conditions: RefCell::new(None),
             relist: parts.relist,
-            mux: RefCell::new(Mux::new(sources)),
+            mux: RefCell::new(Mux::new(&sources)),
             config: RefCell::new(BTreeMap::new()),
             pleg: RefCell::new(Pleg::default()),
             running: RefCell::new(RunningPods::default()),
@@ -241,24 +312,43 @@ impl Ctx {
             records_wait: Cell::new(false),
             waiting_for_status: Cell::new(None),
             manifests_read: Cell::new(None),
-            heap_used: Cell::new(false),
+            heap_used: Cell::new(true),
             operations: Claims::default(),
             records: Claims::default(),
             arriving: RefCell::new(BTreeMap::new()),
             cancelled: Bell::default(),
             complaints: RefCell::default(),
             loop_health: Cell::default(),
+            metrics: Metrics::default(),
             totals: RefCell::new(Totals::default()),
             gate: RefCell::new(RuntimeGate::default()),
             started_at: clock.wall(),
+            started: clock.now(),
             node: parts.node,
             clock,
-            runtime: parts.runtime,
+            runtime,
+            counters,
+            starting: RefCell::default(),
+            gauges: Cell::default(),
             volumes: parts.volumes,
             cgroups: Arc::new(parts.cgroups),
             disk: parts.disk,
             unpack: parts.unpack,
             cfg,
+        }
+    }
+
+    /// Host IPs, primary first: one, or one of each family.
+    pub(super) fn host_ips(&self) -> Vec<IpAddr> {
+        self.host_ips.borrow().clone()
+    }
+
+    /// The Node has these addresses now. None is no news.
+    pub(super) fn set_host_ips(&self, ips: Vec<IpAddr>) {
+        let mut known = self.host_ips.borrow_mut();
+        if !ips.is_empty() && *known != ips {
+            log::info!("addresses of the node: {ips:?}");
+            *known = ips;
         }
     }
 
@@ -319,9 +409,7 @@ impl Ctx {
             name: &self.node.name,
             field_path: "",
         };
-        self.recorder
-            .borrow_mut()
-            .record(about, severity, reason, message, self.clock.wall());
+        self.event_about(about, severity, reason, message);
     }
 
     fn event(&self, pod: &Pod, field_path: &str, severity: Severity, reason: &str, message: &str) {
@@ -332,9 +420,40 @@ impl Ctx {
             name: &meta.name,
             field_path,
         };
+        self.event_about(about, severity, reason, message);
+    }
+
+    /// Records an event of something of which there may be no object at hand.
+    pub(super) fn event_about(
+        &self,
+        about: About<'_>,
+        severity: Severity,
+        reason: &str,
+        message: &str,
+    ) {
         self.recorder
             .borrow_mut()
             .record(about, severity, reason, message, self.clock.wall());
+        if let Some(cluster) = &self.cluster {
+            cluster.on_event();
+        }
+    }
+
+    /// A stored status changed, or what may run of a pod, or how far its end is.
+    pub(super) fn status_changed(&self) {
+        if let Some(cluster) = &self.cluster {
+            cluster.on_status();
+        }
+    }
+
+    /// The apiserver has the pod, and nobody could read it yet: what there is of it is not nobody's.
+    pub(super) fn is_unread(&self, uid: &PodUid) -> bool {
+        self.cluster.as_ref().is_some_and(|c| c.is_unread(uid))
+    }
+
+    /// Whether the files of root have said which pods there are, and those were handled.
+    pub(super) fn manifests_ready(&self) -> bool {
+        self.cfg.dirs.manifests.is_none() || self.mux.borrow().source_ready(Source::File)
     }
 
     /// Warns of something that is tried again and may fail each time: the same text at most once a minute.
@@ -374,6 +493,7 @@ impl Ctx {
         !self.config.borrow().contains_key(uid)
             && !self.arriving.borrow().contains_key(uid)
             && self.table.borrow().handle(uid).is_none()
+            && !self.is_unread(uid)
     }
 
     /// Whether every configured source has reported and was handled.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     api::{Mono, PodUid},
-    logic::{pod_table::Start, pod_worker::Call},
+    logic::{metrics::own::Work, pod_table::Start, pod_worker::Call},
 };
 
 /// Events that may wait for the loop; a sender that finds it full waits. Every running call ends with one, so this is
@@ -46,6 +46,11 @@ pub(super) async fn run(
             }
             None if events.is_closed() => return,
             None => {}
+        }
+        if core.ends_with_pods()
+            && let Some(cluster) = &ctx.cluster
+        {
+            cluster.on_end_of_all();
         }
         core.handle_timeout(now);
         while let Some(effect) = core.poll_effect(now) {
@@ -103,6 +108,7 @@ async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start,
     let handle = start.handle;
     // Garbage collection may be removing an instance of this pod.
     let turn = ctx.operations.claim(&uid).await;
+    let begun = ctx.clock.now();
     let outcome = match start.call {
         Call::Sync => Box::pin(sync::run(ctx, handle, &uid)).await,
         Call::Terminating { grace_s } => {
@@ -112,6 +118,12 @@ async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start,
         Call::Terminated => Box::pin(terminate::terminated(ctx, handle, &uid)).await,
     };
     drop(turn);
+    let work = match start.call {
+        Call::Sync => Work::Sync,
+        Call::Terminating { .. } | Call::TerminatingRuntime | Call::Terminated => Work::Kill,
+    };
+    let took = ctx.clock.now() - begun;
+    ctx.counters.borrow_mut().worked(work, took);
     log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
     // The loop is gone only when the agent ends.
     let _ = sender.send(Event::Done(handle, outcome)).await;

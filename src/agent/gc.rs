@@ -26,7 +26,7 @@ fn policy(ctx: &Ctx) -> ContainerGcPolicy {
 
 /// Whether what is left of a pod may go.
 fn fate(ctx: &Ctx, uid: &PodUid) -> Fate {
-    if ctx.table.borrow().should_pod_content_be_removed(uid) {
+    if ctx.table.borrow().should_pod_content_be_removed(uid) && !ctx.is_unread(uid) {
         Fate::ContentRemovable
     } else {
         Fate::Kept

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{
+    cluster::{self, objects::Loaded},
     ctx::{Ctx, NodeFacts},
     recorder::Severity,
     start::{Pass, StartError},
@@ -19,7 +20,7 @@ use crate::api::order::Gather;
 use crate::{
     api::{
         Container, Pod,
-        cri::{ContainerConfig, Image, SandboxConfig},
+        cri::{ContainerConfig, Image, ImageSpec, SandboxConfig},
     },
     config::Config,
     logic::{
@@ -90,6 +91,8 @@ fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
 /// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
 pub(super) fn sandbox_config(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<SandboxConfig, String> {
     let mut node = ctx.node_context.clone();
+    node.ips = ctx.host_ips();
+    node.dns.node_ips = ctx.host_ips();
     if let Some(path) = &ctx.cfg.network.resolv_conf {
         let limit = u64::try_from(MAX_RESOLV_CONF)
             .unwrap_or(u64::MAX)
@@ -106,11 +109,13 @@ pub(super) fn sandbox_config(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<Sandb
     Ok(plan.config)
 }
 
-/// Configuration of a new instance of `container`, with everything on disk that it refers to.
+/// Configuration of a new instance of `container`, with everything on disk that it refers to. `volume_images` are its
+/// volumes that are images.
 pub(super) async fn container_config(
     pass: &Pass<'_>,
     container: &Container,
     image: &Image,
+    volume_images: BTreeMap<String, ImageSpec>,
 ) -> Result<ContainerConfig, StartError> {
     let Pass {
         ctx,
@@ -121,16 +126,25 @@ pub(super) async fn container_config(
     } = *pass;
     let refused = |e: ConfigError| StartError::new(e.reason(), e.0);
     let config_error = |message: String| refused(ConfigError(message));
+    let host_ips = ctx.host_ips();
     let own_ips = if pod.spec.host_network {
-        &ctx.node.host_ips
+        &host_ips
     } else {
         &runtime.ips
     };
-    let objects = PodObjects { ctx, mounted };
+    let loaded = cluster::objects::for_environment(ctx, pod, container).await;
+    let objects = PodObjects {
+        ctx,
+        mounted,
+        loaded: loaded.as_ref(),
+    };
+    // A host that stands alone has no services; pods of an apiserver wait for them.
+    let services = loaded.as_ref().map(Loaded::services).transpose();
+    let services = services.map_err(config_error)?;
     let environment = {
         let place = Place {
             node_name: &ctx.node.name,
-            host_ips: &ctx.node.host_ips,
+            host_ips: &host_ips,
             pod_ips: own_ips,
         };
         let stored = objects.borrow();
@@ -138,15 +152,15 @@ pub(super) async fn container_config(
             pod,
             container,
             objects: &stored,
-            // A stand-alone host has no services; pods of an apiserver wait for them.
-            services: None,
+            services,
             place,
             allocatable: ctx.node_context.allocatable,
         })
         .map_err(config_error)?
     };
+    drop(loaded);
     let restart_count = next_restart_count(pass, container);
-    let sub_paths = pin_sub_paths(pass, container, &environment)
+    let sub_paths = pin_sub_paths(pass, container, &environment, &volume_images)
         .await
         .map_err(refused)?;
     let hosts_file = write_hosts_file(ctx, pod, container, own_ips)
@@ -155,7 +169,7 @@ pub(super) async fn container_config(
     let termination_log = make_termination_log(ctx, pod, container, restart_count)
         .await
         .map_err(config_error)?;
-    let volumes: BTreeMap<String, VolumeSource> = mounted
+    let mut volumes: BTreeMap<String, VolumeSource> = mounted
         .iter()
         .map(|(name, volume)| {
             let host_path = volume.host_path.display().to_string();
@@ -169,13 +183,22 @@ pub(super) async fn container_config(
             )
         })
         .gather();
+    for (name, spec) in volume_images {
+        let volume = VolumeSource {
+            host_path: String::new(),
+            read_only: true,
+            image: Some(spec),
+        };
+        volumes.insert(name, volume);
+    }
     make_log_directory(ctx, pod, container)
         .await
         .map_err(config_error)?;
     let target = runtime
         .newest(&container.target_container_name)
         .map(|c| &c.id);
-    generate::container_config(&ContainerInput {
+    let volume_groups = cluster::volume_groups(ctx, pod).await;
+    let mut config = generate::container_config(&ContainerInput {
         pod,
         container,
         qos: qos_class(pod),
@@ -189,7 +212,14 @@ pub(super) async fn container_config(
         target,
         node: &ctx.node_context,
     })
-    .map_err(refused)
+    .map_err(refused)?;
+    let groups = &mut config.security.supplemental_groups;
+    for group in volume_groups {
+        if !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    Ok(config)
 }
 
 /// Restart count of the next instance (CFG-06): one more than the newest, else one more than the logs on disk tell, so
@@ -216,10 +246,16 @@ async fn pin_sub_paths(
     pass: &Pass<'_>,
     container: &Container,
     environment: &env::Env,
+    volume_images: &BTreeMap<String, ImageSpec>,
 ) -> Result<BTreeMap<usize, String>, ConfigError> {
     let mut pinned = BTreeMap::new();
     for (index, path) in generate::sub_paths(container, environment)? {
         let name = container.volume_mounts[index].name.clone();
+        // The runtime knows the image's files, and they do not change.
+        if volume_images.contains_key(&name) {
+            pinned.insert(index, path);
+            continue;
+        }
         // A volume that is missing is told by what reads the mounts.
         let Some(volume) = pass.mounted.get(&name).cloned() else {
             continue;

@@ -1,29 +1,23 @@
 //! Lifecycle hooks. Rows HOOK-01 to HOOK-05.
 
 use core::time::Duration;
-use std::net::{IpAddr, SocketAddr};
 
-use async_io::Async;
-use smol::{
-    future::FutureExt as _,
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-};
+use smol::future::FutureExt as _;
 
-use super::ctx::Ctx;
+use super::{ctx::Ctx, probes, recorder::Severity};
 use crate::{
     api::{
         Container, ContainerId, Mono, Pod,
         cri::{ContainerState, PodRuntimeStatus},
-        pod::{HttpGetAction, IntOrString, LifecycleHandler},
+        pod::{HttpGetAction, LifecycleHandler},
     },
     logic::pod_table::Handle,
+    probe::http::Hooked,
     runtime::RuntimeError,
 };
 
 /// Bytes kept of what a hook's command writes; it is only logged.
 const MAX_OUTPUT_BYTES: usize = 1024;
-/// An HTTP hook that is not answered in this time has failed.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// When a hook is no longer waited for.
 #[derive(Clone, Copy, Debug)]
@@ -87,13 +81,9 @@ pub(super) async fn run(
         };
         done.or(late).await
     } else if let Some(get) = &handler.http_get {
-        let wait = ctx.clock.now() + HTTP_TIMEOUT;
-        let unanswered = async {
-            ctx.clock.until(wait).await;
-            Err("no answer in time".to_owned())
-        };
+        // As a command it has no time-out of its own.
         let get = async {
-            let answer = http_get(pod, status, container, get).or(unanswered).await;
+            let answer = http_get(ctx, pod, status, container, get).await;
             answer.map_err(HookError::Failed)
         };
         get.or(late).await
@@ -125,78 +115,23 @@ async fn command(
 
 /// Any HTTP answer is success, whatever its status code (HOOK-05).
 async fn http_get(
+    ctx: &Ctx,
     pod: &Pod,
     status: &PodRuntimeStatus,
     container: &Container,
     get: &HttpGetAction,
 ) -> Result<(), String> {
-    if get.scheme.eq_ignore_ascii_case("https") {
-        return Err("https hooks need TLS, which this agent does not have yet".into());
+    let get = probes::http_get(container, get)?;
+    let ip = status.ips.first().copied().or_else(|| {
+        // A pod in the host's network has no address at the runtime.
+        let statuses = ctx.statuses.borrow();
+        statuses.get(&pod.metadata.uid)?.pod_ip.parse().ok()
+    });
+    if let Hooked::InPlainText(host) = ctx.probes.wire.hook(&get, ip).await? {
+        let message = format!(
+            "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+        );
+        ctx.pod_event(pod, Severity::Warning, "LifecycleHTTPFallback", &message);
     }
-    let port = port_of(container, &get.port)?;
-    let ip: IpAddr = if get.host.is_empty() {
-        let own = status.ips.first().copied();
-        own.or_else(|| pod.status.pod_ip.parse().ok())
-            .ok_or("the pod has no IP")?
-    } else {
-        get.host
-            .parse()
-            .map_err(|_| format!("host {:?}: only IP addresses can be used", get.host))?
-    };
-    let address = SocketAddr::new(ip, port);
-    let failed = |e: std::io::Error| format!("{address}: {e}");
-    let mut stream = Async::<std::net::TcpStream>::connect(address)
-        .await
-        .map_err(failed)?;
-    let path = if get.path.starts_with('/') {
-        get.path.clone()
-    } else {
-        format!("/{}", get.path)
-    };
-    let mut head = format!("GET {path} HTTP/1.1\r\n");
-    let has = |name: &str| {
-        get.http_headers
-            .iter()
-            .any(|h| h.name.eq_ignore_ascii_case(name))
-    };
-    if !has("host") {
-        head.push_str(&format!("Host: {address}\r\n"));
-    }
-    if !has("user-agent") {
-        head.push_str("User-Agent: kube-lifecycle/1.36\r\n");
-    }
-    if !has("accept") {
-        head.push_str("Accept: */*\r\n");
-    }
-    for header in &get.http_headers {
-        if !header.name.contains(['\r', '\n']) && !header.value.contains(['\r', '\n']) {
-            head.push_str(&format!("{}: {}\r\n", header.name, header.value));
-        }
-    }
-    head.push_str("Connection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).await.map_err(failed)?;
-    let mut answer = [0; 5];
-    stream.read_exact(&mut answer).await.map_err(failed)?;
-    if answer == *b"HTTP/" {
-        Ok(())
-    } else {
-        Err(format!("{address}: what answers does not speak HTTP"))
-    }
-}
-
-fn port_of(container: &Container, port: &IntOrString) -> Result<u16, String> {
-    let number = match port {
-        IntOrString::Int(n) => u16::try_from(*n).ok(),
-        IntOrString::Text(name) => {
-            let named = container
-                .ports
-                .iter()
-                .find(|p| p.name == *name)
-                .map(|p| p.container_port);
-            named.or_else(|| name.parse().ok())
-        }
-    };
-    number
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("invalid port {port:?}"))
+    Ok(())
 }

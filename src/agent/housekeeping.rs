@@ -5,7 +5,7 @@
 use core::time::Duration;
 use std::collections::BTreeSet;
 
-use super::{admission, cgroups, ctx::Ctx, gc, sync::chain};
+use super::{admission, cgroups, cluster::Cluster, ctx::Ctx, gc, sync::chain};
 use crate::api::order::{Gather, Order};
 use crate::{
     api::{Mono, PodUid},
@@ -83,12 +83,18 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
     let Some(running) = running.fresh(now) else {
         return Chores::default();
     };
+    let mirrors = ctx.cluster.as_ref().map(Cluster::mirror_uids);
+    let mirrors = mirrors.unwrap_or_default();
     let pass = Pass {
         config: &pods,
-        mirrors: &[],
+        mirrors: &mirrors,
         known: &known,
         running,
     };
+    ctx.gauges.set(pass.gauges());
+    let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
+    ctx.starting.borrow_mut().retain(|uid, _| has_worker(uid));
+    ctx.probes.retain(|uid| pass.keeps_probes(uid), now);
     ctx.statuses
         .borrow_mut()
         .retain(|uid| pass.keeps_status(uid) || known.iter().any(|k| k.uid == *uid));
@@ -103,12 +109,17 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
             .push((restart.uid.clone(), restart.drop_status));
     }
     for orphan in pass.runtime_orphans() {
+        if ctx.is_unread(&orphan.uid) {
+            continue;
+        }
         end_runtime_orphan(ctx, orphan, now);
     }
     // A pod whose worker still ends it is not forgotten: its last step takes its volumes down.
     let arriving = ctx.arriving.borrow();
     let workless = |uid: &PodUid| {
-        known.binary_search_by(|k| k.uid.cmp(uid)).is_err() && !arriving.contains_key(uid)
+        known.binary_search_by(|k| k.uid.cmp(uid)).is_err()
+            && !arriving.contains_key(uid)
+            && !ctx.is_unread(uid)
     };
     let mut forgotten: BTreeSet<PodUid> = dirs
         .iter()
@@ -124,6 +135,9 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
             .cloned(),
     );
     for (uid, path) in groups {
+        if ctx.is_unread(&uid) {
+            continue;
+        }
         let volumes = dirs.contains(&uid) && !forgotten.contains(&uid);
         if let Some(action) = pass.cgroup(&uid, volumes && !config.contains_key(&uid)) {
             chores.cgroups.push((uid, path, action));

@@ -7,11 +7,14 @@
 //! | `event_loop` | the only loop that waits, and the executor of effects |
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
+//! | `probes` | which containers are alive, ready, started |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
-//! | `ctx`, `claims`, `complaints`, `objects`, `config_pods`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `ring` | what the loop and the calls share |
+//! | `ctx`, `claims`, `complaints`, `objects`, `config_pods`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `records`, `ring` | what the loop and the calls share |
+//! | `cluster` | the apiserver |
+//! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
-//! | `backend`, `image_store`, `node` | what the local server shows |
+//! | `backend`, `image_store`, `node`, `metrics`, `metered` | what the server shows |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
 //! between steps.
@@ -22,6 +25,7 @@ mod backoff_store;
 mod cgroups;
 mod claims;
 mod clock;
+mod cluster;
 mod complaints;
 mod config_pods;
 mod core;
@@ -31,11 +35,16 @@ mod gc;
 mod generation;
 mod hooks;
 mod housekeeping;
+mod image_access;
+mod image_gc;
+mod image_pulls;
 mod image_store;
 mod images;
 mod kill;
 mod log_rotation;
 mod manifests;
+mod metered;
+mod metrics;
 mod neighbours;
 mod node;
 mod objects;
@@ -44,14 +53,17 @@ mod pod_store;
 mod pollers;
 mod probes;
 mod recorder;
+mod records;
 mod reset;
 mod ring;
 mod run;
+mod serving;
 #[cfg(test)]
 #[path = "../../tests/sim/mod.rs"]
 mod sim;
 mod start;
 mod status;
+mod streams;
 mod sync;
 mod terminate;
 #[cfg(test)]

@@ -78,6 +78,9 @@ fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
         let bridge = cfg.network.builtin_bridge.clone();
         wanted.push(("bridge", "--bridge", bridge));
     }
+    if let Some(listen) = cfg.server.listen {
+        wanted.push(("address", "--port", listen.to_string()));
+    }
     wanted
 }
 

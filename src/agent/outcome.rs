@@ -1,4 +1,4 @@
-//! Outcomes of static pods, on disk beside their records: `<root>/pods/<uid>/outcome.json`, mode 0600.
+//! Outcomes of pods, on disk beside their records: `<root>/pods/<uid>/outcome.json`, mode 0600.
 //!
 //! What ran is forgotten with the run directory when the machine is booted. A pod that is not to run for ever must not run
 //! again because of that; when its manifest is removed its outcome goes too.
@@ -11,10 +11,13 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{ctx::Ctx, pod_store::PodStore};
+use super::{
+    ctx::Ctx,
+    pod_store::{Header, PodStore},
+};
 use crate::{
     api::{Pod, PodStatus, PodUid, strict::from_json},
-    logic::outcome,
+    logic::{mux::Source, outcome},
     sys::{file, proc},
 };
 
@@ -47,11 +50,12 @@ fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
     (kept.v == VERSION).then_some(kept)
 }
 
-/// Keeps the status of a static pod if that is its outcome, or shows that it began. Durable: it is for after a power cut.
+/// Keeps the status of a pod if that is its outcome, or shows that it began. Durable: it is for after a power cut, and for
+/// a boot that finds no apiserver to ask.
 pub(super) async fn keep(ctx: &Ctx, pod: &Pod, status: &PodStatus) {
     let uid = &pod.metadata.uid;
-    let is_static = || ctx.config.borrow().get(uid).is_some_and(|c| c.is_static);
-    if !outcome::is_worth_keeping(pod, status) || !is_static() {
+    let is_configured = || ctx.config.borrow().contains_key(uid);
+    if !outcome::is_worth_keeping(pod, status) || !is_configured() {
         return;
     }
     let (store, of, status) = (ctx.store.clone(), uid.clone(), status.clone());
@@ -60,7 +64,7 @@ pub(super) async fn keep(ctx: &Ctx, pod: &Pod, status: &PodStatus) {
         ctx.complain(&format!("uid={uid} cannot keep the outcome: {e}"));
     }
     // Its manifest went meanwhile.
-    if !is_static() {
+    if !is_configured() {
         forget(&ctx.store, uid);
     }
 }
@@ -79,7 +83,7 @@ fn write(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
     let kept = Kept {
         v: VERSION,
         boot_id: proc::boot_id()?,
-        digest: header.digest,
+        digest: identity(&header),
         status,
     };
     file::write_atomic(&path(store, uid), &serde_json::to_vec(&kept)?, 0o600, true)
@@ -87,10 +91,20 @@ fn write(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
 
 /// The status that the pod with this record starts from, always a terminal one, if a boot ago it came to its end or began
 /// and must not begin again. Within one boot the runtime knows better. Blocking.
-pub(super) fn recall(store: &PodStore, uid: &PodUid, digest: u64) -> Option<PodStatus> {
+pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<PodStatus> {
     let kept = read(store, uid)?;
     let booted = || proc::boot_id().is_ok_and(|boot| boot != kept.boot_id);
-    (kept.digest == digest && booted()).then(|| outcome::after_reboot(kept.status))
+    (kept.digest == identity(header) && booted()).then(|| outcome::after_reboot(kept.status))
+}
+
+/// What tells a pod from another of the same uid. One of the apiserver is told by its uid alone: new labels do not make it
+/// run again.
+fn identity(header: &Header) -> u64 {
+    if header.source == Source::Api.as_str() {
+        0
+    } else {
+        header.digest
+    }
 }
 
 /// Forgets it: the pod is no longer configured. If it comes back it runs.

@@ -477,7 +477,7 @@ mod tests {
     #[test]
     fn records_wait_for_a_disk_that_cannot_be_written() {
         if !nix::unistd::geteuid().is_root() {
-            eprintln!("SKIPPED records_wait_for_a_disk_that_cannot_be_written: not root");
+            skipped!("records_wait_for_a_disk_that_cannot_be_written: not root");
             return;
         }
         let root = std::env::temp_dir().join(format!("picolet-store-ro-{}", std::process::id()));

@@ -24,7 +24,7 @@ pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
 /// second and not once for each.
-fn in_step(due: Mono) -> Mono {
+pub(super) fn in_step(due: Mono) -> Mono {
     const STEP_MS: u64 = 1000;
     Mono(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
 }
@@ -143,7 +143,9 @@ async fn relist(ctx: &Ctx, events: &Sender<Event>) {
         // A listing of the same millisecond would not count as newer.
         ctx.clock.until(asked + Duration::from_millis(1)).await;
     }
-    let stamp = ctx.pleg.borrow().stamp(ctx.clock.now());
+    let begun = ctx.clock.now();
+    let before = ctx.pleg.borrow().last_relist();
+    let stamp = ctx.pleg.borrow().stamp(begun);
     let listed = match ctx.runtime.list_pods().await {
         Ok(listed) => listed,
         Err(e) => {
@@ -175,6 +177,11 @@ async fn relist(ctx: &Ctx, events: &Sender<Event>) {
         pleg.relisted(&mut ctx.cache.borrow_mut(), stamp, ctx.clock.now());
         core::iter::from_fn(|| pleg.poll_event()).collect::<Vec<_>>()
     };
+    ctx.counters.borrow_mut().relisted(
+        ctx.clock.now() - begun,
+        before.map(|before| begun - before),
+        ctx.clock.wall(),
+    );
     // Sent even when nothing happened: calls may wait for a status newer than their last end.
     if !happened.is_empty() || waiting.is_some() {
         let _ = events.send(Event::Relisted(happened)).await;

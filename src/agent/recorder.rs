@@ -5,6 +5,7 @@ use alloc::collections::VecDeque;
 use serde_json::{Value, json};
 
 use crate::api::{PodUid, Wall};
+use crate::logic::events::{Occurrence, Subject};
 
 /// Events kept; the oldest makes room.
 pub(super) const EVENTS_KEPT: usize = 256;
@@ -29,6 +30,8 @@ pub(super) struct Event {
     pub(super) severity: Severity,
     /// How often it was seen in a row.
     pub(super) count: u32,
+    /// How often of that was handed over to be sent.
+    told: u32,
     /// First time seen.
     pub(super) first: Wall,
     /// Last time seen.
@@ -51,6 +54,10 @@ pub(super) struct Recorder {
     ring: VecDeque<Event>,
     /// Texts of all events, oldest first.
     texts: VecDeque<u8>,
+    /// Dropped before they were handed over.
+    dropped: u64,
+    /// Handed over, and not taken.
+    given_up: u64,
 }
 
 /// What an event is about.
@@ -115,28 +122,78 @@ impl Recorder {
             && let Some(oldest) = self.ring.pop_front()
         {
             self.texts.drain(..oldest.len());
+            self.dropped += u64::from(oldest.told < oldest.count);
         }
         self.texts.extend(bytes());
         self.ring.push_back(Event {
             lengths,
             severity,
             count: 1,
+            told: 0,
             first: now,
             last: now,
         });
+    }
+
+    /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
+    pub(super) fn next_untold(&mut self) -> Option<Occurrence> {
+        let mut at = 0;
+        let index = self.ring.iter().position(|event| {
+            let untold = event.told < event.count;
+            at += if untold { 0 } else { event.len() };
+            untold
+        })?;
+        let event = &mut self.ring[index];
+        let times = event.count - event.told;
+        event.told = event.count;
+        let event = self.ring[index].clone();
+        let [uid, pod, field_path, reason, message] = self.texts_of(&event, at);
+        let (namespace, name) = pod.split_once('/').unwrap_or(("", &pod));
+        Some(Occurrence {
+            subject: Subject {
+                kind: if namespace.is_empty() { "Node" } else { "Pod" },
+                namespace: namespace.into(),
+                name: name.into(),
+                uid: uid.as_str().into(),
+                field_path: field_path.into(),
+            },
+            warning: event.severity == Severity::Warning,
+            reason: reason.into(),
+            message: message.into(),
+            times,
+            first: event.first,
+            last: event.last,
+        })
+    }
+
+    /// So many events were handed over and given up.
+    pub(super) const fn note_lost(&mut self, given_up: u64) {
+        self.given_up = given_up;
+    }
+
+    /// Events that nobody at the apiserver will hear of: given up, or dropped before they were handed over. Counted also
+    /// where there is no apiserver.
+    pub(super) const fn lost(&self) -> u64 {
+        self.given_up + self.dropped
+    }
+
+    /// Texts of the event that begin at this place.
+    fn texts_of(&self, event: &Event, mut at: usize) -> [String; TEXTS] {
+        event.lengths.map(|len| {
+            let start = at;
+            at += usize::from(len);
+            let bytes: Vec<u8> = self.texts.range(start..at).copied().collect();
+            // They were texts, cut at characters.
+            String::from_utf8(bytes).unwrap_or_default()
+        })
     }
 
     /// All kept events, oldest first.
     pub(super) fn events(&self) -> impl Iterator<Item = Told> {
         let mut at = 0;
         self.ring.iter().map(move |event| {
-            let [uid, pod, field_path, reason, message] = event.lengths.map(|len| {
-                let start = at;
-                at += usize::from(len);
-                let bytes: Vec<u8> = self.texts.range(start..at).copied().collect();
-                // They were texts, cut at characters.
-                String::from_utf8(bytes).unwrap_or_default()
-            });
+            let [uid, pod, field_path, reason, message] = self.texts_of(event, at);
+            at += event.len();
             Told {
                 uid,
                 pod,

@@ -22,19 +22,23 @@ use super::{
     backend::LocalBackend,
     backoff_store, cgroups,
     clock::SystemClock,
+    cluster::{self, JoinError},
     core::Event,
     ctx::{Ctx, Parts, Shared},
-    event_loop, generation, image_store, manifests, neighbours, node, pollers,
+    event_loop, generation, image_gc, image_pulls, image_store, manifests, neighbours, node,
+    pollers, probes, serving,
     sync::chain,
 };
 use crate::{
     api::oci::HostFacts,
     cgroup::{Cgroups, Version},
     config::{self, Config},
-    image,
+    image::{self, Puller},
     logic::oci,
+    net::ProxyVariables,
+    probe::Prober,
     runtime::runc::{self, images::StoreImages},
-    server::Listener,
+    server::{Listener, backend::Backend},
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
 };
@@ -90,6 +94,8 @@ pub struct Manager {
     pub watchdog_usec: Option<OsString>,
     /// `WATCHDOG_PID`: whom the interval is meant for.
     pub watchdog_pid: Option<OsString>,
+    /// `HTTP_PROXY` and its companions.
+    pub proxies: ProxyVariables,
 }
 
 /// Shortest watchdog interval that can be served (SHUT-08).
@@ -152,6 +158,7 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     settle_oom_score(cfg.cgroup.oom_score_adj);
     // Before any thread is started: signals are taken by one descriptor.
     let signals = take_signals().map_err(|e| fatal(format!("cannot take signals: {e}")))?;
+    let proxies = manager.proxies;
     let notify = manager.socket.and_then(|address| {
         Notify::connect(&address)
             .map_err(|e| log::warn!("cannot reach the service manager: {e}"))
@@ -161,7 +168,13 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     let executor = Rc::new(LocalExecutor::new());
     // Not the reactor's own `block_on`: with it two threads take turns at waiting for the kernel, and each tick of an agent
     // at rest wakes the other a dozen times (measured: 17 wake-ups a second instead of 5).
-    smol::future::block_on(executor.run(serve(cfg, Rc::clone(&executor), signals, manager)))
+    smol::future::block_on(executor.run(serve(
+        cfg,
+        Rc::clone(&executor),
+        signals,
+        proxies,
+        manager,
+    )))
 }
 
 pub(super) fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
@@ -195,6 +208,9 @@ pub(super) fn start_logging(verbosity: u8) {
         .with_level(level)
         .with_module_level("polling", log::LevelFilter::Warn)
         .with_module_level("async_io", log::LevelFilter::Warn)
+        .with_module_level("ureq", log::LevelFilter::Warn)
+        .with_module_level("ureq_proto", log::LevelFilter::Warn)
+        .with_module_level("rustls", log::LevelFilter::Warn)
         .init();
 }
 
@@ -290,11 +306,12 @@ async fn serve(
     cfg: Config,
     executor: Rc<LocalExecutor<'static>>,
     signals: SignalFd,
+    proxies: ProxyVariables,
     manager: Option<(Rc<Notify>, Option<Duration>)>,
 ) -> Result<Exit, StartError> {
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
-    let (ctx, images) = assemble(cfg, relist).await?;
+    let (ctx, images, puller) = assemble(cfg, proxies, relist).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&ctx.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
@@ -303,11 +320,13 @@ async fn serve(
         ))
     })?;
     let (commands, asked) = smol::channel::bounded(4);
-    let backend = Rc::new(LocalBackend {
+    let backend: Rc<dyn Backend> = Rc::new(LocalBackend {
         ctx: Rc::clone(&ctx),
         images: images.clone(),
+        puller: puller.clone(),
         commands,
     });
+    let served = serving::prepare(&ctx, &executor, Rc::clone(&backend)).map_err(usage)?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
     if ctx.cfg.cgroup.per_qos {
@@ -325,16 +344,23 @@ async fn serve(
     spawn(boxed(manifests::poll(Rc::clone(&ctx), sender.clone())));
     spawn(boxed(image_store::poll_drop_in(
         Rc::clone(&ctx),
-        images,
+        images.clone(),
         sender.clone(),
     )));
+    spawn(boxed(image_gc::poll(Rc::clone(&ctx), images, puller)));
     spawn(boxed(pollers::housekeeping(
         Rc::clone(&ctx),
         sender.clone(),
     )));
     spawn(boxed(pollers::container_gc(Rc::clone(&ctx))));
     spawn(boxed(pollers::log_rotation(Rc::clone(&ctx))));
+    spawn(boxed(probes::run(
+        Rc::clone(&ctx),
+        Rc::clone(&executor),
+        sender.clone(),
+    )));
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
+    served.into_iter().for_each(spawn);
     spawn(boxed(forward_commands(asked, sender.clone())));
     spawn(boxed(wait_for_signal(signals, sender.clone())));
     let notify = manager.as_ref().map(|(notify, _)| &**notify);
@@ -347,6 +373,8 @@ async fn serve(
         )));
     }
     log::info!("picolet {} runs node {}", crate::VERSION, ctx.node.name);
+    let tasks = cluster::start(&ctx, &executor, &sender);
+    tasks.into_iter().for_each(smol::Task::detach);
     event_loop::run(Rc::clone(&ctx), executor, events, sender).await;
     tell(notify, Notify::stopping);
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
@@ -354,6 +382,9 @@ async fn serve(
         smol::future::yield_now().await;
     }
     let _ = fs::remove_file(&ctx.cfg.dirs.socket);
+    if let Some(why) = ctx.cluster.as_ref().and_then(|c| c.ended()) {
+        return Err(fatal(why));
+    }
     log::info!("picolet ends; pods go on");
     Ok(Exit::Done)
 }
@@ -397,8 +428,9 @@ async fn watchdog(ctx: Shared, notify: Rc<Notify>, interval: Duration) {
 /// Makes everything a sync may touch.
 async fn assemble(
     cfg: Config,
+    proxies: ProxyVariables,
     relist: smol::channel::Sender<()>,
-) -> Result<(Shared, image::Store), StartError> {
+) -> Result<(Shared, image::Store, Puller), StartError> {
     let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
         return Err(fatal(
@@ -412,6 +444,10 @@ async fn assemble(
             missing.join(", ")
         );
     }
+    let cluster = cluster::join(&cfg, proxies.clone()).map_err(|e| match e {
+        JoinError::Usage(why) => usage(why),
+        JoinError::Failed(why) => fatal(why),
+    })?;
     let disk = Lane::start("disk").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
     let store_dir = cfg.dirs.images();
     let images = disk
@@ -424,7 +460,12 @@ async fn assemble(
     let (kernel, apparmor) = (host.kernel, host.apparmor);
     let settings = runc_settings(&cfg, host, Arc::new(OwnedFd::from(exe)));
     let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let adapter = StoreImages::new(images.clone(), disk.clone());
+    let pulls = image_pulls::settings(&cfg.images, &cfg.dirs, proxies).map_err(usage)?;
+    let puller = {
+        let images = images.clone();
+        disk.run(move || Puller::new(images, pulls)).await
+    };
+    let adapter = StoreImages::new(images.clone(), puller.clone(), disk.clone(), unpack.clone());
     let runtime = runc::Runc::open(settings, Box::new(adapter), disk.clone(), cgroups.clone())
         .await
         .map_err(|e| fatal(e.to_string()))?;
@@ -440,6 +481,8 @@ async fn assemble(
         ),
         node: facts,
         clock: Box::new(SystemClock),
+        cluster,
+        wire: Box::new(Prober::default()),
         runtime: Rc::new(runtime),
         volumes,
         cgroups,
@@ -449,7 +492,8 @@ async fn assemble(
         cfg,
     });
     backoff_store::restore(&ctx);
-    Ok((Rc::new(ctx), images))
+    probes::recall(&ctx);
+    Ok((Rc::new(ctx), images, puller))
 }
 
 pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
@@ -462,7 +506,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         cni_bin_dir: cfg.network.cni_bin.clone(),
         built_in_network: runc::BuiltIn {
             bridge: cfg.network.builtin_bridge.clone(),
-            subnets: vec![cfg.network.builtin_subnet.to_string()],
+            subnets: cluster::pod_cidr::subnets(cfg),
             mtu: 0,
         },
         kubepods: format!("{root}/kubepods"),

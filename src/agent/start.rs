@@ -1,5 +1,7 @@
 //! Starting containers, strictly one after the other within a pod (ACT-07).
 
+use alloc::collections::BTreeMap;
+use core::cell::RefCell;
 use std::os::unix::fs::symlink;
 
 use super::{
@@ -14,13 +16,14 @@ use super::{
 };
 use crate::{
     api::{
-        Container, ContainerId, Mono, Pod,
+        Container, ContainerId, Mono, Pod, PodSpec,
         cri::{PodRuntimeStatus, SandboxStatus},
     },
     logic::{
         actions::{ContainerToKill, PodActions},
         backoff, generate,
         kill::{KillCause, single_kill_grace_s},
+        metrics::own::ContainerType,
         pod_table::Handle,
         work_queue::Retry,
     },
@@ -34,6 +37,8 @@ pub(super) struct Pass<'a> {
     pub(super) runtime: &'a PodRuntimeStatus,
     pub(super) sandbox: &'a SandboxStatus,
     pub(super) mounted: &'a Mounted,
+    /// Ids of the images of volumes, by the volume's name, or why they are not there: as found out in this pass.
+    pub(super) volume_images: RefCell<BTreeMap<String, Result<String, StartError>>>,
 }
 
 impl Pass<'_> {
@@ -46,7 +51,7 @@ impl Pass<'_> {
 }
 
 /// Why a container did not start: the waiting reason, its message, and when a back-off ends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct StartError {
     pub(super) reason: &'static str,
     pub(super) message: String,
@@ -86,7 +91,15 @@ pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(
             return failed.map_or(Ok(()), Err);
         }
         let uid = &pass.pod.metadata.uid;
-        match start_container(pass, container).await {
+        let started = start_container(pass, container).await;
+        let result = started.as_ref().map(drop).map_err(|e| e.reason);
+        // What waits for its back-off was not tried.
+        if result != Err("CrashLoopBackOff") {
+            let kind = kind_of(spec, container);
+            let mut counters = pass.ctx.counters.borrow_mut();
+            counters.container_started(kind, result);
+        }
+        match started {
             Ok(()) => pass.ctx.reasons.borrow_mut().started(uid, &container.name),
             Err(e) => {
                 pass.ctx
@@ -112,6 +125,17 @@ pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(
         }
     }
     failed.map_or(Ok(()), Err)
+}
+
+fn kind_of(spec: &PodSpec, container: &Container) -> ContainerType {
+    let is_in = |list: &[Container]| list.iter().any(|c| c.name == container.name);
+    if is_in(&spec.init_containers) {
+        ContainerType::Init
+    } else if is_in(&spec.ephemeral_containers) {
+        ContainerType::Ephemeral
+    } else {
+        ContainerType::Regular
+    }
 }
 
 /// Starts one container, or stops half-way without an error if the pod is to end.
@@ -150,8 +174,13 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         );
         e
     };
-    let image = super::images::ensure(ctx, pod, container).await?;
-    let config = generation::container_config(pass, container, &image)
+    let Some(volume_images) = super::images::ensure_volumes(pass, container).await? else {
+        return Ok(());
+    };
+    let Some(image) = super::images::ensure(pass, container).await? else {
+        return Ok(());
+    };
+    let config = generation::container_config(pass, container, &image, volume_images)
         .await
         .map_err(failed)?;
     if pass.is_to_end() {

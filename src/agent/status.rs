@@ -2,9 +2,9 @@
 
 use core::time::Duration;
 
-use super::{ctx::Ctx, probes::Unprobed, recorder::Severity};
+use super::{ctx::Ctx, recorder::Severity};
 use crate::{
-    api::{Pod, PodStatus, cri::PodRuntimeStatus},
+    api::{Pod, PodStatus, PodUid, cri::PodRuntimeStatus, pod_status::Phase},
     logic::{
         conditions,
         pod_table::Handle,
@@ -12,7 +12,7 @@ use crate::{
             DEADLINE_EXCEEDED, PodFailure, StatusInput, generate_pod_status, past_active_deadline,
             rejected_status,
         },
-        status_update::{Update, with_condition},
+        status_update::{ProbeChange, Update, with_condition, with_probe_result},
     },
 };
 
@@ -59,20 +59,25 @@ fn make(
     finished: bool,
     failure: Option<&PodFailure>,
 ) -> PodStatus {
+    let uid = &pod.metadata.uid;
     let statuses = ctx.statuses.borrow();
-    generate_pod_status(&StatusInput {
-        pod,
-        runtime,
-        cached: statuses.get(&pod.metadata.uid),
-        finished,
-        failure,
-        reasons: &ctx.reasons.borrow(),
-        probes: &Unprobed,
-        host_ips: &ctx.node.host_ips,
-        runtime_name: ctx.runtime.name(),
-        recursive_read_only: false,
-        now: ctx.clock.wall(),
-    })
+    let status = ctx.probes.with(uid, |probes| {
+        generate_pod_status(&StatusInput {
+            pod,
+            runtime,
+            cached: statuses.get(uid),
+            finished,
+            failure,
+            reasons: &ctx.reasons.borrow(),
+            probes,
+            host_ips: &ctx.host_ips(),
+            runtime_name: ctx.runtime.name(),
+            recursive_read_only: false,
+            now: ctx.clock.wall(),
+        })
+    });
+    ctx.probes.generated(uid, &status, ctx.clock.now());
+    status
 }
 
 /// What the killer wants the status to say.
@@ -127,12 +132,14 @@ fn keep(ctx: &Ctx, pod: &Pod, store: impl FnOnce(&Ctx) -> Update) {
             .map(|s| (s.phase, s.reason.clone()))
     };
     let before = phase(ctx);
-    if let Update::Illegal { container } = store(ctx) {
-        log::error!(
+    match store(ctx) {
+        Update::Changed => ctx.status_changed(),
+        Update::Illegal { container } => log::error!(
             "pod={}/{} container={container} status dropped: it would bring a terminated container back",
             meta.namespace,
             meta.name
-        );
+        ),
+        Update::Same => {}
     }
     if let Some((phase, reason)) =
         phase(ctx).filter(|now| before.as_ref().is_none_or(|b| b.0 != now.0))
@@ -149,6 +156,19 @@ fn keep(ctx: &Ctx, pod: &Pod, store: impl FnOnce(&Ctx) -> Update) {
             meta.uid,
             phase.as_str()
         );
+        note_start(ctx, &meta.uid, phase);
+    }
+}
+
+/// A pod that came while we watched runs for the first time, or never will.
+fn note_start(ctx: &Ctx, uid: &PodUid, phase: Phase) {
+    if phase == Phase::Pending {
+        return;
+    }
+    let since = ctx.starting.borrow_mut().remove(uid);
+    if let Some(since) = since.filter(|_| phase == Phase::Running) {
+        let took = ctx.clock.now() - since;
+        ctx.counters.borrow_mut().pod_started(took);
     }
 }
 
@@ -166,6 +186,16 @@ pub(super) fn finish(ctx: &Ctx, pod: &Pod) {
     keep(ctx, pod, |ctx| {
         ctx.statuses.borrow_mut().finish(pod, ctx.clock.wall())
     });
+}
+
+/// What a probe says of a container is shown at once (SM-15).
+pub(super) fn probed(ctx: &Ctx, pod: &Pod, container_id: &str, change: ProbeChange) {
+    let known = ctx.statuses.borrow().get(&pod.metadata.uid).cloned();
+    let now = ctx.clock.wall();
+    let new = known.and_then(|s| with_probe_result(pod, &s, container_id, change, now));
+    if let Some(status) = new {
+        store(ctx, pod, status);
+    }
 }
 
 /// A new sandbox with its network is up: say so before images are pulled (SYNC-16, ACT-24).

@@ -6,7 +6,6 @@
 use super::{
     ctx::Ctx,
     kill, outcome,
-    probes::Unprobed,
     recorder::Severity,
     start::{self, Pass},
     status,
@@ -115,6 +114,7 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
     if cancelled(ctx, handle) {
         return Ok(Outcome::Canceled);
     }
+    ctx.probes.add(pod, ctx.clock.now());
     let acted = act(ctx, handle, pod, runtime, mounted).await;
     if acted.acted {
         ctx.request_relist();
@@ -179,7 +179,9 @@ async fn act(
     mut runtime: PodRuntimeStatus,
     mounted: super::volumes::Mounted,
 ) -> Acted {
-    let actions = actions::compute_pod_actions(pod, &runtime, &Unprobed);
+    let actions = ctx.probes.with(&pod.metadata.uid, |probes| {
+        actions::compute_pod_actions(pod, &runtime, probes)
+    });
     let acted = !actions.is_empty();
     let done = |result| Acted { acted, result };
     if !acted {
@@ -249,6 +251,7 @@ async fn act(
         runtime: &runtime,
         sandbox: &sandbox,
         mounted: &mounted,
+        volume_images: Default::default(),
     };
     done(start::start_all(&pass, &actions).await)
 }

@@ -6,6 +6,7 @@ use core::time::Duration;
 use smol::future::FutureExt as _;
 
 use super::{
+    cluster,
     ctx::Ctx,
     kill,
     recorder::Severity,
@@ -62,11 +63,13 @@ async fn stop_pod(
         pod,
         status::generate_stopping(ctx, pod, &runtime, handle),
     );
+    ctx.probes.stopping(uid);
     if let Err(e) = kill::kill_pod(ctx, pod, &runtime, grace_s.map(i64::from)).await {
         let message = format!("error killing pod: {e}");
         ctx.pod_event(pod, Severity::Warning, "FailedKillPod", &message);
         return Err(SyncError::new(message));
     }
+    ctx.probes.remove(uid);
     // Read directly, not from the cache: exit codes are caught here, for the instances may be gone later.
     let mut after = ctx
         .runtime
@@ -127,6 +130,9 @@ async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncErr
         let runtime = ctx.runtime_status(uid);
         status::store(ctx, pod, status::generate_final(ctx, pod, &runtime, handle));
     }
+    if ctx.cluster.is_some() || pod.as_ref().is_ok_and(uses_shares) {
+        cluster::unmount_nfs(ctx, uid).await;
+    }
     let volumes = ctx.volumes.clone();
     let gone = uid.clone();
     let unmount = async { Some(ctx.disk.run(move || volumes.tear_down(&gone)).await) };
@@ -140,6 +146,7 @@ async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncErr
         None => return Err(SyncError::new("volumes are still being unmounted")),
     }
     crash::point("pod.volumes-down");
+    cluster::objects::forget(ctx, uid).await;
     super::cgroups::remove(ctx, uid)
         .await
         .map_err(|e| SyncError {
@@ -151,4 +158,9 @@ async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncErr
         status::finish(ctx, pod);
     }
     Ok(())
+}
+
+/// Whether the pod mounts shares of the network.
+fn uses_shares(pod: &Pod) -> bool {
+    pod.spec.volumes.iter().any(|volume| volume.nfs.is_some())
 }

@@ -7,6 +7,7 @@ use std::{io::Read as _, os::fd::OwnedFd, path::Path};
 use nix::fcntl::OFlag;
 
 use super::{
+    cluster::{self, objects::Loaded},
     ctx::Ctx,
     objects::Objects,
     recorder::Severity,
@@ -14,9 +15,9 @@ use super::{
 };
 use crate::{
     api::{ConfigMap, Pod, Secret},
-    logic::{env, pod_resources, projection, qos},
+    logic::{bound_volume::BoundVolume, env, pod_refs, pod_resources, projection, qos},
     sys::open,
-    volume::{MountedVolume, PodVolumes},
+    volume::{MountedVolume, PodVolumes, Source},
 };
 
 /// Bytes read of a file for a `fileKeyRef`.
@@ -31,10 +32,22 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
         return Ok(Mounted::new());
     }
     let nothing = Mounted::new();
+    let outside = outside(ctx, pod).await;
+    let loaded = cluster::objects::for_volumes(ctx, pod).await;
+    let uid = &pod.metadata.uid;
+    let is_cancelled = || {
+        let table = ctx.table.borrow();
+        table.handle(uid).is_some_and(|h| table.is_cancelled(h))
+    };
+    if is_cancelled() {
+        // What is not known now is nobody's fault, and nothing to tell of (VOL-28).
+        return Err(SyncError::new("the pod is to end"));
+    }
     let files = {
         let objects = PodObjects {
             ctx,
             mounted: &nothing,
+            loaded: loaded.as_ref(),
         };
         projection::pod_files(pod, &objects.borrow(), ctx.node_context.allocatable)
     };
@@ -42,7 +55,8 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
         ctx.pod_event(pod, Severity::Warning, "FailedMount", &message);
         SyncError::new(message)
     };
-    let request = PodVolumes::of(pod, Some(tmpfs_limit(ctx, pod)), files, BTreeMap::new())
+    drop(loaded);
+    let request = PodVolumes::of(pod, Some(tmpfs_limit(ctx, pod)), files, outside)
         .map_err(|e| failed(e.to_string()))?;
     let volumes = ctx.volumes.clone();
     let set_up = ctx.disk.run(move || volumes.set_up(&request)).await;
@@ -52,6 +66,63 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
     set_up
         .into_result()
         .map_err(|e| SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e))))
+}
+
+/// Volumes that lie outside the pod's directory, by name: those that claims are bound to, and shares of the network, which
+/// are mounted here.
+async fn outside(ctx: &Ctx, pod: &Pod) -> BTreeMap<String, Source> {
+    let mut sources = BTreeMap::new();
+    for (name, bound) in cluster::bound_volumes(ctx, pod).await {
+        let source = match bound {
+            Ok(bound) => bound_source(ctx, pod, bound).await,
+            Err(why) => Source::Unknown(why),
+        };
+        sources.insert(name, source);
+    }
+    for volume in pod_refs::used_volumes(pod) {
+        if let Some(nfs) = &volume.nfs {
+            let bound = BoundVolume {
+                name: volume.name.clone(),
+                nfs: Some(nfs.clone()),
+                read_only: nfs.read_only,
+                ..BoundVolume::default()
+            };
+            let source = bound_source(ctx, pod, bound).await;
+            sources.insert(volume.name.clone(), source);
+        }
+    }
+    sources
+}
+
+async fn bound_source(ctx: &Ctx, pod: &Pod, bound: BoundVolume) -> Source {
+    let read_only = bound.read_only;
+    if let Some(host) = bound.host_path {
+        Source::HostPath {
+            path: host.path,
+            kind: host.kind.as_deref().unwrap_or_default().into(),
+            read_only,
+        }
+    } else if let Some(path) = bound.local_path {
+        Source::Local {
+            name: bound.name,
+            path,
+            read_only,
+        }
+    } else if let Some(nfs) = bound.nfs {
+        let share = cluster::Share {
+            server: nfs.server,
+            path: nfs.path,
+            options: bound.mount_options,
+            read_only,
+        };
+        Source::Nfs {
+            mounted: cluster::mount_nfs(ctx, &pod.metadata.uid, &bound.name, &share).await,
+            name: bound.name,
+            read_only,
+        }
+    } else {
+        Source::Unknown("its volume is of no kind".into())
+    }
 }
 
 /// Most bytes one tmpfs of the pod may hold: its memory limit, else what all pods may ask for together (VOL-10).
@@ -64,16 +135,19 @@ fn tmpfs_limit(ctx: &Ctx, pod: &Pod) -> u64 {
     limit.map_or(most, |bytes| bytes.min(most))
 }
 
-/// Objects a pod may refer to: those of the manifest directory, and files of its own volumes.
+/// Objects a pod may refer to: those of the manifest directory or, for a pod of the apiserver, those that were loaded for
+/// this step; and files of its own volumes.
 pub(super) struct PodObjects<'a> {
     pub(super) ctx: &'a Ctx,
     pub(super) mounted: &'a Mounted,
+    pub(super) loaded: Option<&'a Loaded>,
 }
 
 /// [`PodObjects`] for as long as the store of objects is borrowed.
 pub(super) struct Borrowed<'a> {
     objects: Ref<'a, Objects>,
     mounted: &'a Mounted,
+    loaded: Option<&'a Loaded>,
 }
 
 impl<'a> PodObjects<'a> {
@@ -81,17 +155,24 @@ impl<'a> PodObjects<'a> {
         Borrowed {
             objects: self.ctx.objects.borrow(),
             mounted: self.mounted,
+            loaded: self.loaded,
         }
     }
 }
 
 impl env::Objects for Borrowed<'_> {
     fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, String> {
-        Ok(self.objects.config_map(namespace, name))
+        match self.loaded {
+            Some(loaded) => loaded.config_map(name),
+            None => Ok(self.objects.config_map(namespace, name)),
+        }
     }
 
     fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, String> {
-        Ok(self.objects.secret(namespace, name))
+        match self.loaded {
+            Some(loaded) => loaded.secret(name),
+            None => Ok(self.objects.secret(namespace, name)),
+        }
     }
 
     fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
@@ -115,7 +196,14 @@ impl env::Objects for Borrowed<'_> {
         read().map_err(|e| format!("file {path:?} in volume {volume:?}: {}", e.kind()))
     }
 
-    fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
-        Err("service account tokens need an API server".into())
+    fn service_account_token(
+        &self,
+        audience: &str,
+        expiration_s: Option<i64>,
+    ) -> Result<Vec<u8>, String> {
+        match self.loaded {
+            Some(loaded) => loaded.token(audience, expiration_s),
+            None => Err("service account tokens need an API server".into()),
+        }
     }
 }

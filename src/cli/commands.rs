@@ -116,7 +116,7 @@ const OTHER: &str = "Other";
 pub(super) const COMMANDS: &[Command] = &[
     Command { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: Takes::Nothing },
     Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
-        switch("all", None, "end all pods first"),
+        switch("all", None, "end all pods first; they start again with the next agent"),
     ], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, events, configmaps or secrets", flags: &[
@@ -128,6 +128,12 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show all about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
     ], agent_flags: false, takes: Takes::Kinds },
+    Command { name: "top", args: "pods|node [NAME]", group: PODS, help: "Show what pods or the node use of processor and memory", flags: &[
+        NAMESPACE,
+        ALL_NAMESPACES,
+        switch("containers", None, "each container of the pods"),
+        NO_HEADERS,
+    ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
         NAMESPACE,
         CONTAINER,
@@ -145,16 +151,34 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("stdin", Some('i'), "pass standard input on"),
         switch("tty", Some('t'), "give the command a terminal"),
     ], agent_flags: false, takes: Takes::Pods },
+    Command { name: "attach", args: "POD", group: PODS, help: "Attach to a container's own streams", flags: &[
+        NAMESPACE,
+        CONTAINER,
+        switch("stdin", Some('i'), "pass standard input on"),
+        switch("tty", Some('t'), "standard input is the container's terminal"),
+    ], agent_flags: false, takes: Takes::Pods },
+    Command { name: "port-forward", args: "POD [LOCAL:]REMOTE...", group: PODS, help: "Lead local ports to a pod's", flags: &[
+        NAMESPACE,
+        value("address", None, "IP,...", "where to listen (default localhost)"),
+    ], agent_flags: false, takes: Takes::Pods },
 
     Command { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
         value("name", None, "REFERENCE", "name of an image that has none in its archive"),
         switch("quiet", Some('q'), "show no progress"),
     ], agent_flags: false, takes: Takes::Files },
+    Command { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
+        switch("quiet", Some('q'), "show no progress"),
+    ], agent_flags: false, takes: Takes::Images },
     Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
         value("output", Some('o'), "wide", "whole identifiers"),
         NO_HEADERS,
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: Takes::Images },
+    Command { name: "image verify", args: "", group: IMAGES, help: "Check that images still are what was unpacked", flags: &[
+        switch("repair", None, "remove damaged images that no container uses, so that they are fetched anew"),
+        value("root-dir", None, "DIR", "look at the images below this root directory without an agent; none may run with it"),
+        switch("quiet", Some('q'), "show no progress"),
+    ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "check", args: "", group: MACHINE, help: "Say what is wrong with this machine, and the exact fix", flags: &[

@@ -513,6 +513,10 @@ fn volumes(out: &mut String, volumes: &[Value]) {
             line("Type", "Secret (a volume populated by a Secret)");
             line("SecretName", text(of, "/secretName"));
             line("Optional", &optional(of));
+        } else if let of @ Value::Object(_) = &volume["image"] {
+            line("Type", "Image (a container image or OCI artifact)");
+            line("Reference", text(of, "/reference"));
+            line("PullPolicy", text(of, "/pullPolicy"));
         } else if volume["downwardAPI"].is_object() {
             line(
                 "Type",
@@ -787,7 +791,8 @@ mod tests {
                     "envFrom": [{"prefix": "C_", "configMapRef": {"name": "m"}}],
                     "volumeMounts": [{"name": "www", "mountPath": "/www", "readOnly": true, "subPath": "a"}],
                 }],
-                "volumes": [{"name": "www", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}}],
+                "volumes": [{"name": "www", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}},
+                    {"name": "model", "image": {"reference": "model:1", "pullPolicy": "IfNotPresent"}}],
                 "tolerations": [{"operator": "Exists", "effect": "NoExecute"}],
             },
             "status": {
@@ -865,6 +870,10 @@ Volumes:
     Type:        Secret (a volume populated by a Secret)
     SecretName:  s
     Optional:    false
+  model:
+    Type:        Image (a container image or OCI artifact)
+    Reference:   model:1
+    PullPolicy:  IfNotPresent
 QoS Class:       Burstable
 Node-Selectors:  <none>
 Tolerations:     :NoExecute op=Exists

@@ -16,6 +16,9 @@ use crate::{
     sys::clock,
 };
 
+/// How the agent begins what it says of a pull.
+const PULLING: &str = "Pulling image ";
+
 /// Namespace of pods that name none, as kubectl has it.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
@@ -209,7 +212,30 @@ fn show_objects(
         .map(|item| (kind.row)(item, now, get.all_namespaces, wide).map_err(CliError::new))
         .collect::<Result<Vec<_>, _>>()?;
     let header = (kind.header)(get.all_namespaces, wide);
-    show_table(&header, &rows, get.no_headers)
+    show_table(&header, &rows, get.no_headers)?;
+    for line in items.iter().flat_map(pulls) {
+        // A closed standard error leaves nobody to tell.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+    Ok(())
+}
+
+/// How far the images are that a pod waits for. Beside the table, which has kubectl's columns and is read by programs.
+fn pulls(pod: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    for list in ["initContainerStatuses", "containerStatuses"] {
+        for container in pod["status"][list].as_array().into_iter().flatten() {
+            let message = container.pointer("/state/waiting/message");
+            let message = message.and_then(Value::as_str).unwrap_or("");
+            if let Some(at) = message.find(PULLING) {
+                let line = format!("pod/{}: {}", name_of(pod), &message[at..]);
+                if !lines.contains(&line) {
+                    lines.push(line);
+                }
+            }
+        }
+    }
+    lines
 }
 
 fn nothing_found(get: &Get) {
@@ -349,4 +375,27 @@ fn node(client: &Client, get: &Get) -> Result<(), CliError> {
         ]);
     }
     show_table(&header, &[row], get.no_headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_for_an_image() {
+        let status = |message: &str| json!({"state": {"waiting": {"message": message}}});
+        let pulling = "Pulling image \"a:1\": fetching 1 of 2 MiB (50%), 0 of 1 layers";
+        let after = format!("cannot reach x; {pulling}");
+        let pod = json!({
+            "metadata": {"name": "p"},
+            "status": {
+                "initContainerStatuses": [status(""), status(pulling)],
+                "containerStatuses": [status(&after), status("no such thing"), {"state": {}}],
+            },
+        });
+        assert_eq!(pulls(&pod), [format!("pod/p: {pulling}")]);
+        assert_eq!(pulls(&json!({"metadata": {"name": "p"}})), [""; 0]);
+    }
 }

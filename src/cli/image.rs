@@ -1,4 +1,4 @@
-//! `picolet image import|ls|rm|prune`.
+//! `picolet image pull|import|ls|rm|verify|prune`.
 
 use std::io::{BufRead as _, Read as _};
 
@@ -10,10 +10,14 @@ use super::{
     client::Answer,
     get, print,
     progress::{Progress, Step},
+    verify,
 };
 use crate::server::http::encode;
 
 pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
+    if verb == "verify" {
+        return verify::run(words);
+    }
     let mut values = Vec::new();
     let mut name = String::new();
     let (mut wide, mut no_headers, mut quiet) = (false, false, false);
@@ -52,6 +56,19 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
             }
             Ok(())
         }
+        "pull" => {
+            if values.is_empty() {
+                return Err(CliError::new("expected 'image pull REFERENCE...'"));
+            }
+            for image in values {
+                let target = format!("/images/pull?reference={}", encode(&image));
+                let answer = client.send("POST", &target, "")?;
+                for id in follow(answer, &mut Progress::new(&image, quiet))? {
+                    print(&format!("Pulled: {image} {id}\n"))?;
+                }
+            }
+            Ok(())
+        }
         "ls" => get::show_images(&client, wide, no_headers),
         "rm" => {
             if values.is_empty() {
@@ -78,20 +95,30 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Shows the steps of a transfer until it has ended; the references it brought.
-fn follow(mut answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliError> {
+fn follow(answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliError> {
+    let names = outcome(answer, progress, "imported")?;
+    let names = names.as_array().into_iter().flatten();
+    Ok(names.filter_map(Value::as_str).map(str::to_owned).collect())
+}
+
+/// Shows the steps of something until it has ended; what is called `key` in the last line.
+pub(super) fn outcome(
+    mut answer: Answer,
+    progress: &mut Progress,
+    key: &str,
+) -> Result<Value, CliError> {
     let lost = |why: &str| CliError::new(format!("connection to the agent failed: {why}"));
     loop {
         let mut line = String::new();
         let read = (&mut answer.body).take(MAX_LINE_BYTES).read_line(&mut line);
         if read.map_err(|e| lost(&e.to_string()))? == 0 {
-            return Err(lost("it ended before the image was there"));
+            return Err(lost("it ended before the work was done"));
         }
-        let said: Value = serde_json::from_str(&line).map_err(|e| lost(&e.to_string()))?;
+        let mut said: Value = serde_json::from_str(&line).map_err(|e| lost(&e.to_string()))?;
         if let Some(step) = Step::read(&said) {
             progress.show(step);
-        } else if let Some(names) = said["imported"].as_array() {
-            let names = names.iter().filter_map(Value::as_str);
-            return Ok(names.map(str::to_owned).collect());
+        } else if said.get(key).is_some() {
+            return Ok(said[key].take());
         } else {
             let status = said["status"].as_u64().and_then(|s| u16::try_from(s).ok());
             let why = said["error"].as_str().unwrap_or("no answer");

@@ -44,7 +44,10 @@ pub(super) fn page() -> String {
     out.push_str(".SH EXIT STATUS\n");
     for (code, what) in [
         ("0", "done"),
-        ("1", "failed; of check: something keeps pods from running"),
+        (
+            "1",
+            "failed; of check: something keeps pods from running; of image verify: an image is damaged",
+        ),
         (
             "2",
             "of run: the command line or the configuration is wrong",

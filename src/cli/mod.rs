@@ -3,6 +3,7 @@
 //! Two steps: words become one of the command structures (typed text first), then the command is carried out.
 
 mod args;
+mod attach;
 mod check;
 mod client;
 mod commands;
@@ -14,9 +15,13 @@ mod get;
 mod image;
 mod logs;
 mod man;
+mod port_forward;
 mod progress;
+mod remote;
 mod reset;
 mod table;
+mod top;
+mod verify;
 
 use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 
@@ -24,6 +29,7 @@ use args::{Word, Words};
 use client::Client;
 use commands::Command;
 
+use crate::net::ProxyVariables;
 use crate::runtime::runc::{exec_wait, pod_init};
 
 /// Where the agent listens unless told otherwise.
@@ -113,6 +119,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
                 socket: std::env::var_os("NOTIFY_SOCKET"),
                 watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
                 watchdog_pid: std::env::var_os("WATCHDOG_PID"),
+                proxies: proxies(),
             };
             return Ok(crate::agent::main(words, manager));
         }
@@ -175,7 +182,10 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
         "get" => get::run(words).map(done),
         "describe" => describe::run(words).map(done),
         "logs" => logs::run(words).map(done),
+        "top" => top::run(words).map(done),
         "exec" => exec::run(words),
+        "attach" => attach::run(words),
+        "port-forward" => port_forward::run(words).map(done),
         "stop" => stop(words).map(done),
         "completion" => completion::run(words).map(done),
         "man" => nothing_else(words)
@@ -257,6 +267,27 @@ fn default_socket() -> PathBuf {
     named_socket().unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
+/// Proxies from the environment, in capitals or not. `http_proxy` in capitals can be set by whoever sends a CGI
+/// program a header; nothing here is one.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where the environment is read"
+)]
+fn proxies() -> ProxyVariables {
+    let read = |name: &str| {
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        // In Go's order.
+        set(name)
+            .or_else(|| set(&name.to_ascii_lowercase()))
+            .unwrap_or_default()
+    };
+    ProxyVariables {
+        http: read("HTTP_PROXY"),
+        https: read("HTTPS_PROXY"),
+        no_proxy: read("NO_PROXY"),
+    }
+}
+
 /// The socket that the environment names.
 #[expect(
     clippy::disallowed_methods,
@@ -299,7 +330,7 @@ mod tests {
             (
                 "image",
                 &[][..],
-                "expected 'picolet image import|ls|rm|prune'",
+                "expected 'picolet image import|pull|ls|rm|verify|prune'",
             ),
             ("image", &["fly"], "expected 'picolet image"),
             ("fly", &["image"], "unknown command \"fly\""),

@@ -6,9 +6,9 @@ use core::{future::Future, pin::Pin, time::Duration};
 
 use super::{Runtime, RuntimeError};
 use crate::api::cri::{
-    ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, LABEL_CONTAINER_NAME,
-    LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, PodRuntimeStatus, SandboxConfig,
-    SandboxState,
+    ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, ImageSpec,
+    LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount,
+    PodRuntimeStatus, SandboxConfig, SandboxState,
 };
 use crate::api::{ContainerId, PodUid, SandboxId};
 
@@ -294,6 +294,39 @@ impl Trial<'_> {
             self.instance(&third).await?.exit_code == 137,
             "no grace means SIGKILL",
         )?;
+
+        let mut config = self.container("reader", 0, &fixture.runs, &image.id);
+        config.mounts = vec![Mount {
+            container_path: "/image".into(),
+            read_only: true,
+            image: Some(ImageSpec {
+                image: image.id.clone(),
+                user_image: fixture.image.clone(),
+            }),
+            ..Mount::default()
+        }];
+        let reader = runtime.create_container(sandbox, &config).await;
+        let reader = went(reader, "container with an image as a volume")?;
+        ensure(
+            self.instance(&reader).await?.volume_images == [image.id.clone()],
+            "an instance tells which images it mounts",
+        )?;
+        if let Some(spec) = &mut config.mounts[0].image {
+            spec.image = "sha256:absent".into();
+        }
+        config.name = "blind".into();
+        ensure(
+            matches!(
+                runtime.create_container(sandbox, &config).await,
+                Err(RuntimeError::NotFound(_))
+            ),
+            "an absent image cannot be a volume",
+        )?;
+        ensure(
+            self.pod().await?.newest("blind").is_none(),
+            "what could not be created is not listed",
+        )?;
+        went(runtime.remove_container(&reader).await, "removal")?;
 
         let broken = self
             .create(sandbox, "broken", 0, &fixture.cannot_start)

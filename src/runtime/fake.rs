@@ -8,14 +8,19 @@
 //! The fake also watches its caller: calls of one pod that overlap, futures dropped before their end, a second live
 //! sandbox of one pod and a second running instance of one container are [`Fake::violations`].
 
+mod streams;
+
 use alloc::rc::Rc;
 use core::{cell::RefCell, future::poll_fn, net::IpAddr, pin::Pin, task::Poll, time::Duration};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    os::fd::OwnedFd,
     task::Waker,
 };
 
 use sha2::{Digest as _, Sha256};
+
+pub use streams::Forwarded;
 
 use super::{Call, Runtime, RuntimeError};
 use crate::api::cri::{
@@ -23,7 +28,14 @@ use crate::api::cri::{
     FsInfo, Image, NamespaceMode, Order, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
     SandboxState, SandboxStatus,
 };
+use crate::api::stats::{
+    ContainerUsage, Cpu, Detail, DiskUsage, Interface, Memory, PodUsage, Usage,
+};
 use crate::api::{ContainerId, Mono, PodUid, SandboxId, Wall};
+use crate::image::Progress;
+use crate::image::Reference;
+use crate::image::pull::Pulled;
+use crate::image::registry::{Credential, Keyring};
 
 /// Calls that are remembered for [`Fake::take_calls`]; older ones are forgotten.
 const MAX_CALLS: usize = 10_000;
@@ -50,11 +62,15 @@ pub enum Op {
     RemoveContainer,
     ReopenLog,
     Exec,
+    Attach,
+    PortForward,
     ImageStatus,
     ListImages,
     PullImage,
     RemoveImage,
     ImageFsInfo,
+    ListPodUsage,
+    WritableLayer,
 }
 
 impl Op {
@@ -115,6 +131,9 @@ pub enum OnStop {
 struct Instance {
     status: ContainerStatus,
     words: Vec<String>,
+    config: ContainerConfig,
+    /// Ends of what is attached to it.
+    attached: Vec<OwnedFd>,
 }
 
 #[derive(Default)]
@@ -127,6 +146,8 @@ struct State {
     containers: BTreeMap<ContainerId, Instance>,
     images: BTreeMap<String, Image>,
     offered: BTreeSet<String>,
+    /// Who gets the offered ones that not everybody gets, by reference.
+    private: BTreeMap<String, String>,
     on_stop: BTreeMap<String, OnStop>,
     faults: Vec<Fault>,
     /// Calls that hang, by number, until released.
@@ -146,6 +167,7 @@ struct State {
     rung: bool,
     deaf: bool,
     wakers: Vec<Waker>,
+    forwarded: Vec<Forwarded>,
     /// Calls that wait for a time, by number.
     deadlines: BTreeMap<u64, Mono>,
     latency: Option<Latency>,
@@ -196,6 +218,7 @@ impl State {
             return false;
         }
         status.state = ContainerState::Exited;
+        instance.attached.clear();
         status.exit_code = exit_code;
         status.reason = match (reason, exit_code) {
             ("", 0) => "Completed".into(),
@@ -323,7 +346,8 @@ impl Drop for Running<'_> {
                     state.in_flight.remove(uid);
                 }
             }
-            if !self.finished && !state.orphaned {
+            // A pull may be left: see the trait.
+            if !self.finished && !state.orphaned && self.op != Op::PullImage {
                 let text = format!("{:?} was dropped before its end", self.op);
                 state.violations.push(text);
             }
@@ -451,6 +475,14 @@ impl Fake {
         });
     }
 
+    /// The same; only whoever brings the credentials of `user` gets it.
+    pub fn offer_private_image(&self, reference: &str, user: &str) {
+        self.offer_image(reference);
+        self.change(|state| {
+            state.private.insert(reference.into(), user.into());
+        });
+    }
+
     /// Appends to the script of faults.
     pub fn add_fault(&self, fault: Fault) {
         self.change(|state| state.faults.push(fault));
@@ -553,7 +585,8 @@ impl Fake {
 
     /// The calls made since the last time: method and pod UID, container name or image.
     pub fn take_calls(&self) -> Vec<(Op, String)> {
-        self.change(|state| state.calls.drain(..).collect())
+        // Nothing changes by it: whoever waits is not woken, lest a run that is looked at takes another course.
+        self.state.borrow_mut().calls.drain(..).collect()
     }
 
     /// What the caller did against the contract.
@@ -568,6 +601,13 @@ impl Fake {
         let pods = self.state.borrow().pods();
         let pod = pods.into_iter().find(|pod| pod.uid == *uid)?;
         pod.newest(name).cloned()
+    }
+
+    /// What the newest instance of a container was created with.
+    pub fn config(&self, uid: &PodUid, name: &str) -> Option<ContainerConfig> {
+        let id = self.container(uid, name)?.id;
+        let state = self.state.borrow();
+        state.containers.get(&id).map(|i| i.config.clone())
     }
 
     fn change<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
@@ -911,6 +951,13 @@ impl Runtime for Fake {
             if !state.images.contains_key(&config.image) {
                 return Err(not_found("image", &config.image));
             }
+            let volume_images = config.volume_images();
+            if let Some(absent) = volume_images
+                .iter()
+                .find(|id| !state.images.contains_key(*id))
+            {
+                return Err(not_found("image", absent));
+            }
             let id = ContainerId::new(instance_id(&inside.uid, &config.name, config.attempt));
             if state.containers.contains_key(&id) {
                 return Err(RuntimeError::Failed(format!("container {id} exists")));
@@ -934,7 +981,7 @@ impl Runtime for Fake {
                 message: String::new(),
                 image: config.user_image.clone(),
                 image_id: config.image.clone(),
-                volume_images: config.volume_images(),
+                volume_images,
                 hash: hash
                     .and_then(|hash| u64::from_str_radix(hash, 16).ok())
                     .unwrap_or(0),
@@ -943,7 +990,12 @@ impl Runtime for Fake {
                 log_path,
             };
             let words = config.command.iter().chain(&config.args).cloned().collect();
-            let instance = Instance { status, words };
+            let instance = Instance {
+                status,
+                words,
+                config: config.clone(),
+                attached: Vec::new(),
+            };
             state.containers.insert(id.clone(), instance);
             Ok(id)
         })
@@ -1069,11 +1121,30 @@ impl Runtime for Fake {
 
     fn open_exec<'a>(
         &'a self,
-        _: &'a ContainerId,
-        _: &'a super::ExecOptions,
-    ) -> Call<'a, Box<dyn super::ExecSession>> {
-        let refusal = "this runtime has no processes to give streams to";
-        Box::pin(async move { Err(RuntimeError::Invalid(refusal.into())) })
+        id: &'a ContainerId,
+        options: &'a super::ExecOptions,
+    ) -> Call<'a, super::Session> {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::Exec, &target, uid, Some(id), move |state| {
+            streams::exec(state, id, options)
+        })
+    }
+
+    fn open_attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: super::AttachOptions,
+    ) -> Call<'a, super::Session> {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::Attach, &target, uid, Some(id), move |state| {
+            streams::attach(state, id, options)
+        })
+    }
+
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
+        self.at_once(Op::PortForward, id, None, None, move |state| {
+            streams::forward(state, id, port)
+        })
     }
 
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
@@ -1092,22 +1163,41 @@ impl Runtime for Fake {
         })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
         Box::pin(async move {
             let running = self.begin(Op::PullImage, reference, None, None).await?;
             let offered = self.state.borrow().offered.contains(reference);
-            let result = match offered {
-                true => Ok(self.add_image(reference)),
+            let private = self.state.borrow().private.get(reference).cloned();
+            let image = Reference::parse(reference).expect("a reference");
+            let own = keyring.lookup(image.repository());
+            let named = |user: &String| {
+                let is_theirs = |c: &&Credential| c.basic().is_some_and(|(own, _)| own == *user);
+                own.iter().find(is_theirs).map(Credential::digest)
+            };
+            let with = private.as_ref().and_then(named);
+            let result = match offered && (private.is_none() || with.is_some()) {
+                true => Ok(Pulled {
+                    id: self.add_image(reference),
+                    took: Duration::ZERO,
+                    with,
+                }),
                 false => Err(not_found("image", reference)),
             };
             running.finish(result)
         })
     }
 
+    fn pull_progress(&self, _: &str) -> Option<Progress> {
+        None
+    }
+
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         self.at_once(Op::RemoveImage, id, None, None, move |state| {
             let mut instances = state.containers.values();
-            if let Some(user) = instances.find(|instance| instance.status.image_id == id) {
+            let uses = |status: &ContainerStatus| {
+                status.image_id == id || status.volume_images.iter().any(|i| i == id)
+            };
+            if let Some(user) = instances.find(|instance| uses(&instance.status)) {
                 let text = format!("image {id} is used by container {}", user.status.id);
                 return Err(RuntimeError::Failed(text));
             }
@@ -1128,6 +1218,80 @@ impl Runtime for Fake {
             })
         })
     }
+
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+        self.at_once(Op::ListPodUsage, "", None, None, move |state| {
+            let pods = state.pods();
+            Ok(pods
+                .into_iter()
+                .filter_map(|pod| pod_usage(pod, state.wall, detail))
+                .collect())
+        })
+    }
+
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+        self.at_once(Op::WritableLayer, id, None, None, |_| {
+            Ok(Some(DiskUsage {
+                used_bytes: 8192,
+                inodes_used: 2,
+            }))
+        })
+    }
+}
+
+/// Every container uses a hundredth of a processor from its start on, and always the same memory.
+fn pod_usage(pod: PodRuntimeStatus, now: Wall, detail: Detail) -> Option<PodUsage> {
+    let sandbox = pod
+        .sandboxes
+        .first()
+        .filter(|s| s.state == SandboxState::Ready)?;
+    let usage = |since: Wall| Usage {
+        at: now,
+        cpu: Some(Cpu {
+            total_ns: u64::try_from(now.0.saturating_sub(since.0) / 100).unwrap_or(0),
+            ..Cpu::default()
+        }),
+        memory: Some(Memory {
+            usage_bytes: 3 << 20,
+            working_set_bytes: 2 << 20,
+            rss_bytes: Some(1 << 20),
+            ..Memory::default()
+        }),
+        ..Usage::default()
+    };
+    let cgroup = format!("/kubepods/pod{}", pod.uid);
+    let running = pod
+        .containers
+        .iter()
+        .filter(|c| c.state == ContainerState::Running);
+    let containers = running.map(|c| {
+        let since = c.started_at.unwrap_or(c.created_at);
+        ContainerUsage {
+            id: c.id.clone(),
+            name: c.name.clone(),
+            image: c.image.clone(),
+            started_at: since,
+            cgroup: format!("{cgroup}/{}", c.id),
+            log_path: c.log_path.clone(),
+            usage: usage(since),
+        }
+    });
+    let own = sandbox.namespaces.network == NamespaceMode::Pod && detail == Detail::Full;
+    Some(PodUsage {
+        started_at: sandbox.created_at,
+        usage: usage(sandbox.created_at),
+        network: own.then(|| {
+            vec![Interface {
+                name: "eth0".into(),
+                ..Interface::default()
+            }]
+        }),
+        containers: containers.collect(),
+        cgroup,
+        uid: pod.uid,
+        name: pod.name,
+        namespace: pod.namespace,
+    })
 }
 
 #[cfg(test)]

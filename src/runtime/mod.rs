@@ -7,22 +7,27 @@
 //! "not found" is success for them; creation is separate from start; nothing is lost across an agent restart.
 
 pub mod contract;
-mod exec;
 pub mod fake;
 pub mod log_rotation;
 pub mod runc;
+mod streams;
 
-pub use exec::{ExecOptions, ExecSession, ExecStreams};
+pub use streams::{AttachOptions, End, ExecOptions, Output, Pipes, Room, Session, Streams};
 
 use core::{future::Future, pin::Pin, time::Duration};
+use std::os::fd::OwnedFd;
 
 use crate::api::cri::{
     ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
     SandboxStatus,
 };
+use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
+use crate::image::Progress;
+use crate::image::pull::Pulled;
+use crate::image::registry::Keyring;
 
-/// A call to the runtime. Dropping it does not cancel what it started; see design section "Worker".
+/// A call to the runtime. Dropping it does not cancel what it started, a pull excepted; see design section "Worker".
 pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, RuntimeError>> + 'a>>;
 
 /// What can go wrong for the caller of the runtime.
@@ -53,6 +58,12 @@ pub trait Runtime {
     fn name(&self) -> &'static str;
     /// Name and version of what runs containers, e.g. `picolet://0.1.0+runc-1.1.5`. The name is that of container ids.
     fn version(&self) -> String;
+    /// Networks that sandboxes made from now on get their addresses from, if the runtime chooses them itself; primary first,
+    /// at most one of each family. Those that are there keep theirs (NODE-16).
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+        let _ = cidrs;
+        Box::pin(async { Ok(()) })
+    }
     /// Conditions; cheap enough for every 5 s.
     fn status(&self) -> Call<'_, RuntimeStatus>;
 
@@ -96,20 +107,29 @@ pub trait Runtime {
     ) -> Call<'a, ExecOutput>;
 
     /// Starts a command with streams, for `exec -it`. Not found if the container does not run.
-    fn open_exec<'a>(
-        &'a self,
-        id: &'a ContainerId,
-        options: &'a ExecOptions,
-    ) -> Call<'a, Box<dyn ExecSession>>;
+    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session>;
+    /// Connects to the streams of a running container. What it wrote before is in its log. Not found if it does not run.
+    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session>;
+    /// A connection to a TCP port of a pod, from inside: a stream socket, not blocking. Not found if the sandbox is not ready.
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd>;
 
     /// The image that `reference` names, if it is in the store.
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
     /// All images, sorted by id.
     fn list_images(&self) -> Call<'_, Vec<Image>>;
-    /// Pulls `reference` and returns the image id.
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String>;
+    /// Pulls `reference`. `keyring` holds the pod's own credentials; those of the node are tried after them. Dropped, it
+    /// ends soon unless others wait for the same; what arrived stays.
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled>;
+    /// How far the pull of `reference` is; `None` if none is under way. From memory.
+    fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
     /// Disk use of the image store.
     fn image_fs_info(&self) -> Call<'_, FsInfo>;
+
+    /// What pods with a usable sandbox and their running containers have used, sorted by UID. Reads some files of each: for
+    /// when somebody asks.
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>>;
+    /// What a container has written above its image; `None` if it is too much to be counted. Walks through all of it.
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>>;
 }

@@ -1,13 +1,38 @@
 //! What the server's routes ask of the agent. The agent implements it; the server knows nothing else of the agent.
 
-use core::{future::Future, pin::Pin};
-use std::path::PathBuf;
+use core::{future::Future, pin::Pin, time::Duration};
+use std::{os::fd::OwnedFd, path::PathBuf};
 
 use super::{http::Refusal, log_reader::LogOptions};
-use crate::{api::ContainerId, runtime::ExecSession, sys::lane::Lane};
+use crate::{
+    api::{ContainerId, SandboxId, Wall, cri::ExecOutput, stats::Detail},
+    runtime::{AttachOptions, Call, ExecOptions, Session},
+    stream::remote_command::CREATION_TIMEOUT,
+    sys::lane::Lane,
+};
 
 /// An answer that takes time.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + 'a>>;
+
+/// Text that is made while it is read: pieces of bounded size, none empty.
+pub type Pieces = Box<dyn Iterator<Item = String>>;
+
+/// Which figures are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// `/metrics`.
+    Own,
+    /// `/metrics/probes`.
+    Probes,
+    /// `/metrics/slis`.
+    Slis,
+    /// `/metrics/resource`.
+    Resource,
+    /// `/metrics/cadvisor`.
+    Cadvisor,
+    /// `/stats/summary`.
+    Summary(Detail),
+}
 
 /// A log to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,29 +43,93 @@ pub struct LogTarget {
     pub id: ContainerId,
 }
 
-/// A command to run in a container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExecRequest {
+/// A pod that a request names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodName<'a> {
     /// Pod namespace.
-    pub namespace: String,
+    pub namespace: &'a str,
     /// Pod name.
-    pub pod: String,
-    /// Container name; empty for the default one.
-    pub container: String,
-    /// The command and its arguments.
-    pub command: Vec<String>,
-    /// Keep stdin open.
-    pub stdin: bool,
-    /// Allocate a terminal.
+    pub name: &'a str,
+    /// Its UID, if the request has one: no other pod of that name is meant.
+    pub uid: Option<&'a str>,
+}
+
+/// A container that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Its id.
+    pub id: ContainerId,
+    /// It has a terminal.
     pub tty: bool,
+    /// Its standard input ends with the first client's.
+    pub stdin_once: bool,
+}
+
+/// Since when the agent runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uptime {
+    /// By the clock of that moment, which may have been wrong.
+    pub since: Wall,
+    /// How long.
+    pub up: Duration,
+    /// What the Node says.
+    pub kubelet_version: &'static str,
+}
+
+/// What streams lead to.
+pub trait Streaming {
+    /// The running instance of a container. Container empty: the default one.
+    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running>;
+    /// The sandbox of a pod that runs.
+    fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId>;
+    /// Starts a command in a container.
+    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session>;
+    /// Runs a command to its end; of each of its outputs at most `limit` bytes are kept.
+    fn run<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        limit: usize,
+    ) -> Call<'a, ExecOutput>;
+    /// Connects to a container's streams.
+    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session>;
+    /// Connects to a port of a pod.
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd>;
+    /// How long nothing may come or go on a connection before it is closed.
+    fn idle_timeout(&self) -> Duration;
+    /// How long a client of exec and attach may take to make its streams (STREAM-06).
+    fn creation_timeout(&self) -> Duration {
+        CREATION_TIMEOUT
+    }
+    /// A connection has ended: what it used can go back to the system.
+    fn stream_ended(&self);
+}
+
+/// Something that is looked at to know whether the agent is well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// As a kubelet calls it.
+    pub name: &'static str,
+    /// What is wrong, if anything is.
+    pub trouble: Option<String>,
 }
 
 /// The agent, as the server sees it.
-pub trait Backend {
+pub trait Backend: Streaming {
     /// The lane on which files are read.
     fn disk_lane(&self) -> &Lane;
     /// Pods as Kubernetes objects, sorted by namespace and name; all of them, or those of one namespace.
     fn pods(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
+    /// Pods as the runtime has them: name, namespace, uid, containers with their images; sorted by uid.
+    fn running_pods(&self) -> Vec<serde_json::Value>;
+    /// Names of the containers of a pod's spec, of all kinds; `None` if there is no such pod.
+    fn container_names(&self, namespace: &str, pod: &str) -> Option<Vec<String>>;
+    /// The configuration in force, as a `KubeletConfiguration`.
+    fn configuration(&self) -> serde_json::Value;
+    /// What `/healthz` looks at.
+    fn checks(&self) -> Vec<Check>;
+    /// Since when the agent runs.
+    fn uptime(&self) -> Uptime;
     /// How the agent is: an object whose keys `picolet check` knows.
     fn health(&self) -> serde_json::Value;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
@@ -51,6 +140,8 @@ pub trait Backend {
     fn secrets(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
     /// What the loop lately heard and did, one JSON object a line.
     fn dump(&self) -> String;
+    /// Figures of the agent, or of what runs.
+    fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
     /// The Node object.
     fn node(&self) -> Reply<'_, serde_json::Value>;
     /// Which file to read for a container's log. Container empty: the default one.
@@ -63,8 +154,6 @@ pub trait Backend {
     ) -> Reply<'a, LogTarget>;
     /// Whether an instance still runs, so that a followed log goes on.
     fn is_running(&self, id: &ContainerId) -> bool;
-    /// Starts a command in a container.
-    fn exec(&self, request: ExecRequest) -> Reply<'_, Box<dyn ExecSession>>;
     /// All images.
     fn images(&self) -> Reply<'_, Vec<crate::api::cri::Image>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.
@@ -75,10 +164,21 @@ pub trait Backend {
         name: String,
         steps: Option<smol::channel::Sender<serde_json::Value>>,
     ) -> Reply<'_, Vec<String>>;
+    /// Pulls an image with the credentials of the node, whatever is in the store; returns its id.
+    fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String>;
+    /// How far that is, as steps of an import are; `None` if no pull of it is under way.
+    fn pull_progress(&self, reference: &str) -> Option<serde_json::Value>;
     /// Removes an image by reference or id.
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()>;
     /// Removes what no container uses; returns what was removed and the bytes it held.
     fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)>;
+    /// Checks every image; with `repair` damaged ones that nobody uses are removed. `steps` hears how far it is; closed by
+    /// its reader it ends the check.
+    fn verify_images(
+        &self,
+        repair: bool,
+        steps: smol::channel::Sender<serde_json::Value>,
+    ) -> Reply<'_, serde_json::Value>;
     /// Ends the agent; with `all` every pod first.
     fn stop(&self, all: bool) -> Reply<'_, ()>;
 }
@@ -86,18 +186,18 @@ pub trait Backend {
 /// Reads the options of a log request.
 pub(super) fn log_options(
     request: &super::http::Request,
-    now: crate::api::Wall,
+    now: Wall,
 ) -> Result<LogOptions, Refusal> {
     let since_seconds: Option<u32> = request.number("sinceSeconds")?;
     let since_time =
         match request.param("sinceTime") {
             None | Some("") => None,
-            Some(text) => Some(crate::api::Wall::parse(text).ok_or_else(|| {
+            Some(text) => Some(Wall::parse(text).ok_or_else(|| {
                 Refusal::bad(format!("sinceTime: {text:?} is not an RFC 3339 time"))
             })?),
         };
     let by_seconds =
-        since_seconds.map(|s| crate::api::Wall(now.0.saturating_sub(i64::from(s) * 1_000_000_000)));
+        since_seconds.map(|s| Wall(now.0.saturating_sub(i64::from(s) * 1_000_000_000)));
     let stream = match request.param("stream") {
         None | Some("" | "All") => None,
         Some("Stdout") => Some("stdout".to_owned()),

@@ -1,19 +1,18 @@
-//! HTTP/1.1 as far as the local socket needs it: one request a connection, bounded head, streamed answers.
+//! HTTP/1.1 as far as it is needed here: bounded heads, answers whole or streamed.
 
-use std::{io, os::unix::net::UnixStream};
+use alloc::collections::BTreeMap;
+use std::io;
 
-use async_io::Async;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// Bytes of a request head (request line and header lines).
-pub const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// Header lines of a request.
-pub const MAX_HEADERS: usize = 32;
+pub use super::connection::Connection;
+
+/// Bytes of a request head (request line and header lines). The words of a command stand in its first line.
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Header lines of a request. An apiserver passes on what its own client sent, and adds to it.
+pub const MAX_HEADERS: usize = 64;
 /// Query parameters of a request (each word of an exec command is one).
 pub const MAX_QUERY: usize = 256;
-
-/// A connection of the local socket.
-pub type Connection = Async<UnixStream>;
 
 /// The head of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,14 +21,44 @@ pub struct Request {
     pub method: String,
     /// Path segments, percent-decoded; no empty ones.
     pub path: Vec<String>,
+    /// The path is written as it is understood: no empty segment but one at its end, no `.` or `..`, and nothing in a
+    /// segment that another reader could take for a separator.
+    pub is_plain: bool,
     /// Query parameters in order, decoded.
     pub query: Vec<(String, String)>,
-    /// Value of `Upgrade`, if any.
-    pub upgrade: Option<String>,
+    /// Header lines in order, at most [`MAX_HEADERS`]; see [`Request::header`].
+    pub headers: Vec<(String, String)>,
     /// Value of `Content-Length`; 0 if absent.
     pub content_length: u64,
-    /// Bytes of the body that came along with the head.
-    pub early_body: Vec<u8>,
+    /// The body comes in chunks, and its length is not known.
+    pub is_chunked: bool,
+    /// The client speaks HTTP/1.1, not 1.0.
+    pub is_1_1: bool,
+    /// Who asks.
+    pub origin: Origin,
+}
+
+/// Where a request came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// The local socket: root of this machine, who may do everything.
+    #[default]
+    Local,
+    /// The network: somebody who was asked who he is, and may do what he asks for.
+    Network(Identity),
+}
+
+/// A user, as the apiserver knows users.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Identity {
+    /// User name.
+    pub name: String,
+    /// May be empty.
+    pub uid: String,
+    /// In the order that the credential names them.
+    pub groups: Vec<String>,
+    /// What else an authenticator said.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 /// Why a request cannot be served: the status to answer and a text for the client.
@@ -63,6 +92,31 @@ impl Refusal {
 }
 
 impl Request {
+    /// Value of the first header line of this name, of whatever case.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.headers.iter();
+        lines.find_map(|(k, v)| k.eq_ignore_ascii_case(name).then_some(v.as_str()))
+    }
+
+    /// Values of all header lines of this name, in order.
+    pub fn headers_named<'a, 'n: 'a>(
+        &'a self,
+        name: &'n str,
+    ) -> impl Iterator<Item = &'a str> + use<'a, 'n> {
+        let lines = self.headers.iter();
+        lines.filter_map(move |(k, v)| k.eq_ignore_ascii_case(name).then_some(v.as_str()))
+    }
+
+    /// Whether the client wants to ask more on this connection, as far as it says.
+    pub(super) fn keeps_connection(&self) -> bool {
+        let closes = self
+            .headers_named("connection")
+            .flat_map(|value| value.split(','))
+            .any(|word| word.trim().eq_ignore_ascii_case("close"));
+        self.is_1_1 && !closes
+    }
+
     /// First value of query parameter `name`.
     #[must_use]
     pub fn param(&self, name: &str) -> Option<&str> {
@@ -91,9 +145,11 @@ impl Request {
 }
 
 /// Reads and parses the head of one request. `None` if the client left before sending any.
-pub async fn read_request(connection: &Connection) -> io::Result<Result<Option<Request>, Refusal>> {
+/// What came behind it stays in the connection. Dropping the future before it ends loses what was read.
+pub async fn read_request(
+    connection: &mut Connection,
+) -> io::Result<Result<Option<Request>, Refusal>> {
     let mut head = Vec::new();
-    let mut stream = connection;
     loop {
         let at = head.len();
         if at >= MAX_HEAD_BYTES {
@@ -102,8 +158,8 @@ pub async fn read_request(connection: &Connection) -> io::Result<Result<Option<R
                 format!("request head is over {MAX_HEAD_BYTES} bytes"),
             )));
         }
-        head.resize((at + 1024).min(MAX_HEAD_BYTES), 0);
-        let n = stream.read(&mut head[at..]).await?;
+        head.resize((at + at.max(1024)).min(MAX_HEAD_BYTES), 0);
+        let n = connection.read(&mut head[at..]).await?;
         head.truncate(at + n);
         if n == 0 {
             return Ok(if head.is_empty() {
@@ -113,15 +169,18 @@ pub async fn read_request(connection: &Connection) -> io::Result<Result<Option<R
             });
         }
         match parse(&head) {
-            Ok(Some(request)) => return Ok(Ok(Some(request))),
+            Ok(Some((request, end))) => {
+                connection.unread(&head[end..]);
+                return Ok(Ok(Some(request)));
+            }
             Ok(None) => {}
             Err(refusal) => return Ok(Err(refusal)),
         }
     }
 }
 
-/// Parses `head`; `None` while it is incomplete.
-fn parse(head: &[u8]) -> Result<Option<Request>, Refusal> {
+/// Parses `head` and says where it ends; `None` while it is incomplete.
+fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut raw = httparse::Request::new(&mut headers);
     let body_at = match raw.parse(head) {
@@ -133,13 +192,15 @@ fn parse(head: &[u8]) -> Result<Option<Request>, Refusal> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let mut request = Request {
         method: raw.method.unwrap_or("").to_owned(),
-        early_body: head[body_at..].to_vec(),
+        is_plain: is_plain(path),
+        is_1_1: raw.version == Some(1),
         ..Request::default()
     };
     for segment in path.split('/').filter(|s| !s.is_empty()) {
-        request
-            .path
-            .push(decode(segment, false).ok_or_else(|| Refusal::bad("malformed path"))?);
+        let segment = decode(segment, false).ok_or_else(|| Refusal::bad("malformed path"))?;
+        request.is_plain &= !segment.contains(['/', '\\', ';']) && !matches!(&*segment, "." | "..");
+        request.is_plain &= !segment.contains(|c: char| c.is_control());
+        request.path.push(segment);
     }
     for pair in query.split('&').filter(|p| !p.is_empty()) {
         if request.query.len() >= MAX_QUERY {
@@ -154,37 +215,61 @@ fn parse(head: &[u8]) -> Result<Option<Request>, Refusal> {
             .push(both.ok_or_else(|| Refusal::bad("malformed query"))?);
     }
     for header in raw.headers.iter() {
-        let value = core::str::from_utf8(header.value).unwrap_or("");
-        if header.name.eq_ignore_ascii_case("upgrade") {
-            request.upgrade = Some(value.to_owned());
-        } else if header.name.eq_ignore_ascii_case("content-length") {
-            request.content_length = value
-                .parse()
-                .map_err(|_| Refusal::bad("malformed Content-Length"))?;
+        let value = String::from_utf8_lossy(header.value).into_owned();
+        if header.name.eq_ignore_ascii_case("content-length") {
+            let length = value.parse();
+            let length = length.map_err(|_| Refusal::bad("malformed Content-Length"))?;
+            // Two that differ are how a request is smuggled behind another.
+            if request.header("content-length").is_some() && request.content_length != length {
+                return Err(Refusal::bad("two different Content-Lengths"));
+            }
+            request.content_length = length;
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err(Refusal::new(
-                501,
-                "chunked request bodies are not supported",
-            ));
+            if !request.is_1_1 || !value.trim().eq_ignore_ascii_case("chunked") {
+                let text = format!("Transfer-Encoding {value:?} is not understood");
+                return Err(Refusal::new(501, text));
+            }
+            request.is_chunked = true;
         }
+        request.headers.push((header.name.to_owned(), value));
     }
-    Ok(Some(request))
+    // Two who read one length each do not see the same end.
+    if request.is_chunked
+        && (request.header("content-length").is_some()
+            || request.headers_named("transfer-encoding").count() > 1)
+    {
+        return Err(Refusal::bad("a body of two lengths"));
+    }
+    Ok(Some((request, body_at)))
+}
+
+/// No empty segment but one at the end; see [`Request::is_plain`].
+fn is_plain(path: &str) -> bool {
+    let below = path.strip_prefix('/');
+    below.is_some_and(|p| p.is_empty() || !p.starts_with('/') && !p.contains("//"))
 }
 
 /// For [`crate::fuzz`].
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(data: &[u8]) -> String {
     match parse(&data[..data.len().min(MAX_HEAD_BYTES)]) {
-        Ok(Some(request)) => {
+        Ok(Some((request, end))) => {
+            assert!(end <= data.len() && request.headers.len() <= MAX_HEADERS);
             assert!(request.query.len() <= MAX_QUERY);
             assert!(request.path.iter().all(|segment| !segment.is_empty()));
             for (_, value) in &request.query {
                 assert_eq!(decode(&encode(value), true).as_ref(), Some(value));
             }
+            let body = if request.is_chunked {
+                super::chunked::fuzz(&data[end..])
+            } else {
+                String::new()
+            };
             format!(
-                "ok {} {}",
+                "ok {} {} {} {body}",
                 request.path.len().min(3),
-                request.upgrade.is_some()
+                request.is_plain,
+                request.header("upgrade").is_some()
             )
         }
         Ok(None) => "incomplete".into(),
@@ -228,10 +313,14 @@ const fn reason(status: u16) -> &'static str {
         101 => "Switching Protocols",
         200 => "OK",
         400 => "Bad Request",
+        401 => "Unauthorized",
         403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
+        406 => "Not Acceptable",
         409 => "Conflict",
+        413 => "Content Too Large",
+        422 => "Unprocessable Entity",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         501 => "Not Implemented",
@@ -242,46 +331,129 @@ const fn reason(status: u16) -> &'static str {
 
 /// Answers with a whole body.
 pub async fn respond(
-    connection: &Connection,
+    connection: &mut Connection,
     status: u16,
     kind: &str,
     body: &[u8],
 ) -> io::Result<()> {
+    respond_with(connection, status, kind, "", body).await
+}
+
+async fn respond_with(
+    connection: &mut Connection,
+    status: u16,
+    kind: &str,
+    lines: &str,
+    body: &[u8],
+) -> io::Result<()> {
+    let answer = connection.answer;
     let head = format!(
-        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\n{lines}Content-Length: {}\r\n{}\r\n",
         reason(status),
-        body.len()
+        body.len(),
+        closing(answer.keep),
     );
-    let mut stream = connection;
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body).await
+    connection.write_all(head.as_bytes()).await?;
+    if !answer.head_only {
+        connection.write_all(body).await?;
+    }
+    connection.flush().await
+}
+
+const fn closing(keep: bool) -> &'static str {
+    if keep { "" } else { "Connection: close\r\n" }
 }
 
 /// Answers a refusal as plain text.
-pub async fn refuse(connection: &Connection, refusal: &Refusal) -> io::Result<()> {
-    respond(
-        connection,
-        refusal.status,
-        "text/plain",
-        refusal.message.as_bytes(),
-    )
-    .await
+pub async fn refuse(connection: &mut Connection, refusal: &Refusal) -> io::Result<()> {
+    refuse_with(connection, refusal, "").await
 }
 
-/// Starts an answer whose body ends with the connection.
-pub async fn start_stream(connection: &Connection, kind: &str) -> io::Result<()> {
-    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n");
-    let mut stream = connection;
-    stream.write_all(head.as_bytes()).await
+/// The same with further header lines, each with its end.
+pub async fn refuse_with(
+    connection: &mut Connection,
+    refusal: &Refusal,
+    lines: &str,
+) -> io::Result<()> {
+    let body = refusal.message.as_bytes();
+    let kind = "text/plain";
+    respond_with(connection, refusal.status, kind, lines, body).await
 }
 
-/// Answers 101: what follows is `protocol`.
-pub async fn switch_protocols(connection: &Connection, protocol: &str) -> io::Result<()> {
+/// An answer that grows. One that is dropped before [`Stream::finish`] is cut short, and its connection with it.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    connection: &'a mut Connection,
+    /// What comes after it on this connection.
+    keep: bool,
+}
+
+/// Starts an answer of unknown length; its head is sent at once.
+pub async fn start_stream<'a>(
+    connection: &'a mut Connection,
+    kind: &str,
+) -> io::Result<Stream<'a>> {
+    let answer = connection.answer;
+    let (keep, coding) = match answer.chunked {
+        true => (answer.keep, "Transfer-Encoding: chunked\r\n"),
+        // It ends with the connection.
+        false => (false, ""),
+    };
     let head = format!(
-        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"
+        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{coding}{}\r\n",
+        closing(keep)
     );
-    let mut stream = connection;
-    stream.write_all(head.as_bytes()).await
+    connection.answer.keep = false;
+    connection.write_all(head.as_bytes()).await?;
+    connection.flush().await?;
+    Ok(Stream { connection, keep })
+}
+
+impl Stream<'_> {
+    /// Sends more of it, now.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() || self.connection.answer.head_only {
+            return Ok(());
+        }
+        if self.connection.answer.chunked {
+            let head = format!("{:x}\r\n", bytes.len());
+            self.connection.write_all(head.as_bytes()).await?;
+            self.connection.write_all(bytes).await?;
+            self.connection.write_all(b"\r\n").await?;
+        } else {
+            self.connection.write_all(bytes).await?;
+        }
+        self.connection.flush().await
+    }
+
+    /// Waits until the client leaves; see [`Connection::left`].
+    pub async fn left(&mut self) {
+        self.connection.left().await;
+    }
+
+    /// Ends it: this was all.
+    pub async fn finish(self) -> io::Result<()> {
+        let answer = self.connection.answer;
+        if answer.chunked && !answer.head_only {
+            self.connection.write_all(b"0\r\n\r\n").await?;
+        }
+        self.connection.answer.keep = self.keep;
+        self.connection.flush().await
+    }
+}
+
+/// Answers 101: what follows is `protocol`, until the connection ends. `more` is further header lines, each with its end.
+pub async fn switch_protocols(
+    connection: &mut Connection,
+    protocol: &str,
+    more: &str,
+) -> io::Result<()> {
+    let head = format!(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{more}\r\n"
+    );
+    connection.answer.keep = false;
+    connection.write_all(head.as_bytes()).await?;
+    connection.flush().await
 }
 
 #[cfg(test)]
@@ -291,7 +463,7 @@ mod tests {
     #[test]
     fn heads() {
         let text = b"POST /exec/ns/a%20b/c?command=sh&command=-c&command=a%26b+c&tty=true HTTP/1.1\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabc";
-        let request = parse(text).expect("valid").expect("complete");
+        let (request, end) = parse(text).expect("valid").expect("complete");
         assert_eq!(request.path, ["exec", "ns", "a b", "c"]);
         let words: Vec<_> = request
             .query
@@ -302,9 +474,11 @@ mod tests {
         assert_eq!(words, ["sh", "-c", "a&b c"]);
         assert!(request.flag("tty"));
         assert_eq!(
-            (request.content_length, request.early_body.as_slice()),
+            (request.content_length, &text[end..]),
             (3, b"abc".as_slice())
         );
+        assert_eq!(request.header("uPGRADE"), Some("x"));
+        assert!(request.is_1_1 && request.origin == Origin::Local);
         for cut in 1..text.len() - 3 {
             assert_eq!(parse(&text[..cut]), Ok(None), "cut at {cut}");
         }
@@ -312,12 +486,101 @@ mod tests {
             "GET /%zz HTTP/1.1\r\n\r\n",
             "GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
             "GET / HTTP/9\r\n\r\n",
-            "GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-length: 2\r\n\r\n",
+            "GET / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
         ] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");
         }
         let many = format!("GET /?{} HTTP/1.1\r\n\r\n", "a=b&".repeat(MAX_QUERY + 1));
         assert!(parse(many.as_bytes()).is_err());
+        let many = format!(
+            "GET / HTTP/1.1\r\n{}\r\n",
+            "A: b\r\n".repeat(MAX_HEADERS + 1)
+        );
+        assert!(parse(many.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn repeated_headers_are_kept() {
+        let text = b"GET / HTTP/1.0\r\nX-Stream: v4\r\nx-stream: v3\r\n\r\n";
+        let (request, _) = parse(text).expect("valid").expect("complete");
+        let all: Vec<_> = request.headers_named("X-STREAM").collect();
+        assert_eq!(all, ["v4", "v3"]);
+        assert!(!request.is_1_1);
+    }
+
+    #[test]
+    fn paths_with_tricks() {
+        for (path, plain) in [
+            ("/", true),
+            ("/pods", true),
+            ("/pods/", true),
+            ("/exec/ns/a%20b/c", true),
+            ("/metrics/resource?x=//;", true),
+            ("//", false),
+            ("//pods", false),
+            ("/pods//", false),
+            ("/metrics/../pods", false),
+            ("/metrics/%2e%2e/pods", false),
+            ("/metrics/./pods", false),
+            ("/metrics%2fpods", false),
+            ("/metrics%5cpods", false),
+            ("/metrics;/pods", false),
+            ("/metrics%3b/pods", false),
+            ("/pods%00", false),
+            ("*", false),
+            ("http://node/pods", false),
+        ] {
+            let text = format!("GET {path} HTTP/1.1\r\n\r\n");
+            let (request, _) = parse(text.as_bytes()).expect(path).expect("complete");
+            assert_eq!(request.is_plain, plain, "{path}");
+        }
+    }
+
+    #[test]
+    fn answers_are_chunked_where_the_client_knows_chunks() {
+        use super::super::connection::{Answer, testing::pair};
+        let kept = Answer {
+            keep: true,
+            chunked: true,
+            head_only: false,
+        };
+        let whole = "HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n";
+        for (answer, wanted, keeps) in [
+            (
+                kept,
+                "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+                true,
+            ),
+            (Answer::default(), "Connection: close\r\n\r\nabc", false),
+            (
+                Answer {
+                    head_only: true,
+                    ..kept
+                },
+                "Transfer-Encoding: chunked\r\n\r\n",
+                true,
+            ),
+        ] {
+            let got = smol::block_on(async {
+                let (mut connection, mut client) = pair();
+                connection.answer = answer;
+                let mut stream = start_stream(&mut connection, "a/b").await.expect("head");
+                stream.write(b"").await.expect("nothing");
+                stream.write(b"abc").await.expect("some");
+                stream.finish().await.expect("end");
+                assert_eq!(connection.answer.keep, keeps);
+                drop(connection);
+                let mut got = String::new();
+                client.read_to_string(&mut got).await.expect("read");
+                got
+            });
+            assert_eq!(got, format!("{whole}{wanted}"));
+        }
     }
 
     #[test]

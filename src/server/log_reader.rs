@@ -445,6 +445,13 @@ mod tests {
             }
         }
         assert_eq!(shown, b"one\n");
+        // Nor is what came after the look at its length part of the tail.
+        let mut file = File::open(&path).expect("open");
+        let first = format!("{T}Z stdout F one\n").len() as u64;
+        for (lines, at) in [(0, first), (1, 0), (2, 0)] {
+            let found = tail_offset(&mut file, first, lines).expect("tail");
+            assert_eq!(found, at, "{lines} lines");
+        }
     }
 
     #[test]

@@ -1,18 +1,32 @@
-//! HTTP over the local unix socket. Only root may connect: the socket is 0600 and the peer's credentials are checked.
+//! The agent as a server of HTTP.
+//!
+//! - Over the local unix socket ([`routes`]): only root may connect. The socket is 0600 and the peer's credentials are checked.
+//! - Over the network ([`network`]): what a kubelet serves, to those whom the apiserver vouches for.
+//! - [`healthz`]: whether there is a process, for anybody on this machine.
 
 pub mod backend;
-mod exec;
+mod chunked;
+mod connection;
+mod figures;
+pub mod healthz;
 pub mod http;
 pub mod log_reader;
+mod logs;
+pub mod network;
 pub mod routes;
-pub mod stream;
+pub(crate) mod streaming;
+#[cfg(test)]
+mod testing;
 
 use std::{
     cell::Cell,
     fs, io,
-    os::unix::{
-        fs::PermissionsExt as _,
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::AsRawFd as _,
+        unix::{
+            fs::PermissionsExt as _,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::Path,
     rc::Rc,
@@ -22,6 +36,10 @@ use async_io::Async;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use backend::Backend;
+use connection::Connection;
+
+/// How serving ended: the connection broke, the request is refused and nothing was answered yet, or all is said.
+type Outcome = io::Result<Result<(), http::Refusal>>;
 
 /// Connections served at once; a further one is answered 503.
 pub const MAX_CONNECTIONS: usize = 32;
@@ -66,6 +84,8 @@ impl Listener {
             if !may_talk(&connection) {
                 continue;
             }
+            let socket = connection.as_raw_fd();
+            let mut connection = Connection::new(connection).of_socket(socket);
             let guard = Guard::enter(&open);
             let backend = Rc::clone(&backend);
             executor
@@ -75,7 +95,7 @@ impl Listener {
                             503,
                             format!("more than {MAX_CONNECTIONS} connections"),
                         );
-                        http::refuse(&connection, &busy).await
+                        http::refuse(&mut connection, &busy).await
                     } else {
                         routes::serve(backend.as_ref(), connection).await
                     };

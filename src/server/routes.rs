@@ -5,51 +5,62 @@
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
 //! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…]`, `/node`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
-//! | `POST /exec/{namespace}/{pod}/{container}` | upgrade to [`super::stream`] |
+//! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
+//! | `POST /images/verify[?repair=true]` | JSON lines: how far it is, then `verified` or `error` |
+//! | `POST /images/pull?reference=` | JSON lines, as of an import |
 //! | `POST /stop[?all=true]` | text |
+//! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
+//! | `GET /stats/summary[?only_cpu_and_memory=true]` | JSON, streamed |
 //!
 //! The container name `-` means the pod's default container.
 
 use core::time::Duration;
 use std::{io, path::PathBuf};
 
-use smol::io::AsyncWriteExt as _;
-
 use super::{
-    backend::{Backend, ExecRequest, log_options},
-    exec,
+    Outcome,
+    backend::{Backend, log_options},
+    figures,
     http::{self, Connection, Refusal, Request},
-    log_reader::{Chunk, LogReader},
+    logs, streaming,
 };
 use crate::sys::clock;
 
-/// A followed log is looked at so often at its end. LOG-03 asks for at least once a second.
-const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
+/// So often a client hears how far a pull is.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// A request's head must arrive within this time.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves one connection: one request.
-pub async fn serve(backend: &dyn Backend, connection: Connection) -> io::Result<()> {
-    let read = http::read_request(&connection);
+pub async fn serve(backend: &dyn Backend, mut connection: Connection) -> io::Result<()> {
+    let connection = &mut connection;
+    let read = http::read_request(connection);
     let late = async {
         async_io::Timer::after(HEAD_TIMEOUT).await;
         Ok(Err(Refusal::bad("the request did not arrive in time")))
     };
     match smol::future::or(read, late).await? {
         Ok(None) => Ok(()),
-        Err(refusal) => http::refuse(&connection, &refusal).await,
-        Ok(Some(request)) => match route(backend, &connection, &request).await? {
+        Err(refusal) => http::refuse(connection, &refusal).await,
+        Ok(Some(request)) => match route(backend, connection, &request).await? {
             Ok(()) => Ok(()),
-            Err(refusal) => http::refuse(&connection, &refusal).await,
+            Err(refusal) => http::refuse(connection, &refusal).await,
         },
     }
 }
 
-type Outcome = io::Result<Result<(), Refusal>>;
-
-async fn route(backend: &dyn Backend, connection: &Connection, request: &Request) -> Outcome {
+async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Request) -> Outcome {
+    if let Some(outcome) = streaming::serve(backend, connection, request).await {
+        return outcome;
+    }
     let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+    if let Some(asked) = figures::asked(&path, request) {
+        return match asked {
+            Ok(figures) => figures::serve(backend, connection, figures).await,
+            Err(refusal) => Ok(Err(refusal)),
+        };
+    }
     match (request.method.as_str(), path.as_slice()) {
         ("GET", ["healthz"]) => text(connection, Ok("ok".into())).await,
         ("GET", ["version"]) => text(connection, Ok(format!("picolet {}\n", crate::VERSION))).await,
@@ -95,22 +106,6 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
             )
             .await
         }
-        ("POST", ["exec", namespace, pod, container]) => {
-            let words = request
-                .query
-                .iter()
-                .filter(|(k, _)| k == "command")
-                .map(|(_, v)| v.clone());
-            let exec_request = ExecRequest {
-                namespace: (*namespace).into(),
-                pod: (*pod).into(),
-                container: default_name(container).into(),
-                command: words.collect(),
-                stdin: request.flag("stdin"),
-                tty: request.flag("tty"),
-            };
-            exec::serve(backend, connection, request, exec_request).await
-        }
         ("POST", ["images", "import"]) => {
             let Some(file) = request.param("path").filter(|p| p.starts_with('/')) else {
                 return Ok(Err(Refusal::bad("path: an absolute path is required")));
@@ -125,6 +120,18 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
                 names.map(|all| all.iter().map(|n| format!("Imported: {n}\n")).collect()),
             )
             .await
+        }
+        ("POST", ["images", "pull"]) => {
+            let Some(reference) = request.param("reference").filter(|r| !r.is_empty()) else {
+                return Ok(Err(Refusal::bad("reference: required")));
+            };
+            pull(backend, connection, reference).await
+        }
+        ("POST", ["images", "verify"]) => {
+            let (sender, steps) = smol::channel::bounded(1);
+            let verifying = backend.verify_images(request.flag("repair"), sender);
+            let last = async { Ok(serde_json::json!({ "verified": verifying.await? })) };
+            follow(connection, last, received(&steps)).await
         }
         ("POST", ["images", "prune"]) => {
             let pruned = backend.prune_images().await;
@@ -158,46 +165,80 @@ async fn route(backend: &dyn Backend, connection: &Connection, request: &Request
                 | "node" | "images" | "stop",
             ],
         )
-        | (_, ["containerLogs" | "exec", _, _, _])
-        | (_, ["images", "import" | "prune"] | ["debug", "dump"]) => Ok(Err(Refusal::new(
-            405,
-            format!("method {} is not allowed here", request.method),
-        ))),
+        | (_, ["containerLogs", _, _, _])
+        | (_, ["images", "import" | "prune" | "pull" | "verify"] | ["debug", "dump"]) => {
+            Ok(Err(Refusal::new(
+                405,
+                format!("method {} is not allowed here", request.method),
+            )))
+        }
         _ => Ok(Err(Refusal::not_found("no such page"))),
     }
 }
 
-/// Imports an archive and tells how far it is: a JSON object a line, the last one with `imported` or `error` and `status`.
+/// Imports an archive and tells how far it is.
 async fn import(
     backend: &dyn Backend,
-    connection: &Connection,
+    connection: &mut Connection,
     file: PathBuf,
     name: String,
 ) -> Outcome {
-    http::start_stream(connection, "application/x-ndjson").await?;
-    let (sender, steps) = smol::channel::bounded::<serde_json::Value>(1);
-    let mut importing = backend.import_image(file, name, Some(sender));
-    let mut stream = connection;
+    let (sender, steps) = smol::channel::bounded(1);
+    let importing = backend.import_image(file, name, Some(sender));
+    let last = async { Ok(serde_json::json!({ "imported": importing.await? })) };
+    follow(connection, last, received(&steps)).await
+}
+
+/// The next step that comes through `steps`.
+fn received(
+    steps: &smol::channel::Receiver<serde_json::Value>,
+) -> impl AsyncFnMut() -> serde_json::Value {
+    async || match steps.recv().await {
+        Ok(step) => step,
+        // The work is over, or about to be.
+        Err(_) => core::future::pending().await,
+    }
+}
+
+/// Pulls an image and tells how far it is. A client that leaves ends the pull, unless others wait for it; what arrived stays.
+async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &str) -> Outcome {
+    let pulling = async {
+        let id = backend.pull_image(reference).await?;
+        Ok(serde_json::json!({ "imported": [id] }))
+    };
+    let mut told = serde_json::Value::Null;
+    let next = async || loop {
+        async_io::Timer::after(PROGRESS_INTERVAL).await;
+        if let Some(step) = backend.pull_progress(reference)
+            && step != told
+        {
+            told.clone_from(&step);
+            break step;
+        }
+    };
+    follow(connection, pulling, next).await
+}
+
+/// Tells the steps of some work, a JSON object a line; the last one is its outcome, or has `error` and `status`.
+async fn follow(
+    connection: &mut Connection,
+    work: impl Future<Output = Result<serde_json::Value, Refusal>>,
+    mut next: impl AsyncFnMut() -> serde_json::Value,
+) -> Outcome {
+    let mut stream = http::start_stream(connection, "application/x-ndjson").await?;
+    let mut work = core::pin::pin!(work);
     let last = loop {
-        let step = async {
-            match steps.recv().await {
-                Ok(step) => Err(step),
-                // The import is over, or about to be.
-                Err(_) => core::future::pending().await,
-            }
-        };
-        match smol::future::or(async { Ok((&mut importing).await) }, step).await {
-            Ok(Ok(names)) => break serde_json::json!({ "imported": names }),
+        let done = async { Ok(work.as_mut().await) };
+        match smol::future::or(done, async { Err(next().await) }).await {
+            Ok(Ok(last)) => break last,
             Ok(Err(refusal)) => {
                 break serde_json::json!({ "error": refusal.message, "status": refusal.status });
             }
-            Err(step) => stream.write_all(format!("{step}\n").as_bytes()).await?,
+            Err(step) => stream.write(format!("{step}\n").as_bytes()).await?,
         }
     };
-    stream
-        .write_all(format!("{last}\n").as_bytes())
-        .await
-        .map(Ok)
+    stream.write(format!("{last}\n").as_bytes()).await?;
+    stream.finish().await.map(Ok)
 }
 
 fn default_name(container: &str) -> &str {
@@ -208,7 +249,7 @@ fn image_json(image: &crate::api::cri::Image) -> serde_json::Value {
     crate::api::strict::to_value(image).unwrap_or_default()
 }
 
-async fn text(connection: &Connection, body: Result<String, Refusal>) -> Outcome {
+async fn text(connection: &mut Connection, body: Result<String, Refusal>) -> Outcome {
     match body {
         Ok(body) => http::respond(connection, 200, "text/plain", body.as_bytes())
             .await
@@ -217,7 +258,7 @@ async fn text(connection: &Connection, body: Result<String, Refusal>) -> Outcome
     }
 }
 
-async fn json(connection: &Connection, body: Result<serde_json::Value, Refusal>) -> Outcome {
+async fn json(connection: &mut Connection, body: Result<serde_json::Value, Refusal>) -> Outcome {
     match body {
         Ok(body) => http::respond(
             connection,
@@ -232,7 +273,7 @@ async fn json(connection: &Connection, body: Result<serde_json::Value, Refusal>)
 }
 
 async fn list(
-    connection: &Connection,
+    connection: &mut Connection,
     kind: &str,
     items: Result<Vec<serde_json::Value>, Refusal>,
 ) -> Outcome {
@@ -244,7 +285,7 @@ async fn list(
 
 async fn logs(
     backend: &dyn Backend,
-    connection: &Connection,
+    connection: &mut Connection,
     request: &Request,
     (namespace, pod, container): (&str, &str, &str),
 ) -> Outcome {
@@ -252,74 +293,11 @@ async fn logs(
         Ok(options) => options,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let follow = options.follow;
-    let target = match backend
+    let target = backend
         .log_target(namespace, pod, container, request.flag("previous"))
-        .await
-    {
-        Ok(target) => target,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
-    let path = target.path.clone();
-    let mut reader = match backend
-        .disk_lane()
-        .run(move || LogReader::open(&path, options))
-        .await
-    {
-        Ok(reader) => reader,
-        Err(e) => {
-            return Ok(Err(Refusal::new(
-                500,
-                format!("log of container {container:?}: {e}"),
-            )));
-        }
-    };
-    http::start_stream(connection, "text/plain").await?;
-    // Ask before reading: what an ending container wrote last is then read after it was seen to have ended.
-    let mut ended = false;
-    loop {
-        let (back, chunk) = backend
-            .disk_lane()
-            .run(move || {
-                let chunk = reader.next_chunk();
-                (reader, chunk)
-            })
-            .await;
-        reader = back;
-        match chunk? {
-            Chunk::Text(text) => {
-                let mut stream = connection;
-                stream.write_all(&text).await?;
-            }
-            Chunk::Limit => return Ok(Ok(())),
-            Chunk::End if !follow || ended => return Ok(Ok(())),
-            Chunk::End => {
-                if backend.is_running(&target.id) {
-                    let pause = async { _ = async_io::Timer::after(FOLLOW_INTERVAL).await };
-                    let left = async { drop(connection.readable().await) };
-                    smol::future::or(pause, left).await;
-                    if has_left(connection) {
-                        return Ok(Ok(()));
-                    }
-                } else {
-                    ended = true;
-                }
-            }
-        }
+        .await;
+    match target {
+        Ok(target) => logs::stream(backend, connection, target, options).await,
+        Err(refusal) => Ok(Err(refusal)),
     }
-}
-
-/// Whether the client has closed the connection (it sends nothing more, so readable means closed).
-fn has_left(connection: &Connection) -> bool {
-    use nix::sys::socket::{MsgFlags, recv};
-    use std::os::fd::AsRawFd as _;
-    let mut byte = [0];
-    matches!(
-        recv(
-            connection.as_raw_fd(),
-            &mut byte,
-            MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT
-        ),
-        Ok(0)
-    )
 }

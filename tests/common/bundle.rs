@@ -17,11 +17,11 @@ const APPLETS: [&str; 18] = [
 /// Says aloud why real containers cannot run here; `None` if they can.
 pub(crate) fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
-        return Some("skipped: needs root".into());
+        return Some("it needs root".into());
     }
     for path in [RUNC, BUSYBOX] {
         if !Path::new(path).exists() {
-            return Some(format!("skipped: {path} is not installed"));
+            return Some(format!("{path} is not installed"));
         }
     }
     None

@@ -49,19 +49,26 @@ pub(crate) fn able() -> bool {
         }
     }
     if !missing.is_empty() {
-        // Past the test harness, which keeps what a passing test prints to itself.
-        let line = format!("skipped: host needs {}\n", missing.join(", "));
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        skipped!("host needs {}", missing.join(", "));
     }
     missing.is_empty()
+}
+
+/// A port that nobody uses at the moment.
+pub(crate) fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("port");
+    listener.local_addr().expect("address").port()
 }
 
 /// An agent and everything around it; removed, by force if need be, when dropped.
 pub(crate) struct Host {
     mark: String,
     base: PathBuf,
-    flags: Vec<String>,
-    agent: Option<Child>,
+    /// Flags of the agent, from its next start on.
+    pub(crate) flags: Vec<String>,
+    pub(crate) agent: Option<Child>,
+    /// Network namespace of the agent, as `ip netns` names it; that of the test otherwise.
+    pub(crate) namespace: Option<String>,
 }
 
 impl Host {
@@ -69,10 +76,15 @@ impl Host {
     pub(crate) fn start(flags: &[&str]) -> Self {
         let mut host = Self::new(flags);
         host.start_agent();
-        host.write_image("first.tar", IMAGE, &json!({}));
-        let archive = host.base.join("first.tar");
-        host.ok(&["image", "import", &archive.display().to_string()]);
+        host.import();
         host
+    }
+
+    /// Imports the image.
+    pub(crate) fn import(&self) {
+        self.write_image("first.tar", IMAGE, &json!({}));
+        let archive = self.base.join("first.tar");
+        self.ok(&["image", "import", &archive.display().to_string()]);
     }
 
     /// Only the directories.
@@ -115,6 +127,8 @@ impl Host {
             ["--cgroup-root", &format!("/picolet-{mark}")],
             ["--bridge", &mark],
             ["--pod-cidr", &subnet],
+            ["--port", &free_port().to_string()],
+            ["--healthz-port", "0"],
         ]
         .concat()
         .iter()
@@ -127,6 +141,7 @@ impl Host {
             base,
             flags: all,
             agent: None,
+            namespace: None,
         }
     }
 
@@ -142,7 +157,16 @@ impl Host {
             .append(true)
             .open(self.base.join("agent.log"))
             .expect("agent log");
-        let child = Command::new(PICOLET)
+        let mut command = match &self.namespace {
+            None => Command::new(PICOLET),
+            // It becomes the agent: there is no process between.
+            Some(name) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net=/run/netns/{name}")).arg(PICOLET);
+                command
+            }
+        };
+        let child = command
             .arg("run")
             .args(&self.flags)
             // Nothing of this may ever be seen in a container.
@@ -401,7 +425,7 @@ impl Host {
     }
 
     /// Every process that names this host or lives in a cgroup of it, the agent apart.
-    fn processes(&self) -> Vec<(i32, String)> {
+    pub(crate) fn processes(&self) -> Vec<(i32, String)> {
         let agent = self.agent.as_ref().map(Child::id);
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -453,7 +477,7 @@ impl Host {
     }
 
     /// Removes what a node keeps. Nothing here uses force: what is still in use makes it fail.
-    fn dismantle(&self) -> Result<(), String> {
+    pub(crate) fn dismantle(&self) -> Result<(), String> {
         let status = Command::new("sh")
             .args(["-c", FORGET_NETWORK, "sh", &self.mark])
             .status();

@@ -3,12 +3,20 @@
 //! Needs root, runc, the CNI plugins, iptables and a static busybox; says aloud what is missing and skips. Every test has an
 //! agent, a bridge, a subnet and cgroups of its own, and ends with nothing left of them.
 
+#[macro_use]
+#[path = "../common/skipped.rs"]
+mod skipped;
+
 mod host;
 mod image;
 
 mod commands;
 mod crash;
+mod image_volumes;
 mod inside;
 mod manifests;
+mod metrics;
 mod objects;
+mod probes;
 mod restart;
+mod verify;

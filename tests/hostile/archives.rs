@@ -345,7 +345,7 @@ fn of_each_bad_archive_one_line_tells() {
                 .expect("archive");
         }
         for (n, Case { name, says, .. }) in round.iter().enumerate() {
-            let told = one_complaint(&host, &format!("image archive {}", file(n)), says);
+            let told = one_complaint(&host, &format!("image directory: {}", file(n)), says);
             wrong.extend(told.err().map(|e| format!("{name}: {e}")));
         }
         good.is_untouched(&host, round[0].name);

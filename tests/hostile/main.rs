@@ -1,6 +1,10 @@
 //! Hostile input against a real agent on a real runtime: manifests, archives, containers. Of each case the agent says one
 //! clear line that names what and where, the pods beside it go on, and the agent's memory stays bounded.
 
+#[macro_use]
+#[path = "../common/skipped.rs"]
+mod skipped;
+
 #[path = "../host/host.rs"]
 #[expect(dead_code, reason = "the tests of the host use the rest")]
 mod host;

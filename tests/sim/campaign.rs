@@ -13,9 +13,10 @@ use std::{
 
 use super::{
     super::tests::world::Template,
+    Kind,
     counts::Counts,
     dump,
-    input::{self, Timed},
+    input::{self, Input, Timed},
     machine::Machine,
 };
 use crate::runtime::fake::Op;
@@ -25,8 +26,14 @@ use crate::runtime::fake::Op;
 const SETTLE_LIMIT: Duration = Duration::from_secs(900);
 /// The latest an event is, and a relist.
 const ARRIVAL: Duration = Duration::from_secs(11);
+/// The same of a node of a cluster: what happened to ended pods is found by a list of all phases.
+const CLUSTER_ARRIVAL: Duration = Duration::from_secs(75);
 /// Time for which nothing may happen then.
 const QUIET: Duration = Duration::from_secs(5);
+/// The same of a node of a cluster: longer than the paces of its writers.
+const CLUSTER_QUIET: Duration = Duration::from_secs(45);
+/// Such times until nothing is left to be removed: garbage goes once a minute.
+const MAX_QUIETS: u32 = 8;
 
 /// A schedule that fails.
 #[derive(Debug)]
@@ -66,16 +73,23 @@ impl Site {
         }
     }
 
-    fn machine(&self, journal: bool) -> Machine {
+    fn machine(&self, joins: Option<(bool, u64)>, journal: bool) -> Machine {
         self.template.wipe();
-        Machine::new(Rc::clone(&self.template), self.real_disk, journal)
+        Machine::new(Rc::clone(&self.template), self.real_disk, journal, joins)
     }
 }
 
 /// Runs one schedule to its end, then until everything is as wanted, then until nothing is left.
 fn run(site: &Site, schedule: &[Timed], journal: bool) -> (Result<(), String>, Machine) {
-    let mut machine = site.machine(journal);
+    let joins = schedule.iter().find_map(|timed| match timed.input {
+        Input::Join { doorbell, seed } => Some((doorbell, seed)),
+        _ => None,
+    });
+    let mut machine = site.machine(joins, journal);
     let result = go(&mut machine, schedule);
+    if result.is_err() && journal {
+        machine.note_memory();
+    }
     (result, machine)
 }
 
@@ -87,29 +101,61 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
     }
     machine.heal()?;
     // What is still on its way arrives, and what was lost without a sound is found.
-    let end = machine.now() + ARRIVAL;
+    let (arrival, quiet) = match machine.control {
+        Some(_) => (CLUSTER_ARRIVAL, CLUSTER_QUIET),
+        None => (ARRIVAL, QUIET),
+    };
+    let end = machine.now() + arrival;
+    let eve = machine.now() + (arrival - quiet);
+    machine.advance_to(eve)?;
+    machine.fake.take_calls();
     machine.advance_to(end)?;
     settle(machine, "with all manifests")?;
-    machine.fake.take_calls();
-    let end = machine.now() + QUIET;
-    machine.advance_to(end)?;
-    let busy = |(op, _): &(Op, String)| {
-        matches!(
-            op,
-            Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer | Op::StopContainer
-        )
-    };
-    if !machine.is_restless()
-        && machine.journal.is_none()
-        && let Some((op, target)) = machine.fake.take_calls().into_iter().find(busy)
-    {
-        return Err(format!("{op:?} {target}, and nothing has changed"));
-    }
+    rests(machine, quiet)?;
     if !machine.is_restless() {
         machine.is_settled()?;
     }
     machine.remove_all()?;
     settle(machine, "without manifests")
+}
+
+/// Whether nothing is done and nothing is told any more. When the instances of a container that has ended are removed,
+/// something of its pod's status goes, and that is told: within the time of quiet in which they went, or in the next one.
+fn rests(machine: &mut Machine, quiet: Duration) -> Result<(), String> {
+    let is_removal = |(op, _): &(Op, String)| *op == Op::RemoveContainer;
+    let mut removed = machine.fake.take_calls().iter().any(is_removal);
+    let _ = machine.take_write();
+    for _ in 0..MAX_QUIETS {
+        let end = machine.now() + quiet;
+        machine.advance_to(end)?;
+        if machine.is_restless() {
+            return Ok(());
+        }
+        // The journal takes for itself what is asked for here.
+        if machine.journal.is_some() {
+            continue;
+        }
+        let calls = machine.fake.take_calls();
+        let busy = |(op, _): &&(Op, String)| {
+            matches!(
+                op,
+                Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer | Op::StopContainer
+            )
+        };
+        if let Some((op, target)) = calls.iter().find(busy) {
+            return Err(format!("{op:?} {target}, and nothing has changed"));
+        }
+        let before = core::mem::replace(&mut removed, calls.iter().any(is_removal));
+        match machine.take_write() {
+            None => return Ok(()),
+            Some(_) if before || removed => {}
+            Some(what) => return Err(format!("{what}, and nothing has changed")),
+        }
+    }
+    match machine.journal {
+        Some(_) => Ok(()),
+        None => Err("statuses are told again and again".into()),
+    }
 }
 
 fn settle(machine: &mut Machine, when: &str) -> Result<(), String> {
@@ -172,7 +218,12 @@ pub(super) fn report(site: &Site, failure: Failure) -> String {
     use core::fmt::Write as _;
     let mut text = format!("{}\n", failure.what);
     if let Some(seed) = failure.seed {
-        let _ = writeln!(text, "again: cargo xtask sim --seed {seed}");
+        let joins = |timed: &Timed| matches!(timed.input, Input::Join { .. });
+        let kind = match failure.schedule.iter().any(joins) {
+            true => "cluster",
+            false => "alone",
+        };
+        let _ = writeln!(text, "again: cargo xtask sim --{kind} --seed {seed}");
     }
     let failure = shrink(site, failure);
     let _ = writeln!(text, "what is needed for it, to be given to --replay:");
@@ -210,6 +261,7 @@ pub(super) fn replay(
 /// `failures`.
 pub(super) fn run_many(
     root: &Path,
+    kind: Kind,
     real_disk: bool,
     first: u64,
     count: u64,
@@ -230,7 +282,11 @@ pub(super) fn run_many(
                     if seed >= first + count {
                         return;
                     }
-                    match replay(&site, Some(seed), input::draw(seed)) {
+                    let schedule = match kind {
+                        Kind::Alone => input::draw(seed),
+                        Kind::Cluster => input::draw_cluster(seed),
+                    };
+                    match replay(&site, Some(seed), schedule) {
                         Ok(counts) => total.lock().expect("no panic").0.add(&counts),
                         Err(failure) => {
                             if failed.fetch_add(1, Ordering::Relaxed) < failures {

@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 
+use super::Kind;
 use crate::runtime::fake::Op;
 
 /// Something that schedules are to bring about.
@@ -106,6 +107,39 @@ const KILLED_IN: [Op; 13] = [
     Op::PullImage,
 ];
 
+/// What has to happen to a node of a cluster.
+const CLUSTER: [&str; 29] = [
+    "lost",
+    "answerless",
+    "refused",
+    "busy",
+    "cut",
+    "stale",
+    "outage",
+    "restore",
+    "watch of the future",
+    "bell broken",
+    "bell muted",
+    "ring doubled",
+    "ring late",
+    "ring for nobody",
+    "name used again",
+    "labels",
+    "image",
+    "deleted",
+    "grace shortened",
+    "ended pod deleted",
+    "ended pod removed",
+    "removed by force",
+    "evicted",
+    "not ready by others",
+    "gate",
+    "failed by others",
+    "mirror removed",
+    "delete refused",
+    "terminal phase told",
+];
+
 /// How often.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
@@ -119,6 +153,8 @@ pub(super) struct Counts {
     killed_in: BTreeMap<Op, u64>,
     /// Calls that went wrong, by how.
     pub(super) faults: BTreeMap<(Op, &'static str), u64>,
+    /// What happened in the cluster.
+    pub(super) api: BTreeMap<&'static str, u64>,
 }
 
 impl Counts {
@@ -140,13 +176,20 @@ impl Counts {
         for (op, more) in &other.killed_in {
             *self.killed_in.entry(*op).or_default() += more;
         }
+        for (what, more) in &other.api {
+            *self.api.entry(what).or_default() += more;
+        }
         for (fault, more) in &other.faults {
             *self.faults.entry(*fault).or_default() += more;
         }
     }
 
     /// What never happened.
-    pub(super) fn missing(&self) -> Vec<String> {
+    pub(super) fn missing(&self, kind: Kind) -> Vec<String> {
+        if kind == Kind::Cluster {
+            let none = CLUSTER.iter().filter(|what| !self.api.contains_key(*what));
+            return none.map(|what| (*what).to_owned()).collect();
+        }
         let none = ALL.iter().filter(|what| self.what[**what as usize] == 0);
         let mut missing: Vec<String> = none.map(|what| format!("{what:?}")).collect();
         let grace = (Op::StopContainer, "uses the grace up");
@@ -178,6 +221,12 @@ impl core::fmt::Display for Counts {
         )?;
         for what in ALL {
             write!(f, "{what:?} {}, ", self.what[what as usize])?;
+        }
+        if !self.api.is_empty() {
+            write!(f, "\nin the cluster: ")?;
+        }
+        for (what, count) in &self.api {
+            write!(f, "{what} {count}, ")?;
         }
         write!(f, "\nkilled during: ")?;
         for (op, count) in &self.killed_in {

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pods::{Kind, Manifest, PORT_NAMES};
+use super::{
+    super::tests::api,
+    pods::{Kind, Manifest, PORT_NAMES},
+};
 
 /// Something that happens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +63,89 @@ pub(super) enum Input {
     },
     /// `picolet stop --all`; the agent starts again some time after it has ended.
     StopAll { down_ms: u64 },
+    /// The machine is a node of a cluster, from the beginning; its agents have a doorbell there, or none.
+    Join { doorbell: bool, seed: u64 },
+    /// Somebody does something to the pod of that name in the API.
+    Api { name: u8, deed: Deed },
+    /// Something happens to the apiserver, or on the way to it.
+    Apiserver(Apiserver),
+}
+
+/// What users and controllers do to a pod in the API.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Deed {
+    /// It is made and bound to this node, unless its name is taken.
+    Create { pod: Manifest },
+    /// It gets other labels.
+    Label { version: u32 },
+    /// Its first container gets another image.
+    Image,
+    /// It is deleted with that grace; a second time it can only shrink.
+    Delete { grace_s: i64 },
+    /// It is evicted.
+    Evict,
+    /// It is deleted by force.
+    Force,
+    /// The node controller writes `Ready=False`, as after an outage of the link.
+    NotReady,
+    /// A condition of somebody else.
+    Gate { version: u32 },
+    /// Somebody else writes that it has failed.
+    Fail,
+}
+
+/// What happens to the apiserver.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Apiserver {
+    /// How often requests go wrong from now on.
+    Odds { odds: Odds, seed: u64 },
+    /// Requests and answers take up to so long each from now on.
+    Latency { max_ms: u64 },
+    /// Nothing arrives for so long; or all that arrives is done, and no answer comes back.
+    Outage { ms: u64, mute: bool },
+    /// Rings come up to so late, twice or without a name, in hundredths.
+    Bell {
+        late_ms: u64,
+        doubled: u64,
+        unknown: u64,
+        seed: u64,
+    },
+    /// The watch that is open tells nothing more, until it is given up.
+    Mute,
+    /// The watch that is open breaks.
+    Break,
+    /// A backup is made; stale lists show this state.
+    Keep,
+    /// The store is put back to the backup.
+    Restore,
+    /// Somebody deletes a mirror pod.
+    RemoveMirror { nth: u8 },
+}
+
+/// How often requests go wrong, in hundredths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Odds {
+    lost: u64,
+    answerless: u64,
+    refused: u64,
+    busy: u64,
+    cut: u64,
+    stale: u64,
+}
+
+impl From<Odds> for api::Odds {
+    fn from(odds: Odds) -> Self {
+        Self {
+            lost: odds.lost,
+            answerless: odds.answerless,
+            refused: odds.refused,
+            busy: odds.busy,
+            cut: odds.cut,
+            stale: odds.stale,
+        }
+    }
 }
 
 /// A call of the runtime that can go wrong.
@@ -229,18 +315,7 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
                 container: random.pick(&["c", "d", "side"]).into(),
                 ignores: random.percent(70),
             },
-            65..77 => Input::Fault {
-                call: random.pick(&CALLS),
-                times: u32::from(random.small(4)) + 1,
-                trouble: match random.below(10) {
-                    0..4 => Trouble::Fails,
-                    4..6 => Trouble::FailsAfter,
-                    6..8 => Trouble::Hangs,
-                    _ => Trouble::TimesOut {
-                        ms: random.below(20_000),
-                    },
-                },
-            },
+            65..77 => runtime_fault(random),
             77..80 => Input::Release,
             80..82 => Input::Deaf {
                 deaf: random.percent(70),
@@ -268,6 +343,213 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
         add(at_ms, input);
     }
     schedule
+}
+
+fn runtime_fault(random: &mut Random) -> Input {
+    Input::Fault {
+        call: random.pick(&CALLS),
+        times: u32::from(random.small(4)) + 1,
+        trouble: match random.below(10) {
+            0..4 => Trouble::Fails,
+            4..6 => Trouble::FailsAfter,
+            6..8 => Trouble::Hangs,
+            _ => Trouble::TimesOut {
+                ms: random.below(20_000),
+            },
+        },
+    }
+}
+
+/// Pods of the API in schedules of a cluster, by name.
+const NAMES: u8 = 3;
+/// Files in the manifest directory of a node of a cluster.
+const CLUSTER_FILES: u8 = 1;
+
+/// Draws a schedule of a node of a cluster.
+pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
+    // Other seeds than those of a node that stands alone.
+    let random = &mut Random::new(seed ^ 0x00c1_u64.rotate_left(40));
+    let mut at_ms = 0;
+    let mut schedule = Vec::new();
+    let mut add = |at_ms: u64, input: Input| schedule.push(Timed { at_ms, input });
+    let doorbell = random.percent(75);
+    let seed = random.next();
+    add(0, Input::Join { doorbell, seed });
+    if random.percent(60) {
+        let max_ms = random.pick(&[1, 20, 300, 3000, 15_000]);
+        add(0, Input::Apiserver(Apiserver::Latency { max_ms }));
+    }
+    if random.percent(60) {
+        add(0, Input::Apiserver(odds(random)));
+    }
+    if random.percent(40) {
+        let max_ms = random.pick(&[1, 50, 400, 3000]);
+        let seed = random.next();
+        add(0, Input::Latency { max_ms, seed });
+    }
+    if random.percent(25) {
+        add(0, tampering(random));
+    }
+    if random.percent(40) {
+        add(0, Input::Apiserver(bell(random)));
+    }
+    let mut file: Option<Manifest> = None;
+    let mut version = 0;
+    for _ in 0..random.below(24) + 6 {
+        at_ms += match random.below(5) {
+            0 => 0,
+            1 => random.below(60),
+            2 => random.below(2500),
+            3 => random.below(15_000),
+            _ => random.below(60_000),
+        };
+        let name = random.small(NAMES);
+        version += 1;
+        let input = match random.below(100) {
+            0..20 => Input::Api {
+                name,
+                deed: Deed::Create {
+                    pod: api_pod(random, name, version),
+                },
+            },
+            20..48 => Input::Api {
+                name,
+                deed: deed(random, version),
+            },
+            48..64 => Input::Apiserver(happening(random)),
+            64..69 => {
+                let pod = match file.take() {
+                    None => new_static(random, version),
+                    Some(old) => Manifest {
+                        deleted_s: None,
+                        ..edited(random, old, version)
+                    },
+                };
+                file = Some(pod.clone());
+                Input::Put {
+                    file: CLUSTER_FILES - 1,
+                    pod,
+                }
+            }
+            69..71 => {
+                file = None;
+                Input::Remove {
+                    file: CLUSTER_FILES - 1,
+                }
+            }
+            71..78 => Input::Exit {
+                nth: random.small(6),
+                code: random.pick(&[0, 1, 137]),
+            },
+            78..80 => Input::LoseSandbox {
+                nth: random.small(4),
+            },
+            80..82 => Input::Ignore {
+                container: random.pick(&["c", "d", "side"]).into(),
+                ignores: random.percent(70),
+            },
+            82..88 => runtime_fault(random),
+            88..90 => Input::Release,
+            90..91 => Input::Deaf {
+                deaf: random.percent(70),
+            },
+            91..92 => Input::Offer,
+            _ => Input::Crash {
+                after_steps: u32::try_from(random.below(60)).expect("small"),
+                down_ms: random.pick(&[0, 0, 300, 4000, 40_000]),
+                source_ms: random.pick(&[0, 0, 50, 1500, 6000]),
+                power: random.percent(15),
+            },
+        };
+        add(at_ms, input);
+    }
+    schedule
+}
+
+fn odds(random: &mut Random) -> Apiserver {
+    let mut some = |most: u64| match random.percent(50) {
+        true => random.below(most),
+        false => 0,
+    };
+    let odds = Odds {
+        lost: some(40),
+        answerless: some(40),
+        refused: some(30),
+        busy: some(20),
+        cut: some(40),
+        stale: some(40),
+    };
+    let seed = random.next();
+    Apiserver::Odds { odds, seed }
+}
+
+fn bell(random: &mut Random) -> Apiserver {
+    Apiserver::Bell {
+        late_ms: random.pick(&[1, 50, 3000, 60_000]),
+        doubled: random.pick(&[0, 30]),
+        unknown: random.pick(&[0, 0, 20]),
+        seed: random.next(),
+    }
+}
+
+fn deed(random: &mut Random, version: u32) -> Deed {
+    match random.below(28) {
+        0..4 => Deed::Label { version },
+        4..8 => Deed::Image,
+        8..15 => Deed::Delete {
+            grace_s: random.pick(&[1, 2, 5, 30, 60]),
+        },
+        15..17 => Deed::Evict,
+        17..20 => Deed::Force,
+        20..23 => Deed::NotReady,
+        23..26 => Deed::Gate { version },
+        _ => Deed::Fail,
+    }
+}
+
+fn happening(random: &mut Random) -> Apiserver {
+    match random.below(24) {
+        0..3 => odds(random),
+        3..5 => Apiserver::Latency {
+            max_ms: random.pick(&[0, 1, 300, 5000]),
+        },
+        5..9 => Apiserver::Outage {
+            ms: random.pick(&[500, 5000, 60_000, 400_000]),
+            mute: random.percent(40),
+        },
+        9..11 => bell(random),
+        11..13 => Apiserver::Mute,
+        13..16 => Apiserver::Break,
+        16..20 => Apiserver::Keep,
+        20..22 => Apiserver::Restore,
+        _ => Apiserver::RemoveMirror { nth: 0 },
+    }
+}
+
+fn api_pod(random: &mut Random, name: u8, version: u32) -> Manifest {
+    loop {
+        let kind = random.pick(&Kind::ALL);
+        if kind != Kind::Port {
+            return Manifest {
+                name,
+                own_uid: false,
+                kind,
+                version,
+                grace_s: random.pick(&[0, 1, 2, 5, 30]),
+                deleted_s: None,
+            };
+        }
+    }
+}
+
+/// Static pods have names of their own.
+fn new_static(random: &mut Random, version: u32) -> Manifest {
+    Manifest {
+        name: 100,
+        // With a uid of its own its mirror would show the spec that it had first, as upstream.
+        own_uid: false,
+        ..api_pod(random, 100, version)
+    }
 }
 
 fn tampering(random: &mut Random) -> Input {

@@ -18,20 +18,25 @@ use smol::{
 use super::{
     super::{
         backend::Command,
-        backoff_store,
+        backoff_store, cluster,
         core::Event,
         ctx::Shared,
         event_loop, manifests, pollers,
-        tests::world::{Hands, IMAGE, Template},
+        tests::{
+            api::Link,
+            world::{Hands, IMAGE, NODE, Template},
+        },
     },
+    control::{Control, NEW_IMAGE},
     counts::{Counts, What},
     input::{Call, Input, Random, Trouble},
     pods::{LATER, Manifest},
     rules::{Present, Rules},
+    truth::Wanted,
 };
 use crate::{
     api::{
-        ContainerId, Mono, PodUid, SandboxId, Wall,
+        ContainerId, Mono, Pod, PodUid, SandboxId, Wall,
         cri::{ContainerState, SandboxState},
         received::{Delivered, ReceivedPod},
     },
@@ -47,8 +52,8 @@ use crate::{
 /// Steps of tasks at one instant; more means that tasks wake each other for ever.
 const MAX_STEPS: u32 = 200_000;
 /// A pod begins to end so long after its deadline at the latest, or after all trouble has ended: a call may hang for 23 s
-/// yet, and a failed sync is tried again within 10 s, with jitter, at most twice.
-const MAX_LATE_S: i64 = 60;
+/// yet, and a failed sync is tried again within 10 s, with jitter.
+const MAX_LATE_S: i64 = 40;
 /// What the machine says it did, newest last.
 const MAX_JOURNAL: usize = 400;
 
@@ -85,6 +90,8 @@ struct Agent {
     source_due: Option<Mono>,
     /// Told to stop: when the next one is started after this one has ended.
     stopping: Option<u64>,
+    /// What speaks with the apiserver.
+    members: Vec<Task<()>>,
 }
 
 /// See the module's words.
@@ -114,13 +121,24 @@ pub(super) struct Machine {
     watched: Rc<RefCell<Option<Shared>>>,
     pub(super) journal: Option<VecDeque<String>>,
     counts: Counts,
+    /// The control plane, if this is a node of a cluster.
+    pub(super) control: Option<Control>,
 }
 
 impl Machine {
-    /// A machine without pods. Its disk is nowhere, unless it is to have a `real_disk`.
-    pub(super) fn new(template: Rc<Template>, real_disk: bool, journal: bool) -> Self {
+    /// A machine without pods. Its disk is nowhere, unless it is to have a `real_disk`. It stands alone, or belongs to a
+    /// cluster with or without doorbell, and with a seed.
+    pub(super) fn new(
+        template: Rc<Template>,
+        real_disk: bool,
+        journal: bool,
+        joins: Option<(bool, u64)>,
+    ) -> Self {
         let fake = Rc::new(Fake::new());
         fake.add_image(IMAGE);
+        if joins.is_some() {
+            fake.add_image(NEW_IMAGE);
+        }
         let hands = Rc::new(Hands::default());
         hands.set(Mono(1000));
         fake.set_now(hands.now(), hands.wall());
@@ -132,7 +150,9 @@ impl Machine {
             let runtime = runtime.upgrade()?;
             super::rules::at_the_runtime(seen.as_deref()?, &runtime, op, uid, container)
         })));
+        let control = joins.map(|(doorbell, seed)| Control::new(&hands, doorbell, seed));
         let mut machine = Self {
+            control,
             template,
             disk: (!real_disk).then(InMemory::default),
             hands,
@@ -166,6 +186,12 @@ impl Machine {
     pub(super) fn counted(&self) -> Counts {
         let mut counts = self.counts.clone();
         counts.faults = self.fake.hits();
+        if let Some(control) = &self.control {
+            counts.api = control.api.tally();
+            for (what, more) in &control.tally {
+                *counts.api.entry(what).or_default() += more;
+            }
+        }
         counts
     }
 
@@ -183,6 +209,24 @@ impl Machine {
         }
     }
 
+    /// Notes what the agent and the API know, for the report of a failure.
+    pub(super) fn note_memory(&mut self) {
+        let Some((agent, control)) = self.agent.as_ref().zip(self.control.as_ref()) else {
+            return;
+        };
+        let cluster = agent.ctx.cluster.as_ref();
+        let memory = cluster.map(cluster::Cluster::memory).unwrap_or_default();
+        let statuses: Vec<String> = agent
+            .ctx
+            .statuses
+            .borrow()
+            .iter()
+            .map(|(uid, status)| format!("status of {uid}: {status:?}"))
+            .collect();
+        let objects = control.api.with(|s| format!("{:?}", s.objects));
+        self.note(|| format!("{objects}\n{memory}\n{}", statuses.join("\n")));
+    }
+
     fn start_agent(&mut self, source_ms: u64) {
         self.fake.set_orphaned(false);
         let executor = Rc::new(LocalExecutor::new());
@@ -192,9 +236,16 @@ impl Machine {
         let (source, snapshots) = smol::channel::unbounded();
         let read_again = Rc::new(Cell::new(false));
         let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
+        self.sequence += 1;
+        let cluster = self.control.as_ref().map(|control| {
+            let (lanes, seed) = (control.lanes(), self.sequence);
+            self.template.cluster(lanes, control.doorbell, seed)
+        });
         let ctx: Shared = Rc::new(match &self.disk {
-            Some(disk) => self.template.context_in_memory(fake, hands, relist, disk),
-            None => self.template.context(fake, hands, relist),
+            Some(disk) => self
+                .template
+                .context_in_memory(fake, hands, relist, cluster, disk),
+            None => self.template.context(fake, hands, relist, cluster),
         });
         backoff_store::restore(&ctx);
         let task = executor.spawn({
@@ -221,6 +272,7 @@ impl Machine {
                 Rc::clone(&read_again),
             ))
             .detach();
+        let members = cluster::start(&ctx, &executor, &events);
         *self.watched.borrow_mut() = Some(Rc::clone(&ctx));
         self.rules.another_agent();
         self.agent = Some(Agent {
@@ -237,6 +289,7 @@ impl Machine {
             told: BTreeMap::new(),
             source_due: Some(self.now() + Duration::from_millis(source_ms)),
             stopping: None,
+            members,
         });
         self.note(|| "the agent starts".into());
     }
@@ -272,14 +325,25 @@ impl Machine {
         self.note(|| "the agent is gone".into());
         *self.watched.borrow_mut() = None;
         self.fake.set_orphaned(true);
+        let link = self.control.as_ref().map(|c| c.api.link());
+        if let Some(control) = &self.control {
+            // What was not sent yet is not sent any more.
+            control.api.set_link(Link::Down);
+        }
+        drop(agent.members);
         // The loop holds the executor, which holds the loop: it has to leave by itself.
         let _ = agent.inbox.force_send(Event::Terminate);
         for _ in 0..MAX_STEPS {
-            if agent.task.is_finished() || !agent.executor.try_tick() {
+            let over = agent.task.is_finished() && self.control.is_none();
+            if over || !agent.executor.try_tick() {
                 break;
             }
         }
         assert!(agent.task.is_finished(), "the loop does not end");
+        if let (Some(control), Some(link)) = (&mut self.control, link) {
+            control.api.set_link(link);
+            control.on_agent_gone();
+        }
         self.hands.forget_alarms();
     }
 
@@ -317,10 +381,11 @@ impl Machine {
     /// Moves events along. False if there was nothing to move.
     fn pump(&mut self) -> bool {
         let now = self.now();
+        let ctx = self.agent.as_ref().map(|agent| &*agent.ctx);
+        let mut moved = self.control.as_mut().is_some_and(|c| c.pump(ctx));
         let Some(agent) = &mut self.agent else {
             return false;
         };
-        let mut moved = false;
         while let Ok(event) = agent.sent.try_recv() {
             moved = true;
             let tamper = &mut self.tamper;
@@ -398,6 +463,9 @@ impl Machine {
                     break;
                 }
                 steps += 1;
+                if let Some(control) = &mut self.control {
+                    control.check_claims(&self.fake)?;
+                }
                 if steps > MAX_STEPS {
                     return Err("tasks wake each other for ever".into());
                 }
@@ -411,6 +479,9 @@ impl Machine {
                     if power {
                         self.note(|| "the machine goes down and comes up".into());
                         self.fake.reboot();
+                        if let Some(control) = &self.control {
+                            control.on_reboot();
+                        }
                         self.counts.saw(What::PowerCut);
                     }
                     self.restart_later(down_ms, source_ms);
@@ -447,10 +518,20 @@ impl Machine {
         if !violations.is_empty() {
             return Err(violations.join("; "));
         }
-        match &self.agent {
-            Some(agent) => self.rules.check(&agent.ctx, &self.fake, &mut self.counts),
-            None => Ok(()),
+        if self.journal.is_some()
+            && let Some(control) = &self.control
+        {
+            for what in control.api.take_seen() {
+                self.note(|| format!("  api: {what}"));
+            }
         }
+        let Some(agent) = &self.agent else {
+            return Ok(());
+        };
+        if let Some(control) = self.control.as_mut().filter(|_| agent.stopping.is_none()) {
+            control.check(&agent.ctx)?;
+        }
+        self.rules.check(&agent.ctx, &self.fake, &mut self.counts)
     }
 
     /// When something happens by itself next.
@@ -463,6 +544,7 @@ impl Machine {
             on_the_way,
             agent.and_then(|a| a.source_due),
             self.restart.map(|(at, _)| at),
+            self.control.as_ref().and_then(Control::next_instant),
         ]
         .into_iter()
         .flatten()
@@ -621,6 +703,23 @@ impl Machine {
                 });
                 self.fake.set_now(self.now(), self.hands.wall());
             }
+            Input::Join { .. } => {}
+            Input::Api { name, deed } => {
+                let now = self.hands.wall();
+                if let Some(control) = &mut self.control
+                    && let Some(uid) = control.act(*name, deed, now)
+                {
+                    self.uids.insert(uid);
+                }
+                if let Some(control) = &self.control {
+                    self.rules.usurped = control.usurped();
+                }
+            }
+            Input::Apiserver(what) => {
+                if let Some(control) = &mut self.control {
+                    control.apply(what);
+                }
+            }
             Input::Crash {
                 after_steps,
                 down_ms,
@@ -657,6 +756,9 @@ impl Machine {
         self.tamper.lost = 0;
         self.tamper.doubled = 0;
         self.tamper.late = 0;
+        if let Some(control) = &mut self.control {
+            control.heal();
+        }
         self.settle()
     }
 
@@ -692,6 +794,10 @@ impl Machine {
         self.note(|| "> all manifests are removed".into());
         self.files.clear();
         self.look(false);
+        let now = self.hands.wall();
+        if let Some(control) = &mut self.control {
+            control.delete_all(now);
+        }
         self.settle()
     }
 
@@ -710,19 +816,46 @@ impl Machine {
             let manifest = &self.files[&file].0;
             wanted.insert(meta.uid.clone(), (manifest, &pod.pod, may_end));
         }
+        let of_api = match &self.control {
+            Some(control) => control.wanted(NODE)?,
+            None => Wanted::default(),
+        };
+        for (uid, manifest, pod, may_end) in &of_api.alive {
+            wanted.insert(uid.clone(), (manifest, pod, *may_end));
+        }
         let present = Present {
             ctx: &agent.ctx,
             pods: self.fake.pods(),
             uids: &self.uids,
+            ended: &of_api.ended,
         };
-        present.is_as_wanted(&wanted)
+        present.is_as_wanted(&wanted)?;
+        let Some(control) = &self.control else {
+            return Ok(());
+        };
+        let statics: Vec<&Pod> = visible(&self.files)
+            .into_iter()
+            .map(|(_, received)| &received.pod)
+            .collect();
+        control.shows_the_truth(&agent.ctx, &self.fake, &statics)
+    }
+
+    /// A write to a pod in the API that was made since this was last asked.
+    pub(super) fn take_write(&self) -> Option<String> {
+        let seen = self.control.as_ref()?.api.take_seen();
+        let is_write = |what: &String| {
+            ["PATCH", "CREATE", "DELETE"]
+                .iter()
+                .any(|verb| what.starts_with(verb))
+        };
+        seen.into_iter().find(is_write)
     }
 
     /// Whether something is restarted for ever, or may end at any time, by intent.
     pub(super) fn is_restless(&self) -> bool {
-        self.files
-            .values()
-            .any(|(m, _)| m.kind.loops() || m.kind == super::pods::Kind::Deadline)
+        let restless = |m: &Manifest| m.kind.loops() || m.kind == super::pods::Kind::Deadline;
+        let of_api = self.control.as_ref().map(|c| c.made.values());
+        self.files.values().any(|(m, _)| restless(m)) || of_api.into_iter().flatten().any(restless)
     }
 }
 

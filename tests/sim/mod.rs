@@ -6,28 +6,46 @@
 //! | `input` | what can happen, as data, and schedules drawn from a seed |
 //! | `pods` | the pods of the simulation |
 //! | `machine` | one machine: runtime, manifests, an agent that can be killed at each step of its tasks |
+//! | `control` | the control plane of a node of a cluster: a faulty apiserver, the way there, the doorbell, users |
 //! | `rules` | what must hold at every instant, and in the end |
+//! | `truth` | whether the API shows in the end what is true |
 //! | `dump` | what an agent kept, as a schedule |
 //! | `counts` | what happened, for what never happens is not tried |
 //! | `campaign` | many schedules in many threads; what is left of one that fails |
 //!
 //! A schedule is a plain list of inputs and their times. It is run, then all trouble ends, and everything has to become
-//! as the manifests want it; then the manifests are removed, and nothing may be left.
+//! as the manifests want it; then the manifests are removed, and nothing may be left. There are two kinds of schedules:
+//! of a machine that stands alone, and of one that is a node of a cluster, where pods are users' as well and the API has to
+//! show in the end what is true.
 //!
 //! `cargo xtask sim` runs this with the settings that `Settings` reads.
 
 mod campaign;
+mod control;
 mod counts;
 mod dump;
 mod input;
 mod machine;
 mod pods;
 mod rules;
+mod truth;
 
 use std::{env, path::PathBuf, process};
 
 /// Schedules of a plain `cargo test`, whose program is slow.
 const FEW: u64 = 300;
+
+/// The same of those of a cluster, which take longer.
+const FEW_OF_CLUSTER: u64 = 60;
+
+/// What a schedule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A machine that stands alone.
+    Alone,
+    /// A node of a cluster.
+    Cluster,
+}
 
 /// So many bring about everything that schedules can.
 const MANY: u64 = 5000;
@@ -35,7 +53,7 @@ const MANY: u64 = 5000;
 /// From the environment: what `cargo xtask sim` was asked for.
 struct Settings {
     first: u64,
-    schedules: u64,
+    schedules: Option<u64>,
     jobs: u64,
     real_disk: bool,
     failures: u64,
@@ -47,11 +65,18 @@ impl Settings {
         let seed = number("PICOLET_SIM_SEED");
         Self {
             first: seed.unwrap_or(1),
-            schedules: number("PICOLET_SIM_SCHEDULES").unwrap_or_else(|| seed.map_or(FEW, |_| 1)),
+            schedules: number("PICOLET_SIM_SCHEDULES").or_else(|| seed.map(|_| 1)),
             jobs: number("PICOLET_SIM_JOBS").unwrap_or(2),
             failures: number("PICOLET_SIM_FAILURES").unwrap_or(1),
             real_disk: env_of("PICOLET_SIM_DISK").is_some(),
         }
+    }
+
+    fn schedules(&self, kind: Kind) -> u64 {
+        self.schedules.unwrap_or(match kind {
+            Kind::Alone => FEW,
+            Kind::Cluster => FEW_OF_CLUSTER,
+        })
     }
 }
 
@@ -72,23 +97,43 @@ fn root(test: &str) -> PathBuf {
 
 #[test]
 fn schedules() {
+    campaign(Kind::Alone);
+}
+
+/// A node of a cluster whose apiserver fails.
+#[test]
+fn cluster_schedules() {
+    // SRC-30 SRC-31 MIR-01 MIR-10 DEL-02 DEL-04 DEL-05 DEL-06 SM-01 SM-03 SM-04 SM-05 SM-08 OFF-01 OFF-03 OFF-08
+    campaign(Kind::Cluster);
+}
+
+fn campaign(kind: Kind) {
     let settings = Settings::read();
-    let root = root("schedules");
+    let root = root(match kind {
+        Kind::Alone => "schedules",
+        Kind::Cluster => "cluster",
+    });
+    let begin = crate::sys::clock::mono();
     let result = campaign::run_many(
         &root,
+        kind,
         settings.real_disk,
         settings.first,
-        settings.schedules,
+        settings.schedules(kind),
         settings.jobs,
         settings.failures,
     );
     let _ = std::fs::remove_dir_all(&root);
     match result {
         Ok(counts) => {
-            println!("{} schedules: {counts}", settings.schedules);
-            let missing = counts.missing();
+            println!(
+                "{} schedules ({kind:?}) in {} s: {counts}",
+                settings.schedules(kind),
+                (crate::sys::clock::mono() - begin).as_secs()
+            );
+            let missing = counts.missing(kind);
             assert!(
-                missing.is_empty() || settings.schedules < MANY,
+                missing.is_empty() || settings.schedules(kind) < MANY,
                 "so many schedules, and this never happened: {missing:?}"
             );
         }

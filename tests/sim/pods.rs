@@ -165,6 +165,20 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
+    /// The pod as a user makes it in the API, bound to `node`.
+    pub(super) fn object(&self, node: &str) -> Value {
+        let mut spec = self.kind.spec();
+        spec["terminationGracePeriodSeconds"] = json!(self.grace_s);
+        spec["nodeName"] = json!(node);
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": format!("p{}", self.name), "generation": 1,
+                "labels": {"version": self.version.to_string()}},
+            "spec": spec,
+            "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]},
+        })
+    }
+
     /// The pod as its source delivers it.
     pub(super) fn prepare(&self) -> Box<ReceivedPod> {
         let name = format!("pod{}", self.name);

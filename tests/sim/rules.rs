@@ -42,6 +42,8 @@ pub(super) struct Rules {
     orphans: u64,
     /// Phases in which pods ended, with the slot they had.
     ended: BTreeMap<PodUid, (Option<Handle>, Phase)>,
+    /// Pods of which somebody else has told another end in the API.
+    pub(super) usurped: BTreeSet<PodUid>,
 }
 
 /// What must hold when an operation on a pod begins.
@@ -82,7 +84,10 @@ pub(super) fn at_the_runtime(
 impl Rules {
     /// An agent without memory has taken over.
     pub(super) fn another_agent(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            usurped: core::mem::take(&mut self.usurped),
+            ..Self::default()
+        };
     }
 
     /// Compares this instant with the one before.
@@ -227,6 +232,7 @@ impl Rules {
             if let Some((_, phase)) = before
                 && *phase != status.phase
                 && handle.is_some()
+                && !(status.phase.is_terminal() && self.usurped.contains(uid))
             {
                 return Err(format!("pod {uid}: {phase:?} becomes {:?}", status.phase));
             }
@@ -268,6 +274,8 @@ pub(super) struct Present<'a> {
     pub(super) pods: Vec<PodRuntimeStatus>,
     /// Every pod there ever was.
     pub(super) uids: &'a BTreeSet<PodUid>,
+    /// Those that have ended in the API and are not to be forgotten.
+    pub(super) ended: &'a BTreeSet<PodUid>,
 }
 
 impl Present<'_> {
@@ -280,7 +288,8 @@ impl Present<'_> {
             self.pod_is_well(manifest, pod, *may_end)
                 .map_err(|e| format!("pod {uid} ({:?}): {e}", manifest.kind))?;
         }
-        for uid in self.uids.iter().filter(|uid| !wanted.contains_key(*uid)) {
+        let over = |uid: &&PodUid| !wanted.contains_key(*uid) && !self.ended.contains(*uid);
+        for uid in self.uids.iter().filter(over) {
             self.is_gone(uid)
                 .map_err(|e| format!("pod {uid}, which nobody wants: {e}"))?;
         }
@@ -293,7 +302,7 @@ impl Present<'_> {
         if !self.ctx.arriving.borrow().is_empty() {
             return Err("a pod arrives for ever".into());
         }
-        self.counters_agree(wanted.len())
+        self.counters_agree(wanted.len() + self.ended.len())
     }
 
     fn counters_agree(&self, wanted: usize) -> Result<(), String> {

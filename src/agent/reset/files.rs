@@ -12,7 +12,14 @@ use crate::{
 };
 
 /// What lies in the root directory beside images: all of it is the agent's own.
-const ROOT_ENTRIES: [&str; 5] = ["pods", "containers", "sandboxes", "cni", "boot.json"];
+const ROOT_ENTRIES: [&str; 6] = [
+    "pods",
+    "containers",
+    "sandboxes",
+    "cni",
+    "boot.json",
+    "pod-cidrs",
+];
 /// Name of the lock of a directory.
 const LOCK: &str = "picolet.lock";
 

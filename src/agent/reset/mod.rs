@@ -27,7 +27,7 @@ use crate::{
     api::{Pod, cri::PodRuntimeStatus},
     cgroup::Cgroups,
     config::Config,
-    image::Store,
+    image::{Puller, Store, pull::Settings},
     logic::{kill, static_pod},
     runtime::{
         Runtime as _,
@@ -194,7 +194,8 @@ impl Reset {
         // The backend asks for images only to make containers of.
         let store = cfg.dirs.run.join("no-images");
         let images = Store::open(&store).map_err(|e| chain(&e))?;
-        let adapter = StoreImages::new(images, lane.clone());
+        let puller = Puller::new(images.clone(), Settings::default());
+        let adapter = StoreImages::new(images, puller, lane.clone(), lane.clone());
         let runtime = Runc::open(settings, Box::new(adapter), lane, cgroups)
             .await
             .map_err(|e| e.to_string())?;

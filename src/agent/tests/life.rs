@@ -5,14 +5,13 @@ use core::time::Duration;
 use serde_json::json;
 
 use super::super::{
-    backend::Command,
     core::Event,
     ring::{self, Heard, Line, Made},
 };
 use super::world::{IMAGE, World, manifest};
 use crate::{
     api::{Mono, PodUid, Wall, cri::ContainerState, pod_status::Phase},
-    runtime::fake::{OnStop, Op},
+    runtime::fake::{Fault, OnStop, Op, Trouble},
 };
 
 const fn s(n: u64) -> Duration {
@@ -55,6 +54,123 @@ fn a_missing_image_arrives() {
     world.events.try_send(Event::ImagesArrived).expect("room");
     world.until("runs", |w| w.phase("a") == Some(Phase::Running));
     assert!(world.now() - before < s(2), "nobody waits out a back-off");
+}
+
+#[test]
+fn when_a_registry_is_asked() {
+    // IMG-03 IMG-04 IMG-08 EVT-10
+    // There or not, policy as written, pulls, waiting reason or none if it runs, events.
+    for (image, there, policy, pulls, reason, events) in [
+        ("a:1", true, "", 0, None, &["Pulled"][..]),
+        ("a:1", true, "IfNotPresent", 0, None, &["Pulled"]),
+        ("a:1", true, "Never", 0, None, &["Pulled"]),
+        // Present or not: the registry decides.
+        (
+            "a:1",
+            true,
+            "Always",
+            1,
+            Some("ErrImagePull"),
+            &["Pulling", "Failed"],
+        ),
+        (
+            "a:latest",
+            true,
+            "",
+            1,
+            Some("ErrImagePull"),
+            &["Pulling", "Failed"],
+        ),
+        (
+            "a",
+            true,
+            "",
+            1,
+            Some("ErrImagePull"),
+            &["Pulling", "Failed"],
+        ),
+        (
+            "a:1",
+            false,
+            "",
+            1,
+            Some("ErrImagePull"),
+            &["Pulling", "Failed"],
+        ),
+        (
+            "a:1",
+            false,
+            "Never",
+            0,
+            Some("ErrImageNeverPull"),
+            &["ErrImageNeverPull"],
+        ),
+    ] {
+        let world = World::new();
+        if there {
+            world
+                .fake
+                .add_image(if image == "a" { "a:latest" } else { image });
+        }
+        let mut container = json!({"name": "c", "image": image});
+        if !policy.is_empty() {
+            container["imagePullPolicy"] = policy.into();
+        }
+        world.apply(&[manifest("a", json!({"containers": [container]}))]);
+        let what = format!("{image} {there} {policy:?}");
+        world.until(&what, |w| match reason {
+            None => w.phase("a") == Some(Phase::Running),
+            Some(reason) => w.waiting("a").as_deref() == Some(reason),
+        });
+        let calls = world.fake.take_calls().into_iter();
+        let asked = calls.filter(|(op, _)| *op == Op::PullImage).count();
+        assert_eq!(asked, pulls, "{what}");
+        for event in ["Pulling", "Pulled", "ErrImageNeverPull", "Failed"] {
+            let told = world.events_of(event) > 0;
+            let expected = events.contains(&event);
+            assert_eq!(told, expected, "{what}: {event}");
+        }
+        let recorder = world.ctx.recorder.borrow();
+        let pulled = recorder.events().find(|e| *e.reason == *"Pulled");
+        assert!(
+            pulled.is_none_or(|e| e
+                .message
+                .ends_with("already present on machine and can be accessed by the pod")),
+            "{what}"
+        );
+    }
+    // What a registry has is pulled with `Always`, again for each start.
+    let world = World::new();
+    world.fake.offer_image("a:1");
+    let container = json!({"name": "c", "image": "a:1", "imagePullPolicy": "Always"});
+    world.apply(&[manifest("a", json!({"containers": [container]}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    assert_eq!(
+        (world.events_of("Pulling"), world.events_of("Pulled")),
+        (1, 1)
+    );
+}
+
+#[test]
+fn a_pod_that_is_to_end_waits_for_no_pull() {
+    // PW-14
+    let world = World::new();
+    world.fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: None,
+        times: 1,
+        trouble: Trouble::Hangs,
+    });
+    let container = json!({"name": "c", "image": "slow:1"});
+    world.apply(&[manifest("a", json!({"containers": [container]}))]);
+    world.until("pulls", |w| w.fake.hanging(Op::PullImage) == 1);
+    world.advance(s(3600));
+    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    world.apply(&[]);
+    let before = world.now();
+    world.until("is gone", |w| w.is_gone("a"));
+    assert!(world.now() - before < s(10), "{:?}", world.now() - before);
+    assert_eq!(world.events_of("Failed"), 0);
 }
 
 #[test]
@@ -320,11 +436,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
     ]);
     world.until("runs", |w| w.phase("a") == Some(Phase::Running));
     world.advance(s(30));
-    let (done, answer) = smol::channel::bounded(1);
-    world
-        .events
-        .try_send(Event::Command(Command::Stop { all: true, done }))
-        .expect("room");
+    let answer = world.stop(true);
     world.settle();
     // One that comes meanwhile does not start, and holds up nothing.
     world.apply(&[
@@ -345,9 +457,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
     world.until("runs", |w| w.phase("a") == Some(Phase::Running));
-    let (done, _answer) = smol::channel::bounded(1);
-    let stop = Command::Stop { all: false, done };
-    world.events.try_send(Event::Command(stop)).expect("room");
+    let _answer = world.stop(false);
     world.until("ends", World::has_ended);
     assert_eq!(
         world

@@ -1,7 +1,19 @@
 //! The agent whole, over the fake runtime and a clock that tests move: from a manifest to what the runtime was told.
 
+pub(super) mod api;
+mod api_objects;
+mod cluster;
+mod ephemeral;
 mod garbage;
+mod images;
 mod life;
+mod member;
+mod metrics;
+mod node;
+mod objects;
+mod probe_load;
+mod probes;
 mod sync;
 mod trouble;
+pub(super) mod wire;
 pub(super) mod world;

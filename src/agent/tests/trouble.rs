@@ -5,27 +5,15 @@ use std::fs;
 
 use serde_json::json;
 
-use super::super::{backend::Command, core::Event, manifests::Delivery};
-use super::world::{IMAGE, World, manifest};
+use super::super::{core::Event, manifests::Delivery};
+use super::world::{IMAGE, World, fails, manifest};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
-    runtime::{
-        RuntimeError,
-        fake::{Fake, Fault, Op, Trouble},
-    },
+    runtime::fake::{Fake, Fault, Op, Trouble},
 };
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
-}
-
-fn fails(op: Op, times: u32) -> Fault {
-    Fault {
-        op,
-        target: None,
-        times,
-        trouble: Trouble::Fails(RuntimeError::Failed("no".into())),
-    }
 }
 
 #[test]
@@ -196,11 +184,7 @@ fn all_pods_end_although_the_runtime_was_down_when_that_was_asked() {
     let world = world.restart_agent_with(|fake| fake.set_conditions(Some(("Gone", "it is")), None));
     world.apply(&pods);
     world.advance(s(60));
-    let (done, answer) = smol::channel::bounded(1);
-    world
-        .events
-        .try_send(Event::Command(Command::Stop { all: true, done }))
-        .expect("room");
+    let answer = world.stop(true);
     world.advance(s(60));
     assert!(!world.has_ended());
     world.fake.set_conditions(None, None);
@@ -252,9 +236,7 @@ fn a_runtime_that_keeps_hold_shows_and_ends_what_runs_and_starts_nothing() {
     // Also all of them, of which none was synced yet.
     let world = world.restart_agent_with(broken);
     world.apply(&pods[1..]);
-    let (done, answer) = smol::channel::bounded(1);
-    let stop = Command::Stop { all: true, done };
-    world.events.try_send(Event::Command(stop)).expect("room");
+    let answer = world.stop(true);
     world.until("ends", World::has_ended);
     assert!(answer.is_closed());
     assert!(!running(&world, "b") && !running(&world, "new"));

@@ -11,28 +11,44 @@ use core::{
 use std::{
     ffi::OsString,
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     rc::Rc,
+    sync::Arc,
 };
 
 use serde_json::{Value, json};
-use smol::{LocalExecutor, Task, channel::Sender};
+use smol::{
+    LocalExecutor, Task,
+    channel::{Receiver, Sender},
+};
 
-use super::super::{
-    admission, backoff_store, cgroups,
-    clock::{Alarm, Clock},
-    core::Event,
-    ctx::{Ctx, NodeFacts, Parts, Shared},
-    event_loop, generation,
-    manifests::{self, Delivery},
-    pollers,
+use super::{
+    super::{
+        admission,
+        backend::Command,
+        backoff_store, cgroups,
+        clock::{Alarm, Clock},
+        cluster::{self, Cluster},
+        core::Event,
+        ctx::{Ctx, NodeFacts, Parts, Shared},
+        event_loop, generation,
+        manifests::{self, Delivery},
+        node, pollers, probes,
+    },
+    api::FakeApi,
+    wire::FakeWire,
 };
 use crate::{
     api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
     cgroup::{Cgroups, Hierarchy},
     config::{self, Config},
+    kube::{Api, KubeLanes},
     logic::static_pod,
-    runtime::{Runtime as _, fake::Fake},
+    runtime::{
+        Runtime as _, RuntimeError,
+        fake::{Fake, Fault, Op, Trouble},
+    },
     source::Snapshot,
     sys::lane::Lane,
     volume::{Volumes, in_memory::InMemory},
@@ -63,6 +79,12 @@ impl Hands {
         let Mono(ms) = self.now.get();
         let second = EPOCH_S + self.off_s.get();
         Wall(second * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
+    }
+
+    /// What a clock shows that is never wrong.
+    fn true_wall(&self) -> Wall {
+        let seconds = i64::try_from(self.now.get().0 / 1000).expect("small");
+        Wall::from_secs(EPOCH_S + seconds)
     }
 
     /// Sets the wall clock alone.
@@ -116,21 +138,45 @@ impl Clock for TestClock {
     }
 }
 
+/// Flags of an agent, and the apiserver that it belongs to.
+type Way = (&'static [&'static str], Option<Arc<dyn Api>>);
+
 /// One machine, and the agent that runs on it.
 pub(super) struct World {
     pub(super) ctx: Shared,
     pub(super) fake: Rc<Fake>,
     pub(super) events: Sender<Event>,
+    pub(super) wire: Rc<FakeWire>,
     root: PathBuf,
+    way: Way,
     hands: Rc<Hands>,
     executor: Rc<LocalExecutor<'static>>,
     agent: Task<()>,
+    pub(super) api: Option<Arc<FakeApi>>,
     /// What the fake may complain about all the same.
     pub(super) forgiven: Option<&'static str>,
 }
 
 impl World {
     pub(super) fn new() -> Self {
+        Self::with(&[], None)
+    }
+
+    /// A node of a cluster, which does not ring.
+    pub(super) fn with_api(api: &Arc<FakeApi>) -> Self {
+        Self::with_flags_and_api(&[], api)
+    }
+
+    /// The same with more flags.
+    pub(super) fn with_flags_and_api(flags: &'static [&'static str], api: &Arc<FakeApi>) -> Self {
+        let mut world = Self::with(flags, Some(Arc::clone(api) as Arc<dyn Api>));
+        world.api = Some(Arc::clone(api));
+        world.set(world.now());
+        world
+    }
+
+    /// On a node of the cluster behind `api`; with more flags.
+    pub(super) fn with(flags: &'static [&'static str], api: Option<Arc<dyn Api>>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("picolet-agent-{}-{number}", std::process::id());
@@ -140,16 +186,32 @@ impl World {
         fake.add_image(IMAGE);
         let hands = Rc::new(Hands::default());
         hands.set(Mono(1000));
-        Self::start(root, fake, hands)
+        Self::start(root, fake, hands, (flags, api), Rc::default())
     }
 
-    fn start(root: PathBuf, fake: Rc<Fake>, hands: Rc<Hands>) -> Self {
+    fn start(
+        root: PathBuf,
+        fake: Rc<Fake>,
+        hands: Rc<Hands>,
+        way: Way,
+        wire: Rc<FakeWire>,
+    ) -> Self {
         let executor = Rc::new(LocalExecutor::new());
         let (events, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
         let (relist, asked) = smol::channel::bounded(1);
-        let template = Template::new(&root, &[]);
-        let ctx = Rc::new(template.context(Rc::clone(&fake), Rc::clone(&hands), relist));
+        let mut flags = way.0.to_vec();
+        if way.1.is_some() {
+            // There is no thread beside the test's.
+            flags.push("--doorbells=false");
+        }
+        let mut template = Template::new(&root, &flags);
+        template.wire = Rc::clone(&wire);
+        let lanes = way.1.clone().map(KubeLanes::inline);
+        let cluster = lanes.map(|lanes| Cluster::new(lanes, &template.cfg, 7));
+        let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, cluster);
+        let ctx = Rc::new(ctx);
         backoff_store::restore(&ctx);
+        probes::recall(&ctx);
         let agent = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
             async move { event_loop::run(ctx, executor, queue, events).await }
@@ -166,9 +228,21 @@ impl World {
         executor
             .spawn(pollers::container_gc(Rc::clone(&ctx)))
             .detach();
+        executor
+            .spawn(probes::run(
+                Rc::clone(&ctx),
+                Rc::clone(&executor),
+                events.clone(),
+            ))
+            .detach();
+        let tasks = cluster::start(&ctx, &executor, &events);
+        tasks.into_iter().for_each(Task::detach);
         let world = Self {
+            wire,
             ctx,
+            api: None,
             fake,
+            way,
             events,
             root,
             hands,
@@ -191,7 +265,11 @@ impl World {
         let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
         happens(&fake);
         hands.alarms.take();
-        Self::start(core::mem::take(&mut self.root), fake, hands)
+        let (way, api) = (self.way.clone(), self.api.take());
+        let (root, wire) = (core::mem::take(&mut self.root), Rc::clone(&self.wire));
+        let mut world = Self::start(root, fake, hands, way, wire);
+        world.api = api;
+        world
     }
 
     /// The machine is booted: the run directory and with it all that the runtime knew is gone; then an agent starts.
@@ -205,6 +283,8 @@ impl World {
                 smol::future::block_on(self.fake.remove_pod_sandbox(&sandbox.id)).expect("remove");
             }
         }
+        crate::sys::mount::unmount_below(&self.root.join("root/pods")).expect("unmounted");
+        fs::remove_dir_all(self.root.join("run")).expect("removed");
         // The kernel of the test goes on: what was kept is made to be of another boot.
         let boot = crate::sys::proc::boot_id().expect("boot id");
         let kept = fs::read_dir(self.root.join("root/pods")).expect("pods");
@@ -229,6 +309,9 @@ impl World {
     fn set(&self, now: Mono) {
         self.hands.set(now);
         self.fake.set_now(now, self.hands.wall());
+        if let Some(api) = &self.api {
+            api.set_now(self.hands.true_wall());
+        }
         self.settle();
     }
 
@@ -242,6 +325,23 @@ impl World {
         self.set(end);
     }
 
+    /// Sets the wall clock alone.
+    pub(super) fn jump(&self, by_s: i64) {
+        self.hands.jump(by_s);
+        self.set(self.now());
+    }
+
+    /// The machine is suspended for so long.
+    pub(super) fn sleep(&self, time: Duration) {
+        self.settle();
+        self.set(self.now() + time);
+    }
+
+    /// Somebody sets the machine's clock.
+    pub(super) fn jump_clock(&self, by_s: i64) {
+        self.hands.jump(by_s);
+    }
+
     /// Lets time pass until `so`; at most an hour.
     pub(super) fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
         for _ in 0..36_000 {
@@ -251,7 +351,9 @@ impl World {
             }
             self.advance(Duration::from_millis(100));
         }
-        panic!("never happened: {what}");
+        let seen = self.api.as_ref().map(|api| api.take_seen());
+        let events: Vec<_> = self.ctx.recorder.borrow().events().collect();
+        panic!("never happened: {what}\n{events:#?}\n{seen:#?}");
     }
 
     /// Delivers the manifests that lie in the directory now.
@@ -308,6 +410,14 @@ impl World {
             && self.status(&uid).is_none()
     }
 
+    /// Asks the agent to end, with its pods or without. What comes back is closed when it has.
+    pub(super) fn stop(&self, all: bool) -> Receiver<()> {
+        let (done, answer) = smol::channel::bounded(1);
+        let stop = Event::Command(Command::Stop { all, done });
+        self.events.try_send(stop).expect("room");
+        answer
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.agent.is_finished()
     }
@@ -348,6 +458,9 @@ pub(in crate::agent) struct Template {
     node: NodeFacts,
     root: PathBuf,
     volumes: Volumes,
+    /// Addresses as a node of a cluster finds them.
+    host_ips: Vec<IpAddr>,
+    wire: Rc<FakeWire>,
 }
 
 impl Template {
@@ -377,23 +490,27 @@ impl Template {
             words.extend([flag.into(), root.join(dir).into()]);
         }
         let flags = config::flags::parse(words, root).expect("flags");
-        let node = NodeFacts {
+        let mut node = NodeFacts {
             name: NODE.into(),
             host_ips: vec!["192.0.2.1".parse().expect("address")],
             memory_bytes: 1 << 30,
             cpu_milli: 4000,
             storage_bytes: 1 << 34,
             swap_bytes: 0,
-            hugepage_sizes: Vec::new(),
-            hugepages_bytes: 0,
+            hugepages: Vec::new(),
             pids: 1000,
             kept: Default::default(),
+            identity: Default::default(),
+            settings: Default::default(),
         };
         let cfg = config::load(flags, &config::Host::default())
             .expect("configuration")
             .config;
+        node.settings = node::settings(&cfg, &node);
         Self {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
+            host_ips: node::facts(&cfg).expect("facts").host_ips,
+            wire: Rc::default(),
             cfg,
             node,
             root: root.into(),
@@ -412,15 +529,30 @@ impl Template {
         }
     }
 
+    /// The cluster that is reached by these lanes.
+    pub(in crate::agent) fn cluster(
+        &self,
+        lanes: KubeLanes,
+        doorbells: bool,
+        seed: u64,
+    ) -> Cluster {
+        let cfg = Config {
+            doorbells,
+            ..self.cfg.clone()
+        };
+        Cluster::new(lanes, &cfg, seed)
+    }
+
     /// An agent's context on a disk that is nowhere.
     pub(in crate::agent) fn context_in_memory(
         &self,
         fake: Rc<Fake>,
         hands: Rc<Hands>,
         relist: Sender<()>,
+        cluster: Option<Cluster>,
         disk: &InMemory,
     ) -> Ctx {
-        let ctx = self.context(fake, hands, relist);
+        let ctx = self.context(fake, hands, relist, cluster);
         Ctx {
             store: ctx.store.in_memory(disk.clone()),
             volumes: ctx.volumes.in_memory(disk.clone()),
@@ -434,8 +566,12 @@ impl Template {
         fake: Rc<Fake>,
         hands: Rc<Hands>,
         relist: Sender<()>,
+        cluster: Option<Cluster>,
     ) -> Ctx {
-        let (cfg, node) = (self.cfg.clone(), self.node.clone());
+        let (cfg, mut node) = (self.cfg.clone(), self.node.clone());
+        if cluster.is_some() {
+            node.host_ips.clone_from(&self.host_ips);
+        }
         let mount = format!(
             "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
             self.root.join("cgroup").display()
@@ -443,6 +579,8 @@ impl Template {
         let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
         let kernel = (6, 1);
         Ctx::new(Parts {
+            cluster,
+            wire: Box::new(Rc::clone(&self.wire)),
             admission_facts: admission::facts(&cfg, &node, kernel, false).expect("facts"),
             node_context: generation::node_context(
                 &cfg,
@@ -476,4 +614,19 @@ pub(super) fn manifest(uid: &str, more: Value) -> Value {
         pod["spec"][key] = value;
     }
     pod
+}
+
+/// That trouble with the next calls of `op`.
+pub(super) fn fault(op: Op, times: u32, trouble: Trouble) -> Fault {
+    Fault {
+        op,
+        target: None,
+        times,
+        trouble,
+    }
+}
+
+/// The next calls of `op` fail.
+pub(super) fn fails(op: Op, times: u32) -> Fault {
+    fault(op, times, Trouble::Fails(RuntimeError::Failed("no".into())))
 }

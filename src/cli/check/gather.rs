@@ -11,7 +11,8 @@ use std::{
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::super::{CliError, Client, named_socket};
+use super::super::{CliError, Client, named_socket, proxies as named_proxies};
+use super::apiserver;
 use crate::{
     api::{order::Order as _, received::Delivered},
     cgroup::{Cgroups, Hierarchy, Version},
@@ -111,7 +112,6 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         ),
     };
     Ok(Facts {
-        apiserver: None,
         kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
         cgroups,
         runtime: runtime(&cfg),
@@ -124,6 +124,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         },
         manifests: manifests(&cfg),
         kubelets: kubelets(),
+        apiserver: apiserver::look(&cfg, named_proxies()),
         agent,
         wanted,
     })
@@ -284,8 +285,7 @@ fn network(cfg: &Config) -> Network {
         String::new(),
     );
     let network = cni.network().ok();
-    let condition = cni.condition();
-    let plugin_error = (condition.reason == "NetworkPluginMissing").then_some(condition.message);
+    let plugin_error = network.as_ref().and_then(|n| cni.missing_plugin(n));
     let iptables = ask("iptables", &["--version"]).and_then(Result::ok);
     let nat = iptables
         .is_some()

@@ -1,5 +1,6 @@
 //! `picolet check`: gathers facts, lets `logic::check` judge them, prints what it says.
 
+mod apiserver;
 mod gather;
 
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};

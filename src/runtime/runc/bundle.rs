@@ -1,9 +1,12 @@
 //! What a container needs on disk before the OCI runtime is called: its root file system and `config.json`.
 //!
 //! ```text
-//! <run>/containers/<id>/    record.json  config.json  rootfs/ (overlay)  and the shim's files
-//! <root>/containers/<id>/   upper/  work/
+//! <run>/containers/<id>/    record.json  config.json  rootfs/ (overlay)  volumes/<n>/ (overlay)  and the shim's files
+//! <root>/containers/<id>/   upper/  work/  empty/
 //! ```
+//!
+//! `volumes/<n>` is the n-th image that the container mounts as a volume: its layers and nothing above them, read-only. What
+//! of it a mount shows, a `subPath`, is found once, below that mount; images do not change.
 //!
 //! Every container has a writable upper directory, also one with a read-only root: mount points that the image lacks are
 //! made in it. Blocking: all of this runs on the disk lane.
@@ -11,7 +14,7 @@
 use std::{
     fs,
     io::{self, Read},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
 };
 
@@ -44,6 +47,10 @@ impl Dirs {
     pub(super) fn rootfs(&self) -> PathBuf {
         self.run.join("rootfs")
     }
+
+    fn volumes(&self) -> PathBuf {
+        self.run.join("volumes")
+    }
 }
 
 /// What was found out while the root file system was mounted.
@@ -53,8 +60,17 @@ pub(super) struct Prepared {
     pub(super) group: String,
     pub(super) image_volumes: Vec<Mount>,
     pub(super) seccomp: Option<Seccomp>,
-    /// The container's mounts with links resolved on the host.
+    /// The container's mounts with links resolved on the host, images among them by where they are mounted.
     pub(super) mounts: Vec<Mount>,
+}
+
+/// An image to be mounted as a volume.
+#[derive(Clone, Debug)]
+pub(super) struct VolumeImage {
+    /// As mounts name it.
+    pub(super) image: String,
+    /// Top first, at least one.
+    pub(super) layers: Vec<PathBuf>,
 }
 
 /// What to prepare.
@@ -63,6 +79,8 @@ pub(super) struct Wanted {
     pub(super) dirs: Dirs,
     pub(super) layers: Vec<PathBuf>,
     pub(super) mounts: Vec<Mount>,
+    /// Each image of `mounts` once.
+    pub(super) volume_images: Vec<VolumeImage>,
     /// Paths of the image that stay writable although the root is read-only.
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
@@ -102,7 +120,17 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
             ..Mount::default()
         });
     }
+    let volumes = mount_volumes(wanted)?;
     for mount in &wanted.mounts {
+        if let Some(spec) = &mount.image {
+            prepared.mounts.push(Mount {
+                host_path: in_volume(&volumes, &spec.image, &mount.image_sub_path).map_err(
+                    |why| image_mount_failed(&spec.user_image, &mount.container_path, &why),
+                )?,
+                ..mount.clone()
+            });
+            continue;
+        }
         // A missing source is an error, a link is resolved on the host (RTM-12).
         let source = fs::canonicalize(&mount.host_path).map_err(|e| {
             format!(
@@ -139,9 +167,86 @@ fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) ->
     }
 }
 
-/// Unmounts the root file system. Its contents stay. Idempotent.
+/// CRI's word for it stands first: clients look for it in the message.
+pub(super) fn image_mount_failed(image: &str, container_path: &str, why: &str) -> String {
+    format!("ImageVolumeMountFailed: image {image:?} at {container_path:?}: {why}")
+}
+
+/// Mounts the images of volumes. Returns each image with where it is.
+fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, String> {
+    let Wanted { dirs, .. } = wanted;
+    let mut mounted = Vec::new();
+    if wanted.volume_images.is_empty() {
+        return Ok(mounted);
+    }
+    // An overlay without a writable layer needs two others.
+    let empty = dirs.root.join("empty");
+    let at = |path: &Path| {
+        let path = path.display().to_string();
+        move |e: io::Error| format!("{path}: {e}")
+    };
+    fs::create_dir_all(&empty).map_err(at(&empty))?;
+    for (n, volume) in wanted.volume_images.iter().enumerate() {
+        let target = dirs.volumes().join(n.to_string());
+        // Nobody but root has a way to the image's programs here.
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&target)
+            .map_err(at(&target))?;
+        let mut layers = volume.layers.clone();
+        if layers.len() == 1 {
+            layers.push(empty.clone());
+        }
+        mount::unmount(&target)
+            .and_then(|()| mount::overlay(&layers, None, &target, &[]))
+            .map_err(|e| {
+                format!(
+                    "ImageVolumeMountFailed: mount image {} at {}: {e}",
+                    volume.image,
+                    target.display()
+                )
+            })?;
+        crash::point("container.volume-mounted");
+        mounted.push((volume.image.as_str(), target));
+    }
+    Ok(mounted)
+}
+
+/// The host's path of a directory of an image. Links are followed as long as they stay in the image, as containerd has it.
+fn in_volume(volumes: &[(&str, PathBuf)], image: &str, sub_path: &str) -> Result<String, String> {
+    let (_, root) = volumes
+        .iter()
+        .find(|(name, _)| *name == image)
+        .ok_or("it is not mounted")?;
+    if sub_path.is_empty() {
+        return Ok(root.display().to_string());
+    }
+    let within = |e: io::Error| match e.raw_os_error() {
+        Some(libc::EXDEV | libc::ELOOP) => format!("subPath {sub_path:?} leads out of the image"),
+        Some(libc::ENOENT) => format!("subPath {sub_path:?} is not in the image"),
+        Some(libc::ENOTDIR) => format!("subPath {sub_path:?} is not a directory"),
+        _ => format!("subPath {sub_path:?}: {e}"),
+    };
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    let found = open::dir(root)
+        .and_then(|root| open::beneath(root, Path::new(sub_path), flags, 0))
+        .and_then(|dir| fs::read_link(super::fd_path(&dir)))
+        .map_err(within)?;
+    if !found.starts_with(root) {
+        return Err(format!("subPath {sub_path:?} leads out of the image"));
+    }
+    Ok(found.display().to_string())
+}
+
+/// Unmounts the root file system and the images of volumes. Their contents stay. Idempotent.
 pub(super) fn unmount(dirs: &Dirs) -> io::Result<()> {
-    mount::unmount(&dirs.rootfs())
+    mount::unmount(&dirs.rootfs())?;
+    let volumes = dirs.volumes();
+    for name in super::files::names(&volumes)? {
+        mount::unmount(&volumes.join(name))?;
+    }
+    Ok(())
 }
 
 /// Removes every trace on disk, the run directory last: it is what is found after a crash. Idempotent.

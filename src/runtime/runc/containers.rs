@@ -13,7 +13,10 @@ use nix::sys::signal::Signal;
 use smol::future;
 
 use super::{
-    Runc, bundle, chain, failed, failed_error, files, masks, not_found,
+    Runc, bundle, chain, failed, failed_error, files,
+    gate::Turn,
+    images::Hold,
+    masks, not_found,
     pods::open_process,
     program::{self, ProgramError},
     record::{self, ContainerRecord, SandboxRecord},
@@ -22,6 +25,7 @@ use super::{
     termination,
 };
 use crate::{
+    api::order::Order as _,
     api::{
         ContainerId, Mono, PodUid, SandboxId, Wall,
         cri::{
@@ -44,6 +48,15 @@ const START_ERROR_CODE: i32 = 128;
 const START_ERROR: &str = "StartError";
 const LOST_CODE: i32 = 137;
 const LOST: &str = "ContainerStatusUnknown";
+
+/// Images that a container mounts as volumes.
+#[derive(Default)]
+struct VolumeImages {
+    /// For the record: keys in the store, sorted, each once.
+    keys: Vec<String>,
+    /// For the bundle.
+    wanted: Vec<bundle::VolumeImage>,
+}
 
 impl Runc {
     pub(super) async fn create_instance(
@@ -89,6 +102,12 @@ impl Runc {
             .resolve(&config.image)
             .map_err(RuntimeError::Invalid)?
             .ok_or_else(|| not_found("image", &config.image))?;
+        let volumes = self.volume_images(config)?;
+        // From now on: the layers are about to be mounted.
+        let holds = self.hold(&image.id, &volumes.keys);
+        if holds.len() <= volumes.keys.len() {
+            return Err(not_found("image", "that was just there"));
+        }
         let log = Path::new(&parent.config.log_directory).join(&config.log_path);
         let stop_signal = [&config.stop_signal, &image.process.stop_signal]
             .into_iter()
@@ -120,6 +139,7 @@ impl Runc {
             },
             image_ref: image.reference.clone(),
             image: image.id.clone(),
+            volume_images: volumes.keys,
             user: Default::default(),
             stop_signal,
             log: log.display().to_string(),
@@ -134,9 +154,11 @@ impl Runc {
             })
             .map_err(failed("write the container record"))?;
         crash::point("container.intent");
-        match self.make_bundle(&parent, config, &image, &mut record).await {
+        let made = self.make_bundle(&parent, config, &image, volumes.wanted, &mut record);
+        match made.await {
             Ok(()) => {
-                let entry = container_entry(&record);
+                let mut entry = container_entry(&record);
+                entry.holds = holds;
                 self.table.borrow_mut().containers.insert(id.clone(), entry);
                 Ok(id)
             }
@@ -150,11 +172,46 @@ impl Runc {
         }
     }
 
+    /// Keeps an instance's images in the store. One that is not there any more has nothing to be kept.
+    pub(super) fn hold(&self, image: &str, volume_images: &[String]) -> Vec<Hold> {
+        let volumes = volume_images.iter().map(String::as_str);
+        let all = volumes.chain([image]);
+        all.filter_map(|id| self.images.hold(id)).collect()
+    }
+
+    /// The images that the container mounts.
+    fn volume_images(&self, config: &ContainerConfig) -> Result<VolumeImages, RuntimeError> {
+        for mount in config.mounts.iter().filter(|m| m.image.is_some()) {
+            if !mount.host_path.is_empty() || !mount.read_only {
+                let path = &mount.container_path;
+                return Err(RuntimeError::Invalid(format!(
+                    "mount of an image at {path:?}: it has no path on the host and is read-only"
+                )));
+            }
+        }
+        let mut all = VolumeImages::default();
+        for reference in config.volume_images() {
+            let resolved = self.images.resolve(&reference);
+            let image = resolved.map_err(RuntimeError::Invalid)?.ok_or_else(|| {
+                RuntimeError::NotFound(format!("ImageVolumeMountFailed: image {reference}"))
+            })?;
+            all.keys.push(image.id);
+            all.wanted.push(bundle::VolumeImage {
+                image: reference,
+                layers: image.layers,
+            });
+        }
+        all.keys.order();
+        all.keys.dedup();
+        Ok(all)
+    }
+
     async fn make_bundle(
         &self,
         parent: &SandboxRecord,
         config: &ContainerConfig,
         image: &super::images::ResolvedImage,
+        volume_images: Vec<bundle::VolumeImage>,
         record: &mut ContainerRecord,
     ) -> Result<(), RuntimeError> {
         let dirs = self.dirs(&record.id);
@@ -168,6 +225,7 @@ impl Runc {
             dirs: dirs.clone(),
             layers: image.layers.clone(),
             mounts: config.mounts.clone(),
+            volume_images,
             writable: if config.security.readonly_rootfs {
                 image.process.volumes.0.clone()
             } else {
@@ -233,14 +291,17 @@ impl Runc {
             .target
             .as_ref()
             .ok_or_else(|| RuntimeError::Invalid("no target container is named".into()))?;
-        let table = self.table.borrow();
-        let pid = table.containers.get(target).map_or(0, |c| c.status.pid);
-        if pid <= 0 {
-            return Err(RuntimeError::Failed(format!(
+        let state = shim::read_state(&self.dirs(target).run)
+            .map_err(|e| RuntimeError::Failed(format!("target container {target}: {e}")))?;
+        // Whoever has its number now may be a process of the machine.
+        match state {
+            Some(s) if open_process(s.pid, s.start_time).is_some() => {
+                Ok(format!("/proc/{}/ns/pid", s.pid))
+            }
+            _ => Err(RuntimeError::Failed(format!(
                 "target container {target} does not run"
-            )));
+            ))),
         }
-        Ok(format!("/proc/{pid}/ns/pid"))
     }
 
     pub(super) async fn start_instance(&self, id: &ContainerId) -> Result<(), RuntimeError> {
@@ -329,7 +390,7 @@ impl Runc {
         };
         let launched = {
             // The shim is small; the `create` below it is not.
-            let _pass = self.gate.pass(super::gate::Turn::Create).await;
+            let _pass = self.gate.pass(Turn::Create).await;
             shim::launch(&launch).await.map_err(|e| match e {
                 LaunchError::Runtime { message, .. } => message,
                 other => chain(&other),
@@ -643,7 +704,8 @@ impl Runc {
             self.delete(&id).await;
             self.forget(&id).await;
             crash::point("container.settled");
-            if let Err(e) = bundle::unmount(&self.dirs(&id)) {
+            let dirs = self.dirs(&id);
+            if let Err(e) = self.disk.run(move || bundle::unmount(&dirs)).await {
                 log::warn!("container={id} unmount: {e}");
             }
         }
@@ -657,8 +719,11 @@ impl Runc {
         };
         if let Err(e) = self.cgroups.destroy(&cgroup).await {
             log::warn!("container={id} {}", chain(&e));
-        } else if let Err(e) = files::remove_tree(&remembered) {
-            log::warn!("container={id} {}: {e}", remembered.display());
+            return;
+        }
+        let removed = self.disk.run(move || files::remove_tree(&remembered));
+        if let Err(e) = removed.await {
+            log::warn!("container={id} cannot be forgotten: {e}");
         }
     }
 

@@ -4,29 +4,26 @@
 //! and passes its exit code on. The runtime writes a pid file: ending the command means killing the process *in* the
 //! container, which is in nobody's process group.
 
-use core::{pin::Pin, time::Duration};
+use alloc::rc::Rc;
+use core::{cell::RefCell, time::Duration};
 use std::{
     fs, io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixListener,
-    },
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{Path, PathBuf},
     process::ExitStatus,
 };
 
 use async_io::{Async, Timer};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use smol::future;
 
 use super::{Runc, exec_wait, failed, files, not_found, program::ProgramError};
 use crate::{
     api::{ContainerId, cri::ExecOutput},
-    runtime::{self, ExecOptions, ExecStreams, RuntimeError},
+    runtime::{ExecOptions, Pipes, RuntimeError, Session},
     shim,
     sys::{
         child::{self, Child, Command, Input, Sink},
-        socket, tty,
+        socket,
     },
 };
 
@@ -37,52 +34,79 @@ const TERMINAL_WAIT: Duration = Duration::from_secs(60);
 /// Longest pid file and cgroup file that are read, bytes.
 const SMALL: u64 = 4096;
 
-/// A command that runs. Dropping it kills the process in the container.
-#[derive(Debug)]
-pub struct ExecSession {
-    child: Child,
-    streams: ExecStreams,
-    master: Option<OwnedFd>,
-    files: Files,
-    ended: Option<ExitStatus>,
+/// Commands that run on without anybody. A further one is ended with its client.
+const MAX_LEFT: usize = 64;
+
+/// Commands whose clients went away. As under containerd and CRI-O they are not killed: their input has ended, and their
+/// next word to a pipe that nobody reads, or the end of their terminal, is what ends them, if anything does. A job that says
+/// nothing survives a link that breaks.
+#[derive(Debug, Default)]
+pub(super) struct Left(RefCell<Vec<(Child, Files)>>);
+
+impl Left {
+    /// Forgets those that have ended, with their files.
+    fn tidy(&self) {
+        let mut all = self.0.borrow_mut();
+        all.retain_mut(|(child, _)| !child.has_ended());
+    }
 }
 
-impl runtime::ExecSession for ExecSession {
-    fn take_streams(&mut self) -> ExecStreams {
-        core::mem::take(&mut self.streams)
+impl Drop for Left {
+    fn drop(&mut self) {
+        // Nor does the end of the agent end them.
+        for (child, _) in self.0.get_mut() {
+            child.leave();
+        }
     }
+}
 
-    fn resize(&self, columns: u16, rows: u16) {
-        let Some(master) = &self.master else { return };
-        if let Err(e) = tty::set_window_size(master.as_fd(), columns, rows) {
-            log::debug!("resize: {e}");
+/// A command that runs. Dropped before it has ended, it is left to itself; one that is just being started is ended.
+#[derive(Debug)]
+struct Running {
+    /// Taken when it is dropped.
+    parts: Option<(Child, Files)>,
+    ended: Option<ExitStatus>,
+    left: Rc<Left>,
+}
+
+impl Running {
+    async fn wait(&mut self) -> Result<i32, RuntimeError> {
+        let step = "wait for the command";
+        let gone = || io::Error::other("it was dropped");
+        let (child, files) = self.parts.as_mut().ok_or_else(gone).map_err(failed(step))?;
+        let status = match self.ended {
+            Some(status) => status,
+            None => child.wait().await.map_err(failed(step))?,
+        };
+        self.ended = Some(status);
+        let code = child::exit_code(status);
+        match files.failure().filter(|_| code != 0) {
+            Some(message) => Err(RuntimeError::Failed(message)),
+            None => Ok(code),
         }
     }
 
-    fn wait(&mut self) -> Pin<Box<dyn Future<Output = Result<i32, RuntimeError>> + '_>> {
-        Box::pin(async {
-            let status = match self.ended {
-                Some(status) => status,
-                None => self
-                    .child
-                    .wait()
-                    .await
-                    .map_err(failed("wait for the command"))?,
-            };
-            self.ended = Some(status);
-            let code = child::exit_code(status);
-            match self.files.failure().filter(|_| code != 0) {
-                Some(message) => Err(RuntimeError::Failed(message)),
-                None => Ok(code),
-            }
-        })
+    fn session(mut self, streams: Pipes) -> Session {
+        Session {
+            streams: Box::new(streams),
+            end: Box::pin(async move { self.wait().await }),
+        }
     }
 }
 
-impl Drop for ExecSession {
+impl Drop for Running {
     fn drop(&mut self) {
+        let Some((child, mut files)) = self.parts.take() else {
+            return;
+        };
+        self.left.tidy();
+        let mut left = self.left.0.borrow_mut();
+        if self.ended.is_none() && files.has_started() && left.len() < MAX_LEFT {
+            left.push((child, files));
+            return;
+        }
         // Its end is the helper's to see to: the number of a command that is just being started is not known here.
-        self.files.abandoned = self.ended.is_none();
+        files.abandoned = self.ended.is_none();
     }
 }
 
@@ -98,10 +122,14 @@ struct Files {
 }
 
 impl Files {
+    /// With a pid file the command does or did run, and the exit code is its own.
+    fn has_started(&self) -> bool {
+        files::read_start(&self.pid, SMALL).is_ok_and(|pid| !pid.is_empty())
+    }
+
     /// Why the runtime could not run the command, if it could not.
     fn failure(&self) -> Option<String> {
-        // With a pid file the command did run: the exit code is its own.
-        if files::read_start(&self.pid, SMALL).is_ok_and(|pid| !pid.is_empty()) {
+        if self.has_started() {
             return None;
         }
         let text = files::read_start(&self.log, LOG_LIMIT).ok()?;
@@ -121,46 +149,36 @@ impl Drop for Files {
 }
 
 impl Runc {
-    /// Starts a command with streams, for `exec -it`.
-    ///
-    /// # Errors
-    /// [`RuntimeError::NotFound`] if the container does not run.
-    pub async fn exec_stream(
+    pub(super) async fn exec_stream(
         &self,
         id: &ContainerId,
         options: &ExecOptions,
-    ) -> Result<ExecSession, RuntimeError> {
+    ) -> Result<Session, RuntimeError> {
         let (command, files) = self.exec_command(id, &options.command, options.tty)?;
         let step = "start the command";
         if options.tty {
-            return terminal_session(command, files, options.stdin).await;
+            return terminal_session(command, files, options.stdin, &self.left_execs).await;
         }
-        let mut streams = ExecStreams::default();
         let (stdout, to_stdout) = io::pipe().map_err(failed(step))?;
         let (stderr, to_stderr) = io::pipe().map_err(failed(step))?;
-        streams.stdout = Some(stdout.into());
-        streams.stderr = Some(stderr.into());
         let mut command = command
             .stdout(Sink::Fd(to_stdout.into()))
             .stderr(Sink::Fd(to_stderr.into()));
+        let mut stdin = None;
         if options.stdin {
-            let (from_stdin, stdin) = io::pipe().map_err(failed(step))?;
-            streams.stdin = Some(stdin.into());
+            let (from_stdin, to_stdin) = io::pipe().map_err(failed(step))?;
+            stdin = Some(to_stdin.into());
             command = command.stdin(Input::Fd(from_stdin.into()));
         }
-        for fd in [&streams.stdin, &streams.stdout, &streams.stderr]
-            .into_iter()
-            .flatten()
-        {
-            nonblocking(fd).map_err(failed(step))?;
-        }
-        Ok(ExecSession {
-            child: command.spawn().map_err(failed(step))?,
-            streams,
-            master: None,
-            files,
+        let streams = Pipes::new(stdin, Some(stdout.into()), Some(stderr.into()));
+        let streams = streams.map_err(failed(step))?;
+        let child = command.spawn().map_err(failed(step))?;
+        let running = Running {
+            parts: Some((child, files)),
             ended: None,
-        })
+            left: Rc::clone(&self.left_execs),
+        };
+        Ok(running.session(streams))
     }
 
     pub(super) async fn exec_captured(
@@ -213,6 +231,7 @@ impl Runc {
         if !runs {
             return Err(not_found("running container", id));
         }
+        self.left_execs.tidy();
         let program = self
             .program()
             .map_err(|e: ProgramError| RuntimeError::Failed(e.to_string()))?;
@@ -261,7 +280,8 @@ async fn terminal_session(
     command: Command,
     files: Files,
     stdin: bool,
-) -> Result<ExecSession, RuntimeError> {
+    left: &Rc<Left>,
+) -> Result<Session, RuntimeError> {
     let step = "get the command's terminal";
     let listener =
         Async::new(listen(&files.socket).map_err(failed(step))?).map_err(failed(step))?;
@@ -294,19 +314,13 @@ async fn terminal_session(
             .unwrap_or_else(|| "the runtime gave no terminal".into());
         return Err(RuntimeError::Failed(why));
     };
-    nonblocking(&master).map_err(failed(step))?;
-    let copy = || master.try_clone().map_err(failed(step));
-    Ok(ExecSession {
-        child,
-        streams: ExecStreams {
-            stdin: stdin.then(copy).transpose()?,
-            stdout: Some(copy()?),
-            stderr: None,
-        },
-        master: Some(master),
-        files,
+    let streams = Pipes::terminal(master, stdin).map_err(failed(step))?;
+    let running = Running {
+        parts: Some((child, files)),
         ended,
-    })
+        left: Rc::clone(left),
+    };
+    Ok(running.session(streams))
 }
 
 async fn late(limit: Duration) -> io::Result<Option<OwnedFd>> {
@@ -338,11 +352,4 @@ impl Drop for AbandonOnDrop {
             files.abandoned = true;
         }
     }
-}
-
-/// For the reactor: an end that is not read must not stop the agent.
-fn nonblocking(fd: &OwnedFd) -> io::Result<()> {
-    let flags = OFlag::from_bits_truncate(fcntl(fd, FcntlArg::F_GETFL)?);
-    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! What the backend needs of an image store.
 
+use core::any::Any;
 use std::path::PathBuf;
 
 use crate::api::order::Gather;
@@ -8,7 +9,7 @@ use crate::{
         cri::{FsInfo, Image},
         oci::ImageProcess,
     },
-    image::{ImageError, Store},
+    image::{Progress, PullError, Puller, Store, pull::Pulled, registry::Keyring},
     runtime::{Call, RuntimeError},
     sys::lane::Lane,
 };
@@ -26,6 +27,9 @@ pub struct ResolvedImage {
     pub layers: Vec<PathBuf>,
 }
 
+/// Keeps an image in its store for as long as it lives.
+pub type Hold = Box<dyn Any>;
+
 /// An image store, as the direct backend sees it.
 pub trait Images {
     /// The image that a reference or id names. From memory: called on the deciding thread.
@@ -38,27 +42,38 @@ pub trait Images {
     /// # Errors
     /// The reference is malformed.
     fn status(&self, reference: &str) -> Result<Option<Image>, String>;
+    /// Keeps the image with this id in the store until what is returned is dropped; `None` if it is not there.
+    fn hold(&self, id: &str) -> Option<Hold>;
     /// All images, sorted by id. From memory.
     fn list(&self) -> Vec<Image>;
-    /// Pulls a reference and returns the image id.
-    fn pull<'a>(&'a self, reference: &'a str) -> Call<'a, String>;
+    /// Pulls a reference, with these credentials before those of the node.
+    fn pull<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled>;
+    /// How far that is.
+    fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image; `in_use` holds the ids that instances use. Absent is success.
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;
     /// Disk use.
     fn fs_info(&self) -> Call<'_, FsInfo>;
 }
 
-/// The store of this machine. What touches the disk runs on the lane.
+/// The store of this machine.
 pub struct StoreImages {
     store: Store,
+    puller: Puller,
     disk: Lane,
+    unpack: Lane,
 }
 
 impl StoreImages {
-    /// Serves `store`.
+    /// Serves `store`, which `puller` fills. Removals wait behind imports, so they run in the `unpack` lane: pods do not.
     #[must_use]
-    pub const fn new(store: Store, disk: Lane) -> Self {
-        Self { store, disk }
+    pub const fn new(store: Store, puller: Puller, disk: Lane, unpack: Lane) -> Self {
+        Self {
+            store,
+            puller,
+            disk,
+            unpack,
+        }
     }
 }
 
@@ -91,31 +106,37 @@ impl Images for StoreImages {
         Ok(image.map(|i| i.to_cri()))
     }
 
+    fn hold(&self, id: &str) -> Option<Hold> {
+        let hold = self.store.hold(id)?;
+        Some(Box::new(hold))
+    }
+
     fn list(&self) -> Vec<Image> {
         self.store.list().iter().map(|i| i.to_cri()).collect()
     }
 
-    fn pull<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
+    fn pull<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
         Box::pin(async move {
-            match self.store.resolve(reference) {
-                Ok(Some(image)) => Ok(image.id.clone()),
-                Ok(None) => Err(RuntimeError::Failed(format!(
-                    "image {reference:?} is not in the store, and nothing pulls it yet: import it with \
-                     `picolet image import ARCHIVE`, or put its archive into the image drop-in directory"
-                ))),
-                Err(e @ ImageError::InvalidReference { .. }) => {
-                    Err(RuntimeError::Invalid(super::chain(&e)))
+            let pulled = self.puller.pull(reference, keyring).await;
+            pulled.map_err(|e| match e {
+                PullError::Invalid(_) => RuntimeError::Invalid(e.to_string()),
+                // The prefix of the text is the waiting reason (IMG-08).
+                PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
+                    RuntimeError::Failed(e.to_string())
                 }
-                Err(e) => Err(RuntimeError::Failed(super::chain(&e))),
-            }
+            })
         })
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.puller.progress(reference)
     }
 
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
         Box::pin(async move {
             let (store, id) = (self.store.clone(), id.to_owned());
             let removed = self
-                .disk
+                .unpack
                 .run(move || store.remove(&id, &in_use.into_iter().gather()));
             removed.await.map(drop).map_err(super::failed_error)
         })

@@ -3,7 +3,7 @@
 //!
 //! - [`record`]: what the run directory remembers; every record is an intent before it is a fact.
 //! - `table`: all of it in memory, kept true by pidfds; the relist reads no file.
-//! - `pods`, `containers`, [`exec`]: the operations. `recover`: finding everything again after a restart or a reboot.
+//! - `pods`, `containers`, [`exec`], `attach`, `port_forward`: the operations. `recover`: finding everything again after a restart or a reboot.
 //! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`], [`apparmor`]: one outside world each.
 //!
 //! One pod's operations are not serialised here: its slot in the agent does that. Those that must not overlap for one
@@ -13,6 +13,7 @@
 //! an instance that `Exited` with `StartError`, as with other backends, and a created instance costs no process.
 
 pub mod apparmor;
+mod attach;
 mod bundle;
 pub mod cni;
 mod containers;
@@ -26,18 +27,21 @@ mod masks;
 mod mounts;
 pub mod pod_init;
 mod pods;
+mod port_forward;
 pub mod program;
 pub mod record;
 mod recover;
 mod sandbox;
 mod settings;
+mod stats;
 mod table;
 mod termination;
 
+use alloc::rc::Rc;
 use core::{cell::RefCell, pin::Pin, time::Duration};
 use std::{
     fs, io,
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -54,6 +58,9 @@ use self::{
     table::{Bell, Table},
 };
 use super::{Call, Runtime, RuntimeError};
+use crate::image::Progress;
+use crate::image::pull::Pulled;
+use crate::image::registry::Keyring;
 use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
@@ -61,6 +68,7 @@ use crate::{
             Condition, ContainerConfig, ExecOutput, FsInfo, Image, Order, PodRuntimeStatus,
             RuntimeStatus, SandboxConfig, SandboxStatus,
         },
+        stats::{Detail, DiskUsage, PodUsage},
     },
     cgroup::Cgroups,
     shim,
@@ -105,6 +113,7 @@ pub struct Runc {
     bell: Bell,
     next_order: RefCell<u32>,
     next_exec: RefCell<u32>,
+    left_execs: Rc<exec::Left>,
 }
 
 impl Runc {
@@ -167,6 +176,7 @@ impl Runc {
             program: RefCell::new(program),
             next_order: RefCell::new(0),
             next_exec: RefCell::new(0),
+            left_execs: Rc::default(),
             boot,
             settings,
             images,
@@ -311,6 +321,13 @@ impl Runtime for Runc {
         version(self.program.borrow().as_ref().ok())
     }
 
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+        Box::pin(async {
+            self.cni.set_subnets(cidrs).await;
+            Ok(())
+        })
+    }
+
     fn status(&self) -> Call<'_, RuntimeStatus> {
         Box::pin(async {
             if self.program.borrow().is_err() {
@@ -412,12 +429,20 @@ impl Runtime for Runc {
         &'a self,
         id: &'a ContainerId,
         options: &'a super::ExecOptions,
-    ) -> Call<'a, Box<dyn super::ExecSession>> {
-        Box::pin(async move {
-            let session: Box<dyn super::ExecSession> =
-                Box::new(self.exec_stream(id, options).await?);
-            Ok(session)
-        })
+    ) -> Call<'a, super::Session> {
+        Box::pin(self.exec_stream(id, options))
+    }
+
+    fn open_attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: super::AttachOptions,
+    ) -> Call<'a, super::Session> {
+        Box::pin(self.attach(id, options))
+    }
+
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
+        Box::pin(self.forward(id, port))
     }
 
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
@@ -428,18 +453,34 @@ impl Runtime for Runc {
         Box::pin(async { Ok(self.images.list()) })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Call<'a, String> {
-        self.images.pull(reference)
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+        self.images.pull(reference, keyring)
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.images.pull_progress(reference)
     }
 
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         let table = self.table.borrow();
-        let in_use = table.containers.values().map(|c| c.image.clone()).collect();
+        let images = |c: &table::Container| {
+            let volumes = c.status.volume_images.iter().cloned();
+            volumes.chain([c.image.clone()]).collect::<Vec<_>>()
+        };
+        let in_use = table.containers.values().flat_map(images).collect();
         self.images.remove(id, in_use)
     }
 
     fn image_fs_info(&self) -> Call<'_, FsInfo> {
         self.images.fs_info()
+    }
+
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+        Box::pin(self.usage(detail))
+    }
+
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+        Box::pin(self.layer_usage(id))
     }
 }
 

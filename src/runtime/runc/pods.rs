@@ -240,10 +240,12 @@ impl Runc {
         let dirs = self.sandbox_dirs(id);
         crash::point("sandbox.emptied");
         // The run directory last: it is what is found after a crash.
-        mount::unmount(&dirs.run.join("shm"))
-            .and_then(|()| files::remove_tree(&dirs.root))
-            .and_then(|()| files::remove_tree(&dirs.run))
-            .map_err(failed("remove the sandbox"))?;
+        let removed = self.disk.run(move || {
+            mount::unmount(&dirs.run.join("shm"))?;
+            files::remove_tree(&dirs.root)?;
+            files::remove_tree(&dirs.run)
+        });
+        removed.await.map_err(failed("remove the sandbox"))?;
         self.table.borrow_mut().sandboxes.remove(id);
         Ok(())
     }

@@ -96,6 +96,9 @@ pub struct ContainerRecord {
     pub image_ref: String,
     /// Key of the image in the store.
     pub image: String,
+    /// Keys of the images that it mounts as volumes, sorted, each once.
+    #[serde(default)]
+    pub volume_images: Vec<String>,
     /// Ids in force.
     pub user: ResolvedUser,
     /// Stop signal in force: a name or number.

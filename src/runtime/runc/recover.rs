@@ -168,6 +168,7 @@ impl Runc {
             }
         };
         let mut entry = container_entry(&record);
+        entry.holds = self.hold(&record.image, &record.volume_images);
         let this_boot = record.boot_id == self.boot.id;
         if let Some((message, wall, mono)) = &record.failure {
             let mono = this_boot.then_some(Mono(*mono));

@@ -16,6 +16,7 @@ use nix::sys::{
     wait::{Id, WaitPidFlag, waitid},
 };
 
+use super::images::Hold;
 use super::record::{ContainerRecord, SandboxRecord};
 use crate::api::order::Order;
 use crate::api::{
@@ -44,6 +45,8 @@ pub(super) struct Container {
     pub(super) status: ContainerStatus,
     /// Key of the image in the store: it may not be removed.
     pub(super) image: String,
+    /// This image, and those of its volumes, for as long as the instance is listed.
+    pub(super) holds: Vec<Hold>,
     pub(super) stop_signal: String,
     pub(super) cgroup: String,
     pub(super) termination_file: String,
@@ -261,7 +264,7 @@ pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> San
     }
 }
 
-/// An entry as its record alone tells: not running.
+/// An entry as its record alone tells: not running, its images not held.
 pub(super) fn container_entry(record: &ContainerRecord) -> Container {
     let user = &record.user;
     let config = &record.config;
@@ -269,6 +272,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
     Container {
         uid: record.uid.clone(),
         image: record.image.clone(),
+        holds: Vec::new(),
         stop_signal: record.stop_signal.clone(),
         cgroup: record.cgroup.clone(),
         termination_file: record.termination_file.clone(),
@@ -296,7 +300,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
             message: String::new(),
             image: config.user_image.clone(),
             image_id: record.image_ref.clone(),
-            volume_images: Vec::new(),
+            volume_images: record.volume_images.clone(),
             hash: hash
                 .and_then(|h| u64::from_str_radix(h, 16).ok())
                 .unwrap_or(0),

@@ -1,0 +1,205 @@
+//! What the apiserver answers, made ready on the lane that has read it: decoded, digested, judged.
+
+use serde_json::Value;
+
+use crate::{
+    api::{ObjectMeta, Pod, pod::CONFIG_MIRROR, received::ReceivedPod},
+    kube::{KubeError, Ring, RingKind},
+    logic::{
+        api_pod,
+        api_poll::{self, Item, Sight},
+        mirror::{FullName, Mirror},
+        pod_kind::is_mirror,
+        status_patch::ApiStatus,
+        status_writer::{self, ApiCopy},
+    },
+};
+
+/// A pod as the API has shown it.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) item: Item,
+    pub(super) sight: Sight,
+    /// The pod, or what is wrong with it.
+    pub(super) pod: Result<Box<ReceivedPod>, String>,
+}
+
+impl Seen {
+    /// Judges an object; `None`: it has no identity.
+    pub(super) fn of(raw: Value, node: &str) -> Option<Self> {
+        let item = item_of(&raw)?;
+        Some(Self {
+            item,
+            sight: Sight::of(&raw),
+            pod: api_pod::receive(raw, node),
+        })
+    }
+}
+
+fn item_of(raw: &Value) -> Option<Item> {
+    let metadata = &raw["metadata"];
+    let text = |name: &str| {
+        let text = metadata[name].as_str().unwrap_or("");
+        (!text.is_empty()).then_some(text)
+    };
+    Some(Item {
+        namespace: text("namespace")?.into(),
+        name: text("name")?.into(),
+        uid: text("uid")?.into(),
+        version: text("resourceVersion")?.into(),
+        deleting: !metadata["deletionTimestamp"].is_null(),
+        mirror: !metadata["annotations"][CONFIG_MIRROR].is_null(),
+    })
+}
+
+/// One item of a list of metadata.
+pub(super) fn item(meta: ObjectMeta) -> Item {
+    Item {
+        deleting: meta.deletion_timestamp.is_some(),
+        mirror: meta.annotations.contains_key(CONFIG_MIRROR),
+        namespace: meta.namespace.into(),
+        name: meta.name.into(),
+        uid: meta.uid,
+        version: meta.resource_version.into(),
+    }
+}
+
+/// What the API shows of a pod, as far as writing goes.
+pub(super) fn copy_of(pod: &Pod) -> ApiCopy {
+    ApiCopy {
+        status: ApiStatus::of(&pod.status),
+        deleting: pod.metadata.deletion_timestamp.is_some(),
+        mirror: is_mirror(pod),
+    }
+}
+
+/// The pod as a mirror; `None`: it is none.
+pub(super) fn mirror_of(pod: &Pod) -> Option<(FullName, Mirror)> {
+    Some((FullName::of(&pod.metadata), Mirror::of(&pod.metadata)?))
+}
+
+/// A ring in the poller's words; `None`: nobody knows for whom it rings.
+pub(super) fn ring(ring: Ring) -> Option<api_poll::Ring> {
+    let kind = match ring.kind {
+        RingKind::Added | RingKind::Modified => api_poll::RingKind::Changed,
+        RingKind::Deleted => api_poll::RingKind::Deleted,
+        RingKind::Bookmark => api_poll::RingKind::Bookmark,
+        RingKind::Unknown => return None,
+    };
+    Some(api_poll::Ring {
+        kind,
+        item: Item {
+            namespace: ring.namespace.into(),
+            name: ring.name.into(),
+            uid: ring.uid.as_str().into(),
+            version: ring.resource_version.into(),
+            deleting: false,
+            mirror: false,
+        },
+    })
+}
+
+/// Whether the apiserver itself says so, not somebody on the way to it.
+fn says(e: &KubeError, status: u16, reason: &str) -> bool {
+    matches!(e, KubeError::Api(e) if e.status == status && e.reason == reason)
+}
+
+/// Why a read had no use.
+pub(super) fn read_failure(e: &KubeError) -> api_poll::Failure {
+    match e {
+        e if says(e, 404, "NotFound") => api_poll::Failure::NotFound,
+        e if says(e, 403, "Forbidden") => api_poll::Failure::Forbidden,
+        KubeError::Wrong { .. } => api_poll::Failure::Unusable,
+        e => list_failure(e),
+    }
+}
+
+/// Why a list had no use.
+pub(super) fn list_failure(e: &KubeError) -> api_poll::Failure {
+    api_poll::Failure::Server {
+        retry_after: e.retry_after(),
+    }
+}
+
+/// Why a write was not done, as far as is known.
+pub(super) fn write_failure(e: &KubeError) -> status_writer::Failure {
+    use status_writer::Failure;
+    match (e.status(), e.retry_after()) {
+        (Some(404 | 403 | 409), _) => Failure::Unsure,
+        (Some(400 | 413 | 422), _) => Failure::Refused,
+        (Some(429), retry_after) => Failure::Busy { retry_after },
+        (Some(503), Some(wait)) => Failure::Busy {
+            retry_after: Some(wait),
+        },
+        _ => Failure::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::kube::ApiError;
+
+    fn error(status: u16, reason: &str, retry_after: Option<u64>) -> KubeError {
+        KubeError::Api(ApiError {
+            status,
+            reason: reason.into(),
+            retry_after: retry_after.map(Duration::from_secs),
+            ..ApiError::default()
+        })
+    }
+
+    #[test]
+    fn failures() {
+        // SRC-30 SM-05 DEL-06
+        use api_poll::Failure as Read;
+        use status_writer::Failure as Write;
+        let wait = |s: u64| Some(Duration::from_secs(s));
+        let server = Read::Server { retry_after: None };
+        for (e, read, write) in [
+            (error(404, "NotFound", None), Read::NotFound, Write::Unsure),
+            // A proxy that does not know the path says nothing of the pod.
+            (error(404, "", None), server, Write::Unsure),
+            (
+                error(403, "Forbidden", None),
+                Read::Forbidden,
+                Write::Unsure,
+            ),
+            (error(403, "", None), server, Write::Unsure),
+            (error(409, "Conflict", None), server, Write::Unsure),
+            (error(422, "Invalid", None), server, Write::Refused),
+            (
+                error(429, "", Some(3)),
+                Read::Server {
+                    retry_after: wait(3),
+                },
+                Write::Busy {
+                    retry_after: wait(3),
+                },
+            ),
+            (error(503, "", None), server, Write::Failed),
+            (error(500, "", None), server, Write::Failed),
+            (KubeError::Local("no key".into()), server, Write::Failed),
+        ] {
+            assert_eq!(read_failure(&e), read, "{e}");
+            assert_eq!(write_failure(&e), write, "{e}");
+        }
+    }
+
+    #[test]
+    fn objects_without_identity_are_nobody() {
+        let whole = json!({"metadata": {"namespace": "ns", "name": "p", "uid": "u", "resourceVersion": "1"}});
+        assert!(Seen::of(whole.clone(), "n").is_some_and(|seen| seen.pod.is_err()));
+        for field in ["namespace", "name", "uid", "resourceVersion"] {
+            let mut raw = whole.clone();
+            raw["metadata"][field] = json!(7);
+            assert!(Seen::of(raw, "n").is_none(), "{field}");
+        }
+        assert!(Seen::of(json!([]), "n").is_none());
+        assert!(Seen::of(json!("pod"), "n").is_none());
+    }
+}

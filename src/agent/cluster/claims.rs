@@ -1,0 +1,77 @@
+//! Volumes that claims are bound to (VOL-16). Claim and volume are read once a pod, when it first needs them, and for real:
+//! a copy serves only the same pod, while nobody answers (OFF-02).
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::objects::{Ask, Content, ObjectsOfPods, Refusal, of_pod};
+use crate::{
+    agent::ctx::Ctx,
+    api::{Pod, pod::Volume},
+    logic::{
+        bound_volume::{self, BoundVolume},
+        pod_refs::{self, Key, Kind},
+    },
+};
+
+/// What the pod's claims are bound to, by the name of the volume; errors are to be tried again.
+pub(in crate::agent) async fn bound_volumes(
+    ctx: &Ctx,
+    pod: &Pod,
+) -> BTreeMap<String, Result<BoundVolume, String>> {
+    let mut bound = BTreeMap::new();
+    let Some(mine) = of_pod(ctx, pod) else {
+        return bound;
+    };
+    for volume in pod_refs::used_volumes(pod) {
+        if let Some(claim) = bound_volume::claim_of(pod, volume) {
+            let found = bound_to(ctx, mine, pod, volume, &claim).await;
+            bound.insert(volume.name.clone(), found);
+        }
+    }
+    bound
+}
+
+/// Groups whose members may use the volumes of the pod's claims, as far as these are known.
+pub(in crate::agent) async fn volume_groups(ctx: &Ctx, pod: &Pod) -> Vec<i64> {
+    let bound = bound_volumes(ctx, pod).await.into_values();
+    bound.filter_map(|bound| bound.ok()?.group).collect()
+}
+
+async fn bound_to(
+    ctx: &Ctx,
+    mine: &ObjectsOfPods,
+    pod: &Pod,
+    volume: &Volume,
+    claim: &str,
+) -> Result<BoundVolume, String> {
+    let uid = &pod.metadata.uid;
+    // Volumes of one claim may be used in different ways.
+    let name = format!("{}/{}", pod_refs::claim_name(uid, claim), volume.name);
+    let key = Key::new(Kind::Claim, &pod.metadata.namespace, &name);
+    mine.register(ctx, pod, BTreeSet::from([key.clone()]))?;
+    match mine
+        .obtain(ctx, uid, &key, ask(ctx, pod, volume, claim))
+        .await?
+    {
+        Some(Content::Claim(bound)) => Ok(*bound),
+        _ => Err(format!("PVC {claim} is not known")),
+    }
+}
+
+fn ask(ctx: &Ctx, pod: &Pod, volume: &Volume, claim: &str) -> Ask {
+    let (pod, volume, claim) = (pod.clone(), volume.clone(), claim.to_owned());
+    let node = ctx.node.name.clone();
+    let labels = ctx.admission_facts.borrow().labels.clone();
+    Arc::new(move |api| {
+        let object = api.persistent_volume_claim(&pod.metadata.namespace, &claim)?;
+        let claim = bound_volume::claim(&object).map_err(Refusal::Other)?;
+        let name = bound_volume::bound_to(&pod, &volume, &claim).map_err(Refusal::Other)?;
+        let object = api.persistent_volume(&name)?;
+        let bound = bound_volume::volume(&object).map_err(Refusal::Other)?;
+        let bound = bound_volume::resolve(&volume, &claim, &bound, &node, &labels);
+        Ok(Content::Claim(Box::new(bound.map_err(Refusal::Other)?)))
+    })
+}

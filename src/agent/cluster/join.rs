@@ -1,0 +1,239 @@
+//! From the configuration to an apiserver: which credentials are used (BOOT-01, BOOT-02), lanes to ask on.
+//!
+//! Nothing is sent here, and nothing waited for: an apiserver that cannot be reached, a certificate that is still to be
+//! issued or a clock that stands in 1970 hold up no start. What the operator got wrong does.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Cluster,
+    certificates::Certificates,
+    link::{Link, Skew},
+};
+use crate::{
+    agent::sync::chain,
+    api::Wall,
+    config::{ClusterConfig, Config},
+    kube::{
+        self, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, bootstrap,
+        client::HEARTBEAT_TIMEOUT,
+        kubeconfig::Material,
+        store::Store,
+        x509::{self, Certificate},
+    },
+    logic::certificates::{self, Choice, KubeconfigFacts},
+    net::ProxyVariables,
+    sys::clock,
+};
+
+/// Why a node cannot join: one line for the operator.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::agent) enum JoinError {
+    /// Files or flags are wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// This machine refuses something.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Makes what a member of a cluster has; `None` on a node that stands alone. Reads and writes a few small files.
+pub(in crate::agent) fn join(
+    cfg: &Config,
+    proxies: ProxyVariables,
+) -> Result<Option<Cluster>, JoinError> {
+    let wanted = &cfg.cluster;
+    let Some(path) = &wanted.kubeconfig else {
+        return Ok(None);
+    };
+    let store = Store::client(&wanted.cert_dir);
+    let is_kept = wanted.rotate_certificates || wanted.bootstrap_kubeconfig.is_some();
+    if is_kept && let Err(e) = store.recover() {
+        // A disk that cannot be written now may hold all that is needed.
+        log::warn!("certificates: {}", chain(&e));
+    }
+    let found = Found::at(path, &wanted.servers);
+    let now = clock::wall();
+    let trusted = clock::synchronized() == Some(true);
+    let bootstrap = wanted.bootstrap_kubeconfig.as_deref();
+    let mut config = match certificates::choose(found.facts, bootstrap.is_some(), now, trusted) {
+        Choice::Kubeconfig => found.config.map_err(|e| JoinError::Usage(e.to_string()))?,
+        Choice::Bootstrap => begin(wanted, path, bootstrap, &found, &store)?,
+        Choice::Neither => return Err(JoinError::Usage(found.complaint())),
+    };
+    let keeps = is_kept && config.user.certificate.is_some();
+    if keeps {
+        adopt(&mut config, &store, now);
+    } else if is_kept {
+        log::info!(
+            "{} names no client certificate: there is none to renew",
+            path.display()
+        );
+    }
+    let skew = Arc::new(Skew::default());
+    let connect = Connect {
+        servers: wanted.servers.clone(),
+        proxies,
+        rates: Rates {
+            main: wanted.qps,
+            events: wanted.event_qps,
+        },
+        heartbeat: heartbeat_timeout(cfg),
+        skew: Arc::clone(&skew),
+    };
+    let (cluster, api) = connect.api(config);
+    let lanes = KubeLanes::start(Arc::new(api))
+        .map_err(|e| JoinError::Failed(format!("cannot start a thread: {e}")))?;
+    // Delays need spreading, not secrecy.
+    let seed = clock::mono().0 ^ now.0.unsigned_abs();
+    Ok(Some(Cluster {
+        link: Link::new(skew),
+        certificates: keeps.then(|| {
+            let bootstrap = wanted.bootstrap_kubeconfig.clone();
+            Certificates::new(store, cluster, connect, bootstrap)
+        }),
+        ..Cluster::new(lanes, cfg, seed)
+    }))
+}
+
+/// Time for one exchange of the heartbeat (CONF-21).
+fn heartbeat_timeout(cfg: &Config) -> Duration {
+    let lease = Duration::from_secs(cfg.node.lease_duration_s.into());
+    cfg.node.status_update.min(lease).min(HEARTBEAT_TIMEOUT)
+}
+
+/// All that it takes to ask an apiserver, whoever one is.
+#[derive(Clone)]
+pub(super) struct Connect {
+    pub(super) servers: Vec<String>,
+    proxies: ProxyVariables,
+    rates: Rates,
+    heartbeat: Duration,
+    pub(super) skew: Arc<Skew>,
+}
+
+impl Connect {
+    /// Nothing is read or sent yet.
+    pub(super) fn api(&self, config: Kubeconfig) -> (Arc<kube::Cluster>, HttpApi) {
+        let skew = Arc::clone(&self.skew);
+        let on_date = move |theirs, ours| skew.heard(theirs, ours);
+        let proxies = self.proxies.clone();
+        let cluster = kube::Cluster::new(config, proxies, Some(Box::new(on_date)));
+        let cluster = Arc::new(cluster);
+        let timeouts = Timeouts::default();
+        let api = HttpApi::new(&cluster, timeouts, self.rates, Some(self.heartbeat));
+        (cluster, api)
+    }
+}
+
+/// A kubeconfig and its certificate, as far as they are there.
+pub(in crate::agent) struct Found {
+    pub(in crate::agent) config: Result<Kubeconfig, KubeconfigError>,
+    pub(in crate::agent) facts: KubeconfigFacts,
+    /// Why its certificate is of no use.
+    bad: String,
+}
+
+impl Found {
+    pub(in crate::agent) fn at(path: &Path, servers: &[String]) -> Self {
+        let config = Kubeconfig::load(path, servers);
+        let mut bad = String::new();
+        let facts = match &config {
+            Err(e) if e.missing => KubeconfigFacts::Missing,
+            Err(_) => KubeconfigFacts::Wrong,
+            Ok(config) => match bootstrap::client_certificate(config) {
+                Ok(None) => KubeconfigFacts::WithoutCertificate,
+                Ok(Some(chain)) => {
+                    KubeconfigFacts::Until(first_end(&chain).unwrap_or(Wall(i64::MIN)))
+                }
+                Err(why) => {
+                    bad = why;
+                    KubeconfigFacts::BadCertificate
+                }
+            },
+        };
+        Self { config, facts, bad }
+    }
+
+    fn complaint(&self) -> String {
+        match &self.config {
+            Err(e) => e.to_string(),
+            Ok(config) => format!(
+                "kubeconfig {}: its client certificate: {}",
+                config.path.display(),
+                self.bad
+            ),
+        }
+    }
+}
+
+/// The first end of any certificate of a chain.
+pub(super) fn first_end(chain: &[Certificate]) -> Option<Wall> {
+    chain.iter().map(|c| c.not_after).min()
+}
+
+/// Reads the bootstrap kubeconfig and writes the one that is used from then on; its certificate is still to come.
+fn begin(
+    wanted: &ClusterConfig,
+    path: &Path,
+    bootstrap: Option<&Path>,
+    found: &Found,
+    store: &Store,
+) -> Result<Kubeconfig, JoinError> {
+    let complaint =
+        |e: &dyn core::fmt::Display| JoinError::Usage(format!("{}; {e}", found.complaint()));
+    let from = bootstrap.ok_or_else(|| complaint(&"there is no bootstrap kubeconfig"))?;
+    let from = Kubeconfig::load(from, &wanted.servers).map_err(|e| complaint(&e))?;
+    log::info!("a certificate is asked for as {} says", from.path.display());
+    let pem = store.current_path();
+    let text = from.with_certificate(&pem).map_err(JoinError::Usage)?;
+    if fs::read(path).ok().as_deref() != Some(text.as_bytes()) {
+        bootstrap::write_kubeconfig(&from, path, &pem).map_err(JoinError::Failed)?;
+    }
+    Kubeconfig::load(path, &wanted.servers).map_err(|e| JoinError::Usage(e.to_string()))
+}
+
+/// Makes the pair of the store the one that is used, so that a new one takes effect. One that the kubeconfig brings is put
+/// there first, unless it is older than what is there.
+fn adopt(config: &mut Kubeconfig, store: &Store, now: Wall) {
+    let current = store.current_path();
+    if let Some((Material::File(path), _)) = &config.user.certificate
+        && same_file(path, &current)
+    {
+        return;
+    }
+    let begins = |chain: &[Certificate]| chain.first().map(|c| c.not_before);
+    let kept = match store.current() {
+        Ok(Some(pair)) => x509::read_chain(&pair.chain).ok(),
+        _ => None,
+    };
+    let brought = bootstrap::client_certificate(config).ok().flatten();
+    let kept_since = kept.as_deref().and_then(begins);
+    if kept_since.is_none() || kept_since < brought.as_deref().and_then(begins) {
+        let pair = bootstrap::client_pair(config);
+        let stored = pair.and_then(|(chain, key)| {
+            let stored = store.store(&chain, &key, now);
+            stored.map_err(|e| chain_of(&e))
+        });
+        if let Err(why) = stored {
+            log::warn!("the client certificate cannot be renewed: {why}");
+            return;
+        }
+    }
+    let file = || Material::File(PathBuf::from(&current));
+    config.user.certificate = Some((file(), file()));
+}
+
+fn chain_of(error: &dyn core::error::Error) -> String {
+    chain(error)
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    one == other || real(one).is_some_and(|one| Some(one) == real(other))
+}

@@ -1,0 +1,232 @@
+//! Whether the apiserver answers, and by how much this machine's clock differs from its own. Told to the log when it
+//! changes, to local commands whenever they ask.
+
+use alloc::sync::Arc;
+use core::{
+    cell::{Cell, RefCell},
+    sync::atomic::{AtomicI32, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    agent::{claims::Bell, ctx::Ctx},
+    api::{Mono, Wall, node::NodeCondition},
+    kube::KubeError,
+    logic::fnv::fnv1a,
+};
+
+/// A clock that is off by so much is wrong: tokens and certificates begin and end by it, and conditions are dated by it.
+const MAX_SKEW: Duration = Duration::from_secs(60);
+/// The condition that `get node` shows beside those of the Node. It never leaves this machine.
+const CONDITION: &str = "ApiserverReachable";
+
+/// By how much our clock is ahead of the apiserver's, seconds. Written by the threads that ask, read by the deciding one.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Skew(AtomicI32);
+
+impl Skew {
+    /// Takes the date of an answer.
+    pub(in crate::agent) fn heard(&self, theirs: Wall, ours: Wall) {
+        let ahead = ours.secs().saturating_sub(theirs.secs());
+        let most = i64::from(i32::MAX);
+        let ahead = i32::try_from(ahead.clamp(-most, most)).unwrap_or(0);
+        self.0.store(ahead, Ordering::Relaxed);
+    }
+
+    /// How far our clock is ahead.
+    pub(super) fn ahead_s(&self) -> i64 {
+        self.0.load(Ordering::Relaxed).into()
+    }
+
+    /// The same if it is more than an error of measuring.
+    fn wrong_s(&self) -> Option<i64> {
+        let ahead = self.ahead_s();
+        (ahead.unsigned_abs() >= MAX_SKEW.as_secs()).then_some(ahead)
+    }
+}
+
+/// Silence that the control plane may take for the node's end.
+const OUTAGE: Duration = Duration::from_secs(15);
+/// For so long after it parts of the control plane may still act on what they knew: their own connections come back by a
+/// back-off of up to 30 s, and the node controller marks what it has not heard of meanwhile.
+const AFTERMATH: Duration = Duration::from_secs(120);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Link {
+    skew: Arc<Skew>,
+    /// Whether the clock was said to be wrong; rings when that changes.
+    told: Cell<bool>,
+    bell: Bell,
+    state: RefCell<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// When it last answered what was asked.
+    answered: Option<Mono>,
+    /// Why it does not; empty if it does.
+    trouble: Option<String>,
+    /// Since when that is so.
+    since: Option<Wall>,
+    /// The last word before there was trouble; without one, when the trouble began.
+    lost: Option<Mono>,
+    /// When it answered again after an outage.
+    returned: Option<Mono>,
+}
+
+impl Link {
+    pub(in crate::agent) fn new(skew: Arc<Skew>) -> Self {
+        Self {
+            skew,
+            ..Self::default()
+        }
+    }
+
+    /// How far our clock is ahead of the apiserver's, seconds.
+    pub(super) fn ahead_s(&self) -> i64 {
+        self.skew.ahead_s()
+    }
+
+    /// Waits until the clock turns out to be wrong, or right again.
+    pub(super) fn wait_clock(&self) -> impl Future<Output = ()> {
+        let before = self.told.get();
+        self.bell
+            .until(move || (self.told.get() != before).then_some(()))
+    }
+
+    /// Takes note of how a request ended. A refusal is an answer, unless it is that nobody knows us.
+    pub(in crate::agent) fn heard(&self, ctx: &Ctx, error: Option<&KubeError>) {
+        let trouble = error
+            .filter(|e| !e.is_answer() || e.status() == Some(401))
+            .map(ToString::to_string);
+        let mut state = self.state.borrow_mut();
+        let first = state.since.is_none();
+        match &trouble {
+            None => {
+                let now = ctx.clock.now();
+                if let Some(lost) = state.lost.take() {
+                    state.returned = (now >= lost + OUTAGE).then_some(now).or(state.returned);
+                }
+                state.answered = Some(now);
+                if first || state.trouble.is_some() {
+                    state.since = Some(ctx.clock.wall());
+                    log::info!("the apiserver answers");
+                }
+            }
+            Some(why) if first || state.trouble.is_none() => {
+                state.since = Some(ctx.clock.wall());
+                state.lost = Some(state.answered.unwrap_or_else(|| ctx.clock.now()));
+                log::warn!("no word from the apiserver, pods go on: {why}");
+            }
+            Some(why) => ctx.complain(&format!("still no word from the apiserver: {why}")),
+        }
+        state.trouble = trouble;
+        drop(state);
+        self.tell_skew(ctx);
+    }
+
+    fn tell_skew(&self, ctx: &Ctx) {
+        let wrong = self.skew.wrong_s();
+        if wrong.is_some() != self.told.replace(wrong.is_some()) {
+            self.bell.ring();
+            match wrong {
+                Some(_) => log::warn!("{}", self.skew_text().unwrap_or_default()),
+                None => log::info!(
+                    "the clock agrees with the apiserver's: {}",
+                    ctx.clock.wall()
+                ),
+            }
+        }
+    }
+
+    /// What is wrong with the clock, if anything is.
+    pub(in crate::agent) fn skew_text(&self) -> Option<String> {
+        let ahead = self.skew.wrong_s()?;
+        let (by, word) = (
+            ahead.unsigned_abs(),
+            if ahead > 0 { "ahead of" } else { "behind" },
+        );
+        Some(format!(
+            "the clock of this machine is {by} s {word} the apiserver's: certificates and tokens count by it"
+        ))
+    }
+
+    /// Why there is no word from the apiserver, if so.
+    pub(in crate::agent) fn trouble(&self) -> Option<String> {
+        self.state.borrow().trouble.clone()
+    }
+
+    /// An outage ended that nothing else told of.
+    pub(super) fn came_back(&self, now: Mono) {
+        self.state.borrow_mut().returned = Some(now);
+    }
+
+    /// Whether an outage ended so lately that somebody may write to the Node because of it.
+    pub(super) fn is_aftermath(&self, now: Mono) -> bool {
+        let returned = self.state.borrow().returned;
+        returned.is_some_and(|at| now < at + AFTERMATH)
+    }
+
+    /// When it last answered.
+    pub(in crate::agent) fn answered(&self) -> Option<Mono> {
+        self.state.borrow().answered
+    }
+}
+
+/// What `get node` says of the apiserver; `None` on a node that stands alone.
+pub(in crate::agent) fn condition(ctx: &Ctx) -> Option<NodeCondition> {
+    let cluster = ctx.cluster.as_ref()?;
+    let state = cluster.link.state.borrow();
+    let certificate = cluster.certificates.as_ref().and_then(|c| c.trouble());
+    let (status, reason, message) = match (&state.trouble, certificate, cluster.link.skew_text()) {
+        (Some(why), None, _) => ("False", "Unreachable", why.clone()),
+        (Some(why), Some(own), _) => ("False", "NoCertificate", format!("{own}: {why}")),
+        (None, Some(own), _) if state.answered.is_none() => ("False", "NoCertificate", own),
+        (None, None, _) if state.answered.is_none() => ("Unknown", "NotAsked", String::new()),
+        (None, _, Some(clock)) => ("True", "ClockWrong", clock),
+        (None, Some(own), None) => ("True", "NoCertificate", own),
+        (None, None, None) => ("True", "Answers", "the apiserver answers".into()),
+    };
+    Some(NodeCondition {
+        kind: CONDITION.into(),
+        status: status.into(),
+        last_heartbeat_time: Some(ctx.clock.wall().truncated()),
+        last_transition_time: state.since.map(Wall::truncated),
+        reason: reason.into(),
+        message,
+    })
+}
+
+/// A number that spreads what nodes of a fleet do at the same time. No secret.
+pub(super) fn spread(ctx: &Ctx) -> u64 {
+    let time = ctx.clock.wall().0.to_le_bytes();
+    fnv1a(ctx.node.name.bytes().chain(time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks() {
+        let link = Link::default();
+        let at = Wall::from_secs;
+        for (theirs, ours, says) in [
+            (1_700_000_000, 1_700_000_059, None),
+            (1_700_000_059, 1_700_000_000, None),
+            (1_700_000_000, 1_700_000_060, Some("60 s ahead of")),
+            (1_700_000_060, 1_700_000_000, Some("60 s behind")),
+            (1_700_000_000, 0, Some("1700000000 s behind")),
+            (0, 9_000_000_000, Some("2147483647 s ahead of")),
+        ] {
+            link.skew.heard(at(theirs), at(ours));
+            let text = link.skew_text();
+            assert_eq!(text.is_some(), says.is_some(), "{text:?}");
+            assert!(
+                text.unwrap_or_default().contains(says.unwrap_or_default()),
+                "{says:?}"
+            );
+        }
+    }
+}

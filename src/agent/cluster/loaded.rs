@@ -1,0 +1,98 @@
+//! Objects while they are used: owned by one step of one pod, and dropped with it.
+
+use alloc::{boxed::Box, collections::BTreeMap};
+
+use super::objects::Content;
+use crate::{
+    api::{ConfigMap, Secret},
+    logic::{
+        pod_refs::{Key, Kind, TokenRef},
+        service_env::Service,
+    },
+};
+
+/// What one step of a pod uses, for as long as it takes.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Loaded {
+    config_maps: BTreeMap<Box<str>, Result<Option<ConfigMap>, String>>,
+    secrets: BTreeMap<Box<str>, Result<Option<Secret>, String>>,
+    pub(super) tokens: BTreeMap<TokenRef, Result<Vec<u8>, String>>,
+    services: Vec<Service>,
+    services_error: Option<String>,
+}
+
+impl Loaded {
+    pub(in crate::agent) fn config_map(&self, name: &str) -> Result<Option<&ConfigMap>, String> {
+        found(&self.config_maps, "configmap", name)
+    }
+
+    pub(in crate::agent) fn secret(&self, name: &str) -> Result<Option<&Secret>, String> {
+        found(&self.secrets, "secret", name)
+    }
+
+    pub(in crate::agent) fn token(
+        &self,
+        audience: &str,
+        expiration_s: Option<i64>,
+    ) -> Result<Vec<u8>, String> {
+        let token = TokenRef {
+            audience: audience.into(),
+            expiration_s,
+        };
+        let unknown = || Err("the token has not been asked for".into());
+        self.tokens.get(&token).cloned().unwrap_or_else(unknown)
+    }
+
+    /// Services that the pod is told of. Errors: they could not be read (ENV-09).
+    pub(in crate::agent) fn services(&self) -> Result<&[Service], String> {
+        match &self.services_error {
+            None => Ok(&self.services),
+            Some(why) => Err(format!(
+                "services have not been read yet, cannot construct environment: {why}"
+            )),
+        }
+    }
+
+    /// Nothing of it could be had.
+    pub(super) fn fail(&mut self, why: String) {
+        self.services_error = Some(why);
+    }
+
+    pub(super) fn take(&mut self, key: &Key, content: Result<Option<Content>, String>) {
+        let name = key.name.clone();
+        match (key.kind, content) {
+            (Kind::ConfigMap, content) => {
+                let map = content.map(|c| match c {
+                    Some(Content::ConfigMap(map)) => Some(*map),
+                    _ => None,
+                });
+                self.config_maps.insert(name, map);
+            }
+            (Kind::Secret, content) => {
+                let secret = content.map(|c| match c {
+                    Some(Content::Secret(secret)) => Some(*secret),
+                    _ => None,
+                });
+                self.secrets.insert(name, secret);
+            }
+            (Kind::Services, Ok(Some(Content::Services(services)))) => {
+                self.services
+                    .extend(services.into_iter().map(Service::from));
+            }
+            (Kind::Services, Err(why)) => self.services_error = Some(why),
+            (Kind::Services, Ok(_)) | (Kind::Claim, _) => {}
+        }
+    }
+}
+
+fn found<'a, T>(
+    all: &'a BTreeMap<Box<str>, Result<Option<T>, String>>,
+    kind: &str,
+    name: &str,
+) -> Result<Option<&'a T>, String> {
+    match all.get(name) {
+        Some(Ok(object)) => Ok(object.as_ref()),
+        Some(Err(why)) => Err(format!("{kind} {name:?}: {why}")),
+        None => Err(format!("{kind} {name:?} has not been asked for")),
+    }
+}

@@ -1,0 +1,178 @@
+//! NFS shares, mounted and unmounted by the system's own programs, which alone know how to reach a server. A server that is
+//! gone blocks whoever touches its share: nothing here is done on a lane.
+
+use core::time::Duration;
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    agent::ctx::Ctx,
+    api::PodUid,
+    sys::{child, mount},
+};
+
+/// Time for one mount.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time for an orderly unmount; then it is forced (VOL-17).
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of a program's complaint that are told.
+const TEXT_BYTES: usize = 1024;
+/// Where programs of the system lie.
+const PROGRAM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+/// A share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::agent) struct Share {
+    pub(in crate::agent) server: String,
+    pub(in crate::agent) path: String,
+    pub(in crate::agent) options: Vec<String>,
+    pub(in crate::agent) read_only: bool,
+}
+
+impl Share {
+    /// `server:path`, as mount(8) takes it.
+    fn source(&self) -> String {
+        match self.server.contains(':') && !self.server.starts_with('[') {
+            true => format!("[{}]:{}", self.server, self.path),
+            false => format!("{}:{}", self.server, self.path),
+        }
+    }
+
+    /// Arguments of mount(8), without its target.
+    ///
+    /// Errors: what is written in the volume would be read as something else.
+    fn arguments(&self) -> Result<Vec<OsString>, String> {
+        let is_text = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_control());
+        if !is_text(&self.server) || self.server.starts_with('-') || !is_text(&self.path) {
+            return Err(format!("{} is not an NFS share", self.source()));
+        }
+        let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        if let Some(bad) = options.iter().find(|option| !is_text(option)) {
+            return Err(format!("mount option {bad:?} is none"));
+        }
+        if self.read_only {
+            options.push("ro");
+        }
+        let mut words: Vec<OsString> = vec!["-t".into(), "nfs".into()];
+        if !options.is_empty() {
+            words.extend(["-o".into(), options.join(",").into()]);
+        }
+        words.push(self.source().into());
+        Ok(words)
+    }
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    let mut paths = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name));
+    paths.find(|path| path.exists())
+}
+
+/// Mounts a share where the volume of a pod is, unless that is done. Returns why it cannot be.
+pub(in crate::agent) async fn mount(
+    ctx: &Ctx,
+    uid: &PodUid,
+    name: &str,
+    share: &Share,
+) -> Result<(), String> {
+    let target = ctx.volumes.nfs_dir(uid, name);
+    if mount::is_mount_point(&target).map_err(|e| format!("cannot read the mount table: {e}"))? {
+        return Ok(());
+    }
+    let words = share.arguments()?;
+    let helper = program("mount.nfs").and_then(|_| program("mount"));
+    let Some(helper) = helper else {
+        return Err(
+            "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils"
+                .into(),
+        );
+    };
+    let (volumes, uid, name) = (ctx.volumes.clone(), uid.clone(), name.to_owned());
+    let made = ctx
+        .disk
+        .run(move || volumes.make_nfs_dir(&uid, &name))
+        .await;
+    made.map_err(|e| format!("cannot make {}: {e}", target.display()))?;
+    let command = child::Command::new(helper)
+        .args(words)
+        .arg(&target)
+        .env("PATH", PROGRAM_DIRS.join(":"))
+        .capture(TEXT_BYTES);
+    run(command, MOUNT_TIMEOUT).await
+}
+
+async fn run(command: child::Command, timeout: Duration) -> Result<(), String> {
+    let output = child::run(command, Some(timeout))
+        .await
+        .map_err(|e| e.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    let text = text.trim().replace('\n', "; ");
+    Err(format!("{}: {text}", output.status))
+}
+
+/// Unmounts the shares of a pod, by force if they do not go. What stays is met by the tear-down that follows.
+pub(in crate::agent) async fn unmount(ctx: &Ctx, uid: &PodUid) {
+    let (volumes, of) = (ctx.volumes.clone(), uid.clone());
+    let dirs = ctx.disk.run(move || volumes.nfs_dirs(&of)).await;
+    for dir in dirs {
+        let Some(helper) = program("umount") else {
+            return;
+        };
+        for words in [&[][..], &["-f"], &["-f", "-l"]] {
+            let command = child::Command::new(&helper)
+                .args(words)
+                .arg(&dir)
+                .capture(TEXT_BYTES);
+            match run(command, UNMOUNT_TIMEOUT).await {
+                Ok(()) => break,
+                Err(why) => ctx.complain(&format!("uid={uid} umount {}: {why}", dir.display())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments() {
+        // VOL-17
+        let share = |server: &str, options: &[&str], read_only| Share {
+            server: server.into(),
+            path: "/x y".into(),
+            options: options.iter().map(|o| (*o).to_owned()).collect(),
+            read_only,
+        };
+        for (share, want) in [
+            (share("nas", &[], false), "-t nfs nas:/x y"),
+            (share("fd00::1", &[], true), "-t nfs -o ro [fd00::1]:/x y"),
+            (
+                share("[fd00::1]", &["hard", "vers=4"], true),
+                "-t nfs -o hard,vers=4,ro [fd00::1]:/x y",
+            ),
+            (
+                share("-o", &[], false),
+                "error: -o:/x y is not an NFS share",
+            ),
+            (share("", &[], false), "error: :/x y is not an NFS share"),
+            (
+                share("nas", &["a\nb"], false),
+                "error: mount option \"a\\nb\" is none",
+            ),
+        ] {
+            let shown = share.arguments().map_or_else(
+                |e| format!("error: {e}"),
+                |words| {
+                    let words: Vec<_> = words.iter().map(|w| w.to_string_lossy()).collect();
+                    words.join(" ")
+                },
+            );
+            assert_eq!(shown, want);
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! Copies of what pods refer to, on disk: they spare the agent's memory, and pods start from them while the apiserver is
+//! away.
+//!
+//! ```text
+//! <root>/objects/<kind>-<32 hex digits>     one object, or one token
+//! {"v":1,"kind":"secret","namespace":"ns","name":"n"}\n
+//! {…the object, without what nobody here reads…}\n
+//! ```
+//!
+//! Mode 0600 in a directory of mode 0700. With `offlineSecrets: memory`, Secrets and tokens lie below the run directory
+//! instead, which a reboot clears. A file is written only if its content changes, by rename; it is on disk for good after
+//! [`ObjectFiles::commit`], which groups writes: one that is lost or damaged before is as good as none, and read anew.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Read as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::api::{PodUid, strict};
+use crate::logic::pod_refs::{Key, Kind, TokenRef};
+use crate::sys::file;
+
+/// Version of a file's form.
+const VERSION: u32 = 1;
+/// Bytes of a file: the largest object of an apiserver, each byte of it escaped.
+const MAX_FILE_BYTES: u64 = 10 << 20;
+/// Bytes of a name that are hashed into a file's.
+const NAME_BYTES: usize = 16;
+/// Name of the directory.
+const DIR: &str = "objects";
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Header {
+    v: u32,
+    kind: String,
+    namespace: String,
+    name: String,
+}
+
+/// What a file says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Copy {
+    /// This.
+    Held(Vec<u8>),
+    /// That there is no such object.
+    Missing,
+    /// Nothing: there is no file, or none that can be used.
+    None,
+}
+
+/// The files of one agent.
+#[derive(Clone, Debug)]
+pub(super) struct ObjectFiles {
+    open: PathBuf,
+    secret: PathBuf,
+}
+
+impl ObjectFiles {
+    /// Files below `root`; those of Secrets and tokens below `secrets`, which is the same or the run directory. Nothing is
+    /// made before it is needed.
+    pub(super) fn new(root: &Path, secrets: &Path) -> Self {
+        Self {
+            open: root.join(DIR),
+            secret: secrets.join(DIR),
+        }
+    }
+
+    fn dir(&self, is_secret: bool) -> &Path {
+        if is_secret { &self.secret } else { &self.open }
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        self.dir(key.kind == Kind::Secret).join(file_name(key))
+    }
+
+    fn token_path(&self, uid: &PodUid, token: &TokenRef) -> PathBuf {
+        self.dir(true).join(token_name(uid, token))
+    }
+
+    /// Reads the copy of an object.
+    pub(super) fn read(&self, key: &Key) -> Copy {
+        let path = self.path(key);
+        match read_file(&path).and_then(|text| parse(&text, key)) {
+            Ok(copy) => copy,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Copy::None,
+            Err(e) => {
+                log::warn!("{}: {e}: the copy of {key} is not used", path.display());
+                Copy::None
+            }
+        }
+    }
+
+    /// Whether there is a file, whatever is in it.
+    pub(super) fn has(&self, key: &Key) -> bool {
+        self.path(key).exists()
+    }
+
+    /// Keeps a copy; `None`: that there is no such object. Returns the file if it was written anew.
+    pub(super) fn write(&self, key: &Key, object: Option<&[u8]>) -> io::Result<Option<PathBuf>> {
+        let header = Header {
+            v: VERSION,
+            kind: key.kind.as_str().into(),
+            namespace: key.namespace.as_ref().into(),
+            name: key.name.as_ref().into(),
+        };
+        let mut text = serde_json::to_vec(&header)?;
+        text.push(b'\n');
+        if let Some(object) = object {
+            text.extend_from_slice(object);
+            text.push(b'\n');
+        }
+        put(self.path(key), &text)
+    }
+
+    /// Removes the copy of an object. None there is success.
+    pub(super) fn remove(&self, key: &Key) {
+        remove(&self.path(key));
+    }
+
+    /// Keeps a pod's first token; a later one is not kept. Returns the file if it was written.
+    pub(super) fn write_token(
+        &self,
+        uid: &PodUid,
+        token: &TokenRef,
+        text: &str,
+    ) -> io::Result<Option<PathBuf>> {
+        let path = self.token_path(uid, token);
+        if path.exists() {
+            return Ok(None);
+        }
+        put(path, &[text.as_bytes(), b"\n"].concat())
+    }
+
+    /// The token that was kept.
+    pub(super) fn read_token(&self, uid: &PodUid, token: &TokenRef) -> Option<Vec<u8>> {
+        let text = read_file(&self.token_path(uid, token)).ok()?;
+        // Without its end it was not written whole.
+        let token = text.strip_suffix(b"\n")?;
+        (!token.is_empty()).then(|| token.into())
+    }
+
+    /// Removes all tokens of a pod.
+    pub(super) fn remove_tokens(&self, uid: &PodUid) {
+        let prefix = token_prefix(uid);
+        for (path, name) in list(self.dir(true)) {
+            if name.starts_with(&prefix) {
+                remove(&path);
+            }
+        }
+    }
+
+    /// Removes what no object of `keys` and no pod of `pods` owns.
+    pub(super) fn sweep(&self, keys: &BTreeSet<Key>, pods: &BTreeSet<PodUid>) {
+        let names: BTreeSet<String> = keys.iter().map(file_name).collect();
+        let prefixes: BTreeSet<String> = pods.iter().map(token_prefix).collect();
+        for dir in [&self.open, &self.secret] {
+            for (path, name) in list(dir) {
+                let of_token = name.get(..name.rfind('-').map_or(0, |at| at + 1));
+                let keep = names.contains(&name) || of_token.is_some_and(|p| prefixes.contains(p));
+                if !keep {
+                    remove(&path);
+                }
+            }
+            if self.open == self.secret {
+                break;
+            }
+        }
+    }
+
+    /// Makes written files survive a power cut.
+    pub(super) fn commit(files: &[PathBuf]) -> io::Result<()> {
+        let mut dirs = BTreeSet::new();
+        for path in files {
+            match File::open(path) {
+                Ok(file) => file.sync_data()?,
+                // Gone since.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            }
+            dirs.extend(path.parent());
+        }
+        dirs.into_iter().try_for_each(file::sync_dir)
+    }
+}
+
+fn parse(text: &[u8], key: &Key) -> io::Result<Copy> {
+    let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
+    let end = text.iter().position(|&b| b == b'\n');
+    let end = end.ok_or_else(|| bad("no header line"))?;
+    let header: Header = strict::from_json(&text[..end])?;
+    if header.v != VERSION {
+        return Err(bad("is of another version"));
+    }
+    if header.kind != key.kind.as_str()
+        || *header.namespace != *key.namespace
+        || *header.name != *key.name
+    {
+        return Err(bad("is of another object"));
+    }
+    match &text[end + 1..] {
+        [] => Ok(Copy::Missing),
+        [object @ .., b'\n'] => Ok(Copy::Held(object.into())),
+        _ => Err(bad("has no end")),
+    }
+}
+
+/// Names of objects may be longer than names of files, so these are digests.
+fn file_name(key: &Key) -> String {
+    let Key {
+        kind,
+        namespace,
+        name,
+    } = key;
+    format!(
+        "{}-{}",
+        kind.as_str(),
+        digest(&format!("{namespace}\n{name}"))
+    )
+}
+
+fn token_prefix(uid: &PodUid) -> String {
+    format!("token-{}-", digest(uid))
+}
+
+fn token_name(uid: &PodUid, token: &TokenRef) -> String {
+    let seconds = token.expiration_s.unwrap_or(0);
+    let which = digest(&format!("{seconds}\n{}", token.audience));
+    format!("{}{which}", token_prefix(uid))
+}
+
+fn digest(text: &str) -> String {
+    use core::fmt::Write as _;
+    let sum = Sha256::digest(text.as_bytes());
+    sum.iter()
+        .take(NAME_BYTES)
+        .fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+}
+
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let mut text = Vec::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text)?;
+    if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(text)
+}
+
+/// Writes a file unless it says the same already.
+fn put(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
+    let len = u64::try_from(text.len()).unwrap_or(u64::MAX);
+    if fs::metadata(&path).is_ok_and(|m| m.size() == len)
+        && read_file(&path).is_ok_and(|old| old == text)
+    {
+        return Ok(None);
+    }
+    if let Some(dir) = path.parent()
+        && !dir.exists()
+    {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)?;
+    }
+    file::write_atomic(&path, text, 0o600, false)?;
+    Ok(Some(path))
+}
+
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            log::warn!("cannot remove {}: {e}", path.display());
+        }
+        _ => {}
+    }
+}
+
+/// Files of a directory with their names; none if it cannot be read.
+fn list(dir: &Path) -> Vec<(PathBuf, String)> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| Some((entry.path(), entry.file_name().into_string().ok()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let path = format!("picolet-objects-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(path);
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("directory");
+            Self(path)
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_damage_is_as_good_as_nothing() {
+        // OFF-02
+        let dir = Dir::new("read");
+        let (root, run) = (dir.0.join("root"), dir.0.join("run"));
+        let files = ObjectFiles::new(&root, &run);
+        let long = "n".repeat(253);
+        let key = Key::new(Kind::ConfigMap, "ns", &long);
+        assert_eq!(files.read(&key), Copy::None);
+        let object = b"{\"data\":{\"a\":\"1\"}}";
+        let written = files.write(&key, Some(object)).expect("write");
+        let path = written.expect("new");
+        assert!(path.starts_with(&root));
+        let mode = |path: &Path| fs::metadata(path).expect("stat").permissions().mode() & 0o777;
+        assert_eq!(
+            (mode(&path), mode(path.parent().expect("dir"))),
+            (0o600, 0o700)
+        );
+        assert_eq!(files.read(&key), Copy::Held(object.to_vec()));
+        assert_eq!(
+            files.write(&key, Some(object)).expect("write"),
+            None,
+            "the same"
+        );
+        ObjectFiles::commit(&[path.clone(), root.join("gone")]).expect("commit");
+        files.write(&key, None).expect("write");
+        assert_eq!(files.read(&key), Copy::Missing);
+        for damage in [
+            "",
+            "{}\n",
+            "{\"v\":1,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"other\"}\n{}\n",
+            "{\"v\":2,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"x\"}\n{}\n",
+        ] {
+            fs::write(&path, damage).expect("write");
+            assert_eq!(files.read(&key), Copy::None, "{damage:?}");
+        }
+        let text = format!(
+            "{{\"v\":1,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"{long}\"}}\n{{\"data\""
+        );
+        fs::write(&path, text).expect("write");
+        assert_eq!(files.read(&key), Copy::None, "half");
+        let secret = Key::new(Kind::Secret, "ns", "s");
+        let path = files
+            .write(&secret, Some(object))
+            .expect("write")
+            .expect("new");
+        assert!(path.starts_with(&run), "offlineSecrets: memory");
+        files.remove(&secret);
+        assert!(!files.has(&secret));
+    }
+
+    #[test]
+    fn only_the_first_token_is_kept_and_goes_with_its_pod() {
+        let dir = Dir::new("token");
+        let files = ObjectFiles::new(&dir.0, &dir.0);
+        let (a, b) = (PodUid::from("a"), PodUid::from("b"));
+        let token = TokenRef {
+            audience: "x".into(),
+            expiration_s: None,
+        };
+        let other = TokenRef {
+            expiration_s: Some(600),
+            ..token.clone()
+        };
+        for (uid, token, text) in [
+            (&a, &token, "1"),
+            (&a, &token, "2"),
+            (&a, &other, "3"),
+            (&b, &token, "4"),
+        ] {
+            files.write_token(uid, token, text).expect("write");
+        }
+        assert_eq!(files.read_token(&a, &token), Some(b"1".to_vec()));
+        assert_eq!(files.read_token(&a, &other), Some(b"3".to_vec()));
+        files.remove_tokens(&a);
+        assert_eq!(files.read_token(&a, &token), None);
+        assert_eq!(files.read_token(&b, &token), Some(b"4".to_vec()));
+        fs::write(files.token_path(&b, &token), "4").expect("write");
+        assert_eq!(files.read_token(&b, &token), None, "half");
+        fs::write(files.token_path(&b, &token), "4\n").expect("write");
+        // What nobody refers to goes.
+        let keys = ["x", "y"].map(|name| Key::new(Kind::Secret, "ns", name));
+        for key in &keys {
+            files.write(key, Some(b"{}")).expect("write");
+        }
+        files.write_token(&a, &token, "5").expect("write");
+        files.sweep(
+            &keys[..1].iter().cloned().collect(),
+            &[b.clone()].into_iter().collect(),
+        );
+        assert!(files.has(&keys[0]) && !files.has(&keys[1]));
+        assert_eq!(files.read_token(&a, &token), None);
+        assert!(files.read_token(&b, &token).is_some());
+    }
+}

@@ -1,0 +1,182 @@
+//! The runtime with every call counted and timed (MET-05). It adds nothing else.
+
+use alloc::rc::Rc;
+use core::{cell::RefCell, pin::Pin, time::Duration};
+use std::os::fd::OwnedFd;
+
+use super::clock::Clock;
+use crate::{
+    api::{
+        ContainerId, PodUid, SandboxId,
+        cri::{
+            ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus,
+            SandboxConfig, SandboxStatus,
+        },
+        stats::{Detail, DiskUsage, PodUsage},
+    },
+    image::{Progress, pull::Pulled, registry::Keyring},
+    logic::metrics::own::{Counters, Operation},
+    runtime::{AttachOptions, Call, ExecOptions, Runtime, Session},
+};
+
+/// See the module.
+pub(super) struct Metered {
+    pub(super) inner: Rc<dyn Runtime>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) counters: Rc<RefCell<Counters>>,
+}
+
+impl Metered {
+    /// A call that is dropped before its end is not counted.
+    fn count<'a, T: 'a>(&'a self, operation: Operation, call: Call<'a, T>) -> Call<'a, T> {
+        Box::pin(async move {
+            let begun = self.clock.now();
+            let result = call.await;
+            let took = self.clock.now() - begun;
+            let mut counters = self.counters.borrow_mut();
+            counters.called(operation, took, result.is_ok());
+            result
+        })
+    }
+}
+
+impl Runtime for Metered {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn version(&self) -> String {
+        self.inner.version()
+    }
+
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+        self.count(
+            Operation::UpdatePodCidrs,
+            self.inner.update_pod_cidrs(cidrs),
+        )
+    }
+
+    fn status(&self) -> Call<'_, RuntimeStatus> {
+        self.count(Operation::Status, self.inner.status())
+    }
+
+    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
+        self.count(Operation::ListPods, self.inner.list_pods())
+    }
+
+    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+        self.count(Operation::PodStatus, self.inner.pod_status(uid))
+    }
+
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        self.inner.doorbell()
+    }
+
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+        self.count(Operation::RunPodSandbox, self.inner.run_pod_sandbox(config))
+    }
+
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        self.count(Operation::StopPodSandbox, self.inner.stop_pod_sandbox(id))
+    }
+
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        self.count(
+            Operation::RemovePodSandbox,
+            self.inner.remove_pod_sandbox(id),
+        )
+    }
+
+    fn create_container<'a>(
+        &'a self,
+        sandbox: &'a SandboxId,
+        config: &'a ContainerConfig,
+    ) -> Call<'a, ContainerId> {
+        self.count(
+            Operation::CreateContainer,
+            self.inner.create_container(sandbox, config),
+        )
+    }
+
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        self.count(Operation::StartContainer, self.inner.start_container(id))
+    }
+
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+        self.count(
+            Operation::StopContainer,
+            self.inner.stop_container(id, grace),
+        )
+    }
+
+    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        self.count(Operation::RemoveContainer, self.inner.remove_container(id))
+    }
+
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        self.count(Operation::ReopenLog, self.inner.reopen_log(id))
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Call<'a, ExecOutput> {
+        self.count(
+            Operation::ExecSync,
+            self.inner.exec(id, command, timeout, limit),
+        )
+    }
+
+    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session> {
+        self.count(Operation::Exec, self.inner.open_exec(id, options))
+    }
+
+    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session> {
+        self.count(Operation::Attach, self.inner.open_attach(id, options))
+    }
+
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
+        self.count(
+            Operation::PortForward,
+            self.inner.open_port_forward(id, port),
+        )
+    }
+
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        self.count(Operation::ImageStatus, self.inner.image_status(reference))
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        self.count(Operation::ListImages, self.inner.list_images())
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+        self.count(
+            Operation::PullImage,
+            self.inner.pull_image(reference, keyring),
+        )
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.inner.pull_progress(reference)
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        self.count(Operation::RemoveImage, self.inner.remove_image(id))
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.count(Operation::ImageFsInfo, self.inner.image_fs_info())
+    }
+
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+        self.count(Operation::ListPodUsage, self.inner.list_pod_usage(detail))
+    }
+
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+        self.count(Operation::WritableLayer, self.inner.writable_layer(id))
+    }
+}

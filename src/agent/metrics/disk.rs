@@ -1,0 +1,157 @@
+//! What files take: walked through when somebody asks, and at most once in `volumeStatsAggPeriod`.
+//!
+//! Everything runs in slices on the disk lane, so that pods go on in between. What takes too long is left out, and tried
+//! again with the next period.
+
+use alloc::rc::Rc;
+use core::time::Duration;
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
+use smol::future::FutureExt as _;
+
+use super::super::ctx::Ctx;
+use crate::{
+    api::{
+        Mono,
+        stats::{ContainerDisk, DiskUsage, PodUsage, VolumeUsage},
+    },
+    logic::metrics::sample::Disk,
+    sys::disk_usage,
+};
+
+/// All walks of one round together.
+const MAX_TIME: Duration = Duration::from_secs(10);
+/// Mounts that are looked through for the device of the root directory, bytes.
+const MAX_MOUNTS: u64 = 256 * 1024;
+
+/// What files take, at most one period old.
+pub(super) async fn usage(ctx: &Ctx, pods: &[PodUsage]) -> Rc<Disk> {
+    let now = ctx.clock.now();
+    if let Some((at, disk)) = &*ctx.metrics.disk.borrow()
+        && now - *at < ctx.cfg.times.volume_stats
+    {
+        return Rc::clone(disk);
+    }
+    let disk = Rc::new(walk(ctx, pods, now + MAX_TIME).await);
+    *ctx.metrics.disk.borrow_mut() = Some((now, Rc::clone(&disk)));
+    disk
+}
+
+async fn walk(ctx: &Ctx, pods: &[PodUsage], until: Mono) -> Disk {
+    let root = ctx.cfg.dirs.root.clone();
+    let of_node = ctx.disk.run(move || {
+        let fs = disk_usage::file_system(&root).ok();
+        (fs, device_of(&root).unwrap_or_default())
+    });
+    let (node_fs, device) = of_node.await;
+    let images = ctx.runtime.list_images().await.ok();
+    let mut disk = Disk {
+        at: ctx.clock.wall(),
+        node_fs,
+        device,
+        image_fs: ctx.runtime.image_fs_info().await.ok(),
+        images_bytes: images.map(|all| all.iter().map(|image| image.size_bytes).sum()),
+        ..Disk::default()
+    };
+    for pod in pods {
+        let in_time = async {
+            pod_files(ctx, pod, &mut disk).await;
+            true
+        };
+        let late = async {
+            ctx.clock.until(until).await;
+            false
+        };
+        // Dropping a walk ends it with the slice that runs.
+        if !in_time.or(late).await {
+            ctx.complain("files of pods are too many to be counted in time");
+            break;
+        }
+    }
+    disk
+}
+
+async fn pod_files(ctx: &Ctx, pod: &PodUsage, disk: &mut Disk) {
+    for container in &pod.containers {
+        let layer = ctx.runtime.writable_layer(&container.id).await;
+        let logs = match Path::new(&container.log_path).parent() {
+            Some(dir) if dir.is_absolute() => disk_usage::of(&ctx.disk, dir.into()).await,
+            _ => None,
+        };
+        let files = ContainerDisk {
+            layer: layer.ok().flatten(),
+            logs,
+        };
+        disk.containers.insert(container.id.clone(), files);
+    }
+    let (volumes, uid) = (ctx.volumes.clone(), pod.uid.clone());
+    let hosts = ctx.store.dir(&pod.uid).join("etc-hosts");
+    let held = ctx.disk.run(move || {
+        let hosts = fs::symlink_metadata(hosts).ok().map(|meta| DiskUsage {
+            used_bytes: meta.blocks().saturating_mul(512),
+            inodes_used: 1,
+        });
+        (volumes.held(&uid), hosts)
+    });
+    let (held, hosts) = held.await;
+    disk.hosts
+        .extend(hosts.map(|hosts| (pod.uid.clone(), hosts)));
+    let mut all = Vec::new();
+    for volume in held {
+        let used = disk_usage::of(&ctx.disk, volume.path.clone()).await;
+        let path = volume.path;
+        let fs = ctx.disk.run(move || disk_usage::file_system(&path).ok());
+        all.push(VolumeUsage {
+            name: volume.name,
+            ephemeral: volume.ephemeral,
+            used,
+            fs: fs.await,
+        });
+    }
+    disk.volumes.insert(pod.uid.clone(), all);
+}
+
+/// The device that a directory is on, as the mount table names it. Source: proc_pid_mountinfo(5).
+fn device_of(dir: &Path) -> Option<String> {
+    use std::io::Read as _;
+    let mut text = String::new();
+    let table = fs::File::open("/proc/self/mountinfo").ok()?;
+    table.take(MAX_MOUNTS).read_to_string(&mut text).ok()?;
+    device_in(&text, dir).map(str::to_owned)
+}
+
+/// Of mounts on top of each other the last one counts.
+fn device_in<'a>(mounts: &'a str, dir: &Path) -> Option<&'a str> {
+    let covering = mounts.lines().filter_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let point = left.split(' ').nth(4)?;
+        dir.starts_with(point)
+            .then_some((point.len(), right.split(' ').nth(1)?))
+    });
+    covering
+        .max_by_key(|(len, _)| *len)
+        .map(|(_, device)| device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_below() {
+        let mounts = "\
+21 1 8:2 / / rw - ext4 /dev/root rw
+22 21 0:5 / /proc rw - proc proc rw
+30 21 8:3 / /var rw shared:1 - ext4 /dev/sda3 rw
+31 21 8:4 / /var/li rw - ext4 /dev/sda4 rw
+rubbish
+";
+        for (dir, want) in [
+            ("/var/lib/picolet", Some("/dev/sda3")),
+            ("/srv", Some("/dev/root")),
+            ("relative", None),
+        ] {
+            assert_eq!(device_in(mounts, Path::new(dir)), want, "{dir}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What the agent says of itself.
+
+use std::fs;
+
+use super::super::ctx::Ctx;
+use crate::{
+    cgroup::Version,
+    logic::metrics::{
+        exposition::{Kind, Text, Value},
+        own::{self, Facts, Process},
+    },
+    sys::proc::read_small,
+};
+
+/// Ticks a second of the times in `/proc`; the same on every architecture that Linux still has.
+const TICKS: u64 = 100;
+
+/// `/metrics`.
+pub(super) fn page(ctx: &Ctx) -> String {
+    let now = ctx.clock.now();
+    let small = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let places = super::super::ctx::slots(&ctx.cfg).slots();
+    let taken = ctx.table.borrow().handles().count();
+    let probes = ctx.probes.figures(&ctx.table.borrow());
+    own::page(&Facts {
+        node: &ctx.node.name,
+        version: crate::VERSION,
+        cgroup_version: match ctx.cgroups.version() {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        },
+        started_at: ctx.started_at,
+        process: process(),
+        gauges: ctx.gauges.get(),
+        totals: *ctx.totals.borrow(),
+        running: ctx.pleg.borrow().counts(),
+        slots: [small(taken), small(places)],
+        probes_late: probes.late,
+        readers: small(ctx.metrics.readers.get().saturating_sub(1)),
+        apiserver_age: ctx
+            .cluster
+            .as_ref()
+            .and_then(|cluster| cluster.answered())
+            .map(|at| now - at),
+        counters: &ctx.counters.borrow(),
+    })
+}
+
+/// `/metrics/slis`: the checks of `/healthz`, as they are now.
+pub(super) fn slis(ctx: &Ctx) -> String {
+    let moves = ctx
+        .loop_health
+        .get()
+        .is_healthy(ctx.cfg.times.sync, ctx.clock.now());
+    let mut text = Text::default();
+    let help = "Whether a check of the agent passes: 1, or 0.";
+    text.family("kubernetes_healthcheck", Kind::Gauge, help, |s| {
+        for (name, passes) in [("log", true), ("ping", true), ("syncloop", moves)] {
+            let labels = [("name", name), ("type", "healthz")];
+            s.put(&labels, Value::Count(passes.into()), None);
+        }
+    });
+    text.0
+}
+
+/// Figures of this process. Source: proc_pid_stat(5).
+fn process() -> Option<Process> {
+    let mut buffer = [0; 1200];
+    let stat = read_small("/proc/self/stat", &mut buffer).ok()?;
+    let mut process = of_stat(stat)?;
+    let files = fs::read_dir("/proc/self/fd").ok()?.count();
+    process.files = u64::try_from(files).ok()?;
+    Some(process)
+}
+
+fn of_stat(stat: &str) -> Option<Process> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    // The first field behind the name is the third.
+    let field = |n: usize| -> Option<u64> {
+        let mut fields = rest.split_ascii_whitespace();
+        fields.nth(n - 3)?.parse().ok()
+    };
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    Some(Process {
+        cpu_ns: (field(14)? + field(15)?).saturating_mul(1_000_000_000 / TICKS),
+        resident_bytes: field(24)?.saturating_mul(u64::try_from(page).ok()?),
+        files: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_a_process() {
+        // Names may have anything in them.
+        let line = "4711 (a) b (c) S 1 4711 4711 0 -1 4194560 900 0 12 0 150 50 7 8 20 0 3 0 777 9000000 321 18446744073709551615";
+        let process = of_stat(line).expect("whole");
+        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
+        let page = u64::try_from(page.expect("known").expect("set")).expect("bytes");
+        assert_eq!(process.resident_bytes, 321 * page);
+        assert_eq!(process.cpu_ns, 200 * (1_000_000_000 / TICKS));
+        assert!(of_stat("1 (x) S 1").is_none());
+    }
+
+    #[test]
+    fn this_process() {
+        // No more than that: an emulator makes most of the file up.
+        let own = process().expect("figures");
+        assert!(own.files > 2);
+    }
+}

@@ -1,0 +1,67 @@
+//! Addresses of this machine, as the kernel and the hosts file have them. Nothing here asks the network.
+
+use core::net::IpAddr;
+
+use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
+
+use super::machine::{read, read_head};
+use crate::logic::node::{
+    Interface, Local, default_interfaces_v4, default_interfaces_v6, in_hosts_file,
+};
+
+/// Bytes read of a table of routes: default routes stand among its first, but for those of a router with many tables.
+const MAX_ROUTE_BYTES: u64 = 512 * 1024;
+/// Addresses that are looked at: a board has some ten, one with many pods one interface for each.
+const MAX_ADDRESSES: usize = 1024;
+
+/// What this machine knows of its addresses now. `name` is looked up in the hosts file alone: a name server is asked over
+/// the link whose address is sought, and an agent must start without it.
+pub(super) fn local(name: &str) -> Local {
+    Local {
+        interfaces: interfaces(),
+        default_v4: default_interfaces_v4(&read_head("/proc/net/route", MAX_ROUTE_BYTES)),
+        default_v6: default_interfaces_v6(&read_head("/proc/net/ipv6_route", MAX_ROUTE_BYTES)),
+        resolved: in_hosts_file(&read("/etc/hosts"), name),
+    }
+}
+
+fn interfaces() -> Vec<Interface> {
+    let Ok(all) = getifaddrs() else {
+        return Vec::new();
+    };
+    let mut found: Vec<Interface> = Vec::new();
+    for entry in all.take(MAX_ADDRESSES) {
+        if !entry.flags.contains(InterfaceFlags::IFF_UP) {
+            continue;
+        }
+        let Some(address) = entry.address else {
+            continue;
+        };
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::from(a.ip()));
+        let ip = v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::from(a.ip())));
+        let Some(ip) = ip else { continue };
+        match found.iter_mut().find(|i| i.name == entry.interface_name) {
+            Some(interface) => interface.addresses.push(ip),
+            None => found.push(Interface {
+                name: entry.interface_name,
+                addresses: vec![ip],
+            }),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine() {
+        // NODE-07
+        let local = local("no-such-name");
+        let lo = local.interfaces.iter().find(|i| i.name == "lo");
+        let loopback: IpAddr = "127.0.0.1".parse().expect("address");
+        assert!(lo.is_none_or(|lo| lo.addresses.contains(&loopback)));
+        assert!(local.resolved.is_empty());
+    }
+}

@@ -1,0 +1,155 @@
+//! From a probe of a pod's spec to what is done, made once: specs do not live in memory, and reading one a second would
+//! cost more than the probe.
+
+use crate::{
+    api::{
+        Container,
+        pod::{HttpGetAction, Probe},
+    },
+    logic::{
+        expansion,
+        probe::{ProbeKind, resolve_port},
+    },
+    probe::{self, HttpGet, http},
+};
+
+/// What a probe does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::agent) enum Action {
+    /// Asks by way of the network.
+    Ask(probe::Action),
+    /// Runs a command in the container.
+    Exec(Box<[String]>),
+    /// Cannot be done, and why: it errs each time (PROBE-24).
+    Broken(String),
+}
+
+/// What the container's probe of that kind does.
+pub(super) fn of(container: &Container, kind: ProbeKind) -> Action {
+    let probe = kind.of(container);
+    probe
+        .map_or_else(|| Err(missing(container)), |probe| make(container, probe))
+        .unwrap_or_else(Action::Broken)
+}
+
+fn missing(container: &Container) -> String {
+    format!("missing probe handler for container {}", container.name)
+}
+
+fn make(container: &Container, probe: &Probe) -> Result<Action, String> {
+    if let Some(exec) = &probe.exec {
+        // Values that are not written down in the spec count as empty.
+        let value = |name: &str| {
+            let named = container.env.iter().rev().find(|e| e.name == name);
+            named.map(|e| e.value.clone())
+        };
+        let words: Result<Box<[_]>, _> = exec
+            .command
+            .iter()
+            .map(|word| expansion::expand(word, value))
+            .collect();
+        Ok(Action::Exec(words?))
+    } else if let Some(get) = &probe.http_get {
+        Ok(Action::Ask(probe::Action::Http(http_get(container, get)?)))
+    } else if let Some(tcp) = &probe.tcp_socket {
+        Ok(Action::Ask(probe::Action::Tcp {
+            host: tcp.host.as_str().into(),
+            port: resolve_port(container, &tcp.port)?,
+        }))
+    } else if let Some(grpc) = &probe.grpc {
+        let port = u16::try_from(grpc.port).ok().filter(|port| *port > 0);
+        Ok(Action::Ask(probe::Action::Grpc {
+            port: port.ok_or_else(|| format!("invalid port number: {}", grpc.port))?,
+            service: grpc.service.as_deref().unwrap_or("").into(),
+        }))
+    } else {
+        Err(missing(container))
+    }
+}
+
+/// The request of an `httpGet`, of a probe or a hook.
+pub(in crate::agent) fn http_get(
+    container: &Container,
+    get: &HttpGetAction,
+) -> Result<HttpGet, String> {
+    Ok(HttpGet {
+        https: get.scheme.eq_ignore_ascii_case("https"),
+        host: get.host.as_str().into(),
+        port: resolve_port(container, &get.port)?,
+        target: http::target(&get.path).into(),
+        headers: get
+            .http_headers
+            .iter()
+            .map(|h| (h.name.as_str().into(), h.value.as_str().into()))
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_done() {
+        // PROBE-20 PROBE-24 PROBE-31
+        let container = |probe: serde_json::Value| -> Container {
+            serde_json::from_value(json!({
+                "name": "c", "livenessProbe": probe,
+                "ports": [{"name": "web", "containerPort": 8080}],
+                "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"},
+                    {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+            }))
+            .expect("container")
+        };
+        let words = |words: &[&str]| Action::Exec(words.iter().map(|w| (*w).to_owned()).collect());
+        let ask = Action::Ask;
+        for (probe, want) in [
+            (
+                json!({"exec": {"command": ["$(A)", "[$(B)]", "$(C)", "$$(A)"]}}),
+                words(&["2", "[]", "$(C)", "$(A)"]),
+            ),
+            (
+                json!({"httpGet": {"port": "web", "scheme": "HTTPS", "path": "a",
+                    "httpHeaders": [{"name": "X", "value": "y"}]}}),
+                ask(probe::Action::Http(HttpGet {
+                    https: true,
+                    host: "".into(),
+                    port: 8080,
+                    target: "/a".into(),
+                    headers: [("X".into(), "y".into())].into(),
+                })),
+            ),
+            (
+                json!({"tcpSocket": {"port": "81", "host": "h"}}),
+                ask(probe::Action::Tcp {
+                    host: "h".into(),
+                    port: 81,
+                }),
+            ),
+            (
+                json!({"tcpSocket": {"port": "other"}}),
+                Action::Broken("port other not found".into()),
+            ),
+            (
+                json!({"grpc": {"port": 82}}),
+                ask(probe::Action::Grpc {
+                    port: 82,
+                    service: "".into(),
+                }),
+            ),
+            (
+                json!({"grpc": {"port": 0}}),
+                Action::Broken("invalid port number: 0".into()),
+            ),
+            (
+                json!({}),
+                Action::Broken("missing probe handler for container c".into()),
+            ),
+        ] {
+            let name = probe.to_string();
+            assert_eq!(of(&container(probe), ProbeKind::Liveness), want, "{name}");
+        }
+    }
+}

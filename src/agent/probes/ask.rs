@@ -1,0 +1,217 @@
+//! One probe: asked, asked again if it errs, told.
+
+use alloc::rc::Rc;
+use core::{net::IpAddr, time::Duration};
+
+use smol::{
+    channel::Sender,
+    lock::{Semaphore, SemaphoreGuard},
+};
+
+use super::{Action, Deed, Probed, Turns, container_status, instance};
+use crate::{
+    agent::{
+        core::Event,
+        ctx::Ctx,
+        recorder::{About, Severity},
+    },
+    api::{ContainerId, PodUid},
+    logic::probe::{Key, ProbeKind, ProbeResult, Settings},
+    probe::{Answer, MAX_TEXT_BYTES},
+    runtime::RuntimeError,
+};
+
+/// Tries of a probe that errs (PROBE-09).
+const TRIES: usize = 3;
+/// Bytes kept of what a command writes to each of its two streams (PROBE-20).
+const MAX_OUTPUT_BYTES: usize = 10 * 1024;
+
+/// What is probed.
+pub(super) struct Target {
+    uid: PodUid,
+    name: Box<str>,
+    /// Instance, as the API names it and as the runtime does.
+    container_id: Box<str>,
+    id: ContainerId,
+    ip: Option<IpAddr>,
+    settings: Settings,
+    deed: Rc<Deed>,
+}
+
+impl Target {
+    /// What the worker is about now.
+    pub(super) fn of(ctx: &Ctx, key: Key) -> Option<Self> {
+        let workers = ctx.probes.workers.borrow();
+        let (uid, entry) = workers.entry(key)?;
+        let statuses = ctx.statuses.borrow();
+        let status = statuses.get(uid)?;
+        let container = container_status(status, &entry.container)?;
+        Some(Self {
+            uid: uid.clone(),
+            name: entry.container.clone(),
+            container_id: container.container_id.as_str().into(),
+            id: instance(container),
+            ip: status.pod_ip.parse().ok(),
+            settings: entry.worker.settings(),
+            deed: Rc::clone(&entry.action),
+        })
+    }
+}
+
+/// Probes, and tells what came of it.
+pub(super) async fn run(ctx: &Ctx, key: Key, target: Target, events: &Sender<Event>) {
+    let probes = &ctx.probes;
+    let of = |turns: &Turns| match &target.deed.action {
+        Action::Exec(_) => Rc::clone(&turns.commands),
+        Action::Ask(_) | Action::Broken(_) => Rc::clone(&turns.connections),
+    };
+    let (of_pod, of_node) = (of(&target.deed.turns), of(&probes.turns));
+    let mut waited = false;
+    // That of the pod first: what waits for its own is in nobody's way.
+    let turn_of_pod = take(&of_pod, &mut waited).await;
+    let turn = take(&of_node, &mut waited).await;
+    let began = ctx.clock.now();
+    // The pod went meanwhile.
+    let Some(late) = probes.workers.borrow_mut().begin(key, waited, began) else {
+        return;
+    };
+    probes.late.set(probes.late.get() + u64::from(late));
+    let answer = answer(ctx, &target).await;
+    drop((turn, turn_of_pod));
+    let gone = {
+        let workers = probes.workers.borrow();
+        !workers
+            .entry(key)
+            .is_some_and(|(_, entry)| entry.worker.is_asking())
+    };
+    if gone {
+        return;
+    }
+    let success = match &answer {
+        Answer::Success | Answer::Warning(_) => Some(true),
+        Answer::Failure(_) => Some(false),
+        Answer::Error(_) => None,
+    };
+    if success != Some(false) {
+        let took_ms = ctx.clock.now().since_ms(began);
+        probes.workers.borrow_mut().took(key, took_ms);
+    }
+    tell(ctx, &target, answer);
+    let changed =
+        probes
+            .workers
+            .borrow_mut()
+            .outcome(key, target.id.as_str(), success, ctx.clock.now());
+    probes.wake();
+    if let Some(result) = changed {
+        if target.settings.kind != ProbeKind::Liveness {
+            super::passed::save(ctx);
+        }
+        log::debug!(
+            "uid={} container={} {} probe: {result:?}",
+            target.uid,
+            target.name,
+            target.settings.kind
+        );
+        let probed = Probed {
+            uid: target.uid,
+            container_id: target.container_id,
+            kind: target.settings.kind,
+            result,
+        };
+        // Closed only when the agent ends.
+        let _ = events.send(Event::Probed(probed)).await;
+    }
+    debug_assert!(changed != Some(ProbeResult::Unknown));
+}
+
+async fn take<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a> {
+    match turns.try_acquire() {
+        Some(turn) => turn,
+        None => {
+            *waited = true;
+            turns.acquire().await
+        }
+    }
+}
+
+async fn answer(ctx: &Ctx, target: &Target) -> Answer {
+    let limit = Duration::from_secs(target.settings.timeout_s.into());
+    let mut answer = once(ctx, target, limit).await;
+    for _ in 1..TRIES {
+        if !matches!(answer, Answer::Error(_)) {
+            break;
+        }
+        answer = once(ctx, target, limit).await;
+    }
+    answer
+}
+
+async fn once(ctx: &Ctx, target: &Target, limit: Duration) -> Answer {
+    match &target.deed.action {
+        Action::Broken(why) => Answer::Error(why.clone()),
+        Action::Ask(action) => {
+            let late = ctx.clock.until(ctx.clock.now() + limit);
+            ctx.probes.wire.ask(action, target.ip, limit, late).await
+        }
+        Action::Exec(words) => {
+            let ran = ctx
+                .runtime
+                .exec(&target.id, words, Some(limit), MAX_OUTPUT_BYTES)
+                .await;
+            match ran {
+                Ok(output) if output.exit_code == 0 => Answer::Success,
+                Ok(output) => {
+                    let mut text = output.stdout;
+                    text.extend_from_slice(&output.stderr);
+                    text.truncate(MAX_TEXT_BYTES);
+                    Answer::Failure(String::from_utf8_lossy(&text).into_owned())
+                }
+                Err(RuntimeError::Timeout { after, .. }) => Answer::Failure(format!(
+                    "command timed out: {:?} timed out after {}s",
+                    words.join(" "),
+                    after.as_secs()
+                )),
+                Err(e) => Answer::Error(e.to_string()),
+            }
+        }
+    }
+}
+
+/// The event of an answer that is not a plain success (EVT-17, EVT-18).
+fn tell(ctx: &Ctx, target: &Target, answer: Answer) {
+    let kind = target.settings.kind;
+    let (reason, text) = match answer {
+        Answer::Success => return,
+        Answer::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
+        Answer::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
+        Answer::Error(text) => {
+            // An answer that cannot be read to its end is a failure to the kubelet's HTTP prober, which does not count either.
+            let state = match &target.deed.action {
+                Action::Ask(_) => "failure",
+                Action::Exec(_) | Action::Broken(_) => "unknown",
+            };
+            let text = format!("{kind} probe errored and resulted in {state} state: {text}");
+            ("Unhealthy", text)
+        }
+    };
+    // Repeats of another instance are repeats (EVT-01).
+    let text = text.replace(target.id.as_str(), &target.name);
+    let field = if target.settings.sidecar {
+        "initContainers"
+    } else {
+        "containers"
+    };
+    let table = ctx.table.borrow();
+    let handle = table.handle(&target.uid);
+    let Some(pod) = handle.and_then(|handle| table.identity(handle)) else {
+        return;
+    };
+    let about = About {
+        uid: &target.uid,
+        namespace: pod.namespace,
+        name: pod.name,
+        field_path: &format!("spec.{field}{{{}}}", target.name),
+    };
+    ctx.event_about(about, Severity::Warning, reason, &text);
+}

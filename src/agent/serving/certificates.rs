@@ -1,0 +1,178 @@
+//! The certificate that the server shows and the CAs that it trusts, as files (BOOT-10, BOOT-13). They are looked at once a
+//! minute: what cannot be used leaves what was read before.
+
+use core::time::Duration;
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use alloc::{rc::Rc, sync::Arc};
+
+use crate::{
+    agent::{ctx::Ctx, ctx::Shared, sync::chain},
+    kube::csr::{self, Subject},
+    logic::fnv::fnv1a,
+    net::serving::{Authorities, Shown},
+    server::network::Access,
+    sys::file,
+};
+
+/// Time between two looks at files.
+const LOOK: Duration = Duration::from_secs(60);
+/// Largest file read, bytes.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
+
+/// What was read, in short: the same number means that nothing has changed.
+type Seen = u64;
+
+fn seen(texts: [&[u8]; 2]) -> Seen {
+    let all = texts.iter().flat_map(|text| text.iter().copied());
+    fnv1a(all)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))
+        .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    Ok(bytes)
+}
+
+/// Trusts the CAs in a file.
+pub(super) fn trust(path: &Path, access: &Access) -> Result<Seen, String> {
+    let text = read(path).map_err(|why| format!("authentication.x509.clientCAFile: {why}"))?;
+    take_authorities(path, &text, access)
+}
+
+fn take_authorities(path: &Path, text: &[u8], access: &Access) -> Result<Seen, String> {
+    let authorities = Authorities::read(text).map_err(|e| {
+        format!(
+            "authentication.x509.clientCAFile: {}: {}",
+            path.display(),
+            chain(&e)
+        )
+    })?;
+    access.trust(Arc::new(authorities));
+    Ok(seen([text, b""]))
+}
+
+/// Looks at the file again and again.
+pub(super) fn trust_again(
+    ctx: Shared,
+    path: PathBuf,
+    access: Rc<Access>,
+) -> impl AsyncFnOnce(Seen) {
+    async move |mut before: Seen| loop {
+        ctx.clock.until(ctx.clock.now() + LOOK).await;
+        let file = path.clone();
+        match ctx.disk.run(move || read(&file)).await {
+            Ok(text) if seen([&text, b""]) == before => {}
+            Ok(text) => match take_authorities(&path, &text, &access) {
+                Ok(now) => {
+                    log::info!("the CAs of clients have changed");
+                    before = now;
+                }
+                Err(why) => ctx.complain(&why),
+            },
+            Err(why) => ctx.complain(&why),
+        }
+    }
+}
+
+/// A certificate and its key.
+type Files = (PathBuf, PathBuf);
+
+/// Shows the certificate in a pair of files.
+pub(super) fn show(files: &Files, shown: &Shown) -> Result<Seen, String> {
+    let pair = read_pair(files)?;
+    take_pair(files, &pair, shown)
+}
+
+fn read_pair((certificate, key): &Files) -> Result<(Vec<u8>, Vec<u8>), String> {
+    Ok((read(certificate)?, read(key)?))
+}
+
+fn take_pair(
+    (path, _): &Files,
+    (certificate, key): &(Vec<u8>, Vec<u8>),
+    shown: &Shown,
+) -> Result<Seen, String> {
+    shown
+        .show(certificate, key)
+        .map_err(|e| format!("serving certificate {}: {}", path.display(), chain(&e)))?;
+    Ok(seen([certificate, key]))
+}
+
+/// Looks at the pair again and again.
+pub(super) fn show_again(ctx: Shared, files: Files, shown: Arc<Shown>) -> impl AsyncFnOnce(Seen) {
+    async move |mut before: Seen| loop {
+        ctx.clock.until(ctx.clock.now() + LOOK).await;
+        let asked = files.clone();
+        match ctx.disk.run(move || read_pair(&asked)).await {
+            Ok(pair) if seen([&pair.0, &pair.1]) == before => {}
+            // Of two files that are replaced, one may be new already.
+            Ok(pair) => match take_pair(&files, &pair, &shown) {
+                Ok(now) => {
+                    log::info!("a new serving certificate is shown");
+                    before = now;
+                }
+                Err(why) => ctx.complain(&why),
+            },
+            Err(why) => ctx.complain(&why),
+        }
+    }
+}
+
+/// Shows the certificate of this node's own, and makes one at the first start.
+pub(super) fn own(ctx: &Ctx, shown: &Shown) -> Result<(), String> {
+    let dir = &ctx.cfg.cluster.cert_dir;
+    let files = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
+    let is_there = |path: &Path| match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => false,
+        Ok(_) | Err(_) => true,
+    };
+    match (is_there(&files.0), is_there(&files.1)) {
+        (true, true) => {}
+        (false, false) => {
+            let subject = Subject {
+                common_name: ctx.node.name.clone(),
+                dns_names: vec![ctx.node.name.clone()],
+                ips: ctx.node.host_ips.clone(),
+                ..Subject::default()
+            };
+            let (certificate, key) = csr::self_signed(&subject)?;
+            write(dir, &files, &certificate, &key)
+                .map_err(|e| format!("cannot keep a certificate in {}: {e}", dir.display()))?;
+            log::info!("made the serving certificate {}", files.0.display());
+        }
+        (certificate, _) => {
+            let (there, missing) = match certificate {
+                true => (&files.0, &files.1),
+                false => (&files.1, &files.0),
+            };
+            return Err(format!(
+                "{} is there and {} is not: put it back, or remove the other one and a new pair is made",
+                there.display(),
+                missing.display()
+            ));
+        }
+    }
+    show(&files, shown).map(|_| ())
+}
+
+fn write(dir: &Path, files: &Files, certificate: &str, key: &str) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(dir)?;
+    // After a power cut there may be the key alone, which is of no use: the certificate is the one that counts.
+    file::write_atomic(&files.1, key.as_bytes(), 0o600, true)?;
+    let kept = file::write_atomic(&files.0, certificate.as_bytes(), 0o644, true);
+    if kept.is_err() {
+        let _ = fs::remove_file(&files.1);
+    }
+    kept
+}

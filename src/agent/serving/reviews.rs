@@ -1,0 +1,170 @@
+//! What the apiserver is asked about clients of the server: `TokenReview`, `SubjectAccessReview` (SRV-06, SRV-08).
+
+use alloc::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::{
+    agent::ctx::Shared,
+    kube::{Api, KubeError, api::Reply},
+    server::{
+        http::Identity,
+        network::{Question, ReviewError, Reviewed, Reviewer},
+    },
+};
+
+/// Groups, and values of one kind, taken of a user.
+const MAX_WORDS: usize = 1000;
+
+/// Asks on the lanes of the cluster.
+pub(super) struct Reviews(pub(super) Shared);
+
+impl Reviews {
+    async fn ask(
+        &self,
+        job: impl FnOnce(&dyn Api) -> Reply<Value> + Send + 'static,
+    ) -> Result<Value, ReviewError> {
+        let Some(cluster) = &self.0.cluster else {
+            return Err(failed(&KubeError::Cancelled, true));
+        };
+        let asked = cluster.lanes.work(job).await;
+        // While nobody else hears from it, the same question again is for nothing, and keeps others waiting (OFF-05).
+        asked.map_err(|e| failed(&e, cluster.link.trouble().is_some()))
+    }
+}
+
+fn failed(e: &KubeError, is_away: bool) -> ReviewError {
+    ReviewError {
+        may_pass: e.may_pass() && !is_away,
+        why: e.to_string(),
+    }
+}
+
+impl Reviewer for Reviews {
+    fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>> {
+        Box::pin(async move {
+            let body = token_review(&token);
+            let review = self.ask(move |api| api.review_token(body.as_bytes()));
+            Ok(identity(&review.await?))
+        })
+    }
+
+    fn may(&self, question: Question) -> Reviewed<'_, bool> {
+        Box::pin(async move {
+            let body = access_review(&question, &self.0.node.name);
+            let review = self.ask(move |api| api.review_access(body.as_bytes()));
+            Ok(review.await?["status"]["allowed"] == true)
+        })
+    }
+}
+
+fn token_review(token: &str) -> String {
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": { "token": token },
+    })
+    .to_string()
+}
+
+fn access_review(question: &Question, node: &str) -> String {
+    let Question {
+        user,
+        verb,
+        subresource,
+    } = question;
+    json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": user.name,
+            "uid": user.uid,
+            "groups": user.groups,
+            "extra": user.extra,
+            "resourceAttributes": {
+                "verb": verb, "version": "v1", "resource": "nodes", "subresource": subresource, "name": node,
+            },
+        },
+    })
+    .to_string()
+}
+
+/// Whom a review names; `None`: the token is nobody's.
+fn identity(review: &Value) -> Option<Identity> {
+    let status = &review["status"];
+    if status["authenticated"] != true {
+        return None;
+    }
+    let user = &status["user"];
+    let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+    let words = |value: &Value| -> Vec<String> {
+        let all = value.as_array().into_iter().flatten();
+        all.filter_map(Value::as_str)
+            .take(MAX_WORDS)
+            .map(str::to_owned)
+            .collect()
+    };
+    let extra: BTreeMap<String, Vec<String>> = user["extra"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .take(MAX_WORDS)
+        .map(|(key, values)| (key.clone(), words(values)))
+        .collect();
+    Some(Identity {
+        name: text(&user["username"]),
+        uid: text(&user["uid"]),
+        groups: words(&user["groups"]),
+        extra,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions() {
+        // SRV-08
+        let question = Question {
+            user: Identity {
+                name: "eve".into(),
+                groups: vec!["g".into()],
+                extra: BTreeMap::from([("k".into(), vec!["v".into()])]),
+                ..Identity::default()
+            },
+            verb: "get",
+            subresource: "proxy",
+        };
+        let asked: Value = serde_json::from_str(&access_review(&question, "n")).expect("json");
+        assert_eq!(
+            asked["spec"],
+            json!({
+                "user": "eve", "uid": "", "groups": ["g"], "extra": {"k": ["v"]},
+                "resourceAttributes": {
+                    "verb": "get", "version": "v1", "resource": "nodes", "subresource": "proxy", "name": "n",
+                },
+            })
+        );
+        assert!(token_review("t\"").contains(r#""token":"t\"""#));
+    }
+
+    #[test]
+    fn answers() {
+        // SRV-05 SRV-06
+        let known = json!({"status": {"authenticated": true, "user": {
+            "username": "u", "uid": "1", "groups": ["a", 5, "b"], "extra": {"k": ["v"]},
+        }}});
+        let user = identity(&known).expect("known");
+        assert_eq!((&*user.name, &*user.uid), ("u", "1"));
+        assert_eq!(user.groups, ["a", "b"]);
+        assert_eq!(user.extra["k"], ["v"]);
+        for nobody in [
+            json!({}),
+            json!({"status": {"authenticated": false, "user": {"username": "u"}}}),
+            json!({"status": {"authenticated": "true"}}),
+        ] {
+            assert_eq!(identity(&nobody), None);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Where exec, attach and port forwarding lead, for the server.
+
+use core::time::Duration;
+use std::os::fd::OwnedFd;
+
+use super::backend::LocalBackend;
+use crate::api::cri::{ContainerState, ExecOutput, SandboxState};
+use crate::api::{ContainerId, Pod, SandboxId};
+use crate::runtime::{AttachOptions, Call, ExecOptions, Session};
+use crate::server::backend::{PodName, Reply, Running, Streaming};
+use crate::server::http::Refusal;
+use crate::server::streaming::OTHER_UID;
+
+impl LocalBackend {
+    /// A pod by its name, and by its UID if it is told.
+    fn named(&self, pod: PodName<'_>) -> Result<Pod, Refusal> {
+        let found = self.find(pod.namespace, pod.name)?;
+        let is_meant = pod.uid.is_none_or(|uid| found.metadata.uid.as_str() == uid);
+        is_meant
+            .then_some(found)
+            .ok_or_else(|| Refusal::not_found(OTHER_UID))
+    }
+}
+
+impl Streaming for LocalBackend {
+    // SRV-17
+    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running> {
+        Box::pin(async move {
+            let pod = self.named(pod)?;
+            let missing =
+                |name: &str| Refusal::new(500, format!("container not found (\"{name}\")"));
+            let name = match Self::container_name(&pod, container) {
+                Ok(name) => name,
+                Err(_) if !container.is_empty() => return Err(missing(container)),
+                Err(refusal) => return Err(refusal),
+            };
+            let runtime = self.ctx.runtime_status(&pod.metadata.uid);
+            let running = runtime
+                .instances(&name)
+                .find(|c| c.state == ContainerState::Running)
+                .ok_or_else(|| missing(&name))?;
+            let spec = pod.spec.all_containers().find(|c| c.name == name);
+            Ok(Running {
+                id: running.id.clone(),
+                tty: spec.is_some_and(|c| c.tty),
+                stdin_once: spec.is_some_and(|c| c.stdin_once),
+            })
+        })
+    }
+
+    fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId> {
+        Box::pin(async move {
+            let found = self.named(pod)?;
+            let runtime = self.ctx.runtime_status(&found.metadata.uid);
+            let ready = runtime
+                .sandboxes
+                .iter()
+                .find(|s| s.state == SandboxState::Ready);
+            ready.map(|s| s.id.clone()).ok_or_else(|| {
+                let text = format!("pod {}/{} does not run", pod.namespace, pod.name);
+                Refusal::new(500, text)
+            })
+        })
+    }
+
+    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session> {
+        self.ctx.runtime.open_exec(id, options)
+    }
+
+    fn run<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        limit: usize,
+    ) -> Call<'a, ExecOutput> {
+        self.ctx.runtime.exec(id, command, None, limit)
+    }
+
+    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session> {
+        self.ctx.runtime.open_attach(id, options)
+    }
+
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
+        self.ctx.runtime.open_port_forward(id, port)
+    }
+
+    fn idle_timeout(&self) -> Duration {
+        self.ctx.cfg.times.streaming_idle
+    }
+
+    fn stream_ended(&self) {
+        self.ctx.heap_used.set(true);
+    }
+}

@@ -1,0 +1,95 @@
+//! What pods refer to, as the fake apiserver keeps it: objects by path, and trouble on request. It checks nothing; the test
+//! server does.
+
+use alloc::collections::BTreeMap;
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde_json::{Value, json};
+
+use super::api::{broken, refused};
+use crate::{api::Wall, kube::api::Reply};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// Nobody answers.
+    Silent,
+    /// A refusal with this status.
+    Refuses(u16),
+}
+
+/// Objects at paths such as `configmaps/ns/name`.
+#[derive(Default)]
+pub(super) struct Stored {
+    objects: BTreeMap<String, Value>,
+    /// Paths that were asked for.
+    pub(super) asked: Vec<String>,
+    /// Of paths that begin so, the next requests.
+    pub(super) troubles: Vec<(String, u32, Trouble)>,
+    /// Its clock, seconds since 1970.
+    pub(super) now_s: i64,
+    tokens: u32,
+}
+
+impl Stored {
+    pub(super) fn put(&mut self, path: &str, mut object: Value) {
+        let mut names = path.split('/').skip(1);
+        object["metadata"]["namespace"] = names.next().unwrap_or_default().into();
+        object["metadata"]["name"] = names.next().unwrap_or_default().into();
+        self.objects.insert(path.into(), object);
+    }
+
+    pub(super) fn remove(&mut self, path: &str) {
+        self.objects.remove(path);
+    }
+
+    fn arrive(&mut self, path: &str) -> Reply<()> {
+        self.asked.push(path.into());
+        let mut troubles = self.troubles.iter_mut();
+        let hit = troubles.find(|(prefix, times, _)| *times > 0 && path.starts_with(&**prefix));
+        let Some((_, times, trouble)) = hit else {
+            return Ok(());
+        };
+        *times -= 1;
+        Err(match *trouble {
+            Trouble::Silent => broken(),
+            Trouble::Refuses(status) => refused(status, "Trouble"),
+        })
+    }
+
+    pub(super) fn read(&mut self, kind: &str, namespace: &str, name: &str) -> Reply<Value> {
+        let path = format!("{kind}/{namespace}/{name}");
+        self.arrive(&path)?;
+        let found = self.objects.get(&path).cloned();
+        found.ok_or_else(|| refused(404, "NotFound"))
+    }
+
+    pub(super) fn list(&mut self, kind: &str, namespace: &str) -> Reply<Vec<Value>> {
+        let path = format!("{kind}/{namespace}/");
+        self.arrive(&path)?;
+        let all = self.objects.iter();
+        let found = all.filter(|(own, _)| own.starts_with(&path));
+        Ok(found.map(|(_, object)| object.clone()).collect())
+    }
+
+    /// A token that says its times and which one it is.
+    pub(super) fn token(&mut self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
+        self.arrive(&format!("tokens/{namespace}/{account}"))?;
+        let mut request: Value = serde_json::from_slice(body).expect("json");
+        let spec = &request["spec"];
+        let seconds = spec["expirationSeconds"].as_i64().unwrap_or(3600);
+        self.tokens += 1;
+        let end_s = self.now_s + seconds;
+        let claims = json!({
+            "iat": self.now_s, "exp": end_s, "n": self.tokens, "aud": spec["audiences"],
+            "uid": spec["boundObjectRef"]["uid"],
+        });
+        let payload = URL_SAFE_NO_PAD.encode(claims.to_string());
+        request["spec"]["expirationSeconds"] = seconds.into();
+        request["status"] = json!({
+            "token": format!("e30.{payload}.c2ln"),
+            "expirationTimestamp": Wall::from_secs(end_s).to_string(),
+        });
+        Ok(request)
+    }
+}

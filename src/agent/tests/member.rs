@@ -1,0 +1,352 @@
+//! The agent as a node of a cluster: the Node object and the lease, as a strict apiserver sees them.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+use std::fs;
+
+use picolet_test_apiserver::{Entry, Fault, Rule, TestServer};
+use serde_json::{Value, json};
+
+use super::super::cluster;
+use super::world::{NODE, World};
+use crate::{
+    kube::{Api, Cluster, HttpApi, Kubeconfig, Rates, Timeouts},
+    net::ProxyVariables,
+};
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+pub(super) fn api(server: &TestServer) -> Arc<dyn Api> {
+    let text = server.kubeconfig_for_node(NODE).expect("kubeconfig");
+    let config = Kubeconfig::parse("/k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
+    let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
+    let (timeouts, rates) = (Timeouts::default(), Rates::default());
+    Arc::new(HttpApi::new(&cluster, timeouts, rates, None))
+}
+
+fn cluster(flags: &'static [&'static str]) -> (TestServer, World) {
+    let server = TestServer::builder().start().expect("server");
+    let world = World::with(flags, Some(api(&server)));
+    (server, world)
+}
+
+fn node(server: &TestServer) -> Value {
+    server.get("nodes", "", NODE).expect("a node")
+}
+
+fn condition<'a>(node: &'a Value, kind: &str) -> &'a Value {
+    let all = node["status"]["conditions"].as_array().expect("conditions");
+    all.iter()
+        .find(|c| c["type"] == kind)
+        .unwrap_or(&Value::Null)
+}
+
+fn is_ready(server: &TestServer) -> bool {
+    let node = server.get("nodes", "", NODE);
+    node.is_some_and(|node| condition(&node, "Ready")["status"] == "True")
+}
+
+/// Requests of a kind since the log was last cleared.
+fn asked(server: &TestServer, method: &str, part: &str) -> usize {
+    let is = |e: &&Entry| e.method == method && e.uri.contains(part);
+    server.audit().iter().filter(is).count()
+}
+
+fn refused(server: &TestServer) -> Vec<String> {
+    let wrong = server.wrong();
+    let text = |e: &Entry| format!("{} {} {} {}", e.method, e.uri, e.code, e.message);
+    wrong.iter().map(text).collect()
+}
+
+#[test]
+fn it_registers_and_keeps_its_lease() {
+    // NODE-01 NODE-05 NODE-24 LEASE-01 LEASE-02 LEASE-03 LEASE-04 OFF-07 OFF-10 AUTHZ-02 AUTHZ-10
+    let (server, world) = cluster(&[]);
+    assert!(world.ctx.own_node.borrow().is_none());
+    world.advance(s(1));
+    let found = node(&server);
+    assert_eq!(condition(&found, "Ready")["status"], "True", "{found}");
+    assert_eq!(found["metadata"]["labels"]["kubernetes.io/hostname"], NODE);
+    let own = world.ctx.own_node.borrow().clone().expect("an answer");
+    assert_eq!(own.metadata.uid.as_str(), found["metadata"]["uid"]);
+    assert!(own.status.images.is_empty(), "kept apart");
+    assert!(
+        !found["status"]["images"]
+            .as_array()
+            .expect("images")
+            .is_empty()
+    );
+    assert_eq!(world.ctx.host_ips(), crate::logic::node::of_node(&own));
+    let lease = || {
+        server
+            .get("leases", "kube-node-lease", NODE)
+            .expect("a lease")
+    };
+    let first = lease();
+    assert_eq!(
+        first["metadata"]["ownerReferences"][0]["uid"],
+        found["metadata"]["uid"]
+    );
+    assert_eq!(first["spec"]["leaseDurationSeconds"], 40);
+    server.clear_audit();
+    world.advance(s(100));
+    assert_ne!(lease()["spec"]["renewTime"], first["spec"]["renewTime"]);
+    let renewals = asked(&server, "PATCH", "/leases/");
+    assert!((9..=10).contains(&renewals), "{renewals}");
+    assert_eq!(asked(&server, "PUT", "") + asked(&server, "POST", ""), 0);
+    assert_eq!(refused(&server), [""; 0]);
+    for reason in [
+        "Starting",
+        "NodeHasSufficientMemory",
+        "NodeHasSufficientPID",
+    ] {
+        assert_eq!(world.events_of(reason), 1, "{reason}");
+    }
+}
+
+#[test]
+fn a_status_is_sent_when_it_changed_or_is_old() {
+    // NODE-22 NODE-23
+    let (server, world) = cluster(&[]);
+    world.advance(s(90));
+    server.clear_audit();
+    world.advance(s(40));
+    assert_eq!(asked(&server, "", "/nodes/"), 0, "nothing has changed");
+    world
+        .fake
+        .set_conditions(None, Some(("NoCni", "no network")));
+    world.advance(s(16));
+    assert!(!is_ready(&server));
+    assert_eq!(asked(&server, "PATCH", "/status"), 1);
+    world.fake.set_conditions(None, None);
+    world.advance(s(16));
+    assert!(is_ready(&server));
+    server.clear_audit();
+    world.advance(s(900));
+    let reports = asked(&server, "PATCH", "/nodes/");
+    assert!((2..=4).contains(&reports), "{reports} in 15 minutes");
+    assert_eq!(asked(&server, "GET", "/nodes/"), 0);
+    assert_eq!(refused(&server), [""; 0]);
+    assert_eq!(world.events_of("Starting"), 1);
+    assert_eq!(
+        (
+            world.events_of("NodeNotReady"),
+            world.events_of("NodeReady")
+        ),
+        (1, 1)
+    );
+}
+
+#[test]
+fn what_others_wrote_during_an_outage_is_repaired() {
+    // NODE-22 NODE-23 LEASE-05 CONF-21
+    let (server, world) = cluster(&[]);
+    world.advance(s(90));
+    assert!(is_ready(&server));
+    server.set_down(true);
+    let unknown = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}});
+    server
+        .patch("nodes", "", NODE, "status", &unknown)
+        .expect("patch");
+    world.advance(s(120));
+    assert!(!is_ready(&server));
+    server.set_down(false);
+    world.advance(s(15));
+    assert!(is_ready(&server));
+    let kinds = node(&server)["status"]["conditions"]
+        .as_array()
+        .map(Vec::len);
+    assert_eq!(kinds, Some(4));
+    // The node controller comes back later than the apiserver, and acts on what it knew.
+    world.advance(s(40));
+    server
+        .patch("nodes", "", NODE, "status", &unknown)
+        .expect("patch");
+    world.advance(s(15));
+    assert!(is_ready(&server));
+    // And that is all.
+    world.advance(s(120));
+    server.clear_audit();
+    world.advance(s(60));
+    assert_eq!(asked(&server, "GET", "/nodes/"), 0);
+    assert_eq!(refused(&server), [""; 0]);
+}
+
+#[test]
+fn a_long_sleep_of_the_machine_is_no_secret_to_others() {
+    // LEASE-05
+    let (server, world) = cluster(&[]);
+    world.advance(s(90));
+    server.clear_audit();
+    // Nothing fails here; the clock alone tells.
+    let unknown = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+    server
+        .patch("nodes", "", NODE, "status", &unknown)
+        .expect("patch");
+    world.sleep(s(100));
+    world.advance(s(15));
+    assert!(is_ready(&server));
+}
+
+#[test]
+fn a_node_that_is_there_is_taken_over() {
+    // NODE-02 NODE-03 NODE-04 AUTHZ-09
+    let server = TestServer::builder().start().expect("server");
+    let taint = json!({"key": "a", "value": "b", "effect": "NoSchedule"});
+    let old = json!({"apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": NODE, "labels": {"team": "x", "kubernetes.io/hostname": "other"}},
+        "spec": {"taints": [taint], "unschedulable": true}});
+    server.create(&old).expect("node");
+    let uid = node(&server)["metadata"]["uid"].clone();
+    let flags = &[
+        "--register-with-taints=mine=1:NoExecute",
+        "--node-labels=zone=z",
+    ];
+    let world = World::with(flags, Some(api(&server)));
+    world.advance(s(20));
+    let found = node(&server);
+    assert_eq!(found["metadata"]["uid"], uid);
+    let labels = &found["metadata"]["labels"];
+    assert_eq!(
+        (&labels["team"], &labels["kubernetes.io/hostname"]),
+        (&json!("x"), &json!(NODE))
+    );
+    assert_eq!(labels["zone"], Value::Null, "only a new node gets it");
+    let taints = found["spec"]["taints"].to_string();
+    assert!(
+        taints.contains("\"a\"") && !taints.contains("mine"),
+        "{taints}"
+    );
+    assert!(is_ready(&server));
+    // NODE-06 NODE-21
+    let facts = world.ctx.admission_facts.borrow().clone();
+    assert_eq!(facts.labels.get("team").map(String::as_str), Some("x"));
+    assert!(facts.taints.iter().any(|t| t.key == "a"));
+    assert_eq!(world.events_of("NodeNotSchedulable"), 1);
+    let open = json!({"spec": {"unschedulable": null}});
+    server.patch("nodes", "", NODE, "", &open).expect("patch");
+    world.advance(s(600));
+    assert_eq!(world.events_of("NodeSchedulable"), 1);
+    assert_eq!(refused(&server), [""; 0]);
+}
+
+#[test]
+fn a_deleted_node_comes_back_with_the_next_agent() {
+    // NODE-06
+    let (server, world) = cluster(&[]);
+    world.advance(s(90));
+    server.delete("nodes", "", NODE, None).expect("deleted");
+    world.advance(s(900));
+    assert!(server.get("nodes", "", NODE).is_none());
+    let world = world.restart_agent();
+    world.advance(s(5));
+    assert!(is_ready(&server));
+    let uid = node(&server)["metadata"]["uid"].clone();
+    let own = world.ctx.own_node.borrow().clone().expect("an answer");
+    assert_eq!(own.metadata.uid.as_str(), uid);
+}
+
+#[test]
+fn others_may_have_to_make_the_node() {
+    // NODE-01
+    let (server, world) = cluster(&["--register-node=false"]);
+    world.advance(s(60));
+    assert!(server.get("nodes", "", NODE).is_none());
+    let made = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}});
+    server.create(&made).expect("node");
+    world.advance(s(15));
+    assert!(is_ready(&server));
+    assert!(server.get("leases", "kube-node-lease", NODE).is_some());
+}
+
+#[test]
+fn trouble_at_the_start_holds_up_only_itself() {
+    // NODE-01 OFF-07
+    let server = TestServer::builder().start().expect("server");
+    let busy = Fault::Status {
+        code: 503,
+        retry_after_s: None,
+    };
+    server
+        .faults()
+        .add(Rule::new(busy).on("POST", "/nodes").times(3));
+    let cut = Rule::new(Fault::ResetAfter).on("POST", "/nodes").skip(3);
+    server.faults().add(cut.times(1));
+    let world = World::with(&[], Some(api(&server)));
+    let waits = || {
+        let cluster = world.ctx.cluster.as_ref().expect("a cluster");
+        smol::future::block_on(smol::future::poll_once(cluster.node.wait_read())).is_none()
+    };
+    assert!(waits());
+    world.advance(s(10));
+    assert!(!waits());
+    assert!(is_ready(&server));
+    // What was created although nobody heard of it.
+    assert_eq!(asked(&server, "POST", "/nodes"), 5);
+    assert_eq!(server.list("nodes", "").len(), 1);
+}
+
+#[test]
+fn pod_cidrs_are_kept_for_the_next_start() {
+    // NODE-16
+    let server = TestServer::builder().start().expect("server");
+    let flags = &["--kubeconfig=/nonexistent"];
+    let world = World::with(flags, Some(api(&server)));
+    let kept = world.dir().join("root/pod-cidrs");
+    let subnets = || cluster::pod_cidr::subnets(&world.ctx.cfg).join(" ");
+    world.advance(s(1));
+    assert_eq!(subnets(), "10.85.0.0/16");
+    let given =
+        json!({"spec": {"podCIDR": "10.9.1.0/24", "podCIDRs": ["10.9.1.0/24", "fd00:9::/64"]}});
+    server.patch("nodes", "", NODE, "", &given).expect("patch");
+    world.advance(s(10));
+    let text = fs::read_to_string(&kept).expect("kept");
+    assert_eq!(text, "10.9.1.0/24,fd00:9::/64\n");
+    assert_eq!(subnets(), "10.9.1.0/24 fd00:9::/64");
+    for (name, text) in [("cut", "10.9.1"), ("nothing", ""), ("half", "10.9.1.0/24,")] {
+        fs::write(&kept, text).expect("write");
+        assert_eq!(subnets(), "10.85.0.0/16", "{name}");
+    }
+    // Nobody asks any more once it is there, and no longer than a minute if nobody gives any.
+    let reads = asked(&server, "GET", "/nodes/");
+    world.advance(s(100));
+    assert_eq!(asked(&server, "GET", "/nodes/"), reads);
+    let alone = World::with(&["--pod-cidr=10.7.0.0/24"], None);
+    fs::write(alone.dir().join("root/pod-cidrs"), "10.9.1.0/24").expect("write");
+    let subnets = cluster::pod_cidr::subnets(&alone.ctx.cfg);
+    assert_eq!(
+        subnets,
+        ["10.7.0.0/24"],
+        "the operator's word, and no cluster"
+    );
+}
+
+#[test]
+fn local_commands_see_whether_the_apiserver_answers() {
+    let (server, world) = cluster(&[]);
+    world.advance(s(5));
+    let shown = || smol::future::block_on(super::super::node::object(&world.ctx));
+    let reachable = || condition(&shown(), "ApiserverReachable").clone();
+    assert_eq!(reachable()["status"], "True");
+    assert_eq!(shown()["metadata"]["uid"], node(&server)["metadata"]["uid"]);
+    server.set_down(true);
+    world.advance(s(30));
+    let away = reachable();
+    assert_eq!(
+        (&away["status"], &away["reason"]),
+        (&json!("False"), &json!("Unreachable"))
+    );
+    server.set_down(false);
+    world.advance(s(30));
+    assert_eq!(reachable()["status"], "True");
+    let there = node(&server);
+    assert_eq!(
+        condition(&there, "ApiserverReachable"),
+        &Value::Null,
+        "ours alone"
+    );
+    let told = world.ctx.cluster.as_ref().and_then(cluster::Cluster::ended);
+    assert_eq!(told, None);
+}

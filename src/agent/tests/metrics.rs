@@ -1,0 +1,99 @@
+//! Figures and counters of an agent at work.
+
+use core::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::super::metrics;
+use super::world::{World, fails, manifest};
+use crate::{
+    api::stats::Detail,
+    runtime::fake::Op,
+    server::backend::{Figures, Pieces},
+};
+
+fn asked(world: &World, figures: Figures) -> Result<Pieces, u16> {
+    let page = smol::future::block_on(metrics::page(&world.ctx, figures));
+    page.map_err(|refusal| refusal.status)
+}
+
+fn text(world: &World, figures: Figures) -> String {
+    asked(world, figures).expect("served").collect()
+}
+
+fn line(text: &str, line: &str) {
+    assert!(text.lines().any(|l| l == line), "{line} in {text}");
+}
+
+#[test]
+fn work_is_counted() {
+    // MET-02 MET-03 MET-05
+    let world = World::new();
+    world.fake.add_fault(fails(Op::RunPodSandbox, 1));
+    world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
+    let page = || text(&world, Figures::Own);
+    world.until("both run", |_| {
+        page().contains("\nkubelet_running_pods 2\n")
+    });
+    world.advance(Duration::from_secs(3));
+    let text = page();
+    for wanted in [
+        "kubelet_desired_pods{static=\"true\"} 2",
+        "kubelet_active_pods{static=\"true\"} 2",
+        "kubelet_working_pods{config=\"desired\",lifecycle=\"sync\",static=\"true\"} 2",
+        "kubelet_running_containers{container_state=\"running\"} 2",
+        "kubelet_started_pods_total 3",
+        "kubelet_started_pods_errors_total 1",
+        "kubelet_started_containers_total{container_type=\"container\"} 2",
+        "kubelet_pod_start_duration_seconds_count 2",
+        "kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"} 1",
+        "picolet_pod_slots{state=\"taken\"} 2",
+    ] {
+        line(&text, wanted);
+    }
+    assert!(world.ctx.starting.borrow().is_empty());
+    line(
+        &self::text(&world, Figures::Slis),
+        "kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 1",
+    );
+}
+
+#[test]
+fn rates_come_with_the_second_question() {
+    // MET-07 MET-12 MET-14
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.advance(Duration::from_secs(5));
+    let cpu = || -> Value {
+        let text = text(&world, Figures::Summary(Detail::Basic));
+        let summary: Value = serde_json::from_str(&text).expect("JSON");
+        let pods = summary["pods"].as_array().expect("pods").clone();
+        assert_eq!(pods.len(), 1, "{text}");
+        pods[0]["containers"][0]["cpu"].clone()
+    };
+    assert_eq!(cpu()["usageNanoCores"], Value::Null);
+    world.advance(Duration::from_secs(10));
+    // What every container of the fake uses.
+    assert_eq!(cpu()["usageNanoCores"], 10_000_000);
+    let text = text(&world, Figures::Resource);
+    assert!(text.contains("container_cpu_usage_seconds_total{container="));
+    line(&text, "resource_scrape_error 0");
+    world.fake.add_fault(fails(Op::ListPodUsage, 1));
+    world.advance(Duration::from_secs(2));
+    line(
+        &self::text(&world, Figures::Resource),
+        "resource_scrape_error 1",
+    );
+}
+
+#[test]
+fn few_read_at_a_time() {
+    // SRV-16
+    let world = World::new();
+    let mut readers: Vec<Pieces> = (0..4)
+        .map(|_| asked(&world, Figures::Resource).expect("served"))
+        .collect();
+    assert_eq!(asked(&world, Figures::Own).err(), Some(429));
+    readers.pop();
+    assert!(asked(&world, Figures::Own).is_ok());
+}

@@ -1,0 +1,96 @@
+//! The Node object that `get node` shows.
+
+use core::time::Duration;
+
+use serde_json::Value;
+
+use super::super::node;
+use super::world::{IMAGE, NODE, World};
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn shown(world: &World) -> Value {
+    smol::future::block_on(node::object(&world.ctx))
+}
+
+fn condition(node: &Value, kind: &str) -> (String, String, String, String) {
+    let conditions = node["status"]["conditions"].as_array().expect("conditions");
+    let found = conditions.iter().find(|c| c["type"] == kind).expect(kind);
+    let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+    (
+        text("status"),
+        text("message"),
+        text("lastHeartbeatTime"),
+        text("lastTransitionTime"),
+    )
+}
+
+#[test]
+fn it_is_the_one_that_would_be_registered() {
+    // NODE-05 NODE-06 NODE-09 NODE-14 NODE-17 NODE-20
+    let world = World::new();
+    world.advance(s(2));
+    let node = shown(&world);
+    assert_eq!(
+        (&node["apiVersion"], &node["kind"]),
+        (&"v1".into(), &"Node".into())
+    );
+    assert_eq!(node["metadata"]["name"], NODE);
+    assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], NODE);
+    assert_eq!(
+        node["metadata"]["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"],
+        "true"
+    );
+    let status = &node["status"];
+    assert_eq!(status["capacity"]["memory"], "1Gi");
+    assert_eq!(status["capacity"]["cpu"], "4");
+    assert_eq!(status["capacity"]["pods"], "110");
+    assert_eq!(status["nodeInfo"]["kubeletVersion"], node::KUBELET_VERSION);
+    let image = status["images"][0]["names"].to_string();
+    assert!(image.contains(IMAGE), "{image}");
+    let kinds: Vec<&str> = status["conditions"]
+        .as_array()
+        .expect("conditions")
+        .iter()
+        .filter_map(|c| c["type"].as_str())
+        .collect();
+    assert_eq!(
+        kinds,
+        ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]
+    );
+    assert_eq!(condition(&node, "Ready").0, "True");
+}
+
+#[test]
+fn conditions_say_since_when_they_hold() {
+    // NODE-17 NODE-19 NODE-20
+    let world = World::new();
+    world.advance(s(2));
+    let (_, _, first_beat, since) = condition(&shown(&world), "Ready");
+    world.advance(s(60));
+    let (status, _, beat, still) = condition(&shown(&world), "Ready");
+    assert_eq!(status, "True");
+    assert_eq!(still, since);
+    assert_ne!(beat, first_beat);
+    world
+        .fake
+        .set_conditions(None, Some(("NoCni", "no network")));
+    world.advance(s(10));
+    let (status, message, _, turned) = condition(&shown(&world), "Ready");
+    assert_eq!(status, "False");
+    assert_eq!(
+        message,
+        "container runtime network not ready: NetworkReady=false reason:NoCni message:no network"
+    );
+    assert_ne!(turned, since);
+    // NODE-18
+    world.ctx.records_wait.set(true);
+    let (status, message, ..) = condition(&shown(&world), "DiskPressure");
+    assert_eq!(status, "True");
+    assert!(
+        message.starts_with("kubelet has disk pressure: the root directory cannot be written"),
+        "{message}"
+    );
+}

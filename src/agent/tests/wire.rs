@@ -1,0 +1,132 @@
+//! A network on which a test decides what answers.
+
+use core::{
+    cell::{Cell, RefCell},
+    future::pending,
+    net::IpAddr,
+    time::Duration,
+};
+use std::{collections::BTreeMap, rc::Rc};
+
+use smol::future::FutureExt as _;
+
+use super::super::{
+    claims::Bell,
+    clock::Alarm,
+    probes::{Asked, Wire},
+};
+use crate::probe::{Action, Answer, HttpGet, http::Hooked};
+
+/// What a port does.
+#[derive(Clone, Debug)]
+pub(in crate::agent) enum Port {
+    /// Answers so.
+    Answers(Answer),
+    /// Is silent until the time is over.
+    Hangs,
+    /// Is silent until [`FakeWire::release`], then answers so.
+    Waits(Answer),
+}
+
+/// Ports do the same for every address; one that was not set up answers well.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct FakeWire {
+    ports: RefCell<BTreeMap<u16, Port>>,
+    asked: RefCell<Vec<(u16, Option<IpAddr>)>>,
+    hooks: RefCell<Vec<Result<Hooked, String>>>,
+    releases: Cell<u32>,
+    bell: Bell,
+}
+
+impl FakeWire {
+    /// From now on that port does so.
+    pub(in crate::agent) fn set(&self, port: u16, what: Port) {
+        self.ports.borrow_mut().insert(port, what);
+    }
+
+    /// From now on that port answers so.
+    pub(in crate::agent) fn answers(&self, port: u16, answer: Answer) {
+        self.set(port, Port::Answers(answer));
+    }
+
+    /// From now on it is well, or not.
+    pub(in crate::agent) fn is_well(&self, port: u16, well: bool) {
+        let answer = if well {
+            Answer::Success
+        } else {
+            Answer::Failure("no".into())
+        };
+        self.answers(port, answer);
+    }
+
+    /// What the next hook comes to, last one first.
+    pub(in crate::agent) fn hook_ends(&self, end: Result<Hooked, String>) {
+        self.hooks.borrow_mut().push(end);
+    }
+
+    /// Those that wait are answered.
+    pub(in crate::agent) fn release(&self) {
+        self.releases.set(self.releases.get() + 1);
+        self.bell.ring();
+    }
+
+    /// How often a port was asked since the last time.
+    pub(in crate::agent) fn take_asked(&self, port: u16) -> usize {
+        let mut asked = self.asked.borrow_mut();
+        let before = asked.len();
+        asked.retain(|(p, _)| *p != port);
+        before - asked.len()
+    }
+
+    /// The address that was asked last.
+    pub(in crate::agent) fn last_asked(&self) -> Option<IpAddr> {
+        self.asked.borrow().last().and_then(|(_, ip)| *ip)
+    }
+}
+
+impl Wire for Rc<FakeWire> {
+    fn ask<'a>(
+        &'a self,
+        action: &'a Action,
+        ip: Option<IpAddr>,
+        _: Duration,
+        late: Alarm,
+    ) -> Asked<'a, Answer> {
+        let port = match action {
+            Action::Http(get) => get.port,
+            Action::Tcp { port, .. } | Action::Grpc { port, .. } => *port,
+        };
+        self.asked.borrow_mut().push((port, ip));
+        let what = self.ports.borrow().get(&port).cloned();
+        let before = self.releases.get();
+        Box::pin(async move {
+            let answer = async {
+                match what {
+                    None => Answer::Success,
+                    Some(Port::Answers(answer)) => answer,
+                    Some(Port::Hangs) => pending().await,
+                    Some(Port::Waits(answer)) => {
+                        let released = || (self.releases.get() > before).then_some(());
+                        self.bell.until(released).await;
+                        answer
+                    }
+                }
+            };
+            let late = async {
+                late.await;
+                Answer::Failure("too late".into())
+            };
+            answer.or(late).await
+        })
+    }
+
+    fn hook<'a>(
+        &'a self,
+        get: &'a HttpGet,
+        ip: Option<IpAddr>,
+    ) -> Asked<'a, Result<Hooked, String>> {
+        self.asked.borrow_mut().push((get.port, ip));
+        let end = self.hooks.borrow_mut().pop();
+        Box::pin(async move { end.unwrap_or(Ok(Hooked::Answered)) })
+    }
+}

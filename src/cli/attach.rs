@@ -1,0 +1,108 @@
+//! `picolet attach [-it] POD [-c CONTAINER]`.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use super::{
+    CliError,
+    args::{Word, Words, unexpected},
+    exec::pod_name,
+    get::DEFAULT_NAMESPACE,
+    logs::or_default,
+    remote::{self, Streams},
+};
+use crate::server::http::encode;
+
+pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
+    let mut namespace = DEFAULT_NAMESPACE.to_owned();
+    let mut container = String::new();
+    let mut pod = String::new();
+    let mut streams = Streams::default();
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Flag("namespace") => namespace = words.value()?,
+            Word::Flag("container") => container = words.value()?,
+            Word::Flag("stdin") => streams.stdin = words.switch()?,
+            Word::Flag("tty") => streams.tty = words.switch()?,
+            Word::Value(value) if pod.is_empty() => pod = pod_name(value),
+            other => return Err(unexpected(other)),
+        }
+    }
+    if pod.is_empty() {
+        return Err(CliError::new("pod or type/name must be specified"));
+    }
+    let client = words.client();
+    let pods = client.json("GET", &format!("/pods?namespace={}", encode(&namespace)))?;
+    let items = pods["items"].as_array();
+    let object = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
+    settle(&mut streams, object, &container);
+    streams.settle();
+    if streams.tty {
+        let text = "If you don't see a command prompt, try pressing enter.";
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+    let target = format!(
+        "/attach/{}/{}/{}?{}",
+        encode(&namespace),
+        encode(&pod),
+        encode(or_default(&container)),
+        streams.query()
+    );
+    remote::run(&client, &target, streams)
+}
+
+/// What the container has not, nobody can have of it.
+fn settle(streams: &mut Streams, pod: Option<&Value>, container: &str) {
+    let lists = ["containers", "initContainers", "ephemeralContainers"];
+    let all = |pod: &Value| {
+        let lists = lists
+            .iter()
+            .filter_map(|list| pod["spec"][*list].as_array());
+        lists.flatten().cloned().collect::<Vec<_>>()
+    };
+    let containers = pod.map(all).unwrap_or_default();
+    let named = |c: &&Value| container.is_empty() || c["name"] == *container;
+    // Without a name it is the agent that chooses: only the first can be spoken for.
+    let Some(found) = containers.iter().find(named) else {
+        return;
+    };
+    let name = found["name"].as_str().unwrap_or("");
+    if streams.tty && found["tty"] != true {
+        let text = format!("error: Unable to use a TTY - container {name} did not allocate one");
+        let _ = writeln!(io::stderr(), "{text}");
+        streams.tty = false;
+    }
+    if streams.stdin && found["stdin"] != true {
+        let text = format!("error: Unable to use stdin: container {name} did not allocate one");
+        let _ = writeln!(io::stderr(), "{text}");
+        streams.stdin = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_container_has() {
+        let pod = serde_json::json!({ "spec": {
+            "containers": [{ "name": "plain" }, { "name": "shell", "stdin": true, "tty": true }],
+        } });
+        let all = Streams {
+            stdin: true,
+            tty: true,
+        };
+        for (name, expected) in [
+            ("", Streams::default()),
+            ("plain", Streams::default()),
+            ("shell", all),
+            ("unknown", all),
+        ] {
+            let mut streams = all;
+            settle(&mut streams, Some(&pod), name);
+            assert_eq!(streams, expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Looks at the kubeconfig, and asks the apiserver for this node's lease: whatever it says, it answers.
+
+use alloc::sync::Arc;
+use core::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    api::Wall,
+    config::Config,
+    kube::{
+        Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap, kubeconfig::Material,
+        store::Store, x509::Certificate,
+    },
+    logic::check::Apiserver,
+    net::ProxyVariables,
+};
+
+/// An apiserver answers within this time, or counts as silent.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// A clock that is off by so much is wrong, seconds.
+const MAX_SKEW_S: u64 = 60;
+
+/// `None`: this machine is no node of a cluster.
+pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
+    let wanted = &cfg.cluster;
+    let path = wanted.kubeconfig.as_ref()?;
+    let mut facts = Apiserver {
+        kubeconfig: path.display().to_string(),
+        bootstrap: wanted.bootstrap_kubeconfig.as_ref().map(|path| {
+            let read = Kubeconfig::load(path, &wanted.servers);
+            read.map(|_| path.display().to_string())
+                .map_err(|e| e.to_string())
+        }),
+        ..Apiserver::default()
+    };
+    let mut config = match Kubeconfig::load(path, &wanted.servers) {
+        Ok(config) => config,
+        Err(e) => {
+            facts.error = Some(e.to_string());
+            return Some(facts);
+        }
+    };
+    facts.server = config.servers.first().map_or_else(String::new, |url| {
+        url.to_string().trim_end_matches('/').to_owned()
+    });
+    facts.renews = wanted.rotate_certificates && config.user.certificate.is_some();
+    let current = Store::client(&wanted.cert_dir).current_path();
+    if facts.renews && current.exists() {
+        // What the agent uses.
+        let file = || Material::File(current.clone());
+        config.user.certificate = Some((file(), file()));
+    }
+    match bootstrap::client_certificate(&config) {
+        Ok(None) => {}
+        Ok(Some(chain)) => facts.certificate = validity(&chain),
+        Err(why) => {
+            let path = path.display();
+            facts.error = Some(format!("kubeconfig {path}: its client certificate: {why}"));
+            return Some(facts);
+        }
+    }
+    let skew = Arc::new(AtomicI64::new(0));
+    let heard = Arc::clone(&skew);
+    let on_date = move |theirs: Wall, ours: Wall| {
+        heard.store(ours.secs().saturating_sub(theirs.secs()), Ordering::Relaxed);
+    };
+    let cluster = Arc::new(Cluster::new(config, proxies, Some(Box::new(on_date))));
+    let timeouts = Timeouts {
+        connect: ANSWER_TIME,
+        answer: ANSWER_TIME,
+        stall: ANSWER_TIME,
+        whole: Some(ANSWER_TIME),
+    };
+    let api = HttpApi::new(&cluster, timeouts, Rates::default(), Some(ANSWER_TIME));
+    facts.answer = Some(match api.lease(&cfg.node_name) {
+        Ok(_) => Ok(()),
+        Err(e) if e.is_answer() && e.status() != Some(401) => Ok(()),
+        Err(e) => Err(e.to_string()),
+    });
+    let ahead = skew.load(Ordering::Relaxed);
+    if ahead.unsigned_abs() >= MAX_SKEW_S {
+        let word = if ahead > 0 { "ahead of" } else { "behind" };
+        facts.clock = Some(format!(
+            "the clock of this machine is {} s {word} the apiserver's",
+            ahead.unsigned_abs()
+        ));
+    }
+    Some(facts)
+}
+
+/// When all of a chain hold.
+fn validity(chain: &[Certificate]) -> Option<(Wall, Wall)> {
+    let begins = chain.iter().map(|c| c.not_before).max()?;
+    let ends = chain.iter().map(|c| c.not_after).min()?;
+    Some((begins, ends))
+}

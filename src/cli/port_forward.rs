@@ -1,0 +1,206 @@
+//! `picolet port-forward POD [LOCAL:]REMOTE...`.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    io::{self, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+};
+
+use super::{
+    CliError,
+    args::{Word, Words, unexpected},
+    client::Client,
+    exec::pod_name,
+    get::DEFAULT_NAMESPACE,
+};
+use crate::server::{http::encode, streaming::PROTOCOL};
+
+/// Most ports of one call.
+const MAX_PORTS: usize = 64;
+
+/// What is listened at, and what it leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Forward {
+    /// 0: any that is free.
+    local: u16,
+    remote: u16,
+}
+
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+    let mut namespace = DEFAULT_NAMESPACE.to_owned();
+    let mut addresses = vec!["localhost".to_owned()];
+    let mut pod = String::new();
+    let mut forwards = Vec::new();
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Flag("namespace") => namespace = words.value()?,
+            Word::Flag("address") => {
+                addresses = words.value()?.split(',').map(str::to_owned).collect();
+            }
+            Word::Value(value) if pod.is_empty() => pod = pod_name(value),
+            Word::Value(value) => forwards.push(forward(&value)?),
+            other @ Word::Flag(_) => return Err(unexpected(other)),
+        }
+    }
+    if pod.is_empty() || forwards.is_empty() {
+        return Err(CliError::new(
+            "TYPE/NAME and list of ports are required for port-forward",
+        ));
+    }
+    if forwards.len() > MAX_PORTS {
+        return Err(CliError::new(format!("more than {MAX_PORTS} ports")));
+    }
+    let client = words.client();
+    check_runs(&client, &namespace, &pod)?;
+    let target = format!("/portForward/{}/{}", encode(&namespace), encode(&pod));
+    let mut listening = Vec::new();
+    for forward in forwards {
+        for listener in listen(&addresses, forward)? {
+            let (client, target) = (client.clone(), target.clone());
+            let remote = forward.remote;
+            listening.push(thread::spawn(move || {
+                accept(&listener, &client, &target, remote)
+            }));
+        }
+    }
+    for thread in listening {
+        // They go on until somebody ends the command.
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+/// Reads `[LOCAL:]REMOTE`.
+fn forward(text: &str) -> Result<Forward, CliError> {
+    let (local, remote) = text.split_once(':').unwrap_or((text, text));
+    let number = |part: &str| part.parse().ok().filter(|n: &u16| *n > 0);
+    let local = if local.is_empty() {
+        Some(0)
+    } else {
+        number(local)
+    };
+    match (local, number(remote)) {
+        (Some(local), Some(remote)) => Ok(Forward { local, remote }),
+        _ => Err(CliError::new(format!("invalid port {text:?}"))),
+    }
+}
+
+fn check_runs(client: &Client, namespace: &str, pod: &str) -> Result<(), CliError> {
+    let pods = client.json("GET", &format!("/pods?namespace={}", encode(namespace)))?;
+    let items = pods["items"].as_array();
+    let found = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
+    let Some(found) = found else {
+        let text = format!("pods \"{pod}\" not found");
+        return Err(CliError::from_server(404, &text));
+    };
+    let phase = found["status"]["phase"].as_str().unwrap_or("Unknown");
+    if phase != "Running" {
+        return Err(CliError::new(format!(
+            "unable to forward port because pod is not running. Current status={phase}"
+        )));
+    }
+    Ok(())
+}
+
+/// Listens at every address that can be had; an error if there is none.
+fn listen(addresses: &[String], forward: Forward) -> Result<Vec<TcpListener>, CliError> {
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    let mut failed = None;
+    let mut local = forward.local;
+    for address in addresses {
+        let ips: &[IpAddr] = match (&**address, address.parse::<IpAddr>()) {
+            ("localhost", _) => &[
+                IpAddr::V4(Ipv4Addr::LOCALHOST),
+                IpAddr::V6(Ipv6Addr::LOCALHOST),
+            ],
+            (_, Ok(ip)) => &[ip],
+            _ => {
+                return Err(CliError::new(format!("{address:?} is not an IP address")));
+            }
+        };
+        for ip in ips {
+            match TcpListener::bind(SocketAddr::new(*ip, local)) {
+                Ok(listener) => {
+                    let bound = listener.local_addr();
+                    let bound = bound.map_err(|e| CliError::new(e.to_string()))?;
+                    // The others follow the first.
+                    local = bound.port();
+                    let _ = writeln!(
+                        io::stdout(),
+                        "Forwarding from {bound} -> {}",
+                        forward.remote
+                    );
+                    listeners.push(listener);
+                }
+                Err(e) => {
+                    let text = format!("unable to listen on port {local} at {ip}: {e}");
+                    failed = Some(CliError::new(text));
+                }
+            }
+        }
+    }
+    match failed {
+        Some(e) if listeners.is_empty() => Err(e),
+        _ => Ok(listeners),
+    }
+}
+
+fn accept(listener: &TcpListener, client: &Client, target: &str, remote: u16) {
+    let local = listener.local_addr().map_or(0, |address| address.port());
+    for stream in listener.incoming() {
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(e) => {
+                let _ = writeln!(io::stderr(), "error: cannot accept: {e}");
+                return;
+            }
+        };
+        let _ = writeln!(io::stdout(), "Handling connection for {local}");
+        let (client, target) = (client.clone(), format!("{target}?port={remote}"));
+        thread::spawn(move || {
+            if let Err(e) = carry(&client, &target, stream) {
+                let _ = writeln!(io::stderr(), "error: {}", e.message);
+            }
+        });
+    }
+}
+
+/// One connection, to its end.
+fn carry(client: &Client, target: &str, mut local: TcpStream) -> Result<(), CliError> {
+    let headers = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n");
+    let mut answer = client.send("POST", target, &headers)?;
+    let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
+    let mut to_agent = answer.body.get_ref().try_clone().map_err(lost)?;
+    let mut from_local = local.try_clone().map_err(lost)?;
+    let there = thread::spawn(move || {
+        let _ = io::copy(&mut from_local, &mut to_agent);
+        let _ = to_agent.shutdown(Shutdown::Write);
+    });
+    let _ = io::copy(&mut answer.body, &mut local);
+    let _ = local.shutdown(Shutdown::Write);
+    let _ = there.join();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports() {
+        for (text, expected) in [
+            ("80", Some((80, 80))),
+            ("8080:80", Some((8080, 80))),
+            (":80", Some((0, 80))),
+            ("0:80", None),
+            ("80:", None),
+            ("http", None),
+            ("80:65536", None),
+            ("1:2:3", None),
+        ] {
+            let got = forward(text).ok().map(|f| (f.local, f.remote));
+            assert_eq!(got, expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! `picolet top pods|node`: what runs costs, in kubectl's columns.
+//!
+//! Source: kubectl `pkg/metricsutil/metrics_printer.go`.
+
+use core::time::Duration;
+
+use serde_json::Value;
+
+use super::{
+    CliError, Client,
+    args::{Word, Words, unexpected},
+    get::DEFAULT_NAMESPACE,
+    print, table,
+};
+use crate::api::{Quantity, order::Order as _};
+
+/// Between two reads, if the agent was not asked lately: a rate needs two.
+const BETWEEN: Duration = Duration::from_millis(1200);
+
+#[derive(Default)]
+struct Top {
+    kind: String,
+    name: Option<String>,
+    namespace: Option<String>,
+    all_namespaces: bool,
+    containers: bool,
+    no_headers: bool,
+}
+
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+    let mut top = Top::default();
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Flag("namespace") => top.namespace = Some(words.value()?),
+            Word::Flag("all-namespaces") => top.all_namespaces = words.switch()?,
+            Word::Flag("containers") => top.containers = words.switch()?,
+            Word::Flag("no-headers") => top.no_headers = words.switch()?,
+            Word::Value(value) if top.kind.is_empty() => top.kind = value,
+            Word::Value(value) if top.name.is_none() => top.name = Some(value),
+            other => return Err(unexpected(other)),
+        }
+    }
+    let client = words.client();
+    match top.kind.as_str() {
+        "pod" | "pods" | "po" => pods(&client, &top),
+        "node" | "nodes" | "no" => node(&client, &top),
+        "" => Err(CliError::new("you must say what to show: pods or node")),
+        other => Err(CliError::new(format!(
+            "there are no figures of {other:?}, only of pods and node"
+        ))),
+    }
+}
+
+/// The summary with rates. Who started a moment ago may have none.
+fn summary(client: &Client) -> Result<Value, CliError> {
+    let read = || client.json("GET", "/stats/summary?only_cpu_and_memory=true");
+    let first = read()?;
+    if has_rates(&first) {
+        return Ok(first);
+    }
+    smol::block_on(async_io::Timer::after(BETWEEN));
+    read()
+}
+
+fn has_rates(summary: &Value) -> bool {
+    let pods = summary["pods"].as_array().into_iter().flatten();
+    let mut all = pods.chain([&summary["node"]]);
+    all.all(|of| of["cpu"].is_null() || of["cpu"]["usageNanoCores"].is_u64())
+}
+
+/// Thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
+fn figures(of: &Value) -> Option<(u64, u64)> {
+    let nano = of["cpu"]["usageNanoCores"].as_u64()?;
+    let bytes = of["memory"]["workingSetBytes"].as_u64()?;
+    Some((nano.div_ceil(1_000_000), bytes))
+}
+
+fn cells((milli, bytes): (u64, u64)) -> [String; 2] {
+    [format!("{milli}m"), format!("{}Mi", bytes >> 20)]
+}
+
+fn show(top: &Top, header: &[&str], rows: &[Vec<String>]) -> Result<(), CliError> {
+    let text = table::render(header, rows);
+    let text = match top.no_headers {
+        true => text.split_once('\n').map_or("", |(_, rows)| rows),
+        false => &text,
+    };
+    print(text)
+}
+
+fn pods(client: &Client, top: &Top) -> Result<(), CliError> {
+    let (header, rows) = pod_rows(&summary(client)?, top);
+    if rows.is_empty() {
+        let name = top.name.as_deref();
+        return Err(CliError::new(name.map_or_else(
+            || "no figures of pods".into(),
+            |name| format!("no figures of pod \"{name}\": does it run?"),
+        )));
+    }
+    show(top, &header, &rows)
+}
+
+fn pod_rows(summary: &Value, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let namespace = top.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let mut header = Vec::new();
+    if top.all_namespaces {
+        header.push("NAMESPACE");
+    }
+    header.extend(match top.containers {
+        true => &["POD", "NAME"][..],
+        false => &["NAME"],
+    });
+    header.extend(["CPU(cores)", "MEMORY(bytes)"]);
+    let mut rows = Vec::new();
+    for pod in summary["pods"].as_array().into_iter().flatten() {
+        let text = |key: &str| pod["podRef"][key].as_str().unwrap_or("").to_owned();
+        let (name, of) = (text("name"), text("namespace"));
+        if top.name.as_ref().is_some_and(|wanted| *wanted != name)
+            || !top.all_namespaces && of != namespace
+        {
+            continue;
+        }
+        let containers = pod["containers"].as_array().into_iter().flatten();
+        let parts: Vec<&Value> = match top.containers {
+            true => containers.collect(),
+            // Without a group of its own a pod is the sum of its containers, which one line does not show.
+            false => vec![pod],
+        };
+        for part in parts {
+            let Some(figures) = figures(part) else {
+                continue;
+            };
+            let mut row = Vec::new();
+            if top.all_namespaces {
+                row.push(of.clone());
+            }
+            row.push(name.clone());
+            if top.containers {
+                row.push(part["name"].as_str().unwrap_or("").to_owned());
+            }
+            row.extend(cells(figures));
+            rows.push(row);
+        }
+    }
+    rows.order();
+    (header, rows)
+}
+
+fn node(client: &Client, top: &Top) -> Result<(), CliError> {
+    let summary = summary(client)?;
+    let node = client.json("GET", "/node")?;
+    let row =
+        node_row(&summary["node"], &node).ok_or_else(|| CliError::new("no figures of the node"))?;
+    let header = ["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"];
+    show(top, &header, &[row])
+}
+
+fn node_row(stats: &Value, node: &Value) -> Option<Vec<String>> {
+    let (milli, bytes) = figures(stats)?;
+    let allocatable = |name: &str, amount: fn(&Quantity) -> i64| {
+        let text = node["status"]["allocatable"][name].as_str()?;
+        let quantity = Quantity::parse(text).ok()?;
+        u64::try_from(amount(&quantity)).ok().filter(|n| *n > 0)
+    };
+    let percent = |used: u64, of: Option<u64>| {
+        of.map_or_else(
+            || "<unknown>".into(),
+            |of| format!("{}%", u128::from(used) * 100 / u128::from(of)),
+        )
+    };
+    let [cpu, memory] = cells((milli, bytes));
+    Some(vec![
+        stats["nodeName"].as_str()?.to_owned(),
+        cpu,
+        percent(milli, allocatable("cpu", Quantity::milli)),
+        memory,
+        percent(bytes, allocatable("memory", Quantity::value)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn rows_are_kubectls() {
+        let figures = |nano: u64, mib: u64| json!({"cpu": {"usageNanoCores": nano}, "memory": {"workingSetBytes": mib << 20}});
+        let mut pod = figures(250_000_001, 34);
+        pod["podRef"] = json!({"name": "web", "namespace": "default"});
+        let mut container = figures(1, 3);
+        container["name"] = "app".into();
+        pod["containers"] = json!([container, {"name": "new"}]);
+        let mut other = figures(0, 1);
+        other["podRef"] = json!({"name": "dns", "namespace": "kube-system"});
+        let summary = json!({"pods": [pod, other]});
+        let rows = |top: &Top| pod_rows(&summary, top).1;
+        let mut top = Top::default();
+        assert_eq!(rows(&top), [["web", "251m", "34Mi"]]);
+        top.all_namespaces = true;
+        assert_eq!(
+            rows(&top),
+            [
+                ["default", "web", "251m", "34Mi"],
+                ["kube-system", "dns", "0m", "1Mi"]
+            ]
+        );
+        top.containers = true;
+        assert_eq!(rows(&top), [["default", "web", "app", "1m", "3Mi"]]);
+        top.name = Some("none".into());
+        assert!(rows(&top).is_empty());
+        let mut node = figures(1_500_000_000, 512);
+        node["nodeName"] = "pi".into();
+        let object = json!({"status": {"allocatable": {"cpu": "4", "memory": "1Gi"}}});
+        let row = node_row(&node, &object).expect("figures");
+        assert_eq!(row, ["pi", "1500m", "37%", "512Mi", "50%"]);
+    }
+}

@@ -1,0 +1,134 @@
+//! Streams of running containers, by way of their shims.
+//!
+//! All goes over one connection, so that what a client asks for comes behind the input that it sent before.
+
+use core::task::{Context, Poll, ready};
+use core::time::Duration;
+use std::io;
+
+use async_io::Timer;
+use smol::future;
+
+use super::{Runc, failed, not_found};
+use crate::api::ContainerId;
+use crate::runtime::{AttachOptions, Output, Room, RuntimeError, Session, Streams};
+use crate::shim::control::{self, Attached, MAX_DATA_BYTES, kind};
+
+/// How long a shim may take to let a client in.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Runc {
+    pub(super) async fn attach(
+        &self,
+        id: &ContainerId,
+        options: AttachOptions,
+    ) -> Result<Session, RuntimeError> {
+        let runs = {
+            let table = self.table.borrow();
+            let container = table.containers.get(id);
+            container.is_some_and(|c| c.shim.is_some() && c.status.started_at.is_some())
+        };
+        if !runs {
+            return Err(not_found("running container", id));
+        }
+        let dir = self.dirs(id).run;
+        let wanted = control::Streams {
+            stdin: options.stdin,
+            stdout: options.stdout,
+            stderr: options.stderr,
+        };
+        let late = async {
+            Timer::after(PATIENCE).await;
+            let why = "the container's shim does not answer";
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        };
+        let attached = future::or(control::attach(&dir, wanted), late).await;
+        let streams = Attachment {
+            attached: attached.map_err(failed(&format!("attach to container {id}")))?,
+            stdin: options.stdin,
+            stdin_once: options.stdin_once,
+            closing: false,
+            size: None,
+            over: false,
+        };
+        Ok(Session {
+            streams: Box::new(streams),
+            end: Box::pin(async { Ok(0) }),
+        })
+    }
+}
+
+/// A client of a shim.
+#[derive(Debug)]
+struct Attachment {
+    attached: Attached,
+    stdin: bool,
+    stdin_once: bool,
+    /// To be told as soon as the shim takes it: the end of input, the terminal's size.
+    closing: bool,
+    size: Option<(u16, u16)>,
+    over: bool,
+}
+
+impl Attachment {
+    fn poll_requests(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some((columns, rows)) = self.size {
+            let ([a, b], [c, d]) = (columns.to_le_bytes(), rows.to_le_bytes());
+            ready!(self.attached.poll_send(cx, kind::RESIZE, &[a, b, c, d]))?;
+            self.size = None;
+        }
+        if self.closing {
+            ready!(self.attached.poll_send(cx, kind::CLOSE_STDIN, &[]))?;
+            self.closing = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Streams for Attachment {
+    fn poll_output(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<Output>> {
+        // If the shim is gone, reading tells.
+        let _ = self.poll_requests(cx);
+        if self.over {
+            return Poll::Ready(Ok(Output::End));
+        }
+        // Which stream the next packet is of is seen by taking it.
+        if room.stdout.min(room.stderr).min(buffer.len()) < MAX_DATA_BYTES {
+            return Poll::Pending;
+        }
+        loop {
+            let output = match ready!(self.attached.poll_packet(cx, buffer))? {
+                (kind::STDOUT, n) => Output::Stdout(n),
+                (kind::STDERR, n) => Output::Stderr(n),
+                (kind::END, _) => {
+                    self.over = true;
+                    Output::End
+                }
+                // Answers to requests, and a later shim's news.
+                _ => continue,
+            };
+            return Poll::Ready(Ok(output));
+        }
+    }
+
+    fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if !self.stdin {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        self.attached.poll_send(cx, kind::INPUT, bytes)
+    }
+
+    fn end_input(&mut self) {
+        self.closing |= self.stdin && self.stdin_once;
+        self.stdin = false;
+    }
+
+    fn resize(&mut self, columns: u16, rows: u16) {
+        self.size = Some((columns, rows));
+    }
+}

@@ -1,0 +1,89 @@
+//! Connections to the ports of a pod, made from inside its network.
+//!
+//! A socket belongs to the network namespace it was made in, whoever connects it: only the making of it needs a thread
+//! that ends afterwards; the loop's never leaves the host's.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use async_io::{Async, Timer};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, socket, sockopt,
+};
+use smol::future;
+
+use super::{Runc, failed, not_found, sandbox};
+use crate::api::{SandboxId, cri::NamespaceMode, cri::SandboxState};
+use crate::runtime::RuntimeError;
+use crate::sys::{lane::on_fresh_thread, namespaces};
+
+/// How long a connection within a machine may take; one that is not accepted for want of room is tried for so long.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Sockets that are not connected yet; the second is missing where the kernel has no IPv6.
+type Sockets = (OwnedFd, Option<OwnedFd>);
+
+impl Runc {
+    pub(super) async fn forward(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, RuntimeError> {
+        let network = {
+            let table = self.table.borrow();
+            let sandbox = table.sandboxes.get(id);
+            let ready = sandbox.filter(|s| s.status.state == SandboxState::Ready);
+            let ready = ready.ok_or_else(|| not_found("ready sandbox", id))?;
+            ready.status.namespaces.network
+        };
+        let step = "make a socket in the pod's network";
+        let sockets = match network {
+            NamespaceMode::Pod => {
+                let pin = sandbox::pin(&self.sandbox_dir(id), "net");
+                let made = on_fresh_thread("forward", move || {
+                    namespaces::join(&pin)?;
+                    sockets()
+                });
+                made.await.map_err(failed(step))?
+            }
+            _ => sockets(),
+        };
+        let (v4, v6) = sockets.map_err(failed(step))?;
+        let first = match reach(v4, Ipv4Addr::LOCALHOST.into(), port).await {
+            Ok(connected) => return Ok(connected),
+            Err(e) => e,
+        };
+        let Some(v6) = v6 else {
+            return Err(RuntimeError::Failed(format!("127.0.0.1:{port}: {first}")));
+        };
+        let second = reach(v6, Ipv6Addr::LOCALHOST.into(), port).await;
+        second.map_err(|second| {
+            RuntimeError::Failed(format!("127.0.0.1:{port}: {first}; [::1]:{port}: {second}"))
+        })
+    }
+}
+
+fn sockets() -> io::Result<Sockets> {
+    let make = |family| {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        socket(family, SockType::Stream, flags, None)
+    };
+    Ok((make(AddressFamily::Inet)?, make(AddressFamily::Inet6).ok()))
+}
+
+async fn reach(socket: OwnedFd, ip: IpAddr, port: u16) -> io::Result<OwnedFd> {
+    let address = SockaddrStorage::from(SocketAddr::new(ip, port));
+    match connect(socket.as_raw_fd(), &address) {
+        Ok(()) => return Ok(socket),
+        Err(nix::Error::EINPROGRESS) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let socket = Async::new(socket)?;
+    let late = async {
+        Timer::after(CONNECT_TIMEOUT).await;
+        Err(io::ErrorKind::TimedOut.into())
+    };
+    future::or(socket.writable(), late).await?;
+    match getsockopt(&socket, sockopt::SocketError)? {
+        0 => socket.into_inner(),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}

@@ -1,0 +1,222 @@
+//! Streams of processes in containers, and of ports in pods: what exec, attach and port forwarding need of a backend.
+
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use async_io::Async;
+
+use super::RuntimeError;
+use crate::sys::tty;
+
+/// A command to run in a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOptions {
+    /// Program and arguments, at least one.
+    pub command: Vec<String>,
+    /// The command reads standard input.
+    pub stdin: bool,
+    /// It gets a terminal.
+    pub tty: bool,
+}
+
+/// Which streams of a container to attach to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// Write to standard input.
+    pub stdin: bool,
+    /// Read standard output; with a terminal everything.
+    pub stdout: bool,
+    /// Read standard error.
+    pub stderr: bool,
+    /// When input ends, the container's standard input is closed: its `stdinOnce`.
+    pub stdin_once: bool,
+}
+
+/// A command that runs, or a connection to a container.
+pub struct Session {
+    /// Its streams.
+    pub streams: Box<dyn Streams>,
+    /// Its end, to be waited for when the streams' output is over: a command's exit code, 128 + signal if it was killed; 0
+    /// for a connection. The error is the runtime's word why a command could not be run. Dropped before, the
+    /// process of a command runs on with nobody to talk to, as a container does that was attached to.
+    pub end: End,
+}
+
+/// See [`Session::end`].
+pub type End = Pin<Box<dyn Future<Output = Result<i32, RuntimeError>>>>;
+
+/// How much output is welcome of each stream, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Of standard output.
+    pub stdout: usize,
+    /// Of standard error.
+    pub stderr: usize,
+}
+
+/// What was read, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// From standard output.
+    Stdout(usize),
+    /// From standard error.
+    Stderr(usize),
+    /// Nothing follows.
+    End,
+}
+
+/// Streams of a process, from outside. The polls of one task only wake it.
+pub trait Streams {
+    /// Reads into `buffer`, of either stream at most what there is room for. Pending also if what could be read has no room:
+    /// call again when it has.
+    fn poll_output(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<Output>>;
+    /// Writes some of `bytes` (not empty) to standard input. An error: it does not read any more, or never did.
+    fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
+    /// Ends standard input behind what was written.
+    fn end_input(&mut self);
+    /// Sets the terminal's size; nothing without a terminal.
+    fn resize(&mut self, columns: u16, rows: u16);
+}
+
+/// Streams that are descriptors of ours.
+#[derive(Debug, Default)]
+pub struct Pipes {
+    stdin: Option<Async<File>>,
+    stdout: Option<Async<File>>,
+    stderr: Option<Async<File>>,
+    terminal: Option<OwnedFd>,
+    /// Standard error is asked first.
+    stderr_next: bool,
+}
+
+impl Pipes {
+    /// Streams of a process that runs without a terminal: our ends of its pipes.
+    pub fn new(
+        stdin: Option<OwnedFd>,
+        stdout: Option<OwnedFd>,
+        stderr: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let open = |fd: Option<OwnedFd>| fd.map(|fd| Async::new(File::from(fd))).transpose();
+        Ok(Self {
+            stdin: open(stdin)?,
+            stdout: open(stdout)?,
+            stderr: open(stderr)?,
+            terminal: None,
+            stderr_next: false,
+        })
+    }
+
+    /// Streams of a process whose terminal's master is `master`.
+    pub fn terminal(master: OwnedFd, stdin: bool) -> io::Result<Self> {
+        let stdin = stdin.then(|| master.try_clone()).transpose()?;
+        let stdout = master.try_clone()?;
+        Ok(Self {
+            terminal: Some(master),
+            ..Self::new(stdin, Some(stdout), None)?
+        })
+    }
+}
+
+/// The number of bytes read into `buffer`, 0 at the end.
+fn poll_read(
+    file: &Async<File>,
+    cx: &mut Context<'_>,
+    buffer: &mut [u8],
+) -> Poll<io::Result<usize>> {
+    loop {
+        match file.get_ref().read(buffer) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                core::task::ready!(file.poll_readable(cx))?;
+            }
+            // The master of a terminal whose other side is closed.
+            Err(e) if e.raw_os_error() == Some(libc::EIO) => return Poll::Ready(Ok(0)),
+            read => return Poll::Ready(read),
+        }
+    }
+}
+
+impl Streams for Pipes {
+    fn poll_output(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<Output>> {
+        // In turns: neither stream keeps the other waiting.
+        let first = self.stderr_next;
+        for is_stderr in [first, !first] {
+            let (stream, room) = if is_stderr {
+                (&mut self.stderr, room.stderr)
+            } else {
+                (&mut self.stdout, room.stdout)
+            };
+            let Some(file) = stream else { continue };
+            let len = room.min(buffer.len());
+            if len == 0 {
+                continue;
+            }
+            match poll_read(file, cx, &mut buffer[..len]) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(0)) => *stream = None,
+                Poll::Ready(Ok(n)) => {
+                    self.stderr_next = !is_stderr;
+                    let output = if is_stderr {
+                        Output::Stderr(n)
+                    } else {
+                        Output::Stdout(n)
+                    };
+                    return Poll::Ready(Ok(output));
+                }
+                Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
+            }
+        }
+        if self.stdout.is_none() && self.stderr.is_none() {
+            Poll::Ready(Ok(Output::End))
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let Some(file) = &self.stdin else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        let written = loop {
+            match file.get_ref().write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    if let Err(e) = core::task::ready!(file.poll_writable(cx)) {
+                        break Err(e);
+                    }
+                }
+                written => break written,
+            }
+        };
+        if written.is_err() {
+            self.stdin = None;
+        }
+        Poll::Ready(written)
+    }
+
+    fn end_input(&mut self) {
+        self.stdin = None;
+    }
+
+    fn resize(&mut self, columns: u16, rows: u16) {
+        if let Some(terminal) = &self.terminal
+            && let Err(e) = tty::set_window_size(terminal.as_fd(), columns, rows)
+        {
+            log::debug!("resize: {e}");
+        }
+    }
+}

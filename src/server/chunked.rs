@@ -1,0 +1,202 @@
+//! Where a request's body ends that comes in chunks (RFC 9112, section 7.1). What it says is dropped: no page takes one.
+
+use super::http::Refusal;
+
+/// Longest line between chunks: a size with its extensions, a trailer. Bytes.
+const MAX_LINE_BYTES: usize = 256;
+/// Lines behind the last chunk.
+const MAX_TRAILERS: u32 = 16;
+/// Digits of a size.
+const MAX_DIGITS: usize = 8;
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// The line with the size of a chunk.
+    Size,
+    /// So many bytes of it.
+    Data(u64),
+    /// The end of its last line.
+    DataEnd,
+    /// Trailers, and the empty line that ends it all.
+    Trailers,
+}
+
+/// Follows a body to its end. Its memory is one short line.
+#[derive(Debug)]
+pub(super) struct Chunked {
+    at: At,
+    line: Vec<u8>,
+    /// Bytes of chunks that may still come.
+    room: u64,
+    trailers: u32,
+}
+
+impl Chunked {
+    /// A body of at most `limit` bytes.
+    pub(super) const fn new(limit: u64) -> Self {
+        Self {
+            at: At::Size,
+            line: Vec::new(),
+            room: limit,
+            trailers: 0,
+        }
+    }
+
+    /// Takes what came next. `Some`: the body ended behind so many of these bytes.
+    ///
+    /// - Errors: 413 for one that is too long, 400 for one that is malformed. Nothing behind it can be understood then.
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
+        let mut done = 0;
+        while let Some(byte) = bytes.get(done) {
+            if let At::Data(left) = self.at {
+                let here = u64::try_from(bytes.len() - done).unwrap_or(u64::MAX);
+                let taken = left.min(here);
+                done += usize::try_from(taken).unwrap_or(usize::MAX);
+                self.at = match left - taken {
+                    0 => At::DataEnd,
+                    left => At::Data(left),
+                };
+                continue;
+            }
+            done += 1;
+            if *byte != b'\n' {
+                if self.line.len() >= MAX_LINE_BYTES {
+                    return Err(malformed("a line is too long"));
+                }
+                self.line.push(*byte);
+                continue;
+            }
+            let Some(b'\r') = self.line.pop() else {
+                return Err(malformed("a line ends without a carriage return"));
+            };
+            if self.line.contains(&b'\r') {
+                return Err(malformed("a carriage return inside a line"));
+            }
+            let is_over = self.line_ended()?;
+            self.line.clear();
+            if is_over {
+                return Ok(Some(done));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Understands a line. Whether it was the last.
+    fn line_ended(&mut self) -> Result<bool, Refusal> {
+        self.at = match self.at {
+            At::Size => match size(&self.line).ok_or_else(|| malformed("no size"))? {
+                0 => At::Trailers,
+                size if size > self.room => return Err(Refusal::new(413, "body is too long")),
+                size => {
+                    self.room -= size;
+                    At::Data(size)
+                }
+            },
+            At::DataEnd if self.line.is_empty() => At::Size,
+            At::DataEnd | At::Data(_) => return Err(malformed("a chunk is longer than it said")),
+            At::Trailers if self.line.is_empty() => return Ok(true),
+            At::Trailers => {
+                self.trailers += 1;
+                if self.trailers > MAX_TRAILERS {
+                    return Err(malformed("too many trailers"));
+                }
+                At::Trailers
+            }
+        };
+        Ok(false)
+    }
+}
+
+fn malformed(why: &str) -> Refusal {
+    Refusal::bad(format!("malformed chunks: {why}"))
+}
+
+/// The size at the start of a chunk's line. What extends it is nobody's here.
+fn size(line: &[u8]) -> Option<u64> {
+    let digits = line.split(|byte| *byte == b';').next()?;
+    let digits = digits.trim_ascii_end();
+    let is_number = (1..=MAX_DIGITS).contains(&digits.len());
+    if !is_number || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    u64::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// For [`crate::fuzz`]: cut anywhere, it ends at the same byte or with the same word.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(data: &[u8]) -> String {
+    let whole = Chunked::new(4096).feed(data);
+    let mut pieces = Chunked::new(4096);
+    let mut at = 0;
+    let mut end = Ok(None);
+    for piece in data.chunks(3) {
+        end = pieces.feed(piece).map(|n| n.map(|n| at + n));
+        if end != Ok(None) {
+            break;
+        }
+        at += piece.len();
+    }
+    assert_eq!(end, whole);
+    match whole {
+        Ok(end) => format!("chunks {}", end.is_some()),
+        Err(refusal) => refusal.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies() {
+        for (body, expected) in [
+            ("0\r\n\r\n", Ok(5)),
+            ("3\r\nabc\r\n0\r\n\r\n", Ok(13)),
+            (
+                "a\r\n0123456789\r\n1;x=\"y\"\r\n\n\r\n0\r\n\r\nGET /",
+                Ok(32),
+            ),
+            ("0\r\nA: b\r\nC: d\r\n\r\n", Ok(17)),
+            ("00000000 \r\n\r\n", Ok(13)),
+            ("10\r\n0123456789abcdef\r\n0\r\n\r\n", Ok(27)),
+            // Together they are over the limit.
+            ("10\r\n0123456789abcdef\r\n1\r\nx\r\n0\r\n\r\n", Err(413)),
+            ("11\r\n", Err(413)),
+            ("ffffffff\r\n", Err(413)),
+            ("fffffffff\r\n", Err(400)),
+            ("\r\n", Err(400)),
+            (" 1\r\na\r\n", Err(400)),
+            ("+1\r\na\r\n", Err(400)),
+            ("0x1\r\na\r\n", Err(400)),
+            ("1\na\n0\n\n", Err(400)),
+            ("1\r\nab\r\n", Err(400)),
+            ("0\r\nA\rB: c\r\n\r\n", Err(400)),
+        ] {
+            let mut chunks = Chunked::new(16);
+            let got = chunks.feed(body.as_bytes());
+            let got = got.map_err(|e| e.status).map(Option::unwrap_or_default);
+            assert_eq!(got, expected, "{body:?}");
+            fuzz(body.as_bytes());
+        }
+        let long = format!("1;{}\r\n", "x".repeat(MAX_LINE_BYTES));
+        assert!(Chunked::new(16).feed(long.as_bytes()).is_err());
+        let trailers = "A: b\r\n".repeat(17);
+        let many = format!("0\r\n{trailers}\r\n");
+        assert!(Chunked::new(16).feed(many.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_body_that_goes_on() {
+        for body in [
+            "",
+            "1",
+            "1\r\n",
+            "1\r\na",
+            "1\r\na\r\n0\r\n",
+            "0\r\nA: b\r\n",
+        ] {
+            assert_eq!(Chunked::new(16).feed(body.as_bytes()), Ok(None), "{body:?}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! A connection, whatever carries it: the local socket, or TLS.
+//!
+//! It holds what was read and not yet wanted: what came behind the head of a request, and what came while somebody only
+//! watched for the end. A handler that reads and writes at once takes it apart with [`smol::io::split`]. There is no second
+//! buffer: what is written goes to what carries it, and a client that does not read holds its own handler back, for as long
+//! as its patience lasts.
+
+use core::pin::Pin;
+use core::task::{Context, Poll, ready};
+use core::time::Duration;
+use std::io;
+use std::os::fd::RawFd;
+
+use async_io::Timer;
+use nix::sys::socket::{Shutdown, shutdown};
+use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
+
+use crate::sys::start;
+
+/// Bytes read ahead while a client is only watched. A client that sends more is not seen to leave before its answer ends.
+const MAX_WATCHED_BYTES: usize = 16 * 1024;
+/// Bytes taken at a time meanwhile.
+const WATCH_STEP_BYTES: usize = 1024;
+/// Bytes taken of what comes first on a connection at rest.
+const FIRST_BYTES: usize = 64;
+
+/// What bytes are exchanged over.
+pub trait Duplex: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Duplex for T {}
+
+/// See the module.
+pub struct Connection {
+    stream: Box<dyn Duplex>,
+    /// The socket below `stream`, open for as long.
+    socket: Option<RawFd>,
+    ahead: Vec<u8>,
+    patience: Option<Duration>,
+    stalled: Option<Timer>,
+    pub(super) answer: Answer,
+}
+
+/// How the answer to the request under way is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Another request may follow on this connection.
+    pub(super) keep: bool,
+    /// The client knows chunks: an answer of unknown length need not end with the connection.
+    pub(super) chunked: bool,
+    /// Only the head is wanted.
+    pub(super) head_only: bool,
+}
+
+impl Connection {
+    /// A connection over `stream`. Who does not read is waited for without end.
+    pub fn new(stream: impl Duplex + 'static) -> Self {
+        Self {
+            stream: Box::new(stream),
+            socket: None,
+            ahead: Vec::new(),
+            patience: None,
+            stalled: None,
+            answer: Answer::default(),
+        }
+    }
+
+    /// Names the socket that all goes over, which closes when this is dropped.
+    #[must_use]
+    pub const fn of_socket(mut self, socket: RawFd) -> Self {
+        self.socket = Some(socket);
+        self
+    }
+
+    /// Whether the client has closed its side, whatever it sent before that was not read yet. False if nobody can tell.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        let Some(fd) = self.socket else { return false };
+        let mut fds = [libc::pollfd {
+            fd,
+            events: libc::POLLRDHUP,
+            revents: 0,
+        }];
+        start::poll(&mut fds, 0).is_ok_and(|ready| ready > 0)
+    }
+
+    /// How long a client may take nothing of what is written, before that fails with [`io::ErrorKind::TimedOut`].
+    pub fn set_patience(&mut self, patience: Option<Duration>) {
+        self.patience = patience;
+        self.stalled = None;
+    }
+
+    /// Bytes that were read and that nobody wanted yet.
+    #[must_use]
+    pub fn ahead(&self) -> &[u8] {
+        &self.ahead
+    }
+
+    /// Puts `bytes` before what is read next.
+    pub(super) fn unread(&mut self, bytes: &[u8]) {
+        self.ahead.splice(0..0, bytes.iter().copied());
+    }
+
+    /// Waits until the client closes, or breaks, its side. What it sends instead is kept. Dropping the future loses nothing.
+    pub async fn left(&mut self) {
+        let mut step = [0; WATCH_STEP_BYTES];
+        while self.ahead.len() < MAX_WATCHED_BYTES {
+            match self.stream.read(&mut step).await {
+                Ok(0) | Err(_) => return,
+                Ok(n) => self.ahead.extend_from_slice(&step[..n]),
+            }
+        }
+        core::future::pending().await
+    }
+
+    /// Waits until there is something to read; false: the client has closed its side. Dropping the future loses nothing.
+    pub(super) async fn has_more(&mut self) -> io::Result<bool> {
+        if self.ahead.is_empty() {
+            let mut step = [0; FIRST_BYTES];
+            let n = self.stream.read(&mut step).await?;
+            self.ahead.extend_from_slice(&step[..n]);
+        }
+        Ok(!self.ahead.is_empty())
+    }
+
+    /// Fails what has been waiting for the client for too long.
+    fn patiently<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        poll: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let (Poll::Pending, Some(patience)) = (&poll, self.patience) else {
+            self.stalled = None;
+            return poll;
+        };
+        let timer = self.stalled.get_or_insert_with(|| Timer::after(patience));
+        ready!(Future::poll(Pin::new(timer), cx));
+        self.stalled = None;
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.ahead.is_empty() {
+            return Pin::new(&mut this.stream).poll_read(cx, buf);
+        }
+        let n = this.ahead.len().min(buf.len());
+        buf[..n].copy_from_slice(&this.ahead[..n]);
+        this.ahead.drain(..n);
+        if this.ahead.is_empty() {
+            this.ahead = Vec::new();
+        }
+        Poll::Ready(Ok(n))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let poll = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.patiently(cx, poll)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let poll = Pin::new(&mut this.stream).poll_flush(cx);
+        this.patiently(cx, poll)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let poll = Pin::new(&mut this.stream).poll_close(cx);
+        let closed = ready!(this.patiently(cx, poll));
+        if let Some(socket) = this.socket {
+            // What carries us only flushes. A socket that is not connected any more needs no end.
+            let _ = shutdown(socket, Shutdown::Write);
+        }
+        Poll::Ready(closed)
+    }
+}
+
+impl core::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mut shown = f.debug_struct("Connection");
+        shown.field("ahead", &self.ahead.len());
+        shown.field("answer", &self.answer).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use std::os::unix::net::UnixStream;
+
+    use async_io::Async;
+
+    use super::Connection;
+
+    /// A connection and its other end.
+    pub(in crate::server) fn pair() -> (Connection, Async<UnixStream>) {
+        let (ours, theirs) = Async::<UnixStream>::pair().expect("socket pair");
+        (Connection::new(ours), theirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smol::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_while_watched_is_read_later() {
+        smol::block_on(async {
+            let (mut connection, mut client) = testing::pair();
+            connection.unread(b"a");
+            client.write_all(b"bc").await.expect("write");
+            let watched = async {
+                connection.left().await;
+                true
+            };
+            let moved_on = async {
+                smol::future::yield_now().await;
+                smol::future::yield_now().await;
+                false
+            };
+            assert!(!smol::future::or(watched, moved_on).await, "nobody left");
+            let mut got = [0; 3];
+            connection.read_exact(&mut got).await.expect("read");
+            assert_eq!(&got, b"abc");
+            drop(client);
+            connection.left().await;
+        });
+    }
+
+    #[test]
+    fn a_client_that_never_reads_is_given_up() {
+        smol::block_on(async {
+            let (mut connection, client) = testing::pair();
+            connection.set_patience(Some(Duration::from_millis(10)));
+            let all = vec![0; 4 << 20];
+            let failed = connection.write_all(&all).await.expect_err("never read");
+            assert_eq!(failed.kind(), io::ErrorKind::TimedOut);
+            drop(client);
+        });
+    }
+}

@@ -1,0 +1,69 @@
+//! A container's log as an answer: read on the disk lane, sent as it comes.
+
+use core::time::Duration;
+
+use super::{
+    Outcome,
+    backend::{Backend, LogTarget},
+    http::{self, Connection, Refusal},
+    log_reader::{Chunk, LogOptions, LogReader},
+};
+
+/// A followed log is looked at so often at its end. LOG-03 asks for at least once a second.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Sends a log until its end; a followed one until its container has ended or the client has left.
+pub(super) async fn stream(
+    backend: &dyn Backend,
+    connection: &mut Connection,
+    target: LogTarget,
+    options: LogOptions,
+) -> Outcome {
+    let follow = options.follow;
+    let path = target.path.clone();
+    let opened = backend
+        .disk_lane()
+        .run(move || LogReader::open(&path, options));
+    let mut reader = match opened.await {
+        Ok(reader) => reader,
+        Err(e) => {
+            let text = format!("log of container {}: {e}", target.id.as_str());
+            return Ok(Err(Refusal::new(500, text)));
+        }
+    };
+    let mut stream = http::start_stream(connection, "text/plain").await?;
+    // Ask before reading: what an ending container wrote last is then read after it was seen to have ended.
+    let mut ended = false;
+    loop {
+        let (back, chunk) = backend
+            .disk_lane()
+            .run(move || {
+                let chunk = reader.next_chunk();
+                (reader, chunk)
+            })
+            .await;
+        reader = back;
+        match chunk? {
+            Chunk::Text(text) => stream.write(&text).await?,
+            Chunk::Limit => return stream.finish().await.map(Ok),
+            Chunk::End if !follow || ended => return stream.finish().await.map(Ok),
+            Chunk::End => {
+                if backend.is_running(&target.id) {
+                    let pause = async {
+                        async_io::Timer::after(FOLLOW_INTERVAL).await;
+                        false
+                    };
+                    let left = async {
+                        stream.left().await;
+                        true
+                    };
+                    if smol::future::or(left, pause).await {
+                        return Ok(Ok(()));
+                    }
+                } else {
+                    ended = true;
+                }
+            }
+        }
+    }
+}

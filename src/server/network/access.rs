@@ -1,0 +1,393 @@
+//! Who asks, and whether he may (SRV-05 to SRV-10). What is asked of whom is [`crate::logic::access`].
+//!
+//! Answers of the apiserver are kept for a time, by digest: no token stands in memory longer than its question. One question
+//! is under way at a time, so that the network's threads are left to the pods; who waits behind it finds its answer. Whoever
+//! comes when [`MAX_WAITING`] wait is told to come again.
+
+use alloc::sync::Arc;
+use core::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+    time::Duration,
+};
+
+use async_io::Timer;
+use base64::{
+    Engine as _,
+    engine::general_purpose::{URL_SAFE, URL_SAFE_NO_PAD},
+};
+use rustls::pki_types::CertificateDer;
+use sha2::{Digest as _, Sha256};
+use smol::lock::Mutex;
+
+use crate::{
+    kube::x509,
+    logic::access::{self, Answers},
+    net::serving::Authorities,
+    server::http::{Identity, Refusal, Request},
+    sys::clock,
+};
+
+/// Answers kept of each kind.
+const MAX_ANSWERS: usize = 1024;
+/// Requests that wait for the apiserver's answer.
+const MAX_WAITING: u32 = 64;
+/// Longest token, bytes.
+const MAX_TOKEN_BYTES: usize = 32 * 1024;
+
+/// Everybody whose credential was believed.
+const AUTHENTICATED: &str = "system:authenticated";
+/// Who comes without one.
+const ANONYMOUS: &str = "system:anonymous";
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+
+/// What the apiserver is asked: may he?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Who.
+    pub user: Identity,
+    /// May be empty.
+    pub verb: &'static str,
+    /// Of this node.
+    pub subresource: &'static str,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct ReviewError {
+    /// For the log.
+    pub why: String,
+    /// There may be one soon.
+    pub may_pass: bool,
+}
+
+/// An answer on its way.
+pub type Reviewed<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>> + 'a>>;
+
+/// Who knows users and what they may: the apiserver.
+pub trait Reviewer {
+    /// Whose token it is; `None`: nobody's.
+    fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>>;
+    /// Whether he may.
+    fn may(&self, question: Question) -> Reviewed<'_, bool>;
+}
+
+/// How it is found out who may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authorization {
+    /// Whoever is known.
+    AlwaysAllow,
+    /// The apiserver is asked; times for which its yes and its no count.
+    Webhook(Duration, Duration),
+}
+
+/// What the configuration says.
+#[derive(Clone, Copy, Debug)]
+pub struct AccessSettings {
+    /// Tokens are shown to the apiserver, whose answer counts for so long.
+    pub tokens: Option<Duration>,
+    /// Who has no credential is somebody too.
+    pub anonymous: bool,
+    /// Who may.
+    pub authorization: Authorization,
+}
+
+/// See the module.
+pub struct Access {
+    settings: AccessSettings,
+    reviewer: Option<Box<dyn Reviewer>>,
+    authorities: RefCell<Option<Arc<Authorities>>>,
+    tokens: RefCell<Answers<[u8; 32], Option<Identity>>>,
+    rights: RefCell<Answers<[u8; 32], bool>>,
+    asking: Mutex<()>,
+    waiting: Cell<u32>,
+}
+
+/// What a credential is worth.
+enum Credential {
+    /// There is none.
+    None,
+    /// It is no good.
+    Bad,
+    Good(Identity),
+}
+
+impl Access {
+    /// Nobody's certificate is taken until [`Access::trust`].
+    pub fn new(settings: AccessSettings, reviewer: Option<Box<dyn Reviewer>>) -> Self {
+        Self {
+            settings,
+            reviewer,
+            authorities: RefCell::new(None),
+            tokens: RefCell::new(Answers::new(MAX_ANSWERS)),
+            rights: RefCell::new(Answers::new(MAX_ANSWERS)),
+            asking: Mutex::new(()),
+            waiting: Cell::new(0),
+        }
+    }
+
+    /// From now on these authorities vouch for certificates, on open connections too.
+    pub fn trust(&self, authorities: Arc<Authorities>) {
+        self.authorities.replace(Some(authorities));
+    }
+
+    /// Asks both questions. `chain`: what the client showed in the handshake. A token is taken out of the request.
+    pub(super) async fn admit(
+        &self,
+        request: &mut Request,
+        chain: &[CertificateDer<'_>],
+    ) -> Result<Identity, Refusal> {
+        let token = take_token(request);
+        let user = self.authenticate(token, chain).await?;
+        self.authorize(&user, request).await?;
+        Ok(user)
+    }
+
+    async fn authenticate(
+        &self,
+        token: Option<String>,
+        chain: &[CertificateDer<'_>],
+    ) -> Result<Identity, Refusal> {
+        let mut bad = false;
+        match self.by_certificate(chain) {
+            Credential::Good(user) => return Ok(known(user)),
+            Credential::Bad => bad = true,
+            Credential::None => {}
+        }
+        match self.by_token(token).await? {
+            Credential::Good(user) => return Ok(known(user)),
+            Credential::Bad => bad = true,
+            Credential::None => {}
+        }
+        if self.settings.anonymous && !bad {
+            return Ok(Identity {
+                name: ANONYMOUS.into(),
+                groups: vec![UNAUTHENTICATED.into()],
+                ..Identity::default()
+            });
+        }
+        Err(Refusal::new(401, "Unauthorized"))
+    }
+
+    fn by_certificate(&self, chain: &[CertificateDer<'_>]) -> Credential {
+        let authorities = self.authorities.borrow().clone();
+        let (Some(own), Some(authorities)) = (chain.first(), authorities) else {
+            return Credential::None;
+        };
+        if let Err(why) = authorities.vouch(chain) {
+            log::debug!("a client's certificate is not taken: {why}");
+            return Credential::Bad;
+        }
+        match x509::read(own) {
+            Ok(read) if read.common_name.is_empty() => Credential::None,
+            Ok(read) => Credential::Good(Identity {
+                name: read.common_name,
+                groups: read.organizations,
+                ..Identity::default()
+            }),
+            Err(_) => Credential::Bad,
+        }
+    }
+
+    async fn by_token(&self, token: Option<String>) -> Result<Credential, Refusal> {
+        let (Some(token), Some(lifetime)) = (token, self.settings.tokens) else {
+            return Ok(Credential::None);
+        };
+        let Some(reviewer) = self.reviewer.as_ref() else {
+            return Ok(Credential::Bad);
+        };
+        if token.len() > MAX_TOKEN_BYTES {
+            return Ok(Credential::Bad);
+        }
+        let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        let asked = self.ask(
+            &self.tokens,
+            key,
+            |_| lifetime,
+            || reviewer.who_is(token.clone()),
+        );
+        Ok(match asked.await? {
+            Ok(Some(user)) => Credential::Good(user),
+            Ok(None) => Credential::Bad,
+            Err(e) => {
+                log::warn!("a token could not be reviewed: {e}");
+                Credential::Bad
+            }
+        })
+    }
+
+    async fn authorize(&self, user: &Identity, request: &Request) -> Result<(), Refusal> {
+        let Authorization::Webhook(yes, no) = self.settings.authorization else {
+            return Ok(());
+        };
+        let verb = access::verb(&request.method);
+        // A path that can be read in two ways is nobody's but his who may do everything.
+        let asked = match request.is_plain {
+            true => access::subresources(&request.path),
+            false => access::subresources(&[]),
+        };
+        for subresource in asked {
+            let question = Question {
+                user: user.clone(),
+                verb,
+                subresource,
+            };
+            let key = digest(&question);
+            let lifetime = |may: &bool| if *may { yes } else { no };
+            let answer = match &self.reviewer {
+                None => Ok(false),
+                Some(reviewer) => {
+                    let ask = || reviewer.may(question.clone());
+                    self.ask(&self.rights, key, lifetime, ask).await?
+                }
+            };
+            match answer {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(e) => {
+                    log::warn!("user={:?} could not be authorized: {e}", user.name);
+                    let text = format!(
+                        "Authorization error (user={}, verb={verb}, resource=nodes, subresource={subresource})",
+                        user.name
+                    );
+                    return Err(Refusal::new(500, text));
+                }
+            }
+        }
+        Err(Refusal::new(
+            403,
+            access::forbidden(&user.name, verb, asked),
+        ))
+    }
+
+    /// The answer that is kept, or that of the apiserver, asked as often as it may help. A failure is not kept.
+    async fn ask<'a, T: Clone>(
+        &'a self,
+        kept: &RefCell<Answers<[u8; 32], T>>,
+        key: [u8; 32],
+        lifetime: impl Fn(&T) -> Duration,
+        question: impl Fn() -> Reviewed<'a, T>,
+    ) -> Result<Result<T, ReviewError>, Refusal> {
+        let answer = || kept.borrow().answer(&key, clock::mono());
+        if let Some(answer) = answer() {
+            return Ok(Ok(answer));
+        }
+        let _waiting = Waiting::enter(&self.waiting)?;
+        let mut tried = 0;
+        loop {
+            let asked = {
+                let _turn = self.asking.lock().await;
+                // Who waited may find that somebody asked the same.
+                if let Some(answer) = answer() {
+                    return Ok(Ok(answer));
+                }
+                question().await
+            };
+            let failed = match asked {
+                Ok(answer) => {
+                    let lifetime = lifetime(&answer);
+                    let now = clock::mono();
+                    kept.borrow_mut().keep(key, answer.clone(), lifetime, now);
+                    return Ok(Ok(answer));
+                }
+                Err(failed) => failed,
+            };
+            tried += 1;
+            let random = u32::try_from(clock::wall().0.unsigned_abs() / 1000 % 1000).unwrap_or(0);
+            match access::review_pause(tried, random).filter(|_| failed.may_pass) {
+                Some(pause) => drop(Timer::after(pause).await),
+                None => return Ok(Err(failed)),
+            }
+        }
+    }
+}
+
+/// Counts those who wait.
+struct Waiting<'a>(&'a Cell<u32>);
+
+impl<'a> Waiting<'a> {
+    fn enter(count: &'a Cell<u32>) -> Result<Self, Refusal> {
+        if count.get() >= MAX_WAITING {
+            return Err(Refusal::new(429, "too many requests wait to be authorized"));
+        }
+        count.set(count.get() + 1);
+        Ok(Self(count))
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+fn known(mut user: Identity) -> Identity {
+    if user.name != ANONYMOUS && !user.groups.iter().any(|g| g == AUTHENTICATED) {
+        user.groups.push(AUTHENTICATED.into());
+    }
+    user
+}
+
+/// Names a question, whatever is in it: each part with its length before it.
+fn digest(question: &Question) -> [u8; 32] {
+    let mut sum = Sha256::new();
+    let mut add = |text: &str| {
+        sum.update(u64::try_from(text.len()).unwrap_or(u64::MAX).to_le_bytes());
+        sum.update(text.as_bytes());
+    };
+    let Question {
+        user,
+        verb,
+        subresource,
+    } = question;
+    for text in [*verb, *subresource, &*user.name, &*user.uid] {
+        add(text);
+    }
+    for group in &user.groups {
+        add(group);
+    }
+    for (key, values) in &user.extra {
+        add("");
+        add(key);
+        for value in values {
+            add(value);
+        }
+    }
+    sum.finalize().into()
+}
+
+/// The token of a request, in `Authorization` or, for a WebSocket, among its sub-protocols (SRV-07). Neither stays in it.
+fn take_token(request: &mut Request) -> Option<String> {
+    let header = request.header("authorization").and_then(|value| {
+        let (scheme, token) = value.trim().split_once(' ')?;
+        let token = token.trim();
+        let bearer = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty();
+        bearer.then(|| token.to_owned())
+    });
+    request
+        .headers
+        .retain(|(name, _)| !name.eq_ignore_ascii_case("authorization"));
+    let is_websocket = request
+        .header("upgrade")
+        .is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket"));
+    let mut hidden = None;
+    if is_websocket {
+        for (name, value) in &mut request.headers {
+            if !name.eq_ignore_ascii_case("sec-websocket-protocol") {
+                continue;
+            }
+            let (token, others) = access::token_protocol(value);
+            let decoded = token.and_then(|token| {
+                let bytes = URL_SAFE_NO_PAD
+                    .decode(token)
+                    .or_else(|_| URL_SAFE.decode(token));
+                String::from_utf8(bytes.ok()?).ok()
+            });
+            // One that cannot be read is a bad one, not none.
+            hidden = hidden.or_else(|| token.map(|_| decoded.unwrap_or_default()));
+            *value = others.join(", ");
+        }
+    }
+    header.or(hidden)
+}

@@ -1,0 +1,154 @@
+//! Places for connections: a fixed number, and the order in which those at rest make room.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::cell::{Cell, RefCell};
+
+use smol::Task;
+
+/// What a connection does, in the order in which they are closed for another: first those that never were of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// Since this turn, and nothing was ever served on it.
+    New(u64),
+    /// Since this turn.
+    Resting(u64),
+    /// A request is being served: never closed for another.
+    Working,
+}
+
+struct Occupied {
+    standing: Standing,
+    proven: bool,
+    task: Option<Task<()>>,
+}
+
+/// All places.
+pub(super) struct Places {
+    most: usize,
+    turn: Cell<u64>,
+    taken: RefCell<BTreeMap<u64, Occupied>>,
+}
+
+impl Places {
+    pub(super) const fn new(most: usize) -> Self {
+        Self {
+            most,
+            turn: Cell::new(0),
+            taken: RefCell::new(BTreeMap::new()),
+        }
+    }
+
+    fn next(&self) -> u64 {
+        self.turn.set(self.turn.get() + 1);
+        self.turn.get()
+    }
+
+    /// A place for a new connection; that of one at rest if need be, which is closed. `None`: all are at work.
+    pub(super) fn take(self: &Rc<Self>) -> Option<Place> {
+        let id = self.next();
+        let closed = {
+            let mut taken = self.taken.borrow_mut();
+            let first = if taken.len() < self.most {
+                None
+            } else {
+                let all = taken.iter().map(|(id, one)| (one.standing, *id));
+                let (standing, id) = all.min()?;
+                if standing == Standing::Working {
+                    return None;
+                }
+                Some(id)
+            };
+            let closed = first.and_then(|id| taken.remove(&id));
+            let occupied = Occupied {
+                standing: Standing::New(id),
+                proven: false,
+                task: None,
+            };
+            taken.insert(id, occupied);
+            closed
+        };
+        // Its future ends with it, and the connection with that.
+        drop(closed);
+        let places = Rc::clone(self);
+        Some(Place { places, id })
+    }
+}
+
+/// One of them.
+#[derive(Clone)]
+pub(super) struct Place {
+    places: Rc<Places>,
+    id: u64,
+}
+
+impl Place {
+    fn with<T>(&self, change: impl FnOnce(&mut Occupied, u64) -> T) -> Option<T> {
+        let turn = self.places.next();
+        let mut taken = self.places.taken.borrow_mut();
+        taken.get_mut(&self.id).map(|one| change(one, turn))
+    }
+
+    /// What serves the connection. It is ended when the place goes to another.
+    pub(super) fn settle(&self, task: Task<()>) {
+        self.with(|one, _| one.task = Some(task));
+    }
+
+    /// Nothing is asked at the moment.
+    pub(super) fn rest(&self) {
+        self.with(|one, turn| {
+            one.standing = match one.proven {
+                true => Standing::Resting(turn),
+                false => Standing::New(turn),
+            };
+        });
+    }
+
+    /// Something is asked.
+    pub(super) fn work(&self) {
+        self.with(|one, _| one.standing = Standing::Working);
+    }
+
+    /// Something was served.
+    pub(super) fn prove(&self) {
+        self.with(|one, _| one.proven = true);
+    }
+
+    /// Gives the place back. Called by the task itself.
+    pub(super) fn leave(&self) {
+        let left = self.places.taken.borrow_mut().remove(&self.id);
+        if let Some(task) = left.and_then(|one| one.task) {
+            task.detach();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_makes_room() {
+        let places = Rc::new(Places::new(3));
+        let ids = |places: &Places| places.taken.borrow().keys().copied().collect::<Vec<_>>();
+        let take = || places.take().expect("a place");
+        let (used, fresh, busy) = (take(), take(), take());
+        used.work();
+        used.prove();
+        used.rest();
+        busy.work();
+        // The one that never asked goes first, though it is younger.
+        let other = take();
+        assert_eq!(ids(&places), [used.id, busy.id, other.id]);
+        other.work();
+        let third = take();
+        assert_eq!(ids(&places), [busy.id, other.id, third.id]);
+        third.work();
+        assert!(places.take().is_none(), "all work");
+        // What a closed connection still does changes nothing.
+        fresh.rest();
+        fresh.leave();
+        busy.leave();
+        assert_eq!(ids(&places), [other.id, third.id]);
+        drop(take());
+    }
+}

@@ -1,0 +1,231 @@
+//! Paths of a kubelet. Nobody comes here unasked: see [`super::access`].
+//!
+//! | path | answer |
+//! |---|---|
+//! | `GET /healthz[/CHECK]` | text |
+//! | `GET /pods`, `/runningpods/` | a `PodList` |
+//! | `GET /configz` | JSON |
+//! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
+//! | `GET /stats/summary`, or `POST` | JSON, streamed |
+//! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed |
+//! | `GET /statusz` | text |
+//! | `GET /logs/…`, `/debug/pprof/…`, `PUT /debug/flags/v` | 405, as of a kubelet that has them switched off |
+//! | `POST /checkpoint/{namespace}/{pod}/{container}` | 500, as of a runtime that cannot |
+//! | `/exec`, `/attach`, `/run`, `/portForward` | see [`streaming`] |
+
+use serde_json::json;
+
+use super::logs;
+use crate::server::{
+    Outcome,
+    backend::{Backend, Check, Uptime},
+    figures,
+    http::{self, Connection, Refusal, Request},
+    streaming,
+};
+
+/// First segments of what `enableDebuggingHandlers` switches off with an answer (SRV-04).
+const DEBUG_PATHS: [&str; 8] = [
+    "run",
+    "exec",
+    "attach",
+    "portForward",
+    "containerLogs",
+    "runningpods",
+    "debug",
+    "logs",
+];
+
+/// Serves one request of somebody who may make it.
+pub(super) async fn route(
+    backend: &dyn Backend,
+    connection: &mut Connection,
+    request: &Request,
+    debugging: bool,
+) -> Outcome {
+    if !request.is_plain {
+        return Ok(Err(not_found()));
+    }
+    let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+    let first = path.first().copied().unwrap_or("");
+    if !debugging {
+        if DEBUG_PATHS.contains(&first) {
+            return Ok(Err(Refusal::new(405, "Debug endpoints are disabled.\n")));
+        }
+        if matches!(first, "configz" | "checkpoint") {
+            return Ok(Err(not_found()));
+        }
+    }
+    if let Some(asked) = figures::asked(&path, request) {
+        return match asked {
+            Ok(figures) => figures::serve(backend, connection, figures).await,
+            Err(_) => Ok(Err(not_allowed())),
+        };
+    }
+    if let Some(outcome) = streaming::serve(backend, connection, request).await {
+        return outcome;
+    }
+    match (request.method.as_str(), path.as_slice()) {
+        ("GET" | "HEAD", ["healthz"]) => health(connection, request, backend.checks()).await,
+        ("GET" | "HEAD", ["healthz", name]) => one_check(connection, name, backend.checks()).await,
+        ("GET", ["pods"]) => {
+            let pods = backend.pods(None).await;
+            json_or(connection, pods.map(|items| list(&items))).await
+        }
+        ("GET", ["runningpods"]) => json_or(connection, Ok(list(&backend.running_pods()))).await,
+        ("GET", ["configz"]) => {
+            let configuration = json!({ "kubeletconfig": backend.configuration() });
+            json_or(connection, Ok(configuration)).await
+        }
+        ("GET", ["containerLogs", namespace, pod, container]) => {
+            logs::serve(backend, connection, request, (namespace, pod, container)).await
+        }
+        ("GET", ["statusz"]) => statusz(connection, request, &backend.uptime()).await,
+        (_, ["logs", ..]) => Ok(Err(switched_off("logs"))),
+        (_, ["debug", "pprof", ..]) => Ok(Err(switched_off("profiling"))),
+        (_, ["debug", "flags", "v"]) => Ok(Err(switched_off("flags"))),
+        ("POST", ["checkpoint", namespace, pod, container]) => {
+            Ok(Err(checkpoint(backend, namespace, pod, container)))
+        }
+        (_, ["healthz"] | ["healthz", _] | ["pods" | "runningpods" | "configz" | "statusz"])
+        | (_, ["checkpoint", _, _, _])
+        | (_, ["containerLogs", _, _, _]) => Ok(Err(not_allowed())),
+        _ => Ok(Err(not_found())),
+    }
+}
+
+/// What a kubelet says of a page that its configuration takes away.
+fn switched_off(page: &str) -> Refusal {
+    Refusal::new(405, format!("{page} endpoint is disabled.\n"))
+}
+
+/// No runtime here can freeze a container (SRV-14).
+fn checkpoint(backend: &dyn Backend, namespace: &str, pod: &str, container: &str) -> Refusal {
+    let is_there = backend
+        .container_names(namespace, pod)
+        .is_some_and(|names| names.iter().any(|name| name == container));
+    if is_there {
+        Refusal::new(500, "checkpointing of containers is not supported")
+    } else {
+        Refusal::not_found("pod or container does not exist")
+    }
+}
+
+fn not_found() -> Refusal {
+    Refusal::not_found("404: Page Not Found")
+}
+
+fn not_allowed() -> Refusal {
+    Refusal::new(405, "405: Method Not Allowed")
+}
+
+fn list(items: &[serde_json::Value]) -> serde_json::Value {
+    json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items })
+}
+
+async fn json_or(connection: &mut Connection, body: Result<serde_json::Value, Refusal>) -> Outcome {
+    match body {
+        Ok(body) => {
+            let body = body.to_string();
+            http::respond(connection, 200, "application/json", body.as_bytes())
+                .await
+                .map(Ok)
+        }
+        Err(refusal) => Ok(Err(refusal)),
+    }
+}
+
+/// Since when the agent runs, and what it is. For people: as upstream, the form is not promised.
+async fn statusz(connection: &mut Connection, request: &Request, uptime: &Uptime) -> Outcome {
+    let wanted = request.header("accept").unwrap_or("*/*");
+    if !["*/*", "text/*", "text/plain"]
+        .iter()
+        .any(|kind| wanted.contains(kind))
+    {
+        return Ok(Err(Refusal::new(
+            406,
+            "media type not acceptable, must be: text/plain",
+        )));
+    }
+    let seconds = uptime.up.as_secs();
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    let text = format!(
+        "\nkubelet statusz\nWarning: for people who look for a fault; its form may change at any time.\n\n\
+         Started: {}\nUp: {hours} hr {minutes:02} min {:02} sec\nBinary version: {}\nProgram: picolet {}\n",
+        uptime.since,
+        seconds % 60,
+        uptime.kubelet_version,
+        crate::VERSION,
+    );
+    http::respond(connection, 200, TEXT, text.as_bytes())
+        .await
+        .map(Ok)
+}
+
+/// Text of a kind that no browser guesses at.
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// All checks at once: `ok`, or what is wrong without its reason, which is the log's (SRV-03).
+async fn health(connection: &mut Connection, request: &Request, checks: Vec<Check>) -> Outcome {
+    let excluded: Vec<&str> = request
+        .query
+        .iter()
+        .filter(|(key, _)| key == "exclude")
+        .map(|(_, value)| value.as_str())
+        .collect();
+    let mut text = String::new();
+    let mut failed = Vec::new();
+    for check in &checks {
+        let name = check.name;
+        if excluded.contains(&name) {
+            text.push_str(&format!("[+]{name} excluded: ok\n"));
+            continue;
+        }
+        match &check.trouble {
+            None => text.push_str(&format!("[+]{name} ok\n")),
+            Some(why) => {
+                log::warn!("check {name} fails: {why}");
+                text.push_str(&format!("[-]{name} failed: reason withheld\n"));
+                failed.push(name);
+            }
+        }
+    }
+    let unknown = |name: &&str| !checks.iter().any(|check| check.name == *name);
+    let strangers: Vec<String> = excluded
+        .iter()
+        .copied()
+        .filter(unknown)
+        .map(|name| format!("{name:?}"))
+        .collect();
+    if !strangers.is_empty() {
+        text.push_str(&format!(
+            "warn: some health checks cannot be excluded: no matches for {}\n",
+            strangers.join(",")
+        ));
+    }
+    let (status, body) = if !failed.is_empty() {
+        text.push_str("healthz check failed\n");
+        (500, text)
+    } else if request.param("verbose").is_some() {
+        text.push_str("healthz check passed\n");
+        (200, text)
+    } else {
+        (200, "ok".to_owned())
+    };
+    http::respond(connection, status, TEXT, body.as_bytes())
+        .await
+        .map(Ok)
+}
+
+async fn one_check(connection: &mut Connection, name: &str, checks: Vec<Check>) -> Outcome {
+    let Some(check) = checks.into_iter().find(|check| check.name == name) else {
+        return Ok(Err(not_found()));
+    };
+    let (status, body) = match check.trouble {
+        None => (200, "ok".to_owned()),
+        Some(why) => (500, format!("internal server error: {why}\n")),
+    };
+    http::respond(connection, status, TEXT, body.as_bytes())
+        .await
+        .map(Ok)
+}

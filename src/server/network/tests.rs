@@ -1,0 +1,608 @@
+//! The server as clients meet it: over TLS, on the loopback interface.
+
+use alloc::collections::BTreeMap;
+use core::cell::{Cell, RefCell};
+use std::fs;
+
+use futures_rustls::TlsConnector;
+use rustls::pki_types::ServerName;
+
+use super::*;
+use crate::{
+    image::testing::Scratch,
+    kube::testing::{Authority, NOW, Pair},
+    net::{
+        serving::{self, Authorities, Offer, Shown},
+        tls,
+    },
+    server::{http::Identity, testing::FakeBackend},
+};
+
+/// Says who may what, and counts how often it was asked.
+#[derive(Default)]
+struct Apiserver {
+    asked: RefCell<Vec<String>>,
+    /// Subresources that each user may use.
+    rights: BTreeMap<&'static str, &'static [&'static str]>,
+    is_down: Cell<bool>,
+}
+
+impl Apiserver {
+    fn down() -> ReviewError {
+        ReviewError {
+            why: "nobody answers".into(),
+            may_pass: false,
+        }
+    }
+}
+
+impl Reviewer for Rc<Apiserver> {
+    fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>> {
+        Box::pin(async move {
+            self.asked.borrow_mut().push(format!("token {token}"));
+            smol::future::yield_now().await;
+            if self.is_down.get() {
+                return Err(Apiserver::down());
+            }
+            Ok(token.strip_prefix("of-").map(|name| Identity {
+                name: name.into(),
+                groups: vec!["g".into()],
+                ..Identity::default()
+            }))
+        })
+    }
+
+    fn may(&self, question: Question) -> Reviewed<'_, bool> {
+        Box::pin(async move {
+            let Question {
+                user,
+                verb,
+                subresource,
+            } = question;
+            let text = format!("{} {verb} {subresource}", user.name);
+            self.asked.borrow_mut().push(text);
+            if self.is_down.get() {
+                return Err(Apiserver::down());
+            }
+            let rights = self.rights.get(&*user.name);
+            Ok(rights.is_some_and(|all| all.contains(&subresource)))
+        })
+    }
+}
+
+struct World {
+    executor: Rc<LocalExecutor<'static>>,
+    apiserver: Rc<Apiserver>,
+    ours: Authority,
+    address: SocketAddr,
+    _server: smol::Task<()>,
+}
+
+/// What a world differs in.
+struct Plan {
+    access: AccessSettings,
+    debugging: bool,
+    backend: FakeBackend,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        let time = Duration::from_secs(60);
+        Self {
+            access: AccessSettings {
+                tokens: Some(time),
+                anonymous: false,
+                authorization: Authorization::Webhook(time, time),
+            },
+            debugging: true,
+            backend: FakeBackend::default(),
+        }
+    }
+}
+
+impl World {
+    fn new(plan: Plan) -> Self {
+        let executor = Rc::new(LocalExecutor::new());
+        let apiserver = Rc::new(Apiserver {
+            rights: BTreeMap::from([
+                (
+                    "admin",
+                    &["proxy", "metrics", "stats", "log", "checkpoint", "statusz"][..],
+                ),
+                ("reader", &["metrics", "stats", "pods"]),
+            ]),
+            ..Apiserver::default()
+        });
+        let ours = Authority::new();
+        let shown = Arc::new(Shown::default());
+        let pair = ours.server(&["node"], NOW);
+        shown
+            .show(pair.certificate.as_bytes(), pair.key.as_bytes())
+            .expect("pair");
+        let offer = Offer {
+            client_certificates: true,
+            ..Offer::default()
+        };
+        let tls = serving::config(&offer, shown).expect("tls");
+        let access = Access::new(plan.access, Some(Box::new(Rc::clone(&apiserver))));
+        access.trust(Arc::new(
+            Authorities::read(ours.pem.as_bytes()).expect("CA"),
+        ));
+        let free = TcpListener::bind(("127.0.0.1", 0)).expect("port");
+        let address = free.local_addr().expect("address");
+        drop(free);
+        let settings = Settings {
+            listen: address,
+            debugging: plan.debugging,
+        };
+        let network = Network::new(settings, tls, Rc::new(access), Rc::new(plan.backend));
+        let server = executor.spawn(Rc::new(network).serve(Rc::clone(&executor)));
+        Self {
+            executor,
+            apiserver,
+            ours,
+            address,
+            _server: server,
+        }
+    }
+
+    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        smol::block_on(self.executor.run(work))
+    }
+
+    /// A client with or without a certificate.
+    async fn client(
+        &self,
+        pair: Option<&Pair>,
+    ) -> futures_rustls::client::TlsStream<Async<TcpStream>> {
+        let identity = pair.map(|pair| tls::Identity {
+            chain: tls::Pem::Text("chain", pair.certificate.as_bytes()),
+            key: tls::Pem::Text("key", pair.key.as_bytes()),
+        });
+        let config = tls::config(tls::Roots::Any, identity).expect("client");
+        let stream = loop {
+            match Async::<TcpStream>::connect(self.address).await {
+                Ok(stream) => break stream,
+                Err(_) => smol::future::yield_now().await,
+            }
+        };
+        let name = ServerName::try_from("node").expect("name");
+        let connector = TlsConnector::from(config);
+        connector.connect(name, stream).await.expect("handshake")
+    }
+
+    /// The whole answer to one request.
+    async fn ask(&self, pair: Option<&Pair>, line: &str, headers: &str) -> String {
+        let mut client = self.client(pair).await;
+        let head = format!("{line} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n");
+        client.write_all(head.as_bytes()).await.expect("ask");
+        let mut answer = Vec::new();
+        // A server that ends with a reset instead of a word has answered all the same.
+        let _ = client.read_to_end(&mut answer).await;
+        String::from_utf8(answer).expect("text")
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.apiserver.asked.take()
+    }
+
+    fn user(&self, name: &str) -> Pair {
+        self.ours.client("", name, NOW)
+    }
+}
+
+fn status(answer: &str) -> u16 {
+    let word = answer.split(' ').nth(1);
+    word.and_then(|w| w.parse().ok()).unwrap_or(0)
+}
+
+/// One of each kind that a kubelet has.
+const PAGES: [&str; 22] = [
+    "GET /",
+    "GET /healthz",
+    "GET /healthz/ping",
+    "GET /pods",
+    "GET /runningpods/",
+    "GET /configz",
+    "GET /containerLogs/ns/p/c",
+    "POST /exec/ns/p/c?command=sh",
+    "GET /exec/ns/p/uid/c?command=sh",
+    "POST /attach/ns/p/c",
+    "POST /portForward/ns/p",
+    "POST /run/ns/p/c?cmd=sh",
+    "GET /metrics",
+    "GET /metrics/cadvisor",
+    "GET /metrics/resource",
+    "GET /metrics/probes",
+    "GET /stats/summary",
+    "GET /logs/",
+    "GET /debug/pprof/",
+    "PUT /debug/flags/v",
+    "GET /statusz",
+    "POST /checkpoint/ns/p/c",
+];
+
+#[test]
+fn nothing_is_served_to_strangers() {
+    // SRV-05 SRV-10
+    let world = World::new(Plan::default());
+    let other = Authority::new();
+    let ended = world.ours.client("", "admin", (-100, -50));
+    let foreign = other.client("system:masters", "admin", NOW);
+    let powerless = world.user("eve");
+    world.run(async {
+        for page in PAGES {
+            for (who, pair, headers) in [
+                ("nobody", None, ""),
+                ("of another CA", Some(&foreign), ""),
+                ("ended", Some(&ended), ""),
+                (
+                    "a token that ended",
+                    None,
+                    "Authorization: Bearer ended\r\n",
+                ),
+                ("no token", None, "Authorization: Basic YTpi\r\n"),
+            ] {
+                let answer = world.ask(pair, page, headers).await;
+                assert_eq!(status(&answer), 401, "{page} {who}: {answer}");
+                assert!(answer.ends_with("\r\n\r\nUnauthorized"), "{answer}");
+            }
+            let answer = world.ask(Some(&powerless), page, "").await;
+            assert_eq!(status(&answer), 403, "{page}: {answer}");
+            assert!(answer.contains("Forbidden (user=eve, verb="), "{answer}");
+        }
+    });
+}
+
+#[test]
+fn a_path_is_what_was_asked_about() {
+    // SRV-09 SRV-17
+    let world = World::new(Plan::default());
+    let (admin, reader) = (world.user("admin"), world.user("reader"));
+    world.run(async {
+        for path in [
+            "//pods",
+            "/metrics/../configz",
+            "/metrics/%2e%2e/configz",
+            "/metrics/%2E./configz",
+            "/metrics;/../configz",
+            "/metrics;x=y",
+            "/metrics%2f..%2fconfigz",
+            "/metrics/..%2fconfigz",
+            "/metrics%5c..%5cconfigz",
+            "/./configz",
+            "/configz//",
+            "/configz%00",
+            "https://node/metrics",
+        ] {
+            let page = format!("GET {path}");
+            // What may be read of metrics is no way round.
+            let answer = world.ask(Some(&reader), &page, "").await;
+            assert_eq!(status(&answer), 403, "{path}: {answer}");
+            let answer = world.ask(Some(&admin), &page, "").await;
+            assert_eq!(status(&answer), 404, "{path}: {answer}");
+        }
+        for (page, code) in [
+            ("GET /pods", 200),
+            ("GET /pods/", 200),
+            ("GET /pods?x=//;..", 200),
+            ("GET /PODS", 404),
+            ("GET /pods/x", 404),
+            ("GET /nothing", 404),
+            ("GET /metrics", 200),
+            ("GET /metrics/probes", 200),
+            ("GET /metrics/slis", 200),
+            ("GET /metrics/resource", 200),
+            ("POST /metrics/resource", 405),
+            ("GET /metrics/resource/x", 404),
+            ("POST /stats/summary?only_cpu_and_memory=true", 200),
+            ("PUT /stats/summary", 405),
+            ("POST /pods", 405),
+            ("HEAD /pods", 405),
+            ("DELETE /containerLogs/ns/p/c", 405),
+            ("GET /statusz", 200),
+            ("POST /statusz", 405),
+            ("GET /logs", 405),
+            ("GET /logs/syslog", 405),
+            ("GET /debug/pprof/heap", 405),
+            ("PUT /debug/flags/v", 405),
+            ("GET /debug/flags", 404),
+            ("POST /checkpoint/ns/p/c", 500),
+            ("POST /checkpoint/ns/p/d", 404),
+            ("GET /checkpoint/ns/p/c", 405),
+        ] {
+            let answer = world.ask(Some(&admin), page, "").await;
+            assert_eq!(status(&answer), code, "{page}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn what_a_kubelet_has_for_people() {
+    // SRV-13 SRV-14 SRV-15
+    let world = World::new(Plan::default());
+    let admin = world.user("admin");
+    world.run(async {
+        let answer = world.ask(Some(&admin), "GET /statusz", "").await;
+        assert!(answer.contains("kubelet statusz\n"), "{answer}");
+        assert!(answer.contains("Up: 1 hr 02 min 03 sec\n"), "{answer}");
+        let json = "Accept: application/json\r\n";
+        let answer = world.ask(Some(&admin), "GET /statusz", json).await;
+        assert_eq!(status(&answer), 406, "{answer}");
+        for (page, says) in [
+            ("GET /logs/", "logs endpoint is disabled."),
+            ("GET /debug/pprof/", "profiling endpoint is disabled."),
+            ("PUT /debug/flags/v", "flags endpoint is disabled."),
+        ] {
+            let answer = world.ask(Some(&admin), page, "").await;
+            assert!(answer.contains(says), "{answer}");
+        }
+    });
+}
+
+#[test]
+fn bodies_are_read_past() {
+    // SRV-01
+    let world = World::new(Plan::default());
+    let admin = world.user("admin");
+    world.run(async {
+        let chunked = "POST /stats/summary HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let body = "3\r\nabc\r\n0\r\n\r\n";
+        let plain = "POST /stats/summary HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc";
+        let last = "GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n";
+        let mut client = world.client(Some(&admin)).await;
+        let all = format!("{chunked}{body}{plain}{chunked}{body}{last}");
+        client.write_all(all.as_bytes()).await.expect("ask");
+        let mut answers = Vec::new();
+        let _ = client.read_to_end(&mut answers).await;
+        let answers = String::from_utf8(answers).expect("text");
+        assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 4, "{answers}");
+        let long = format!("{chunked}fffff\r\n");
+        for (request, code) in [(long, 413), (format!("{chunked}x\r\n"), 400)] {
+            let mut client = world.client(Some(&admin)).await;
+            client.write_all(request.as_bytes()).await.expect("ask");
+            let mut answer = Vec::new();
+            let _ = client.read_to_end(&mut answer).await;
+            let answer = String::from_utf8(answer).expect("text");
+            assert_eq!(status(&answer), code, "{answer}");
+        }
+    });
+}
+
+#[test]
+fn questions_are_asked_once() {
+    // SRV-06 SRV-08 SRV-09 SRV-10
+    let world = World::new(Plan::default());
+    let (admin, reader) = (world.user("admin"), world.user("reader"));
+    world.run(async {
+        for _ in 0..2 {
+            assert_eq!(status(&world.ask(Some(&admin), "GET /pods", "").await), 200);
+        }
+        assert_eq!(world.asked(), ["admin get pods", "admin get proxy"]);
+        assert_eq!(status(&world.ask(Some(&reader), "GET /pods", "").await), 200);
+        assert_eq!(world.asked(), ["reader get pods"]);
+        assert_eq!(status(&world.ask(Some(&reader), "GET /configz", "").await), 403);
+        assert_eq!(world.asked(), ["reader get configz", "reader get proxy"]);
+        assert_eq!(status(&world.ask(Some(&reader), "GET /configz", "").await), 403);
+        assert!(world.asked().is_empty(), "a no counts too");
+        // At once: the second one waits for the answer to the first.
+        let by_token = || world.ask(None, "GET /pods", "authorization: bearer of-reader\r\n");
+        let both = smol::future::zip(by_token(), by_token()).await;
+        assert_eq!((status(&both.0), status(&both.1)), (200, 200));
+        assert_eq!(world.asked(), ["token of-reader", "reader get pods"]);
+        // A websocket may hide its token.
+        let hidden = "Upgrade: websocket\r\nSec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.b2YtcmVhZGVy, x\r\n";
+        assert_eq!(status(&world.ask(None, "GET /pods", hidden).await), 200);
+        assert!(world.asked().is_empty());
+        // Offline what was said counts on, and nothing else.
+        world.apiserver.is_down.set(true);
+        assert_eq!(status(&by_token().await), 200);
+        assert_eq!(status(&world.ask(Some(&admin), "GET /metrics", "").await), 500);
+        let strange = "Authorization: Bearer of-somebody\r\n";
+        assert_eq!(status(&world.ask(None, "GET /pods", strange).await), 401);
+        world.apiserver.is_down.set(false);
+        assert_eq!(status(&world.ask(None, "GET /pods", strange).await), 403);
+    });
+}
+
+#[test]
+fn who_comes_without_a_name() {
+    // SRV-05 SRV-10
+    let mut plan = Plan::default();
+    plan.access.anonymous = true;
+    plan.access.authorization = Authorization::AlwaysAllow;
+    let world = World::new(plan);
+    let foreign = Authority::new().client("", "admin", NOW);
+    world.run(async {
+        assert_eq!(status(&world.ask(None, "GET /pods", "").await), 200);
+        assert_eq!(
+            status(&world.ask(Some(&foreign), "GET /pods", "").await),
+            401
+        );
+        let bad = "Authorization: Bearer bad\r\n";
+        assert_eq!(status(&world.ask(None, "GET /pods", bad).await), 401);
+        assert_eq!(world.asked(), ["token bad"]);
+        // Of two credentials one suffices.
+        let good = "Authorization: Bearer of-x\r\n";
+        assert_eq!(
+            status(&world.ask(Some(&foreign), "GET /pods", good).await),
+            200
+        );
+    });
+}
+
+#[test]
+fn pages() {
+    // SRV-03 SRV-11 SRV-13 SRV-19 SRV-20
+    let scratch = Scratch::new();
+    let log = scratch.join("log");
+    let line = |n: u8, text: &str| format!("2024-01-01T00:00:0{n}.000000000Z stdout F {text}\n");
+    fs::write(&log, line(1, "one") + &line(2, "two")).expect("log");
+    let world = World::new(Plan {
+        backend: FakeBackend {
+            log,
+            trouble: Some("it hangs".into()),
+            ..FakeBackend::default()
+        },
+        ..Plan::default()
+    });
+    let admin = world.user("admin");
+    world.run(async {
+        for (page, code, body) in [
+            ("GET /pods", 200, r#""metadata":{"name":"p"}"#),
+            ("GET /runningpods/", 200, r#""metadata":{"name":"running"}"#),
+            ("GET /configz", 200, r#"{"kubeletconfig":{"maxPods":7}}"#),
+            (
+                "GET /healthz",
+                500,
+                "[+]ping ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n",
+            ),
+            ("GET /healthz?exclude=syncloop", 200, "\r\n\r\nok"),
+            (
+                "GET /healthz?exclude=syncloop&verbose",
+                200,
+                "[+]ping ok\n[+]syncloop excluded: ok\nhealthz check passed\n",
+            ),
+            (
+                "GET /healthz?exclude=syncloop&exclude=x&verbose",
+                200,
+                "warn: some health checks cannot be excluded: no matches for \"x\"\n",
+            ),
+            ("GET /healthz/ping", 200, "\r\n\r\nok"),
+            (
+                "GET /healthz/syncloop",
+                500,
+                "internal server error: it hangs\n",
+            ),
+            ("GET /healthz/x", 404, ""),
+            (
+                "GET /containerLogs/ns/p/c",
+                200,
+                "8\r\none\ntwo\n\r\n0\r\n\r\n",
+            ),
+            (
+                "GET /containerLogs/ns/p/c?follow=1&tailLines=1",
+                200,
+                "4\r\ntwo\n\r\n0\r\n\r\n",
+            ),
+            (
+                "GET /containerLogs/ns/p/c?limitBytes=5",
+                200,
+                "5\r\none\nt\r\n0\r\n\r\n",
+            ),
+            (
+                "GET /containerLogs/ns/p/c?timestamps=true&tailLines=1",
+                200,
+                "2024-01-01T00:00:02.000000000Z two\n",
+            ),
+            (
+                "GET /containerLogs/ns/p/c?previous=1",
+                400,
+                "previous terminated",
+            ),
+            ("GET /containerLogs/ns/p/c?tailLines=-1", 422, ""),
+            (
+                "GET /containerLogs/ns/p/x",
+                404,
+                "container \"x\" not found in pod \"p\"",
+            ),
+            ("GET /containerLogs/ns/x/c", 404, "pod \"x\" does not exist"),
+        ] {
+            let answer = world.ask(Some(&admin), page, "").await;
+            assert_eq!(status(&answer), code, "{page}: {answer}");
+            assert!(answer.contains(body), "{page}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn what_is_switched_off() {
+    // SRV-04
+    let world = World::new(Plan {
+        debugging: false,
+        ..Plan::default()
+    });
+    let admin = world.user("admin");
+    world.run(async {
+        for (page, code) in [
+            ("GET /containerLogs/ns/p/c", 405),
+            ("POST /exec/ns/p/c", 405),
+            ("GET /runningpods/", 405),
+            ("GET /debug/pprof/", 405),
+            ("GET /configz", 404),
+            ("GET /pods", 200),
+            ("GET /healthz", 200),
+        ] {
+            let answer = world.ask(Some(&admin), page, "").await;
+            assert_eq!(status(&answer), code, "{page}: {answer}");
+            assert_eq!(
+                answer.contains("Debug endpoints are disabled."),
+                code == 405
+            );
+        }
+    });
+}
+
+#[test]
+fn a_connection_is_kept() {
+    // SRV-01
+    let world = World::new(Plan::default());
+    let admin = world.user("admin");
+    world.run(async {
+        let mut client = world.client(Some(&admin)).await;
+        assert_eq!(client.get_ref().1.alpn_protocol(), None);
+        // All at once, a body and a log between: answers come in order.
+        let asked = "GET /healthz/ping HTTP/1.1\r\n\r\nPOST /pods HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc\
+                     HEAD /healthz HTTP/1.1\r\n\r\nGET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n";
+        client.write_all(asked.as_bytes()).await.expect("ask");
+        let mut text = String::new();
+        client.read_to_string(&mut text).await.expect("answers");
+        let codes: Vec<u16> = text.split("HTTP/1.1 ").skip(1).map(|a| a[..3].parse().expect("code")).collect();
+        assert_eq!(codes, [200, 405, 200, 200], "{text}");
+        assert_eq!(text.matches("Connection: close").count(), 1);
+        for (asked, code) in [
+            (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(http::MAX_HEAD_BYTES)), 431),
+            ("GET /pods HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n".into(), 413),
+            ("nonsense\r\n\r\n".into(), 400),
+        ] {
+            let mut client = world.client(Some(&admin)).await;
+            client.write_all(asked.as_bytes()).await.expect("ask");
+            let mut answer = Vec::new();
+            let _ = client.read_to_end(&mut answer).await;
+            assert_eq!(status(&String::from_utf8_lossy(&answer)), code);
+        }
+    });
+}
+
+#[test]
+fn there_are_only_so_many() {
+    // SRV-01
+    let world = World::new(Plan::default());
+    let admin = world.user("admin");
+    world.run(async {
+        let ping = b"GET /healthz/ping HTTP/1.1\r\n\r\n";
+        let mut used = world.client(Some(&admin)).await;
+        let mut answer = [0; 1024];
+        used.write_all(ping).await.expect("ask");
+        assert!(used.read(&mut answer).await.expect("answer") > 0);
+        // Nobody of these ever says a word.
+        let mut silent = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            let stream = Async::<TcpStream>::connect(world.address).await;
+            silent.push(stream.expect("connect"));
+        }
+        let mut last = world.client(Some(&admin)).await;
+        last.write_all(ping).await.expect("ask");
+        assert!(last.read(&mut answer).await.expect("answer") > 0);
+        let mut first = silent.remove(0);
+        assert!(
+            matches!(first.read(&mut answer).await, Ok(0) | Err(_)),
+            "closed"
+        );
+        used.write_all(ping).await.expect("ask");
+        assert!(
+            used.read(&mut answer).await.expect("answer") > 0,
+            "it was of use"
+        );
+    });
+}

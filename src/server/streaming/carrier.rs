@@ -1,0 +1,198 @@
+//! The client's side of a stream: a connection, its fixed buffers, and how long one waits.
+//!
+//! Everything here is polled by the one task that drives the stream. A task that always finds something to do would keep
+//! the loop from all else: after [`TURNS`] it pauses until the reactor has come round, and with it every other task.
+
+use core::pin::Pin;
+use core::task::{Context, Poll, ready};
+use core::time::Duration;
+use std::io;
+
+use async_io::Timer;
+use smol::io::{AsyncRead as _, AsyncWrite as _, AsyncWriteExt as _};
+
+use crate::api::Mono;
+use crate::server::connection::Connection;
+use crate::stream::MAX_OUT_BYTES;
+use crate::sys::clock;
+
+/// Read and not yet understood, or not yet passed on.
+const INPUT_BYTES: usize = 8 * 1024;
+/// Rounds between two pauses; each moves at most a buffer each way.
+pub(super) const TURNS: usize = 16;
+/// Long enough that it never has passed when it is looked at first.
+pub(super) const PAUSE: Duration = Duration::from_micros(50);
+/// How long a client may take for what is said last, and then to leave.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked whether a client is still there that nothing can be read from.
+const HANG_UP_CHECK: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(super) struct Carrier<'a> {
+    stream: &'a mut Connection,
+    input: Box<[u8]>,
+    have: usize,
+    /// To be sent.
+    pub(super) out: Vec<u8>,
+    unflushed: bool,
+    idle: Duration,
+    /// When a byte last came or went.
+    last: Mono,
+    alarm: Option<(Mono, Timer)>,
+    pause: Option<Timer>,
+}
+
+/// Why one does not wait any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Late {
+    /// The client is gone.
+    Gone,
+    /// Nothing came or went for too long.
+    Idle,
+    /// The time that was given has come.
+    Due,
+}
+
+impl<'a> Carrier<'a> {
+    pub(super) fn new(stream: &'a mut Connection, idle: Duration) -> Self {
+        Self {
+            stream,
+            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            have: 0,
+            out: Vec::with_capacity(MAX_OUT_BYTES),
+            unflushed: false,
+            idle,
+            last: clock::mono(),
+            alarm: None,
+            pause: None,
+        }
+    }
+
+    /// What was read and not taken, and where to put what is to be sent.
+    pub(super) fn buffers(&mut self) -> (&mut [u8], &mut Vec<u8>) {
+        (&mut self.input[..self.have], &mut self.out)
+    }
+
+    /// Removes what was taken.
+    pub(super) fn take(&mut self, bytes: usize) {
+        self.input.copy_within(bytes..self.have, 0);
+        self.have -= bytes;
+    }
+
+    /// Writes what the client takes. Whether anything moved.
+    pub(super) fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        let mut moved = false;
+        while !self.out.is_empty() {
+            match Pin::new(&mut *self.stream).poll_write(cx, &self.out) {
+                Poll::Pending => return Ok(moved),
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(n)) => {
+                    self.out.drain(..n);
+                    self.last = clock::mono();
+                    self.unflushed = true;
+                    moved = true;
+                }
+                Poll::Ready(Err(e)) => return Err(e),
+            }
+        }
+        if self.unflushed
+            && let Poll::Ready(flushed) = Pin::new(&mut *self.stream).poll_flush(cx)
+        {
+            flushed?;
+            self.unflushed = false;
+        }
+        Ok(moved)
+    }
+
+    /// Reads what there is room for. Whether anything moved; an error also at the client's end.
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        let room = &mut self.input[self.have..];
+        if room.is_empty() {
+            return Ok(false);
+        }
+        match Pin::new(&mut *self.stream).poll_read(cx, room) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Poll::Ready(Ok(n)) => {
+                self.have += n;
+                self.last = clock::mono();
+                Ok(true)
+            }
+            Poll::Ready(Err(e)) => Err(e),
+        }
+    }
+
+    /// Waits until somebody has to do with the time: at `due`, if that is given, or for the carrier's own reasons.
+    pub(super) fn poll_late(&mut self, cx: &mut Context<'_>, due: Option<Mono>) -> Poll<Late> {
+        loop {
+            let now = clock::mono();
+            let idle = self.last + self.idle;
+            // While its buffer is full nothing is read, and so not the end either.
+            let deaf = self.have == self.input.len();
+            if deaf && self.alarm.is_none() && self.stream.has_hung_up() {
+                return Poll::Ready(Late::Gone);
+            }
+            if due.is_some_and(|due| due <= now) {
+                return Poll::Ready(Late::Due);
+            }
+            if idle <= now {
+                return Poll::Ready(Late::Idle);
+            }
+            let check = deaf.then(|| now + HANG_UP_CHECK);
+            let next = [Some(idle), due, check].into_iter().flatten().min();
+            let next = next.unwrap_or(idle);
+            // One that rings too early is looked at again; so activity need not move it.
+            if self.alarm.as_ref().is_none_or(|(at, _)| *at > next) {
+                self.alarm = Some((next, Timer::after(next - now)));
+            }
+            if let Some((_, timer)) = &mut self.alarm {
+                ready!(Future::poll(Pin::new(timer), cx));
+                self.alarm = None;
+            }
+        }
+    }
+
+    /// Begins a pause.
+    pub(super) fn pause(&mut self) {
+        self.pause = Some(Timer::after(PAUSE));
+    }
+
+    /// Waits for the end of a pause.
+    pub(super) fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(timer) = &mut self.pause {
+            ready!(Future::poll(Pin::new(timer), cx));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// Sends what is left to say, closes our direction, and reads until the client closes its own: a connection that is
+    /// closed while it still sends would throw away what was said last.
+    pub(super) async fn leave(mut self) {
+        let late = async {
+            Timer::after(LEAVE_TIMEOUT).await;
+        };
+        let leave = async {
+            if self.stream.write_all(&self.out).await.is_err() || self.stream.close().await.is_err()
+            {
+                return;
+            }
+            self.out.clear();
+            core::future::poll_fn(|cx| {
+                ready!(self.poll_pause(cx));
+                for _ in 0..TURNS {
+                    self.have = 0;
+                    match self.poll_read(cx) {
+                        Ok(true) => {}
+                        Ok(false) => return Poll::Pending,
+                        Err(_) => return Poll::Ready(()),
+                    }
+                }
+                self.pause();
+                self.poll_pause(cx)
+            })
+            .await;
+        };
+        smol::future::or(leave, late).await;
+    }
+}

@@ -1,0 +1,356 @@
+//! Routes that become streams, and the one that runs a command without: for both servers.
+//!
+//! | route | what |
+//! |---|---|
+//! | `GET`, `POST /exec/{namespace}/{pod}[/{uid}]/{container}` | a command, by [`remote`] |
+//! | `GET`, `POST /attach/{namespace}/{pod}[/{uid}]/{container}` | a container's own streams, by [`remote`] |
+//! | `GET`, `POST /portForward/{namespace}/{pod}[/{uid}]` | connections to ports, by [`ports`] |
+//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join`]; only of the local socket |
+//! | `POST /run/{namespace}/{pod}[/{uid}]/{container}?cmd=` | a command's output as text |
+//!
+//! What is wrong before the streams begin is told by the status of the answer, what is wrong later by the protocol.
+//!
+//! Source: kubelet `server/server.go`, `InstallDebuggingHandlers`; k8s.io/cri-streaming `server.go`.
+
+mod carrier;
+mod join;
+mod ports;
+mod remote;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::TcpStream;
+
+use async_io::Async;
+use smol::io::AsyncWriteExt as _;
+
+pub(crate) use self::join::PROTOCOL;
+
+use self::carrier::Carrier;
+use super::Outcome;
+use super::backend::{PodName, Streaming};
+use super::http::{self, Connection, Origin, Refusal, Request};
+use crate::runtime::{AttachOptions, ExecOptions};
+use crate::stream::port_forward::{self, Ports, Streams};
+use crate::stream::remote_command::{self, Remote, Version, Wanted, websocket_protocol};
+use crate::stream::upgrade::{Refused, Upgrade};
+use crate::stream::websocket::TUNNEL_PROTOCOL;
+
+/// Most that is kept of each output of a command that is run without streams, bytes.
+const RUN_OUTPUT_BYTES: usize = 256 * 1024;
+
+/// What is said of a pod that has another UID than the one asked for.
+pub(crate) const OTHER_UID: &str = "pod not found";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route<'a> {
+    Exec(PodName<'a>, &'a str),
+    Attach(PodName<'a>, &'a str),
+    Run(PodName<'a>, &'a str),
+    PortForward(PodName<'a>),
+}
+
+/// Which of the routes a path is.
+fn route<'a>(path: &[&'a str]) -> Option<Route<'a>> {
+    let (kind, rest) = path.split_first()?;
+    let (rest, container) = match (*kind, rest) {
+        ("portForward", rest) => (rest, None),
+        (_, [rest @ .., container]) => (rest, Some(*container)),
+        _ => return None,
+    };
+    let pod = match *rest {
+        [namespace, name] => PodName {
+            namespace,
+            name,
+            uid: None,
+        },
+        [namespace, name, uid] => PodName {
+            namespace,
+            name,
+            uid: Some(uid),
+        },
+        _ => return None,
+    };
+    match (*kind, container) {
+        ("exec", Some(container)) => Some(Route::Exec(pod, container)),
+        ("attach", Some(container)) => Some(Route::Attach(pod, container)),
+        ("run", Some(container)) => Some(Route::Run(pod, container)),
+        ("portForward", None) => Some(Route::PortForward(pod)),
+        _ => None,
+    }
+}
+
+/// Serves a request for one of these routes; `None`: it is for none of them.
+pub(super) async fn serve(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+) -> Option<Outcome> {
+    let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+    let route = route(&path)?;
+    let allowed: &[&str] = match route {
+        Route::Run(..) => &["POST"],
+        Route::Exec(..) | Route::Attach(..) | Route::PortForward(..) => &["GET", "POST"],
+    };
+    if !allowed.contains(&&*request.method) {
+        let text = format!("method {} is not allowed here", request.method);
+        return Some(Ok(Err(Refusal::new(405, text))));
+    }
+    // Only here may the default container be meant.
+    let local = |container| match (&request.origin, container) {
+        (Origin::Local, "-") => "",
+        _ => container,
+    };
+    let outcome = match route {
+        Route::Exec(pod, name) => exec(streaming, connection, request, pod, local(name)).await,
+        Route::Attach(pod, name) => attach(streaming, connection, request, pod, local(name)).await,
+        Route::Run(pod, name) => run(streaming, connection, request, pod, local(name)).await,
+        Route::PortForward(pod) => forward(streaming, connection, request, pod).await,
+    };
+    streaming.stream_ended();
+    Some(outcome.map(|refused| refused.map_err(|refusal| worded(refusal, &request.origin))))
+}
+
+/// What a kubelet says of a pod that is not there.
+fn worded(refusal: Refusal, to: &Origin) -> Refusal {
+    match to {
+        Origin::Network(_) if refusal.status == 404 && refusal.message != OTHER_UID => {
+            Refusal::not_found("pod does not exist")
+        }
+        Origin::Network(_) | Origin::Local => refusal,
+    }
+}
+
+/// Takes the value out of a `Result`, or ends with the refusal.
+macro_rules! or_refuse {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(e) => return Ok(Err(e.into())),
+        }
+    };
+}
+
+impl From<remote_command::NoStreams> for Refusal {
+    fn from(e: remote_command::NoStreams) -> Self {
+        Self::bad(e.to_string())
+    }
+}
+
+impl From<port_forward::BadPort> for Refusal {
+    fn from(e: port_forward::BadPort) -> Self {
+        Self::bad(e.to_string())
+    }
+}
+
+/// The value of every query parameter of this name.
+fn params<'a>(request: &'a Request, name: &'a str) -> impl Iterator<Item = &'a str> {
+    let named = request.query.iter().filter(move |(k, _)| k == name);
+    named.map(|(_, value)| value.as_str())
+}
+
+fn upgrade(request: &Request) -> Result<Upgrade<'_>, Refused> {
+    let headers = request.headers.iter();
+    Upgrade::of(
+        &request.method,
+        headers.map(|(name, value)| (name.as_str(), value.as_str())),
+    )
+}
+
+/// Agrees on a protocol and says so. `None`: it was refused, and that said.
+async fn agree(
+    connection: &mut Connection,
+    request: &Request,
+    accepted: fn(&Upgrade<'_>) -> &'static [&'static str],
+) -> io::Result<Option<(bool, &'static str)>> {
+    let agreed = upgrade(request).and_then(|upgrade| {
+        let protocol = upgrade.choose(accepted(&upgrade))?;
+        Ok((upgrade, protocol))
+    });
+    match agreed {
+        Ok((upgrade, protocol)) => {
+            connection.answer.keep = false;
+            // How long a client takes nothing is its own affair: a pager holds its command back.
+            connection.set_patience(None);
+            connection
+                .write_all(upgrade.answer(protocol).as_bytes())
+                .await?;
+            connection.flush().await?;
+            Ok(Some((matches!(upgrade, Upgrade::Spdy { .. }), protocol)))
+        }
+        Err(refused) => {
+            let refusal = Refusal::new(refused.status(), refused.to_string());
+            http::refuse_with(connection, &refusal, &refused.header_lines()).await?;
+            Ok(None)
+        }
+    }
+}
+
+// The newest protocols are offered to everybody: the node declares `ExtendWebSocketsToKubelet` (STREAM-11). An apiserver
+// that does not ask about it turns them into SPDY before they come here.
+
+const fn remote_protocols(upgrade: &Upgrade<'_>) -> &'static [&'static str] {
+    match upgrade {
+        Upgrade::Spdy { .. } => remote_command::SPDY_PROTOCOLS,
+        Upgrade::WebSocket { .. } => remote_command::WEBSOCKET_PROTOCOLS,
+    }
+}
+
+const fn port_protocols(upgrade: &Upgrade<'_>) -> &'static [&'static str] {
+    match upgrade {
+        Upgrade::Spdy { .. } => port_forward::SPDY_PROTOCOLS,
+        Upgrade::WebSocket { .. } => port_forward::WEBSOCKET_PROTOCOLS,
+    }
+}
+
+fn remote_of(protocol: &str, is_spdy: bool, wanted: Wanted, out: &mut Vec<u8>) -> Option<Remote> {
+    if is_spdy {
+        Version::of(protocol).map(|version| Remote::spdy(version, wanted))
+    } else {
+        websocket_protocol(protocol).map(|protocol| Remote::web_socket(protocol, wanted, out))
+    }
+}
+
+async fn exec(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    pod: PodName<'_>,
+    container: &str,
+) -> Outcome {
+    let running = or_refuse!(streaming.running(pod, container).await);
+    let wanted = or_refuse!(Wanted::of(|name| request.param(name), None));
+    let options = ExecOptions {
+        command: params(request, "command").map(str::to_owned).collect(),
+        stdin: wanted.stdin,
+        tty: wanted.tty,
+    };
+    if options.command.is_empty() {
+        return Ok(Err(Refusal::bad("command: required")));
+    }
+    let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
+        return Ok(Ok(()));
+    };
+    let mut carrier = Carrier::new(connection, streaming.idle_timeout());
+    if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
+        let start = || streaming.open_exec(&running.id, &options);
+        remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
+    }
+    Ok(Ok(()))
+}
+
+async fn attach(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    pod: PodName<'_>,
+    container: &str,
+) -> Outcome {
+    let running = or_refuse!(streaming.running(pod, container).await);
+    let wanted = or_refuse!(Wanted::of(|name| request.param(name), Some(running.tty)));
+    let options = AttachOptions {
+        stdin: wanted.stdin,
+        stdout: wanted.stdout,
+        stderr: wanted.stderr,
+        stdin_once: running.stdin_once,
+    };
+    let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
+        return Ok(Ok(()));
+    };
+    let mut carrier = Carrier::new(connection, streaming.idle_timeout());
+    if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
+        let start = || streaming.open_attach(&running.id, options);
+        remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
+    }
+    Ok(Ok(()))
+}
+
+async fn forward(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    pod: PodName<'_>,
+) -> Outcome {
+    let sandbox = or_refuse!(streaming.ready_sandbox(pod).await);
+    if request.origin == Origin::Local && request.header("upgrade") == Some(PROTOCOL) {
+        let port: Option<u16> = or_refuse!(request.number("port"));
+        let Some(port) = port.filter(|port| *port > 0) else {
+            return Ok(Err(Refusal::bad("port: required")));
+        };
+        let connected = streaming.open_port_forward(&sandbox, port).await;
+        let failed =
+            |why: String| Refusal::new(500, format!("error forwarding port {port}: {why}"));
+        let fd = or_refuse!(connected.map_err(|e| failed(e.to_string())));
+        let stream = Async::new(TcpStream::from(fd));
+        let stream = or_refuse!(stream.map_err(|e| failed(e.to_string())));
+        http::switch_protocols(connection, PROTOCOL, "").await?;
+        return join::join(connection, &stream).await.map(Ok);
+    }
+    let numbers = match upgrade(request) {
+        Ok(Upgrade::WebSocket { .. }) => Ports::of(params(request, "port")),
+        _ => Ok(Vec::new()),
+    };
+    // What is tunnelled names its ports later.
+    let protocol = upgrade(request).and_then(|u| u.choose(port_protocols(&u)));
+    let tunnelled = protocol == Ok(TUNNEL_PROTOCOL);
+    let numbers = if tunnelled {
+        Vec::new()
+    } else {
+        or_refuse!(numbers)
+    };
+    let Some((is_spdy, protocol)) = agree(connection, request, port_protocols).await? else {
+        return Ok(Ok(()));
+    };
+    let mut carrier = Carrier::new(connection, streaming.idle_timeout());
+    let wire = if is_spdy {
+        ports::Wire::Streams(Streams::new())
+    } else if tunnelled {
+        ports::Wire::Streams(Streams::tunnelled())
+    } else if let Some(protocol) = websocket_protocol(protocol) {
+        ports::Wire::Ports(Ports::new(protocol, numbers, &mut carrier.out))
+    } else {
+        return Ok(Ok(()));
+    };
+    let connect = |port| streaming.open_port_forward(&sandbox, port);
+    ports::drive(carrier, wire, connect).await?;
+    Ok(Ok(()))
+}
+
+async fn run(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    pod: PodName<'_>,
+    container: &str,
+) -> Outcome {
+    let running = or_refuse!(streaming.running(pod, container).await);
+    let line = request.param("cmd").unwrap_or("");
+    let command: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    if line.is_empty() {
+        return Ok(Err(Refusal::bad("cmd: required")));
+    }
+    let ended = {
+        let end = async { Some(streaming.run(&running.id, &command, RUN_OUTPUT_BYTES).await) };
+        let left = async {
+            connection.left().await;
+            None
+        };
+        smol::future::or(end, left).await
+    };
+    let output = match ended {
+        None => return Ok(Ok(())),
+        Some(Err(e)) => return Ok(Err(Refusal::new(500, e.to_string()))),
+        Some(Ok(output)) => output,
+    };
+    if output.exit_code != 0 {
+        let words = String::from_utf8_lossy(&output.stderr);
+        let code = output.exit_code;
+        let text = format!("command '{line}' exited with {code}: {words}");
+        return Ok(Err(Refusal::new(500, text)));
+    }
+    let text = [output.stdout, output.stderr].concat();
+    http::respond(connection, 200, "text/plain", &text)
+        .await
+        .map(Ok)
+}

@@ -1,0 +1,504 @@
+//! Port forwarding: connections of one client to ports of one pod. One task, fixed buffers, however many connections there
+//! are. A port that takes nothing holds its client back, with all its connections: the protocols know no other way.
+
+use core::task::{Context, Poll, ready};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+
+use async_io::Async;
+
+use super::carrier::{Carrier, Late, TURNS};
+use crate::api::Mono;
+use crate::runtime::{Call, RuntimeError};
+use crate::stream::port_forward::{self, Event, PairId, Ports, PortsEvent, Streams};
+use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span, Step, websocket};
+use crate::sys::clock;
+
+/// What the client speaks.
+pub(super) enum Wire {
+    /// Pairs of streams, made as they are needed.
+    Streams(Streams),
+    /// A fixed list of ports, all at once.
+    Ports(Ports),
+}
+
+/// A connection, as the client names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name {
+    Pair(PairId),
+    Index(usize),
+}
+
+/// What the client did.
+enum Asked {
+    Connect { name: Name, port: u16 },
+    Data { name: Name, span: Span },
+    End { name: Name },
+    Reset { name: Name },
+    Left,
+}
+
+enum Broken {
+    Streams(port_forward::Error),
+    Ports(websocket::Error),
+}
+
+impl Wire {
+    fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Asked>, Broken> {
+        match self {
+            Self::Streams(streams) => {
+                let step = streams.receive(input, clock::mono(), out);
+                let step = step.map_err(Broken::Streams)?;
+                let asked = |event| match event {
+                    Event::Connect { pair, port } => Asked::Connect {
+                        name: Name::Pair(pair),
+                        port,
+                    },
+                    Event::Data { pair, span } => Asked::Data {
+                        name: Name::Pair(pair),
+                        span,
+                    },
+                    Event::End { pair } => Asked::End {
+                        name: Name::Pair(pair),
+                    },
+                    Event::Reset { pair } => Asked::Reset {
+                        name: Name::Pair(pair),
+                    },
+                    Event::Left => Asked::Left,
+                };
+                Ok(Step {
+                    taken: step.taken,
+                    event: step.event.map(asked),
+                })
+            }
+            Self::Ports(ports) => {
+                let step = ports.receive(input, out).map_err(Broken::Ports)?;
+                let asked = |event| match event {
+                    PortsEvent::Data { index, span } => Asked::Data {
+                        name: Name::Index(index),
+                        span,
+                    },
+                    PortsEvent::Left => Asked::Left,
+                };
+                Ok(Step {
+                    taken: step.taken,
+                    event: step.event.map(asked),
+                })
+            }
+        }
+    }
+
+    fn passed_on(&mut self, name: Name, bytes: usize, out: &mut Vec<u8>) {
+        if let (Self::Streams(streams), Name::Pair(pair)) = (self, name) {
+            streams.passed_on(pair, bytes, out);
+        }
+    }
+
+    fn sendable(&self, name: Name) -> usize {
+        match (self, name) {
+            (Self::Streams(streams), Name::Pair(pair)) => streams.sendable(pair),
+            _ => usize::MAX,
+        }
+    }
+
+    /// Whether the client still wants it.
+    fn send(&mut self, name: Name, payload: &[u8], out: &mut Vec<u8>) -> bool {
+        match (self, name) {
+            (Self::Streams(streams), Name::Pair(pair)) => streams.send(pair, payload, out).is_ok(),
+            (Self::Ports(ports), Name::Index(index)) => {
+                ports.send(index, payload, out);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The port sends no more. Whether that is the end of the connection, for it has no other.
+    fn finish(&mut self, name: Name, out: &mut Vec<u8>) -> bool {
+        match (self, name) {
+            (Self::Streams(streams), Name::Pair(pair)) => {
+                streams.finish(pair, out);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// Both sides have ended.
+    fn close(&mut self, name: Name, out: &mut Vec<u8>) {
+        if let (Self::Streams(streams), Name::Pair(pair)) = (self, name) {
+            streams.close(pair, out);
+        }
+    }
+
+    fn fail(&mut self, name: Name, why: &str, out: &mut Vec<u8>) {
+        match (self, name) {
+            (Self::Streams(streams), Name::Pair(pair)) => streams.fail(pair, why, out),
+            (Self::Ports(ports), Name::Index(index)) => ports.fail(index, why, out),
+            _ => {}
+        }
+    }
+
+    fn abort(&mut self, why: &Broken, out: &mut Vec<u8>) {
+        match (self, why) {
+            (Self::Streams(streams), Broken::Streams(e)) => streams.abort(*e, out),
+            (Self::Ports(ports), Broken::Ports(e)) => ports.close(e.code(), out),
+            _ => {}
+        }
+    }
+
+    fn go_away(&mut self, out: &mut Vec<u8>) {
+        match self {
+            Self::Streams(streams) => streams.go_away(out),
+            Self::Ports(ports) => ports.close(websocket::NORMAL, out),
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Mono> {
+        match self {
+            Self::Streams(streams) => streams.next_timeout(),
+            Self::Ports(_) => None,
+        }
+    }
+
+    fn handle_timeout(&mut self, out: &mut Vec<u8>) {
+        if let Self::Streams(streams) = self {
+            streams.handle_timeout(clock::mono(), out);
+        }
+    }
+
+    /// Nothing can come any more: all ports there were have ended.
+    fn is_over(&self, connections: usize) -> bool {
+        matches!(self, Self::Ports(_)) && connections == 0
+    }
+}
+
+enum Port<'a> {
+    Connecting(Call<'a, OwnedFd>),
+    Open {
+        stream: Async<TcpStream>,
+        /// There was nothing to read: what the reactor says is asked before the kernel.
+        waiting: bool,
+    },
+}
+
+struct Connection<'a> {
+    name: Name,
+    number: u16,
+    port: Port<'a>,
+    /// The client sends no more.
+    client_ended: bool,
+    /// The port sends no more.
+    port_ended: bool,
+}
+
+/// Data on its way to a port.
+struct Pending {
+    name: Name,
+    span: Span,
+    /// Bytes of it that were passed on.
+    done: usize,
+    /// Bytes of the client's to remove then.
+    taken: usize,
+}
+
+/// How it is over.
+enum Over {
+    Done,
+    Broken(Broken),
+    Left,
+}
+
+struct Drive<'a, C> {
+    carrier: Carrier<'a>,
+    wire: Wire,
+    connect: C,
+    connections: Vec<Connection<'a>>,
+    pending: Option<Pending>,
+    /// Whose turn it is first.
+    first: usize,
+}
+
+/// Carries one client's connections until it leaves. `connect` connects to a port.
+///
+/// - Errors: the client's connection broke.
+pub(super) async fn drive<'a, C: Fn(u16) -> Call<'a, OwnedFd>>(
+    carrier: Carrier<'a>,
+    wire: Wire,
+    connect: C,
+) -> io::Result<()> {
+    let mut drive = Drive {
+        carrier,
+        wire,
+        connect,
+        connections: Vec::new(),
+        pending: None,
+        first: 0,
+    };
+    if let Wire::Ports(ports) = &drive.wire {
+        for (index, port) in ports.ports().to_vec().into_iter().enumerate() {
+            drive.connect(Name::Index(index), port);
+        }
+    }
+    let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
+    let Drive {
+        mut carrier,
+        mut wire,
+        connections,
+        ..
+    } = drive;
+    drop(connections);
+    match over {
+        Over::Done => wire.go_away(&mut carrier.out),
+        Over::Broken(why) => wire.abort(&why, &mut carrier.out),
+        Over::Left => return Ok(()),
+    }
+    carrier.leave().await;
+    Ok(())
+}
+
+impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
+    fn connect(&mut self, name: Name, port: u16) {
+        self.connections.push(Connection {
+            name,
+            number: port,
+            port: Port::Connecting((self.connect)(port)),
+            client_ended: false,
+            port_ended: false,
+        });
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Over>> {
+        loop {
+            ready!(self.carrier.poll_pause(cx));
+            for _ in 0..TURNS {
+                let mut moved = self.carrier.poll_write(cx)?;
+                if let Some(over) = self.poll_client(cx, &mut moved) {
+                    return Poll::Ready(Ok(over));
+                }
+                self.poll_ports(cx, &mut moved);
+                if self.wire.is_over(self.connections.len()) {
+                    return Poll::Ready(Ok(Over::Done));
+                }
+                if moved {
+                    continue;
+                }
+                match ready!(self.carrier.poll_late(cx, self.wire.next_timeout())) {
+                    Late::Due => self.wire.handle_timeout(&mut self.carrier.out),
+                    Late::Idle => return Poll::Ready(Ok(Over::Done)),
+                    Late::Gone => return Poll::Ready(Ok(Over::Left)),
+                }
+            }
+            self.carrier.pause();
+        }
+    }
+
+    /// Passes data on, and reads what the client says.
+    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+        match self.carrier.poll_read(cx) {
+            Ok(read) => *moved |= read,
+            Err(_) => return Some(Over::Left),
+        }
+        if self.pending.is_some() && !self.poll_data(cx, moved) {
+            return None;
+        }
+        let (input, out) = self.carrier.buffers();
+        let step = match self.wire.receive(input, out) {
+            Ok(step) => step,
+            Err(why) => return Some(Over::Broken(why)),
+        };
+        *moved |= !step.is_idle();
+        match step.event {
+            Some(Asked::Connect { name, port }) => self.connect(name, port),
+            Some(Asked::Data { name, span }) => {
+                self.pending = Some(Pending {
+                    name,
+                    span,
+                    done: 0,
+                    taken: step.taken,
+                });
+                return None;
+            }
+            Some(Asked::End { name }) => {
+                if let Some(at) = self.place(name) {
+                    self.connections[at].client_ended = true;
+                    self.end_writing(at);
+                }
+            }
+            Some(Asked::Reset { name }) => self.connections.retain(|c| c.name != name),
+            Some(Asked::Left) => return Some(Over::Left),
+            None => {}
+        }
+        self.carrier.take(step.taken);
+        None
+    }
+
+    fn place(&self, name: Name) -> Option<usize> {
+        self.connections.iter().position(|c| c.name == name)
+    }
+
+    /// Tells the port that nothing follows, as soon as it is there.
+    fn end_writing(&mut self, at: usize) {
+        let connection = &self.connections[at];
+        if let (true, Port::Open { stream, .. }) = (connection.client_ended, &connection.port) {
+            // One that has ended of itself says so when it is read.
+            let _ = stream.get_ref().shutdown(Shutdown::Write);
+            self.end_if_over(at);
+        }
+    }
+
+    fn end_if_over(&mut self, at: usize) {
+        let connection = &self.connections[at];
+        if connection.client_ended && connection.port_ended {
+            let name = connection.name;
+            self.connections.swap_remove(at);
+            self.wire.close(name, &mut self.carrier.out);
+        }
+    }
+
+    fn fail(&mut self, at: usize, why: &str) {
+        let connection = self.connections.swap_remove(at);
+        let text = format!("error forwarding port {}: {why}", connection.number);
+        self.wire
+            .fail(connection.name, &text, &mut self.carrier.out);
+    }
+
+    /// Passes pending data on; whether all of it was.
+    fn poll_data(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> bool {
+        let Some(pending) = &self.pending else {
+            return true;
+        };
+        let (name, span, done) = (pending.name, pending.span, pending.done);
+        let place = self.place(name);
+        let (input, out) = self.carrier.buffers();
+        let rest = &span.of(input)[done..];
+        let passed = match place.map(|at| &self.connections[at].port) {
+            Some(Port::Connecting(_)) => return false,
+            Some(Port::Open { stream, .. }) => match poll_write(stream, cx, rest) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(n)) => n,
+                // Reading tells why.
+                Poll::Ready(Err(_)) => rest.len(),
+            },
+            // It has ended: nobody wants to know.
+            None => rest.len(),
+        };
+        *moved = true;
+        self.wire.passed_on(name, passed, out);
+        let Some(pending) = &mut self.pending else {
+            return true;
+        };
+        pending.done += passed;
+        if pending.done < span.len {
+            return false;
+        }
+        let taken = pending.taken;
+        self.pending = None;
+        self.carrier.take(taken);
+        true
+    }
+
+    /// Hears of ports that are connected, and passes on what they say. In turns: none keeps the others waiting.
+    fn poll_ports(&mut self, cx: &mut Context<'_>, moved: &mut bool) {
+        let mut buffer = [0; PAYLOAD_BYTES];
+        let mut left = self.connections.len();
+        self.first = self.first.wrapping_add(1);
+        let mut at = self.first.checked_rem(left).unwrap_or(0);
+        while left > 0 && self.carrier.out.len() < OUT_BYTES {
+            left -= 1;
+            if at >= self.connections.len() {
+                at = 0;
+            }
+            // A connection that ends leaves its place to another, which is then asked in the next round.
+            self.poll_port(cx, at, &mut buffer, moved);
+            at += 1;
+        }
+    }
+
+    fn poll_port(&mut self, cx: &mut Context<'_>, at: usize, buffer: &mut [u8], moved: &mut bool) {
+        let Some(connection) = self.connections.get_mut(at) else {
+            return;
+        };
+        let name = connection.name;
+        match &mut connection.port {
+            Port::Connecting(call) => {
+                let Poll::Ready(connected) = call.as_mut().poll(cx) else {
+                    return;
+                };
+                *moved = true;
+                match connected.map(|fd| Async::new(TcpStream::from(fd))) {
+                    Ok(Ok(stream)) => {
+                        connection.port = Port::Open {
+                            stream,
+                            waiting: false,
+                        };
+                        self.end_writing(at);
+                    }
+                    Ok(Err(e)) => self.fail(at, &e.to_string()),
+                    Err(RuntimeError::Failed(why)) => self.fail(at, &why),
+                    Err(e) => self.fail(at, &e.to_string()),
+                }
+            }
+            Port::Open { stream, waiting } => {
+                let room = self.wire.sendable(name).min(buffer.len());
+                if connection.port_ended || room == 0 {
+                    return;
+                }
+                let Poll::Ready(read) = poll_read(stream, waiting, cx, &mut buffer[..room]) else {
+                    return;
+                };
+                *moved = true;
+                let out = &mut self.carrier.out;
+                match read {
+                    Ok(0) => {
+                        connection.port_ended = true;
+                        connection.client_ended |= self.wire.finish(name, out);
+                        self.end_if_over(at);
+                    }
+                    Ok(n) => {
+                        if !self.wire.send(name, &buffer[..n], out) {
+                            self.connections.swap_remove(at);
+                        }
+                    }
+                    Err(e) => self.fail(at, &e.to_string()),
+                }
+            }
+        }
+    }
+}
+
+fn poll_read(
+    stream: &Async<TcpStream>,
+    waiting: &mut bool,
+    cx: &mut Context<'_>,
+    buffer: &mut [u8],
+) -> Poll<io::Result<usize>> {
+    loop {
+        if *waiting {
+            ready!(stream.poll_readable(cx))?;
+            *waiting = false;
+        }
+        match stream.get_ref().read(buffer) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => *waiting = true,
+            read => return Poll::Ready(read),
+        }
+    }
+}
+
+fn poll_write(
+    stream: &Async<TcpStream>,
+    cx: &mut Context<'_>,
+    bytes: &[u8],
+) -> Poll<io::Result<usize>> {
+    loop {
+        match stream.get_ref().write(bytes) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                ready!(stream.poll_writable(cx))?;
+            }
+            written => return Poll::Ready(written),
+        }
+    }
+}

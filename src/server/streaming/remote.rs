@@ -1,0 +1,263 @@
+//! Exec and attach: a client's protocol on one side, a process's streams on the other. One task, fixed buffers; whoever is
+//! slow holds back the other side and nobody else.
+//!
+//! A client that goes, or says nothing for too long, ends the session, and with it the streams of a command or of a
+//! container that is attached to; what becomes of the command is the runtime's to say.
+
+use core::task::{Context, Poll, ready};
+use core::time::Duration;
+use std::io;
+
+use super::carrier::{Carrier, TURNS};
+use crate::api::Mono;
+use crate::runtime::{Call, Output as Read, Room, RuntimeError, Session};
+use crate::stream::remote_command::{Error, Event, Outcome, Output, Remote, Size};
+use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span};
+use crate::sys::clock;
+
+/// How a session is over.
+enum Over {
+    /// The process has ended, or could not be run.
+    Ended(Outcome),
+    /// The client talks nonsense.
+    Broken(Error),
+    /// The client is gone, or was given up.
+    Left,
+}
+
+/// Input on its way to the process.
+struct Pending {
+    span: Span,
+    /// Bytes of it that were passed on.
+    done: usize,
+    /// Bytes of the client's to remove then.
+    taken: usize,
+}
+
+enum Process<'a, S> {
+    /// Until the client has made its streams.
+    Wanted(Option<S>),
+    Starting(Call<'a, Session>),
+    Running(Session),
+}
+
+struct Drive<'a, S> {
+    carrier: Carrier<'a>,
+    remote: Remote,
+    process: Process<'a, S>,
+    pending: Option<Pending>,
+    /// What the terminal is to be set to once it is there.
+    size: Option<Size>,
+    stdin_end: bool,
+    output_over: bool,
+    /// The client makes its streams until then.
+    created_by: Option<Mono>,
+}
+
+/// Carries one session to its end. `start` starts the process when the client has made its streams, which is `within` that
+/// time.
+///
+/// - Errors: the connection broke.
+pub(super) async fn drive<'a, S: FnOnce() -> Call<'a, Session>>(
+    carrier: Carrier<'a>,
+    remote: Remote,
+    within: Duration,
+    start: S,
+) -> io::Result<()> {
+    let mut drive = Drive {
+        carrier,
+        remote,
+        process: Process::Wanted(Some(start)),
+        pending: None,
+        size: None,
+        stdin_end: false,
+        output_over: false,
+        created_by: Some(clock::mono() + within),
+    };
+    let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
+    let Drive {
+        mut carrier,
+        mut remote,
+        process,
+        ..
+    } = drive;
+    // Before the client hears of the end: nothing of the session is left then.
+    drop(process);
+    match over {
+        Over::Ended(outcome) => remote.end(&outcome, &mut carrier.out),
+        Over::Broken(e) => {
+            log::debug!("a client of exec or attach: {e}");
+            remote.abort(e, &mut carrier.out);
+        }
+        Over::Left => return Ok(()),
+    }
+    carrier.leave().await;
+    Ok(())
+}
+
+impl<'a, S: FnOnce() -> Call<'a, Session>> Drive<'a, S> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Over>> {
+        loop {
+            ready!(self.carrier.poll_pause(cx));
+            for _ in 0..TURNS {
+                let mut moved = self.carrier.poll_write(cx)?;
+                let over = self
+                    .poll_start(cx, &mut moved)
+                    .or_else(|| self.poll_client(cx, &mut moved))
+                    .or_else(|| self.poll_process(cx, &mut moved));
+                if let Some(over) = over {
+                    return Poll::Ready(Ok(over));
+                }
+                if !moved {
+                    let late = ready!(self.carrier.poll_late(cx, self.created_by));
+                    log::debug!("a client of exec or attach is given up: {late:?}");
+                    return Poll::Ready(Ok(Over::Left));
+                }
+            }
+            self.carrier.pause();
+        }
+    }
+
+    /// Goes on with the start of the process.
+    fn poll_start(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+        if let Process::Wanted(start) = &mut self.process
+            && self.created_by.is_none()
+            && let Some(start) = start.take()
+        {
+            self.process = Process::Starting(start());
+        }
+        let Process::Starting(call) = &mut self.process else {
+            return None;
+        };
+        let Poll::Ready(started) = call.as_mut().poll(cx) else {
+            return None;
+        };
+        *moved = true;
+        match started {
+            Ok(mut session) => {
+                if let Some(size) = self.size.take() {
+                    session.streams.resize(size.width, size.height);
+                }
+                if self.stdin_end {
+                    session.streams.end_input();
+                }
+                self.process = Process::Running(session);
+                None
+            }
+            Err(e) => Some(failed(&e)),
+        }
+    }
+
+    /// Passes input on, and reads what the client says.
+    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+        match self.carrier.poll_read(cx) {
+            Ok(read) => *moved |= read,
+            Err(_) => return Some(Over::Left),
+        }
+        if self.pending.is_some() && !self.poll_input(cx, moved) {
+            return None;
+        }
+        let (input, out) = self.carrier.buffers();
+        let step = match self.remote.receive(input, out) {
+            Ok(step) => step,
+            Err(e) => return Some(Over::Broken(e)),
+        };
+        *moved |= !step.is_idle();
+        match step.event {
+            Some(Event::Stdin(span)) => {
+                self.pending = Some(Pending {
+                    span,
+                    done: 0,
+                    taken: step.taken,
+                });
+                return None;
+            }
+            Some(Event::Ready) => self.created_by = None,
+            Some(Event::StdinEnd) => {
+                self.stdin_end = true;
+                if let Process::Running(session) = &mut self.process {
+                    session.streams.end_input();
+                }
+            }
+            Some(Event::Resize(size)) => match &mut self.process {
+                Process::Running(session) => session.streams.resize(size.width, size.height),
+                Process::Wanted(_) | Process::Starting(_) => self.size = Some(size),
+            },
+            Some(Event::Left) => return Some(Over::Left),
+            None => {}
+        }
+        self.carrier.take(step.taken);
+        None
+    }
+
+    /// Passes pending input on; whether all of it was.
+    fn poll_input(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> bool {
+        let (Some(pending), Process::Running(session)) = (&mut self.pending, &mut self.process)
+        else {
+            return false;
+        };
+        let (input, out) = self.carrier.buffers();
+        let rest = &pending.span.of(input)[pending.done..];
+        let passed = match session.streams.poll_input(cx, rest) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(n)) => n,
+            // Nobody reads it any more.
+            Poll::Ready(Err(_)) => rest.len(),
+        };
+        *moved = true;
+        self.remote.passed_on(passed, out);
+        pending.done += passed;
+        if pending.done < pending.span.len {
+            return false;
+        }
+        let taken = pending.taken;
+        self.pending = None;
+        self.carrier.take(taken);
+        true
+    }
+
+    /// Passes output on, and hears of the end.
+    fn poll_process(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+        let Process::Running(session) = &mut self.process else {
+            return None;
+        };
+        if !self.output_over && self.carrier.out.len() < OUT_BYTES {
+            let room = Room {
+                stdout: self.remote.sendable(Output::Stdout),
+                stderr: self.remote.sendable(Output::Stderr),
+            };
+            let mut buffer = [0; PAYLOAD_BYTES];
+            let (stream, len) = match session.streams.poll_output(cx, room, &mut buffer) {
+                Poll::Pending => return None,
+                Poll::Ready(Ok(Read::Stdout(n))) => (Output::Stdout, n),
+                Poll::Ready(Ok(Read::Stderr(n))) => (Output::Stderr, n),
+                Poll::Ready(Ok(Read::End)) => {
+                    self.output_over = true;
+                    (Output::Stdout, 0)
+                }
+                Poll::Ready(Err(e)) => {
+                    return Some(Over::Ended(Outcome::Failed(format!("output lost: {e}"))));
+                }
+            };
+            *moved = true;
+            // What the client does not want any more is dropped.
+            let _ = self
+                .remote
+                .send(stream, &buffer[..len], &mut self.carrier.out);
+        }
+        if !self.output_over {
+            return None;
+        }
+        let Poll::Ready(end) = session.end.as_mut().poll(cx) else {
+            return None;
+        };
+        Some(match end {
+            Ok(code) => Over::Ended(Outcome::Exited(code)),
+            Err(e) => failed(&e),
+        })
+    }
+}
+
+fn failed(e: &RuntimeError) -> Over {
+    Over::Ended(Outcome::Failed(e.to_string()))
+}

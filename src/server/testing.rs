@@ -1,0 +1,210 @@
+//! An agent that has one pod and does nothing, for tests of what is served.
+
+use core::time::Duration;
+use std::{os::fd::OwnedFd, path::PathBuf};
+
+use serde_json::{Value, json};
+
+use super::{
+    backend::{
+        Backend, Check, Figures, LogTarget, Pieces, PodName, Reply, Running, Streaming, Uptime,
+    },
+    http::Refusal,
+};
+use crate::{
+    api::{
+        ContainerId, SandboxId,
+        cri::{ExecOutput, Image},
+    },
+    runtime::{AttachOptions, Call, ExecOptions, RuntimeError, Session},
+    sys::lane::Lane,
+};
+
+/// See the module. Its pod is `ns/p` with the container `c`.
+pub(super) struct FakeBackend {
+    pub(super) lane: Lane,
+    /// Log of the container.
+    pub(super) log: PathBuf,
+    /// What `/healthz` says of the loop.
+    pub(super) trouble: Option<String>,
+}
+
+impl Default for FakeBackend {
+    fn default() -> Self {
+        Self {
+            lane: Lane::inline(),
+            log: PathBuf::new(),
+            trouble: None,
+        }
+    }
+}
+
+fn unused<T>() -> Reply<'static, T> {
+    Box::pin(async { Err(Refusal::new(501, "not in this test")) })
+}
+
+/// It runs nothing.
+fn nothing<T: 'static>() -> Call<'static, T> {
+    Box::pin(async { Err(RuntimeError::NotFound("container c".into())) })
+}
+
+impl Streaming for FakeBackend {
+    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running> {
+        Box::pin(async move {
+            if (pod.namespace, pod.name) != ("ns", "p") {
+                return Err(Refusal::not_found("pods not found"));
+            }
+            let text = format!("container not found (\"{container}\")");
+            Err(Refusal::new(500, text))
+        })
+    }
+
+    fn ready_sandbox<'a>(&'a self, _: PodName<'a>) -> Reply<'a, SandboxId> {
+        unused()
+    }
+
+    fn open_exec<'a>(&'a self, _: &'a ContainerId, _: &'a ExecOptions) -> Call<'a, Session> {
+        nothing()
+    }
+
+    fn run<'a>(&'a self, _: &'a ContainerId, _: &'a [String], _: usize) -> Call<'a, ExecOutput> {
+        nothing()
+    }
+
+    fn open_attach<'a>(&'a self, _: &'a ContainerId, _: AttachOptions) -> Call<'a, Session> {
+        nothing()
+    }
+
+    fn open_port_forward<'a>(&'a self, _: &'a SandboxId, _: u16) -> Call<'a, OwnedFd> {
+        nothing()
+    }
+
+    fn idle_timeout(&self) -> Duration {
+        Duration::from_hours(4)
+    }
+
+    fn stream_ended(&self) {}
+}
+
+impl Backend for FakeBackend {
+    fn disk_lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    fn pods(&self, _: Option<&str>) -> Reply<'_, Vec<Value>> {
+        Box::pin(async { Ok(vec![json!({ "metadata": { "name": "p" } })]) })
+    }
+
+    fn running_pods(&self) -> Vec<Value> {
+        vec![json!({ "metadata": { "name": "running" } })]
+    }
+
+    fn container_names(&self, namespace: &str, pod: &str) -> Option<Vec<String>> {
+        (namespace == "ns" && pod == "p").then(|| vec!["c".into()])
+    }
+
+    fn configuration(&self) -> Value {
+        json!({ "maxPods": 7 })
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let check = |name, trouble| Check { name, trouble };
+        vec![check("ping", None), check("syncloop", self.trouble.clone())]
+    }
+
+    fn uptime(&self) -> Uptime {
+        Uptime {
+            up: Duration::from_secs(3723),
+            kubelet_version: "v1",
+            ..Uptime::default()
+        }
+    }
+
+    fn health(&self) -> Value {
+        json!({})
+    }
+
+    fn events(&self, _: Option<&str>) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn config_maps(&self, _: Option<&str>) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn secrets(&self, _: Option<&str>) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn dump(&self) -> String {
+        String::new()
+    }
+
+    fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
+        let pieces = [format!("{which:?} "), "piece\n".into()];
+        Box::pin(async { Ok(Box::new(pieces.into_iter()) as Pieces) })
+    }
+
+    fn node(&self) -> Reply<'_, Value> {
+        unused()
+    }
+
+    fn log_target<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a str,
+        _: &'a str,
+        previous: bool,
+    ) -> Reply<'a, LogTarget> {
+        Box::pin(async move {
+            if previous {
+                return Err(Refusal::new(404, "previous terminated container not found"));
+            }
+            Ok(LogTarget {
+                path: self.log.clone(),
+                id: ContainerId::from("id"),
+            })
+        })
+    }
+
+    fn is_running(&self, _: &ContainerId) -> bool {
+        false
+    }
+
+    fn images(&self) -> Reply<'_, Vec<Image>> {
+        unused()
+    }
+
+    fn import_image(
+        &self,
+        _: PathBuf,
+        _: String,
+        _: Option<smol::channel::Sender<Value>>,
+    ) -> Reply<'_, Vec<String>> {
+        unused()
+    }
+
+    fn pull_image<'a>(&'a self, _: &'a str) -> Reply<'a, String> {
+        unused()
+    }
+
+    fn pull_progress(&self, _: &str) -> Option<Value> {
+        None
+    }
+
+    fn remove_image<'a>(&'a self, _: &'a str) -> Reply<'a, ()> {
+        unused()
+    }
+
+    fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)> {
+        unused()
+    }
+
+    fn verify_images(&self, _: bool, _: smol::channel::Sender<Value>) -> Reply<'_, Value> {
+        unused()
+    }
+
+    fn stop(&self, _: bool) -> Reply<'_, ()> {
+        unused()
+    }
+}
