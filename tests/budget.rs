@@ -1,15 +1,21 @@
 //! What a node costs: memory, processes and wake-ups of an agent and its shims, beside real pods that sleep, and what is left
-//! of a crowd of pods once it is gone. A debug build only shows the figures, of fewer pods.
+//! of a crowd of pods once it is gone; what probes of many pods cost. A debug build only shows the figures, of fewer pods.
 //! Needs root, runc, the CNI plugins and a static busybox; says so and passes without them.
 //!
 //! Nothing of the library is used here: the program is looked at from outside, and this test is then linked in seconds.
 
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
 use core::time::Duration;
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -22,7 +28,7 @@ const IMAGE: &str = "localhost/picolet/budget:1";
 const PODS: usize = if cfg!(debug_assertions) { 10 } else { 100 };
 /// Memory of the agent, its share of what it maps (PSS), in KiB: without pods, and with the crowd.
 const AGENT_EMPTY_KIB: u64 = 4 * 1024;
-const AGENT_FULL_KIB: u64 = 8 * 1024;
+const AGENT_FULL_KIB: u64 = 6 * 1024 + 512;
 /// Memory of its own that a shim may have, and its share of what it maps, in KiB.
 const SHIM_PRIVATE_KIB: u64 = 64;
 const SHIM_PSS_KIB: u64 = 96;
@@ -35,6 +41,13 @@ const GROWTH_KIB: u64 = 4 * 1024;
 /// wakes the thread that waits for the kernel and the one that decides, and arms a timer again; some ticks use a lane.
 const WAKES_PER_SECOND: u64 = 15;
 
+/// Processor time of the agent for one HTTP probe of a pod, what an idle agent needs included, in hundredths of what a
+/// program needs that does nothing but connect, ask, read and close. Nearly all of that is the kernel's, for both ends.
+const PROBE_PER_CENT: u64 = 150;
+/// Probes by which that is measured, and the time between two: as much as between two of the agent's.
+const BARE_PROBES: u64 = 400;
+const BARE_PAUSE: Duration = Duration::from_millis(5);
+
 /// Over which wake-ups are counted.
 const REST: Duration = Duration::from_secs(15);
 /// After which an agent counts as at rest: two passes of housekeeping.
@@ -44,13 +57,17 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Looks before a condition counts as never met: three minutes.
 const LOOKS: usize = 3600;
 
+/// One crowd at a time: they would be in each other's way.
+static TURN: Mutex<()> = Mutex::new(());
+
 #[test]
 fn a_crowd_of_sleeping_pods() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(why) = missing() {
-        eprintln!("SKIPPED {why}");
+        skipped!("what a node costs: {why}");
         return;
     }
-    let node = Node::start();
+    let node = Node::start(0);
     node.import_image();
     pass(SETTLE);
     let empty = node.figures();
@@ -112,7 +129,67 @@ fn a_crowd_of_sleeping_pods() {
     node.stop();
 }
 
-/// Why this machine cannot run pods.
+/// Two HTTP probes a second of each pod: liveness and readiness.
+#[test]
+fn a_crowd_that_is_probed() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(why) = missing() {
+        skipped!("what a node costs: {why}");
+        return;
+    }
+    let node = Node::start(1);
+    node.import_image();
+    let probe = json!({"httpGet": {"path": "/yes", "port": 8080}, "periodSeconds": 1});
+    let serve = "/busybox mkdir /w; /busybox touch /w/yes; exec /busybox httpd -f -p 8080 -h /w";
+    for n in 0..PODS {
+        let more = json!({
+            "command": ["/busybox", "sh", "-c", serve], "livenessProbe": probe, "readinessProbe": probe,
+        });
+        node.write_pod(n, &more);
+    }
+    until("every pod is ready", || {
+        let pods = node.pods()?;
+        let ready = pods
+            .iter()
+            .filter(|p| p["status"]["containerStatuses"][0]["ready"] == true);
+        (pods.len() == PODS && ready.count() == PODS).then_some(())
+    });
+    pass(SETTLE);
+    let agent = node.agent.id();
+    let (before, used) = (node.probes(), ran_ns(agent));
+    pass(REST);
+    let (after, used) = (node.probes(), ran_ns(agent) - used);
+    let of = |key: &str| after[key].as_u64().expect("a number") - before[key].as_u64().unwrap_or(0);
+    let (ended, late) = (of("ended"), of("late"));
+    let cost_us = used / 1000 / ended.max(1);
+    let pods = node.pods().expect("pods");
+    let ips: Vec<&str> = pods
+        .iter()
+        .filter_map(|p| p["status"]["podIP"].as_str())
+        .collect();
+    let bare_us = bare_probe_us(&ips);
+    eprintln!(
+        "{PODS} pods, two probes a second each: {} ms of processor time a second, {cost_us} µs a probe ({bare_us} bare), {} probes a second, {late} late; agent {} KiB PSS",
+        used / 1_000_000 / REST.as_secs(),
+        ended / REST.as_secs(),
+        memory(agent).pss,
+    );
+    let restarted = pods
+        .iter()
+        .filter(|p| p["status"]["containerStatuses"][0]["restartCount"] != 0);
+    assert_eq!(restarted.count(), 0);
+    if !cfg!(debug_assertions) {
+        assert_eq!(late, 0, "a period late, or more");
+        let due = u64::try_from(2 * PODS).expect("a number") * REST.as_secs();
+        assert!(ended * 100 >= due * 98, "{ended} probes of {due}");
+        assert!(
+            cost_us * 100 <= bare_us * PROBE_PER_CENT,
+            "{cost_us} µs a probe, {bare_us} bare"
+        );
+    }
+    node.stop();
+}
+
 /// `cargo xtask chaos` names places where the agent dies; the program that is shipped knows none of them.
 #[cfg(not(debug_assertions))]
 #[test]
@@ -140,6 +217,7 @@ fn no_trace_of_crash_points() {
     }
 }
 
+/// Why this machine cannot run pods.
 fn missing() -> Option<String> {
     let present = |paths: &[&str]| paths.iter().any(|p| Path::new(p).exists());
     if !nix::unistd::geteuid().is_root() {
@@ -212,8 +290,8 @@ impl Figures {
 }
 
 impl Node {
-    fn start() -> Self {
-        let mark = format!("pbud{}x", std::process::id());
+    fn start(number: u8) -> Self {
+        let mark = format!("pb{number}d{}x", std::process::id());
         // In memory, as a run directory is everywhere; overlays can write on it.
         let base = Path::new("/dev/shm").join(&mark);
         for dir in ["root", "run", "manifests", "images", "logs", "links", "cni"] {
@@ -249,15 +327,22 @@ impl Node {
 
     /// Every pod.
     fn pods(&self) -> Option<Vec<Value>> {
+        Some(self.ask("pods")?["items"].as_array()?.clone())
+    }
+
+    /// What is counted of its probes.
+    fn probes(&self) -> Value {
+        self.ask("health").expect("an answer")["probes"].clone()
+    }
+
+    fn ask(&self, what: &str) -> Option<Value> {
         let mut stream = UnixStream::connect(self.base.join("run/picolet.sock")).ok()?;
-        stream
-            .write_all(b"GET /pods HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
-            .ok()?;
+        let head = format!("GET /{what} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
         let (_, body) = text.split_once("\r\n\r\n")?;
-        let list: Value = serde_json::from_str(body).ok()?;
-        Some(list["items"].as_array()?.clone())
+        serde_json::from_str(body).ok()
     }
 
     fn client(&self, words: &[&str]) -> Output {
@@ -283,7 +368,12 @@ impl Node {
     }
 
     fn write_manifest(&self, n: usize) {
-        let pod = json!({
+        self.write_pod(n, &json!({"command": ["/busybox", "sleep", "86400"]}));
+    }
+
+    /// A pod of one container, which has these fields more.
+    fn write_pod(&self, n: usize, more: &Value) {
+        let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": format!("sleep-{n}")},
@@ -293,10 +383,12 @@ impl Node {
                     "name": "main",
                     "image": IMAGE,
                     "imagePullPolicy": "Never",
-                    "command": ["/busybox", "sleep", "86400"],
                 }],
             },
         });
+        for (key, value) in more.as_object().expect("fields") {
+            pod["spec"]["containers"][0][key] = value.clone();
+        }
         let hidden = self.base.join("manifests/.new");
         fs::write(&hidden, pod.to_string()).expect("manifest");
         fs::rename(hidden, self.manifest(n)).expect("manifest");
@@ -461,6 +553,17 @@ fn switches(pid: u32) -> u64 {
         .sum()
 }
 
+/// How long threads of a process ran, ns.
+fn ran_ns(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("tasks");
+    let texts = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
+    texts
+        .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+        .sum()
+}
+
 /// Sum of the lines `name:  123 …`.
 fn numbers(text: &str, names: &[&str]) -> u64 {
     let mut sum = 0;
@@ -482,6 +585,27 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         pass(LOOK);
     }
     panic!("never: {what}");
+}
+
+/// Processor time of one probe without any agent, µs.
+fn bare_probe_us(ips: &[&str]) -> u64 {
+    let clock = || {
+        let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
+        Duration::from(time.expect("clock"))
+    };
+    let mut used = Duration::ZERO;
+    for (ip, _) in ips.iter().cycle().zip(0..BARE_PROBES) {
+        pass(BARE_PAUSE);
+        let before = clock();
+        let mut stream = TcpStream::connect((*ip, 8080)).expect("connect");
+        let head = format!("GET /yes HTTP/1.1\r\nHost: {ip}:8080\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("ask");
+        let got = stream.read(&mut [0; 2048]).expect("answer");
+        assert_ne!(got, 0, "an answer");
+        drop(stream);
+        used += clock() - before;
+    }
+    u64::try_from(used.as_micros()).expect("short") / BARE_PROBES
 }
 
 /// Lets time pass: what is measured here happens over time.

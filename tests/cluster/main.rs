@@ -1,0 +1,30 @@
+//! The whole program as a node of a cluster, over a strict stand-in for kube-apiserver.
+//!
+//! Needs root; says aloud if that is missing and skips. Every test has an agent on directories and cgroups of its own, and a
+//! cluster of its own. Those with pods need what `tests/host` needs.
+
+#[macro_use]
+#[path = "../common/skipped.rs"]
+mod skipped;
+
+#[path = "../host/host.rs"]
+#[expect(
+    dead_code,
+    reason = "more is used by the tests of a node without a cluster"
+)]
+mod host;
+#[path = "../host/image.rs"]
+mod image;
+
+mod addresses;
+mod debug;
+mod identity;
+mod link;
+mod member;
+mod node;
+mod objects;
+mod pods;
+mod server;
+mod stream_memory;
+mod streams;
+mod wire;

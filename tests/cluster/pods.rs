@@ -1,0 +1,346 @@
+//! Pods of a cluster, from their creation to their end, through what happens to links and agents on the way.
+
+use core::time::Duration;
+use std::fs;
+
+use nix::sys::signal::Signal;
+use picolet_test_apiserver::{Fault, Rule, TestServer, View};
+use serde_json::{Value, json};
+
+use crate::host::{Host, IDLE, IMAGE, NODE, PATIENCE, able, manifest, sh};
+
+/// The newest minor version that the server behaves as.
+const NEWEST: u32 = 36;
+
+/// A server that knows the node, and an agent that is it.
+pub(crate) fn cluster(flags: &[&str]) -> (Host, TestServer) {
+    let server = TestServer::builder().start().expect("server");
+    cluster_with(server, flags)
+}
+
+/// The same with a server that is there.
+pub(crate) fn cluster_with(server: TestServer, flags: &[&str]) -> (Host, TestServer) {
+    // What the control plane writes to each node of a small cluster.
+    let ttl = json!({"node.alpha.kubernetes.io/ttl": "0"});
+    let metadata = json!({"name": NODE, "annotations": ttl});
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata});
+    server.create(&node).expect("node");
+    let config = server.kubeconfig_for_node(NODE).expect("kubeconfig");
+    let path = std::env::temp_dir().join(format!("picolet-kubeconfig-{}", server.port()));
+    fs::write(&path, config).expect("write");
+    let path = path.display().to_string();
+    let mut all = vec!["--kubeconfig", &*path];
+    all.extend(flags);
+    (Host::start(&all), server)
+}
+
+/// A pod bound to the node.
+pub(crate) fn pod(name: &str, more: Value) -> Value {
+    let mut spec = json!({"containers": [sh("c", IDLE)], "nodeName": NODE, "automountServiceAccountToken": false});
+    for (key, value) in more.as_object().expect("an object") {
+        spec[key] = value.clone();
+    }
+    let mut pod = manifest(name, spec);
+    pod["metadata"]["namespace"] = "default".into();
+    pod
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let all = pod["status"]["conditions"].as_array();
+    all.is_some_and(|all| {
+        all.iter()
+            .any(|c| c["type"] == "Ready" && c["status"] == "True")
+    })
+}
+
+pub(crate) fn wait_ready(server: &TestServer, name: &str) -> Value {
+    server.wait_for(&format!("{name} is ready"), PATIENCE, |view: &View<'_>| {
+        view.get("pods", "default", name)
+            .filter(|p| is_ready(p))
+            .cloned()
+    })
+}
+
+pub(crate) fn wait_gone(server: &TestServer, name: &str) {
+    server.wait_until_gone("pods", "default", name, PATIENCE);
+}
+
+fn container_id(pod: &Value) -> String {
+    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str();
+    id.unwrap_or_default().to_owned()
+}
+
+/// Ends the host, and demands that the agent has asked for nothing wrong.
+pub(crate) fn finish(host: Host, server: &TestServer) {
+    let wrong = server.wrong();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    host.finish();
+    let _ =
+        fs::remove_file(std::env::temp_dir().join(format!("picolet-kubeconfig-{}", server.port())));
+}
+
+#[test]
+fn pods_come_change_and_go() {
+    // SRC-29 SRC-03 SM-04 SM-05 SM-11 DEL-04 STAT-08 STAT-09
+    if !able() {
+        return;
+    }
+    let (host, server) = cluster(&[]);
+    host.write_image("second.tar", "localhost/busybox:2", &json!({}));
+    let second = host.path("second.tar").display().to_string();
+    host.ok(&["image", "import", &second]);
+    server.create(&pod("web", json!({}))).expect("create");
+    let first = wait_ready(&server, "web");
+    assert_eq!(first["status"]["phase"], "Running");
+    assert!(!first["status"]["podIP"].is_null());
+    // Another image: the container is replaced, the pod stays.
+    let image = json!({"spec": {"containers": [{"name": "c", "image": "localhost/busybox:2", "command": ["sh", "-c", IDLE]}]}});
+    server
+        .patch("pods", "default", "web", "", &image)
+        .expect("patch");
+    let second = server.wait_for("the new image runs", PATIENCE, |view| {
+        let pod = view.get("pods", "default", "web")?;
+        let status = &pod["status"]["containerStatuses"][0];
+        (status["restartCount"] == 1 && is_ready(pod)).then(|| pod.clone())
+    });
+    assert_eq!(first["status"]["podIP"], second["status"]["podIP"]);
+    // A job ends well, another badly.
+    for (name, script, phase) in [
+        ("well", "exit 0", "Succeeded"),
+        ("badly", "exit 3", "Failed"),
+    ] {
+        let job = json!({"restartPolicy": "Never", "containers": [sh("c", script)]});
+        server.create(&pod(name, job)).expect("create");
+        let ended = server.wait_for_phase("default", name, phase, PATIENCE);
+        let state = &ended["status"]["containerStatuses"][0]["state"]["terminated"];
+        assert_eq!(state["exitCode"], if name == "well" { 0 } else { 3 });
+    }
+    for name in ["web", "well", "badly"] {
+        server
+            .delete("pods", "default", name, None)
+            .expect("delete");
+        wait_gone(&server, name);
+    }
+    // By force, and the name is used again at once.
+    server.create(&pod("web", json!({}))).expect("create");
+    let old = wait_ready(&server, "web");
+    server
+        .delete("pods", "default", "web", Some(0))
+        .expect("delete");
+    server.create(&pod("web", json!({}))).expect("create");
+    let new = wait_ready(&server, "web");
+    assert_ne!(old["metadata"]["uid"], new["metadata"]["uid"]);
+    host.until("the old one is gone", |host| {
+        // Those that had ended before their deletion are missed by the next list of all phases.
+        let pods = host.pods();
+        let named = |p: &&Value| p["metadata"]["name"] == "web";
+        let count = pods.iter().filter(named).count();
+        (count == 1, format!("{count} pods"))
+    });
+    // Statuses go before events, which are told one after the other.
+    for reason in ["Created", "Started", "Killing"] {
+        server.wait_for(&format!("an event {reason}"), PATIENCE, |view| {
+            let events = view.list("events", "default");
+            events.iter().any(|e| e["reason"] == reason).then_some(())
+        });
+    }
+    finish(host, &server);
+}
+
+#[test]
+fn a_static_pod_has_a_mirror() {
+    // MIR-03 MIR-05 MIR-06 MIR-09 MIR-10 SM-14
+    if !able() {
+        return;
+    }
+    let (host, server) = cluster(&[]);
+    let name = format!("s-{NODE}");
+    host.pod("s", json!({"containers": [sh("c", IDLE)]}));
+    let first = wait_ready(&server, &name);
+    let id = container_id(&first);
+    server
+        .delete("pods", "default", &name, Some(0))
+        .expect("delete");
+    let again = server.wait_for("it is there again", PATIENCE, |view| {
+        let pod = view.get("pods", "default", &name)?;
+        (pod["metadata"]["uid"] != first["metadata"]["uid"] && is_ready(pod)).then(|| pod.clone())
+    });
+    assert_eq!(container_id(&again), id, "the static pod never stopped");
+    host.pod(
+        "s",
+        json!({"containers": [sh("c", IDLE)], "terminationGracePeriodSeconds": 2}),
+    );
+    server.wait_for("the mirror of the new version", PATIENCE, |view| {
+        let pod = view.get("pods", "default", &name)?;
+        (container_id(pod) != id && is_ready(pod)).then_some(())
+    });
+    host.remove("s.yaml");
+    wait_gone(&server, &name);
+    finish(host, &server);
+}
+
+#[test]
+fn an_apiserver_comes_and_goes() {
+    // OFF-01 OFF-03 OFF-04 OFF-06 OFF-08 SRC-30
+    if !able() {
+        return;
+    }
+    let (mut host, server) = cluster(&[]);
+    for name in ["stays", "goes"] {
+        server.create(&pod(name, json!({}))).expect("create");
+    }
+    let id = container_id(&wait_ready(&server, "stays"));
+    wait_ready(&server, "goes");
+    server.set_down(true);
+    // Another agent finds them with no apiserver to ask.
+    host.end_agent(Signal::SIGKILL);
+    host.start_agent();
+    host.until("both are known", |host| {
+        let pods = host.pods();
+        (pods.len() == 2, format!("{} pods", pods.len()))
+    });
+    server
+        .delete("pods", "default", "goes", None)
+        .expect("delete");
+    server.create(&pod("comes", json!({}))).expect("create");
+    server.set_down(false);
+    wait_gone(&server, "goes");
+    wait_ready(&server, "comes");
+    let stays = server.get("pods", "default", "stays").expect("there");
+    assert_eq!(container_id(&stays), id, "never restarted");
+    assert!(is_ready(&stays));
+    finish(host, &server);
+}
+
+#[test]
+fn links_that_lie_and_lose() {
+    // SRC-30 SRC-31 SM-05 DEL-05: lost answers, half bodies, stale lists, versions that go back
+    if !able() {
+        return;
+    }
+    let (host, server) = cluster(&[]);
+    let faults = [
+        Rule::new(Fault::ResetAfter)
+            .on("PATCH", "/status")
+            .one_in(3),
+        Rule::new(Fault::ResetAfter)
+            .on("DELETE", "/pods/")
+            .one_in(2),
+        Rule::new(Fault::HalfBody).on("GET", "/pods").one_in(4),
+        Rule::new(Fault::Status {
+            code: 500,
+            retry_after_s: None,
+        })
+        .on("GET", "/pods")
+        .one_in(5),
+        Rule::new(Fault::Stale(3)).on("GET", "/pods?").one_in(3),
+        Rule::new(Fault::WatchBreak(2))
+            .on("GET", "watch=1")
+            .one_in(2),
+        Rule::new(Fault::WatchDrop).on("GET", "watch=1").one_in(3),
+    ];
+    for rule in faults {
+        server.faults().add(rule);
+    }
+    server.create(&pod("keeps", json!({}))).expect("create");
+    let id = container_id(&wait_ready(&server, "keeps"));
+    for round in 0..3 {
+        let name = format!("p{round}");
+        server.create(&pod(&name, json!({}))).expect("create");
+        wait_ready(&server, &name);
+        server
+            .delete("pods", "default", &name, None)
+            .expect("delete");
+        wait_gone(&server, &name);
+    }
+    server.faults().clear();
+    let version = server.resource_version();
+    server.create(&pod("lost", json!({}))).expect("create");
+    wait_ready(&server, "lost");
+    assert!(server.restore(version), "from a backup");
+    server.create(&pod("late", json!({}))).expect("create");
+    wait_ready(&server, "late");
+    host.until("what the backup does not have ends", |host| {
+        let pods = host.pods();
+        let left = pods.iter().any(|p| p["metadata"]["name"] == "lost");
+        (!left, "it is there".into())
+    });
+    let keeps = wait_ready(&server, "keeps");
+    assert_eq!(container_id(&keeps), id, "nothing was restarted");
+    // The server has forgotten that there was such a pod, so its authorizer sees no race in asking for it.
+    let mut wrong = server.wrong();
+    wrong.retain(|e| !(e.method == "GET" && e.code == 403 && e.uri.ends_with("/pods/lost")));
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    server.clear_audit();
+    finish(host, &server);
+}
+
+#[test]
+fn without_a_doorbell() {
+    // SRC-29: slower, never wrong
+    if !able() {
+        return;
+    }
+    let (host, server) = cluster(&["--doorbells=false"]);
+    server
+        .create(&pod(
+            "web",
+            json!({"containers": [{"name": "c", "image": IMAGE, "command": ["sh", "-c", IDLE]}]}),
+        ))
+        .expect("create");
+    wait_ready(&server, "web");
+    let watches = server
+        .audit()
+        .iter()
+        .filter(|e| e.uri.contains("watch=1"))
+        .count();
+    assert_eq!(watches, 0);
+    server
+        .delete("pods", "default", "web", None)
+        .expect("delete");
+    server.wait_until_gone("pods", "default", "web", Duration::from_secs(30));
+    finish(host, &server);
+}
+
+#[test]
+fn older_apiservers() {
+    // Without generations (before 1.33), without fields that came later, and with a node's right to read more widely.
+    if !able() {
+        return;
+    }
+    for minor in 30..NEWEST {
+        let server = TestServer::builder().version(minor).start();
+        let (host, server) = cluster_with(server.expect("server"), &[]);
+        let metadata = json!({"name": "conf", "namespace": "default"});
+        let data = json!({"colour": "red"});
+        server
+            .create(&json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}))
+            .expect("create");
+        let conf = json!([{"name": "conf", "configMap": {"name": "conf"}}]);
+        let more = json!({"volumes": conf, "automountServiceAccountToken": true});
+        server.create(&pod("web", more)).expect("create");
+        host.pod("s", json!({"containers": [sh("c", IDLE)]}));
+        let web = wait_ready(&server, "web");
+        wait_ready(&server, &format!("s-{NODE}"));
+        let has_generation = !web["metadata"]["generation"].is_null();
+        assert_eq!(has_generation, minor >= 33, "1.{minor}");
+        let observed = &web["status"]["observedGeneration"];
+        assert_eq!(observed.is_null(), minor < 34, "1.{minor}: {observed}");
+        // What the node controller writes when it has not heard of the node for a while.
+        let condition = json!({"type": "Ready", "status": "False", "reason": "NodeNotReady"});
+        let foreign = json!({"status": {"conditions": [condition]}});
+        server
+            .patch("pods", "default", "web", "status", &foreign)
+            .expect("patch");
+        server.wait_for(&format!("1.{minor}: it is repaired"), PATIENCE, |view| {
+            view.get("pods", "default", "web")
+                .filter(|p| is_ready(p))
+                .map(drop)
+        });
+        server
+            .delete("pods", "default", "web", None)
+            .expect("delete");
+        wait_gone(&server, "web");
+        finish(host, &server);
+    }
+}

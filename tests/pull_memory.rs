@@ -1,0 +1,79 @@
+//! What a pull costs an agent: memory while a large image comes in four layers at once. A debug build only shows the figure,
+//! of a smaller image. Needs root, docker-registry and skopeo; says so and passes without them.
+
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+#[path = "registry/host.rs"]
+mod host;
+#[path = "registry/registry.rs"]
+#[expect(
+    dead_code,
+    reason = "shared with the tests of pulls, which need more of it"
+)]
+mod registry;
+
+use std::fs;
+use std::process::Stdio;
+
+use host::{Agent, Place};
+use registry::{Registry, able, layer};
+
+/// Image name in the registry.
+const NAME: &str = "team/app";
+/// Size of each of the four layers, bytes.
+const LAYER_BYTES: usize = if cfg!(debug_assertions) {
+    8 << 20
+} else {
+    75 << 20
+};
+/// The agent's share of what it maps (PSS) while it pulls, KiB.
+const AGENT_KIB: u64 = 10 * 1024;
+
+#[test]
+fn four_layers_at_once() {
+    if !able() {
+        return;
+    }
+    let registry = Registry::start();
+    let layers = ["a", "b", "c", "d"].map(|name| layer(name, LAYER_BYTES));
+    registry.fill(NAME, &layers, &[]);
+    drop(layers);
+    let place = Place::new();
+    let agent = Agent::start(&place);
+    let pss = || kib(&agent, "smaps_rollup", "Pss:");
+    let before = pss();
+    let mut pull = agent
+        .command(&["image", "pull", &format!("{}/{NAME}:1", registry.address)])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("picolet");
+    let mut most = 0;
+    let status = loop {
+        most = most.max(pss());
+        if let Some(status) = pull.try_wait().expect("picolet") {
+            break status;
+        }
+    };
+    assert!(status.success(), "{status}");
+    let peak = kib(&agent, "status", "VmHWM:");
+    println!(
+        "agent before {before} KiB, at most {most} KiB, after {} KiB; peak {peak} KiB",
+        pss()
+    );
+    if !cfg!(debug_assertions) {
+        assert!(
+            most > 0 && most <= AGENT_KIB,
+            "{most} KiB, at most {AGENT_KIB}"
+        );
+    }
+}
+
+/// A number of `/proc/<pid>/<file>`, KiB; 0 if there is none.
+fn kib(agent: &Agent, file: &str, key: &str) -> u64 {
+    let file = format!("/proc/{}/{file}", agent.child.id());
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix(key));
+    let number = line.and_then(|l| l.split_whitespace().next());
+    number.and_then(|n| n.parse().ok()).unwrap_or(0)
+}
