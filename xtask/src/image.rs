@@ -104,7 +104,7 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     header
 }
 
-fn hex(data: &[u8]) -> String {
+pub(crate) fn hex(data: &[u8]) -> String {
     Sha256::digest(data)
         .iter()
         .fold(String::new(), |mut text, byte| {
@@ -114,7 +114,7 @@ fn hex(data: &[u8]) -> String {
 }
 
 /// Go's name for this machine.
-fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -21,7 +21,8 @@ use std::{env, path::Path, process::ExitCode};
 const HELP: &str = "\
 Tasks of picolet. Usage: cargo xtask TASK
 
-  demo     Show the pod host on this machine, step by step, each checked (root)
+  demo     Show the pod host on this machine, step by step, each checked (root); `--cluster`: a node of a cluster, whose
+           control plane are the real programs if they are on PATH, else the test API server; `--program FILE` shows that file
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
            `--vm`: with what `vm` shows even where that has to be emulated
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let done = match task.as_str() {
-        "demo" => demo::run(),
+        "demo" => demo::run(&env::args().skip(2).collect::<Vec<_>>()),
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "sim" => sim::run(&env::args().skip(2).collect::<Vec<_>>()),

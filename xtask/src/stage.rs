@@ -40,7 +40,7 @@ pub(crate) struct Stage {
     pub(crate) base: PathBuf,
     /// Gone at reboot; on a tmpfs after [`Stage::run_in_memory`].
     pub(crate) run: PathBuf,
-    /// Subnet of the built-in network: stages that run at a time need one each.
+    /// Subnet of the built-in network: stages that run at a time need one each. Empty: what the control plane gives.
     pub(crate) subnet: &'static str,
     /// More flags of the agent.
     pub(crate) flags: Vec<String>,
@@ -176,12 +176,15 @@ impl Stage {
             .arg(format!("/picolet-{}", self.mark))
             .arg("--bridge")
             .arg(&self.mark)
-            .args(["--pod-cidr", self.subnet, "--fail-swap-on=false"])
+            .arg("--fail-swap-on=false")
             .args(&self.flags)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        if !self.subnet.is_empty() {
+            command.args(["--pod-cidr", self.subnet]);
+        }
         let child = command
             .spawn()
             .map_err(|e| format!("{}: {e}", self.program.display()))?;
@@ -366,6 +369,49 @@ impl Stage {
         Ok(())
     }
 
+    /// Leaves of the stage what the disk has, as a cut of the power does: processes, namespaces, mounts, the run directory,
+    /// cgroups and the bridge go. `spared` are processes of another machine, as it were.
+    pub(crate) fn cut_power(&mut self, spared: &[u32]) -> Result<(), Failure> {
+        if self.agent.is_some() {
+            self.kill_agent()?;
+        }
+        self.kill_all(spared)?;
+        self.unmount_all();
+        match fs::remove_dir_all(&self.run) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(format!("{}: {e}", self.run.display()).into());
+            }
+            _ => {}
+        }
+        self.dismantle()
+    }
+
+    /// Kills every process of the stage but those `spared`, until none is left.
+    fn kill_all(&self, spared: &[u32]) -> Result<(), Failure> {
+        until(SETTLE_LIMIT, || {
+            let mut left = with_word(&self.mark);
+            for dir in self.cgroups() {
+                let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                left.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+            }
+            left.retain(|pid| !spared.contains(pid));
+            for pid in &left {
+                let _ = kill(*pid);
+            }
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("the processes {left:?} are left").into())
+            }
+        })
+    }
+
+    fn unmount_all(&self) {
+        for point in self.mounts().iter().rev() {
+            let _ = output(Command::new("umount").args(["-l", point]));
+        }
+    }
+
     /// Removes whatever is left, by force; for the way out after a failure.
     fn clear(&mut self) {
         if self.agent.is_some() {
@@ -375,24 +421,8 @@ impl Stage {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = until(SETTLE_LIMIT, || {
-            let mut left = with_word(&self.mark);
-            for dir in self.cgroups() {
-                let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-                left.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
-            }
-            for pid in &left {
-                let _ = kill(*pid);
-            }
-            if left.is_empty() {
-                Ok(())
-            } else {
-                Err("processes are left".into())
-            }
-        });
-        for point in self.mounts().iter().rev() {
-            let _ = output(Command::new("umount").args(["-l", point]));
-        }
+        let _ = self.kill_all(&[]);
+        self.unmount_all();
         let _ = self.dismantle();
         if let Err(e) = self.remove_dirs() {
             eprintln!("left behind: {e}");

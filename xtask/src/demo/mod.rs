@@ -1,17 +1,50 @@
-//! `cargo xtask demo`: shows the pod host on this machine. Every step is checked; the first that does not hold ends the demo,
+//! `cargo xtask demo`: shows the pod host on this machine, or with `--cluster` a node of a cluster. Every step is checked; the first that does not hold ends the demo,
 //! and what it made is removed either way.
 
+mod cluster;
 mod manifests;
 mod steps;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use crate::{Failure, install, process::is_root, stage::Stage, wait::Watch};
 
 /// The demo itself, installation and build left out, should take less than this.
 const AIM: Duration = Duration::from_secs(180);
+/// The same with a cluster, whose control plane has to start and to go away for a while.
+const CLUSTER_AIM: Duration = Duration::from_secs(300);
 
-pub(crate) fn run() -> Result<(), Failure> {
+/// What was typed.
+#[derive(Debug, Default, PartialEq)]
+struct Args {
+    /// A node of a cluster instead of a machine that stands alone.
+    cluster: bool,
+    /// Shown instead of the release program, and nothing is built.
+    program: Option<PathBuf>,
+}
+
+fn parse(words: &[String]) -> Result<Args, Failure> {
+    let mut args = Args::default();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--cluster" => args.cluster = true,
+            "--program" => {
+                let file = words.next().ok_or("--program: a file is wanted")?;
+                args.program = Some(std::path::absolute(file)?);
+            }
+            odd => {
+                let known = "--cluster, --program FILE";
+                return Err(format!("unknown option {odd:?}; known: {known}").into());
+            }
+        }
+    }
+    Ok(args)
+}
+
+/// `words` may have `--cluster` and `--program FILE`.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let args = parse(words)?;
     if !is_root() {
         return Err("the demo makes namespaces, mounts and interfaces: run it as root".into());
     }
@@ -19,14 +52,22 @@ pub(crate) fn run() -> Result<(), Failure> {
     if !missing.is_empty() {
         return Err(format!("still missing after installation: {}", missing.join(", ")).into());
     }
-    println!("Building the release program");
-    let mut stage = Stage::new("demo")?;
+    let mut stage = if let Some(program) = args.program {
+        Stage::with("demo", program)?
+    } else {
+        println!("Building the release program");
+        Stage::new("demo")?
+    };
     let mut show = Show {
         watch: Watch::start(),
         steps: 0,
     };
     println!("The agent's directories: {}\n", stage.base.display());
-    let done = steps::all(&mut show, &mut stage);
+    let (done, aim) = if args.cluster {
+        (cluster::all(&mut show, &mut stage), CLUSTER_AIM)
+    } else {
+        (steps::all(&mut show, &mut stage), AIM)
+    };
     if done.is_err() {
         let log = stage.agent_log();
         let lines: Vec<_> = log.lines().collect();
@@ -44,10 +85,10 @@ pub(crate) fn run() -> Result<(), Failure> {
         show.steps,
         took.as_secs_f64()
     );
-    if took > AIM {
+    if took > aim {
         println!(
             "That is longer than the {} s it should take.",
-            AIM.as_secs()
+            aim.as_secs()
         );
     }
     Ok(())
@@ -60,6 +101,14 @@ struct Show {
 }
 
 impl Show {
+    /// Prints what another program shows.
+    fn table(&mut self, what: &str, lines: &str) {
+        println!("  $ {what}");
+        for line in lines.lines() {
+            println!("  {line}");
+        }
+    }
+
     /// Runs one step and prints how it went; `check` returns what was seen.
     fn step(
         &mut self,
@@ -83,5 +132,26 @@ impl Show {
                 Err(format!("step {} did not hold: {what}", self.steps).into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        let parsed = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|&w| w.to_owned()).collect();
+            parse(&words).map_err(|e| e.to_string())
+        };
+        assert_eq!(parsed(&[]), Ok(Args::default()));
+        let both = Args {
+            cluster: true,
+            program: Some("/p".into()),
+        };
+        assert_eq!(parsed(&["--cluster", "--program", "/p"]), Ok(both));
+        parsed(&["--program"]).expect_err("no file");
+        parsed(&["cluster"]).expect_err("no option");
     }
 }
