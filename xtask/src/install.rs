@@ -4,13 +4,19 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use crate::{
     Failure,
     elf::linked,
     process::{find, is_root},
+    wait::until_each,
 };
+
+/// How long a mirror is asked for what it cannot give at the moment, as while it is being written.
+const MAX_PERSISTENCE: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_secs(15);
 
 /// Something that must be on the machine.
 pub(crate) struct Need {
@@ -79,8 +85,18 @@ pub(crate) const BUILD: [Need; 2] = [
     },
 ];
 
-/// Only tests: other tools' images, made and compared.
-pub(crate) const TEST: [Need; 3] = [
+/// Only tests: other tools' images, made and compared, and where they are pulled from.
+pub(crate) const TEST: [Need; 5] = [
+    Need {
+        package: "docker-registry",
+        purpose: "what images are pulled from",
+        present: || find("docker-registry").is_some(),
+    },
+    Need {
+        package: "openssl",
+        purpose: "makes the registry's certificate",
+        present: || find("openssl").is_some(),
+    },
     Need {
         package: "skopeo",
         purpose: "makes archives in other formats",
@@ -164,7 +180,8 @@ pub(crate) fn ensure(groups: &[&[Need]]) -> Result<Vec<String>, Failure> {
         let names: Vec<_> = wanted.iter().map(|need| need.package).collect();
         println!("Installing {}", names.join(" "));
         // One unreachable source must not keep the others from being used.
-        if !apt_get(&["update"]) {
+        let updated = apt_get(&["update", "--error-on=any"]);
+        if !updated {
             println!("apt-get update failed in part; trying with the package lists at hand");
         }
         if !install(&names) {
@@ -173,11 +190,39 @@ pub(crate) fn ensure(groups: &[&[Need]]) -> Result<Vec<String>, Failure> {
                 install(&[name]);
             }
         }
+        // A list from before the mirror changed names packages that it does not have any more.
+        if !updated && !missing().is_empty() {
+            renew(&missing());
+        }
     }
     Ok(missing()
         .iter()
         .map(|need| format!("{} ({})", need.package, need.purpose))
         .collect())
+}
+
+/// Updates what is there of `needs` but too old, as far as that is possible.
+pub(crate) fn renew(needs: &[&Need]) {
+    if !is_root() || find("apt-get").is_none() {
+        return;
+    }
+    let names: Vec<_> = needs.iter().map(|need| need.package).collect();
+    println!("Updating {}", names.join(" "));
+    let update = || match apt_get(&["update", "--error-on=any"]) {
+        true => Ok(()),
+        false => Err("not every package list can be had".into()),
+    };
+    if let Err(e) = persist(update) {
+        println!("{e}; trying with those at hand");
+    }
+    install(&names);
+}
+
+/// Does `fetch`, which needs the network, until it succeeds or has failed for [`MAX_PERSISTENCE`].
+pub(crate) fn persist(mut fetch: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
+    until_each(PAUSE, MAX_PERSISTENCE, || {
+        fetch().inspect_err(|e| println!("{e}; again in {} s", PAUSE.as_secs()))
+    })
 }
 
 fn install(names: &[&str]) -> bool {

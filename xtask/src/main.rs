@@ -27,7 +27,8 @@ Tasks of picolet. Usage: cargo xtask TASK
            `--vm`: with what `vm` shows even where that has to be emulated
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
-  bench    Measure memory, processor time and latency beside runc and CNI called bare (root)
+  bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
+           from a registry, beside skopeo and umoci; `--program FILE` measures that file
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for

@@ -1,5 +1,5 @@
-//! `cargo xtask sim`: the agent simulated, as often as wanted. The simulation itself is `tests/sim`, part of the library's
-//! tests; here its settings are typed.
+//! `cargo xtask sim`: the agent simulated, as often as wanted, on a machine that stands alone and on a node of a cluster.
+//! The simulation itself is `tests/sim`, part of the library's tests; here its settings are typed.
 
 use std::process::Command;
 
@@ -14,11 +14,19 @@ pub(crate) const CI_SCHEDULES: u64 = 10_000;
 /// Of these many, agents keep their records on a real disk.
 pub(crate) const CI_SCHEDULES_ON_DISK: u64 = 500;
 
+/// Tests: schedules of a machine that stands alone, and of a node of a cluster.
+const ALONE: &str = "schedules";
+/// See [`ALONE`].
+const CLUSTER: &str = "cluster_schedules";
+
 const HELP: &str = "\
-Usage: cargo xtask sim [--schedules N] [--seed SEED] [--jobs J] [--disk]
+Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jobs J] [--disk]
        cargo xtask sim --replay FILE
 
-  --schedules N  So many seeds; 1 if --seed is given, else 10,000. From 5000 on, things that never happened fail too
+  --alone        Only schedules of a machine without a cluster
+  --cluster      Only schedules of a node of a cluster whose apiserver fails
+  --schedules N  So many seeds of each; 1 if --seed is given, else 10,000. From 5000 on, things that never happened fail
+                 too
   --seed SEED    From this one on (1)
   --jobs J       Threads (2)
   --disk         The agents keep their records on a real disk
@@ -26,7 +34,15 @@ Usage: cargo xtask sim [--schedules N] [--seed SEED] [--jobs J] [--disk]
 ";
 
 pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
-    let mut command = simulation("schedules");
+    let kinds: Vec<&str> = match args
+        .iter()
+        .find(|a| ["--alone", "--cluster"].contains(&&***a))
+    {
+        Some(flag) if flag == "--alone" => vec![ALONE],
+        Some(_) => vec![CLUSTER],
+        None => vec![ALONE, CLUSTER],
+    };
+    let mut command = simulation(&kinds);
     let (mut schedules, mut seed, mut replay) = (None, None, false);
     let mut args = args.iter();
     while let Some(flag) = args.next() {
@@ -36,6 +52,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
         };
         let mut number = || -> Result<u64, Failure> { Ok(value()?.replace('_', "").parse()?) };
         match flag.as_str() {
+            "--alone" | "--cluster" => {}
             "--schedules" => schedules = Some(number()?),
             "--jobs" => _ = command.env("PICOLET_SIM_JOBS", number()?.to_string()),
             "--disk" => _ = command.env("PICOLET_SIM_DISK", "1"),
@@ -43,7 +60,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
             "--replay" => {
                 replay = true;
                 let file = std::path::absolute(value()?)?;
-                command = simulation("replay");
+                command = simulation(&["replay"]);
                 command.env("PICOLET_SIM_REPLAY", file);
             }
             other => return Err(format!("unknown argument {other:?}\n\n{HELP}").into()),
@@ -69,7 +86,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
 
 /// A test of the simulation, with the schedules of CI.
 pub(crate) fn ci(on_disk: bool) -> Command {
-    let mut command = simulation("schedules");
+    let mut command = simulation(&[ALONE, CLUSTER]);
     let schedules = if on_disk {
         command.env("PICOLET_SIM_DISK", "1");
         CI_SCHEDULES_ON_DISK
@@ -80,10 +97,16 @@ pub(crate) fn ci(on_disk: bool) -> Command {
     command
 }
 
-fn simulation(test: &str) -> Command {
+fn simulation(tests: &[&str]) -> Command {
     let mut command = cargo();
-    command.args(["test", "--profile", "sim", "--lib"]);
-    command.arg(format!("agent::sim::{test}"));
-    command.args(["--", "--exact", "--include-ignored", "--nocapture"]);
+    command.args(["test", "--profile", "sim", "--lib", "--"]);
+    command.args(tests.iter().map(|test| format!("agent::sim::{test}")));
+    // Each has threads of its own.
+    command.args([
+        "--exact",
+        "--include-ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
     command
 }

@@ -1,8 +1,9 @@
 //! `cargo xtask test`: everything a change has to pass, in one command.
 
 use std::{
+    collections::VecDeque,
     env,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Write, pipe},
     process::{Command, Stdio},
 };
 
@@ -16,8 +17,13 @@ use crate::{
 /// Boards whose programs are built, measured and tested.
 const TESTED_BOARDS: [&str; 2] = ["aarch64", "armv7"];
 
-/// What a test prints to standard error when it cannot run here.
+/// What a test prints when it cannot run here.
 const SKIPPED: &str = "SKIPPED ";
+
+/// Lines of a failed step that are repeated at the end, of each kind: what says that something failed, and the last ones.
+const MAX_REPEATED: usize = 30;
+/// What a line has that says so.
+const TELLING: [&str; 4] = ["FAILED", "panicked at", "error: ", "error["];
 
 /// `--vm`: the virtual machine also where it has to be emulated, which takes a quarter of an hour.
 const EMULATE: &str = "--vm";
@@ -43,14 +49,14 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let mut step = |name: &str, command: &mut Command, skipped: &mut Vec<String>| {
         println!("\n== {name}: {}", show(command));
         let watch = Watch::start();
-        let passed = watch_for_skips(command, skipped);
-        let word = match &passed {
-            Ok(()) => "passed".into(),
-            Err(e) => format!("FAILED ({e})"),
+        let (passed, lines) = match watch_output(command, skipped) {
+            Ok(None) => ("passed".into(), None),
+            Ok(Some(lines)) => ("FAILED".into(), Some(lines)),
+            Err(e) => (format!("FAILED ({e})"), Some(Telling::default())),
         };
-        println!("== {name}: {word} in {} s", watch.elapsed().as_secs());
-        if passed.is_err() {
-            failed.push(name.to_owned());
+        println!("== {name}: {passed} in {} s", watch.elapsed().as_secs());
+        if let Some(lines) = lines {
+            failed.push((name.to_owned(), lines));
         }
     };
     step(
@@ -92,6 +98,8 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             "shim_memory",
             "--test",
             "budget",
+            "--test",
+            "pull_memory",
         ]),
         &mut skipped,
     );
@@ -133,8 +141,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         // What CI does not build would rot: there the step fails.
         _ => {
             for task in ["dist", "emulate"] {
-                let mut command = Command::new(env::current_exe()?);
-                command.arg(task).args(TESTED_BOARDS);
+                // Not this program's own file: cargo may have put another in its place since.
+                let mut command = cargo();
+                command.args(["xtask", task]).args(TESTED_BOARDS);
                 step(task, &mut command, &mut skipped);
             }
         }
@@ -155,6 +164,10 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     for what in &skipped {
         println!("Skipped: {what}");
     }
+    for (name, lines) in &failed {
+        println!("\n== what {name} said:");
+        lines.print();
+    }
     if failed.is_empty() {
         println!(
             "All passed: format, lints, documentation, budgets, fuzz, simulation, boards, chaos, \
@@ -162,32 +175,70 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         );
         Ok(())
     } else {
-        Err(format!("failed: {}", failed.join(", ")).into())
+        let names: Vec<_> = failed.into_iter().map(|(name, _)| name).collect();
+        Err(format!("failed: {}", names.join(", ")).into())
     }
 }
 
-/// Runs `command`, passing its output on and noting what it says it skipped.
-fn watch_for_skips(command: &mut Command, skipped: &mut Vec<String>) -> Result<(), Failure> {
-    // The order of the two streams is kept: what was printed before must be out.
-    std::io::stdout().flush()?;
-    let mut child = command
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    if let Some(stderr) = child.stderr.take() {
-        for line in BufReader::new(stderr).split(b'\n') {
-            let line = line?;
-            let line = String::from_utf8_lossy(&line);
-            eprintln!("{line}");
-            if let Some(at) = line.find(SKIPPED) {
-                skipped.push(line[at + SKIPPED.len()..].to_owned());
-            }
+/// What a failed step said, as far as it is repeated where a long log ends.
+#[derive(Default)]
+struct Telling {
+    /// Lines that say what failed: the first of them.
+    telling: Vec<String>,
+    last: VecDeque<String>,
+}
+
+impl Telling {
+    fn note(&mut self, line: &str) {
+        if self.telling.len() < MAX_REPEATED && TELLING.iter().any(|word| line.contains(word)) {
+            self.telling.push(line.to_owned());
         }
+        if self.last.len() == MAX_REPEATED {
+            self.last.pop_front();
+        }
+        self.last.push_back(line.to_owned());
+    }
+
+    fn print(&self) {
+        for line in &self.telling {
+            println!("{line}");
+        }
+        println!("[...]");
+        for line in &self.last {
+            println!("{line}");
+        }
+    }
+}
+
+/// Runs `command`, passing its output on and noting what it says it skipped; returns what it said if it failed.
+fn watch_output(
+    command: &mut Command,
+    skipped: &mut Vec<String>,
+) -> Result<Option<Telling>, Failure> {
+    // One pipe for both streams keeps their order; what was printed before must be out.
+    std::io::stdout().flush()?;
+    let (output, writer) = pipe()?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
+    let mut child = command.spawn()?;
+    // This process's own ends would keep the pipe open.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut lines = Telling::default();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        if let Some(at) = line.find(SKIPPED) {
+            skipped.push(line[at + SKIPPED.len()..].to_owned());
+        }
+        lines.note(&line);
     }
     let status = child.wait()?;
     if status.success() {
-        Ok(())
-    } else {
-        Err(status.to_string().into())
+        return Ok(None);
     }
+    lines.note(&format!("It ended with {status}."));
+    Ok(Some(lines))
 }

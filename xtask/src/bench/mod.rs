@@ -7,6 +7,7 @@
 mod account;
 mod bare;
 mod proc;
+mod pull;
 mod table;
 
 use std::{path::PathBuf, time::Duration};
@@ -45,7 +46,7 @@ const KIB_PER_MIB: f64 = 1024.0;
 /// Aims; see SPECIFICATION.md.
 mod aim {
     pub(super) const AGENT_EMPTY_MIB: f64 = 4.0;
-    pub(super) const AGENT_FULL_MIB: f64 = 8.0;
+    pub(super) const AGENT_FULL_MIB: f64 = 6.5;
     pub(super) const SHIM_PRIVATE_KIB: f64 = 64.0;
     pub(super) const SHIM_PSS_KIB: f64 = 96.0;
     pub(super) const STACK_MIB: f64 = 18.0;
@@ -53,9 +54,12 @@ mod aim {
     pub(super) const REST_FULL_MS: f64 = 3.0;
     pub(super) const ONE_POD: f64 = 2.0;
     pub(super) const CROWD: f64 = 1.5;
+    pub(super) const PULL_MIB: f64 = 10.0;
+    /// 0.8 of the throughput.
+    pub(super) const PULL: f64 = 1.25;
 }
 
-/// `words` may be `--program FILE`: that file is measured and nothing is built.
+/// `words` may be `pull` first, then `--program FILE`: that file is measured and nothing is built.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !is_root() {
         return Err("the bench makes namespaces, mounts and interfaces: run it as root".into());
@@ -64,6 +68,10 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !missing.is_empty() {
         return Err(format!("still missing after installation: {}", missing.join(", ")).into());
     }
+    let (pull, words) = match words {
+        [first, rest @ ..] if first == "pull" => (true, rest),
+        all => (false, all),
+    };
     let mut stage = match words {
         [] => {
             println!("Building the release program");
@@ -72,9 +80,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         [flag, file] if flag == "--program" => {
             Stage::with("bench", PathBuf::from(file).canonicalize()?)?
         }
-        _ => return Err("usage: cargo xtask bench [--program FILE]".into()),
+        _ => return Err("usage: cargo xtask bench [pull] [--program FILE]".into()),
     };
     stage.run_in_memory()?;
+    if pull {
+        return pull::run_on(stage);
+    }
     let parallel = std::thread::available_parallelism()?.get() * 2;
 
     println!("Measuring runc and CNI alone");

@@ -468,6 +468,7 @@ fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
             volumes.extend([
                 json!({"name": "disk", "emptyDir": {}}),
                 json!({"name": "memory", "emptyDir": {"medium": "Memory"}}),
+                json!({"name": "image", "image": {"reference": IMAGE, "pullPolicy": "Never"}}),
                 json!({"name": "info", "downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}),
             ]);
             let limits = json!({"requests": {"cpu": "10m"}, "limits": {"memory": CONTAINER_MEMORY.to_string()}});
@@ -475,6 +476,7 @@ fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
                 {"name": "disk", "mountPath": "/disk"},
                 {"name": "memory", "mountPath": "/memory"},
                 {"name": "info", "mountPath": "/info"},
+                {"name": "image", "mountPath": "/image", "subPath": "bin"},
             ]);
             json!({
                 "shareProcessNamespace": true,

@@ -20,6 +20,8 @@ use crate::{
 
 /// Version of zig, by its name in the Python package index.
 const ZIG: &str = "ziglang==0.17.1";
+/// The first compiler that the program can be built by.
+const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 /// What is built for other machines, and the tools for it.
 pub(super) const TARGET_DIR: &str = "target/cross";
 /// Where the compiler of Debian has its sources.
@@ -92,7 +94,17 @@ impl Toolchain {
                 ).into());
             }
             let bin = Path::new(DEBIAN_SYSROOT).join("bin");
-            (bin.join("cargo"), bin.join("rustc"))
+            let rustc = bin.join("rustc");
+            // Debian brings newer compilers by its security updates, whose lists can be out of reach for a while.
+            if !is_new_enough(&rustc)? {
+                install::renew(&install::STD.each_ref());
+            }
+            if !is_new_enough(&rustc)? {
+                let is = output(Command::new(&rustc).arg("--version"))?;
+                let is = is.trim();
+                return Err(format!("{is} is too old: the program needs {OLDEST_RUST}").into());
+            }
+            (bin.join("cargo"), rustc)
         };
         Ok(Self::FromSources {
             cargo,
@@ -134,12 +146,27 @@ impl Toolchain {
                     (tools.cc, "-C link-self-contained=no")
                 }
             };
+            let flags = format!("{flags}{}", shorter_paths());
             command
                 .env(board.variable("LINKER"), linker)
                 .env(board.variable("RUSTFLAGS"), flags);
         }
         Ok(command)
     }
+}
+
+/// Flags that keep where things were built out of the program: 15 KB of paths that nobody else has.
+fn shorter_paths() -> String {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+    let here = env::current_dir().ok();
+    [(home, "cargo"), (here, "picolet")]
+        .into_iter()
+        .filter_map(|(path, name)| Some((path?.into_os_string().into_string().ok()?, name)))
+        // The variable separates its words by spaces and knows no other way.
+        .filter(|(path, _)| !path.contains(char::is_whitespace))
+        .map(|(path, name)| format!(" --remap-path-prefix={path}={name}"))
+        .collect()
 }
 
 impl Std {
@@ -163,6 +190,18 @@ fn has_std(libdir: &Path) -> bool {
             .flatten()
             .any(|e| e.file_name().to_string_lossy().starts_with("libstd-"))
     })
+}
+
+fn is_new_enough(rustc: &Path) -> Result<bool, Failure> {
+    let text = output(Command::new(rustc).arg("--version"))?;
+    let version = rust_version(text.strip_prefix("rustc ").unwrap_or(&text));
+    Ok(version.is_some() && version >= rust_version(OLDEST_RUST))
+}
+
+/// Major and minor number in "1.96.0 (…)".
+fn rust_version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(['.', ' ', '\n']);
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn has_sources(sysroot: &Path) -> bool {
@@ -190,10 +229,12 @@ fn zig() -> Result<PathBuf, Failure> {
         let half = dir.with_extension("new");
         remove(&half)?;
         remove(&dir)?;
-        run(Command::new("python3")
-            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-            .arg(&half)
-            .arg(ZIG))?;
+        install::persist(|| {
+            run(Command::new("python3")
+                .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+                .arg(&half)
+                .arg(ZIG))
+        })?;
         fs::rename(half, &dir)?;
     }
     Ok(zig)
@@ -231,4 +272,20 @@ fn write_tools(board: &Board, zig: &Path) -> Result<Tools, Failure> {
         cc: script("cc", &format!("-target {}", board.zig.join(" ")))?,
         ar: script("ar", "")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_compilers() {
+        for (text, expected) in [
+            ("1.96.0 (ac68faa20 2026-05-25) (Debian)\n", Some((1, 96))),
+            ("1.92", Some((1, 92))),
+            ("nightly", None),
+        ] {
+            assert_eq!(rust_version(text), expected, "{text:?}");
+        }
+    }
 }
