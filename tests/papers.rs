@@ -76,7 +76,7 @@ fn readme_names_what_exists() {
     let flags = read("src/config/flags.rs");
     for flag in quoted(&paper).filter_map(|word| word.strip_prefix("--")) {
         // Of client commands, and of `run` itself.
-        let elsewhere = ["all", "socket", "help", "dry-run", "schedules"];
+        let elsewhere = ["all", "socket", "help", "dry-run", "schedules", "repair"];
         assert!(
             elsewhere.iter().any(|e| flag.starts_with(e))
                 || flags.contains(&format!("flag(\"{flag}\"")),
