@@ -9,7 +9,7 @@ use std::io;
 use async_io::Timer;
 use smol::future;
 
-use super::{Runc, failed, not_found};
+use super::{Runc, failed};
 use crate::api::ContainerId;
 use crate::runtime::{AttachOptions, Output, Room, RuntimeError, Session, Streams};
 use crate::shim::control::{self, Attached, MAX_DATA_BYTES, kind};
@@ -23,14 +23,7 @@ impl Runc {
         id: &ContainerId,
         options: AttachOptions,
     ) -> Result<Session, RuntimeError> {
-        let runs = {
-            let table = self.table.borrow();
-            let container = table.containers.get(id);
-            container.is_some_and(|c| c.shim.is_some() && c.status.started_at.is_some())
-        };
-        if !runs {
-            return Err(not_found("running container", id));
-        }
+        self.demand_running(id)?;
         let dir = self.dirs(id).run;
         let wanted = control::Streams {
             stdin: options.stdin,

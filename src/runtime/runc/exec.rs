@@ -16,7 +16,7 @@ use std::{
 use async_io::{Async, Timer};
 use smol::future;
 
-use super::{Runc, exec_wait, failed, files, not_found, program::ProgramError};
+use super::{Runc, exec_wait, failed, files, program::ProgramError};
 use crate::{
     api::{ContainerId, cri::ExecOutput},
     runtime::{ExecOptions, Pipes, RuntimeError, Session},
@@ -223,14 +223,7 @@ impl Runc {
         if words.is_empty() {
             return Err(RuntimeError::Invalid("no command to run".into()));
         }
-        let runs = {
-            let table = self.table.borrow();
-            let container = table.containers.get(id);
-            container.is_some_and(|c| c.shim.is_some() && c.status.started_at.is_some())
-        };
-        if !runs {
-            return Err(not_found("running container", id));
-        }
+        self.demand_running(id)?;
         self.left_execs.tidy();
         let program = self
             .program()

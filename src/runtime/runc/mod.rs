@@ -271,6 +271,17 @@ impl Runc {
         }
     }
 
+    /// Refuses a container that does not run.
+    fn demand_running(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let table = self.table.borrow();
+        let container = table.containers.get(id);
+        if container.is_some_and(|c| c.shim.is_some() && c.status.started_at.is_some()) {
+            Ok(())
+        } else {
+            Err(not_found("running container", id))
+        }
+    }
+
     fn next_order(&self) -> Order {
         let mut next = self.next_order.borrow_mut();
         *next += 1;

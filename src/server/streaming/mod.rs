@@ -31,7 +31,7 @@ use self::carrier::Carrier;
 use super::Outcome;
 use super::backend::{PodName, Streaming};
 use super::http::{self, Connection, Origin, Refusal, Request};
-use crate::runtime::{AttachOptions, ExecOptions};
+use crate::runtime::{AttachOptions, Call, ExecOptions, Session};
 use crate::stream::port_forward::{self, Ports, Streams};
 use crate::stream::remote_command::{self, Remote, Version, Wanted, websocket_protocol};
 use crate::stream::upgrade::{Refused, Upgrade};
@@ -229,15 +229,8 @@ async fn exec(
     if options.command.is_empty() {
         return Ok(Err(Refusal::bad("command: required")));
     }
-    let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
-        return Ok(Ok(()));
-    };
-    let mut carrier = Carrier::new(connection, streaming.idle_timeout());
-    if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
-        let start = || streaming.open_exec(&running.id, &options);
-        remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
-    }
-    Ok(Ok(()))
+    let start = || streaming.open_exec(&running.id, &options);
+    converse(streaming, connection, request, wanted, start).await
 }
 
 async fn attach(
@@ -255,12 +248,23 @@ async fn attach(
         stderr: wanted.stderr,
         stdin_once: running.stdin_once,
     };
+    let start = || streaming.open_attach(&running.id, options);
+    converse(streaming, connection, request, wanted, start).await
+}
+
+/// Agrees on a protocol, and carries the session that `start` begins to its end.
+async fn converse<'a>(
+    streaming: &'a dyn Streaming,
+    connection: &'a mut Connection,
+    request: &Request,
+    wanted: Wanted,
+    start: impl FnOnce() -> Call<'a, Session>,
+) -> Outcome {
     let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
         return Ok(Ok(()));
     };
     let mut carrier = Carrier::new(connection, streaming.idle_timeout());
     if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
-        let start = || streaming.open_attach(&running.id, options);
         remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
     }
     Ok(Ok(()))

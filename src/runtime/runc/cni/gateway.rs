@@ -45,15 +45,6 @@ fn addresses(name: &str) -> io::Result<Vec<Address>> {
     Ok(found.collect())
 }
 
-/// The gateway that pods of a subnet get: its first address, as `host-local` has it. `None` for IPv6, of which a bridge
-/// has as many as there are subnets.
-pub(super) fn of_subnet(subnet: &str) -> Option<Address> {
-    let (address, prefix) = subnet.split_once('/')?;
-    let address: Ipv4Addr = address.parse().ok()?;
-    let first = address.to_bits().checked_add(1)?;
-    Some((first.into(), prefix.parse().ok()?))
-}
-
 /// Whether `ip` is in the network of an address.
 pub(super) fn contains((address, prefix): Address, ip: Ipv4Addr) -> bool {
     let mask = u32::MAX
@@ -66,22 +57,9 @@ pub(super) fn contains((address, prefix): Address, ip: Ipv4Addr) -> bool {
 mod tests {
     use super::*;
 
-    fn list(text: &str) -> Vec<Address> {
-        let of = |word: &str| {
-            let (ip, prefix) = word.split_once('/').expect("prefix");
-            (ip.parse().expect("ip"), prefix.parse().expect("length"))
-        };
-        text.split_whitespace().map(of).collect()
-    }
-
     #[test]
-    fn gateways() {
-        assert_eq!(
-            of_subnet("10.2.3.0/24"),
-            list("10.2.3.1/24").first().copied()
-        );
-        assert_eq!(of_subnet("fd00::/64"), None);
-        let net = list("10.85.0.1/16")[0];
+    fn networks() {
+        let net = (Ipv4Addr::new(10, 85, 0, 1), 16);
         for (ip, is) in [("10.85.200.3", true), ("10.86.0.1", false)] {
             assert_eq!(contains(net, ip.parse().expect("ip")), is, "{ip}");
         }

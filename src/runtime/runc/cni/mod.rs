@@ -225,7 +225,7 @@ impl Cni {
         let wanted: Vec<_> = built_in
             .subnets
             .iter()
-            .filter_map(|s| gateway::of_subnet(s))
+            .filter_map(|s| pool::gateway(s))
             .collect();
         let left =
             gateway::settle(&built_in.bridge, &wanted, |a| self.has_pods(a)).map_err(|source| {
@@ -581,12 +581,10 @@ impl Cni {
             _ => bridge::detach(&id).map(|()| Value::Null),
         })
         .await
-        .map_err(|source| bridge::Fault {
+        .map_err(|source| CniError::Bridge {
             step: "start a thread".into(),
             source,
-        })
-        .and_then(|result| result)
-        .map_err(|bridge::Fault { step, source }| CniError::Bridge { step, source })
+        })?
     }
 
     async fn exec(

@@ -4,7 +4,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::bridge::Lease;
+use super::{bridge::Lease, gateway};
 
 /// Offset of the gateway in its subnet, as `host-local` has it.
 const GATEWAY: u128 = 1;
@@ -88,6 +88,15 @@ impl Pool {
             prefix: subnet.prefix,
             gateway: subnet.at(GATEWAY),
         })
+    }
+}
+
+/// The gateway that pods of a subnet get. `None` for IPv6: those addresses stay at the bridge.
+pub(super) fn gateway(subnet: &str) -> Option<gateway::Address> {
+    let subnet = Subnet::parse(subnet)?;
+    match subnet.at(GATEWAY) {
+        IpAddr::V4(ip) => Some((ip, subnet.prefix)),
+        IpAddr::V6(_) => None,
     }
 }
 
@@ -198,6 +207,25 @@ mod tests {
                 .expect("free")
                 .starts_with("10.0.1.8/")
         );
+    }
+
+    #[test]
+    fn gateways() {
+        for (subnet, expected) in [
+            ("10.2.3.0/24", Some("10.2.3.1")),
+            ("10.2.3.9/24", Some("10.2.3.1")),
+            ("10.2.3.4/32", None),
+            ("fd00::/64", None),
+            ("x", None),
+        ] {
+            let ip = gateway(subnet).map(|(ip, _)| ip.to_string());
+            assert_eq!(ip.as_deref(), expected, "{subnet}");
+            // It is the one that pods are given.
+            if let Some(expected) = expected {
+                let got = lend(&mut Pool::default(), &[subnet]).expect("free");
+                assert!(got.ends_with(&format!("by {expected}")), "{got}");
+            }
+        }
     }
 
     #[test]
