@@ -23,7 +23,18 @@ const SKIPPED: &str = "SKIPPED ";
 /// Lines of a failed step that are repeated at the end, of each kind: what says that something failed, and the last ones.
 const MAX_REPEATED: usize = 30;
 /// What a line has that says so.
-const TELLING: [&str; 4] = ["FAILED", "panicked at", "error: ", "error["];
+const TELLING: [&str; 5] = [
+    "FAILED",
+    "panicked at",
+    "error: ",
+    "error[",
+    "timeout: sending",
+];
+
+/// Seconds that one step may take where nobody watches: one that hangs fails, and the others are still heard of.
+const STEP_LIMIT_S: u32 = 40 * 60;
+/// Seconds that it then has to end.
+const STEP_GRACE_S: u32 = 10;
 
 /// `--vm`: the virtual machine also where it has to be emulated, which takes a quarter of an hour.
 const EMULATE: &str = "--vm";
@@ -210,11 +221,35 @@ impl Telling {
     }
 }
 
+/// `command` with an end to its patience in CI, by timeout(1). A person ends what hangs, and that with all its children.
+fn limited(command: &Command) -> Command {
+    let mut limited = if env::var_os("CI").is_some() {
+        let mut timeout = Command::new("timeout");
+        timeout
+            .arg("--verbose")
+            .arg(format!("--kill-after={STEP_GRACE_S}"))
+            .arg(STEP_LIMIT_S.to_string())
+            .arg(command.get_program());
+        timeout
+    } else {
+        Command::new(command.get_program())
+    };
+    limited.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited
+}
+
 /// Runs `command`, passing its output on and noting what it says it skipped; returns what it said if it failed.
 fn watch_output(
-    command: &mut Command,
+    command: &Command,
     skipped: &mut Vec<String>,
 ) -> Result<Option<Telling>, Failure> {
+    let mut command = limited(command);
     // One pipe for both streams keeps their order; what was printed before must be out.
     std::io::stdout().flush()?;
     let (output, writer) = pipe()?;
