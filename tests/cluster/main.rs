@@ -19,6 +19,7 @@ mod image;
 mod addresses;
 mod debug;
 mod identity;
+mod kubectl;
 mod link;
 mod member;
 mod node;

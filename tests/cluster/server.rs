@@ -4,8 +4,6 @@ use core::time::Duration;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use picolet::sys::clock;
@@ -18,6 +16,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 use serde_json::json;
 
 use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, text};
+use crate::kubectl::{Kubectl, kubectls};
 use crate::member::wait_ready as wait_node;
 use crate::pods::{cluster, finish, pod, wait_ready};
 
@@ -316,27 +315,32 @@ fn logs_by_kubectl() {
     if !able() {
         return;
     }
-    if Command::new("kubectl")
-        .arg("version")
-        .arg("--client")
-        .output()
-        .is_err()
-    {
-        skipped!("kubectl logs: no kubectl on PATH");
-        return;
-    }
     let (host, server) = started(&[]);
     let config = host.path("admin.kubeconfig");
     fs::write(&config, server.admin_kubeconfig().expect("kubeconfig")).expect("write");
+    for kubectl in kubectls(&config, "logs") {
+        logs_by(&kubectl, &host, &server);
+    }
+    ended(host, &server);
+}
+
+fn logs_by(kubectl: &Kubectl, host: &Host, server: &TestServer) {
+    let ask = |words: &[&str]| {
+        let output = kubectl.run(words);
+        (
+            output.status.success(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
     let script =
         "echo one; echo two; echo three; trap 'echo end; exit 3' TERM; while :; do sleep 0.1; done";
     let spec = json!({"containers": [sh("c", script), sh("side", IDLE)]});
     server.create(&pod("talk", spec)).expect("create");
-    wait_ready(&server, "talk");
-    let kubectl = |words: &[&str]| kubectl(&config, words);
+    wait_ready(server, "talk");
     host.until("all is said", |_| {
-        let said = kubectl(&["logs", "talk", "-c", "c"]);
-        (said.1 == "one\ntwo\nthree\n", said.1)
+        let (_, said, _) = ask(&["logs", "talk", "-c", "c"]);
+        (said == "one\ntwo\nthree\n", said)
     });
     for (words, says) in [
         (&["--tail=1"][..], "three\n"),
@@ -344,10 +348,10 @@ fn logs_by_kubectl() {
         (&["--since=1h"], "one\ntwo\nthree\n"),
         (&["--since-time=2099-01-01T00:00:00Z"], ""),
     ] {
-        let (ok, said, _) = kubectl(&[&["logs", "talk", "-c", "c"][..], words].concat());
+        let (ok, said, _) = ask(&[&["logs", "talk", "-c", "c"][..], words].concat());
         assert!(ok && said == says, "{words:?}: {said}");
     }
-    let (_, said, _) = kubectl(&["logs", "talk", "-c", "c", "--timestamps", "--tail=1"]);
+    let (_, said, _) = ask(&["logs", "talk", "-c", "c", "--timestamps", "--tail=1"]);
     let (time, line) = said.split_once(' ').expect("a time");
     assert_eq!(
         (time.len(), line),
@@ -364,16 +368,12 @@ fn logs_by_kubectl() {
         ),
         (&["logs", "none"], "not found"),
     ] {
-        let (ok, _, said) = kubectl(words);
+        let (ok, _, said) = ask(words);
         assert!(!ok && said.contains(says), "{words:?}: {said}");
     }
     // It follows until the container has ended, and hears the last word.
-    let mut follower = Command::new("kubectl")
-        .arg("--kubeconfig")
-        .arg(&config)
-        .args(["logs", "-f", "talk", "-c", "c"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
+    let mut follower = kubectl
+        .command(&["logs", "-f", "talk", "-c", "c"])
         .spawn()
         .expect("kubectl");
     let mut lines = BufReader::new(follower.stdout.take().expect("stdout")).lines();
@@ -384,22 +384,10 @@ fn logs_by_kubectl() {
         .expect("delete");
     assert_eq!([next(), next()], ["end", ""]);
     assert!(follower.wait().expect("kubectl").success());
-    ended(host, &server);
-}
-
-fn kubectl(config: &Path, words: &[&str]) -> (bool, String, String) {
-    let output = Command::new("kubectl")
-        .arg("--kubeconfig")
-        .arg(config)
-        .args(words)
-        .stdin(Stdio::null())
-        .output()
-        .expect("kubectl");
-    (
-        output.status.success(),
-        text(&output.stdout),
-        text(&output.stderr),
-    )
+    host.until("the pod is gone", |_| {
+        let gone = server.get("pods", "default", "talk").is_none();
+        (gone, String::new())
+    });
 }
 
 #[test]

@@ -1,14 +1,13 @@
 //! What kubectl does with containers that run, through the server and the node's own HTTPS port: by SPDY and by WebSocket.
 //!
-//! Needs a kubectl, of `$K8S_BIN` or on the path; says aloud if there is none and skips.
+//! Needs a kubectl, of `$K8S_BIN` or on the path, and takes all that it finds; says aloud if there is none and skips.
 
 use core::time::Duration;
 use std::env;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 
 use picolet_test_apiserver::TestServer;
@@ -16,66 +15,13 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use crate::host::{Host, able, free_port, sh, text, with};
+use crate::kubectl::{Kubectl, kubectls};
 use crate::pods::{cluster_with, finish, pod, wait_ready};
 
 /// Bytes piped through a container; `PICOLET_STREAM_MIB` says how many MiB else.
 const PIPED_MIB: usize = 64;
 /// Connections to one port at once.
 const CONNECTIONS: usize = 50;
-
-/// A kubectl and whether it can be told which protocol to use.
-fn kubectl() -> Option<PathBuf> {
-    let dirs = env::var_os("K8S_BIN")
-        .into_iter()
-        .chain(env::var_os("PATH"));
-    let dirs: Vec<PathBuf> = dirs
-        .flat_map(|d| env::split_paths(&d).collect::<Vec<_>>())
-        .collect();
-    let found = dirs
-        .into_iter()
-        .map(|d| d.join("kubectl"))
-        .find(|p| p.exists());
-    if found.is_none() {
-        skipped!("exec, attach, port-forward and cp: no kubectl in K8S_BIN or on PATH");
-    }
-    found
-}
-
-struct Kubectl {
-    program: PathBuf,
-    config: PathBuf,
-    /// `true`: WebSocket first.
-    websockets: &'static str,
-}
-
-impl Kubectl {
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(&self.program);
-        command
-            .env("KUBECONFIG", &self.config)
-            .env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", self.websockets)
-            .env("KUBECTL_PORT_FORWARD_WEBSOCKETS", self.websockets)
-            .args(words)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        self.command(words).output().expect("kubectl")
-    }
-
-    fn ok(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert!(
-            output.status.success(),
-            "{words:?}: {}",
-            text(&output.stderr)
-        );
-        text(&output.stdout)
-    }
-}
 
 /// Ends a program when it is dropped.
 struct Ended(Child);
@@ -90,42 +36,34 @@ impl Drop for Ended {
 #[test]
 fn kubectl_talks_to_containers() {
     // SRV-12 SRV-17 STREAM-03 STREAM-05 STREAM-07 STREAM-09 STREAM-12 STREAM-13
-    let (true, Some(program)) = (able(), kubectl()) else {
+    if !able() {
         return;
-    };
+    }
     let server = TestServer::builder().start().expect("server");
     let dir = env::temp_dir().join(format!("picolet-streams-{}", server.port()));
     fs::create_dir_all(&dir).expect("dir");
     let (ca, config) = (dir.join("ca.crt"), dir.join("admin"));
     fs::write(&ca, server.ca_pem()).expect("write");
     fs::write(&config, server.admin_kubeconfig().expect("kubeconfig")).expect("write");
+    let all = kubectls(&config, "exec, attach, port-forward and cp");
     let ca = ca.display().to_string();
     let (host, server) = cluster_with(server, &["--client-ca-file", &ca]);
     let serve = "echo hello > /tmp/index.html; exec httpd -f -p 127.0.0.1:8080 -h /tmp";
     let talk = with(
-        sh("talk", "read line; echo heard $line; sleep 1000"),
+        sh("talk", "while read line; do echo heard $line; done"),
         json!({"stdin": true}),
     );
     server
         .create(&pod("p", json!({"containers": [sh("c", serve), talk]})))
         .expect("pod");
     wait_ready(&server, "p");
-    for websockets in ["false", "true"] {
-        let kubectl = Kubectl {
-            program: program.clone(),
-            config: config.clone(),
-            websockets,
-        };
+    for kubectl in all.iter().flat_map(Kubectl::protocols) {
         commands(&kubectl);
         piped(&kubectl, &host);
         copied(&kubectl, &dir);
         ports(&kubectl);
+        attached(&kubectl);
     }
-    attached(&Kubectl {
-        program,
-        config,
-        websockets: "false",
-    });
     let _ = fs::remove_dir_all(&dir);
     finish(host, &server);
 }

@@ -1,8 +1,8 @@
 //! Installs what tests and demo call, by the names Debian gives the packages.
 
 use std::{
-    fs,
-    path::Path,
+    env, fs,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -10,7 +10,7 @@ use std::{
 use crate::{
     Failure,
     elf::linked,
-    process::{find, is_root},
+    process::{find, is_root, run},
     wait::until_each,
 };
 
@@ -248,8 +248,47 @@ fn apt_get(words: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
+/// A directory with Debian's kubectl, of a version that is years old. It is taken out of its package and not installed: a
+/// machine may have another.
+pub(crate) fn old_kubectl() -> Result<PathBuf, Failure> {
+    const PACKAGE: &str = "kubernetes-client";
+    let dir = env::current_dir()?.join("target/old-kubectl");
+    let programs = dir.join("usr/bin");
+    if programs.join("kubectl").exists() {
+        return Ok(programs);
+    }
+    if find("apt-get").is_none() {
+        return Err("no apt-get".into());
+    }
+    println!("Fetching {PACKAGE} below {}", dir.display());
+    fs::create_dir_all(&dir)?;
+    let download = || {
+        let mut command = Command::new("apt-get");
+        command.current_dir(&dir).args(["-q", "download", PACKAGE]);
+        run(&mut command)
+    };
+    // A list from before the mirror changed names a package that it does not have any more.
+    if download().is_err() {
+        persist(|| {
+            apt_get(&["update"]);
+            download()
+        })?;
+    }
+    let package = fs::read_dir(&dir)?
+        .flatten()
+        .map(|e| e.path())
+        .find(|p| p.extension().is_some_and(|e| e == "deb"))
+        .ok_or("apt-get downloaded nothing")?;
+    run(Command::new("dpkg")
+        .arg("--extract")
+        .arg(&package)
+        .arg(&dir))?;
+    fs::remove_file(package)?;
+    Ok(programs)
+}
+
 /// A busybox that runs without a file beside it.
-pub(crate) fn static_busybox() -> Option<std::path::PathBuf> {
+pub(crate) fn static_busybox() -> Option<PathBuf> {
     [find("busybox"), Some("/bin/busybox".into())]
         .into_iter()
         .flatten()

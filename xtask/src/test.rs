@@ -36,6 +36,9 @@ const STEP_LIMIT_S: u32 = 40 * 60;
 /// Seconds that it then has to end.
 const STEP_GRACE_S: u32 = 10;
 
+/// Names directories in which tests look for a kubectl.
+const KUBECTLS: &str = "K8S_BIN";
+
 /// `--vm`: the virtual machine also where it has to be emulated, which takes a quarter of an hour.
 const EMULATE: &str = "--vm";
 
@@ -160,11 +163,18 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         }
     }
     // Last, so that what CI shows of a long log ends with the tests' own count.
-    step(
-        "tests",
-        cargo().args(["test", "--workspace", "--no-fail-fast"]),
-        &mut skipped,
-    );
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    // Tests take every kubectl that they find.
+    match install::old_kubectl() {
+        Ok(dir) => {
+            let at_hand = env::var_os(KUBECTLS);
+            let dirs = at_hand.iter().flat_map(env::split_paths).chain([dir]);
+            command.env(KUBECTLS, env::join_paths(dirs)?);
+        }
+        Err(e) => skipped.push(format!("Debian's kubectl: {e}")),
+    }
+    step("tests", &mut command, &mut skipped);
 
     println!();
     skipped.sort();
@@ -245,10 +255,7 @@ fn limited(command: &Command) -> Command {
 }
 
 /// Runs `command`, passing its output on and noting what it says it skipped; returns what it said if it failed.
-fn watch_output(
-    command: &Command,
-    skipped: &mut Vec<String>,
-) -> Result<Option<Telling>, Failure> {
+fn watch_output(command: &Command, skipped: &mut Vec<String>) -> Result<Option<Telling>, Failure> {
     let mut command = limited(command);
     // One pipe for both streams keeps their order; what was printed before must be out.
     std::io::stdout().flush()?;
