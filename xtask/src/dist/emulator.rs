@@ -69,6 +69,9 @@ const LONG: [&str; 12] = [
     "server::streaming::tests::many_ports_at_once",
 ];
 
+/// Schedules of each simulation while the tests are not optimized: as many as elsewhere would take ten minutes.
+const SCHEDULES: &str = "20";
+
 /// Optimizes the tests and runs the long ones too: quick to run, long to build.
 const ALL: &str = "--all";
 
@@ -163,6 +166,9 @@ impl Tests {
         }
         let mut command = self.cargo(&[board])?;
         command.arg("--").env(board.variable("RUNNER"), runner);
+        if !self.optimized {
+            command.env("PICOLET_SIM_SCHEDULES", SCHEDULES);
+        }
         Ok(command)
     }
 }
