@@ -448,6 +448,8 @@ impl Drop for World {
         if !std::thread::panicking() {
             self.verify();
         }
+        // Volumes in memory, of pods that run to the end.
+        let _ = crate::sys::mount::unmount_below(&self.root);
         let _ = fs::remove_dir_all(&self.root);
     }
 }
