@@ -4,7 +4,11 @@ use core::{
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
-use std::{io, net::TcpStream, os::fd::AsRawFd as _};
+use std::{
+    io,
+    net::TcpStream,
+    os::{fd::AsRawFd as _, linux::net::TcpStreamExt as _},
+};
 
 use async_io::Async;
 use nix::{
@@ -14,7 +18,7 @@ use nix::{
     },
 };
 
-use super::Prober;
+use super::{Prober, plain::Plain};
 use crate::{net::Names, sys::lane::Lane};
 
 /// Addresses of one name that are tried.
@@ -24,18 +28,18 @@ const NAME_TIME: Duration = Duration::from_secs(10);
 /// Stack of the thread that asks name servers, bytes.
 const NAME_STACK_BYTES: usize = 128 * 1024;
 
-/// Connects. Dropped, it closes the socket. Errors: as Go's `net.Dial` says them.
+/// Connects. Dropped, it closes it. Errors: as Go's `net.Dial` says them.
 pub(super) async fn connect(
     prober: &Prober,
     host: &str,
     ip: Option<IpAddr>,
     port: u16,
-) -> Result<Async<TcpStream>, String> {
+) -> Result<Plain, String> {
     let mut last = String::new();
     for ip in prober.addresses(host, ip).await? {
         let address = SocketAddr::new(ip, port);
         match open(address).await {
-            Ok(stream) => return Ok(stream),
+            Ok(stream) => return Ok(Plain::new(stream)),
             Err(e) => last = format!("dial tcp {address}: connect: {}", text(&e)),
         }
     }
@@ -44,22 +48,25 @@ pub(super) async fn connect(
 
 /// Opens one connection. Within a machine it is there when the call returns, and nobody need wait for the reactor, which is
 /// another thread: that is half of what a probe costs.
-async fn open(address: SocketAddr) -> io::Result<Async<TcpStream>> {
+async fn open(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet
     } else {
         AddressFamily::Inet6
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Stream, flags, None)?;
-    match connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+    let mut stream = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
+    // What is asked goes out with the last packet of the handshake: one less, and the peer is woken once (tcp(7)).
+    stream.set_quickack(false)?;
+    match connect_socket(stream.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) | Err(Errno::EINPROGRESS) => {}
         Err(e) => return Err(e.into()),
     }
-    let stream = Async::new_nonblocking(TcpStream::from(socket))?;
-    if stream.get_ref().peer_addr().is_err() {
-        stream.writable().await?;
-        if let Some(e) = stream.get_ref().take_error()? {
+    if stream.peer_addr().is_err() {
+        let waits = Async::new_nonblocking(stream)?;
+        waits.writable().await?;
+        stream = waits.into_inner()?;
+        if let Some(e) = stream.take_error()? {
             return Err(e);
         }
     }

@@ -4,15 +4,11 @@
 //! only the first stream counts. Sources: RFC 9113, the gRPC protocol over HTTP/2, `grpc/health/v1/health.proto`.
 
 use core::{cell::Cell, net::IpAddr, time::Duration};
-use std::{io, net::TcpStream};
+use std::io;
 
-use async_io::Async;
-use smol::{
-    future,
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-};
+use smol::future;
 
-use super::{Answer, Late, Prober, VERSION, dial, go_duration, hpack};
+use super::{Answer, Late, Prober, VERSION, dial, go_duration, hpack, plain::Plain};
 
 /// Bytes of frames that one answer may have.
 const MAX_BYTES: usize = 64 * 1024;
@@ -149,11 +145,7 @@ fn internal(message: impl Into<String>) -> Refusal {
     }
 }
 
-async fn call(
-    mut socket: Async<TcpStream>,
-    authority: &str,
-    service: &str,
-) -> Result<Health, Refusal> {
+async fn call(mut socket: Plain, authority: &str, service: &str) -> Result<Health, Refusal> {
     let broken = |e: io::Error| unavailable(format!("connection error: {}", dial::text(&e)));
     socket
         .write_all(&request(authority, service))

@@ -6,6 +6,7 @@
 //! | [`grpc`] | `grpc.health.v1.Health/Check` over HTTP/2 in plain text |
 //! | `hpack` | header blocks of HTTP/2, read |
 //! | `dial` | from a host to a connection |
+//! | `plain` | such a connection, of which the reactor hears only if it keeps waiting |
 //! | `tls` | TLS on a socket that does not block; nobody's certificate is checked |
 //!
 //! Everything runs on the executor of the deciding thread: sockets do not block, and no probe has a thread. A peer is not
@@ -18,6 +19,7 @@ mod dial;
 pub mod grpc;
 mod hpack;
 pub mod http;
+mod plain;
 mod tls;
 
 #[cfg(test)]

@@ -2,12 +2,8 @@
 //! somebody answers (PROBE-31).
 
 use alloc::sync::Arc;
-use std::{
-    io::{self, Read as _},
-    net::TcpStream,
-};
+use std::io::{self, Read as _};
 
-use async_io::Async;
 use rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme,
     client::{
@@ -17,9 +13,8 @@ use rustls::{
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
-use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::Prober;
+use super::{Prober, plain::Plain};
 use crate::net::tls::OwnClock;
 
 /// Bytes taken from the socket at a time.
@@ -28,7 +23,7 @@ const PIECE_BYTES: usize = 4096;
 /// An encrypted connection.
 pub(super) struct Tls {
     session: ClientConnection,
-    socket: Async<TcpStream>,
+    socket: Plain,
     heard: bool,
     /// The peer spoke HTTP where TLS was expected.
     pub(super) is_plain: bool,
@@ -36,7 +31,7 @@ pub(super) struct Tls {
 
 impl Tls {
     /// Before the handshake.
-    pub(super) fn new(prober: &Prober, host: &str, socket: Async<TcpStream>) -> io::Result<Self> {
+    pub(super) fn new(prober: &Prober, host: &str, socket: Plain) -> io::Result<Self> {
         let config = match prober.tls.get() {
             Some(config) => config,
             None => {

@@ -1,12 +1,9 @@
 //! An answer as it comes in: its head, and its body as far as it matters.
 
-use std::{io, net::TcpStream};
-
-use async_io::Async;
-use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use std::io;
 
 use super::{
-    super::{MAX_TEXT_BYTES, Prober, dial, tls::Tls},
+    super::{MAX_TEXT_BYTES, Prober, dial, plain::Plain, tls::Tls},
     Trouble,
 };
 use crate::net::Url;
@@ -24,16 +21,12 @@ const PIECE_BYTES: usize = 2048;
 
 /// The connection below.
 pub(super) enum Stream {
-    Plain(Async<TcpStream>),
+    Plain(Plain),
     Tls(Box<Tls>),
 }
 
 impl Stream {
-    pub(super) async fn open(
-        prober: &Prober,
-        url: &Url,
-        socket: Async<TcpStream>,
-    ) -> Result<Self, Trouble> {
+    pub(super) async fn open(prober: &Prober, url: &Url, socket: Plain) -> Result<Self, Trouble> {
         if !url.https {
             return Ok(Self::Plain(socket));
         }
