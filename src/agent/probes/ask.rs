@@ -151,7 +151,7 @@ async fn once(ctx: &Ctx, target: &Target, limit: Duration) -> Answer {
     match &target.deed.action {
         Action::Broken(why) => Answer::Error(why.clone()),
         Action::Ask(action) => {
-            let late = ctx.clock.until(ctx.clock.now() + limit);
+            let late = ctx.probes.limits.at(ctx.clock.now() + limit);
             ctx.probes.wire.ask(action, target.ip, limit, late).await
         }
         Action::Exec(words) => {

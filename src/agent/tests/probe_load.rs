@@ -1,5 +1,7 @@
 //! Probes when there are many, or some are slow: bounds, turns, and what is counted.
 
+use core::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -163,6 +165,40 @@ fn connections_are_bounded() {
             .iter()
             .all(|c| c.ready)
     );
+}
+
+#[test]
+fn those_due_at_nearly_the_same_time_share_a_wake_up() {
+    // PROBE-03
+    const PODS: u16 = 30;
+    let world = settled();
+    let all: Vec<Value> = (0..PODS)
+        .map(|n| probed(&format!("p{n}"), json!({"livenessProbe": tcp(100 + n)})))
+        .collect();
+    for n in 1..=all.len() {
+        world.apply(&all[..n]);
+        world.advance(Duration::from_millis(37));
+    }
+    world.advance(s(5));
+    (0..PODS).for_each(|n| _ = world.wire.take_asked(100 + n));
+    let step = Duration::from_millis(10);
+    let mut passes = vec![Vec::new(); PODS.into()];
+    let mut wake_ups = 0;
+    for now in 0..1000 {
+        world.advance(step);
+        let asked = (0..PODS).filter(|n| world.wire.take_asked(100 + n) > 0);
+        let asked: Vec<u16> = asked.collect();
+        wake_ups += usize::from(!asked.is_empty());
+        for n in asked {
+            passes[usize::from(n)].push(now);
+        }
+    }
+    assert!(wake_ups <= 110, "one of every 100 ms: {wake_ups}");
+    for (n, passes) in passes.iter().enumerate() {
+        assert!((9..=11).contains(&passes.len()), "{n}: {passes:?}");
+        let mut gaps = passes.windows(2).map(|two| two[1] - two[0]);
+        assert!(gaps.all(|gap| (89..=111).contains(&gap)), "{n}: {passes:?}");
+    }
 }
 
 #[test]

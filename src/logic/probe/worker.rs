@@ -226,6 +226,7 @@ impl Worker {
     }
 
     /// One pass. `restarts` says whether an exit with that code is followed by another instance; asked once an instance.
+    /// One that comes early, to share a wake-up with others, is made as if it were due.
     ///
     /// Returns what to do, and a result that the stored status does not show yet.
     pub fn pass(
@@ -234,6 +235,7 @@ impl Worker {
         restarts: impl FnOnce(i32) -> bool,
         now: Mono,
     ) -> (Step, Option<ProbeResult>) {
+        let now = now.max(self.due);
         self.spreads = false;
         let (step, news) = self.look(seen, restarts, now);
         match step {

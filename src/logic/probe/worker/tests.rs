@@ -368,6 +368,36 @@ fn initial_delay_by_our_own_clock() {
 }
 
 #[test]
+fn early_passes_count_as_due() {
+    // PROBE-03: one that shares a wake-up with others does not cost the container another period before its first probe.
+    let early = Duration::from_millis(100);
+    let mut worker = Worker::new(
+        Settings {
+            initial_delay_s: 20,
+            ..settings(Readiness)
+        },
+        at(60),
+        at(60),
+    );
+    let running = seen("a", RUNNING, true);
+    let passes = [60, 70, 80].map(|s| {
+        let now = Mono(at(s).0 - millis(early));
+        let step = pass(&mut worker, &running, now);
+        (step, worker.due())
+    });
+    assert_eq!(
+        passes,
+        [
+            (Step::Wait, Some(at(70))),
+            (Step::Wait, Some(at(80))),
+            (Step::Ask, None)
+        ]
+    );
+    worker.outcome("a", Some(true), at(80));
+    assert_eq!(worker.due(), Some(at(90)), "it comes no sooner for that");
+}
+
+#[test]
 fn passes_keep_to_their_grid() {
     // PROBE-03 PROBE-13
     let running = seen("a", RUNNING, true);

@@ -1,0 +1,179 @@
+//! Time limits of probes that are under way, kept by the driver of all probes. A timer of the reactor would cost each probe
+//! more than its answer does: one that is set has the reactor's thread woken, and four calls to the kernel made.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::{
+    cell::{Cell, RefCell},
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use crate::{
+    agent::{claims::Bell, clock::Alarm},
+    api::Mono,
+};
+
+/// What is waited for.
+///
+/// - Shape: one for each connection that is open.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    waiting: RefCell<BTreeMap<(Mono, u64), Waker>>,
+    number: Cell<u64>,
+    pub(super) rest: Rest,
+}
+
+/// The driver's rest.
+#[derive(Debug)]
+pub(super) struct Rest {
+    /// Until when it rests; [`Mono`]'s least while it does not.
+    until: Cell<Mono>,
+    moved: Cell<bool>,
+    bell: Bell,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self {
+            until: Cell::new(Mono(0)),
+            moved: Cell::new(false),
+            bell: Bell::default(),
+        }
+    }
+}
+
+impl Rest {
+    /// The driver is at work: it looks at everything before it rests.
+    pub(super) fn end(&self) {
+        self.until.set(Mono(0));
+    }
+
+    /// Rests until then. Resolves when something is due sooner.
+    pub(super) async fn until(&self, due: Mono) {
+        self.until.set(due);
+        self.bell.until(|| self.moved.take().then_some(())).await;
+    }
+
+    /// Something is due at `due`.
+    pub(super) fn sooner(&self, due: Mono) {
+        if due < self.until.get() {
+            self.moved.set(true);
+            self.bell.ring();
+        }
+    }
+}
+
+impl Limits {
+    /// Resolves once the driver has found that `deadline` is over.
+    pub(super) fn at(self: &Rc<Self>, deadline: Mono) -> Alarm {
+        let number = self.number.get();
+        self.number.set(number.wrapping_add(1));
+        Box::pin(Limit {
+            all: Rc::clone(self),
+            key: (deadline, number),
+            waits: false,
+        })
+    }
+
+    /// The first.
+    pub(super) fn next(&self) -> Option<Mono> {
+        let waiting = self.waiting.borrow();
+        waiting.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Ends those that are over.
+    pub(super) fn pass(&self, now: Mono) {
+        loop {
+            let mut waiting = self.waiting.borrow_mut();
+            let first = waiting.first_entry().filter(|e| e.key().0 <= now);
+            let Some(waker) = first.map(|e| e.remove()) else {
+                return;
+            };
+            drop(waiting);
+            waker.wake();
+        }
+    }
+}
+
+struct Limit {
+    all: Rc<Limits>,
+    key: (Mono, u64),
+    waits: bool,
+}
+
+impl Future for Limit {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waiting = self.all.waiting.borrow_mut();
+        match waiting.get_mut(&self.key) {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None if self.waits => return Poll::Ready(()),
+            None => {
+                waiting.insert(self.key, cx.waker().clone());
+                drop(waiting);
+                self.all.rest.sooner(self.key.0);
+                self.waits = true;
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        self.all.waiting.borrow_mut().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smol::future::{block_on, poll_once};
+
+    use super::*;
+
+    #[test]
+    fn limits() {
+        let all = Rc::new(Limits::default());
+        block_on(async {
+            let (mut first, mut second) = (all.at(Mono(5)), all.at(Mono(5)));
+            let mut third = all.at(Mono(9));
+            assert_eq!(all.next(), None, "nobody waits yet");
+            for limit in [&mut third, &mut first, &mut second] {
+                assert_eq!(poll_once(limit).await, None);
+            }
+            assert_eq!(all.next(), Some(Mono(5)));
+            all.pass(Mono(4));
+            assert_eq!(poll_once(&mut first).await, None);
+            drop(second);
+            all.pass(Mono(5));
+            assert_eq!(poll_once(&mut first).await, Some(()));
+            assert_eq!(poll_once(&mut third).await, None);
+            assert_eq!(all.next(), Some(Mono(9)));
+            drop(third);
+            assert_eq!(all.next(), None);
+        });
+    }
+
+    #[test]
+    fn what_comes_sooner_ends_the_rest() {
+        let all = Rc::new(Limits::default());
+        block_on(async {
+            let mut rest = Box::pin(all.rest.until(Mono(10)));
+            assert_eq!(poll_once(&mut rest).await, None);
+            let mut later = all.at(Mono(10));
+            assert_eq!(poll_once(&mut later).await, None);
+            assert_eq!(poll_once(&mut rest).await, None);
+            let mut sooner = all.at(Mono(9));
+            assert_eq!(poll_once(&mut sooner).await, None);
+            assert_eq!(poll_once(&mut rest).await, Some(()));
+        });
+        all.rest.end();
+        block_on(async {
+            // At work: it looks at all limits before it rests.
+            assert_eq!(poll_once(&mut all.at(Mono(1))).await, None);
+            assert_eq!(poll_once(Box::pin(all.rest.until(Mono(10)))).await, None);
+        });
+    }
+}
