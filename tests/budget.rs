@@ -42,9 +42,11 @@ const GROWTH_KIB: u64 = 4 * 1024;
 const WAKES_PER_SECOND: u64 = 15;
 
 /// Processor time of the agent for one HTTP probe of a pod, what an idle agent needs included, in hundredths of what a
-/// program needs that does nothing but connect, ask, read and close. Nearly all of that is the kernel's, for both ends: where
-/// waking a processor is dear both cost the same, where it is cheap what the agent does itself is up to half as much again.
-const PROBE_PER_CENT: u64 = 200;
+/// program needs that does nothing but connect, ask, read and close. Nearly all of that is the kernel's, for both ends.
+const PROBE_PER_CENT: u64 = 125;
+/// Both are measured in turns, and the least counts: what else the machine does in a round only adds to it.
+const ROUNDS: u64 = 3;
+const ROUND: Duration = Duration::from_secs(5);
 /// Probes by which that is measured, and the time between two: as much as between two of the agent's.
 const BARE_PROBES: u64 = 400;
 const BARE_PAUSE: Duration = Duration::from_millis(5);
@@ -157,35 +159,45 @@ fn a_crowd_that_is_probed() {
     });
     pass(SETTLE);
     let agent = node.agent.id();
-    let (before, used) = (node.probes(), ran_ns(agent));
-    pass(REST);
-    let (after, used) = (node.probes(), ran_ns(agent) - used);
-    let of = |key: &str| after[key].as_u64().expect("a number") - before[key].as_u64().unwrap_or(0);
-    let (ended, late) = (of("ended"), of("late"));
-    let cost_us = used / 1000 / ended.max(1);
     let pods = node.pods().expect("pods");
     let ips: Vec<&str> = pods
         .iter()
         .filter_map(|p| p["status"]["podIP"].as_str())
         .collect();
-    let bare_us = bare_probe_us(&ips);
+    let count = |probes: &Value, key: &str| probes[key].as_u64().expect("a number");
+    let before = node.probes();
+    let (mut least_us, mut bare_us, mut all_ns, mut all_ended) = (u64::MAX, u64::MAX, 0, 0);
+    for _ in 0..ROUNDS {
+        let (started, used) = (node.probes(), ran_ns(agent));
+        pass(ROUND);
+        let (probes, used) = (node.probes(), ran_ns(agent) - used);
+        let ended = count(&probes, "ended") - count(&started, "ended");
+        least_us = least_us.min(used / 1000 / ended.max(1));
+        bare_us = bare_us.min(bare_probe_us(&ips));
+        all_ns += used;
+        all_ended += ended;
+    }
+    let late = count(&node.probes(), "late") - count(&before, "late");
+    let span_s = ROUNDS * ROUND.as_secs();
     eprintln!(
-        "{PODS} pods, two probes a second each: {} ms of processor time a second, {cost_us} µs a probe ({bare_us} bare), {} probes a second, {late} late; agent {} KiB PSS",
-        used / 1_000_000 / REST.as_secs(),
-        ended / REST.as_secs(),
+        "{PODS} pods, two probes a second each: {} ms of processor time a second, {} µs a probe, {least_us} at best ({bare_us} bare), {} probes a second, {late} late; agent {} KiB PSS",
+        all_ns / 1_000_000 / span_s,
+        all_ns / 1000 / all_ended.max(1),
+        all_ended / span_s,
         memory(agent).pss,
     );
+    let pods = node.pods().expect("pods");
     let restarted = pods
         .iter()
         .filter(|p| p["status"]["containerStatuses"][0]["restartCount"] != 0);
     assert_eq!(restarted.count(), 0);
     if !cfg!(debug_assertions) {
         assert_eq!(late, 0, "a period late, or more");
-        let due = u64::try_from(2 * PODS).expect("a number") * REST.as_secs();
-        assert!(ended * 100 >= due * 98, "{ended} probes of {due}");
+        let due = u64::try_from(2 * PODS).expect("a number") * span_s;
+        assert!(all_ended * 100 >= due * 98, "{all_ended} probes of {due}");
         assert!(
-            cost_us * 100 <= bare_us * PROBE_PER_CENT,
-            "{cost_us} µs a probe, {bare_us} bare"
+            least_us * 100 <= bare_us * PROBE_PER_CENT,
+            "{least_us} µs a probe, {bare_us} bare"
         );
     }
     node.stop();
