@@ -72,6 +72,22 @@ const LONG: [&str; 12] = [
 /// Schedules of each simulation while the tests are not optimized: as many as elsewhere would take ten minutes.
 const SCHEDULES: &str = "20";
 
+/// What most of the time of tests is spent in, and is optimized in any case.
+const OPTIMIZED: [&str; 12] = [
+    "core",
+    "alloc",
+    "std",
+    "compiler_builtins",
+    "sha2",
+    "miniz_oxide",
+    "ruzstd",
+    "crc32fast",
+    "adler2",
+    "simd-adler32",
+    "rustls",
+    "hashbrown",
+];
+
 /// Optimizes the tests and runs the long ones too: quick to run, long to build.
 const ALL: &str = "--all";
 
@@ -141,6 +157,12 @@ impl Tests {
         let mut command = self.toolchain.cargo("test", boards, Std::Test)?;
         command
             .args(["--package", "picolet", "--lib"])
+            .args(OPTIMIZED.iter().flat_map(|name| {
+                [
+                    "--config".to_owned(),
+                    format!("profile.dev.package.{name}.opt-level=2"),
+                ]
+            }))
             .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .env(
                 "CARGO_PROFILE_DEV_OPT_LEVEL",
