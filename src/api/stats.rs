@@ -2,7 +2,7 @@
 //!
 //! A figure that the machine does not have is `None` and is left out of every answer: absent is not zero (MET-11).
 
-use super::{ContainerId, PodUid, Wall};
+use super::{ContainerId, PodUid, Wall, cri::FsInfo};
 
 /// How much is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -198,10 +198,38 @@ pub struct ContainerDisk {
 pub struct VolumeUsage {
     /// Its name in the pod.
     pub name: String,
+    /// Name of the claim that it was given to.
+    pub claim: Option<String>,
     /// It counts as the pod's ephemeral storage.
     pub ephemeral: bool,
     /// What is in it; `None`: too much to be counted.
     pub used: Option<DiskUsage>,
     /// The file system that it is on.
-    pub fs: Option<super::cri::FsInfo>,
+    pub fs: Option<FsInfo>,
+}
+
+/// What there is in a volume that a claim is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimUsage {
+    /// A pod that uses it.
+    pub uid: PodUid,
+    /// Its name in that pod.
+    pub volume: String,
+    /// Namespace of the claim, which is the pod's.
+    pub namespace: String,
+    /// Name of the claim.
+    pub claim: String,
+    /// The file system that it is.
+    pub fs: FsInfo,
+}
+
+impl ClaimUsage {
+    /// What of the file system is used, whoever used it.
+    #[must_use]
+    pub const fn used(&self) -> DiskUsage {
+        DiskUsage {
+            used_bytes: self.fs.capacity_bytes.saturating_sub(self.fs.free_bytes),
+            inodes_used: self.fs.inodes.saturating_sub(self.fs.inodes_free),
+        }
+    }
 }

@@ -28,7 +28,7 @@ const NAME_TIME: Duration = Duration::from_secs(10);
 /// Stack of the thread that asks name servers, bytes.
 const NAME_STACK_BYTES: usize = 128 * 1024;
 
-/// Connects. Dropped, it closes it. Errors: as Go's `net.Dial` says them.
+/// Connects. Dropped before, it closes the socket. Errors: as Go's `net.Dial` says them.
 pub(super) async fn connect(
     prober: &Prober,
     host: &str,

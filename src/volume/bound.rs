@@ -146,8 +146,16 @@ mod tests {
             assert!(dir.join("kept").exists());
             assert_eq!(mount::mounts_below(dir).expect("mounts").len(), 1, "once");
         }
+        // MET-12
+        let locals = volumes.locals(&uid());
+        let [(name, figures)] = &locals[..] else {
+            panic!("one: {locals:?}");
+        };
+        assert_eq!(name, "pv-1");
+        assert!(figures.capacity_bytes > 0 && figures.capacity_bytes >= figures.free_bytes);
         assert_eq!(fs::metadata(disk.join("kept")).expect("stat").gid(), 4321);
         volumes.tear_down(&uid()).expect("torn down");
+        assert_eq!(volumes.locals(&uid()), []);
         assert!(disk.join("kept").exists(), "its data is not the pod's");
         let mounted = volumes
             .set_up(&pod(vec![local(&disk, true)]))

@@ -1,5 +1,5 @@
 //! Which volumes of a pod take room that can be counted: those whose data was made for the pod. What lies elsewhere is not
-//! the pod's alone, and a share of the network may not answer.
+//! the pod's alone: of a directory of the node's own disk its file system is told. A share of the network may not answer.
 
 use std::{
     fs,
@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::{VOLUMES, Volumes, is_component, tear_down::plugin};
-use crate::api::PodUid;
+use crate::{
+    api::{PodUid, cri::FsInfo},
+    sys::disk_usage,
+};
 
 /// Volumes of one pod that are looked at.
 const MAX_VOLUMES: usize = 256;
@@ -58,6 +61,30 @@ impl Volumes {
                     path,
                     ephemeral,
                 })
+            })
+            .collect()
+    }
+
+    /// Directories of the node's own disk that are shown in the pod's: the PersistentVolume's name, and the file system that
+    /// it is on. In no order. A pod that is not known has none.
+    #[must_use]
+    pub fn locals(&self, uid: &PodUid) -> Vec<(String, FsInfo)> {
+        #[cfg(test)]
+        if self.memory.is_some() {
+            return Vec::new();
+        }
+        if !is_component(uid) {
+            return Vec::new();
+        }
+        let shown = fs::read_dir(self.volume_dir(uid, plugin::LOCAL, ""));
+        shown
+            .into_iter()
+            .flatten()
+            .flatten()
+            .take(MAX_VOLUMES)
+            .filter_map(|volume| {
+                let name = volume.file_name().to_str()?.to_owned();
+                Some((name, disk_usage::file_system(&volume.path()).ok()?))
             })
             .collect()
     }

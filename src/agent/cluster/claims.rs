@@ -34,6 +34,36 @@ pub(in crate::agent) async fn bound_volumes(
     bound
 }
 
+/// A volume of a pod, the claim it was given to, and what that is bound to.
+pub(in crate::agent) struct KnownVolume {
+    /// Its name in the pod.
+    pub(in crate::agent) name: String,
+    /// Name of the claim.
+    pub(in crate::agent) claim: String,
+    /// What was mounted.
+    pub(in crate::agent) bound: BoundVolume,
+}
+
+/// What the pod's claims were bound to when they were mounted, as far as this node has kept it; nobody is asked.
+pub(in crate::agent) async fn known_volumes(ctx: &Ctx, pod: &Pod) -> Vec<KnownVolume> {
+    let mut known = Vec::new();
+    let Some(mine) = of_pod(ctx, pod) else {
+        return known;
+    };
+    for volume in pod_refs::used_volumes(pod) {
+        if let Some(claim) = bound_volume::claim_of(pod, volume)
+            && let Some(Content::Claim(bound)) = mine.known(ctx, &key(pod, volume, &claim)).await
+        {
+            known.push(KnownVolume {
+                name: volume.name.clone(),
+                claim,
+                bound: *bound,
+            });
+        }
+    }
+    known
+}
+
 /// Groups whose members may use the volumes of the pod's claims, as far as these are known.
 pub(in crate::agent) async fn volume_groups(ctx: &Ctx, pod: &Pod) -> Vec<i64> {
     let bound = bound_volumes(ctx, pod).await.into_values();
@@ -48,9 +78,7 @@ async fn bound_to(
     claim: &str,
 ) -> Result<BoundVolume, String> {
     let uid = &pod.metadata.uid;
-    // Volumes of one claim may be used in different ways.
-    let name = format!("{}/{}", pod_refs::claim_name(uid, claim), volume.name);
-    let key = Key::new(Kind::Claim, &pod.metadata.namespace, &name);
+    let key = key(pod, volume, claim);
     mine.register(ctx, pod, BTreeSet::from([key.clone()]))?;
     match mine
         .obtain(ctx, uid, &key, ask(ctx, pod, volume, claim))
@@ -59,6 +87,13 @@ async fn bound_to(
         Some(Content::Claim(bound)) => Ok(*bound),
         _ => Err(format!("PVC {claim} is not known")),
     }
+}
+
+/// Volumes of one claim may be used in different ways.
+fn key(pod: &Pod, volume: &Volume, claim: &str) -> Key {
+    let claim = pod_refs::claim_name(&pod.metadata.uid, claim);
+    let name = format!("{claim}/{}", volume.name);
+    Key::new(Kind::Claim, &pod.metadata.namespace, &name)
 }
 
 fn ask(ctx: &Ctx, pod: &Pod, volume: &Volume, claim: &str) -> Ask {

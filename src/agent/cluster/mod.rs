@@ -56,7 +56,7 @@ use crate::{
     config::Config,
     kube::KubeLanes,
 };
-pub(super) use claims::{bound_volumes, volume_groups};
+pub(super) use claims::{bound_volumes, known_volumes, volume_groups};
 pub(super) use join::{JoinError, join};
 pub(super) use link::{Link, condition};
 pub(super) use nfs::{Share, mount as mount_nfs, unmount as unmount_nfs};

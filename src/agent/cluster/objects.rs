@@ -487,6 +487,11 @@ impl ObjectsOfPods {
         }
     }
 
+    /// What was kept of an object, however old; nobody is asked.
+    pub(super) async fn known(&self, ctx: &Ctx, key: &Key) -> Option<Content> {
+        self.copy(ctx, key).await.flatten()
+    }
+
     /// What is on disk; `None`: nothing that can be used.
     async fn copy(&self, ctx: &Ctx, key: &Key) -> Option<Option<Content>> {
         let (files, name) = (self.files.clone(), key.clone());

@@ -68,6 +68,16 @@ async fn walk(ctx: &Ctx, pods: &[PodUsage], until: Mono) -> Disk {
             break;
         }
     }
+    for claim in &*super::claims::usage(ctx).await {
+        let volumes = disk.volumes.entry(claim.uid.clone()).or_default();
+        volumes.push(VolumeUsage {
+            name: claim.volume.clone(),
+            claim: Some(claim.claim.clone()),
+            ephemeral: false,
+            used: Some(claim.used()),
+            fs: Some(claim.fs),
+        });
+    }
     disk
 }
 
@@ -103,6 +113,7 @@ async fn pod_files(ctx: &Ctx, pod: &PodUsage, disk: &mut Disk) {
         let fs = ctx.disk.run(move || disk_usage::file_system(&path).ok());
         all.push(VolumeUsage {
             name: volume.name,
+            claim: None,
             ephemeral: volume.ephemeral,
             used,
             fs: fs.await,

@@ -1,6 +1,7 @@
 //! Figures of what runs, read when somebody asks and never before. What of them is said, and how, is decided in
 //! [`crate::logic::metrics`].
 
+mod claims;
 mod disk;
 mod own;
 
@@ -9,7 +10,10 @@ use core::{cell::Cell, cell::RefCell, time::Duration};
 
 use super::{ctx::Ctx, sync::chain};
 use crate::{
-    api::{Mono, stats::Detail},
+    api::{
+        Mono,
+        stats::{ClaimUsage, Detail},
+    },
     cgroup::Cgroups,
     logic::{
         cgroup,
@@ -40,6 +44,7 @@ pub(in crate::agent) struct Metrics {
     last: RefCell<Option<(Mono, Detail, Weak<Sample>)>>,
     rates: RefCell<Rates>,
     disk: RefCell<Option<(Mono, Rc<Disk>)>>,
+    claims: RefCell<Option<(Mono, Rc<[ClaimUsage]>)>>,
     readers: Rc<Cell<usize>>,
 }
 
@@ -67,7 +72,10 @@ impl Drop for Reader {
 pub(super) async fn page(ctx: &Ctx, figures: Figures) -> Result<Pieces, Refusal> {
     let reader = Reader::enter(&ctx.metrics.readers)?;
     let pieces: Pieces = match figures {
-        Figures::Own => Box::new(core::iter::once(own::page(ctx))),
+        Figures::Own => {
+            let claims = claims::usage(ctx).await;
+            Box::new(core::iter::once(own::page(ctx, &claims)))
+        }
         Figures::Slis => Box::new(core::iter::once(own::slis(ctx))),
         Figures::Probes => {
             let figures = ctx.probes.figures(&ctx.table.borrow());

@@ -16,13 +16,14 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::image_access,
-    api::{PodUid, pod_status::Phase},
+    agent::{image_access, metrics},
+    api::{PodUid, pod_status::Phase, stats::Detail},
     logic::object_table::TTL_ANNOTATION,
     runtime::{
         Runtime as _,
         fake::{Op, Trouble as FakeTrouble},
     },
+    server::backend::Figures,
 };
 
 /// `aGk=`
@@ -473,6 +474,21 @@ fn claims_are_read_live_once() {
     let shown = "kubernetes.io~local-volume/pv/x";
     assert_eq!(file(&world, &uid, shown).as_deref(), Some("1"));
     api.take_asked();
+    // MET-06 MET-12
+    let figures = |figures| -> String {
+        let page = smol::future::block_on(metrics::page(&world.ctx, figures));
+        page.expect("served").collect()
+    };
+    let capacity =
+        "kubelet_volume_stats_capacity_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} ";
+    assert!(figures(Figures::Own).contains(capacity));
+    let summary: Value =
+        serde_json::from_str(&figures(Figures::Summary(Detail::Full))).expect("JSON");
+    let volumes = summary["pods"][0]["volume"].as_array().expect("volumes");
+    let claimed_one = volumes.iter().find(|v| v["pvcRef"]["name"] == "data");
+    let claimed_one = claimed_one.expect("the claim's");
+    assert_eq!(claimed_one["pvcRef"]["namespace"], "ns");
+    assert!(claimed_one["capacityBytes"].as_u64() > claimed_one["usedBytes"].as_u64());
     world.advance(SYNC);
     let asked: Vec<_> = api.take_asked();
     assert!(

@@ -235,6 +235,7 @@ pub(super) mod testing {
         };
         let volume = |name: &str, ephemeral, n| VolumeUsage {
             name: name.into(),
+            claim: None,
             ephemeral,
             used: Some(used(n)),
             fs: Some(fs),
@@ -255,7 +256,14 @@ pub(super) mod testing {
             containers: BTreeMap::from(files),
             volumes: BTreeMap::from([(
                 "0a1b".into(),
-                vec![volume("data", true, 100), volume("token", false, 5)],
+                vec![
+                    volume("data", true, 100),
+                    volume("token", false, 5),
+                    VolumeUsage {
+                        claim: Some("music".into()),
+                        ..volume("own", false, 7)
+                    },
+                ],
             )]),
             hosts: BTreeMap::from([("0a1b".into(), used(1))]),
         }

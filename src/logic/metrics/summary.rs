@@ -119,6 +119,9 @@ fn pod(sample: &Sample, pod_sample: &PodSample, detail: Detail) -> Value {
     let volume = |v: &VolumeUsage| {
         let mut fs = file_system(disk.at, v.fs.as_ref(), v.used);
         fs["name"] = v.name.as_str().into();
+        if let Some(claim) = &v.claim {
+            fs["pvcRef"] = json!({ "name": claim, "namespace": pod.namespace });
+        }
         fs
     };
     let counted = !disk.containers.is_empty();
