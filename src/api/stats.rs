@@ -177,6 +177,17 @@ pub struct DiskUsage {
     pub inodes_used: u64,
 }
 
+impl DiskUsage {
+    /// What is used of a file system, whoever used it.
+    #[must_use]
+    pub const fn of_all(fs: &FsInfo) -> Self {
+        Self {
+            used_bytes: fs.capacity_bytes.saturating_sub(fs.free_bytes),
+            inodes_used: fs.inodes.saturating_sub(fs.inodes_free),
+        }
+    }
+}
+
 impl core::ops::AddAssign for DiskUsage {
     fn add_assign(&mut self, more: Self) {
         self.used_bytes = self.used_bytes.saturating_add(more.used_bytes);
@@ -221,15 +232,4 @@ pub struct ClaimUsage {
     pub claim: String,
     /// The file system that it is.
     pub fs: FsInfo,
-}
-
-impl ClaimUsage {
-    /// What of the file system is used, whoever used it.
-    #[must_use]
-    pub const fn used(&self) -> DiskUsage {
-        DiskUsage {
-            used_bytes: self.fs.capacity_bytes.saturating_sub(self.fs.free_bytes),
-            inodes_used: self.fs.inodes.saturating_sub(self.fs.inodes_free),
-        }
-    }
 }

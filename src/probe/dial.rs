@@ -47,7 +47,7 @@ pub(super) async fn connect(
 }
 
 /// Opens one connection. Within a machine it is there when the call returns, and nobody need wait for the reactor, which is
-/// another thread: that is half of what a probe costs.
+/// another thread.
 async fn open(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet

@@ -40,8 +40,8 @@ pub(in crate::agent) struct KnownVolume {
     pub(in crate::agent) name: String,
     /// Name of the claim.
     pub(in crate::agent) claim: String,
-    /// What was mounted.
-    pub(in crate::agent) bound: BoundVolume,
+    /// Name of the PersistentVolume.
+    pub(in crate::agent) bound_to: String,
 }
 
 /// What the pod's claims were bound to when they were mounted, as far as this node has kept it; nobody is asked.
@@ -57,7 +57,7 @@ pub(in crate::agent) async fn known_volumes(ctx: &Ctx, pod: &Pod) -> Vec<KnownVo
             known.push(KnownVolume {
                 name: volume.name.clone(),
                 claim,
-                bound: *bound,
+                bound_to: bound.name,
             });
         }
     }

@@ -74,7 +74,7 @@ async fn walk(ctx: &Ctx, pods: &[PodUsage], until: Mono) -> Disk {
             name: claim.volume.clone(),
             claim: Some(claim.claim.clone()),
             ephemeral: false,
-            used: Some(claim.used()),
+            used: Some(DiskUsage::of_all(&claim.fs)),
             fs: Some(claim.fs),
         });
     }

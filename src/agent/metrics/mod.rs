@@ -74,7 +74,8 @@ pub(super) async fn page(ctx: &Ctx, figures: Figures) -> Result<Pieces, Refusal>
     let pieces: Pieces = match figures {
         Figures::Own => {
             let claims = claims::usage(ctx).await;
-            Box::new(core::iter::once(own::page(ctx, &claims)))
+            let own = core::iter::once(own::page(ctx));
+            Box::new(own.chain(crate::logic::metrics::claims::page(claims)))
         }
         Figures::Slis => Box::new(core::iter::once(own::slis(ctx))),
         Figures::Probes => {

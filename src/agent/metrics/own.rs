@@ -4,7 +4,6 @@ use std::fs;
 
 use super::super::ctx::Ctx;
 use crate::{
-    api::stats::ClaimUsage,
     cgroup::Version,
     logic::metrics::{
         exposition::{Kind, Text, Value},
@@ -17,7 +16,7 @@ use crate::{
 const TICKS: u64 = 100;
 
 /// `/metrics`.
-pub(super) fn page(ctx: &Ctx, claims: &[ClaimUsage]) -> String {
+pub(super) fn page(ctx: &Ctx) -> String {
     let now = ctx.clock.now();
     let small = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let places = super::super::ctx::slots(&ctx.cfg).slots();
@@ -43,7 +42,6 @@ pub(super) fn page(ctx: &Ctx, claims: &[ClaimUsage]) -> String {
             .as_ref()
             .and_then(|cluster| cluster.answered())
             .map(|at| now - at),
-        claims,
         counters: &ctx.counters.borrow(),
     })
 }

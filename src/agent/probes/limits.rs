@@ -1,5 +1,5 @@
-//! Time limits of probes that are under way, kept by the driver of all probes. A timer of the reactor would cost each probe
-//! more than its answer does: one that is set has the reactor's thread woken, and four calls to the kernel made.
+//! Time limits of probes that are under way, kept by the driver of all probes. A timer of the reactor for each would
+//! be dear: one that is set has the reactor's thread woken, for six calls to the kernel.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::{
@@ -25,22 +25,12 @@ pub(super) struct Limits {
 }
 
 /// The driver's rest.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Rest {
     /// Until when it rests; [`Mono`]'s least while it does not.
     until: Cell<Mono>,
     moved: Cell<bool>,
     bell: Bell,
-}
-
-impl Default for Rest {
-    fn default() -> Self {
-        Self {
-            until: Cell::new(Mono(0)),
-            moved: Cell::new(false),
-            bell: Bell::default(),
-        }
-    }
 }
 
 impl Rest {

@@ -9,7 +9,7 @@ use super::{
     histogram::{DEFAULT, Histogram, OPERATION, POD_START},
 };
 use crate::{
-    api::{Wall, stats::ClaimUsage},
+    api::Wall,
     logic::{
         housekeeping::{Gauges, Totals, WorkConfig},
         pleg::RunningCounts,
@@ -186,8 +186,6 @@ pub struct Facts<'a> {
     pub readers: u64,
     /// Since when the apiserver has not answered; `None` without one, or before its first answer.
     pub apiserver_age: Option<Duration>,
-    /// Volumes that claims are bound to; one may be there for each pod that uses it.
-    pub claims: &'a [ClaimUsage],
     /// Everything else.
     pub counters: &'a Counters,
 }
@@ -227,52 +225,8 @@ pub fn page(facts: &Facts<'_>) -> String {
     pods(t, facts);
     work(t, facts.counters);
     runtime(t, facts.counters);
-    volumes(t, facts.claims);
     agent(t, facts);
     text.0
-}
-
-/// A figure of a volume.
-type OfVolume = fn(&ClaimUsage) -> u64;
-
-/// Source: kubelet `pkg/kubelet/metrics/collectors/volume_stats.go`.
-fn volumes(t: &mut Text, claims: &[ClaimUsage]) {
-    let once: BTreeMap<_, _> = claims
-        .iter()
-        .map(|c| ((c.namespace.as_str(), c.claim.as_str()), c))
-        .collect();
-    if once.is_empty() {
-        return;
-    }
-    let families: [(&str, &str, OfVolume); 6] = [
-        ("capacity_bytes", "Bytes of a volume.", |c| {
-            c.fs.capacity_bytes
-        }),
-        (
-            "available_bytes",
-            "Bytes of a volume that are free for everybody.",
-            |c| c.fs.available_bytes,
-        ),
-        ("used_bytes", "Bytes of a volume that are used.", |c| {
-            c.used().used_bytes
-        }),
-        ("inodes", "Inodes of a volume.", |c| c.fs.inodes),
-        ("inodes_free", "Inodes of a volume that are free.", |c| {
-            c.fs.inodes_free
-        }),
-        ("inodes_used", "Inodes of a volume that are used.", |c| {
-            c.used().inodes_used
-        }),
-    ];
-    for (name, help, value) in families {
-        let name = format!("kubelet_volume_stats_{name}");
-        t.family(&name, Kind::Gauge, help, |s| {
-            for ((namespace, claim), usage) in &once {
-                let labels = [("namespace", *namespace), ("persistentvolumeclaim", *claim)];
-                s.put(&labels, Value::Count(value(usage)), None);
-            }
-        });
-    }
 }
 
 fn pods(t: &mut Text, facts: &Facts<'_>) {
@@ -636,14 +590,12 @@ mod tests {
             probes_late: 0,
             readers: 0,
             apiserver_age: Some(Duration::from_millis(1500)),
-            claims: &[],
             counters,
         }
     }
 
     #[test]
     fn the_page() {
-        use crate::api::cri::FsInfo;
         // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06
         let mut counters = Counters::default();
         let ms = Duration::from_millis;
@@ -656,31 +608,7 @@ mod tests {
         counters.worked(Work::Sync, ms(300));
         counters.container_started(ContainerType::Regular, Ok(()));
         counters.container_started(ContainerType::Init, Err("ErrImagePull"));
-        let claim = |uid: &str, name: &str, capacity_bytes| ClaimUsage {
-            uid: uid.into(),
-            volume: "v".into(),
-            namespace: "home".into(),
-            claim: name.into(),
-            fs: FsInfo {
-                capacity_bytes,
-                available_bytes: 500,
-                free_bytes: 600,
-                inodes: 70,
-                inodes_free: 40,
-                read_only: false,
-            },
-        };
-        // Two pods of one claim are one volume.
-        let claims = [
-            claim("1", "music", 1000),
-            claim("1", "films", 2000),
-            claim("2", "music", 1000),
-        ];
-        let facts = Facts {
-            claims: &claims,
-            ..facts(&counters)
-        };
-        super::super::sample::testing::golden("own.txt", &page(&facts));
+        super::super::sample::testing::golden("own.txt", &page(&facts(&counters)));
     }
 
     #[test]

@@ -366,6 +366,10 @@ pub(super) mod testing {
                 include_str!("../../../tests/golden/metrics/cadvisor.txt"),
             ),
             (
+                "claims.txt",
+                include_str!("../../../tests/golden/metrics/claims.txt"),
+            ),
+            (
                 "own.txt",
                 include_str!("../../../tests/golden/metrics/own.txt"),
             ),

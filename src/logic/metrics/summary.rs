@@ -50,11 +50,7 @@ fn node(sample: &Sample, detail: Detail) -> Value {
     let groups = sample.groups.iter().map(|group| system(group, detail));
     let machine = &sample.machine;
     let disk = &*sample.disk;
-    // What everybody has used of it, for it is everybody's.
-    let of_all = disk.node_fs.map(|info| DiskUsage {
-        used_bytes: info.capacity_bytes.saturating_sub(info.free_bytes),
-        inodes_used: info.inodes.saturating_sub(info.inodes_free),
-    });
+    let of_all = disk.node_fs.as_ref().map(DiskUsage::of_all);
     let images = disk.image_fs.as_ref().map(|fs| {
         let mut fs = file_system(disk.at, Some(fs), None);
         if let Some(bytes) = disk.images_bytes {

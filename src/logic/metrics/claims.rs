@@ -1,0 +1,113 @@
+//! The part of `/metrics` about volumes that claims are bound to (MET-06). Source: kubelet
+//! `pkg/kubelet/metrics/collectors/volume_stats.go`.
+
+use alloc::rc::Rc;
+
+use super::exposition::{Family, Kind, Page, Samples, Value};
+use crate::api::stats::{ClaimUsage, DiskUsage};
+
+/// Rows are sorted by namespace and claim; pods that share a claim have a row each, and the first counts.
+#[must_use]
+pub fn page(claims: Rc<[ClaimUsage]>) -> Page<Rc<[ClaimUsage]>> {
+    Page::new(FAMILIES, claims)
+}
+
+type Rows = Rc<[ClaimUsage]>;
+
+/// Sorted by name.
+const FAMILIES: &[Family<Rows>] = &[
+    Family {
+        name: "kubelet_volume_stats_available_bytes",
+        kind: Kind::Gauge,
+        help: "Bytes of a volume that are free for everybody.",
+        samples: |rows, n, s| one(rows, n, s, |c| c.fs.available_bytes),
+    },
+    Family {
+        name: "kubelet_volume_stats_capacity_bytes",
+        kind: Kind::Gauge,
+        help: "Bytes of a volume.",
+        samples: |rows, n, s| one(rows, n, s, |c| c.fs.capacity_bytes),
+    },
+    Family {
+        name: "kubelet_volume_stats_inodes",
+        kind: Kind::Gauge,
+        help: "Inodes of a volume.",
+        samples: |rows, n, s| one(rows, n, s, |c| c.fs.inodes),
+    },
+    Family {
+        name: "kubelet_volume_stats_inodes_free",
+        kind: Kind::Gauge,
+        help: "Inodes of a volume that are free.",
+        samples: |rows, n, s| one(rows, n, s, |c| c.fs.inodes_free),
+    },
+    Family {
+        name: "kubelet_volume_stats_inodes_used",
+        kind: Kind::Gauge,
+        help: "Inodes of a volume that are used.",
+        samples: |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).inodes_used),
+    },
+    Family {
+        name: "kubelet_volume_stats_used_bytes",
+        kind: Kind::Gauge,
+        help: "Bytes of a volume that are used.",
+        samples: |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).used_bytes),
+    },
+];
+
+fn one(
+    rows: &Rows,
+    n: usize,
+    samples: &mut Samples<'_>,
+    value: impl Fn(&ClaimUsage) -> u64,
+) -> bool {
+    let Some(row) = rows.get(n) else {
+        return false;
+    };
+    let is_told = n
+        .checked_sub(1)
+        .and_then(|n| rows.get(n))
+        .is_some_and(|before| (&before.namespace, &before.claim) == (&row.namespace, &row.claim));
+    if !is_told {
+        let labels = [
+            ("namespace", &*row.namespace),
+            ("persistentvolumeclaim", &*row.claim),
+        ];
+        samples.put(&labels, Value::Count(value(row)), None);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::cri::FsInfo;
+    use alloc::string::String;
+
+    #[test]
+    fn the_page() {
+        // MET-06
+        let claim = |uid: &str, name: &str, capacity_bytes| ClaimUsage {
+            uid: uid.into(),
+            volume: "v".into(),
+            namespace: "home".into(),
+            claim: name.into(),
+            fs: FsInfo {
+                capacity_bytes,
+                available_bytes: 500,
+                free_bytes: 600,
+                inodes: 70,
+                inodes_free: 40,
+                read_only: false,
+            },
+        };
+        // Two pods of one claim are one volume.
+        let claims = [
+            claim("1", "films", 2000),
+            claim("1", "music", 1000),
+            claim("2", "music", 1000),
+        ];
+        let text: String = page(claims.into()).collect();
+        super::super::sample::testing::golden("claims.txt", &text);
+        assert_eq!(page([].into()).count(), 0);
+    }
+}
