@@ -5,8 +5,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`api`] | Kubernetes objects and the runtime seam's data |
-//! | [`logic`] | pure decisions: names only `core::` and `alloc::` |
+//! | [`api`] | Kubernetes objects and the runtime seam's data; a crate of its own |
+//! | [`logic`] | pure decisions, without `std`; a crate of its own |
 //! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
 //! | [`config`] | KubeletConfiguration, flags, defaults with units |
 //! | [`source`] | where pods come from: manifest directory |
@@ -29,7 +29,6 @@ extern crate alloc;
 mod skipped;
 
 pub mod agent;
-pub mod api;
 pub mod cgroup;
 pub mod cli;
 pub mod config;
@@ -37,7 +36,6 @@ pub mod config;
 pub mod fuzz;
 pub mod image;
 pub mod kube;
-pub mod logic;
 pub mod net;
 pub mod probe;
 pub mod runtime;
@@ -47,6 +45,9 @@ pub mod source;
 pub mod stream;
 pub mod sys;
 pub mod volume;
+
+pub use picolet_api as api;
+pub use picolet_logic as logic;
 
 /// Version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

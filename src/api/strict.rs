@@ -504,7 +504,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::{Pod, Secret};
+    use crate::{Pod, Secret};
 
     #[test]
     fn wrong_values() {

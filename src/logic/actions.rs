@@ -5,6 +5,8 @@
 //! sandbox; start ephemeral, init, regular containers. It contains no time: back-off and image pulls belong to the
 //! start of a container.
 
+use alloc::{string::String, vec::Vec};
+
 use crate::api::order::Order;
 use crate::api::{
     Container, ContainerId, Pod, SandboxId,

@@ -3,7 +3,7 @@
 //! Asked once per pod and process life, against the other active pods. The first refusal counts; nothing of a refused
 //! pod ever starts ([`super::status::rejected_status`]).
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::{
     Container, Node, Pod,

@@ -1,5 +1,7 @@
 //! Turns an object of the apiserver into a pod of this node.
 
+use alloc::{boxed::Box, string::String};
+
 use serde_json::Value;
 
 use super::static_pod::{decode, is_plain_uid};

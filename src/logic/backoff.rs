@@ -3,6 +3,7 @@
 //! A delay is kept per key in a sorted array of fixed capacity. Nothing here reads a clock; the agent may store
 //! [`Backoff::records`] in the run dir and give them back after its restart, for `Mono` counts from boot.
 
+use alloc::{boxed::Box, string::String, vec::Vec};
 use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -322,7 +323,7 @@ fn duration_text(duration: Duration) -> String {
 mod tests {
     use super::*;
     use crate::api::Quantity;
-    use crate::logic::testing::{container, exited, instance, nth, pod_with, running_pod};
+    use crate::testing::{container, exited, instance, nth, pod_with, running_pod};
 
     fn secs(s: u64) -> Mono {
         Mono(s * 1000)

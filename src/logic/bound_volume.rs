@@ -2,7 +2,11 @@
 //!
 //! Names and texts follow kubelet `volumemanager/populator/desired_state_of_world_populator.go`.
 
-use alloc::collections::BTreeMap;
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -209,6 +213,8 @@ pub fn volume(object: &Value) -> Result<PersistentVolume, String> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use serde_json::json;
 
     use super::*;

@@ -1,6 +1,6 @@
 //! Linux capabilities of a container (RTM-10).
 
-use alloc::collections::BTreeSet;
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
 
 use crate::api::cri::LinuxSecurity;
 use crate::api::order::Gather;
@@ -121,6 +121,8 @@ fn names(written: &[String]) -> Result<Vec<Option<&'static str>>, String> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
 
     #[test]

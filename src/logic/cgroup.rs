@@ -1,17 +1,19 @@
 //! Values of cgroups (RES-01 to RES-14, CG-02, CG-07 to CG-15): where a pod's is, and what is written to it and to its
 //! containers'. Writing is `crate::cgroup`'s; containers' values travel through the OCI runtime.
 
-use alloc::collections::BTreeMap;
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
 
 use crate::api::cri::LinuxResources;
 use crate::api::oci::PodCgroup;
 use crate::api::order::Gather;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, Quantity};
-use crate::logic::pod_kind;
-use crate::logic::pod_resources::{
-    Amount, container_amount, containers_sum, names, pod_level, pod_sum,
-};
+use crate::pod_kind;
+use crate::pod_resources::{Amount, container_amount, containers_sum, names, pod_level, pod_sum};
 
 /// Fewest shares the kernel takes.
 pub const MIN_SHARES: u64 = 2;

@@ -1,5 +1,7 @@
 //! Pod conditions that the agent owns (STAT-40..STAT-47). Names follow kubelet `status/generate.go`.
 
+use alloc::{string::String, vec::Vec};
+
 use crate::api::{
     Pod, Wall,
     cri::PodRuntimeStatus,

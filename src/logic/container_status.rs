@@ -1,6 +1,8 @@
 //! The API's container statuses, from instances, the report before and the last start failure (STAT-20..STAT-28,
 //! WAIT). Names follow kubelet `kubelet_pods.go` (`convertToAPIContainerStatuses`).
 
+use alloc::{boxed::Box, string::String, vec::Vec};
+
 use crate::api::order::Order;
 use crate::api::{
     Container,

@@ -2,6 +2,8 @@
 //!
 //! Source: `pkg/apis/core/v1/defaults.go`.
 
+use alloc::string::{String, ToString};
+
 use serde_json::Value;
 
 use crate::api::order::Gather;

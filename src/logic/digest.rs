@@ -4,6 +4,8 @@
 //! the order of fields nor the spelling of the document matters. Not made to withstand a forger: whoever writes a
 //! manifest decides about that pod anyway.
 
+use alloc::string::ToString;
+
 use serde_json::Value;
 
 use super::conditions;

@@ -2,6 +2,8 @@
 //!
 //! Names and rules follow kubelet `kubelet.go`, `syncLoopIteration` and `HandlePod*`.
 
+use alloc::{boxed::Box, vec::Vec};
+
 use crate::api::order::Order;
 use crate::api::{PodUid, received::ReceivedPod};
 
@@ -229,6 +231,8 @@ pub const fn is_active(pod: Activity) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     const MIRROR: Role = Role::Mirror { static_known: true };

@@ -1,5 +1,6 @@
 //! Resolver file of a pod (CFG-60, CFG-61, CFG-64).
 
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::net::IpAddr;
 
 use crate::api::cri::DnsConfig;

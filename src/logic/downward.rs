@@ -1,6 +1,10 @@
 //! What a pod may learn about itself: fieldRef and resourceFieldRef (ENV-11, ENV-14, VOL-11, VOL-12).
 
-use alloc::collections::BTreeMap;
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::net::IpAddr;
 
 use crate::api::pod::{Container, FieldRef, ResourceFieldRef, Resources};

@@ -1,12 +1,12 @@
 //! Environment of a container (ENV-01 to ENV-16), built anew at each start.
 
-use alloc::collections::BTreeMap;
+use alloc::{borrow::ToOwned, collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef};
 use crate::api::{ConfigMap, Pod, Secret};
-use crate::logic::downward::{Allocatable, Place, UnsetLimit, env_field, resource_field};
-use crate::logic::expansion::{MAX_WORDS_BYTES, expand};
-use crate::logic::service_env::{Service, service_variables};
+use crate::downward::{Allocatable, Place, UnsetLimit, env_field, resource_field};
+use crate::expansion::{MAX_WORDS_BYTES, expand};
+use crate::service_env::{Service, service_variables};
 
 /// Objects a pod may refer to. `Ok(None)` is "not found", the only failure that `optional` forgives.
 pub trait Objects {
@@ -299,6 +299,8 @@ fn env_file_value(content: &str, key: &str) -> Result<Option<String>, String> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use serde_json::json;
 
     use super::*;

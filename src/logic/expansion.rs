@@ -1,5 +1,7 @@
 //! `$(NAME)` in env values, command lines and subPathExpr (ENV-05).
 
+use alloc::string::String;
+
 /// Longest word of a command line or environment, bytes: the kernel refuses longer ones (`MAX_ARG_STRLEN`, execve(2)).
 pub const MAX_WORD_BYTES: usize = 128 * 1024 - 1;
 /// All words of a command line and its environment together, bytes: the kernel takes no more, whatever the stack limit.

@@ -1,6 +1,7 @@
 //! What may be thrown away: dead instances, sandboxes, log directories (GC-01..GC-06). Images: [`super::image_gc`].
 //! Names follow kubelet `kuberuntime_gc.go` and `pod_container_deletor.go`.
 
+use alloc::vec::Vec;
 use core::{cmp::Reverse, time::Duration};
 
 use crate::api::order::Order;

@@ -3,9 +3,15 @@
 //! Order of use for one container: [`env::environment`](super::env::environment), [`sub_paths`], then the effects that pin
 //! subPaths and make the hosts file and the termination log, then [`container_config`].
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    borrow::ToOwned,
+    collections::{BTreeMap, BTreeSet},
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::net::IpAddr;
 
+use crate::actions::spec_hash;
 use crate::api::cri::{
     ANNOTATION_HASH, ANNOTATION_POD_DELETION_GRACE, ANNOTATION_POD_GRACE, ANNOTATION_PORTS,
     ANNOTATION_PRE_STOP, ANNOTATION_RESTART_COUNT, ANNOTATION_TERMINATION_PATH,
@@ -17,15 +23,14 @@ use crate::api::order::Gather;
 use crate::api::pod::VolumeMount;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, ContainerId, Pod};
-use crate::logic::actions::spec_hash;
-use crate::logic::cgroup::{CgroupSettings, container_resources, pod_path};
-use crate::logic::dns::{DnsSettings, pod_dns};
-use crate::logic::downward::Allocatable;
-use crate::logic::env::Env;
-use crate::logic::expansion::{MAX_WORDS_BYTES, expand};
-use crate::logic::hosts::pod_names;
-use crate::logic::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
-use crate::logic::sysctl;
+use crate::cgroup::{CgroupSettings, container_resources, pod_path};
+use crate::dns::{DnsSettings, pod_dns};
+use crate::downward::Allocatable;
+use crate::env::Env;
+use crate::expansion::{MAX_WORDS_BYTES, expand};
+use crate::hosts::pod_names;
+use crate::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
+use crate::sysctl;
 
 /// Where a container sees its termination log unless it says otherwise.
 pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
@@ -532,7 +537,7 @@ fn recursive_read_only(
 mod tests {
     use super::*;
     use crate::api::cri::{DnsConfig, SecurityProfile};
-    use crate::logic::env::{EnvInput, NoObjects, environment};
+    use crate::env::{EnvInput, NoObjects, environment};
 
     fn node() -> NodeContext {
         NodeContext {
@@ -721,7 +726,7 @@ mod tests {
             container: &pod.spec.containers[0],
             objects: &NoObjects,
             services: None,
-            place: crate::logic::downward::Place {
+            place: crate::downward::Place {
                 node_name: "pi",
                 host_ips: &[],
                 pod_ips: &[],

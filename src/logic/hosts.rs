@@ -1,5 +1,6 @@
 //! Names of a pod: its hostname, its domain and its `/etc/hosts` (CFG-20, CFG-21, CFG-50, CFG-51).
 
+use alloc::string::String;
 use core::fmt::Write as _;
 use core::net::IpAddr;
 
@@ -159,6 +160,8 @@ pub fn hosts_file(
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
 
     fn pod(spec: &str) -> Pod {

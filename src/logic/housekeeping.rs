@@ -3,7 +3,10 @@
 //! A [`Pass`] holds what was listed; each method answers one step of [`ORDER`] from it. Names and rules follow
 //! kubelet `kubelet_pods.go`, `HandlePodCleanups`, and `pod_container_deletor.go`.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::{
+    collections::{BTreeSet, VecDeque},
+    vec::Vec,
+};
 use core::time::Duration;
 
 use crate::api::order::Gather;
@@ -379,6 +382,8 @@ impl Removals {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::String;
+
     use super::*;
     use crate::api::{
         SandboxId, Wall,

@@ -1,6 +1,10 @@
 //! Which images to delete (IGC-01, IGC-02, GC-10, GC-11). Names follow kubelet `images/image_gc_manager.go`.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    boxed::Box,
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 use core::time::Duration;
 
 use crate::api::order::{Gather, Order};

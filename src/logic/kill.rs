@@ -1,6 +1,7 @@
 //! Killing containers and pods: grace, hooks' share of it, stop order. Names follow kubelet
 //! `kuberuntime_container.go` and `kuberuntime_termination_order.go`.
 
+use alloc::{string::String, vec::Vec};
 use core::time::Duration;
 
 use crate::api::order::Order;
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
     use crate::api::cri::SandboxState;
     use crate::api::pod::{Lifecycle, LifecycleHandler, Probe};
-    use crate::logic::testing::{instance, pod_with, sandbox, sidecar};
+    use crate::testing::{instance, pod_with, sandbox, sidecar};
     use ContainerState::{Exited, Running};
     use KillCause as Cause;
 

@@ -331,7 +331,7 @@ mod tests {
     use alloc::{string::ToString as _, vec};
 
     use super::*;
-    use crate::{api::Wall, logic::static_pod};
+    use crate::{api::Wall, static_pod};
 
     fn static_pod() -> (Value, Pod) {
         let raw = json!({

@@ -8,7 +8,7 @@
 //! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own disk
 //! at a start comes in the same way ([`Mux::restore`]), so that pods start with no apiserver in reach.
 
-use alloc::collections::BTreeMap;
+use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Whether a pod's node selector, required node affinity and tolerations fit a node (ADM-08, ADM-10).
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String};
 
 use crate::api::{
     Pod,
@@ -102,9 +102,11 @@ pub fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
     use crate::api::pod::{Affinity, NodeAffinity, NodeSelector};
-    use crate::logic::testing::pod_with;
+    use crate::testing::pod_with;
 
     fn labels() -> BTreeMap<String, String> {
         [("zone", "a"), ("cpus", "4"), ("arch", "arm64")]

@@ -11,7 +11,10 @@
 //!
 //! Versions play no part: reads are quorum reads, and after a restore of etcd the older version is the true one.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 use core::time::Duration;
 
 use super::pod_refs::{Key, Kind};
@@ -290,6 +293,8 @@ impl Reach {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::{String, ToString};
+
     use super::*;
 
     fn key(name: &str) -> Key {

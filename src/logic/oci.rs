@@ -6,7 +6,11 @@
 //! Invariants: nothing is inherited from the agent's own environment; a setting that cannot be honoured is an error,
 //! never left out, unless the agent itself added it (device defaults, huge page zeros).
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::String,
+    vec::Vec,
+};
 
 use crate::api::cri::{
     LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile,
@@ -16,7 +20,7 @@ use crate::api::oci::{
     Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
 use crate::api::order::{Gather, Order};
-use crate::logic::{capabilities, seccomp};
+use crate::{capabilities, seccomp};
 
 /// `PATH` of a container whose image and spec set none (RTM-08).
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -555,6 +559,8 @@ fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
     use crate::api::cri::{
         ContainerConfig, ImageSpec, LinuxSecurity, NamespaceOptions, SandboxConfig,

@@ -1,6 +1,8 @@
 //! What a static pod came to, for the time after a reboot. A kubelet finds it in the dead containers that its runtime keeps
 //! across boots; here the agent keeps the status (SYNC-35).
 
+use alloc::boxed::Box;
+
 use super::container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN};
 use crate::api::{
     Pod,
@@ -73,6 +75,8 @@ pub fn after_reboot(mut status: PodStatus) -> PodStatus {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
     use serde_json::json;
 

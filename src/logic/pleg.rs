@@ -8,7 +8,12 @@
 //! A container that is created and removed between two relists is invisible: exited containers must be kept for a
 //! while. Names and rules follow kubelet `pleg/generic.go`.
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::{
+    boxed::Box,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    string::String,
+    vec::Vec,
+};
 use core::{cmp::Ordering, time::Duration};
 
 use crate::api::order::{Gather, Order};
@@ -432,6 +437,7 @@ const fn what_happened(old: State, new: State) -> &'static [EventKind] {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
     use core::slice;
 
     use super::*;
@@ -439,7 +445,7 @@ mod tests {
         ContainerId, SandboxId, Wall,
         cri::{ContainerStatus, NamespaceOptions, Order, SandboxStatus},
     };
-    use crate::logic::pod_table::{Freshness, StatusAge};
+    use crate::pod_table::{Freshness, StatusAge};
 
     use ContainerState::{Created, Exited, Running, Unknown};
     use EventKind::{ContainerDied, ContainerRemoved, ContainerStarted, PodSync};

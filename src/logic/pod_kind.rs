@@ -1,5 +1,7 @@
 //! Who stands behind a pod: a file of this machine, the apiserver, the machine's own needs.
 
+use alloc::string::String;
+
 use crate::api::{
     Pod,
     pod::{CONFIG_MIRROR, CONFIG_SOURCE},

@@ -4,7 +4,7 @@
 //! References are told apart by when they are needed: volumes at each sync, environments when a container starts,
 //! credentials when an image is pulled. What no container mounts is not read.
 
-use alloc::collections::BTreeSet;
+use alloc::{boxed::Box, collections::BTreeSet, string::String};
 
 use crate::api::pod::{Container, Volume};
 use crate::api::{Pod, PodUid};
@@ -230,6 +230,8 @@ impl<'a> Refs<'a> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::{string::ToString, vec::Vec};
+
     use serde_json::json;
 
     use super::*;

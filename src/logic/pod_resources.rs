@@ -1,6 +1,9 @@
 //! Requests and limits of a whole pod (RES-12).
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::String,
+};
 
 use crate::api::order::Gather;
 use crate::api::pod::Resources;

@@ -9,6 +9,7 @@
 //!
 //! Names and rules follow kubelet `pod_workers.go`.
 
+use alloc::{boxed::Box, vec::Vec};
 use core::time::Duration;
 
 use crate::api::order::Order;

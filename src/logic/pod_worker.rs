@@ -17,6 +17,7 @@
 //!
 //! Names and rules follow kubelet `pod_workers.go`.
 
+use alloc::boxed::Box;
 use core::time::Duration;
 
 use crate::api::{Mono, Pod, PodUid};

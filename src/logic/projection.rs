@@ -1,12 +1,12 @@
 //! Contents of configMap, secret, downwardAPI and projected volumes (VOL-04 to VOL-12). Writing them is `crate::volume`'s.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::order::Gather;
 use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
 use crate::api::{Pod, ProjectedFile};
-use crate::logic::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
-use crate::logic::env::{Objects, not_found};
+use crate::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
+use crate::env::{Objects, not_found};
 
 /// Longest path component, bytes.
 const MAX_COMPONENT: usize = 255;

@@ -2,7 +2,7 @@
 //!
 //! Requests are taken as they stand: defaulting has given a container with only a limit its request.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String};
 
 use crate::api::order::Gather;
 use crate::api::{Pod, Quantity, pod::Resources, pod_status::QosClass};
@@ -92,9 +92,11 @@ pub fn add(sum: &mut Amounts, other: &Amounts) {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
     use crate::api::Container;
-    use crate::logic::testing::{container, pod_with, sidecar};
+    use crate::testing::{container, pod_with, sidecar};
     use QosClass::{BestEffort, Burstable, Guaranteed};
 
     /// `"cpu=1 memory=1Gi"` as a list.

@@ -1,6 +1,6 @@
 //! Why a container last failed to start, for its waiting state (CLEAN-17, WAIT-01).
 
-use alloc::collections::BTreeMap;
+use alloc::{boxed::Box, collections::BTreeMap};
 use core::cell::Cell;
 
 use crate::api::PodUid;

@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn counting() {
         // CFG-06
-        use crate::logic::testing::{exited, nth};
+        use crate::testing::{exited, nth};
         let third = nth(3, exited("a", 1));
         assert_eq!(next_restart_count(None, None), 0);
         assert_eq!(next_restart_count(None, Some(6)), 7, "after a reboot");

@@ -3,7 +3,7 @@
 //! Times are those at which a listing *began*: what was listed is at least that new. Names and rules follow kubelet
 //! `container/cache.go` and `container/runtime_cache.go`.
 
-use alloc::{collections::BTreeMap, rc::Rc};
+use alloc::{boxed::Box, collections::BTreeMap, rc::Rc, string::String, vec::Vec};
 use core::time::Duration;
 
 use crate::api::order::Order;

@@ -3,7 +3,7 @@
 //! Calls not listed fail with EPERM. The list of calls is that of the common container runtimes; it has a version so that
 //! a change of it is a visible event. Names the running libseccomp does not know are skipped by the OCI runtime.
 
-use alloc::collections::BTreeSet;
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
 
 use crate::api::oci::{Seccomp, SeccompArg, SeccompRule};
 use crate::api::order::Gather;
@@ -201,7 +201,7 @@ fn allow_if(name: &str, index: u32, op: &str, value: u64) -> SeccompRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logic::capabilities;
+    use crate::capabilities;
 
     fn profile(arch: &str, kernel: (u32, u32), capabilities: &[&str]) -> Seccomp {
         let held: Vec<String> = capabilities.iter().map(|&name| name.into()).collect();

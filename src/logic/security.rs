@@ -1,5 +1,7 @@
 //! Security settings of a container (SEC-01 to SEC-08); which sysctls a pod may set is [`super::sysctl`]'s.
 
+use alloc::{borrow::ToOwned, string::String};
+
 use crate::api::cri::{Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SecurityProfile};
 use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
 use crate::api::{Container, Pod};
@@ -116,7 +118,7 @@ fn verify_non_root(
     run_as_user: Option<i64>,
     image: &Image,
 ) -> Result<(), String> {
-    let pod = crate::logic::pod_kind::pod_ref(pod);
+    let pod = crate::pod_kind::pod_ref(pod);
     let place = format!("(pod: {pod:?}, container: {})", container.name);
     match (run_as_user, image.uid) {
         (Some(0), _) => Err(format!(

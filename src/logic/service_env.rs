@@ -1,6 +1,10 @@
 //! Variables that tell a container where services are (ENV-07, ENV-08).
 
-use alloc::collections::BTreeMap;
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::net::Ipv6Addr;
 
 use crate::api::service;

@@ -1,6 +1,12 @@
 //! Static pods: pods that come from a manifest instead of the apiserver. Names follow kubelet `config/common.go` and
 //! `types/pod_update.go`.
 
+use alloc::{
+    boxed::Box,
+    string::{String, ToString},
+    vec::Vec,
+};
+
 use serde_json::{Value, json};
 
 use super::digest::Fnv;
@@ -128,7 +134,7 @@ fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str) {
 mod tests {
     use super::*;
     use crate::api::pod::{CONFIG_MIRROR, CONFIG_SOURCE};
-    use crate::logic::pod_kind;
+    use crate::pod_kind;
 
     fn manifest() -> Value {
         json!({

@@ -3,6 +3,10 @@
 //!
 //! What happens to a generated status afterwards (is it a change, may it be published) is [`super::status_update`].
 
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::{net::IpAddr, time::Duration};
 
 use crate::api::{

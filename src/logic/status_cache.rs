@@ -103,10 +103,12 @@ impl StatusCache {
 
 #[cfg(test)]
 mod tests {
+    use alloc::boxed::Box;
+
     use super::*;
     use crate::api::pod::RestartPolicy;
     use crate::api::pod_status::{ContainerState, ContainerStatus, Phase, Running, Terminated};
-    use crate::logic::testing::pod_with;
+    use crate::testing::pod_with;
 
     fn status(phase: Phase, running: bool) -> PodStatus {
         let state = if running {

@@ -26,6 +26,8 @@
 //! Source: kubelet `status/status_manager.go` (`mergePodStatus`), `util/pod/pod.go` (`PatchPodStatus`); apimachinery
 //! `util/strategicpatch`; the patch strategies of `PodStatus` in core/v1.
 
+use alloc::{string::String, vec::Vec};
+
 use serde_json::{Map, Value, json};
 
 use super::{

@@ -1,6 +1,8 @@
 //! From a generated status to a stored and published one: normal form, equality, legal transitions, the end of a pod.
 //! Names follow kubelet `status/status_manager.go`.
 
+use alloc::{string::String, vec::Vec};
+
 use crate::api::order::Order;
 use crate::api::{
     Pod, Wall,

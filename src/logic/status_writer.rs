@@ -24,6 +24,7 @@
 //!   and its word, a new copy or none, decides.
 //! - A write that got no answer may have been done: the pod stays unsettled, and what it sends again leads to the same.
 
+use alloc::{boxed::Box, vec::Vec};
 use core::time::Duration;
 
 use serde_json::Value;

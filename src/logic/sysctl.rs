@@ -1,5 +1,6 @@
 //! Which sysctls a pod may set (SEC-10, ADM-12). Names follow kubelet `pkg/kubelet/sysctl`.
 
+use alloc::{string::String, vec::Vec};
 use core::fmt;
 
 /// The namespace that keeps a sysctl apart from the host's.

@@ -1,5 +1,8 @@
 //! One-line builders, so that a test's row reads as a sentence. Only built for tests.
 
+use alloc::{string::String, vec::Vec};
+
+use crate::actions::spec_hash;
 use crate::api::{
     Container, ContainerId, Pod, PodUid, SandboxId, Wall,
     cri::{
@@ -8,12 +11,12 @@ use crate::api::{
     },
     pod::RestartPolicy,
 };
-use crate::logic::actions::spec_hash;
 
-pub(crate) mod smp;
+pub mod server;
+pub mod smp;
 
 /// A container of that name with image `img`.
-pub(crate) fn container(name: &str) -> Container {
+pub fn container(name: &str) -> Container {
     Container {
         name: name.into(),
         image: "img".into(),
@@ -22,7 +25,7 @@ pub(crate) fn container(name: &str) -> Container {
 }
 
 /// An init container that goes on running.
-pub(crate) fn sidecar(name: &str) -> Container {
+pub fn sidecar(name: &str) -> Container {
     Container {
         restart_policy: Some(RestartPolicy::Always),
         ..container(name)
@@ -30,7 +33,7 @@ pub(crate) fn sidecar(name: &str) -> Container {
 }
 
 /// Pod `ns/p` with these regular containers and policy `Always`.
-pub(crate) fn pod_with(regular: &[&str]) -> Pod {
+pub fn pod_with(regular: &[&str]) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = "p".into();
     pod.metadata.namespace = "ns".into();
@@ -41,7 +44,7 @@ pub(crate) fn pod_with(regular: &[&str]) -> Pod {
 }
 
 /// A first instance (`<name>-0`), created first; exited ones with code 0.
-pub(crate) fn instance(name: &str, state: ContainerState) -> ContainerStatus {
+pub fn instance(name: &str, state: ContainerState) -> ContainerStatus {
     ContainerStatus {
         id: ContainerId::new(format!("{name}-0")),
         sandbox: SandboxId::from("sb-0"),
@@ -67,7 +70,7 @@ pub(crate) fn instance(name: &str, state: ContainerState) -> ContainerStatus {
 }
 
 /// An exited instance with that code.
-pub(crate) fn exited(name: &str, exit_code: i32) -> ContainerStatus {
+pub fn exited(name: &str, exit_code: i32) -> ContainerStatus {
     ContainerStatus {
         exit_code,
         reason: if exit_code == 0 { "Completed" } else { "Error" }.into(),
@@ -76,7 +79,7 @@ pub(crate) fn exited(name: &str, exit_code: i32) -> ContainerStatus {
 }
 
 /// The `n`th instance of a container: id, restart count and order follow.
-pub(crate) fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
+pub fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
     status.id = ContainerId::new(format!("{}-{n}", status.name));
     status.restart_count = n;
     status.created = Order(1, n);
@@ -84,7 +87,7 @@ pub(crate) fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
 }
 
 /// Sandbox `sb-<attempt>` with one IP.
-pub(crate) fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
+pub fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
     SandboxStatus {
         id: SandboxId::new(format!("sb-{attempt}")),
         uid: PodUid::from("uid"),
@@ -100,7 +103,7 @@ pub(crate) fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
 }
 
 /// A pod with one ready sandbox and these instances, newest first.
-pub(crate) fn running_pod(containers: Vec<ContainerStatus>) -> PodRuntimeStatus {
+pub fn running_pod(containers: Vec<ContainerStatus>) -> PodRuntimeStatus {
     PodRuntimeStatus {
         uid: PodUid::from("uid"),
         name: "p".into(),
@@ -112,11 +115,11 @@ pub(crate) fn running_pod(containers: Vec<ContainerStatus>) -> PodRuntimeStatus 
 }
 
 /// A small seeded generator (SplitMix64): tests stay reproducible without a dependency.
-pub(crate) struct Random(pub(crate) u64);
+pub struct Random(pub u64);
 
 impl Random {
     /// A number below `n`.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -125,7 +128,7 @@ impl Random {
     }
 
     /// True once in `n`.
-    pub(crate) fn one_in(&mut self, n: u64) -> bool {
+    pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }

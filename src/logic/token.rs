@@ -2,6 +2,7 @@
 //!
 //! A token is read only for its times; that it is genuine is for whoever it is shown to.
 
+use alloc::string::{String, ToString};
 use core::time::Duration;
 
 use base64::Engine as _;
@@ -179,6 +180,8 @@ pub const fn is_taken(times: Times, now: Wall) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
 
     fn jwt(payload: &str) -> String {

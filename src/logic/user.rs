@@ -2,7 +2,10 @@
 //!
 //! Reading those two files inside the container's root file system is the backend's; the rule is here.
 
-use alloc::collections::BTreeSet;
+use alloc::{
+    collections::BTreeSet,
+    string::{String, ToString},
+};
 
 use crate::api::order::Gather;
 use crate::api::{cri::LinuxSecurity, oci::ResolvedUser};

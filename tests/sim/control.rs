@@ -30,7 +30,7 @@ use crate::{
     },
     logic::{
         api_poll,
-        api_sim::server::{Key, Server, uid_of},
+        testing::server::{Key, Server, uid_of},
     },
     runtime::fake::Fake,
 };

@@ -17,7 +17,7 @@ use crate::{
         pod_status::PodStatus,
         strict,
     },
-    logic::{api_pod, api_sim::server::uid_of, conditions},
+    logic::{api_pod, conditions, testing::server::uid_of},
     runtime::fake::Fake,
 };
 

@@ -20,8 +20,8 @@ use crate::{
     },
     logic::{
         api_poll::List,
-        api_sim::server::{Key, Refusal, Server, uid_of},
         testing::Random,
+        testing::server::{Key, Refusal, Server, uid_of},
     },
 };
 

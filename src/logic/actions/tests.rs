@@ -1,11 +1,11 @@
 //! One row, one rule. A row starts from a pod and its runtime status and names what the sync does in one line of text.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use super::*;
 use crate::api::pod::{Probe, RestartRule, RestartRuleExitCodes};
 use crate::api::{Wall, cri::Order};
-use crate::logic::testing::{
+use crate::testing::{
     Random, container, exited, instance, nth, pod_with, running_pod, sandbox, sidecar,
 };
 use ContainerState::{Created, Exited, Running, Unknown};

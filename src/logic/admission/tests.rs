@@ -1,9 +1,11 @@
+use alloc::{string::String, vec::Vec};
+
 use super::*;
 use crate::api::Quantity;
 use crate::api::pod::{
     CONFIG_SOURCE, PodOs, PodSecurityContext, SecurityContext, Sysctl, Toleration,
 };
-use crate::logic::testing::{container, pod_with, sidecar};
+use crate::testing::{container, pod_with, sidecar};
 
 fn node() -> NodeFacts {
     NodeFacts {

@@ -1,5 +1,6 @@
 //! The doorbell: one watch of metadata, kept open. It says that a pod is worth reading, never what it is.
 
+use alloc::boxed::Box;
 use core::time::Duration;
 
 use super::{ApiPoll, BACK_OFF, Item, MAX_BACK_OFF, number};

@@ -41,7 +41,7 @@
 //! | pods to read one by one | [`MAX_SINGLE_READS`] | one list of whole objects instead |
 //! | tries that hold up the first snapshot | [`TRIES`] | it comes without the pod; nobody may take that one for an orphan ([`ApiPoll::unread`]) |
 
-use alloc::collections::VecDeque;
+use alloc::{boxed::Box, collections::VecDeque, vec::Vec};
 use core::time::Duration;
 
 use serde_json::Value;

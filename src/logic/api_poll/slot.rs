@@ -1,5 +1,6 @@
 //! What is kept of one pod of the API: who it is, what of it was read last, and what is in question. Never the pod.
 
+use alloc::boxed::Box;
 use core::time::Duration;
 
 use super::{BACK_OFF, Item, MAX_BACK_OFF, Sight, TRIES, version};

@@ -3,27 +3,31 @@
 //! Each schedule is a sequence of random moves: users create, edit and delete, the control plane writes into statuses, pods
 //! go their ways, requests are processed, answered, lost before or after they were processed, lists are cut or stale, the
 //! doorbell loses, breaks, lies; the agent restarts with or without its disk; the store goes back to an older state. After
-//! every move the rules hold that never may be broken (in [`server`] and here). Then faults end, and all must converge.
+//! every move the rules hold that never may be broken (in [`crate::testing::server`] and here). Then faults end, and all must converge.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    borrow::ToOwned,
+    collections::{BTreeMap, BTreeSet},
+    string::{String, ToString},
+    vec::Vec,
+};
 use serde_json::{Value, json};
 
 use crate::api::received::{Delivered, ReceivedPod};
 use crate::api::{Mono, PodUid, Wall};
-use crate::logic::api_poll::{self, ApiPoll, Ask, BellEnd, List, Paces, Sight, Ticket};
-use crate::logic::mux::{Merged, Mux, Op, Source};
-use crate::logic::pod_kind::is_mirror;
-use crate::logic::status_patch::ApiStatus;
-use crate::logic::status_writer::{self, ApiCopy, StatusWriter, Write};
-use crate::logic::testing::Random;
-use crate::logic::{api_pod, status_writer::Truths as _};
+use crate::api_poll::{self, ApiPoll, Ask, BellEnd, List, Paces, Sight, Ticket};
+use crate::mux::{Merged, Mux, Op, Source};
+use crate::pod_kind::is_mirror;
+use crate::status_patch::ApiStatus;
+use crate::status_writer::{self, ApiCopy, StatusWriter, Write};
+use crate::testing::Random;
+use crate::{api_pod, status_writer::Truths as _};
 
 mod network;
 mod node;
-pub(crate) mod server;
 
+use crate::testing::server::{Key, Server, item_of, uid_of};
 use node::{Node, Stage};
-use server::{Key, Server, item_of, uid_of};
 
 /// Moves with faults in one schedule.
 const MOVES: usize = 250;
@@ -444,7 +448,7 @@ fn run(seed: u64) {
 fn campaign(seeds: core::ops::Range<u64>) {
     for seed in seeds {
         // Shown if it fails; the last number is the one.
-        print!("{seed} ");
+        std::print!("{seed} ");
         run(seed);
     }
 }

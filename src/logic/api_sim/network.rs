@@ -4,14 +4,12 @@ use core::time::Duration;
 
 use serde_json::Value;
 
-use super::{
-    Answer, Flight, Request, World, copy_of,
-    server::{Refusal, item_of},
-};
-use crate::logic::api_pod;
-use crate::logic::api_poll::{self, List, Sight, Verdict};
-use crate::logic::mux::Source;
-use crate::logic::status_writer::{self, Next};
+use super::{Answer, Flight, Request, World, copy_of};
+use crate::api_pod;
+use crate::api_poll::{self, List, Sight, Verdict};
+use crate::mux::Source;
+use crate::status_writer::{self, Next};
+use crate::testing::server::{Refusal, item_of};
 
 impl World {
     pub(super) fn send(&mut self, request: Request) {

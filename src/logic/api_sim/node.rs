@@ -1,6 +1,6 @@
 //! A node with pods that begin, restart, end and are stopped; its statuses are kept by the real cache.
 
-use alloc::collections::BTreeMap;
+use alloc::{boxed::Box, collections::BTreeMap};
 
 use serde_json::Value;
 
@@ -9,9 +9,9 @@ use crate::api::pod_status::{
     ContainerState, ContainerStatus, Phase, PodCondition, PodStatus, Running, Terminated,
 };
 use crate::api::{Pod, PodUid, Wall};
-use crate::logic::status_cache::StatusCache;
-use crate::logic::status_writer::{Truth, Truths};
-use crate::logic::testing::Random;
+use crate::status_cache::StatusCache;
+use crate::status_writer::{Truth, Truths};
+use crate::testing::Random;
 
 /// How far a pod is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -196,7 +196,7 @@ impl Node {
 
 /// Whether the API shows what the node stores, the agent's own fields.
 pub(super) fn shows(object: &Value, status: &PodStatus) -> bool {
-    use crate::logic::status_patch::{ApiStatus, patch};
+    use crate::status_patch::{ApiStatus, patch};
     let shown: PodStatus = crate::api::strict::typed(&object["status"]).expect("a status");
     patch(
         &"u".into(),

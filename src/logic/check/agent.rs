@@ -1,5 +1,7 @@
 //! Configuration, manifests, neighbours and the agent itself.
 
+use alloc::{string::String, vec::Vec};
+
 use super::{Agent, Facts, Finding, some_of};
 
 /// A relist is due every second; an agent whose last one is older than this cannot do its work.

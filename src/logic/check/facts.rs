@@ -1,5 +1,7 @@
 //! What the preflight knows of a machine: plain data, gathered elsewhere.
 
+use alloc::{string::String, vec::Vec};
+
 use crate::api::Wall;
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.

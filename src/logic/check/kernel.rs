@@ -1,5 +1,7 @@
 //! Kernel, control groups and the OCI runtime.
 
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
+
 use super::{Facts, Finding, some_of};
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.

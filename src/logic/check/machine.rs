@@ -1,5 +1,10 @@
 //! The machine around the kernel: rights, name, clocks, disks.
 
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+
 use super::{Dir, Facts, Finding};
 use crate::api::Wall;
 

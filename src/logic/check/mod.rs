@@ -11,6 +11,8 @@ mod network;
 #[cfg(test)]
 mod tests;
 
+use alloc::{string::String, vec::Vec};
+
 pub use facts::{
     Agent, AgentFacts, Apiserver, Cgroups, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network,
     Rights, Runtime, Wanted,

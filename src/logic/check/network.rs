@@ -1,5 +1,7 @@
 //! Pod network, firewall, names.
 
+use alloc::string::String;
+
 use super::{Facts, Finding, some_of};
 
 pub(super) fn config(facts: &Facts) -> Finding {

@@ -1,3 +1,5 @@
+use alloc::{borrow::ToOwned, vec::Vec};
+
 use super::*;
 use crate::api::Wall;
 

@@ -1,7 +1,9 @@
+use alloc::{boxed::Box, string::String, vec::Vec};
+
 use super::*;
 use crate::api::pod::ReadinessGate;
 use crate::api::pod_status::{ContainerState, Running, Terminated, Waiting};
-use crate::logic::testing::{container, pod_with, running_pod, sidecar};
+use crate::testing::{container, pod_with, running_pod, sidecar};
 
 fn waits(name: &str) -> ContainerStatus {
     ContainerStatus {

@@ -1,10 +1,12 @@
+use alloc::{string::String, vec::Vec};
+
 use super::*;
 use crate::api::pod::{Probe, RestartPolicy, VolumeMount};
 use crate::api::pod_status::{PodCondition, PodStatus};
 use crate::api::{ContainerId, Pod, Wall, cri::PodRuntimeStatus};
-use crate::logic::probe::{NoProbes, Probes};
-use crate::logic::reason_cache::ReasonCache;
-use crate::logic::testing::{container, exited, instance, nth, pod_with, running_pod, sidecar};
+use crate::probe::{NoProbes, Probes};
+use crate::reason_cache::ReasonCache;
+use crate::testing::{container, exited, instance, nth, pod_with, running_pod, sidecar};
 
 /// All probes of every instance have this result.
 struct All(Option<ProbeResult>);

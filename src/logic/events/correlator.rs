@@ -1,12 +1,13 @@
 //! Which events are the same, which are similar, and which are too many.
 
+use alloc::{boxed::Box, string::ToString};
 use core::time::Duration;
 
 use serde_json::json;
 
 use super::{Occurrence, Post, event_name, lru::Lru, object};
 use crate::api::{Mono, Wall};
-use crate::logic::fnv::fnv1a;
+use crate::fnv::fnv1a;
 
 /// Different messages of one reason and object from which on they are folded into one event.
 const MAX_MESSAGES: usize = 10;

@@ -1,5 +1,7 @@
 //! A table of fixed capacity in which the entry that was not used for the longest time makes room.
 
+use alloc::vec::Vec;
+
 /// Entries by digest. Two keys with one digest would share an entry, nothing worse.
 #[derive(Clone, Debug)]
 pub(super) struct Lru<T> {

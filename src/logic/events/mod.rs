@@ -13,6 +13,8 @@
 //!
 //! Names and figures follow client-go `tools/record` (`events_cache.go`, `event.go`), with smaller caches: a node's own.
 
+use alloc::{boxed::Box, string::ToString};
+
 use serde_json::{Value, json};
 
 use crate::api::{PodUid, Wall};

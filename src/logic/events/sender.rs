@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::{Correlator, Occurrence, Post};
 use crate::api::Mono;
-use crate::logic::{pull_rate::PullRate, work_queue::Jitter};
+use crate::{pull_rate::PullRate, work_queue::Jitter};
 
 /// Tries to tell one event; then it is given up.
 pub const MAX_TRIES: u32 = 12;

@@ -1,5 +1,10 @@
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+
 use super::*;
-use crate::logic::testing::{exited, instance, nth, running_pod, sandbox};
+use crate::testing::{exited, instance, nth, running_pod, sandbox};
 use ContainerState::{Created, Running, Unknown};
 
 const NOW: Wall = Wall::from_secs(10_000);
@@ -321,7 +326,7 @@ fn log_directories() {
 #[test]
 fn never_too_much() {
     // GC-01 GC-05: whatever the runtime shows, nothing that runs goes, and a living pod keeps its newest instance.
-    let mut random = crate::logic::testing::Random(3);
+    let mut random = crate::testing::Random(3);
     for round in 0..5_000 {
         let mut containers = Vec::new();
         for name in ["a", "b"] {

@@ -10,10 +10,8 @@ use super::{
 };
 use crate::{
     api::Wall,
-    logic::{
-        housekeeping::{Gauges, Totals, WorkConfig},
-        pleg::RunningCounts,
-    },
+    housekeeping::{Gauges, Totals, WorkConfig},
+    pleg::RunningCounts,
 };
 
 /// Calls to the runtime.
@@ -555,6 +553,8 @@ fn agent(t: &mut Text, facts: &Facts<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn facts(counters: &Counters) -> Facts<'_> {

@@ -6,7 +6,7 @@ use super::{
     exposition::{Family, Kind, Page, Samples, Value},
     histogram::DEFAULT,
 };
-use crate::logic::probe::NodeFigures;
+use crate::probe::NodeFigures;
 
 /// The page of all probes there are.
 #[must_use]
@@ -90,7 +90,7 @@ fn totals(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logic::probe::{Counts, Durations, ProbeFigures, ProbeKind};
+    use crate::probe::{Counts, Durations, ProbeFigures, ProbeKind};
     use alloc::{string::String, vec};
 
     #[test]

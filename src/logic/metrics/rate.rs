@@ -6,7 +6,7 @@
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-use crate::{api::Mono, logic::fnv};
+use crate::{api::Mono, fnv};
 
 /// Over how long a rate is taken, at least: as often as a kubelet samples.
 pub const WINDOW: Duration = Duration::from_secs(10);

@@ -271,7 +271,7 @@ pub(super) mod testing {
 
     /// Two pods: one with a limited container and one that has all the kernel can count, one on the host's network of which
     /// nothing is known but its processor time.
-    pub(in crate::logic::metrics) fn sample() -> Sample {
+    pub(in crate::metrics) fn sample() -> Sample {
         let mut limited = container("app", 1);
         limited.usage.swap = Some(Swap {
             usage_bytes: 4096,
@@ -355,7 +355,7 @@ pub(super) mod testing {
     }
 
     /// Compares with `tests/golden/metrics/<name>`; what is there instead is shown whole.
-    pub(in crate::logic::metrics) fn golden(name: &str, text: &str) {
+    pub(in crate::metrics) fn golden(name: &str, text: &str) {
         let goldens = [
             (
                 "resource.txt",

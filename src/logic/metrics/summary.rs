@@ -297,6 +297,8 @@ fn file_system(at: Wall, fs: Option<&FsInfo>, used: Option<DiskUsage>) -> Value 
 
 #[cfg(test)]
 mod tests {
+    use alloc::{string::String, vec::Vec};
+
     use super::{super::sample::testing, *};
 
     fn summary(detail: Detail) -> Value {

@@ -1,3 +1,5 @@
+use alloc::{borrow::ToOwned, boxed::Box, string::String, vec::Vec};
+
 use serde_json::json;
 
 use super::*;

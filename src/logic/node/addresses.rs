@@ -1,6 +1,10 @@
 //! Which addresses a node has (NODE-07, NODE-08).
 
-use alloc::{collections::BTreeMap, string::String, string::ToString, vec, vec::Vec};
+use alloc::{
+    collections::BTreeMap,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::net::IpAddr;
 
 use super::PROVIDED_ADDRESSES;

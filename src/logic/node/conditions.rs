@@ -8,7 +8,7 @@ use crate::api::{
     Wall,
     node::{NodeCondition, ResourceList},
 };
-use crate::logic::text::cut;
+use crate::text::cut;
 
 /// Bytes of a message: errors of a runtime may be long, and the Node is sent every few minutes.
 pub const MAX_MESSAGE_BYTES: usize = 2048;

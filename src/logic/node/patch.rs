@@ -131,7 +131,7 @@ fn differ_condition(old: &Value, new: &Value, is_change: &mut bool) -> Option<Va
 
 #[cfg(test)]
 mod tests {
-    use alloc::vec;
+    use alloc::{string::ToString, vec};
 
     use super::*;
     use crate::{
@@ -139,7 +139,7 @@ mod tests {
             Quantity, Wall,
             node::{NodeAddress, NodeCondition},
         },
-        logic::node::{apply, initial, testing::Parts},
+        node::{apply, initial, testing::Parts},
     };
 
     fn at(s: i64) -> Wall {

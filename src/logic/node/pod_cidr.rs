@@ -158,7 +158,10 @@ mod tests {
         let shown = |known: &PodCidrs, given: &str| {
             known.news(&spec(given)).map(|news| {
                 news.map(|list| {
-                    let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+                    let list: Vec<String> = list
+                        .iter()
+                        .map(alloc::string::ToString::to_string)
+                        .collect();
                     list.join(" ")
                 })
             })

@@ -12,7 +12,7 @@ use crate::api::{
     node::{ResourceList, Taint},
     order::Gather as _,
 };
-use crate::logic::node_resources::is_extended;
+use crate::node_resources::is_extended;
 
 /// Labels that an old Node of the same name gets from a new one.
 const DEFAULT_LABELS: [&str; 11] = [
@@ -199,7 +199,7 @@ mod tests {
     use alloc::{string::ToString as _, vec};
 
     use super::*;
-    use crate::logic::node::testing::Parts;
+    use crate::node::testing::Parts;
 
     fn made(parts: &Parts) -> Node {
         initial(&parts.view(), Wall::from_secs(100)).0

@@ -14,7 +14,7 @@ use crate::api::{
     node::{ContainerImage, NodeFeatures, NodeInfo, NodeSwap, ResourceList},
     order::Order as _,
 };
-use crate::logic::node_resources::{self, is_extended};
+use crate::node_resources::{self, is_extended};
 
 /// Names of one image that a status gives.
 const MAX_IMAGE_NAMES: usize = 5;
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::{
         api::node::RuntimeHandler,
-        logic::node::testing::{MIB, Parts},
+        node::testing::{MIB, Parts},
     };
 
     fn text(list: &ResourceList) -> String {

@@ -1,11 +1,11 @@
 //! A board to make Nodes of. Only built for tests.
 
-use alloc::{string::String, vec, vec::Vec};
+use alloc::{string::String, vec::Vec};
 
 use super::{Identity, Interface, Local, Pressure, Resources, RuntimeView, Settings, View};
 use crate::{
     api::cri::Image,
-    logic::node_resources::{Capacity, Reservations},
+    node_resources::{Capacity, Reservations},
 };
 
 pub(crate) const MIB: i64 = 1 << 20;

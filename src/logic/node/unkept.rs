@@ -53,7 +53,7 @@ impl Unkept {
 mod tests {
     use super::*;
     use crate::api::node::{NodeFeatures, NodeSwap, RuntimeHandler};
-    use crate::logic::node::status_patch;
+    use crate::node::status_patch;
 
     #[test]
     fn what_does_not_come_back_is_not_sent_again() {

@@ -1,9 +1,9 @@
 //! Every reachable state of small tables: whatever happens in whatever order, the promises of the table hold.
 
-use alloc::collections::BTreeSet;
+use alloc::{collections::BTreeSet, vec::Vec};
 
 use super::*;
-use crate::logic::pod_worker::KillOptions;
+use crate::pod_worker::KillOptions;
 
 const SPEC_GRACE_S: i64 = 30;
 /// Rounds within which a table that everyone lets go must be empty.
@@ -366,7 +366,7 @@ impl Explorer {
             }
             assert!(seen.len() <= MAX_STATES, "the state space does not close");
         }
-        println!(
+        std::println!(
             "{} pods of {:?}: {} states, all of them, by {} inputs; {} calls",
             self.uids.len(),
             self.capacity,

@@ -1,7 +1,9 @@
 //! Table tests of the pod table: each row or scenario names the behaviour it proves.
 
+use alloc::{boxed::Box, vec::Vec};
+
 use super::*;
-use crate::logic::pod_worker::KillOptions;
+use crate::pod_worker::KillOptions;
 
 /// The runtime cache of a test: one time for all pods.
 struct Age {

@@ -1,5 +1,7 @@
 //! What is counted of probes (MET-09). Text is made of it elsewhere.
 
+use alloc::{boxed::Box, vec::Vec};
+
 use super::{Counts, ProbeKind};
 use crate::api::PodUid;
 

@@ -9,6 +9,7 @@
 //! Carrying a probe out is not its concern; a result here is already decisive (PROBE-09). Names follow kubelet
 //! `prober/worker.go` and `prober/prober_manager.go`.
 
+use alloc::string::String;
 use core::fmt;
 
 use crate::api::{
@@ -119,9 +120,11 @@ pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, St
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
     use crate::api::pod::ContainerPort;
-    use crate::logic::testing::container;
+    use crate::testing::container;
 
     #[test]
     fn ports() {

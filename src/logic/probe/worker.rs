@@ -14,7 +14,7 @@ use core::time::Duration;
 
 use super::{ProbeKind, ProbeResult};
 use crate::api::{Mono, pod::Probe};
-use crate::logic::fnv::fnv1a;
+use crate::fnv::fnv1a;
 
 /// What a probe asks for. Fixed for the life of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

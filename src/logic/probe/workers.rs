@@ -3,7 +3,11 @@
 //! A pod's workers are made together and go together; each is in the timetable at most once. What a worker is made of
 //! besides its numbers (`A`: whom to ask what) is the caller's.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    boxed::Box,
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
 use core::time::Duration;
 
 use super::{

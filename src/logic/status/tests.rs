@@ -1,9 +1,11 @@
+use alloc::vec::Vec;
+
 use super::*;
 use crate::api::cri::{ContainerState as State, ContainerStatus as Instance, NamespaceMode};
 use crate::api::pod::{CONFIG_SOURCE, Probe, RestartPolicy};
 use crate::api::pod_status::{PodCondition, QosClass};
-use crate::logic::probe::NoProbes;
-use crate::logic::testing::{
+use crate::probe::NoProbes;
+use crate::testing::{
     Random, container, exited, instance, nth, pod_with, running_pod, sandbox, sidecar,
 };
 use RestartPolicy::{Always, Never, OnFailure};

@@ -1,8 +1,10 @@
+use alloc::{borrow::ToOwned, boxed::Box, vec::Vec};
+
 use super::*;
 use crate::api::pod_status::{
     ContainerState, ContainerStatus, IpEntry, QosClass, Running, Terminated, Waiting,
 };
-use crate::logic::{
+use crate::{
     status_update::{merge_for_api, same_status},
     testing::{Random, smp},
 };

@@ -1,7 +1,9 @@
+use alloc::{boxed::Box, string::ToString as _, vec::Vec};
+
 use super::*;
 use crate::api::pod::CONFIG_SOURCE;
 use crate::api::pod_status::{PodCondition, Running, Terminated, Waiting};
-use crate::logic::testing::{container, pod_with, sidecar};
+use crate::testing::{container, pod_with, sidecar};
 
 fn waits(name: &str) -> ContainerStatus {
     ContainerStatus {

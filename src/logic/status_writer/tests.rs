@@ -1,4 +1,4 @@
-use alloc::collections::BTreeMap;
+use alloc::{borrow::ToOwned, collections::BTreeMap, string::String, vec::Vec};
 
 use super::*;
 use crate::api::pod_status::Phase;

@@ -1,10 +1,12 @@
 //! Strategic merge patches of a pod's status, as an apiserver applies them. Written from the description of the form, and
 //! strict: what an apiserver would refuse panics.
 
+use alloc::string::String;
+
 use serde_json::{Map, Value};
 
 /// Applies `patch` to `object`.
-pub(crate) fn apply(object: &mut Value, patch: &Value) {
+pub fn apply(object: &mut Value, patch: &Value) {
     let (Some(object), Some(patch)) = (object.as_object_mut(), patch.as_object()) else {
         panic!("not objects");
     };

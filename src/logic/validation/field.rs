@@ -1,5 +1,6 @@
 //! Field errors and name rules, in upstream's words (apimachinery `util/validation/field`, `util/validation`).
 
+use alloc::{string::String, vec::Vec};
 use core::fmt;
 
 use crate::api::names;

@@ -6,7 +6,7 @@
 //!
 //! Source: `pkg/apis/core/validation/validation.go`.
 
-use alloc::collections::BTreeSet;
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::net::IpAddr;
 
 use serde_json::Value;

@@ -1,5 +1,10 @@
 //! API create-validation of ConfigMaps and Secrets.
 
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+
 use serde_json::Value;
 
 use super::{
@@ -118,6 +123,8 @@ fn data<'a>(
 
 #[cfg(test)]
 mod tests {
+    use alloc::borrow::ToOwned;
+
     use super::*;
     use serde_json::json;
 

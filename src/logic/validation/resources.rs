@@ -1,6 +1,6 @@
 //! Requests and limits.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, string::String};
 
 use super::field::{Errors, qualified_name};
 use crate::api::Quantity;

@@ -1,7 +1,12 @@
+use alloc::{
+    string::{String, ToString},
+    vec::Vec,
+};
+
 use serde_json::json;
 
 use super::*;
-use crate::logic::static_pod;
+use crate::static_pod;
 
 /// Merges `patch` into `base`; a list in `patch` replaces.
 fn patch(base: &mut Value, patch: Value) {

@@ -56,16 +56,16 @@ const NOT_EMULATED: [(&str, &str); 7] = [
 /// What takes up to four minutes each when it is emulated without being optimized, and names neither file nor process; the last enciphers 25 MiB.
 const LONG: [&str; 12] = [
     "config::decode::tests::hostile",
-    "logic::actions::tests::properties_of_every_decision",
-    "logic::api_sim::converges_and_never_errs",
-    "logic::env::tests::growth_is_bounded",
-    "logic::pod_table::explore::one_api_pod_and_every_input",
-    "logic::pod_table::explore::one_pod_and_every_age_of_its_status",
-    "logic::pod_table::explore::one_static_pod_and_every_input",
-    "logic::pod_table::explore::two_pods_and_one_slot",
-    "logic::pod_table::explore::two_static_pods_of_one_name",
-    "logic::status::tests::never_regresses",
-    "logic::status_patch::tests::leads_where_a_merge_of_the_whole_would",
+    "actions::tests::properties_of_every_decision",
+    "api_sim::converges_and_never_errs",
+    "env::tests::growth_is_bounded",
+    "pod_table::explore::one_api_pod_and_every_input",
+    "pod_table::explore::one_pod_and_every_age_of_its_status",
+    "pod_table::explore::one_static_pod_and_every_input",
+    "pod_table::explore::two_pods_and_one_slot",
+    "pod_table::explore::two_static_pods_of_one_name",
+    "status::tests::never_regresses",
+    "status_patch::tests::leads_where_a_merge_of_the_whole_would",
     "server::streaming::tests::many_ports_at_once",
 ];
 
@@ -157,7 +157,15 @@ impl Tests {
     fn cargo(&self, boards: &[&Board]) -> Result<Command, Failure> {
         let mut command = self.toolchain.cargo("test", boards, Std::Test)?;
         command
-            .args(["--package", "picolet", "--lib"])
+            .args([
+                "--package",
+                "picolet",
+                "--package",
+                "picolet-api",
+                "--package",
+                "picolet-logic",
+                "--lib",
+            ])
             .args(OPTIMIZED.iter().flat_map(|name| {
                 [
                     "--config".to_owned(),

@@ -1,5 +1,7 @@
 //! What is bounded.
 
+use alloc::{string::String, vec::Vec};
+
 use super::*;
 
 #[test]

@@ -1,5 +1,7 @@
+use alloc::vec::Vec;
+
 use super::*;
-use crate::logic::testing::Random;
+use crate::testing::Random;
 use ProbeKind::{Liveness, Readiness, Startup};
 use ProbeResult::{Failure, Success, Unknown};
 

@@ -1,8 +1,14 @@
+use alloc::{
+    borrow::ToOwned,
+    string::{String, ToString},
+    vec::Vec,
+};
+
 use super::*;
 use crate::api::pod::Probe;
 use crate::api::pod_status::{ContainerState, ContainerStatus, Running};
-use crate::logic::probe::{SeenContainer, SeenState};
-use crate::logic::testing::{pod_with, sidecar};
+use crate::probe::{SeenContainer, SeenState};
+use crate::testing::{pod_with, sidecar};
 
 const fn at(s: u64) -> Mono {
     Mono(s * 1000)
@@ -26,7 +32,7 @@ fn pod() -> Pod {
     let mut s = sidecar("s");
     s.readiness_probe = probe();
     s.liveness_probe = probe();
-    let mut i = crate::logic::testing::container("i");
+    let mut i = crate::testing::container("i");
     i.readiness_probe = probe();
     pod.spec.init_containers = vec![i, s];
     pod

@@ -1,42 +1,51 @@
 //! An apiserver in memory: objects, versions, one log of events, and every fault that a request can meet.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::{
+    borrow::ToOwned,
+    collections::{BTreeMap, BTreeSet},
+    string::{String, ToString},
+    vec::Vec,
+};
 
 use serde_json::{Value, json};
 
+use super::smp;
 use crate::api::{PodUid, Wall};
-use crate::logic::api_poll::{Item, List, Ring, RingKind};
-use crate::logic::testing::smp;
+use crate::api_poll::{Item, List, Ring, RingKind};
 
 /// Namespace and name.
-pub(crate) type Key = (String, String);
+pub type Key = (String, String);
 
 /// The store and the log of what happened to selected pods.
 #[derive(Default)]
-pub(crate) struct Server {
-    pub(crate) objects: BTreeMap<Key, Value>,
+pub struct Server {
+    /// What is stored, by its name.
+    pub objects: BTreeMap<Key, Value>,
     version: u64,
     /// Events with the version they led to.
-    pub(crate) log: Vec<(u64, Ring)>,
+    pub log: Vec<(u64, Ring)>,
     /// An older state, for stale lists and for restores.
     before: (u64, BTreeMap<Key, Value>),
     /// Every uid that was ever taken out of the store.
-    pub(crate) removed: BTreeSet<String>,
+    pub removed: BTreeSet<String>,
     serial: u64,
-    pub(crate) restored: bool,
+    /// It went back to an older state once.
+    pub restored: bool,
     /// Restored, and nobody has written since: nodes list first. One that would not list before the store has grown past
     /// what was given out before could take equal versions for equal objects.
-    pub(crate) is_fresh: bool,
+    pub is_fresh: bool,
     /// Pods that may have lost their memory with a machine: what they say of containers may go back.
-    pub(crate) forgetful: BTreeSet<String>,
+    pub forgetful: BTreeSet<String>,
     /// Pods whose end somebody else has told: a write that began before may come after it.
-    pub(crate) usurped: BTreeSet<String>,
+    pub usurped: BTreeSet<String>,
 }
 
 /// Why a write was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// No such object.
     NotFound,
+    /// It has another UID or version.
     Conflict,
 }
 
@@ -47,11 +56,13 @@ fn is_terminal(object: &Value) -> bool {
     )
 }
 
-pub(crate) fn uid_of(object: &Value) -> &str {
+/// An object's UID.
+pub fn uid_of(object: &Value) -> &str {
     object["metadata"]["uid"].as_str().expect("a uid")
 }
 
-pub(crate) fn item_of(object: &Value) -> Item {
+/// What a list of metadata says of an object.
+pub fn item_of(object: &Value) -> Item {
     let text = |name: &str| object["metadata"][name].as_str().unwrap_or("");
     Item {
         namespace: text("namespace").into(),
@@ -86,17 +97,19 @@ fn revived<'a>(old: &'a Value, new: &Value) -> Option<&'a str> {
 }
 
 impl Server {
-    pub(crate) fn find(&self, uid: &str) -> Option<&Value> {
+    /// The object of a UID.
+    pub fn find(&self, uid: &str) -> Option<&Value> {
         self.objects.values().find(|object| uid_of(object) == uid)
     }
 
-    pub(crate) fn version(&self, stale: bool) -> String {
+    /// The version of a list.
+    pub fn version(&self, stale: bool) -> String {
         let version = if stale { self.before.0 } else { self.version };
         version.to_string()
     }
 
     /// A new pod of this name, unless there is one.
-    pub(crate) fn create(&mut self, name: &str, never: bool) {
+    pub fn create(&mut self, name: &str, never: bool) {
         let key = ("ns".to_owned(), name.to_owned());
         if self.objects.contains_key(&key) {
             return;
@@ -111,7 +124,7 @@ impl Server {
     }
 
     /// Stores an object that was not there, under a uid of its own, which it returns.
-    pub(crate) fn put_new(&mut self, key: Key, mut object: Value) -> String {
+    pub fn put_new(&mut self, key: Key, mut object: Value) -> String {
         self.serial += 1;
         let uid = format!("u{}", self.serial);
         object["metadata"]["namespace"] = key.0.clone().into();
@@ -121,7 +134,7 @@ impl Server {
     }
 
     /// Stores an object under a new version and tells the watch, which selects pods in any phase.
-    pub(crate) fn put(&mut self, key: Key, mut object: Value) {
+    pub fn put(&mut self, key: Key, mut object: Value) {
         let was = self.objects.get(&key);
         if was.is_some_and(|was| {
             let mut was = was.clone();
@@ -136,7 +149,8 @@ impl Server {
         self.objects.insert(key, object);
     }
 
-    pub(crate) fn remove(&mut self, key: &Key) {
+    /// Takes an object out.
+    pub fn remove(&mut self, key: &Key) {
         let Some(mut object) = self.objects.remove(key) else {
             return;
         };
@@ -152,7 +166,7 @@ impl Server {
     }
 
     /// A user deletes with grace: an ended pod goes at once, another is marked. Once marked, grace only shrinks.
-    pub(crate) fn delete_gracefully(&mut self, key: &Key, now: Wall, grace_s: i64) {
+    pub fn delete_gracefully(&mut self, key: &Key, now: Wall, grace_s: i64) {
         let Some(mut object) = self.objects.get(key).cloned() else {
             return;
         };
@@ -169,14 +183,15 @@ impl Server {
         }
     }
 
-    pub(crate) fn list(&self, list: List, stale: bool) -> Vec<Value> {
+    /// Objects as a list has them.
+    pub fn list(&self, list: List, stale: bool) -> Vec<Value> {
         let objects = if stale { &self.before.1 } else { &self.objects };
         let wanted = |object: &&Value| list == List::All || !is_terminal(object);
         objects.values().filter(wanted).cloned().collect()
     }
 
     /// A status patch as an apiserver takes it, with what it forbids.
-    pub(crate) fn patch(&mut self, key: &Key, body: &Value) -> Result<Value, Refusal> {
+    pub fn patch(&mut self, key: &Key, body: &Value) -> Result<Value, Refusal> {
         let Some(old) = self.objects.get(key) else {
             return Err(Refusal::NotFound);
         };
@@ -207,7 +222,7 @@ impl Server {
     }
 
     /// A delete with grace 0 and a uid.
-    pub(crate) fn delete(&mut self, key: &Key, uid: &PodUid) -> Result<(), Refusal> {
+    pub fn delete(&mut self, key: &Key, uid: &PodUid) -> Result<(), Refusal> {
         let Some(old) = self.objects.get(key) else {
             return Err(Refusal::NotFound);
         };
@@ -222,12 +237,12 @@ impl Server {
     }
 
     /// Takes a picture to which stale lists and restores go back.
-    pub(crate) fn keep_state(&mut self) {
+    pub fn keep_state(&mut self) {
         self.before = (self.version, self.objects.clone());
     }
 
     /// The store is restored from a backup: objects and versions go back, and every watch is cut.
-    pub(crate) fn restore(&mut self) {
+    pub fn restore(&mut self) {
         let (version, objects) = self.before.clone();
         let after: Vec<String> = objects.values().map(|o| uid_of(o).to_owned()).collect();
         for object in self.objects.values() {

@@ -14,6 +14,8 @@
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
 //! before decoding (`config::decode`).
 
+extern crate alloc;
+
 pub mod certificates;
 pub mod config_map;
 pub mod cri;

@@ -1,17 +1,25 @@
 //! Pure decisions: plain data in, next state and a list of effects out.
 //!
-//! Nothing here names a clock, file, socket, thread, environment or unordered map; `tests/layers.rs` holds it.
+//! Nothing here names a clock, file, socket, thread, environment or unordered map: there is no `std` to name.
+#![no_std]
 #![warn(
     clippy::std_instead_of_core,
     clippy::std_instead_of_alloc,
     clippy::wildcard_enum_match_arm
 )]
 
+#[macro_use]
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+use picolet_api as api;
+
 // Sources.
 pub mod api_pod;
 pub mod api_poll;
 #[cfg(test)]
-pub(crate) mod api_sim;
+mod api_sim;
 pub mod defaults;
 pub mod digest;
 pub mod mux;
@@ -81,7 +89,7 @@ pub mod status_patch;
 pub mod status_update;
 pub mod status_writer;
 pub mod sysctl;
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod text;
 pub mod work_queue;
