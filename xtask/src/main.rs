@@ -9,6 +9,7 @@ mod fuzz;
 mod image;
 mod install;
 mod process;
+mod reach;
 mod sim;
 mod spec;
 mod stage;
@@ -26,6 +27,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
            `--vm`: with what `vm` shows even where that has to be emulated
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
+  reach    Name what the program as it ships cannot reach: rules that only their own tests call
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
            from a registry, beside skopeo and umoci; `--program FILE` measures that file
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "sim" => sim::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "reach" => reach::run(),
         "spec" => spec::run(),
         "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
