@@ -1,10 +1,10 @@
 //! Whether the node takes a pod: facts gathered for `logic::admission`.
 
-use super::{config_pods::ConfigPod, ctx::Ctx};
+use super::ctx::Ctx;
 use crate::{
-    api::{Pod, PodUid},
+    api::Pod,
     logic::{
-        admission::{self, ActivePod, NodeFacts, PODS, Rejection},
+        admission::{self, NodeFacts, PODS, Rejection},
         node,
         qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
         sysctl::SysctlAllowlist,
@@ -13,30 +13,8 @@ use crate::{
 
 /// Asks about `pod`, against all other active pods (LOOP-09, LOOP-11).
 pub(super) fn admit(ctx: &Ctx, pod: &Pod) -> Result<(), Rejection> {
-    let config = ctx.config.borrow();
-    let active: Vec<ActivePod> = config
-        .iter()
-        .filter(|(uid, _)| **uid != pod.metadata.uid && is_active(ctx, uid))
-        .map(|(_, known)| known.takes.clone())
-        .collect();
+    let active = ctx.pods.active_but(&pod.metadata.uid);
     admission::admit(pod, &ctx.admission_facts.borrow(), &active)
-}
-
-/// Not known to have ended, neither here nor in its status, unless it is just ending (LOOP-11) or comes back as soon as it
-/// has: its ports and its share are its own meanwhile.
-pub(super) fn is_active(ctx: &Ctx, uid: &PodUid) -> bool {
-    let table = ctx.table.borrow();
-    if table.is_pod_known_terminated(uid) {
-        return table.is_restart_requested(uid);
-    }
-    let ended_in_api = |known: &ConfigPod| !known.is_static && known.api_phase_terminal;
-    let terminal = ctx.config.borrow().get(uid).is_some_and(ended_in_api)
-        || ctx
-            .statuses
-            .borrow()
-            .get(uid)
-            .is_some_and(|s| s.phase.is_terminal());
-    !terminal || (table.is_pod_termination_requested(uid) && !table.should_pod_be_finished(uid))
 }
 
 /// What admission knows of this node: the one it would register (NODE-06).

@@ -60,15 +60,16 @@ pub(super) enum Command {
 impl LocalBackend {
     /// UIDs of the pods to show: configured ones and those that still end.
     fn uids(&self) -> Vec<PodUid> {
-        let table = self.ctx.table.borrow();
-        let mut uids: Vec<PodUid> = self.ctx.config.borrow().keys().cloned().collect();
-        for handle in table.handles() {
-            if let Some(identity) = table.identity(handle)
-                && !table.stage(handle).is_some_and(|s| s.is_finished())
-            {
-                uids.push(identity.uid.clone());
+        let mut uids = self.ctx.pods.configured();
+        self.ctx.pods.workers(|table| {
+            for handle in table.handles() {
+                if let Some(identity) = table.identity(handle)
+                    && !table.stage(handle).is_some_and(|s| s.is_finished())
+                {
+                    uids.push(identity.uid.clone());
+                }
             }
-        }
+        });
         uids.order();
         uids.dedup();
         uids
@@ -78,8 +79,8 @@ impl LocalBackend {
     fn object(&self, uid: &PodUid) -> Option<Value> {
         let (_, raw) = self.ctx.store.read::<Value>(uid).ok()?;
         let mut pod = static_pod::decode(&raw).ok()?;
-        if let Some(status) = self.ctx.statuses.borrow().get(uid) {
-            pod.status = status.clone();
+        if let Some(status) = self.ctx.pods.status(uid) {
+            pod.status = status;
         }
         let mut object = strict::to_value(&pod).ok()?;
         overlay(&mut object, raw);
@@ -98,8 +99,7 @@ impl LocalBackend {
         {
             meta["creationTimestamp"] = seen.to_string().into();
         }
-        if !self.ctx.config.borrow().contains_key(uid) && pod.metadata.deletion_timestamp.is_none()
-        {
+        if !self.ctx.pods.is_configured(uid) && pod.metadata.deletion_timestamp.is_none() {
             // Its manifest is gone and it still ends: kubectl's word for that comes from this field.
             meta["deletionTimestamp"] = self.ctx.clock.wall().to_string().into();
         }
@@ -141,27 +141,21 @@ impl LocalBackend {
         let missing = || Refusal::not_found(format!("pods \"{name}\" not found"));
         // A worker knows its pod's name; only of pods without one must the records be read to find out.
         let may_be = |uid: &PodUid| {
-            let table = self.ctx.table.borrow();
-            let identity = table.handle(uid).and_then(|handle| table.identity(handle));
-            identity.is_none_or(|i| i.namespace == namespace && i.name == name)
+            self.ctx.pods.workers(|table| {
+                let identity = table.handle(uid).and_then(|handle| table.identity(handle));
+                identity.is_none_or(|i| i.namespace == namespace && i.name == name)
+            })
         };
         let candidates = self.uids().into_iter().filter(may_be).filter_map(|uid| {
             let mut pod = self.ctx.pod(&uid).ok()?;
-            pod.status = self
-                .ctx
-                .statuses
-                .borrow()
-                .get(&uid)
-                .cloned()
-                .unwrap_or_default();
+            pod.status = self.ctx.pods.status(&uid).unwrap_or_default();
             Some(pod)
         });
         let mut found: Vec<Pod> = candidates
             .filter(|p| p.metadata.namespace == namespace && p.metadata.name == name)
             .collect();
         // A successor of the same name counts before the pod that still ends.
-        let config = self.ctx.config.borrow();
-        found.order_by_key(|p| !config.contains_key(&p.metadata.uid));
+        found.order_by_key(|p| !self.ctx.pods.is_configured(&p.metadata.uid));
         found.into_iter().next().ok_or_else(missing)
     }
 
@@ -295,9 +289,8 @@ impl Backend for LocalBackend {
     }
 
     fn running_pods(&self) -> Vec<Value> {
-        let cache = self.ctx.cache.borrow();
-        let pods = cache.iter().filter_map(|(_, status)| status.as_ref().ok());
-        let running = pods.filter_map(|pod| {
+        let pods = self.ctx.view.statuses();
+        let running = pods.iter().filter_map(|pod| {
             let containers = pod.containers.iter();
             let containers: Vec<Value> = containers
                 .filter(|c| c.state == ContainerState::Running)
@@ -370,18 +363,17 @@ impl Backend for LocalBackend {
         let ctx = &*self.ctx;
         let now = ctx.clock.now();
         let age_ms = |at: Option<Mono>| at.map(|at| (now - at).as_millis());
-        let pleg = ctx.pleg.borrow();
-        let down = ctx.gate.borrow().check(pleg.healthy(now), now).err();
-        let probes = ctx.probes.figures(&ctx.table.borrow());
+        let down = ctx.view.down(now);
+        let probes = ctx.pods.workers(|table| ctx.probes.figures(table));
         json!({
             "version": crate::VERSION,
             "pid": std::process::id(),
-            "relistAgeMs": age_ms(pleg.last_relist()),
+            "relistAgeMs": age_ms(ctx.view.last_relist()),
             "manifestsAgeMs": age_ms(ctx.manifests_read.get()),
             "manifestsIntervalMs": ctx.cfg.times.file_check.as_millis(),
             "down": down.map(|e| e.to_string()),
-            "networkDown": ctx.network_problem(),
-            "pods": ctx.config.borrow().len(),
+            "networkDown": ctx.view.network_problem(),
+            "pods": ctx.pods.configured().len(),
             "probes": {
                 "count": probes.probes.len(),
                 "ended": probes.ended(),
@@ -417,7 +409,7 @@ impl Backend for LocalBackend {
                 ))
             })?;
             let id = instance_for_log(status, pod, previous)?;
-            let runtime = self.ctx.runtime_status(&found.metadata.uid);
+            let runtime = self.ctx.view.status(&found.metadata.uid);
             let instance = runtime.containers.iter().find(|c| c.id == id);
             let path = instance
                 .map(|c| PathBuf::from(&c.log_path))
@@ -432,12 +424,7 @@ impl Backend for LocalBackend {
     }
 
     fn is_running(&self, id: &ContainerId) -> bool {
-        let cache = self.ctx.cache.borrow();
-        let mut all = cache
-            .iter()
-            .filter_map(|(_, status)| status.as_ref().ok())
-            .flat_map(|pod| &pod.containers);
-        all.any(|c| c.id == *id && c.state == ContainerState::Running)
+        self.ctx.view.is_running(id)
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {

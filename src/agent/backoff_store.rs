@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::ctx::Ctx;
-use crate::logic::backoff::{Backoff, Record};
+use crate::logic::backoff::Record;
 use crate::sys::crash;
 
 /// Version of the file's form.
@@ -44,7 +44,7 @@ pub(super) fn save(ctx: &Ctx) {
     let stored = Stored {
         v: VERSION,
         boot_id: boot_id(),
-        records: ctx.crash_loop.borrow().records().to_vec(),
+        records: ctx.pods.delays(),
     };
     if let Err(e) = write(&ctx.cfg.dirs.run, &stored) {
         log::warn!("cannot store crash-loop delays: {e}");
@@ -71,8 +71,7 @@ fn write(run: &Path, stored: &Stored) -> io::Result<()> {
 pub(super) fn restore(ctx: &Ctx) {
     match read(&ctx.cfg.dirs.run) {
         Ok(Some(stored)) if stored.v == VERSION && stored.boot_id == boot_id() => {
-            let backoff: &mut Backoff = &mut ctx.crash_loop.borrow_mut();
-            backoff.restore(stored.records, ctx.clock.now());
+            ctx.pods.restore_delays(stored.records, ctx.clock.now());
         }
         Ok(_) => {}
         Err(e) => log::warn!("crash-loop delays of the agent before are lost: {e}"),

@@ -3,8 +3,8 @@
 use core::time::Duration;
 
 use super::{
-    admission,
     ctx::{Ctx, NodeFacts, Shared},
+    pods::ConfigPod,
     recorder::Severity,
 };
 use crate::{
@@ -139,12 +139,13 @@ pub(super) fn refresh_tiers(ctx: &Ctx) -> Result<(), String> {
 
 /// Sum of the CPU requests of active Burstable pods, thousandths.
 fn burstable_milli(ctx: &Ctx) -> i64 {
-    ctx.config
-        .borrow()
-        .iter()
-        .filter(|(uid, pod)| pod.qos == QosClass::Burstable && admission::is_active(ctx, uid))
-        .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
-        .fold(0, |sum, milli| sum.saturating_add(*milli))
+    let burstable = |pod: &ConfigPod| pod.qos == QosClass::Burstable;
+    ctx.pods.with_active(|active| {
+        active
+            .filter(|(_, pod)| burstable(pod))
+            .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
+            .fold(0_i64, |sum, milli| sum.saturating_add(*milli))
+    })
 }
 
 /// Makes the pod's cgroup with its limits, or brings its limits up to date.
@@ -153,7 +154,7 @@ pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
     let wanted = pod_cgroup(pod, qos, &ctx.node_context.cgroups);
     // One that an agent before this one left may have died before its limits were written.
     let uid = &pod.metadata.uid;
-    if ctx.cgroups.exists(&wanted.path) && ctx.limited.borrow().contains(uid) {
+    if ctx.cgroups.exists(&wanted.path) && ctx.pods.is_limited(uid) {
         return Ok(());
     }
     if !ctx
@@ -166,7 +167,7 @@ pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
     ctx.cgroups
         .create(&wanted.path, &wanted.values)
         .map_err(text)?;
-    ctx.limited.borrow_mut().insert(uid.clone());
+    ctx.pods.set_limited(uid, true);
     Ok(())
 }
 
@@ -185,7 +186,7 @@ pub(super) async fn remove(ctx: &Ctx, uid: &PodUid) -> Result<(), String> {
                 .map_err(|e| super::sync::chain(&e))?;
         }
     }
-    ctx.limited.borrow_mut().remove(uid);
+    ctx.pods.set_limited(uid, false);
     Ok(())
 }
 

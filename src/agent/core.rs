@@ -5,9 +5,9 @@ use alloc::collections::VecDeque;
 
 use super::{
     backend::Command,
-    config_pods::ConfigPod,
     ctx::{Ctx, Shared},
     housekeeping, images, outcome,
+    pods::ConfigPod,
     probes::Probed,
     recorder::Severity,
     ring::{self, Heard, Made, Seen},
@@ -137,7 +137,7 @@ impl Core {
             Event::RuntimeStatus => {}
             Event::Probed(probed) => self.on_probed(&probed, now),
             Event::Done(handle, outcome) => {
-                self.ctx.table.borrow_mut().on_done(handle, outcome, now);
+                self.ctx.pods.on_done(handle, outcome, now);
                 self.ctx.heap_used.set(true);
                 self.search_due = Mono(0);
                 self.ctx.status_changed();
@@ -208,10 +208,8 @@ impl Core {
 
     /// UID of the pod in a slot; empty if the slot is another's by now.
     fn uid_of(&self, handle: Handle) -> String {
-        let table = self.ctx.table.borrow();
-        table
-            .identity(handle)
-            .map_or_else(String::new, |i| i.uid.as_str().to_owned())
+        let uid = self.ctx.pods.uid(handle);
+        uid.map_or_else(String::new, |uid| uid.as_str().to_owned())
     }
 
     fn made(&self, now: Mono, made: Made) {
@@ -220,16 +218,12 @@ impl Core {
 
     /// Wakes the pods that are due.
     pub(super) fn handle_timeout(&mut self, now: Mono) {
-        let config = self.ctx.config.borrow();
-        self.ctx
-            .table
-            .borrow_mut()
-            .on_timeout(&|uid| config.contains_key(uid), now);
+        self.ctx.pods.on_timeout(now);
     }
 
     /// When [`Core::handle_timeout`] has something to do.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
-        self.ctx.table.borrow().next_timeout()
+        self.ctx.pods.workers(|table| table.next_timeout())
     }
 
     /// The next thing to do.
@@ -251,28 +245,20 @@ impl Core {
             }
             return Some(effect);
         }
-        if !self.ctx.may_run_pods(now) {
+        if !self.ctx.view.may_run_pods(now) {
             // Nothing is done to pods while the runtime cannot answer (LOOP-02, LOOP-03).
             return None;
         }
         loop {
-            let effect = {
-                let cache = self.ctx.cache.borrow();
-                self.ctx.table.borrow_mut().poll_effect(&*cache, now)
-            };
+            let ctx = &self.ctx;
+            let effect = ctx.view.with_ages(|ages| ctx.pods.poll_effect(ages, now));
             match effect {
                 None => {
                     self.end_if_idle(now);
                     return None;
                 }
                 Some(TableEffect::Start(start)) => {
-                    let uid = self
-                        .ctx
-                        .table
-                        .borrow()
-                        .identity(start.handle)
-                        .map(|i| i.uid.clone());
-                    if let Some(uid) = uid {
+                    if let Some(uid) = self.ctx.pods.uid(start.handle) {
                         self.made(now, Made::start(uid.as_str(), &start));
                         return Some(Effect::Start(start, uid));
                     }
@@ -290,7 +276,6 @@ impl Core {
                 Some(TableEffect::Cancel(handle)) => {
                     let pod = self.uid_of(handle);
                     self.made(now, Made::Cancel { pod });
-                    self.ctx.cancelled.ring();
                 }
                 Some(TableEffect::Stopped(handle)) => {
                     let pod = self.uid_of(handle);
@@ -308,14 +293,14 @@ impl Core {
     fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
         for op in ops {
             for uid in op.recorded() {
-                self.ctx.arrived(uid);
+                self.ctx.pods.arrived(uid);
             }
             match op {
                 ConfigOp::Remove(uids) => uids.iter().for_each(|uid| self.remove(source, uid, now)),
                 ConfigOp::Add(mut pods) => {
                     // What runs was admitted before: nobody who was refused then takes its place over a restart.
                     pods.order_by_key(|p| {
-                        let idle = self.ctx.cache.borrow().is_idle(&p.metadata.uid);
+                        let idle = self.ctx.view.is_idle(&p.metadata.uid);
                         (idle, p.metadata.creation_timestamp)
                     });
                     pods.into_iter().for_each(|pod| self.add(source, pod, now));
@@ -341,9 +326,9 @@ impl Core {
         let ctx = &*self.ctx;
         let uid = &pod.metadata.uid;
         let known = ConfigPod::of(source, &pod);
-        ctx.config.borrow_mut().insert(uid.clone(), known);
+        ctx.pods.configure(uid, known);
         self.adopt_late_record(uid);
-        let ends = ctx.table.borrow().is_pod_termination_requested(uid);
+        let ends = ctx.pods.is_to_end(uid);
         match dispatch::on_addition(Role::Pod, ends, pod.status.phase.is_terminal()) {
             Addition::Admit => {
                 if !admit(ctx, &pod) {
@@ -360,7 +345,7 @@ impl Core {
     /// heard of it, is the pod's record now.
     fn adopt_late_record(&self, uid: &PodUid) {
         let ctx = &*self.ctx;
-        if ctx.table.borrow().handle(uid).is_none()
+        if !ctx.pods.has_worker(uid)
             && let Err(e) = ctx.store.adopt_next(uid)
         {
             log::warn!("uid={uid} {}", chain(&e));
@@ -374,17 +359,15 @@ impl Core {
         }
         // A static pod that comes with its end is of another boot: nothing of it runs, whatever was not yet looked at.
         let of_another_boot = || {
-            let known = ctx.config.borrow();
-            let config = known.get(&pod.metadata.uid);
-            config.is_some_and(|c| c.is_static) && pod.status.phase.is_terminal()
+            let is_static = ctx.pods.with_config(&pod.metadata.uid, |c| c.is_static);
+            is_static == Some(true) && pod.status.phase.is_terminal()
         };
-        let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid) || of_another_boot();
+        let idle = ctx.view.is_idle(&pod.metadata.uid) || of_another_boot();
         let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
         if idle {
-            let uid = pod.metadata.uid.clone();
-            ctx.starting.borrow_mut().entry(uid).or_insert(now);
+            ctx.pods.note_created(&pod.metadata.uid, now);
         }
-        let taken = ctx.table.borrow_mut().update(update, now);
+        let taken = ctx.pods.update(update, now);
         if let Err(e) = taken {
             tell_full(ctx, pod, e);
         }
@@ -392,16 +375,15 @@ impl Core {
 
     fn update(&self, source: Source, pod: &Pod, now: Mono) {
         let ctx = &*self.ctx;
-        ctx.config
-            .borrow_mut()
-            .insert(pod.metadata.uid.clone(), ConfigPod::of(source, pod));
+        ctx.pods
+            .configure(&pod.metadata.uid, ConfigPod::of(source, pod));
         self.adopt_late_record(&pod.metadata.uid);
         if self.stop_when_idle {
             return;
         }
-        let idle = ctx.cache.borrow().is_idle(&pod.metadata.uid);
+        let idle = ctx.view.is_idle(&pod.metadata.uid);
         let update = Update::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
-        let taken = ctx.table.borrow_mut().update(update, now);
+        let taken = ctx.pods.update(update, now);
         if let Err(e) = taken {
             tell_full(ctx, pod, e);
         }
@@ -413,12 +395,14 @@ impl Core {
         let uid = &pod.metadata.uid;
         let known = ConfigPod::of(source, pod);
         let (ended, has_gates) = (known.api_phase_terminal, known.has_gates);
-        ctx.config.borrow_mut().insert(uid.clone(), known);
-        let terminal = |status: &PodStatus| status.phase.is_terminal();
-        if ended && !ctx.statuses.borrow().get(uid).is_some_and(terminal) {
+        ctx.pods.configure(uid, known);
+        let told = ctx
+            .pods
+            .with_status(uid, |status| status.phase.is_terminal());
+        if ended && told != Some(true) {
             self.update(source, pod, now);
         } else if has_gates {
-            ctx.table.borrow_mut().resync(uid, now);
+            ctx.pods.resync(uid, now);
         }
     }
 
@@ -431,7 +415,7 @@ impl Core {
 
     fn remove(&self, source: Source, uid: &PodUid, now: Mono) {
         let ctx = &*self.ctx;
-        ctx.config.borrow_mut().remove(uid);
+        ctx.pods.unconfigure(uid);
         outcome::forget(&ctx.store, uid);
         match dispatch::on_removal(Role::Pod, ctx.mux.borrow().source_ready(source)) {
             Removal::Kill => self.kill(uid, None, now),
@@ -446,7 +430,6 @@ impl Core {
     fn kill(&self, uid: &PodUid, kill: Option<KillOptions>, now: Mono) {
         let ctx = &*self.ctx;
         let recorded = ctx.pod(uid);
-        let mut table = ctx.table.borrow_mut();
         let taken = match &recorded {
             Ok(pod) => {
                 let facts = PodFacts::of(pod);
@@ -455,22 +438,23 @@ impl Core {
                     None => Update::of(UpdateKind::Kill, facts),
                 };
                 // An agent before this one may have started it.
-                let idle = ctx.cache.borrow().is_idle(uid);
-                table.update(update.with_runtime_idle(idle), now)
+                let idle = ctx.view.is_idle(uid);
+                ctx.pods.update(update.with_runtime_idle(idle), now)
             }
             Err(e) => {
                 log::warn!("uid={uid} {}", chain(e));
-                let identity = table.handle(uid).and_then(|handle| table.identity(handle));
-                let Some((name, namespace)) =
-                    identity.map(|i| (i.name.to_owned(), i.namespace.to_owned()))
-                else {
+                let names = ctx.pods.workers(|table| {
+                    let identity = table.identity(table.handle(uid)?)?;
+                    Some((identity.name.to_owned(), identity.namespace.to_owned()))
+                });
+                let Some((name, namespace)) = names else {
                     return;
                 };
                 // Without its record a pod is ended as the runtime knows it.
-                table.update(Update::runtime_only(uid, &name, &namespace), now)
+                let update = Update::runtime_only(uid, &name, &namespace);
+                ctx.pods.update(update, now)
             }
         };
-        drop(table);
         if let (Err(e), Ok(pod)) = (taken, &recorded) {
             tell_full(ctx, pod, e);
         }
@@ -480,7 +464,7 @@ impl Core {
     fn on_probed(&self, probed: &Probed, now: Mono) {
         let ctx = &*self.ctx;
         let uid = &probed.uid;
-        let is_config = ctx.config.borrow().contains_key(uid);
+        let is_config = ctx.pods.is_configured(uid);
         let success = probed.result == ProbeResult::Success;
         let (write, sync) = dispatch::on_probe(probed.kind, success, is_config);
         if let Some(write) = write {
@@ -494,22 +478,14 @@ impl Core {
             }
         }
         if sync {
-            ctx.table.borrow_mut().resync(uid, now);
+            ctx.pods.resync(uid, now);
         }
     }
 
     fn on_objects(&self, now: Mono) {
-        let uids: Vec<PodUid> = self
-            .ctx
-            .config
-            .borrow()
-            .iter()
-            .filter(|(_, p)| p.uses_objects)
-            .map(|(u, _)| u.clone())
-            .collect();
-        let mut table = self.ctx.table.borrow_mut();
-        for uid in uids {
-            table.resync(&uid, now);
+        let pods = &self.ctx.pods;
+        for uid in pods.configured_that(|p| p.uses_objects) {
+            pods.resync(&uid, now);
         }
     }
 
@@ -524,14 +500,7 @@ impl Core {
             all.filter_map(|c| c.state.waiting.as_ref())
                 .any(|w| IMAGE_REASONS.contains(&w.reason.as_str()))
         };
-        let waiting: Vec<PodUid> = ctx
-            .statuses
-            .borrow()
-            .iter()
-            .filter(|(_, status)| waits(status))
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        for uid in waiting {
+        for uid in ctx.pods.with_status_that(waits) {
             if let Ok(pod) = ctx.pod(&uid) {
                 let mut delays = ctx.image_backoff.borrow_mut();
                 let own = pod.spec.all_containers().map(|c| &c.image);
@@ -539,16 +508,16 @@ impl Core {
                 own.chain(volumes.map(|source| &source.reference))
                     .for_each(|image| delays.forget(&uid, &images::with_default_tag(image)));
             }
-            ctx.table.borrow_mut().resync(&uid, now);
+            ctx.pods.resync(&uid, now);
         }
     }
 
     fn on_pleg(&mut self, events: &[pleg::Event], now: Mono) {
         for event in events {
-            let is_config = self.ctx.config.borrow().contains_key(&event.uid);
+            let is_config = self.ctx.pods.is_configured(&event.uid);
             let reaction = dispatch::on_pleg_event(event.kind, &event.id, is_config);
             if reaction.sync {
-                self.ctx.table.borrow_mut().resync(&event.uid, now);
+                self.ctx.pods.resync(&event.uid, now);
             }
             if reaction.clean_dead {
                 self.effects.push_back(Effect::TidyDead(
@@ -561,15 +530,15 @@ impl Core {
 
     fn on_housekeeping(&mut self, now: Mono) {
         let search = !self.cleaning && now >= self.search_due;
-        let was_known = self.ctx.table.borrow().is_synced();
+        let was_known = self.ctx.pods.workers(|table| table.is_synced());
         let chores = housekeeping::decide(&self.ctx, search, now);
         let could = self.ctx.sources_ready()
-            && self.ctx.may_run_pods(now)
-            && self.ctx.running.borrow().fresh(now).is_some();
+            && self.ctx.view.may_run_pods(now)
+            && self.ctx.view.running(now).is_some();
         if search && could {
             self.search_due = now + housekeeping::SEARCH_INTERVAL;
         }
-        if !was_known && self.ctx.table.borrow().is_synced() {
+        if !was_known && self.ctx.pods.workers(|table| table.is_synced()) {
             // Of pods without a worker it is certain from now on that nothing runs.
             self.ctx.status_changed();
         }
@@ -592,7 +561,7 @@ impl Core {
         }
         if drop_status {
             // What ended must not speak for what begins.
-            ctx.statuses.borrow_mut().forget(uid);
+            ctx.pods.forget_status(uid);
         }
         match ctx.store.adopt_next(uid).and_then(|()| ctx.pod(uid)) {
             // While it ended, or because it was refused, another pod may have got what it asks for.
@@ -607,8 +576,8 @@ impl Core {
 
     fn on_gone(&self, uid: &PodUid, restart: bool, now: Mono) {
         let ctx = &*self.ctx;
-        ctx.reasons.borrow_mut().forget_pod(uid);
-        if !restart || !ctx.config.borrow().contains_key(uid) {
+        ctx.pods.forget_reasons(uid);
+        if !restart || !ctx.pods.is_configured(uid) {
             return;
         }
         self.create_again(uid, true, now);
@@ -627,11 +596,10 @@ impl Core {
     /// Ends every pod that has a worker, or may have something running.
     fn kill_all(&self, now: Mono) {
         let ctx = &*self.ctx;
-        let uids: Vec<PodUid> = ctx.config.borrow().keys().cloned().collect();
+        let uids: Vec<PodUid> = ctx.pods.configured();
         for uid in uids {
-            let ended = ctx.table.borrow().is_pod_termination_requested(&uid);
-            let idle =
-                ctx.table.borrow().handle(&uid).is_none() && ctx.cache.borrow().is_idle(&uid);
+            let ended = ctx.pods.is_to_end(&uid);
+            let idle = !ctx.pods.has_worker(&uid) && ctx.view.is_idle(&uid);
             if !ended && !idle {
                 self.kill(&uid, Some(KillOptions::default()), now);
             }
@@ -650,25 +618,20 @@ impl Core {
             return;
         }
         let ctx = &*self.ctx;
-        let table = ctx.table.borrow();
-        let done = table
-            .handles()
-            .all(|h| table.stage(h).is_none_or(|s| s.is_finished()));
-        let idle = ctx.running.borrow().fresh(now).is_some_and(<[_]>::is_empty);
+        let done = ctx.pods.workers(|table| {
+            let mut handles = table.handles();
+            handles.all(|h| table.stage(h).is_none_or(|s| s.is_finished()))
+        });
+        let idle = ctx.view.nothing_runs(now);
         // Pods that only the apiserver knows run no earlier than it is heard of.
         self.finished |= done && idle && ctx.manifests_ready();
     }
 
     fn tell_status_failed(&self, handle: Handle) {
         let ctx = &*self.ctx;
-        let uid = ctx.table.borrow().identity(handle).map(|i| i.uid.clone());
+        let uid = ctx.pods.uid(handle);
         if let Some(Ok(pod)) = uid.map(|uid| ctx.pod(&uid)) {
-            let message = ctx
-                .cache
-                .borrow()
-                .get(&pod.metadata.uid)
-                .err()
-                .unwrap_or_default();
+            let message = ctx.view.status_error(&pod.metadata.uid).unwrap_or_default();
             ctx.pod_event(
                 &pod,
                 Severity::Warning,

@@ -1,53 +1,40 @@
 //! What the loop and the sync tasks share. One thread, so cells instead of locks; no borrow is held across an await.
 
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    rc::Rc,
-    sync::Arc,
-};
+use alloc::{rc::Rc, sync::Arc};
 use core::cell::{Cell, RefCell};
 use std::net::IpAddr;
 
 use super::{
-    claims::{Bell, Claims},
     clock::Clock,
     cluster::Cluster,
     complaints::Complaints,
-    config_pods::ConfigPod,
     image_access::UnderWay,
     metered::Metered,
     metrics::Metrics,
     objects::Objects,
     pod_store::{PodStore, StoreError},
+    pods::{self, Pods},
     probes::{NodeProbes, Wire},
     recorder::{About, Recorder, Severity},
     ring::Ring,
+    runtime_view::RuntimeView,
 };
 use crate::{
-    api::{
-        Mono, Node, Pod, PodUid, Wall,
-        cri::{PodRuntimeStatus, RuntimeStatus},
-    },
+    api::{Mono, Node, Pod, PodUid, Wall},
     cgroup::Cgroups,
     config::Config,
     logic::{
         admission,
-        backoff::{Backoff, ImageBackoff},
+        backoff::ImageBackoff,
         downward::Allocatable,
         generate::NodeContext,
-        housekeeping::{Gauges, Totals},
-        loop_health::{LoopHealth, RuntimeGate},
+        loop_health::LoopHealth,
         metrics::own::Counters,
         mux::{Mux, Source},
         node,
         node_resources::{self, Reservations},
-        pleg::Pleg,
-        pod_table::{Capacity, PodTable},
         pull_rate::PullRate,
-        reason_cache::ReasonCache,
-        runtime_cache::{RunningPods, RuntimeCache},
         static_pod,
-        status_cache::StatusCache,
     },
     runtime::Runtime,
     sys::lane::Lane,
@@ -117,13 +104,6 @@ impl NodeFacts {
     }
 }
 
-/// Slots kept for static pods and for pods that only the runtime knows.
-const RESERVED_SLOTS: u16 = 10;
-/// Slots for pods on their way out while their successors start.
-const MARGIN_SLOTS: u16 = 20;
-/// Containers whose restarts can be delayed: eight a pod of the largest table; see [`Backoff`] for when it is full.
-const BACKOFF_ENTRIES_PER_POD: usize = 8;
-
 /// What an agent is made of; the rest of [`Ctx`] begins empty.
 pub(super) struct Parts {
     pub(super) cfg: Config,
@@ -151,6 +131,10 @@ pub(super) struct Ctx {
     pub(super) clock: Rc<dyn Clock>,
     /// Containers.
     pub(super) runtime: Rc<dyn Runtime>,
+    /// What is known of them.
+    pub(super) view: RuntimeView,
+    /// What is known of pods.
+    pub(super) pods: Pods,
     /// Volumes; every call blocks and runs on the disk lane.
     pub(super) volumes: Volumes,
     /// Cgroups; every call blocks briefly.
@@ -161,16 +145,6 @@ pub(super) struct Ctx {
     pub(super) disk: Lane,
     /// Thread for unpacking images.
     pub(super) unpack: Lane,
-    /// Pod workers.
-    pub(super) table: RefCell<PodTable>,
-    /// What the runtime last said.
-    pub(super) cache: RefCell<RuntimeCache>,
-    /// Local statuses, by UID: of config pods and of pods on their way out.
-    pub(super) statuses: RefCell<StatusCache>,
-    /// Why containers did not start.
-    pub(super) reasons: RefCell<ReasonCache>,
-    /// Crash-loop delays.
-    pub(super) crash_loop: RefCell<Backoff>,
     /// Pull delays.
     pub(super) image_backoff: RefCell<ImageBackoff>,
     /// How often pulls may begin.
@@ -185,42 +159,13 @@ pub(super) struct Ctx {
     pub(super) recorder: RefCell<Recorder>,
     /// What the loop lately heard and did.
     pub(super) ring: RefCell<Ring>,
-    /// Whether the runtime can be used, by its own word.
-    pub(super) gate: RefCell<RuntimeGate>,
     /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
     /// that stands alone: as it was last shown, for conditions say since when they hold.
     pub(super) own_node: RefCell<Option<Node>>,
-    /// That word, for the log.
-    pub(super) conditions: RefCell<Option<RuntimeStatus>>,
-    /// Asks the runtime poller for a relist now; a full channel means one is asked for already.
-    pub(super) relist: smol::channel::Sender<()>,
     /// Pods of all sources.
     pub(super) mux: RefCell<Mux>,
-    /// Configured pods, by UID.
-    pub(super) config: RefCell<BTreeMap<PodUid, ConfigPod>>,
-    /// Compares relists.
-    pub(super) pleg: RefCell<Pleg>,
-    /// Pods that ran at the last relist.
-    pub(super) running: RefCell<RunningPods>,
-    /// Pod counters.
-    pub(super) totals: RefCell<Totals>,
     /// Processor time that the Burstable tier was last given for its pods, thousandths.
     pub(super) burstable_milli: Cell<Option<i64>>,
-    /// Pods whose cgroup this agent has made or brought up to date.
-    pub(super) limited: RefCell<BTreeSet<PodUid>>,
-    /// Pod records wait for a disk that cannot be written.
-    pub(super) records_wait: Cell<bool>,
-    /// A call waits for a runtime status newer than this.
-    pub(super) waiting_for_status: Cell<Option<Mono>>,
-    /// Who acts on a pod at the runtime: calls of its worker, garbage collection, removal.
-    pub(super) operations: Claims,
-    /// Who writes a pod's record or removes its directory.
-    pub(super) records: Claims,
-    /// Pods whose records are being written, or are written and not told to the loop yet: nobody's on paper, yet
-    /// nothing of them may be removed. With the number of tellings under way.
-    pub(super) arriving: RefCell<BTreeMap<PodUid, u32>>,
-    /// Rings when a running call was told to end early.
-    pub(super) cancelled: Bell,
     /// What was complained about lately.
     pub(super) complaints: RefCell<Complaints>,
     /// When the manifests were last read.
@@ -243,29 +188,15 @@ pub(super) struct Ctx {
     pub(super) cluster: Option<Cluster>,
     /// What the agent counts of its own work.
     pub(super) counters: Rc<RefCell<Counters>>,
-    /// Pods that have not run yet, and since when they are known. Housekeeping forgets those without a worker.
-    pub(super) starting: RefCell<BTreeMap<PodUid, Mono>>,
-    /// Counts of pods, as of the last pass of housekeeping.
-    pub(super) gauges: Cell<Gauges>,
     /// What figures were last read.
     pub(super) metrics: Metrics,
-}
-
-/// Places of the pod table.
-pub(super) fn slots(cfg: &Config) -> Capacity {
-    Capacity {
-        max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
-        reserved: RESERVED_SLOTS,
-        margin: MARGIN_SLOTS,
-    }
 }
 
 impl Ctx {
     /// An agent that knows of no pod yet.
     pub(super) fn new(parts: Parts) -> Self {
         let cfg = parts.cfg;
-        let slots = slots(&cfg);
-        let entries = slots.slots() * BACKOFF_ENTRIES_PER_POD;
+        let entries = pods::slots(&cfg).slots() * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(parts.clock);
         let counters = Rc::new(RefCell::new(Counters::default()));
         let runtime = Rc::new(Metered {
@@ -279,16 +210,13 @@ impl Ctx {
         let api = parts.cluster.is_some().then_some(Source::Api);
         let sources: Vec<Source> = file.into_iter().chain(api).collect();
         Self {
+            view: RuntimeView::new(parts.relist),
             store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
             admission_facts: RefCell::new(parts.admission_facts),
             host_ips: RefCell::new(parts.node.host_ips.clone()),
             node_context: parts.node_context,
             cluster: parts.cluster,
-            table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
-            cache: RefCell::new(RuntimeCache::default()),
-            statuses: RefCell::new(StatusCache::default()),
-            reasons: RefCell::new(ReasonCache::default()),
-            crash_loop: RefCell::new(Backoff::new(cfg.times.max_restart_backoff, entries)),
+            pods: Pods::new(&cfg, seed),
             image_backoff: RefCell::new(ImageBackoff::new(entries)),
             pull_rate: RefCell::new(PullRate::new(
                 cfg.images.pull_qps,
@@ -301,35 +229,19 @@ impl Ctx {
             recorder: RefCell::new(Recorder::default()),
             ring: RefCell::new(Ring::default()),
             own_node: RefCell::new(None),
-            conditions: RefCell::new(None),
-            relist: parts.relist,
             mux: RefCell::new(Mux::new(&sources)),
-            config: RefCell::new(BTreeMap::new()),
-            pleg: RefCell::new(Pleg::default()),
-            running: RefCell::new(RunningPods::default()),
             burstable_milli: Cell::new(None),
-            limited: RefCell::default(),
-            records_wait: Cell::new(false),
-            waiting_for_status: Cell::new(None),
             manifests_read: Cell::new(None),
             heap_used: Cell::new(true),
-            operations: Claims::default(),
-            records: Claims::default(),
-            arriving: RefCell::new(BTreeMap::new()),
-            cancelled: Bell::default(),
             complaints: RefCell::default(),
             loop_health: Cell::default(),
             metrics: Metrics::default(),
-            totals: RefCell::new(Totals::default()),
-            gate: RefCell::new(RuntimeGate::default()),
             started_at: clock.wall(),
             started: clock.now(),
             node: parts.node,
             clock,
             runtime,
             counters,
-            starting: RefCell::default(),
-            gauges: Cell::default(),
             volumes: parts.volumes,
             cgroups: Arc::new(parts.cgroups),
             disk: parts.disk,
@@ -356,18 +268,6 @@ impl Ctx {
     pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
         let (_, raw) = self.store.read(uid)?;
         self.store.decoded(uid, static_pod::decode(&raw))
-    }
-
-    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
-    pub(super) fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus {
-        let known = self.cache.borrow().get(uid);
-        known.map_or_else(
-            |_| PodRuntimeStatus {
-                uid: uid.clone(),
-                ..PodRuntimeStatus::default()
-            },
-            |status| PodRuntimeStatus::clone(&status),
-        )
     }
 
     /// Records an event of a pod.
@@ -466,58 +366,14 @@ impl Ctx {
         }
     }
 
-    /// Asks for a relist soon: something was changed at the runtime.
-    pub(super) fn request_relist(&self) {
-        // Full: one is on its way already.
-        let _ = self.relist.try_send(());
-    }
-
-    /// Notes that a pod's record is about to be written. [`Ctx::arrived`] follows for each.
-    pub(super) fn arrives(&self, uid: &PodUid) {
-        *self.arriving.borrow_mut().entry(uid.clone()).or_default() += 1;
-    }
-
-    /// The loop knows the pod now, or its record could not be written.
-    pub(super) fn arrived(&self, uid: &PodUid) {
-        let mut arriving = self.arriving.borrow_mut();
-        if let Some(count) = arriving.get_mut(uid) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                arriving.remove(uid);
-            }
-        }
-    }
-
-    /// Whether nobody wants the pod any more: not configured, without a worker, not on its way in.
+    /// Whether nobody wants the pod any more, the apiserver included.
     pub(super) fn is_nobodys(&self, uid: &PodUid) -> bool {
-        !self.config.borrow().contains_key(uid)
-            && !self.arriving.borrow().contains_key(uid)
-            && self.table.borrow().handle(uid).is_none()
-            && !self.is_unread(uid)
+        self.pods.is_unclaimed(uid) && !self.is_unread(uid)
     }
 
     /// Whether every configured source has reported and was handled.
     pub(super) fn sources_ready(&self) -> bool {
         self.mux.borrow().all_sources_ready()
-    }
-
-    /// Whether anything may be done to pods: the runtime answers and relists succeed (LOOP-02, LOOP-03). One that is not
-    /// ready but keeps hold of its pods holds up only what would start: [`Ctx::runtime_problem`].
-    pub(super) fn may_run_pods(&self, now: Mono) -> bool {
-        self.gate
-            .borrow()
-            .check_hold(self.pleg.borrow().healthy(now), now)
-            .is_ok()
-    }
-
-    /// Why no container may start, if so.
-    pub(super) fn runtime_problem(&self) -> Option<String> {
-        self.gate.borrow().start_error().map(str::to_owned)
-    }
-
-    /// Whether pods may be given a network, and why not.
-    pub(super) fn network_problem(&self) -> Option<String> {
-        self.gate.borrow().network_error().map(str::to_owned)
     }
 }
 

@@ -75,8 +75,7 @@ fn start(
 ) {
     match effect {
         Effect::Relist => {
-            ctx.waiting_for_status.set(Some(ctx.clock.now()));
-            ctx.request_relist();
+            ctx.view.request_status(ctx.clock.now());
         }
         Effect::TidyDead(uid, id) => {
             let ctx = Rc::clone(ctx);
@@ -107,7 +106,7 @@ fn start(
 async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start, uid: PodUid) {
     let handle = start.handle;
     // Garbage collection may be removing an instance of this pod.
-    let turn = ctx.operations.claim(&uid).await;
+    let turn = ctx.pods.operate(&uid).await;
     let begun = ctx.clock.now();
     let outcome = match start.call {
         Call::Sync => Box::pin(sync::run(ctx, handle, &uid)).await,

@@ -26,7 +26,11 @@ fn policy(ctx: &Ctx) -> ContainerGcPolicy {
 
 /// Whether what is left of a pod may go.
 fn fate(ctx: &Ctx, uid: &PodUid) -> Fate {
-    if ctx.table.borrow().should_pod_content_be_removed(uid) && !ctx.is_unread(uid) {
+    if ctx
+        .pods
+        .workers(|table| table.should_pod_content_be_removed(uid))
+        && !ctx.is_unread(uid)
+    {
         Fate::ContentRemovable
     } else {
         Fate::Kept
@@ -43,7 +47,7 @@ pub(super) async fn pass(ctx: &Ctx) {
         let message = failed.join("; ");
         ctx.node_event(Severity::Warning, "ContainerGCFailed", &message);
     }
-    ctx.crash_loop.borrow_mut().sweep(ctx.clock.now());
+    ctx.pods.sweep_delays(ctx.clock.now());
     ctx.image_backoff.borrow_mut().sweep(ctx.clock.now());
     crate::sys::memory::trim();
 }
@@ -60,7 +64,7 @@ async fn try_pass(ctx: &Ctx, failed: &mut Vec<String>) -> Result<(), RuntimeErro
             .find(|pod| pod.containers.iter().any(|c| c.id == removal.id))
             .map(|pod| &pod.uid);
         // A pod that is being worked on is left to the next pass.
-        let Some(_turn) = owner.and_then(|uid| ctx.operations.try_claim(uid)) else {
+        let Some(_turn) = owner.and_then(|uid| ctx.pods.try_operate(uid)) else {
             continue;
         };
         let stopped = if removal.stop_first {
@@ -108,7 +112,7 @@ async fn remove_sandboxes(
             .iter()
             .find(|pod| pod.sandboxes.iter().any(|s| s.id == id))
             .map(|pod| &pod.uid);
-        let Some(_turn) = owner.and_then(|uid| ctx.operations.try_claim(uid)) else {
+        let Some(_turn) = owner.and_then(|uid| ctx.pods.try_operate(uid)) else {
             continue;
         };
         // Stopping first releases what a half-made or lost sandbox still holds.
@@ -134,8 +138,8 @@ async fn remove_log_dirs(
     let (mut gone, mut turns) = (Vec::new(), Vec::new());
     for name in gc::removable_log_dirs(names.iter().map(String::as_str), fate, ready) {
         if let Some(uid) = gc::log_dir_uid(name)
-            && let Some(turn) = ctx.records.try_claim(&uid)
-            && !ctx.arriving.borrow().contains_key(&uid)
+            && let Some(turn) = ctx.pods.try_record(&uid)
+            && !ctx.pods.is_arriving(&uid)
         {
             turns.push(turn);
             gone.push(root.join(name));
@@ -229,8 +233,8 @@ async fn remove_dangling_links(ctx: &Ctx, failed: &mut Vec<String>) -> Result<()
 /// Removes surplus dead instances of a container that died, or all of a pod whose content may go (CLEAN-14).
 pub(super) async fn after_death(ctx: &Ctx, uid: &PodUid, died: &ContainerId) {
     // Before the status is looked at: a call that runs now may change it.
-    let _turn = ctx.operations.claim(uid).await;
-    let status = ctx.runtime_status(uid);
+    let _turn = ctx.pods.operate(uid).await;
+    let status = ctx.view.status(uid);
     let keep = ctx.cfg.garbage.max_per_container.unwrap_or(u32::MAX);
     let keep = usize::try_from(keep).unwrap_or(usize::MAX);
     for id in gc::removable_after_death(&status, died, keep, fate(ctx, uid)) {
@@ -256,5 +260,5 @@ pub(super) async fn remove_pod_content(ctx: &Ctx, uid: &PodUid) {
             ctx.complain(&format!("sandbox={} cannot remove: {e}", sandbox.id));
         }
     }
-    ctx.request_relist();
+    ctx.view.request_relist();
 }

@@ -50,8 +50,7 @@ pub(super) async fn run(
         match until {
             Until::Time(deadline) => ctx.clock.until(deadline).await,
             Until::Cancelled(handle) => {
-                let is_cancelled = || ctx.table.borrow().is_cancelled(handle).then_some(());
-                ctx.cancelled.until(is_cancelled).await;
+                ctx.pods.cancelled(handle).await;
             }
         }
         Err(HookError::NotWaitedFor)
@@ -124,8 +123,8 @@ async fn http_get(
     let get = probes::http_get(container, get)?;
     let ip = status.ips.first().copied().or_else(|| {
         // A pod in the host's network has no address at the runtime.
-        let statuses = ctx.statuses.borrow();
-        statuses.get(&pod.metadata.uid)?.pod_ip.parse().ok()
+        let ip = |status: &crate::api::PodStatus| status.pod_ip.parse().ok();
+        ctx.pods.with_status(&pod.metadata.uid, ip)?
     });
     if let Hooked::InPlainText(host) = ctx.probes.wire.hook(&get, ip).await? {
         let message = format!(

@@ -5,7 +5,7 @@
 use core::time::Duration;
 use std::collections::BTreeSet;
 
-use super::{admission, cgroups, cluster::Cluster, ctx::Ctx, gc, sync::chain};
+use super::{cgroups, cluster::Cluster, ctx::Ctx, gc, sync::chain};
 use crate::api::order::{Gather, Order};
 use crate::{
     api::{Mono, PodUid},
@@ -44,7 +44,7 @@ pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 /// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With `search` also at
 /// the disk and the cgroups, which takes a system call for each of a few dozen directories.
 pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
-    if !may_run(ctx.sources_ready()) || !ctx.may_run_pods(now) {
+    if !may_run(ctx.sources_ready()) || !ctx.view.may_run_pods(now) {
         return Chores::default();
     }
     // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.
@@ -53,7 +53,7 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
             ctx.complain(&format!("housekeeping: pod directories: {e}"));
             Vec::new()
         });
-        if ctx.records_wait.get() {
+        if ctx.pods.records_wait() {
             dirs.extend(ctx.store.waiting_pods());
             dirs.order();
             dirs.dedup();
@@ -62,25 +62,14 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
     } else {
         (Vec::new(), Vec::new())
     };
-    let config = ctx.config.borrow();
-    let pods: Vec<ConfigPod<'_>> = config
+    let configured = ctx.pods.configured();
+    let pods: Vec<ConfigPod<'_>> = configured
         .iter()
-        .map(|(uid, pod)| ConfigPod {
-            uid,
-            is_static: pod.is_static,
-            active: admission::is_active(ctx, uid),
-            restart_requested: ctx.table.borrow().is_restart_requested(uid),
-            deletion_requested: pod.deletion_requested,
-            api_phase_terminal: pod.api_phase_terminal,
-        })
+        .filter_map(|uid| ctx.pods.for_housekeeping(uid))
         .collect();
-    let known = ctx
-        .table
-        .borrow_mut()
-        .sync_known_pods(&|uid| config.contains_key(uid));
-    let running = ctx.running.borrow();
+    let known = ctx.pods.sync_known();
     // An old list is as good as none (CLEAN-02).
-    let Some(running) = running.fresh(now) else {
+    let Some(running) = ctx.view.running(now) else {
         return Chores::default();
     };
     let mirrors = ctx.cluster.as_ref().map(Cluster::mirror_uids);
@@ -89,21 +78,19 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
         config: &pods,
         mirrors: &mirrors,
         known: &known,
-        running,
+        running: &running,
     };
-    ctx.gauges.set(pass.gauges());
+    ctx.pods.set_gauges(pass.gauges());
     let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
-    ctx.starting.borrow_mut().retain(|uid, _| has_worker(uid));
     ctx.probes.retain(|uid| pass.keeps_probes(uid), now);
-    ctx.statuses
-        .borrow_mut()
-        .retain(|uid| pass.keeps_status(uid) || known.iter().any(|k| k.uid == *uid));
+    ctx.pods.retain(|uid| pass.keeps_status(uid), has_worker);
     let mut chores = Chores {
         tiers: cgroups::tiers_are_stale(ctx),
         ..Chores::default()
     };
     for restart in pass.restarts() {
-        ctx.totals.borrow_mut().count_restart(restart.is_static);
+        ctx.pods
+            .count(|totals| totals.count_restart(restart.is_static));
         chores
             .create
             .push((restart.uid.clone(), restart.drop_status));
@@ -115,10 +102,9 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
         end_runtime_orphan(ctx, orphan, now);
     }
     // A pod whose worker still ends it is not forgotten: its last step takes its volumes down.
-    let arriving = ctx.arriving.borrow();
     let workless = |uid: &PodUid| {
         known.binary_search_by(|k| k.uid.cmp(uid)).is_err()
-            && !arriving.contains_key(uid)
+            && !ctx.pods.is_arriving(uid)
             && !ctx.is_unread(uid)
     };
     let mut forgotten: BTreeSet<PodUid> = dirs
@@ -126,20 +112,14 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
         .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
         .cloned()
         .gather();
-    let cache = ctx.cache.borrow();
-    forgotten.extend(
-        cache
-            .iter()
-            .map(|(uid, _)| uid)
-            .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
-            .cloned(),
-    );
+    let listed = ctx.view.uids().into_iter();
+    forgotten.extend(listed.filter(|uid| pass.is_orphan_directory(uid) && workless(uid)));
     for (uid, path) in groups {
         if ctx.is_unread(&uid) {
             continue;
         }
         let volumes = dirs.contains(&uid) && !forgotten.contains(&uid);
-        if let Some(action) = pass.cgroup(&uid, volumes && !config.contains_key(&uid)) {
+        if let Some(action) = pass.cgroup(&uid, volumes && !ctx.pods.is_configured(&uid)) {
             chores.cgroups.push((uid, path, action));
         }
     }
@@ -155,9 +135,9 @@ fn end_runtime_orphan(ctx: &Ctx, pod: &RunningPod, now: Mono) {
         pod.name,
         pod.uid
     );
-    ctx.totals.borrow_mut().count_runtime_orphan();
+    ctx.pods.count(|totals| totals.count_runtime_orphan());
     let update = Update::runtime_only(&pod.uid, &pod.name, &pod.namespace);
-    if let Err(e) = ctx.table.borrow_mut().update(update, now) {
+    if let Err(e) = ctx.pods.update(update, now) {
         ctx.complain(&format!(
             "pod={}/{} cannot be ended: {e}",
             pod.namespace, pod.name
@@ -172,10 +152,13 @@ pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
         log::warn!("cgroups of pods: {e}");
     }
     for (uid, path, action) in &chores.cgroups {
-        let Some(_turn) = ctx.operations.try_claim(uid) else {
+        let Some(_turn) = ctx.pods.try_operate(uid) else {
             continue;
         };
-        if ctx.table.borrow().could_have_running_containers(uid) {
+        if ctx
+            .pods
+            .workers(|table| table.could_have_running_containers(uid))
+        {
             continue;
         }
         let done = match action {
@@ -188,8 +171,7 @@ pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
     }
     for uid in &chores.forgotten {
         // Whoever writes a new record of this pod waits until the old one is gone.
-        let (Some(_turn), Some(_record)) =
-            (ctx.operations.try_claim(uid), ctx.records.try_claim(uid))
+        let (Some(_turn), Some(_record)) = (ctx.pods.try_operate(uid), ctx.pods.try_record(uid))
         else {
             continue;
         };

@@ -215,8 +215,7 @@ async fn pull(
     } else if allowed {
         // A pull may take hours, and a pod that is to end waits for nothing of that (PW-14).
         let cancelled = async {
-            let is_cancelled = || ctx.table.borrow().is_cancelled(pass.handle).then_some(());
-            ctx.cancelled.until(is_cancelled).await;
+            ctx.pods.cancelled(pass.handle).await;
             None
         };
         let pulled = async { Some(pull_now(ctx, pod, wanted, reference, &credentials).await) };

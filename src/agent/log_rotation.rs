@@ -13,8 +13,8 @@ pub(super) async fn pass(ctx: &Ctx) {
     let limit = ctx.cfg.logs.max_size_bytes;
     let max_files = usize::try_from(ctx.cfg.logs.max_files).unwrap_or(usize::MAX);
     let mut running: Vec<(ContainerId, PathBuf)> = Vec::new();
-    for (_, status) in ctx.cache.borrow().iter() {
-        let containers = status.iter().flat_map(|pod| &pod.containers);
+    for pod in ctx.view.statuses() {
+        let containers = pod.containers.iter();
         let open =
             containers.filter(|c| c.state == ContainerState::Running && !c.log_path.is_empty());
         running.extend(open.map(|c| (c.id.clone(), PathBuf::from(&c.log_path))));

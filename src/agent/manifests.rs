@@ -52,7 +52,7 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
                         poller.forget();
                     }
                     unrecorded |= delivery.unrecorded;
-                    if unrecorded || ctx.records_wait.get() {
+                    if unrecorded || ctx.pods.records_wait() {
                         retry = ctx.clock.now() + RETRY;
                     }
                 }
@@ -65,7 +65,7 @@ pub(super) async fn poll(ctx: Shared, events: Sender<Event>) {
                     poller.forget();
                 }
                 records::settle(&ctx).await;
-                retry = if ctx.records_wait.get() {
+                retry = if ctx.pods.records_wait() {
                     ctx.clock.now() + RETRY
                 } else {
                     Mono(u64::MAX)

@@ -5,11 +5,13 @@
 //! | `run` | assembly: from the command line to the loop |
 //! | `core` | the deciding half of the loop: events in, effects out |
 //! | `event_loop` | the only loop that waits, and the executor of effects |
+//! | `runtime_view` | what is known of the runtime; its pollers |
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
 //! | `probes` | which containers are alive, ready, started |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
-//! | `ctx`, `claims`, `complaints`, `objects`, `config_pods`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `records`, `ring` | what the loop and the calls share |
+//! | `pods` | what is known of pods |
+//! | `ctx`, `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `records`, `ring` | what the loop and the calls share |
 //! | `cluster` | the apiserver |
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
@@ -23,11 +25,9 @@ mod admission;
 mod backend;
 mod backoff_store;
 mod cgroups;
-mod claims;
 mod clock;
 mod cluster;
 mod complaints;
-mod config_pods;
 mod core;
 mod ctx;
 mod event_loop;
@@ -50,6 +50,7 @@ mod node;
 mod objects;
 mod outcome;
 mod pod_store;
+mod pods;
 mod pollers;
 mod probes;
 mod recorder;
@@ -57,6 +58,7 @@ mod records;
 mod reset;
 mod ring;
 mod run;
+mod runtime_view;
 mod serving;
 #[cfg(test)]
 #[path = "../../tests/sim/mod.rs"]

@@ -54,7 +54,7 @@ fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
 /// a boot that finds no apiserver to ask.
 pub(super) async fn keep(ctx: &Ctx, pod: &Pod, status: &PodStatus) {
     let uid = &pod.metadata.uid;
-    let is_configured = || ctx.config.borrow().contains_key(uid);
+    let is_configured = || ctx.pods.is_configured(uid);
     if !outcome::is_worth_keeping(pod, status) || !is_configured() {
         return;
     }

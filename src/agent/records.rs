@@ -83,7 +83,7 @@ async fn record(
     for received in pods {
         let ReceivedPod { pod, raw, .. } = *received;
         let uid = pod.metadata.uid.clone();
-        ctx.arrives(&uid);
+        ctx.pods.arrives(&uid);
         let header = Header {
             v: RECORD_VERSION,
             source: source.as_str().into(),
@@ -101,10 +101,9 @@ async fn record(
     let mut turns = Vec::with_capacity(jobs.len());
     for job in &mut jobs {
         // What is left of an earlier incarnation may be on its way out at this moment, its record included.
-        turns.push(ctx.records.claim(&job.uid).await);
+        turns.push(ctx.pods.record(&job.uid).await);
         // A uid of the apiserver never comes back: what changes while the pod ends is news of that very pod.
-        job.returns =
-            source != Source::Api && ctx.table.borrow().is_pod_termination_requested(&job.uid);
+        job.returns = source != Source::Api && ctx.pods.is_to_end(&job.uid);
     }
     let store = ctx.store.clone();
     let results = ctx
@@ -118,7 +117,7 @@ async fn record(
     drop(turns);
     let store = ctx.store.clone();
     let waiting = ctx.disk.run(move || !store.waiting_pods().is_empty()).await;
-    ctx.records_wait.set(waiting);
+    ctx.pods.set_records_wait(waiting);
     let mut recorded = Vec::with_capacity(kept.len());
     for (mut pod, result) in kept.into_iter().zip(results) {
         match result {
@@ -130,7 +129,7 @@ async fn record(
             }
             Err(e) => {
                 let uid = &pod.metadata.uid;
-                ctx.arrived(uid);
+                ctx.pods.arrived(uid);
                 ctx.mux.borrow_mut().forget(source, uid);
                 let message = format!("cannot record the pod: {}", chain(&e));
                 ctx.pod_event(&pod, Severity::Warning, "FailedCreatePodRecord", &message);
@@ -144,12 +143,9 @@ async fn record(
 /// The pod came to its end a boot ago: that is the status it has. The record of a pod of the apiserver keeps what that
 /// shows, so its end is known to the status cache alone, from which it is told.
 pub(super) fn recall(ctx: &Ctx, source: Source, pod: &mut Pod, outcome: PodStatus) {
-    let known = ctx.statuses.borrow().get(&pod.metadata.uid).is_some();
+    let known = ctx.pods.with_status(&pod.metadata.uid, |_| ()).is_some();
     if source == Source::Api && !known {
-        let _ = ctx
-            .statuses
-            .borrow_mut()
-            .set(pod, outcome.clone(), ctx.clock.wall());
+        let _ = ctx.pods.set_status(pod, outcome.clone(), ctx.clock.wall());
     }
     pod.status = outcome;
 }
@@ -160,7 +156,7 @@ pub(super) async fn settle(ctx: &Ctx) {
     let waiting = ctx.disk.run(move || store.waiting_pods()).await;
     let mut left = false;
     for uid in waiting {
-        let turn = ctx.records.claim(&uid).await;
+        let turn = ctx.pods.record(&uid).await;
         let (store, moved) = (ctx.store.clone(), uid.clone());
         if let Err(e) = ctx.disk.run(move || store.settle(&moved)).await {
             ctx.complain(&format!(
@@ -171,7 +167,7 @@ pub(super) async fn settle(ctx: &Ctx) {
         }
         drop(turn);
     }
-    ctx.records_wait.set(left);
+    ctx.pods.set_records_wait(left);
 }
 
 /// Writes a record. Returns the pod's outcome if it has one: that is the status it has from now on.

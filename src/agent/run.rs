@@ -26,7 +26,7 @@ use super::{
     core::Event,
     ctx::{Ctx, Parts, Shared},
     event_loop, generation, image_gc, image_pulls, image_store, manifests, neighbours, node,
-    pollers, probes, serving,
+    pollers, probes, runtime_view, serving,
     sync::chain,
 };
 use crate::{
@@ -332,11 +332,11 @@ async fn serve(
     if ctx.cfg.cgroup.per_qos {
         spawn(boxed(cgroups::enforce_allocatable(Rc::clone(&ctx))));
     }
-    spawn(boxed(pollers::runtime_status(
+    spawn(boxed(runtime_view::poll_conditions(
         Rc::clone(&ctx),
         sender.clone(),
     )));
-    spawn(boxed(pollers::runtime(
+    spawn(boxed(runtime_view::poll_pods(
         Rc::clone(&ctx),
         relist_asked,
         sender.clone(),

@@ -21,7 +21,7 @@ use crate::{
     },
     logic::{
         actions::{ContainerToKill, PodActions},
-        backoff, generate,
+        generate,
         kill::{KillCause, single_kill_grace_s},
         metrics::own::ContainerType,
         pod_table::Handle,
@@ -44,9 +44,8 @@ pub(super) struct Pass<'a> {
 impl Pass<'_> {
     /// Whether the pod is to end: nothing of it starts then. Asked before each step, for a pull may have taken minutes.
     fn is_to_end(&self) -> bool {
-        let table = self.ctx.table.borrow();
-        table.is_pod_termination_requested(&self.pod.metadata.uid)
-            || table.is_cancelled(self.handle)
+        let pods = &self.ctx.pods;
+        pods.is_to_end(&self.pod.metadata.uid) || pods.is_cancelled(self.handle)
     }
 }
 
@@ -100,12 +99,11 @@ pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(
             counters.container_started(kind, result);
         }
         match started {
-            Ok(()) => pass.ctx.reasons.borrow_mut().started(uid, &container.name),
+            Ok(()) => pass.ctx.pods.started(uid, &container.name),
             Err(e) => {
                 pass.ctx
-                    .reasons
-                    .borrow_mut()
-                    .failed(uid, &container.name, e.reason, &e.message);
+                    .pods
+                    .start_failed(uid, &container.name, e.reason, &e.message);
                 let retry = e.until.map_or(Retry::Error, Retry::BackOff);
                 let message = format!(
                     "failed to \"StartContainer\" for \"{}\" with {}: {}",
@@ -143,10 +141,9 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let Pass {
         ctx, pod, runtime, ..
     } = *pass;
-    let granted = {
-        let mut crash_loop = ctx.crash_loop.borrow_mut();
-        backoff::grant_start(&mut crash_loop, pod, container, runtime, ctx.clock.now())
-    };
+    let granted = ctx
+        .pods
+        .grant_start(pod, container, runtime, ctx.clock.now());
     if let Err(wait) = granted {
         let message = format!(
             "Back-off restarting failed container {} in pod {}",

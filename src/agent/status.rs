@@ -21,11 +21,9 @@ pub(super) fn generate(ctx: &Ctx, pod: &Pod, runtime: &PodRuntimeStatus) -> PodS
     let failure = past_active_deadline(pod, active_for(ctx, pod));
     if let Some(failure) = &failure {
         let told = ctx
-            .statuses
-            .borrow()
-            .get(&pod.metadata.uid)
-            .is_some_and(|s| s.reason == DEADLINE_EXCEEDED);
-        if !told {
+            .pods
+            .with_status(&pod.metadata.uid, |s| s.reason == DEADLINE_EXCEEDED);
+        if told != Some(true) {
             ctx.pod_event(pod, Severity::Normal, DEADLINE_EXCEEDED, &failure.message);
         }
     }
@@ -60,20 +58,22 @@ fn make(
     failure: Option<&PodFailure>,
 ) -> PodStatus {
     let uid = &pod.metadata.uid;
-    let statuses = ctx.statuses.borrow();
+    let cached = ctx.pods.status(uid);
     let status = ctx.probes.with(uid, |probes| {
-        generate_pod_status(&StatusInput {
-            pod,
-            runtime,
-            cached: statuses.get(uid),
-            finished,
-            failure,
-            reasons: &ctx.reasons.borrow(),
-            probes,
-            host_ips: &ctx.host_ips(),
-            runtime_name: ctx.runtime.name(),
-            recursive_read_only: false,
-            now: ctx.clock.wall(),
+        ctx.pods.with_reasons(|reasons| {
+            generate_pod_status(&StatusInput {
+                pod,
+                runtime,
+                cached: cached.as_ref(),
+                finished,
+                failure,
+                reasons,
+                probes,
+                host_ips: &ctx.host_ips(),
+                runtime_name: ctx.runtime.name(),
+                recursive_read_only: false,
+                now: ctx.clock.wall(),
+            })
         })
     });
     ctx.probes.generated(uid, &status, ctx.clock.now());
@@ -82,21 +82,19 @@ fn make(
 
 /// What the killer wants the status to say.
 fn stop_failure(ctx: &Ctx, handle: Handle) -> Option<PodFailure> {
-    let table = ctx.table.borrow();
-    let stop = table.stop_status(handle)?;
-    Some(PodFailure {
-        reason: stop.reason.to_string(),
-        message: stop.message.to_string(),
+    ctx.pods.workers(|table| {
+        let stop = table.stop_status(handle)?;
+        Some(PodFailure {
+            reason: stop.reason.to_string(),
+            message: stop.message.to_string(),
+        })
     })
 }
 
 /// Time since the pod's start time. Both are the API's: whole seconds of the wall clock, as upstream compares them.
 fn active_for(ctx: &Ctx, pod: &Pod) -> Option<Duration> {
-    let statuses = ctx.statuses.borrow();
-    let start = statuses
-        .get(&pod.metadata.uid)
-        .and_then(|s| s.start_time)
-        .or(pod.status.start_time)?;
+    let told = ctx.pods.with_status(&pod.metadata.uid, |s| s.start_time);
+    let start = told.flatten().or(pod.status.start_time)?;
     let age = ctx.clock.wall().secs().saturating_sub(start.secs());
     Some(Duration::from_secs(u64::try_from(age).unwrap_or(0)))
 }
@@ -110,26 +108,22 @@ pub(super) fn watch_deadline(ctx: &Ctx, handle: Handle, pod: &Pod) {
         .map(Duration::from_secs);
     if let (Some(limit), Some(age)) = (limit, active_for(ctx, pod)) {
         let due = ctx.clock.now() + limit.saturating_sub(age);
-        ctx.table
-            .borrow_mut()
-            .set_active_deadline(handle, Some(due));
+        ctx.pods.set_active_deadline(handle, due);
     }
 }
 
 /// Stores a generated status, unless it says nothing new or is illegal.
 pub(super) fn store(ctx: &Ctx, pod: &Pod, status: PodStatus) {
     keep(ctx, pod, |ctx| {
-        ctx.statuses.borrow_mut().set(pod, status, ctx.clock.wall())
+        ctx.pods.set_status(pod, status, ctx.clock.wall())
     });
 }
 
 fn keep(ctx: &Ctx, pod: &Pod, store: impl FnOnce(&Ctx) -> Update) {
     let meta = &pod.metadata;
     let phase = |ctx: &Ctx| {
-        ctx.statuses
-            .borrow()
-            .get(&meta.uid)
-            .map(|s| (s.phase, s.reason.clone()))
+        ctx.pods
+            .with_status(&meta.uid, |s| (s.phase, s.reason.clone()))
     };
     let before = phase(ctx);
     match store(ctx) {
@@ -165,7 +159,7 @@ fn note_start(ctx: &Ctx, uid: &PodUid, phase: Phase) {
     if phase == Phase::Pending {
         return;
     }
-    let since = ctx.starting.borrow_mut().remove(uid);
+    let since = ctx.pods.take_start(uid);
     if let Some(since) = since.filter(|_| phase == Phase::Running) {
         let took = ctx.clock.now() - since;
         ctx.counters.borrow_mut().pod_started(took);
@@ -184,13 +178,13 @@ pub(super) fn reject(ctx: &Ctx, pod: &Pod, reason: &str, message: &str) {
 /// Everything of the pod is cleaned up: the last status (DEL-03).
 pub(super) fn finish(ctx: &Ctx, pod: &Pod) {
     keep(ctx, pod, |ctx| {
-        ctx.statuses.borrow_mut().finish(pod, ctx.clock.wall())
+        ctx.pods.finish_status(pod, ctx.clock.wall())
     });
 }
 
 /// What a probe says of a container is shown at once (SM-15).
 pub(super) fn probed(ctx: &Ctx, pod: &Pod, container_id: &str, change: ProbeChange) {
-    let known = ctx.statuses.borrow().get(&pod.metadata.uid).cloned();
+    let known = ctx.pods.status(&pod.metadata.uid);
     let now = ctx.clock.wall();
     let new = known.and_then(|s| with_probe_result(pod, &s, container_id, change, now));
     if let Some(status) = new {
@@ -201,7 +195,7 @@ pub(super) fn probed(ctx: &Ctx, pod: &Pod, container_id: &str, change: ProbeChan
 /// A new sandbox with its network is up: say so before images are pulled (SYNC-16, ACT-24).
 pub(super) fn sandbox_is_ready(ctx: &Ctx, pod: &Pod) {
     let now = ctx.clock.wall();
-    let known = ctx.statuses.borrow().get(&pod.metadata.uid).cloned();
+    let known = ctx.pods.status(&pod.metadata.uid);
     if let Some(status) = known {
         store(
             ctx,

@@ -34,7 +34,7 @@ impl Streaming for LocalBackend {
                 Err(_) if !container.is_empty() => return Err(missing(container)),
                 Err(refusal) => return Err(refusal),
             };
-            let runtime = self.ctx.runtime_status(&pod.metadata.uid);
+            let runtime = self.ctx.view.status(&pod.metadata.uid);
             let running = runtime
                 .instances(&name)
                 .find(|c| c.state == ContainerState::Running)
@@ -51,7 +51,7 @@ impl Streaming for LocalBackend {
     fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId> {
         Box::pin(async move {
             let found = self.named(pod)?;
-            let runtime = self.ctx.runtime_status(&found.metadata.uid);
+            let runtime = self.ctx.view.status(&found.metadata.uid);
             let ready = runtime
                 .sandboxes
                 .iter()

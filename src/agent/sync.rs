@@ -70,12 +70,12 @@ pub(super) async fn run(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Outcome {
 }
 
 fn cancelled(ctx: &Ctx, handle: Handle) -> bool {
-    ctx.table.borrow().is_cancelled(handle)
+    ctx.pods.is_cancelled(handle)
 }
 
 async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncError> {
     let uid = &pod.metadata.uid;
-    let mut runtime = ctx.runtime_status(uid);
+    let mut runtime = ctx.view.status(uid);
     let status = status::generate(ctx, pod, &runtime);
     let terminal = status.phase.is_terminal();
     // Host-network pods have no IPs at the runtime; what runs later needs them.
@@ -91,11 +91,11 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
         return Ok(Outcome::Terminal);
     }
     status::watch_deadline(ctx, handle, pod);
-    if let Some(problem) = ctx.runtime_problem() {
+    if let Some(problem) = ctx.view.start_problem() {
         // What runs goes on, and is shown; the node's condition says why nothing else does.
         return Err(SyncError::new(format!("runtime is not ready: {problem}")));
     }
-    if let Some(problem) = ctx.network_problem()
+    if let Some(problem) = ctx.view.network_problem()
         && !pod.spec.host_network
     {
         let message = format!("network is not ready: {problem}");
@@ -117,11 +117,11 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
     ctx.probes.add(pod, ctx.clock.now());
     let acted = act(ctx, handle, pod, runtime, mounted).await;
     if acted.acted {
-        ctx.request_relist();
+        ctx.view.request_relist();
     }
     if acted.result.is_err() {
         // A container that waits is shown to wait now, not only when its time has come.
-        let runtime = ctx.runtime_status(uid);
+        let runtime = ctx.view.status(uid);
         status::store(ctx, pod, status::generate(ctx, pod, &runtime));
     }
     acted.result.map(|()| Outcome::Done)
@@ -129,12 +129,7 @@ async fn sync_pod(ctx: &Ctx, handle: Handle, pod: &Pod) -> Result<Outcome, SyncE
 
 /// Ensures the pod's cgroup (SYNC-06, ACT-06).
 async fn ensure_cgroup(ctx: &Ctx, pod: &Pod, runtime: &PodRuntimeStatus) -> Result<(), SyncError> {
-    if !ctx.cfg.cgroup.per_qos
-        || ctx
-            .table
-            .borrow()
-            .is_pod_termination_requested(&pod.metadata.uid)
-    {
+    if !ctx.cfg.cgroup.per_qos || ctx.pods.is_to_end(&pod.metadata.uid) {
         return Ok(());
     }
     let path = super::cgroups::pod_path(ctx, pod);
@@ -267,10 +262,7 @@ async fn create_sandbox(
     pod: &Pod,
     attempt: u32,
 ) -> Result<SandboxStatus, SandboxFailure> {
-    let is_to_end = || {
-        let table = ctx.table.borrow();
-        table.is_pod_termination_requested(&pod.metadata.uid)
-    };
+    let is_to_end = || ctx.pods.is_to_end(&pod.metadata.uid);
     if is_to_end() {
         // What it replaces took its time to end.
         return Err(SandboxFailure::Terminating);

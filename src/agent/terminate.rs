@@ -57,7 +57,7 @@ async fn stop_pod(
     grace_s: Option<u32>,
 ) -> Result<(), SyncError> {
     let uid = &pod.metadata.uid;
-    let runtime = ctx.runtime_status(uid);
+    let runtime = ctx.view.status(uid);
     status::store(
         ctx,
         pod,
@@ -92,7 +92,7 @@ async fn stop_pod(
     }
     crash::point("pod.stopped");
     status::store(ctx, pod, status::generate_final(ctx, pod, &after, handle));
-    ctx.request_relist();
+    ctx.view.request_relist();
     Ok(())
 }
 
@@ -115,7 +115,7 @@ async fn stop_runtime_pod(ctx: &Ctx, uid: &PodUid) -> Result<(), SyncError> {
     kill::kill_runtime_pod(ctx, &runtime)
         .await
         .map_err(SyncError::new)?;
-    ctx.request_relist();
+    ctx.view.request_relist();
     Ok(())
 }
 
@@ -127,7 +127,7 @@ pub(super) async fn terminated(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Outco
 async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncError> {
     let pod = ctx.pod(uid);
     if let Ok(pod) = &pod {
-        let runtime = ctx.runtime_status(uid);
+        let runtime = ctx.view.status(uid);
         status::store(ctx, pod, status::generate_final(ctx, pod, &runtime, handle));
     }
     if ctx.cluster.is_some() || pod.as_ref().is_ok_and(uses_shares) {

@@ -35,10 +35,7 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
     let outside = outside(ctx, pod).await;
     let loaded = cluster::objects::for_volumes(ctx, pod).await;
     let uid = &pod.metadata.uid;
-    let is_cancelled = || {
-        let table = ctx.table.borrow();
-        table.handle(uid).is_some_and(|h| table.is_cancelled(h))
-    };
+    let is_cancelled = || ctx.pods.is_pod_cancelled(uid);
     if is_cancelled() {
         // What is not known now is nobody's fault, and nothing to tell of (VOL-28).
         return Err(SyncError::new("the pod is to end"));

@@ -210,23 +210,35 @@ pub const fn on_probe(
 }
 
 /// What decides whether a pod of the configuration counts as active.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of another machine; all combinations occur"
+)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
     /// `PodTable::is_pod_known_terminated`.
     pub known_terminated: bool,
+    /// `PodTable::is_restart_requested`: it comes back under its UID as soon as it has ended.
+    pub restart_requested: bool,
     /// `PodTable::is_pod_termination_requested`.
     pub termination_requested: bool,
-    /// Phase of the API object is terminal.
+    /// `PodTable::should_pod_be_finished`: everything of it was stopped.
+    pub termination_complete: bool,
+    /// Phase of the API object is terminal; never of a static pod.
     pub api_phase_terminal: bool,
     /// Phase in the local status cache is terminal.
     pub local_phase_terminal: bool,
 }
 
-/// Whether the pod takes part in admission, restarts, eviction and node shutdown.
+/// Whether the pod takes part in admission, restarts, eviction and node shutdown (LOOP-11). One that comes back as soon
+/// as it has ended keeps its ports and its share meanwhile.
 #[must_use]
 pub const fn is_active(pod: Activity) -> bool {
-    let terminal = pod.api_phase_terminal || pod.local_phase_terminal;
-    !pod.known_terminated && (!terminal || pod.termination_requested)
+    if pod.known_terminated {
+        return pod.restart_requested;
+    }
+    let ended = pod.api_phase_terminal || pod.local_phase_terminal;
+    !ended || (pod.termination_requested && !pod.termination_complete)
 }
 
 #[cfg(test)]
@@ -398,20 +410,20 @@ mod tests {
     #[test]
     fn active_pods() {
         // LOOP-11
-        for bits in 0..16_u8 {
+        for bits in 0..64_u8 {
             let bit = |n: u8| bits & (1 << n) != 0;
             let pod = Activity {
                 known_terminated: bit(0),
                 termination_requested: bit(1),
                 api_phase_terminal: bit(2),
                 local_phase_terminal: bit(3),
+                restart_requested: bit(4),
+                termination_complete: bit(5),
             };
-            let expected = if bit(0) {
-                false
-            } else if bit(1) {
-                true
-            } else {
-                !bit(2) && !bit(3)
+            let expected = match (bit(0), bit(2) || bit(3)) {
+                (true, _) => bit(4),
+                (false, false) => true,
+                (false, true) => bit(1) && !bit(5),
             };
             assert_eq!(is_active(pod), expected, "{pod:?}");
         }

@@ -57,6 +57,12 @@ impl RuntimeGate {
         self.last = Some((now, status));
     }
 
+    /// What the runtime last said of itself.
+    #[must_use]
+    pub fn status(&self) -> Option<&RuntimeStatus> {
+        self.last.as_ref().map(|(_, status)| status)
+    }
+
     /// Why the node is not ready, as far as the runtime and its network go: one text each, none if it is (NODE-20).
     #[must_use]
     pub fn ready_errors(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Vec<String> {

@@ -578,8 +578,8 @@ impl Control {
     /// What must hold at every instant: nobody ends a pod that the API has and wants, whatever was heard or not heard.
     pub(super) fn check(&mut self, ctx: &Ctx) -> Result<(), String> {
         self.note_excuses();
-        let table = ctx.table.borrow();
-        let statuses = ctx.statuses.borrow();
+        let table = ctx.pods.table();
+        let statuses = ctx.pods.statuses();
         for handle in table.handles() {
             let Some(uid) = table.identity(handle).map(|i| i.uid) else {
                 continue;

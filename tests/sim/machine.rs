@@ -21,7 +21,7 @@ use super::{
         backoff_store, cluster,
         core::Event,
         ctx::Shared,
-        event_loop, manifests, pollers,
+        event_loop, manifests, pollers, runtime_view,
         tests::{
             api::Link,
             world::{Hands, IMAGE, NODE, Template},
@@ -218,8 +218,8 @@ impl Machine {
         let memory = cluster.map(cluster::Cluster::memory).unwrap_or_default();
         let statuses: Vec<String> = agent
             .ctx
-            .statuses
-            .borrow()
+            .pods
+            .statuses()
             .iter()
             .map(|(uid, status)| format!("status of {uid}: {status:?}"))
             .collect();
@@ -255,10 +255,10 @@ impl Machine {
         let (status, housekeeping) = (Rc::clone(&ctx), Rc::clone(&ctx));
         let (relists, garbage) = (Rc::clone(&ctx), Rc::clone(&ctx));
         executor
-            .spawn(pollers::runtime_status(status, events.clone()))
+            .spawn(runtime_view::poll_conditions(status, events.clone()))
             .detach();
         executor
-            .spawn(pollers::runtime(relists, asked, events.clone()))
+            .spawn(runtime_view::poll_pods(relists, asked, events.clone()))
             .detach();
         executor
             .spawn(pollers::housekeeping(housekeeping, events.clone()))
@@ -313,7 +313,7 @@ impl Machine {
             if containers.any(|c| c.state == ContainerState::Created) {
                 self.counts.saw(What::KilledBeforeStart);
             }
-            let table = agent.ctx.table.borrow();
+            let table = agent.ctx.pods.table();
             for stage in table.handles().filter_map(|h| table.stage(h)) {
                 match stage {
                     Stage::Terminating => self.counts.saw(What::KilledWhileTerminating),
@@ -768,7 +768,7 @@ impl Machine {
             return Ok(true);
         };
         let mut all = true;
-        let statuses = agent.ctx.statuses.borrow();
+        let statuses = agent.ctx.pods.statuses();
         for (_, pod) in visible(&self.files) {
             let uid = &pod.pod.metadata.uid;
             let start = statuses.get(uid).and_then(|s| s.start_time);
@@ -777,7 +777,7 @@ impl Machine {
             };
             let due = (start.secs() + limit_s).max(self.healed.map_or(0, Wall::secs));
             let late_s = self.hands.wall().secs() - due;
-            let table = agent.ctx.table.borrow();
+            let table = agent.ctx.pods.table();
             let stage = table.handle(uid).and_then(|h| table.stage(h));
             if stage == Some(Stage::Sync) && late_s > 0 {
                 all = false;

@@ -56,20 +56,20 @@ pub(super) fn at_the_runtime(
 ) -> Option<String> {
     match op {
         Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer => {
-            let table = ctx.table.borrow();
+            let table = ctx.pods.table();
             if table.is_pod_termination_requested(uid) {
                 return Some(format!("{op:?} of pod {uid}, which is to end"));
             }
             // Of two pods with one port the second waits until the first has ended, as long as a source has the first.
             // One that runs may be refused by an agent that has just started, if it comes second (LOOP-12): it ends then.
-            let statuses = ctx.statuses.borrow();
+            let statuses = ctx.pods.statuses();
             let refused =
                 |other: &PodUid| statuses.get(other).is_some_and(|s| s.reason == "NodePorts");
             let holder = |other: &&PodUid| {
                 has_port(other) && *other != uid && table.handle(other).is_some() && !refused(other)
             };
-            let config = ctx.config.borrow();
-            let holder = config.keys().filter(holder).find(|other| fake.runs(other));
+            let config = ctx.pods.configured();
+            let holder = config.iter().filter(holder).find(|other| fake.runs(other));
             let holder = holder.filter(|_| has_port(uid));
             holder.map(|other| format!("{op:?} of pod {uid}, whose port pod {other} has"))
         }
@@ -98,7 +98,7 @@ impl Rules {
         counts: &mut Counts,
     ) -> Result<(), String> {
         // PW-36
-        let table = ctx.table.borrow();
+        let table = ctx.pods.table();
         let mut now = BTreeMap::new();
         for handle in table.handles() {
             let (Some(identity), Some(stage)) = (table.identity(handle), table.stage(handle))
@@ -181,7 +181,7 @@ impl Rules {
             ));
         }
         self.pods = now;
-        let orphans = ctx.totals.borrow().orphaned_runtime;
+        let orphans = ctx.pods.totals().orphaned_runtime;
         if orphans > self.orphans {
             counts.saw(What::RuntimeOrphan);
         }
@@ -191,7 +191,7 @@ impl Rules {
     }
 
     fn count_statuses(&mut self, ctx: &Ctx, counts: &mut Counts) {
-        for (uid, status) in ctx.statuses.borrow().iter() {
+        for (uid, status) in ctx.pods.statuses().iter() {
             let all = status
                 .init_container_statuses
                 .iter()
@@ -221,7 +221,7 @@ impl Rules {
 
     /// A pod that has ended stays so, until another one of its UID takes its place.
     fn phases(&mut self, ctx: &Ctx, table: &PodTable) -> Result<(), String> {
-        let statuses = ctx.statuses.borrow();
+        let statuses = ctx.pods.statuses();
         let mut ended = BTreeMap::new();
         for (uid, status) in statuses.iter() {
             let handle = table.handle(uid);
@@ -296,21 +296,21 @@ impl Present<'_> {
         if let Some(stray) = self.pods.iter().find(|p| !self.uids.contains(&p.uid)) {
             return Err(format!("a stray pod {} at the runtime", stray.uid));
         }
-        if !self.ctx.operations.is_idle() || !self.ctx.records.is_idle() {
+        if !self.ctx.pods.is_idle() {
             return Err("a call has no answer".into());
         }
-        if !self.ctx.arriving.borrow().is_empty() {
+        if self.ctx.pods.some_arrive() {
             return Err("a pod arrives for ever".into());
         }
         self.counters_agree(wanted.len() + self.ended.len())
     }
 
     fn counters_agree(&self, wanted: usize) -> Result<(), String> {
-        let table = self.ctx.table.borrow();
+        let table = self.ctx.pods.table();
         if table.len() != table.handles().count() || table.len() > wanted {
             return Err(format!("{} pods in the table", table.len()));
         }
-        let counted = self.ctx.pleg.borrow().counts();
+        let counted = self.ctx.view.counts();
         let instances = |state| {
             let all = self.pods.iter().flat_map(|p| &p.containers);
             all.filter(|c| c.state == state).count()
@@ -333,14 +333,11 @@ impl Present<'_> {
             (!self.ctx.is_nobodys(uid), "somebody holds it"),
             (self.listed(uid).is_some(), "the runtime has it"),
             (
-                self.ctx.statuses.borrow().get(uid).is_some(),
+                self.ctx.pods.with_status(uid, |_| ()).is_some(),
                 "it has a status",
             ),
             (self.ctx.volumes.has_pod(uid), "it has files"),
-            (
-                self.ctx.cache.borrow().iter().any(|(u, _)| u == uid),
-                "it is in the cache",
-            ),
+            (self.ctx.view.uids().contains(uid), "it is in the cache"),
         ];
         match left.iter().find(|(is, _)| *is) {
             Some((_, what)) => Err((*what).into()),
@@ -351,7 +348,7 @@ impl Present<'_> {
     fn pod_is_well(&self, manifest: &Manifest, pod: &Pod, may_end: bool) -> Result<(), String> {
         let uid = &pod.metadata.uid;
         let runs = self.listed(uid).is_some_and(PodRuntimeStatus::is_running);
-        let table = self.ctx.table.borrow();
+        let table = self.ctx.pods.table();
         let stage = table.handle(uid).and_then(|h| table.stage(h));
         if manifest.deleted_s.is_some() {
             let over = stage.is_none_or(Stage::is_finished) && !runs;
@@ -367,7 +364,7 @@ impl Present<'_> {
             // It has ended for good, whatever its manifest says now.
             return Ok(());
         }
-        let statuses = self.ctx.statuses.borrow();
+        let statuses = self.ctx.pods.statuses();
         let status = statuses.get(uid).ok_or("it has no status")?;
         if status.reason == "NodePorts" && has_port(uid) {
             // Refused, as upstream, for good.

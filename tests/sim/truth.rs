@@ -84,7 +84,7 @@ impl Control {
         let objects: Vec<Value> = self
             .api
             .with(|server| server.objects.values().cloned().collect());
-        let statuses = ctx.statuses.borrow();
+        let statuses = ctx.pods.statuses();
         let runtime = fake.pods();
         for object in objects.iter().filter(|o| !is_mirror(o)) {
             let uid = PodUid::new(uid_of(object));
@@ -108,7 +108,7 @@ impl Control {
             as_at_the_runtime(&object["status"], listed)
                 .map_err(|e| format!("pod {uid}: {e}: {}", object["status"]))?;
         }
-        let table = ctx.table.borrow();
+        let table = ctx.pods.table();
         for pod in statics {
             let metadata = &pod.metadata;
             let named = |o: &&Value| {

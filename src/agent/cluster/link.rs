@@ -9,7 +9,7 @@ use core::{
 };
 
 use crate::{
-    agent::{claims::Bell, ctx::Ctx},
+    agent::{ctx::Ctx, pods::Bell},
     api::{Mono, Wall, node::NodeCondition},
     kube::KubeError,
     logic::fnv::fnv1a,

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     agent::{
-        config_pods::StaticId,
         ctx::{Ctx, Shared},
+        pods::StaticId,
         sync::chain,
     },
     api::{Mono, ObjectMeta, PodUid, pod::CONFIG_HASH},
@@ -59,7 +59,6 @@ impl StaticId {
 /// The first mirror that is not as it should be and may be tried now; `next`: when another may.
 fn next_work(ctx: &Ctx, next: &mut Mono) -> Option<Work> {
     let now = ctx.clock.now();
-    let (config, table) = (ctx.config.borrow(), ctx.table.borrow());
     let mirrors = of(ctx).pods.mirrors.borrow();
     let mut may_try = |name: &FullName| {
         let at = mirrors.tries_at(name);
@@ -68,17 +67,19 @@ fn next_work(ctx: &Ctx, next: &mut Mono) -> Option<Work> {
         }
         at <= now
     };
-    let statics = config
-        .iter()
-        .filter_map(|(uid, pod)| Some((uid, pod.static_id.as_deref()?)));
-    for (uid, id) in statics {
+    let statics: Vec<(PodUid, StaticId)> = ctx.pods.with_configs(|pods| {
+        let named =
+            pods.filter_map(|(uid, pod)| Some((uid.clone(), (**pod.static_id.as_ref()?).clone())));
+        named.collect()
+    });
+    for (uid, id) in &statics {
         // Which node it is matters only when it is created.
         let found = mirrors.get(&id.name);
         let work = match mirror::reconcile(&id.metadata(), found, OwnNode::Unknown) {
             Action::Nothing => continue,
             // Also that of a pod which has ended: it shows what another was.
             Action::Delete(mirror) => Work::Delete(id.name.clone(), mirror),
-            Action::Create(_) | Action::NoNode if table.is_pod_termination_requested(uid) => {
+            Action::Create(_) | Action::NoNode if ctx.pods.is_to_end(uid) => {
                 continue;
             }
             Action::Create(_) | Action::NoNode => Work::Create(uid.clone(), id.name.clone()),
@@ -92,8 +93,12 @@ fn next_work(ctx: &Ctx, next: &mut Mono) -> Option<Work> {
         return None;
     }
     let orphans = mirrors.orphans(
-        |name| config.values().any(|pod| pod.is_named(name)),
-        |name| table.is_pod_for_mirror_pod_terminating(&name.name, &name.namespace),
+        |name| statics.iter().any(|(_, id)| id.name == *name),
+        |name| {
+            let (name, namespace) = (&name.name, &name.namespace);
+            ctx.pods
+                .workers(|table| table.is_pod_for_mirror_pod_terminating(name, namespace))
+        },
     );
     let mut orphans = orphans.into_iter();
     orphans

@@ -49,7 +49,8 @@ use smol::{LocalExecutor, channel::Sender};
 
 use super::{
     core::Event,
-    ctx::{self, Ctx, Shared},
+    ctx::{Ctx, Shared},
+    pods::slots,
 };
 use crate::{
     api::{Mono, PodUid},
@@ -87,7 +88,7 @@ impl Cluster {
             link: Link::default(),
             node: node::Membership::new(pod_cidr::restored(cfg)),
             certificates: None,
-            pods: pods::Pods::new(cfg, ctx::slots(cfg).slots(), seed),
+            pods: pods::Pods::new(cfg, slots(cfg).slots(), seed),
             objects: objects::ObjectsOfPods::new(cfg),
             outbox: wake::Wake::default(),
         }

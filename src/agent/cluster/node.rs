@@ -23,9 +23,9 @@ use smol::future::FutureExt as _;
 use super::{lease::close_connections, link::spread};
 use crate::{
     agent::{
-        claims::Bell,
         ctx::{Ctx, Shared},
         node::{self as own, Gathered},
+        pods::Bell,
         pollers::in_step,
         recorder::Severity,
     },

@@ -23,7 +23,7 @@ use super::{
     tokens::Tokens,
 };
 use crate::{
-    agent::{claims::Bell, ctx::Ctx},
+    agent::{ctx::Ctx, pods::Bell},
     api::{ConfigMap, Container, Mono, ObjectMeta, Pod, PodUid, Secret, service, strict},
     config::{Config, OfflineSecrets},
     kube::{Api, KubeError},
@@ -397,12 +397,7 @@ impl ObjectsOfPods {
             answer
         });
         let ended = async {
-            let is_cancelled = || {
-                let table = ctx.table.borrow();
-                let handle = table.handle(uid)?;
-                table.is_cancelled(handle).then_some(())
-            };
-            ctx.cancelled.until(is_cancelled).await;
+            ctx.pods.pod_cancelled(uid).await;
             Err(Refusal::Ended)
         };
         let late = async {

@@ -423,8 +423,8 @@ impl Desk {
         }
         let (ctx, pods) = (&self.ctx, self.pods());
         let uid = received.pod.metadata.uid.clone();
-        let is_static = ctx.config.borrow().get(&uid).is_some_and(|c| c.is_static);
-        if is_static {
+        let is_static = ctx.pods.with_config(&uid, |c| c.is_static);
+        if is_static == Some(true) {
             // Files of root come before the apiserver.
             let message = "a static pod has this uid; this one is ignored";
             ctx.complain(&format!("uid={uid} {message}"));
@@ -518,7 +518,7 @@ impl Desk {
 
     /// Records wait for the disk, and nobody who reads manifests sees to them.
     fn records_wait_for_us(&self) -> bool {
-        self.ctx.records_wait.get() && self.ctx.cfg.dirs.manifests.is_none()
+        self.ctx.pods.records_wait() && self.ctx.cfg.dirs.manifests.is_none()
     }
 
     /// A pod that this agent cannot read ends here, unless something of it may run.
@@ -538,8 +538,8 @@ impl Desk {
         };
         ctx.event_about(about, Severity::Warning, UNUSABLE, &why);
         let settled = seen.sight.terminal && !seen.sight.deleting;
-        let known = self.pods().poll.borrow().holds(uid) || ctx.config.borrow().contains_key(uid);
-        if !settled && !known && ctx.cache.borrow().is_idle(uid) {
+        let known = self.pods().poll.borrow().holds(uid) || ctx.pods.is_configured(uid);
+        if !settled && !known && ctx.view.is_idle(uid) {
             self.refuse(item, UNUSABLE, &why);
         }
     }

@@ -116,6 +116,6 @@ fn restore(ctx: &Ctx, seen: Seen, outcome: Option<PodStatus>) -> Option<Pod> {
     if let Some(outcome) = outcome {
         records::recall(ctx, Source::Api, &mut pod, outcome);
     }
-    ctx.arrives(&item.uid);
+    ctx.pods.arrives(&item.uid);
     Some(pod)
 }

@@ -1,8 +1,7 @@
 //! What the apiserver is told of pods: their statuses, and that they have ended. Which and when is decided by
 //! [`StatusWriter`](crate::logic::status_writer::StatusWriter).
 
-use alloc::{collections::BTreeMap, rc::Rc};
-use core::cell::Ref;
+use alloc::rc::Rc;
 
 use serde_json::{Value, json};
 use smol::{LocalExecutor, future::FutureExt as _};
@@ -13,9 +12,8 @@ use super::{
 };
 use crate::{
     agent::{
-        config_pods::ConfigPod,
         ctx::{Ctx, Shared},
-        records,
+        pods, records,
         sync::chain,
     },
     api::{Mono, PodUid},
@@ -23,30 +21,17 @@ use crate::{
     logic::{
         api_poll::{Item, Verdict},
         mirror::Mirrors,
-        pod_table::PodTable,
-        status_cache::StatusCache,
         status_writer::{ApiCopy, Failure, Next, Truth, Truths, Write},
     },
 };
 
 /// How the agent's own state answers for the pods of the API.
 struct Known<'a> {
-    statuses: Ref<'a, StatusCache>,
-    config: Ref<'a, BTreeMap<PodUid, ConfigPod>>,
-    table: Ref<'a, PodTable>,
-    mirrors: Ref<'a, Mirrors>,
+    pods: &'a pods::Known<'a>,
+    mirrors: &'a Mirrors,
 }
 
-impl<'a> Known<'a> {
-    fn of(ctx: &'a Ctx) -> Self {
-        Self {
-            statuses: ctx.statuses.borrow(),
-            config: ctx.config.borrow(),
-            table: ctx.table.borrow(),
-            mirrors: of(ctx).pods.mirrors.borrow(),
-        }
-    }
-
+impl Known<'_> {
     /// The uid under which the agent knows a pod of the API: that of the static pod, for a mirror (MIR-01). One that mirrors
     /// what the manifest said before is nobody's: it is about to be replaced, and what another pod does may be against its
     /// own spec.
@@ -55,23 +40,16 @@ impl<'a> Known<'a> {
             return Some(uid);
         };
         let hash = &self.mirrors.get(name)?.hash;
-        let mut all = self.config.iter();
-        all.find_map(|(uid, pod)| {
-            let id = pod.static_id.as_deref()?;
-            (id.name == *name && id.hash == *hash).then_some(uid)
+        self.pods.find(|pod| {
+            let id = pod.static_id.as_deref();
+            id.is_some_and(|id| id.name == *name && id.hash == *hash)
         })
     }
 }
 
 impl Truths for Known<'_> {
     fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
-        let own = self.own_uid(uid)?;
-        Some(Truth {
-            status: self.statuses.get(own)?,
-            version: self.statuses.version(own)?,
-            finished: self.statuses.is_finished(own),
-            could_run: self.table.could_have_running_containers(own),
-        })
+        self.pods.truth(self.own_uid(uid)?)
     }
 }
 
@@ -83,7 +61,11 @@ pub(super) async fn run(ctx: Shared, executor: Rc<LocalExecutor<'static>>) {
         if may_write {
             while let Some(write) = {
                 let (now, wall) = (ctx.clock.now(), ctx.clock.wall());
-                pods.writer.borrow_mut().poll(&Known::of(&ctx), now, wall)
+                let mirrors = &pods.mirrors.borrow();
+                ctx.pods.with_known(|pods| {
+                    let known = Known { pods, mirrors };
+                    of(&ctx).pods.writer.borrow_mut().poll(&known, now, wall)
+                })
             } {
                 send(&ctx, &executor, write);
             }
@@ -190,9 +172,8 @@ async fn patch(ctx: &Ctx, uid: &PodUid, body: Value) {
 /// Whether the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's own field, so
 /// that the poller takes it for an echo.
 fn is_ended_by_others(ctx: &Ctx, uid: &PodUid, seen: &Seen) -> bool {
-    let config = ctx.config.borrow();
-    let lives = config.get(uid).is_some_and(|c| !c.api_phase_terminal);
-    lives
+    let lives = ctx.pods.with_config(uid, |c| !c.api_phase_terminal);
+    lives == Some(true)
         && seen
             .pod
             .as_ref()
@@ -280,8 +261,8 @@ fn follow(ctx: &Ctx, uid: &PodUid, next: Next) {
 
 /// Keeps what the API shows in the pod's record, for the next agent.
 async fn keep(ctx: &Ctx, uid: &PodUid, shown: Value) {
-    let turn = ctx.records.claim(uid).await;
-    if !ctx.config.borrow().contains_key(uid) {
+    let turn = ctx.pods.record(uid).await;
+    if !ctx.pods.is_configured(uid) {
         return;
     }
     let (store, of) = (ctx.store.clone(), uid.clone());

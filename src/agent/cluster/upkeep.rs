@@ -42,7 +42,7 @@ pub(in crate::agent) async fn run(ctx: Shared) {
         }
         let now = ctx.clock.now();
         for uid in mine.tokens.due(now) {
-            ctx.table.borrow_mut().resync(&uid, now);
+            ctx.pods.resync(&uid, now);
         }
         if now >= sweep {
             sweep = now + tidy(&ctx, mine).await;
@@ -60,10 +60,12 @@ async fn tidy(ctx: &Ctx, mine: &ObjectsOfPods) -> Duration {
     }
     // A pod that has not come to say what it needs may need any of them.
     let complete = ctx.sources_ready() && {
-        let (config, table) = (ctx.config.borrow(), mine.table.borrow());
-        let mut pods = config.iter().filter(|(_, pod)| !pod.is_static);
-        pods.all(|(uid, pod)| pod.api_phase_terminal || table.knows(uid))
-            && ctx.arriving.borrow().is_empty()
+        let table = mine.table.borrow();
+        let all_came = ctx.pods.with_configs(|pods| {
+            let mut of_api = pods.filter(|(_, pod)| !pod.is_static);
+            of_api.all(|(uid, pod)| pod.api_phase_terminal || table.knows(uid))
+        });
+        all_came && !ctx.pods.some_arrive()
     };
     if !complete {
         return TOKEN_INTERVAL;

@@ -28,11 +28,10 @@ async fn read(ctx: &Ctx) -> Vec<ClaimUsage> {
     if ctx.cluster.is_none() {
         return all;
     }
-    let uids: Vec<PodUid> = {
-        let table = ctx.table.borrow();
+    let uids: Vec<PodUid> = ctx.pods.workers(|table| {
         let pods = table.handles().filter_map(|handle| table.identity(handle));
         pods.map(|pod| pod.uid.clone()).collect()
-    };
+    });
     let volumes = ctx.volumes.clone();
     let shown = ctx.disk.run(move || {
         let of_pod = |uid: PodUid| {

@@ -79,7 +79,7 @@ pub(super) async fn page(ctx: &Ctx, figures: Figures) -> Result<Pieces, Refusal>
         }
         Figures::Slis => Box::new(core::iter::once(own::slis(ctx))),
         Figures::Probes => {
-            let figures = ctx.probes.figures(&ctx.table.borrow());
+            let figures = ctx.pods.workers(|table| ctx.probes.figures(table));
             Box::new(probes::page(figures))
         }
         Figures::Resource => Box::new(resource::page(sample(ctx, Detail::Basic).await)),

@@ -19,9 +19,9 @@ const TICKS: u64 = 100;
 pub(super) fn page(ctx: &Ctx) -> String {
     let now = ctx.clock.now();
     let small = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    let places = super::super::ctx::slots(&ctx.cfg).slots();
-    let taken = ctx.table.borrow().handles().count();
-    let probes = ctx.probes.figures(&ctx.table.borrow());
+    let places = super::super::pods::slots(&ctx.cfg).slots();
+    let taken = ctx.pods.workers(|table| table.handles().count());
+    let probes = ctx.pods.workers(|table| ctx.probes.figures(table));
     own::page(&Facts {
         node: &ctx.node.name,
         version: crate::VERSION,
@@ -31,9 +31,9 @@ pub(super) fn page(ctx: &Ctx) -> String {
         },
         started_at: ctx.started_at,
         process: process(),
-        gauges: ctx.gauges.get(),
-        totals: *ctx.totals.borrow(),
-        running: ctx.pleg.borrow().counts(),
+        gauges: ctx.pods.gauges(),
+        totals: ctx.pods.totals(),
+        running: ctx.view.counts(),
         slots: [small(taken), small(places)],
         probes_late: probes.late,
         readers: small(ctx.metrics.readers.get().saturating_sub(1)),

@@ -177,7 +177,7 @@ impl Gathered {
 /// Reads what a Node says. A few small files, and the list of images.
 pub(super) async fn gather(ctx: &Ctx) -> Gathered {
     let disk = ctx.runtime.image_fs_info().await.ok();
-    let trouble = if ctx.records_wait.get() {
+    let trouble = if ctx.pods.records_wait() {
         Some("the root directory cannot be written, records of pods wait in memory".to_owned())
     } else {
         disk.as_ref().and_then(too_full)
@@ -211,8 +211,7 @@ pub(super) async fn gather(ctx: &Ctx) -> Gathered {
 
 /// Why the node is not ready; empty if it is. Cheap.
 pub(super) fn not_ready(ctx: &Ctx, now: Mono) -> Vec<String> {
-    let pleg = ctx.pleg.borrow().healthy(now);
-    ctx.gate.borrow().ready_errors(pleg, now)
+    ctx.view.ready_errors(now)
 }
 
 /// The Node to create, and what there is to tell of its first conditions.

@@ -43,9 +43,8 @@ impl Target {
     pub(super) fn of(ctx: &Ctx, key: Key) -> Option<Self> {
         let workers = ctx.probes.workers.borrow();
         let (uid, entry) = workers.entry(key)?;
-        let statuses = ctx.statuses.borrow();
-        let status = statuses.get(uid)?;
-        let container = container_status(status, &entry.container)?;
+        let status = ctx.pods.status(uid)?;
+        let container = container_status(&status, &entry.container)?;
         Some(Self {
             uid: uid.clone(),
             name: entry.container.clone(),
@@ -202,15 +201,17 @@ fn tell(ctx: &Ctx, target: &Target, answer: Answer) {
     } else {
         "containers"
     };
-    let table = ctx.table.borrow();
-    let handle = table.handle(&target.uid);
-    let Some(pod) = handle.and_then(|handle| table.identity(handle)) else {
+    let names = ctx.pods.workers(|table| {
+        let pod = table.identity(table.handle(&target.uid)?)?;
+        Some((pod.namespace.to_owned(), pod.name.to_owned()))
+    });
+    let Some((namespace, name)) = names else {
         return;
     };
     let about = About {
         uid: &target.uid,
-        namespace: pod.namespace,
-        name: pod.name,
+        namespace: &namespace,
+        name: &name,
         field_path: &format!("spec.{field}{{{}}}", target.name),
     };
     ctx.event_about(about, Severity::Warning, reason, &text);

@@ -10,7 +10,7 @@ use core::{
 };
 
 use crate::{
-    agent::{claims::Bell, clock::Alarm},
+    agent::{clock::Alarm, pods::Bell},
     api::Mono,
 };
 

@@ -304,8 +304,8 @@ fn pass(ctx: &Ctx, key: Key, now: Mono) -> (Step, Option<Probed>) {
     };
     let (uid, kind) = (uid.clone(), entry.worker.settings().kind);
     let name = entry.container.clone();
-    let statuses = ctx.statuses.borrow();
-    let status = statuses.get(&uid);
+    let status = ctx.pods.status(&uid);
+    let status = status.as_ref();
     let container = status.and_then(|s| container_status(s, &name));
     let wall = ctx.clock.wall();
     let seen = Seen {

@@ -376,7 +376,7 @@ fn what_cannot_be_taken() {
         assert_eq!(pod["status"]["reason"], reason, "{pod}");
         api.delete(name);
     }
-    world.until("one is left", |w| w.ctx.config.borrow().len() == 1);
+    world.until("one is left", |w| w.ctx.pods.configured().len() == 1);
     assert!(world.fake.runs(&PodUid::from(&*good)));
     assert_eq!(starts(&world), 1);
 }
@@ -391,7 +391,13 @@ fn files_come_before_the_apiserver() {
     // A pod of the apiserver that claims the uid of a static one.
     assert_eq!(api.create("thief", json!({})), "u2");
     world.advance(s(60));
-    assert!(world.ctx.config.borrow()[&PodUid::from("u2")].is_static);
+    assert!(
+        world
+            .ctx
+            .pods
+            .with_config(&PodUid::from("u2"), |c| c.is_static)
+            == Some(true)
+    );
     assert_eq!(api.phase("thief"), "Pending");
     assert_eq!(starts(&world), 1);
 }
@@ -424,7 +430,9 @@ fn housekeeping_waits_for_the_whole() {
     world.apply(&[]);
     std::fs::remove_file(world.ctx.store.dir(&PodUid::from(&*uid)).join("pod.json"))
         .unwrap_or_default();
-    world.ctx.config.borrow_mut().clear();
+    for uid in world.ctx.pods.configured() {
+        world.ctx.pods.unconfigure(&uid);
+    }
     world.advance(s(300));
     assert!(!world.ctx.sources_ready());
     assert!(world.fake.runs(&PodUid::from(&*uid)));

@@ -17,7 +17,10 @@ use crate::{
 };
 
 fn figures(world: &World) -> NodeFigures {
-    world.ctx.probes.figures(&world.ctx.table.borrow())
+    world
+        .ctx
+        .pods
+        .workers(|table| world.ctx.probes.figures(table))
 }
 
 fn late(world: &World) -> u64 {

@@ -114,11 +114,11 @@ fn nothing_is_removed_of_a_pod_that_is_on_its_way_in() {
     world.advance(s(5));
     let uid = PodUid::from("a");
     // As between the writing of a record and the loop's hearing of it.
-    world.ctx.arrives(&uid);
+    world.ctx.pods.arrives(&uid);
     fs::create_dir_all(world.ctx.store.dir(&uid)).expect("directory");
     world.advance(s(130));
     assert!(world.ctx.store.dir(&uid).exists());
-    world.ctx.arrived(&uid);
+    world.ctx.pods.arrived(&uid);
     world.until("an orphan is removed", |w| !w.ctx.store.dir(&uid).exists());
 }
 

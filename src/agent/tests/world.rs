@@ -34,7 +34,7 @@ use super::{
         ctx::{Ctx, NodeFacts, Parts, Shared},
         event_loop, generation,
         manifests::{self, Delivery},
-        node, pollers, probes,
+        node, pollers, probes, runtime_view,
     },
     api::FakeApi,
     wire::FakeWire,
@@ -217,10 +217,17 @@ impl World {
             async move { event_loop::run(ctx, executor, queue, events).await }
         });
         executor
-            .spawn(pollers::runtime_status(Rc::clone(&ctx), events.clone()))
+            .spawn(runtime_view::poll_conditions(
+                Rc::clone(&ctx),
+                events.clone(),
+            ))
             .detach();
         executor
-            .spawn(pollers::runtime(Rc::clone(&ctx), asked, events.clone()))
+            .spawn(runtime_view::poll_pods(
+                Rc::clone(&ctx),
+                asked,
+                events.clone(),
+            ))
             .detach();
         executor
             .spawn(pollers::housekeeping(Rc::clone(&ctx), events.clone()))
@@ -383,7 +390,7 @@ impl World {
     }
 
     pub(super) fn status(&self, uid: &str) -> Option<PodStatus> {
-        self.ctx.statuses.borrow().get(&PodUid::from(uid)).cloned()
+        self.ctx.pods.status(&PodUid::from(uid))
     }
 
     pub(super) fn phase(&self, uid: &str) -> Option<Phase> {

@@ -18,6 +18,7 @@ use crate::api::{Mono, PodUid, Wall};
 use crate::api_poll::{self, ApiPoll, Ask, BellEnd, List, Paces, Sight, Ticket};
 use crate::mux::{Merged, Mux, Op, Source};
 use crate::pod_kind::is_mirror;
+use crate::status_cache::StatusCache;
 use crate::status_patch::ApiStatus;
 use crate::status_writer::{self, ApiCopy, StatusWriter, Write};
 use crate::testing::Random;
@@ -215,7 +216,7 @@ impl World {
                         self.config.remove(&uid);
                         self.records.remove(&uid);
                         self.node.pods.remove(&uid);
-                        self.node.statuses.forget(&uid);
+                        self.node.statuses.remove(&uid);
                     }
                 }
                 Op::Add(pods) | Op::Update(pods) | Op::Delete(pods) | Op::Reconcile(pods) => {
@@ -274,7 +275,7 @@ impl World {
             self.node.pods.remove(&uid);
         }
         let config = &self.config;
-        self.node.statuses.retain(|uid| config.contains(uid));
+        self.node.statuses.retain(|uid, _| config.contains(uid));
     }
 
     fn ring(&mut self) {
@@ -406,6 +407,7 @@ impl World {
                 .node
                 .statuses
                 .get(&uid)
+                .and_then(StatusCache::get)
                 .filter(|_| self.config.contains(&uid))
             else {
                 if ended {

@@ -38,16 +38,16 @@ pub(super) struct Local {
 #[derive(Default)]
 pub(super) struct Node {
     pub(super) pods: BTreeMap<PodUid, Local>,
-    pub(super) statuses: StatusCache,
+    pub(super) statuses: BTreeMap<PodUid, StatusCache>,
 }
 
 impl Truths for Node {
     fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
-        let local = self.pods.get(uid)?;
+        let (local, own) = (self.pods.get(uid)?, self.statuses.get(uid)?);
         Some(Truth {
-            status: self.statuses.get(uid)?,
-            version: self.statuses.version(uid)?,
-            finished: self.statuses.is_finished(uid),
+            status: own.get()?,
+            version: own.version()?,
+            finished: own.is_finished(),
             could_run: local.stage < Stage::Stopped,
         })
     }
@@ -78,7 +78,7 @@ impl Node {
 
     /// A new agent asks the runtime what there is; statuses begin afresh.
     pub(super) fn restart(&mut self) {
-        self.statuses = StatusCache::default();
+        self.statuses.clear();
         for local in self.pods.values_mut() {
             local.stage = local.stage.min(Stage::Stopped);
         }
@@ -109,7 +109,10 @@ impl Node {
                 local.stage = Stage::Finished;
                 self.report(uid, now);
                 let local = &self.pods[uid];
-                self.statuses.finish(&local.pod, now);
+                self.statuses
+                    .entry(local.pod.metadata.uid.clone())
+                    .or_default()
+                    .finish(&local.pod, now);
                 return;
             }
         }
@@ -130,7 +133,7 @@ impl Node {
 
     fn report(&mut self, uid: &PodUid, now: Wall) {
         let local = &self.pods[uid];
-        if self.statuses.is_finished(uid) {
+        if self.statuses.get(uid).is_some_and(StatusCache::is_finished) {
             return;
         }
         let over = local.stage >= Stage::Stopping;
@@ -186,11 +189,18 @@ impl Node {
             ..PodStatus::default()
         };
         // A terminal phase that is stored is not swapped: the generator of statuses sees to that.
-        let stored = self.statuses.get(uid).map(|s| s.phase);
+        let stored = self
+            .statuses
+            .get(uid)
+            .and_then(|s| s.get())
+            .map(|s| s.phase);
         let phase = stored.filter(|p| p.is_terminal()).unwrap_or(status.phase);
         let status = PodStatus { phase, ..status };
         let pod = local.pod.clone();
-        self.statuses.set(&pod, status, now);
+        self.statuses
+            .entry(uid.clone())
+            .or_default()
+            .set(&pod, status, now);
     }
 }
 

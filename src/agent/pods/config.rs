@@ -7,38 +7,38 @@ use crate::{
 
 /// One configured pod.
 #[derive(Clone, Debug)]
-pub(super) struct ConfigPod {
+pub(in crate::agent) struct ConfigPod {
     /// From a source other than the apiserver.
-    pub(super) is_static: bool,
+    pub(in crate::agent) is_static: bool,
     /// `metadata.deletionTimestamp` is set.
-    pub(super) deletion_requested: bool,
+    pub(in crate::agent) deletion_requested: bool,
     /// Phase of the delivered object is terminal.
-    pub(super) api_phase_terminal: bool,
+    pub(in crate::agent) api_phase_terminal: bool,
     /// Mounts or reads a ConfigMap or Secret.
-    pub(super) uses_objects: bool,
+    pub(in crate::agent) uses_objects: bool,
     /// Its class.
-    pub(super) qos: QosClass,
+    pub(in crate::agent) qos: QosClass,
     /// What it takes of the node.
-    pub(super) takes: ActivePod,
+    pub(in crate::agent) takes: ActivePod,
     /// Has readiness gates, which others open.
-    pub(super) has_gates: bool,
+    pub(in crate::agent) has_gates: bool,
     /// How its mirror is known, of a static pod.
-    pub(super) static_id: Option<Box<StaticId>>,
+    pub(in crate::agent) static_id: Option<Box<StaticId>>,
 }
 
 /// What tells the mirror of a static pod.
 #[derive(Clone, Debug)]
-pub(super) struct StaticId {
+pub(in crate::agent) struct StaticId {
     /// Its name.
-    pub(super) name: FullName,
+    pub(in crate::agent) name: FullName,
     /// Its hash; empty if it has none.
-    pub(super) hash: String,
+    pub(in crate::agent) hash: String,
 }
 
 impl ConfigPod {
     /// What is remembered of `pod`.
     #[must_use]
-    pub(super) fn of(source: Source, pod: &Pod) -> Self {
+    pub(in crate::agent) fn of(source: Source, pod: &Pod) -> Self {
         let volumes = pod.spec.volumes.iter().any(|v| {
             v.config_map.is_some()
                 || v.secret.is_some()
@@ -72,10 +72,5 @@ impl ConfigPod {
                 })
             }),
         }
-    }
-
-    /// Whether it is the static pod of that name.
-    pub(super) fn is_named(&self, name: &FullName) -> bool {
-        self.static_id.as_ref().is_some_and(|id| id.name == *name)
     }
 }

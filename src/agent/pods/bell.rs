@@ -1,0 +1,38 @@
+//! Waking whoever waits for something that changed. One thread, so this is a list of wakers.
+
+use core::{
+    cell::RefCell,
+    future::{Future, poll_fn},
+    task::{Poll, Waker},
+};
+
+/// Wakes whoever waits for something that changed. Waiters look again for themselves.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Bell {
+    wakers: RefCell<Vec<Waker>>,
+}
+
+impl Bell {
+    /// Something changed.
+    pub(in crate::agent) fn ring(&self) {
+        let wakers = self.wakers.take();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until `ready` has an answer; asked at once, and again after every [`Bell::ring`].
+    pub(in crate::agent) fn until<T>(
+        &self,
+        mut ready: impl FnMut() -> Option<T>,
+    ) -> impl Future<Output = T> {
+        poll_fn(move |cx| {
+            if let Some(answer) = ready() {
+                return Poll::Ready(answer);
+            }
+            let mut wakers = self.wakers.borrow_mut();
+            if !wakers.iter().any(|w| w.will_wake(cx.waker())) {
+                wakers.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! What is known of one pod between events.
+
+use super::{ConfigPod, turn::Work};
+use crate::{
+    api::{Mono, PodUid},
+    logic::{
+        dispatch::{self, Activity},
+        pod_table::PodTable,
+        status_cache::StatusCache,
+    },
+};
+
+/// One pod. An empty one is dropped.
+#[derive(Debug, Default)]
+pub(super) struct PodEntry {
+    /// As a source has it.
+    pub(super) config: Option<ConfigPod>,
+    /// The status to tell: of configured pods and of pods on their way out.
+    pub(super) status: StatusCache,
+    /// Since when it is known, as long as it has not run yet.
+    pub(super) starting: Option<Mono>,
+    /// Records of it that are being written, or are written and not told to the loop yet: nobody wants it on paper, yet
+    /// nothing of it may be removed.
+    pub(super) arriving: u32,
+    /// This agent has made its cgroup, or brought its limits up to date.
+    pub(super) limited: bool,
+    /// Somebody acts on it at the runtime: a call of its worker, garbage collection, removal.
+    operating: bool,
+    /// Somebody writes its record or removes its directory.
+    recording: bool,
+}
+
+const _: () = assert!(
+    size_of::<PodEntry>() <= 192,
+    "one per pod: 100 pods are to cost less than 20 KiB here"
+);
+
+impl PodEntry {
+    /// Whether nothing is known of the pod.
+    pub(super) fn is_empty(&self) -> bool {
+        let Self {
+            config,
+            status,
+            starting,
+            arriving,
+            limited,
+            operating,
+            recording,
+        } = self;
+        config.is_none()
+            && status.get().is_none()
+            && starting.is_none()
+            && *arriving == 0
+            && !limited
+            && !operating
+            && !recording
+    }
+
+    /// Whether the pod counts for admission and shares.
+    pub(super) fn is_active(&self, uid: &PodUid, table: &PodTable) -> bool {
+        let config = self.config.as_ref();
+        dispatch::is_active(Activity {
+            known_terminated: table.is_pod_known_terminated(uid),
+            restart_requested: table.is_restart_requested(uid),
+            termination_requested: table.is_pod_termination_requested(uid),
+            termination_complete: table.should_pod_be_finished(uid),
+            api_phase_terminal: config.is_some_and(|c| !c.is_static && c.api_phase_terminal),
+            local_phase_terminal: self.status.get().is_some_and(|s| s.phase.is_terminal()),
+        })
+    }
+
+    /// Whether nobody is at work on it.
+    #[cfg(test)]
+    pub(super) const fn is_idle(&self) -> bool {
+        !self.operating && !self.recording
+    }
+
+    /// Whether somebody is at this kind of work.
+    pub(super) fn work(&mut self, work: Work) -> &mut bool {
+        match work {
+            Work::Operation => &mut self.operating,
+            Work::Record => &mut self.recording,
+        }
+    }
+}
