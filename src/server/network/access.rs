@@ -329,30 +329,33 @@ fn known(mut user: Identity) -> Identity {
     user
 }
 
-/// Names a question, whatever is in it: each part with its length before it.
+/// Names a question, whatever is in it: each part with its length before it, each list with its number.
 fn digest(question: &Question) -> [u8; 32] {
-    let mut sum = Sha256::new();
-    let mut add = |text: &str| {
-        sum.update(u64::try_from(text.len()).unwrap_or(u64::MAX).to_le_bytes());
+    fn number(sum: &mut Sha256, n: usize) {
+        sum.update(u64::try_from(n).unwrap_or(u64::MAX).to_le_bytes());
+    }
+    fn text(sum: &mut Sha256, text: &str) {
+        number(sum, text.len());
         sum.update(text.as_bytes());
-    };
+    }
+    fn list(sum: &mut Sha256, all: &[String]) {
+        number(sum, all.len());
+        all.iter().for_each(|one| text(sum, one));
+    }
     let Question {
         user,
         verb,
         subresource,
     } = question;
-    for text in [*verb, *subresource, &*user.name, &*user.uid] {
-        add(text);
+    let mut sum = Sha256::new();
+    for part in [*verb, *subresource, &*user.name, &*user.uid] {
+        text(&mut sum, part);
     }
-    for group in &user.groups {
-        add(group);
-    }
+    list(&mut sum, &user.groups);
+    number(&mut sum, user.extra.len());
     for (key, values) in &user.extra {
-        add("");
-        add(key);
-        for value in values {
-            add(value);
-        }
+        text(&mut sum, key);
+        list(&mut sum, values);
     }
     sum.finalize().into()
 }
@@ -390,4 +393,43 @@ fn take_token(request: &mut Request) -> Option<String> {
         }
     }
     header.or(hidden)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_have_names_of_their_own() {
+        // SRV-10
+        let question = |groups: &[&str], extra: &[(&str, &[&str])]| {
+            let all = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let extra = extra
+                .iter()
+                .map(|(key, values)| ((*key).into(), all(values)));
+            digest(&Question {
+                user: Identity {
+                    name: "u".into(),
+                    groups: all(groups),
+                    extra: extra.collect(),
+                    ..Identity::default()
+                },
+                verb: "get",
+                subresource: "proxy",
+            })
+        };
+        let names = [
+            question(&[], &[]),
+            // What a group is for one is an extra for the other.
+            question(&["", "k", "v"], &[]),
+            question(&[""], &[("k", &["v"])]),
+            question(&["", "k"], &[("v", &[])]),
+            question(&[], &[("k", &["v"])]),
+            question(&[], &[("k", &["v", "", "l"])]),
+            question(&[], &[("k", &["v"]), ("l", &[])]),
+        ];
+        for (n, name) in names.iter().enumerate() {
+            assert!(!names[..n].contains(name), "number {n}");
+        }
+    }
 }
