@@ -13,7 +13,10 @@ use std::os::fd::RawFd;
 
 use async_io::Timer;
 use nix::sys::socket::{Shutdown, shutdown};
-use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
+use smol::{
+    future::yield_now,
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
+};
 
 use crate::sys::start;
 
@@ -108,6 +111,8 @@ impl Connection {
                 Ok(0) | Err(_) => return,
                 Ok(n) => self.ahead.extend_from_slice(&step[..n]),
             }
+            // It may be a byte at a time, and always be there.
+            yield_now().await;
         }
         core::future::pending().await
     }
@@ -198,11 +203,75 @@ impl core::fmt::Debug for Connection {
 
 #[cfg(test)]
 pub(super) mod testing {
-    use std::os::unix::net::UnixStream;
+    use alloc::rc::Rc;
+    use core::{
+        cell::RefCell,
+        pin::Pin,
+        task::{Context, Poll},
+    };
+    use std::{io, os::unix::net::UnixStream};
 
     use async_io::Async;
+    use smol::io::{AsyncRead, AsyncWrite};
 
     use super::Connection;
+
+    /// A client that has sent everything already and takes every answer: nothing ever waits for it.
+    pub(in crate::server) struct Eager {
+        sent: Vec<u8>,
+        at: usize,
+        step: usize,
+        got: Rc<RefCell<Vec<u8>>>,
+    }
+
+    impl Eager {
+        /// It sent this, of which `step` bytes come at a time; and what it got.
+        pub(in crate::server) fn new(
+            sent: impl Into<Vec<u8>>,
+            step: usize,
+        ) -> (Self, Rc<RefCell<Vec<u8>>>) {
+            let got = Rc::default();
+            let this = Self {
+                sent: sent.into(),
+                at: 0,
+                step,
+                got: Rc::clone(&got),
+            };
+            (this, got)
+        }
+    }
+
+    impl AsyncRead for Eager {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
+            let n = self.step.min(self.sent.len() - self.at).min(buf.len());
+            buf[..n].copy_from_slice(&self.sent[self.at..][..n]);
+            self.at += n;
+            Poll::Ready(Ok(n))
+        }
+    }
+
+    impl AsyncWrite for Eager {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.got.borrow_mut().extend_from_slice(buf);
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
 
     /// A connection and its other end.
     pub(in crate::server) fn pair() -> (Connection, Async<UnixStream>) {
@@ -228,8 +297,8 @@ mod tests {
                 true
             };
             let moved_on = async {
-                smol::future::yield_now().await;
-                smol::future::yield_now().await;
+                yield_now().await;
+                yield_now().await;
                 false
             };
             assert!(!smol::future::or(watched, moved_on).await, "nobody left");

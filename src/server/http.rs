@@ -3,7 +3,10 @@
 use alloc::collections::BTreeMap;
 use std::io;
 
-use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use smol::{
+    future::yield_now,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+};
 
 pub use super::connection::Connection;
 
@@ -144,38 +147,82 @@ impl Request {
     }
 }
 
-/// Reads and parses the head of one request. `None` if the client left before sending any.
-/// What came behind it stays in the connection. Dropping the future before it ends loses what was read.
+/// Reads the head of one request, and parses it once its end is there. `None` if the client left before sending any.
+/// What came behind it stays in the connection. Dropping the future before it ends loses what was read. Everybody else has
+/// a turn after each read, however much there is to read.
 pub async fn read_request(
     connection: &mut Connection,
 ) -> io::Result<Result<Option<Request>, Refusal>> {
+    // Grown when it is full: what a client sends byte by byte is not moved each time.
     let mut head = Vec::new();
+    let mut at = 0;
+    let mut end = HeadEnd::default();
     loop {
-        let at = head.len();
         if at >= MAX_HEAD_BYTES {
             return Ok(Err(Refusal::new(
                 431,
                 format!("request head is over {MAX_HEAD_BYTES} bytes"),
             )));
         }
-        head.resize((at + at.max(1024)).min(MAX_HEAD_BYTES), 0);
+        if at == head.len() {
+            head.resize((at + at.max(1024)).min(MAX_HEAD_BYTES), 0);
+        }
         let n = connection.read(&mut head[at..]).await?;
-        head.truncate(at + n);
         if n == 0 {
-            return Ok(if head.is_empty() {
-                Ok(None)
-            } else {
-                Err(Refusal::bad("request head is cut short"))
+            return Ok(match at {
+                0 => Ok(None),
+                _ => Err(Refusal::bad("request head is cut short")),
             });
         }
-        match parse(&head) {
-            Ok(Some((request, end))) => {
-                connection.unread(&head[end..]);
-                return Ok(Ok(Some(request)));
-            }
-            Ok(None) => {}
-            Err(refusal) => return Ok(Err(refusal)),
+        let new = at..at + n;
+        at = new.end;
+        if let Some(length) = end.find(&head[new.clone()]) {
+            let stop = new.start + length;
+            connection.unread(&head[stop..at]);
+            return Ok(match parse(&head[..stop]) {
+                Ok(Some((request, _))) => Ok(Some(request)),
+                Ok(None) => Err(Refusal::bad("malformed request: a line is cut short")),
+                Err(refusal) => Err(refusal),
+            });
         }
+        yield_now().await;
+    }
+}
+
+/// Looks for the empty line that ends a head, at each byte once. Empty lines before the first one that is not are none.
+#[derive(Clone, Copy, Debug, Default)]
+struct HeadEnd {
+    /// A line was there.
+    begun: bool,
+    line: Line,
+}
+
+/// What is known of the line that comes in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Line {
+    #[default]
+    Empty,
+    /// Nothing but a carriage return.
+    Return,
+    Text,
+}
+
+impl HeadEnd {
+    /// Takes what came next. `Some`: the head ends behind so many of these bytes.
+    fn find(&mut self, bytes: &[u8]) -> Option<usize> {
+        for (at, byte) in bytes.iter().enumerate() {
+            self.line = match (byte, self.line) {
+                (b'\n', Line::Text) => {
+                    self.begun = true;
+                    Line::Empty
+                }
+                (b'\n', _) if self.begun => return Some(at + 1),
+                (b'\n', _) => Line::Empty,
+                (b'\r', Line::Empty) => Line::Return,
+                _ => Line::Text,
+            };
+        }
+        None
     }
 }
 
@@ -217,8 +264,12 @@ fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     for header in raw.headers.iter() {
         let value = String::from_utf8_lossy(header.value).into_owned();
         if header.name.eq_ignore_ascii_case("content-length") {
-            let length = value.parse();
-            let length = length.map_err(|_| Refusal::bad("malformed Content-Length"))?;
+            // A number has digits and nothing else (RFC 9110, section 8.6): a sign is what others read differently.
+            let length = match value.bytes().all(|b| b.is_ascii_digit()) {
+                true => value.parse().ok(),
+                false => None,
+            };
+            let length = length.ok_or_else(|| Refusal::bad("malformed Content-Length"))?;
             // Two that differ are how a request is smuggled behind another.
             if request.header("content-length").is_some() && request.content_length != length {
                 return Err(Refusal::bad("two different Content-Lengths"));
@@ -255,6 +306,7 @@ pub(crate) fn fuzz(data: &[u8]) -> String {
     match parse(&data[..data.len().min(MAX_HEAD_BYTES)]) {
         Ok(Some((request, end))) => {
             assert!(end <= data.len() && request.headers.len() <= MAX_HEADERS);
+            assert_eq!(HeadEnd::default().find(data), Some(end));
             assert!(request.query.len() <= MAX_QUERY);
             assert!(request.path.iter().all(|segment| !segment.is_empty()));
             for (_, value) in &request.query {
@@ -458,7 +510,10 @@ pub async fn switch_protocols(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{connection::testing::Eager, testing::cpu_time},
+        *,
+    };
 
     #[test]
     fn heads() {
@@ -485,6 +540,11 @@ mod tests {
         for bad in [
             "GET /%zz HTTP/1.1\r\n\r\n",
             "GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: +5\r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: \r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: 0x5\r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n",
+            "GET / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
             "GET / HTTP/9\r\n\r\n",
             "GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-length: 2\r\n\r\n",
             "GET / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
@@ -502,6 +562,61 @@ mod tests {
             "A: b\r\n".repeat(MAX_HEADERS + 1)
         );
         assert!(parse(many.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_head_is_looked_at_once() {
+        // Byte by byte. Four times as long takes four times as long, not sixteen times.
+        let time = |bytes: usize| {
+            let fill = bytes - "GET / HTTP/1.1\r\nA: \r\n\r\n".len();
+            let text = format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", "a".repeat(fill));
+            let one = || {
+                let mut connection = Connection::new(Eager::new(text.clone(), 1).0);
+                let begin = cpu_time();
+                let request = smol::block_on(read_request(&mut connection));
+                let request = request.expect("read").expect("valid").expect("a request");
+                assert_eq!(request.header("a").map(str::len), Some(fill));
+                cpu_time() - begin
+            };
+            (0..3).map(|_| one()).min().expect("some")
+        };
+        let (short, long) = (time(8 * 1024), time(32 * 1024));
+        assert!(long < short * 8, "{short:?}, then {long:?}");
+    }
+
+    #[test]
+    fn where_heads_end() {
+        // Cut anywhere, the same is read, and what is behind it stays.
+        for (text, behind) in [
+            ("GET / HTTP/1.1\r\nA: b\r\n\r\n", "rest"),
+            ("\r\n\n\r\nGET / HTTP/1.1\r\nA: b\r\n\r\n", "\r\n"),
+            ("GET / HTTP/1.1\nA: b\n\n", "\n"),
+            ("GET / HTTP/1.1\r\nA: b\n\r\n", "GET / HTTP/1.1\r\n\r\n"),
+        ] {
+            let all = format!("{text}{behind}");
+            for step in 1..=all.len() {
+                let mut connection = Connection::new(Eager::new(all.clone(), step).0);
+                let request = smol::block_on(read_request(&mut connection));
+                let request = request.expect("read").expect(text).expect("a request");
+                assert_eq!(request.header("a"), Some("b"), "{text:?}");
+                let mut rest = String::new();
+                smol::block_on(connection.read_to_string(&mut rest)).expect("rest");
+                assert_eq!(rest, behind, "{text:?} in steps of {step}");
+            }
+        }
+        for (text, status) in [
+            ("nonsense\r\n\r\n".to_owned(), 400),
+            ("GET / HTTP/1.1\r\nA\r\n\r\n".into(), 400),
+            ("GET / HTTP/1.1\r\nA: b\r\n".into(), 400),
+            ("GET / HTTP/1.1\r\n\r\r\n".into(), 400),
+            ("a".repeat(MAX_HEAD_BYTES + 1), 431),
+            ("\r\n".repeat(MAX_HEAD_BYTES), 431),
+        ] {
+            let mut connection = Connection::new(Eager::new(text.clone(), text.len()).0);
+            let refusal = smol::block_on(read_request(&mut connection)).expect("read");
+            let status_of = refusal.map_err(|refusal| refusal.status);
+            assert_eq!(status_of, Err(status), "{:?}", text.get(..40));
+        }
     }
 
     #[test]

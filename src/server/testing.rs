@@ -208,3 +208,9 @@ impl Backend for FakeBackend {
         unused()
     }
 }
+
+/// What this thread has used of a processor.
+pub(super) fn cpu_time() -> Duration {
+    let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+    nix::time::clock_gettime(clock).expect("clock").into()
+}
