@@ -50,16 +50,34 @@ pub(crate) fn at(seconds: i64) -> OffsetDateTime {
 
 impl Authority {
     pub(crate) fn new() -> Self {
+        let key = KeyPair::generate().expect("key");
+        let name = format!("test-ca-{:02x?}", &key.public_key_raw()[..9]);
+        Self::made(&name, None)
+    }
+
+    /// One that calls itself so.
+    pub(crate) fn named(name: &str) -> Self {
+        Self::made(name, None)
+    }
+
+    /// One that this one has signed.
+    pub(crate) fn below(&self, name: &str) -> Self {
+        Self::made(name, Some(self))
+    }
+
+    fn made(name: &str, above: Option<&Self>) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("params");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().expect("key");
-        let name = format!("test-ca-{:02x?}", &key.public_key_raw()[..9]);
         params.distinguished_name.push(DnType::CommonName, name);
-        let pem = params.self_signed(&key).expect("ca").pem();
+        let certificate = match above {
+            Some(above) => params.signed_by(&key, &above.issuer),
+            None => params.self_signed(&key),
+        };
         Self {
+            pem: certificate.expect("ca").pem(),
             issuer: Issuer::new(params, key),
-            pem,
         }
     }
 

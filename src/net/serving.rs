@@ -1,8 +1,9 @@
 //! TLS as a server speaks it: the certificate that it shows, which may change at any time, and whose clients' certificates it
 //! takes.
 //!
-//! A handshake takes any client certificate whose key the client has. Whether its issuer is trusted is asked with each
-//! request: who shows a wrong one may still have a token, and hears a refusal instead of a broken connection.
+//! A handshake takes any client certificate whose key the client has, in a chain of at most [`MAX_CHAIN`]. Whether its issuer
+//! is trusted is asked with a request: who shows a wrong one may still have a token, and hears a refusal instead of a broken
+//! connection.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -27,6 +28,13 @@ use crate::sys::clock;
 
 /// Certificates of authorities taken at most.
 const MAX_AUTHORITIES: usize = 100;
+/// Certificates that a client may show, its own included. A way from it to a trusted CA is searched among all the others:
+/// among four there are at most 64 ways, each tried with one signature for each trusted CA of that name. Among the two
+/// hundred that one message of a handshake holds only the budget of the search ends it: 100 signatures, or 200,000 steps
+/// that each look at all of them.
+pub const MAX_CHAIN: usize = 5;
+/// Bytes of them all. They are kept with the connection.
+pub const MAX_CHAIN_BYTES: usize = 16 * 1024;
 
 /// What is offered to clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -196,6 +204,18 @@ impl fmt::Debug for Shown {
 pub struct Authorities(Arc<dyn ClientCertVerifier>);
 
 impl Authorities {
+    /// What a test says of them.
+    #[cfg(test)]
+    pub(crate) fn staged(verifier: Arc<dyn ClientCertVerifier>) -> Self {
+        Self(verifier)
+    }
+
+    /// Who they are, in their own words.
+    #[cfg(test)]
+    pub(crate) fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
+        Arc::clone(&self.0)
+    }
+
     /// Reads them.
     ///
     /// - Errors: there is none among the text.
@@ -244,10 +264,16 @@ impl ClientCertVerifier for AnyClient {
 
     fn verify_client_cert(
         &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
+        let all = core::iter::once(own).chain(others);
+        if others.len() >= MAX_CHAIN || all.map(|one| one.len()).sum::<usize>() > MAX_CHAIN_BYTES {
+            return Err(rustls::Error::General(format!(
+                "more than {MAX_CHAIN} certificates, or {MAX_CHAIN_BYTES} bytes of them"
+            )));
+        }
         Ok(ClientCertVerified::assertion())
     }
 

@@ -3,10 +3,15 @@
 //! Answers of the apiserver are kept for a time, by digest: no token stands in memory longer than its question. One question
 //! is under way at a time, so that the network's threads are left to the pods; who waits behind it finds its answer. Whoever
 //! comes when [`MAX_WAITING`] wait is told to come again.
+//!
+//! What a certificate is worth is found out once for a connection, and again if the CAs change or it ends. One that came
+//! alone costs one signature, as the handshake did before, and is looked at at once. Others came with it: a way from it to a
+//! trusted CA is searched among them, on a thread of its own ([`Verifier`]). So strangers with chains that are dear to
+//! search wait for each other, and the apiserver, whose CA has signed it itself, for none of them.
 
 use alloc::sync::Arc;
 use core::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     pin::Pin,
     time::Duration,
 };
@@ -21,17 +26,22 @@ use sha2::{Digest as _, Sha256};
 use smol::lock::Mutex;
 
 use crate::{
+    api::Wall,
     kube::x509,
     logic::access::{self, Answers},
     net::serving::Authorities,
     server::http::{Identity, Refusal, Request},
-    sys::clock,
+    sys::{clock, lane::Lane},
 };
 
 /// Answers kept of each kind.
 const MAX_ANSWERS: usize = 1024;
 /// Requests that wait for the apiserver's answer.
 const MAX_WAITING: u32 = 64;
+/// Chains of certificates that wait to be verified, the one under way included: at most 64 signatures each.
+pub(super) const MAX_CHAINS: usize = 16;
+/// Stack of the thread that verifies them, bytes; only pages once touched cost memory.
+const VERIFIER_STACK_BYTES: usize = 256 * 1024;
 /// Longest token, bytes.
 const MAX_TOKEN_BYTES: usize = 32 * 1024;
 
@@ -98,6 +108,9 @@ pub struct Access {
     settings: AccessSettings,
     reviewer: Option<Box<dyn Reviewer>>,
     authorities: RefCell<Option<Arc<Authorities>>>,
+    /// How often they changed.
+    generation: Cell<u64>,
+    verifier: Verifier,
     tokens: RefCell<Answers<[u8; 32], Option<Identity>>>,
     rights: RefCell<Answers<[u8; 32], bool>>,
     asking: Mutex<()>,
@@ -105,12 +118,47 @@ pub struct Access {
 }
 
 /// What a credential is worth.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Credential {
     /// There is none.
     None,
     /// It is no good.
     Bad,
     Good(Identity),
+}
+
+/// What a client showed in its handshake, and what that was found to be worth.
+#[derive(Debug, Default)]
+pub(super) struct Papers {
+    chain: Arc<[CertificateDer<'static>]>,
+    found: Option<Verdict>,
+}
+
+impl Papers {
+    /// Its own certificate first.
+    pub(super) fn new(chain: &[CertificateDer<'static>]) -> Self {
+        Self {
+            chain: chain.into(),
+            found: None,
+        }
+    }
+}
+
+/// What a chain was worth, and to whom.
+#[derive(Debug)]
+struct Verdict {
+    credential: Credential,
+    /// Of the CAs.
+    generation: u64,
+    /// When it was looked at. A clock that was put back since may stand before its validity.
+    from: Wall,
+    until: Wall,
+}
+
+impl Verdict {
+    fn counts(&self, generation: u64, now: Wall) -> bool {
+        self.generation == generation && self.from <= now && now < self.until
+    }
 }
 
 impl Access {
@@ -120,6 +168,8 @@ impl Access {
             settings,
             reviewer,
             authorities: RefCell::new(None),
+            generation: Cell::new(0),
+            verifier: Verifier::default(),
             tokens: RefCell::new(Answers::new(MAX_ANSWERS)),
             rights: RefCell::new(Answers::new(MAX_ANSWERS)),
             asking: Mutex::new(()),
@@ -130,16 +180,17 @@ impl Access {
     /// From now on these authorities vouch for certificates, on open connections too.
     pub fn trust(&self, authorities: Arc<Authorities>) {
         self.authorities.replace(Some(authorities));
+        self.generation.set(self.generation.get() + 1);
     }
 
-    /// Asks both questions. `chain`: what the client showed in the handshake. A token is taken out of the request.
+    /// Asks both questions. A token is taken out of the request.
     pub(super) async fn admit(
         &self,
         request: &mut Request,
-        chain: &[CertificateDer<'_>],
+        papers: &mut Papers,
     ) -> Result<Identity, Refusal> {
         let token = take_token(request);
-        let user = self.authenticate(token, chain).await?;
+        let user = self.authenticate(token, papers).await?;
         self.authorize(&user, request).await?;
         Ok(user)
     }
@@ -147,10 +198,10 @@ impl Access {
     async fn authenticate(
         &self,
         token: Option<String>,
-        chain: &[CertificateDer<'_>],
+        papers: &mut Papers,
     ) -> Result<Identity, Refusal> {
         let mut bad = false;
-        match self.by_certificate(chain) {
+        match self.by_certificate(papers).await? {
             Credential::Good(user) => return Ok(known(user)),
             Credential::Bad => bad = true,
             Credential::None => {}
@@ -170,24 +221,28 @@ impl Access {
         Err(Refusal::new(401, "Unauthorized"))
     }
 
-    fn by_certificate(&self, chain: &[CertificateDer<'_>]) -> Credential {
+    async fn by_certificate(&self, papers: &mut Papers) -> Result<Credential, Refusal> {
         let authorities = self.authorities.borrow().clone();
-        let (Some(own), Some(authorities)) = (chain.first(), authorities) else {
-            return Credential::None;
+        let Some(authorities) = authorities.filter(|_| !papers.chain.is_empty()) else {
+            return Ok(Credential::None);
         };
-        if let Err(why) = authorities.vouch(chain) {
-            log::debug!("a client's certificate is not taken: {why}");
-            return Credential::Bad;
+        let (generation, now) = (self.generation.get(), clock::wall());
+        let kept = papers.found.as_ref();
+        if let Some(found) = kept.filter(|found| found.counts(generation, now)) {
+            return Ok(found.credential.clone());
         }
-        match x509::read(own) {
-            Ok(read) if read.common_name.is_empty() => Credential::None,
-            Ok(read) => Credential::Good(Identity {
-                name: read.common_name,
-                groups: read.organizations,
-                ..Identity::default()
-            }),
-            Err(_) => Credential::Bad,
-        }
+        let chain = Arc::clone(&papers.chain);
+        let (credential, until) = match &*chain {
+            [_] => examine(&authorities, &chain),
+            _ => self.verifier.examine(authorities, chain).await?,
+        };
+        papers.found = Some(Verdict {
+            credential: credential.clone(),
+            generation,
+            from: now,
+            until,
+        });
+        Ok(credential)
     }
 
     async fn by_token(&self, token: Option<String>) -> Result<Credential, Refusal> {
@@ -300,6 +355,72 @@ impl Access {
                 None => return Ok(Err(failed)),
             }
         }
+    }
+}
+
+/// What a chain is worth now, and until when. What is no good is so until the CAs change.
+fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credential, Wall) {
+    const NEVER: Wall = Wall(i64::MAX);
+    let now = clock::wall();
+    if let Err(why) = authorities.vouch(chain) {
+        log::debug!("a client's certificate is not taken: {why}");
+        return (Credential::Bad, NEVER);
+    }
+    let Some(Ok(own)) = chain.first().map(|own| x509::read(own)) else {
+        return (Credential::Bad, NEVER);
+    };
+    // Which of the others were needed nobody knows. One that has ended was not; of one that cannot be read nobody knows
+    // when it ends.
+    let ends = chain.iter().map(|one| match x509::read(one) {
+        Ok(read) if read.not_after > now => read.not_after,
+        Ok(_) => NEVER,
+        Err(_) => now,
+    });
+    let until = ends.min().unwrap_or(now);
+    let credential = match own.common_name.is_empty() {
+        true => Credential::None,
+        false => Credential::Good(Identity {
+            name: own.common_name,
+            groups: own.organizations,
+            ..Identity::default()
+        }),
+    };
+    (credential, until)
+}
+
+/// A thread that searches ways among certificates. It is there once a client has shown more than one.
+#[derive(Default)]
+struct Verifier {
+    lane: OnceCell<Option<Lane>>,
+    /// One for each chain that waits, whether or not its client still does.
+    waiting: Arc<()>,
+}
+
+impl Verifier {
+    /// - Errors: 503 if [`MAX_CHAINS`] wait already.
+    async fn examine(
+        &self,
+        authorities: Arc<Authorities>,
+        chain: Arc<[CertificateDer<'static>]>,
+    ) -> Result<(Credential, Wall), Refusal> {
+        let lane = self.lane.get_or_init(|| {
+            Lane::start_threads("client-chains", 1, VERIFIER_STACK_BYTES)
+                .map_err(|e| log::warn!("cannot start a thread: {e}"))
+                .ok()
+        });
+        let lane = lane.as_ref();
+        let lane = lane.ok_or_else(|| Refusal::new(503, "certificates cannot be verified"))?;
+        if Arc::strong_count(&self.waiting) > MAX_CHAINS {
+            let text = "too many certificates wait to be verified";
+            return Err(Refusal::new(503, text));
+        }
+        let held = Arc::clone(&self.waiting);
+        let job = move || {
+            let found = examine(&authorities, &chain);
+            drop(held);
+            found
+        };
+        Ok(lane.run(job).await)
     }
 }
 
@@ -430,6 +551,28 @@ mod tests {
         ];
         for (n, name) in names.iter().enumerate() {
             assert!(!names[..n].contains(name), "number {n}");
+        }
+    }
+
+    #[test]
+    fn how_long_a_verdict_counts() {
+        // SRV-05
+        let verdict = Verdict {
+            credential: Credential::None,
+            generation: 2,
+            from: Wall(1_000),
+            until: Wall(2_000),
+        };
+        for (generation, now, counts) in [
+            (2, 1_000, true),
+            (2, 1_999, true),
+            (2, 2_000, false),
+            (2, 999, false),
+            (1, 1_500, false),
+            (3, 1_500, false),
+        ] {
+            let at = (generation, now);
+            assert_eq!(verdict.counts(generation, Wall(now)), counts, "{at:?}");
         }
     }
 }

@@ -14,9 +14,12 @@
 //!            closed       └─┴──────┴────────────────────────────────────────────┘
 //! ```
 //!
-//! Everything runs on the agent's own thread; nothing is served before both questions are answered, of the very path that is
-//! routed: a path that could be read in two ways is no page. A connection at rest costs about 12 KiB, most of it the
-//! session's.
+//! Everything but the search among a client's certificates runs on the agent's own thread; nothing is served before both
+//! questions are answered, of the very path that is routed: a path that could be read in two ways is no page. A connection at
+//! rest costs about 12 KiB, most of it the session's.
+//!
+//! A client that always has something to say is not served without end: after each exchange, and each piece that is read
+//! past, everybody else has a turn. Who proves nothing is soon asked to shake hands again, which costs himself as much.
 
 mod access;
 mod connections;
@@ -34,12 +37,14 @@ use std::{
 use async_io::{Async, Timer};
 use futures_rustls::TlsAcceptor;
 use nix::sys::socket::{setsockopt, sockopt};
-use rustls::{ServerConfig, pki_types::CertificateDer};
+use rustls::ServerConfig;
 use smol::{
     LocalExecutor,
+    future::yield_now,
     io::{AsyncReadExt as _, AsyncWriteExt as _},
 };
 
+use access::Papers;
 pub use access::{
     Access, AccessSettings, Authorization, Question, ReviewError, Reviewed, Reviewer,
 };
@@ -64,8 +69,12 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same for one that reads a stream, and may have stopped to read what it got (SRV-01).
 pub const STREAM_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+/// Requests in a row that nobody was allowed, after which their connection ends. It ends with the first that gets a 401.
+pub const MAX_UNPROVEN: u32 = 8;
 /// Bytes of a request's body. No page takes one; what comes is read and forgotten.
 const MAX_BODY_BYTES: u64 = 64 * 1024;
+/// Bytes of it that are read past in one turn.
+const FORGOTTEN_BYTES: usize = 1024;
 /// Plain text that a session takes before it has to be sent: one record.
 const SESSION_BUFFER_BYTES: usize = 16 * 1024;
 /// Pause after a port that cannot be had, or a connection that cannot be taken (SRV-02).
@@ -151,55 +160,80 @@ impl Network {
         let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
         let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &KEEP_ALIVE_S);
         let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
-        let (mut connection, chain) = {
+        let (connection, papers) = {
             let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
             let handshake = acceptor.accept_with(stream, |session| {
                 session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
             });
             let stream = within(HANDSHAKE_TIMEOUT, Box::pin(handshake)).await?;
-            let chain = stream.get_ref().1.peer_certificates();
-            let chain: Vec<CertificateDer<'static>> = chain.unwrap_or_default().to_vec();
+            let papers = Papers::new(stream.get_ref().1.peer_certificates().unwrap_or_default());
             let socket = stream.get_ref().0.as_raw_fd();
-            (Connection::new(stream).of_socket(socket), chain)
+            (Connection::new(stream).of_socket(socket), papers)
         };
+        self.talk(connection, papers, place).await
+    }
+
+    /// All requests of a connection and their answers, until it ends.
+    async fn talk(
+        &self,
+        mut connection: Connection,
+        mut papers: Papers,
+        place: &Place,
+    ) -> io::Result<()> {
+        let mut unproven = 0;
+        let mut proven = false;
         loop {
             place.rest();
             connection.set_patience(Some(WRITE_TIMEOUT));
             if !within(IDLE_TIMEOUT, connection.has_more()).await? {
                 break;
             }
-            place.work();
-            Box::pin(self.exchange(&mut connection, &chain)).await?;
+            if proven {
+                place.work();
+            }
+            let is_last = unproven + 1 >= MAX_UNPROVEN;
+            let exchange = self.exchange(&mut connection, &mut papers, place, is_last);
+            let admitted = Box::pin(exchange).await?;
             if !connection.answer.keep {
                 break;
             }
-            place.prove();
+            if admitted {
+                proven = true;
+                unproven = 0;
+                place.prove();
+            } else {
+                unproven += 1;
+            }
+            // All of it may have been there at once, and the next as well.
+            yield_now().await;
         }
         within(HEAD_TIMEOUT, connection.close()).await
     }
 
-    /// One request and its answer.
+    /// One request and its answer; whether the client was allowed it. If not, `is_last` ends the connection.
     async fn exchange(
         &self,
         connection: &mut Connection,
-        chain: &[CertificateDer<'_>],
-    ) -> io::Result<()> {
+        papers: &mut Papers,
+        place: &Place,
+        is_last: bool,
+    ) -> io::Result<bool> {
         connection.answer = Answer::default();
         let mut request = match within(HEAD_TIMEOUT, http::read_request(connection)).await? {
             Ok(Some(request)) => request,
-            Ok(None) => return Ok(()),
-            Err(refusal) => return http::refuse(connection, &refusal).await,
+            Ok(None) => return Ok(false),
+            Err(refusal) => return refused(connection, &refusal).await,
         };
         let head_only = request.method == "HEAD";
         connection.answer.head_only = head_only;
         if request.content_length > MAX_BODY_BYTES {
             let refusal = Refusal::new(413, format!("body is over {MAX_BODY_BYTES} bytes"));
-            return http::refuse(connection, &refusal).await;
+            return refused(connection, &refusal).await;
         }
         if request.is_chunked {
             let body = within(HEAD_TIMEOUT, forget_chunks(connection)).await?;
             if let Err(refusal) = body {
-                return http::refuse(connection, &refusal).await;
+                return refused(connection, &refusal).await;
             }
         } else {
             let length = request.content_length;
@@ -210,17 +244,21 @@ impl Network {
             chunked: request.is_1_1,
             head_only,
         };
-        let served = match self.access.admit(&mut request, chain).await {
-            Ok(identity) => {
-                request.origin = Origin::Network(identity);
-                self.route(connection, &request).await?
+        match self.access.admit(&mut request, papers).await {
+            Ok(identity) => request.origin = Origin::Network(identity),
+            Err(refusal) => {
+                let ends = is_last || matches!(refusal.status, 401 | 503);
+                connection.answer.keep &= !ends;
+                return refused(connection, &refusal).await;
             }
-            Err(refusal) => Err(refusal),
-        };
-        match served {
-            Ok(()) => Ok(()),
-            Err(refusal) => http::refuse(connection, &refusal).await,
         }
+        // Until now it was anybody's, and made room for others.
+        place.work();
+        match self.route(connection, &request).await? {
+            Ok(()) => {}
+            Err(refusal) => http::refuse(connection, &refusal).await?,
+        }
+        Ok(true)
     }
 
     async fn route(&self, connection: &mut Connection, request: &Request) -> super::Outcome {
@@ -229,9 +267,15 @@ impl Network {
     }
 }
 
+/// Answers a request that nobody was allowed.
+async fn refused(connection: &mut Connection, refusal: &Refusal) -> io::Result<bool> {
+    http::refuse(connection, refusal).await?;
+    Ok(false)
+}
+
 /// Reads and drops the body of a request.
 async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<()> {
-    let mut step = [0; 256];
+    let mut step = [0; FORGOTTEN_BYTES];
     while left > 0 {
         let most = usize::try_from(left).map_or(step.len(), |left| left.min(step.len()));
         let n = connection.read(&mut step[..most]).await?;
@@ -239,6 +283,7 @@ async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         left = left.saturating_sub(u64::try_from(n).unwrap_or(u64::MAX));
+        yield_now().await;
     }
     Ok(())
 }
@@ -246,7 +291,7 @@ async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<(
 /// The same with one whose length is not known. What came behind it stays in the connection.
 async fn forget_chunks(connection: &mut Connection) -> io::Result<Result<(), Refusal>> {
     let mut chunks = Chunked::new(MAX_BODY_BYTES);
-    let mut step = [0; 256];
+    let mut step = [0; FORGOTTEN_BYTES];
     loop {
         let n = connection.read(&mut step).await?;
         if n == 0 {
@@ -257,7 +302,7 @@ async fn forget_chunks(connection: &mut Connection) -> io::Result<Result<(), Ref
                 connection.unread(&step[end..n]);
                 return Ok(Ok(()));
             }
-            Ok(None) => {}
+            Ok(None) => yield_now().await,
             Err(refusal) => return Ok(Err(refusal)),
         }
     }

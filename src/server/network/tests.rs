@@ -5,17 +5,26 @@ use core::cell::{Cell, RefCell};
 use std::fs;
 
 use futures_rustls::TlsConnector;
-use rustls::pki_types::ServerName;
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, SignatureScheme,
+    client::danger::HandshakeSignatureValid,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    server::danger::{ClientCertVerified, ClientCertVerifier},
+};
 
 use super::*;
 use crate::{
     image::testing::Scratch,
     kube::testing::{Authority, NOW, Pair},
     net::{
-        serving::{self, Authorities, Offer, Shown},
+        serving::{self, Authorities, MAX_CHAIN, Offer, Shown},
         tls,
     },
-    server::{http::Identity, testing::FakeBackend},
+    server::{
+        connection::testing::Eager,
+        http::Identity,
+        testing::{FakeBackend, cpu_time},
+    },
 };
 
 /// Says who may what, and counts how often it was asked.
@@ -40,7 +49,7 @@ impl Reviewer for Rc<Apiserver> {
     fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>> {
         Box::pin(async move {
             self.asked.borrow_mut().push(format!("token {token}"));
-            smol::future::yield_now().await;
+            yield_now().await;
             if self.is_down.get() {
                 return Err(Apiserver::down());
             }
@@ -75,6 +84,7 @@ struct World {
     apiserver: Rc<Apiserver>,
     ours: Authority,
     address: SocketAddr,
+    network: Rc<Network>,
     _server: smol::Task<()>,
 }
 
@@ -136,12 +146,14 @@ impl World {
             debugging: plan.debugging,
         };
         let network = Network::new(settings, tls, Rc::new(access), Rc::new(plan.backend));
-        let server = executor.spawn(Rc::new(network).serve(Rc::clone(&executor)));
+        let network = Rc::new(network);
+        let server = executor.spawn(Rc::clone(&network).serve(Rc::clone(&executor)));
         Self {
             executor,
             apiserver,
             ours,
             address,
+            network,
             _server: server,
         }
     }
@@ -163,7 +175,7 @@ impl World {
         let stream = loop {
             match Async::<TcpStream>::connect(self.address).await {
                 Ok(stream) => break stream,
-                Err(_) => smol::future::yield_now().await,
+                Err(_) => yield_now().await,
             }
         };
         let name = ServerName::try_from("node").expect("name");
@@ -604,5 +616,354 @@ fn there_are_only_so_many() {
             used.read(&mut answer).await.expect("answer") > 0,
             "it was of use"
         );
+    });
+}
+
+/// What a client gets that sent all of this already, and the turns that somebody else has meanwhile.
+fn turns_beside(world: &World, pair: Option<&Pair>, sent: &[u8], step: usize) -> (String, usize) {
+    let (client, got) = Eager::new(sent, step);
+    let turns = Cell::new(0);
+    world.run(async {
+        let place = world.network.places.take().expect("a place");
+        let connection = Connection::new(client);
+        let papers = Papers::new(&pair.map_or_else(Vec::new, |pair| chain(&[&pair.certificate])));
+        let talk = world.network.talk(connection, papers, &place);
+        let other = async {
+            loop {
+                turns.set(turns.get() + 1);
+                yield_now().await;
+            }
+        };
+        smol::future::or(talk, other).await.expect("an end");
+        place.leave();
+    });
+    let got = String::from_utf8(got.take()).expect("text");
+    (got, turns.get())
+}
+
+/// Certificates in this order.
+fn chain(pems: &[&str]) -> Vec<CertificateDer<'static>> {
+    tls::certificates(pems.concat().as_bytes())
+}
+
+/// Requests that a client sends without waiting for an answer.
+const PIPELINED: usize = 10_000;
+
+#[test]
+fn strangers_are_not_listened_to_for_long() {
+    // SRV-01 SRV-10
+    let world = World::new(Plan::default());
+    let all = "GET / HTTP/1.1\r\n\r\n".repeat(PIPELINED);
+    let (got, _) = turns_beside(&world, None, all.as_bytes(), usize::MAX);
+    assert_eq!(got.matches("HTTP/1.1 ").count(), 1);
+    assert!(got.starts_with("HTTP/1.1 401 "), "{got}");
+    assert!(got.contains("Connection: close\r\n"), "{got}");
+    // Who is known and allowed nothing has a few more.
+    let eve = world.user("eve");
+    let (got, _) = turns_beside(&world, Some(&eve), all.as_bytes(), usize::MAX);
+    let most = usize::try_from(MAX_UNPROVEN).expect("small");
+    assert_eq!(got.matches("HTTP/1.1 403 ").count(), most);
+    assert_eq!(got.matches("HTTP/1.1 ").count(), most);
+    assert_eq!(got.matches("Connection: close\r\n").count(), 1);
+    // One that is allowed something begins anew.
+    let reader = world.user("reader");
+    let no = "GET /configz HTTP/1.1\r\n\r\n".repeat(most - 1);
+    let all = format!("{no}GET /pods HTTP/1.1\r\n\r\n").repeat(3);
+    let (got, _) = turns_beside(&world, Some(&reader), all.as_bytes(), usize::MAX);
+    assert_eq!(got.matches("HTTP/1.1 403 ").count(), 3 * (most - 1));
+    assert_eq!(got.matches("HTTP/1.1 200 ").count(), 3);
+}
+
+#[test]
+fn a_client_that_always_asks_leaves_turns_to_others() {
+    // SRV-01
+    let mut plan = Plan::default();
+    plan.access.anonymous = true;
+    plan.access.authorization = Authorization::AlwaysAllow;
+    let world = World::new(plan);
+    let all = "GET /healthz/ping HTTP/1.1\r\n\r\n".repeat(PIPELINED);
+    let (got, turns) = turns_beside(&world, None, all.as_bytes(), usize::MAX);
+    assert_eq!(got.matches("HTTP/1.1 200 OK").count(), PIPELINED);
+    assert!(turns >= PIPELINED, "{turns} beside {PIPELINED} requests");
+    // A byte at a time, and each is there at once: a head, a body, one in chunks.
+    let bytes = 16 * 1024;
+    let long = "a".repeat(bytes);
+    for sent in [
+        format!("GET /healthz HTTP/1.1\r\nA: {long}\r\n\r\n"),
+        format!("GET /healthz HTTP/1.1\r\nContent-Length: {bytes}\r\n\r\n{long}"),
+        format!(
+            "GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{bytes:x}\r\n{long}\r\n0\r\n\r\n"
+        ),
+    ] {
+        let (got, turns) = turns_beside(&world, None, sent.as_bytes(), 1);
+        assert!(got.starts_with("HTTP/1.1 200 OK"), "{got}");
+        assert!(turns >= bytes, "{turns} beside {}", &sent[..40]);
+    }
+}
+
+/// CAs that count how often they are asked; with `held`, about a chain, they do not answer before the other end is gone.
+#[derive(Debug)]
+struct Counting {
+    inner: Arc<dyn ClientCertVerifier>,
+    asked: std::sync::atomic::AtomicUsize,
+    held: Option<smol::channel::Receiver<()>>,
+}
+
+impl Counting {
+    fn new(of: &Authority, held: Option<smol::channel::Receiver<()>>) -> Arc<Self> {
+        let authorities = Authorities::read(of.pem.as_bytes()).expect("CA");
+        Arc::new(Self {
+            inner: authorities.verifier(),
+            asked: 0.into(),
+            held,
+        })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.swap(0, std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+impl ClientCertVerifier for Counting {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        if let Some(held) = self.held.as_ref().filter(|_| !others.is_empty()) {
+            let _ = held.recv_blocking();
+        }
+        self.inner.verify_client_cert(own, others, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::HandshakeNotComplete)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::HandshakeNotComplete)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        Vec::new()
+    }
+}
+
+fn request(token: Option<&str>) -> Request {
+    let header = token.map(|token| ("Authorization".into(), format!("Bearer {token}")));
+    Request {
+        method: "GET".into(),
+        path: vec!["pods".into()],
+        is_plain: true,
+        headers: header.into_iter().collect(),
+        ..Request::default()
+    }
+}
+
+#[test]
+fn a_chain_is_verified_once() {
+    // SRV-05
+    let world = World::new(Plan::default());
+    let access = &world.network.access;
+    let middle = world.ours.below("middle");
+    let far = middle.client("", "reader", NOW);
+    let stranger = Authority::new();
+    let counting = Counting::new(&world.ours, None);
+    access.trust(Arc::new(Authorities::staged(counting.clone())));
+    world.run(async {
+        for (what, shown, token, is_good) in [
+            (
+                "alone",
+                chain(&[&world.user("reader").certificate]),
+                None,
+                true,
+            ),
+            ("two", chain(&[&far.certificate, &middle.pem]), None, true),
+            ("incomplete", chain(&[&far.certificate]), None, false),
+            (
+                "bad, with a token",
+                chain(&[
+                    &stranger.client("", "reader", NOW).certificate,
+                    &stranger.pem,
+                ]),
+                Some("of-reader"),
+                true,
+            ),
+        ] {
+            let mut papers = Papers::new(&shown);
+            for _ in 0..20 {
+                let admitted = access.admit(&mut request(token), &mut papers).await;
+                assert_eq!(admitted.is_ok(), is_good, "{what}: {admitted:?}");
+            }
+            assert_eq!(counting.asked(), 1, "{what}");
+            // Of other CAs, or of the same ones read again, nothing is known.
+            access.trust(Arc::new(Authorities::staged(counting.clone())));
+            let _ = access.admit(&mut request(token), &mut papers).await;
+            assert_eq!(counting.asked(), 1, "{what}");
+        }
+        let shown = chain(&[&world.user("reader").certificate]);
+        let mut papers = Papers::new(&shown);
+        assert!(access.admit(&mut request(None), &mut papers).await.is_ok());
+        let theirs = Authorities::read(stranger.pem.as_bytes()).expect("CA");
+        access.trust(Arc::new(theirs));
+        let refused = access.admit(&mut request(None), &mut papers).await;
+        assert_eq!(
+            refused.map_err(|refusal| refusal.status),
+            Err(401),
+            "another CA since"
+        );
+    });
+}
+
+#[test]
+fn strangers_with_chains_wait_for_each_other() {
+    // SRV-05
+    let world = World::new(Plan::default());
+    let access = &world.network.access;
+    let stranger = Authority::new();
+    let shown = chain(&[
+        &stranger.client("", "reader", NOW).certificate,
+        &stranger.pem,
+    ]);
+    let (hold, held) = smol::channel::bounded(1);
+    let counting = Counting::new(&world.ours, Some(held));
+    access.trust(Arc::new(Authorities::staged(counting.clone())));
+    world.run(async {
+        let ask = || {
+            let (access, mut papers) = (Rc::clone(access), Papers::new(&shown));
+            let task = async move { access.admit(&mut request(None), &mut papers).await };
+            world.executor.spawn(task)
+        };
+        let mut all: Vec<_> = (0..access::MAX_CHAINS).map(|_| ask()).collect();
+        yield_now().await;
+        yield_now().await;
+        // Who leaves makes no room: his chain is in the queue.
+        all.pop().expect("one").cancel().await;
+        let further = ask().await.map_err(|refusal| refusal.status);
+        assert_eq!(further, Err(503));
+        // The apiserver waits for none of them.
+        let mut papers = Papers::new(&chain(&[&world.user("reader").certificate]));
+        let served = access.admit(&mut request(None), &mut papers).await;
+        assert!(served.is_ok(), "{served:?}");
+        drop(hold);
+        for waiting in all {
+            let refused = waiting.await.map_err(|refusal| refusal.status);
+            assert_eq!(refused, Err(401));
+        }
+        assert_eq!(ask().await.map_err(|refusal| refusal.status), Err(401));
+    });
+}
+
+#[test]
+fn the_worst_chain_costs_little() {
+    // SRV-05
+    let world = World::new(Plan::default());
+    let access = &world.network.access;
+    let ours = Authority::named("kubernetes");
+    let trusted = Authorities::read(ours.pem.as_bytes()).expect("CA");
+    let vouch = |shown: &[CertificateDer<'_>], good: bool| {
+        let one = || {
+            let begin = cpu_time();
+            assert_eq!(trusted.vouch(shown).is_ok(), good);
+            cpu_time() - begin
+        };
+        (0..5).map(|_| one()).min().expect("some")
+    };
+    let honest = chain(&[&ours.client("", "reader", NOW).certificate]);
+    let cost = vouch(&honest, true);
+    // All are of one name, and each may have signed each other. Of the trusted one's name, each way costs a signature.
+    for (name, most) in [("kubernetes", 150), ("nobody", 50)] {
+        let selves: Vec<_> = (1..MAX_CHAIN).map(|_| Authority::named(name)).collect();
+        let leaf = selves[0].client("", "reader", NOW);
+        let pems = selves.iter().map(|ca| &*ca.pem);
+        let worst = chain(
+            &[&*leaf.certificate]
+                .into_iter()
+                .chain(pems)
+                .collect::<Vec<_>>(),
+        );
+        assert_eq!(worst.len(), MAX_CHAIN);
+        let dear = vouch(&worst, false);
+        println!("a chain of {name}: {dear:?}, an honest one: {cost:?}");
+        assert!(dear < cost * most, "{dear:?}, an honest one {cost:?}");
+    }
+    // What the loop's thread pays for a connection with many requests.
+    access.trust(Arc::new(
+        Authorities::read(ours.pem.as_bytes()).expect("CA"),
+    ));
+    let selves: Vec<_> = (1..MAX_CHAIN)
+        .map(|_| Authority::named("kubernetes"))
+        .collect();
+    let leaf = selves[0].client("", "reader", NOW);
+    let pems = selves.iter().map(|ca| &*ca.pem);
+    let worst = chain(
+        &[&*leaf.certificate]
+            .into_iter()
+            .chain(pems)
+            .collect::<Vec<_>>(),
+    );
+    let paid = |shown: &[CertificateDer<'static>], token: Option<&str>| {
+        let begin = cpu_time();
+        world.run(async {
+            let mut papers = Papers::new(shown);
+            for _ in 0..50 {
+                let admitted = access.admit(&mut request(token), &mut papers).await;
+                assert!(admitted.is_ok(), "{admitted:?}");
+            }
+        });
+        cpu_time() - begin
+    };
+    paid(&honest, Some("of-reader"));
+    let (honest, dear) = (
+        paid(&honest, Some("of-reader")),
+        paid(&worst, Some("of-reader")),
+    );
+    println!("50 requests: {dear:?}, of an honest client {honest:?}");
+    assert!(
+        dear < honest * 4,
+        "{dear:?}, of an honest client {honest:?}"
+    );
+}
+
+#[test]
+fn long_chains_are_refused_in_the_handshake() {
+    // SRV-05
+    let world = World::new(Plan::default());
+    let mut cas = vec![world.ours.below("1")];
+    for n in 2..=MAX_CHAIN {
+        cas.push(cas[n - 2].below(&n.to_string()));
+    }
+    world.run(async {
+        for (certificates, code) in [(MAX_CHAIN, 200), (MAX_CHAIN + 1, 0)] {
+            let between = &cas[..certificates - 1];
+            let mut shown = between[between.len() - 1].client("", "reader", NOW);
+            for ca in between.iter().rev() {
+                shown.certificate += &ca.pem;
+            }
+            let answer = world.ask(Some(&shown), "GET /pods", "").await;
+            assert_eq!(status(&answer), code, "{certificates}: {answer}");
+        }
+        // Few, and large.
+        let long = world
+            .ours
+            .client(&"o".repeat(serving::MAX_CHAIN_BYTES), "reader", NOW);
+        let answer = world.ask(Some(&long), "GET /pods", "").await;
+        assert_eq!(status(&answer), 0, "{answer}");
     });
 }
