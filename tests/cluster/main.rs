@@ -18,6 +18,7 @@ mod image;
 
 mod addresses;
 mod debug;
+mod hostile;
 mod identity;
 mod kubectl;
 mod link;

@@ -98,23 +98,12 @@ pub(crate) fn connect(host: &Host, own: Option<&Credentials>) -> std::io::Result
 }
 
 fn connect_to(port: u16, own: Option<&Credentials>) -> std::io::Result<Link> {
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("versions")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Any));
-    let config = match own {
-        None => builder.with_no_client_auth(),
-        Some(own) => {
-            let chain = CertificateDer::from_pem_slice(own.certificate.as_bytes()).expect("chain");
-            let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("key");
-            builder
-                .with_client_auth_cert(vec![chain], key)
-                .expect("pair")
-        }
-    };
-    let name = ServerName::try_from("node").expect("name");
-    let mut session = ClientConnection::new(Arc::new(config), name).expect("session");
+    let own = own.map(|own| {
+        let chain = CertificateDer::from_pem_slice(own.certificate.as_bytes()).expect("chain");
+        let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("key");
+        (vec![chain], key)
+    });
+    let mut session = session(&client(own));
     let mut tcp = TcpStream::connect(("127.0.0.1", port))?;
     tcp.set_read_timeout(Some(PATIENCE))?;
     while session.is_handshaking() {
@@ -123,8 +112,34 @@ fn connect_to(port: u16, own: Option<&Credentials>) -> std::io::Result<Link> {
     Ok(StreamOwned::new(session, tcp))
 }
 
+/// A client that takes any server, and shows this chain.
+pub(crate) fn client(
+    own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+) -> Arc<ClientConfig> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Any));
+    Arc::new(match own {
+        None => builder.with_no_client_auth(),
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).expect("pair"),
+    })
+}
+
+/// The client's side of a connection to the node.
+pub(crate) fn session(client: &Arc<ClientConfig>) -> ClientConnection {
+    let name = ServerName::try_from("node").expect("name");
+    ClientConnection::new(Arc::clone(client), name).expect("session")
+}
+
 /// Status and whole answer.
-fn ask(host: &Host, own: Option<&Credentials>, line: &str, headers: &str) -> (u16, String) {
+pub(crate) fn ask(
+    host: &Host,
+    own: Option<&Credentials>,
+    line: &str,
+    headers: &str,
+) -> (u16, String) {
     let mut link = connect(host, own).expect("a connection");
     let head = format!("{line} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n");
     link.write_all(head.as_bytes()).expect("ask");
