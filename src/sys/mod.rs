@@ -3,6 +3,7 @@
 pub mod child;
 pub mod clock;
 pub mod crash;
+pub mod dirents;
 pub mod disk_usage;
 pub mod file;
 pub mod lane;

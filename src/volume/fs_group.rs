@@ -15,7 +15,8 @@ use nix::{
     unistd::{Gid, fchownat},
 };
 
-use super::{Cause, Step, beneath, remove};
+use super::{Cause, Step, beneath};
+use crate::sys::dirents::Dirents;
 
 /// When the ownership of a volume is changed again. Source: core/v1 `PodFSGroupChangePolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,8 +28,10 @@ pub enum ChangePolicy {
     OnRootMismatch,
 }
 
-/// Directory levels that are walked; no volume of ours is deeper before its containers start.
+/// Directory levels that are walked, each with one descriptor; no volume of ours is deeper before its containers start.
 const DEPTH_LIMIT: u32 = 256;
+/// Names that are walked in one volume. Who makes names in a shared directory as fast as they are walked has an end here.
+const NAMES_LIMIT: u64 = 100_000_000;
 
 /// Gives everything in the volume at `root` to `group`.
 ///
@@ -48,41 +51,61 @@ pub(super) fn apply(
     {
         return Ok(());
     }
-    walk(&fd, group, read_only, 0).step("failed to apply fsGroup")
+    let mut walk = Walk {
+        group: Gid::from_raw(group),
+        read_only,
+        names_left: NAMES_LIMIT,
+    };
+    walk.entry(fd, 0).step("failed to apply fsGroup")
 }
 
-fn walk(fd: &OwnedFd, group: u32, read_only: bool, depth: u32) -> io::Result<()> {
-    let status = beneath::metadata(fd)?;
-    if status.is_dir() {
-        if depth == DEPTH_LIMIT {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the volume's directories are nested too deep",
-            ));
+/// Keeps a page and a name for each level, however many names a directory has: a pod filled it.
+struct Walk {
+    group: Gid,
+    read_only: bool,
+    names_left: u64,
+}
+
+impl Walk {
+    fn entry(&mut self, fd: OwnedFd, depth: u32) -> io::Result<()> {
+        let status = beneath::metadata(&fd)?;
+        if !status.is_dir() {
+            return self.give(&fd, &status);
         }
-        for name in all_names(fd)? {
-            match beneath::open_child(fd, Path::new(&name), OFlag::O_PATH) {
-                Ok(child) => walk(&child, group, read_only, depth + 1)?,
+        if depth == DEPTH_LIMIT {
+            return Err(refused("the volume's directories are nested too deep"));
+        }
+        // To be read it is opened once more; from here on that descriptor alone is kept.
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let mut names = Dirents::new(beneath::open_child(&fd, Path::new("."), flags)?);
+        drop(fd);
+        // Nothing is deleted on the way: the end comes.
+        while let Some(name) = names.next_name()?.map(Path::new).map(Path::to_owned) {
+            self.names_left = (self.names_left.checked_sub(1))
+                .ok_or_else(|| refused("the volume has too many names"))?;
+            match beneath::open_child(names.dir(), &name, OFlag::O_PATH) {
+                Ok(child) => self.entry(child, depth + 1)?,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
         }
+        self.give(names.dir(), &status)
     }
-    fchownat(
-        fd.as_fd(),
-        "",
-        None,
-        Some(Gid::from_raw(group)),
-        AtFlags::AT_EMPTY_PATH,
-    )?;
-    if status.is_symlink() {
-        return Ok(());
+
+    /// Gives what is open to the group. `status` is from before: chown may clear setgid.
+    fn give(&self, fd: &OwnedFd, status: &fs::Metadata) -> io::Result<()> {
+        let flags = AtFlags::AT_EMPTY_PATH;
+        fchownat(fd.as_fd(), "", None, Some(self.group), flags)?;
+        if status.is_symlink() {
+            return Ok(());
+        }
+        let mode = Permissions::from_mode(wanted(status, self.read_only));
+        fs::set_permissions(beneath::fd_path(fd), mode)
     }
-    // chown may have cleared setgid: what was read before it decides.
-    fs::set_permissions(
-        beneath::fd_path(fd),
-        Permissions::from_mode(wanted(&status, read_only)),
-    )
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 fn wanted(status: &fs::Metadata, read_only: bool) -> u32 {
@@ -91,12 +114,6 @@ fn wanted(status: &fs::Metadata, read_only: bool) -> u32 {
         bits |= 0o2110;
     }
     status.mode() & 0o7777 | bits
-}
-
-fn all_names(fd: &OwnedFd) -> io::Result<Vec<std::ffi::OsString>> {
-    // Nothing is deleted on the way, so reading in batches would not end.
-    let opened = beneath::open_child(fd, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-    remove::read_names(opened, usize::MAX)
 }
 
 #[cfg(test)]

@@ -1,0 +1,122 @@
+#![expect(unsafe_code, reason = "getdents64 has no safe wrapper in nix")]
+//! Names of a directory, one after the other: `getdents(2)`.
+//!
+//! The C library's and std's readers keep 32 KiB for each open directory, or all names. A walk that has many directories
+//! open, each filled by a pod, keeps a page for each here.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+
+/// Bytes that are read at once; the longest entry is below 300.
+const BUFFER_BYTES: usize = 4096;
+/// Where an entry has its length, and where its name begins.
+const LENGTH_AT: usize = 16;
+const NAME_AT: usize = 19;
+
+/// A directory that is being read.
+#[derive(Debug)]
+pub struct Dirents {
+    dir: OwnedFd,
+    buffer: Box<[u8; BUFFER_BYTES]>,
+    at: usize,
+    end: usize,
+}
+
+impl Dirents {
+    /// Reads `dir`, which was opened for reading, from where it stands.
+    #[must_use]
+    pub fn new(dir: OwnedFd) -> Self {
+        Self {
+            dir,
+            buffer: Box::new([0; BUFFER_BYTES]),
+            at: 0,
+            end: 0,
+        }
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+
+    /// The next name, in no order, without `.` and `..`; `None` at the end. What is made or removed meanwhile may be told
+    /// or not.
+    pub fn next_name(&mut self) -> io::Result<Option<&OsStr>> {
+        loop {
+            if self.at == self.end {
+                self.at = 0;
+                self.end = fill(&self.dir, &mut self.buffer)?;
+                if self.end == 0 {
+                    return Ok(None);
+                }
+            }
+            let from = self.at;
+            let broken = || io::Error::other("the kernel's list of a directory is broken");
+            let rest = &self.buffer[from..self.end];
+            let length = rest.get(LENGTH_AT..NAME_AT - 1).ok_or_else(broken)?;
+            let length = usize::from(u16::from_ne_bytes([length[0], length[1]]));
+            let name = rest.get(NAME_AT..length).ok_or_else(broken)?;
+            let length_of_name = name.iter().position(|b| *b == 0).ok_or_else(broken)?;
+            self.at += length;
+            let name = from + NAME_AT..from + NAME_AT + length_of_name;
+            if !matches!(&self.buffer[name.clone()], b"." | b"..") {
+                return Ok(Some(OsStr::from_bytes(&self.buffer[name])));
+            }
+        }
+    }
+}
+
+/// Bytes of entries; 0 at the end.
+fn fill(dir: impl AsFd, buffer: &mut [u8; BUFFER_BYTES]) -> io::Result<usize> {
+    // SAFETY: the descriptor is open, and the buffer can take its length; nothing is kept.
+    let n = unsafe {
+        libc::syscall(
+            libc::SYS_getdents64,
+            dir.as_fd().as_raw_fd(),
+            buffer.as_mut_ptr(),
+            buffer.len(),
+        )
+    };
+    usize::try_from(n)
+        .ok()
+        .filter(|n| *n <= BUFFER_BYTES)
+        .ok_or_else(io::Error::last_os_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::ffi::OsString;
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn each_name_once() {
+        let dir = std::env::temp_dir().join(format!("picolet-names-{}", std::process::id()));
+        for count in [0, 1, 1000] {
+            fs::create_dir_all(&dir).expect("dir");
+            let wanted: BTreeSet<OsString> = (0..count)
+                .map(|n| format!("{n:0width$}", width = 1 + n % 255).into())
+                .collect();
+            for name in &wanted {
+                fs::write(dir.join(name), "").expect("file");
+            }
+            let mut names = Dirents::new(fs::File::open(&dir).expect("dir").into());
+            let mut found = Vec::new();
+            while let Some(name) = names.next_name().expect("read") {
+                found.push(name.to_owned());
+            }
+            assert_eq!(found.len(), wanted.len());
+            assert_eq!(BTreeSet::from_iter(found), wanted);
+            fs::remove_dir_all(&dir).expect("clean");
+        }
+        let file = fs::File::open("/proc/self/stat").expect("file");
+        assert!(
+            Dirents::new(file.into()).next_name().is_err(),
+            "no directory"
+        );
+    }
+}
