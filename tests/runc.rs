@@ -819,6 +819,106 @@ fn read_only_root_and_shared_pids() {
     });
 }
 
+/// Files of a container are nobody's on the host: its users could read them, write to its /dev/shm, and run a setuid
+/// program that the container made (the class of CVE-2021-41103).
+#[test]
+fn users_of_the_machine_have_no_way_to_a_container() {
+    lab("closed", async |lab| {
+        let runtime = lab.runtime();
+        let config = lab.sandbox("closed");
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let script = "busybox cp /bin/busybox /busybox-suid; busybox chmod 4755 /busybox-suid; echo made; exec sleep 1000";
+        let id = lab
+            .start(&sandbox, &lab.container(&config, "main", script))
+            .await;
+        until("it made a setuid file", || {
+            lab.log(&config, "main").contains("made")
+        })
+        .await;
+        let (run, root) = (lab.dir.join("run"), lab.dir.join("root"));
+        let rootfs = run.join("containers").join(&*id).join("rootfs");
+        let upper = root.join("containers").join(&*id).join("upper");
+        let shm = run.join("sandboxes").join(&*sandbox.id).join("shm");
+        let hosts_files = root.join("sandboxes").join(&*sandbox.id);
+        let tries = [
+            format!("cat {}/etc/passwd", rootfs.display()),
+            format!("cat {}/busybox-suid", upper.display()),
+            format!("{}/busybox-suid true", rootfs.display()),
+            format!("{}/busybox-suid true", upper.display()),
+            format!("echo x > {}/by-a-user", shm.display()),
+            format!("cat {}/hostname", hosts_files.display()),
+        ];
+        let works: Vec<&String> = tries.iter().filter(|t| as_user(t)).collect();
+        assert_eq!(works, [""; 0], "as user 1000 of the machine");
+
+        // Under a umask that would take everything from others, a container still has a root that it can enter; and from a
+        // directory that only root enters come files that it can use.
+        let closed = lab.dir.join("private");
+        fs::create_dir(&closed).expect("dir");
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("mode");
+        fs::write(closed.join("words"), "").expect("file");
+        fs::set_permissions(closed.join("words"), fs::Permissions::from_mode(0o666)).expect("mode");
+        let script = "id -u; cat /etc/hostname; echo x > /dev/shm/x && echo x > /words && echo done; exec sleep 1000";
+        let mut user = lab.container(&config, "user", script);
+        user.security.run_as_user = Some(1000);
+        user.mounts = vec![Mount {
+            host_path: closed.join("words").display().to_string(),
+            container_path: "/words".into(),
+            ..Mount::default()
+        }];
+        let mask = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+        let user = runtime.create_container(&sandbox.id, &user).await;
+        nix::sys::stat::umask(mask);
+        let user = user.expect("create");
+        runtime.start_container(&user).await.expect("start");
+        until("it works as another user", || {
+            lab.log(&config, "user").contains("done")
+        })
+        .await;
+
+        // An agent of an earlier version left all of it open, and its containers run.
+        lab.runtime.replace(None);
+        let open = |dir: &Path| {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("mode");
+        };
+        for base in [&run, &root] {
+            for kind in ["containers", "sandboxes"] {
+                open(&base.join(kind));
+                for entry in fs::read_dir(base.join(kind)).expect("list").flatten() {
+                    open(&entry.path());
+                }
+            }
+        }
+        let refused: Vec<&String> = tries.iter().filter(|t| !as_user(t)).collect();
+        assert_eq!(refused, [""; 0], "the way was open");
+        lab.boot().await;
+        let works: Vec<&String> = tries.iter().filter(|t| as_user(t)).collect();
+        assert_eq!(works, [""; 0], "after the start of an agent");
+        for base in [&run, &root] {
+            for kind in ["containers", "sandboxes"] {
+                let ids = fs::read_dir(base.join(kind)).expect("list").flatten();
+                for dir in ids.map(|e| e.path()).chain([base.join(kind)]) {
+                    let mode = fs::metadata(&dir).expect("stat").permissions().mode();
+                    assert_eq!(mode & 0o7777, 0o700, "{}", dir.display());
+                }
+            }
+        }
+        // Nothing that runs noticed.
+        let command = ["/bin/sh", "-c", "cat /dev/shm/x /words && id -u"].map(str::to_owned);
+        let output = lab.runtime().exec(&user, &command, None, 64).await;
+        assert_eq!(output.expect("exec").stdout, b"x\nx\n1000\n");
+    });
+}
+
+/// Whether a shell of user 1000 of this machine succeeds with `script`.
+fn as_user(script: &str) -> bool {
+    let mut shell = Command::new("/usr/bin/busybox");
+    shell.args(["sh", "-c", script]).current_dir("/");
+    std::os::unix::process::CommandExt::uid(&mut shell, 1000);
+    std::os::unix::process::CommandExt::gid(&mut shell, 1000);
+    shell.output().expect("busybox").status.success()
+}
+
 #[test]
 fn exec_with_and_without_terminal() {
     // RTM-15

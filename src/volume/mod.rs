@@ -138,6 +138,7 @@ impl Volumes {
     pub fn new(root: &Path) -> io::Result<Self> {
         let pods = root.join("pods");
         mkdir_all(&pods, 0o750)?;
+        close_to_others(&pods);
         Ok(Self {
             pods: fs::canonicalize(pods)?,
             #[cfg(test)]
@@ -217,6 +218,21 @@ fn is_component(name: &str) -> bool {
         && name != ".."
         && name.len() <= 255
         && !name.contains(['/', '\0'])
+}
+
+/// Volumes have modes for containers, so the way to them is closed to users of the machine, also where somebody else made it.
+fn close_to_others(dir: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let closed = fs::metadata(dir).and_then(|found| {
+        let mode = found.permissions().mode() & 0o7777;
+        match mode & 0o007 {
+            0 => Ok(()),
+            _ => fs::set_permissions(dir, fs::Permissions::from_mode(mode & !0o007)),
+        }
+    });
+    if let Err(e) = closed {
+        log::warn!("{} stays open to all users: {e}", dir.display());
+    }
 }
 
 /// Makes `path` and its missing parents, all with `mode` whatever the umask. What exists keeps its mode.

@@ -101,6 +101,18 @@ mod tests {
     }
 
     #[test]
+    fn users_of_the_machine_do_not_enter() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let scratch = Scratch::new();
+        let pods = scratch.volumes().pods;
+        let mode = || fs::metadata(&pods).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(), 0o750);
+        fs::set_permissions(&pods, fs::Permissions::from_mode(0o755)).unwrap();
+        scratch.volumes();
+        assert_eq!(mode(), 0o750, "somebody else had made it");
+    }
+
+    #[test]
     fn a_mounted_orphan_is_skipped() {
         // CLEAN-06
         if !can_mount("a_mounted_orphan_is_skipped") {

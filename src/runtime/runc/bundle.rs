@@ -54,7 +54,7 @@ impl Dirs {
 }
 
 /// What was found out while the root file system was mounted.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Prepared {
     pub(super) passwd: String,
     pub(super) group: String,
@@ -97,7 +97,9 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
         move |e: io::Error| format!("{path}: {e}")
     };
     let (upper, work) = (dirs.root.join("upper"), dirs.root.join("work"));
-    for dir in [&upper, &work, &rootfs] {
+    super::files::make_private(&dirs.root).map_err(at(&dirs.root))?;
+    super::files::make_root(&upper).map_err(at(&upper))?;
+    for dir in [&work, &rootfs] {
         fs::create_dir_all(dir).map_err(at(dir))?;
     }
     crash::point("container.layer-made");

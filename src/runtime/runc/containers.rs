@@ -147,7 +147,7 @@ impl Runc {
             termination_file: termination_file.unwrap_or_default(),
         };
         let dirs = self.dirs(&id);
-        fs::create_dir_all(&dirs.run)
+        files::make_private(&dirs.run)
             .and_then(|()| {
                 crash::point("container.directory");
                 record::save(&dirs.run, &record)

@@ -3,11 +3,15 @@
 use std::{
     fs,
     io::{self, Read},
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::Path,
 };
 
 use crate::api::order::Order;
 use crate::sys::file;
+
+/// Mode of a directory that only root enters.
+const PRIVATE: u32 = 0o700;
 
 /// Writes `bytes` so that a reader sees the old or the new contents, never half. Mode 0600.
 ///
@@ -19,6 +23,44 @@ pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Writes a file that pods see: mode 0644 whatever the umask.
 pub(super) fn write_public(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file::write_atomic(path, bytes, 0o644, false)
+}
+
+/// Makes a directory that only root enters, whatever the umask; one that is there is closed, as by an earlier version it
+/// was open. What is below may have any mode then: nobody else has a way to it.
+///
+/// Containers need no way through it: the OCI runtime mounts what they see as root, before they have another root.
+pub(super) fn make_private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(PRIVATE)
+        .create(dir)?;
+    close(dir)
+}
+
+/// Closes every directory in `dir`, and `dir` first.
+pub(super) fn close_all(dir: &Path) -> io::Result<()> {
+    make_private(dir)?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            close(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// What is right already is not written: the disk may have become read-only.
+fn close(dir: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(dir)?.permissions().mode() & 0o7777 == PRIVATE {
+        return Ok(());
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))
+}
+
+/// Makes the directory that is a container's `/`: its mode is what the container sees.
+pub(super) fn make_root(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
 }
 
 /// Removes a file. Absent counts as removed.

@@ -60,7 +60,7 @@ impl Runc {
             holder: None,
         };
         let dir = self.sandbox_dir(&id);
-        fs::create_dir_all(&dir)
+        files::make_private(&dir)
             .and_then(|()| {
                 crash::point("sandbox.directory");
                 record::save(&dir, &record)

@@ -87,7 +87,7 @@ pub(super) struct Dirs {
 
 /// Writes the files that containers see, and mounts /dev/shm. Nothing is synced: a reboot makes them anew.
 pub(super) fn make_files(dirs: &Dirs, config: &SandboxConfig, host_name: &str) -> io::Result<()> {
-    fs::create_dir_all(&dirs.root)?;
+    files::make_private(&dirs.root)?;
     let resolv_conf = if config.dns == DnsConfig::default() {
         files::read_start(Path::new("/etc/resolv.conf"), HOST_FILE_LIMIT).unwrap_or_default()
     } else {
