@@ -919,6 +919,74 @@ fn as_user(script: &str) -> bool {
     shell.output().expect("busybox").status.success()
 }
 
+/// What was looked at on the host is what the container gets, whatever its path leads to by then.
+#[test]
+fn a_host_path_that_became_a_link_starts_nothing() {
+    lab("swapped", async |lab| {
+        let shared = lab.dir.join("shared");
+        let [wanted, secret] = ["wanted", "secret"].map(|name| shared.join(name));
+        for dir in [&wanted, &secret] {
+            fs::create_dir_all(dir).expect("dir");
+            fs::write(dir.join("file"), dir.display().to_string()).expect("file");
+        }
+        fs::write(shared.join("plain"), "").expect("file");
+        // Between our look and the runtime's somebody who may write to `shared` puts a link there, if `swap` says so.
+        let script = format!(
+            "#!/bin/sh\ncase \" $* \" in *' create '*) [ -e {0}/swap ] && mv {0}/wanted {0}/old && \
+             ln -s secret {0}/wanted;; esac\nexec /usr/sbin/runc \"$@\"\n",
+            shared.display()
+        );
+        let oci = lab.dir.join("oci");
+        fs::write(&oci, script).expect("script");
+        fs::set_permissions(&oci, fs::Permissions::from_mode(0o755)).expect("mode");
+        lab.boot().await;
+        let (runtime, config) = (lab.runtime(), lab.sandbox("swapped"));
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let mount = |host: &Path, path: &str| Mount {
+            host_path: host.display().to_string(),
+            container_path: path.into(),
+            ..Mount::default()
+        };
+        let with = |name: &str| {
+            let mut container =
+                lab.container(&config, name, "cat /data/file; echo; exec sleep 1000");
+            // Also what lies under another mount, and what a link of the image leads to, is no reason to refuse.
+            container.mounts = vec![
+                mount(&shared.join("plain"), "/data/deep/plain"),
+                mount(&wanted, "/data"),
+                mount(&shared, "/tmp"),
+            ];
+            container
+        };
+        let good = lab.start(&sandbox, &with("good")).await;
+        until("it reads what was meant", || {
+            lab.log(&config, "good").contains("wanted")
+        })
+        .await;
+        assert_eq!(
+            lab.instance(&config, &good).await.state,
+            ContainerState::Running
+        );
+        fs::write(shared.join("swap"), "").expect("file");
+        let bad = runtime
+            .create_container(&sandbox.id, &with("bad"))
+            .await
+            .expect("create");
+        let refused = runtime.start_container(&bad).await.expect_err("refused");
+        let text = refused.to_string();
+        assert!(
+            text.contains("/data") && text.contains("changed while"),
+            "{text}"
+        );
+        assert_eq!(lab.log(&config, "bad"), "", "no program of it ran");
+        let status = lab.instance(&config, &bad).await;
+        assert_eq!(
+            (status.state, status.reason.as_str()),
+            (ContainerState::Exited, "StartError")
+        );
+    });
+}
+
 #[test]
 fn exec_with_and_without_terminal() {
     // RTM-15

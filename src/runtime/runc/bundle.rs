@@ -20,6 +20,7 @@ use std::{
 
 use nix::fcntl::OFlag;
 
+use super::sources::Source;
 use crate::api::strict::from_json;
 use crate::{
     api::{
@@ -62,6 +63,8 @@ pub(super) struct Prepared {
     pub(super) seccomp: Option<Seccomp>,
     /// The container's mounts with links resolved on the host, images among them by where they are mounted.
     pub(super) mounts: Vec<Mount>,
+    /// What of the host these lead to.
+    pub(super) sources: Vec<Source>,
 }
 
 /// An image to be mounted as a volume.
@@ -84,6 +87,8 @@ pub(super) struct Wanted {
     /// Paths of the image that stay writable although the root is read-only.
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
+    /// The agent's directories, without links.
+    pub(super) own: Vec<PathBuf>,
 }
 
 /// Mounts the root file system and reads what the specification needs.
@@ -134,16 +139,14 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
             continue;
         }
         // A missing source is an error, a link is resolved on the host (RTM-12).
-        let source = fs::canonicalize(&mount.host_path).map_err(|e| {
-            format!(
-                "source {:?} of mount {:?}: {e}",
-                mount.host_path, mount.container_path
-            )
-        })?;
+        let (host, at) = (&mount.host_path, &mount.container_path);
+        let source = Source::resolve(host, at, &wanted.own)
+            .map_err(|e| format!("source {host:?} of mount {at:?}: {e}"))?;
         prepared.mounts.push(Mount {
-            host_path: source.display().to_string(),
+            host_path: source.path.display().to_string(),
             ..mount.clone()
         });
+        prepared.sources.push(source);
     }
     if let Some(path) = &wanted.seccomp_file {
         let mut bytes = Vec::new();

@@ -21,6 +21,7 @@ use super::{
     program::{self, ProgramError},
     record::{self, ContainerRecord, SandboxRecord},
     sandbox,
+    sources::{self, Source},
     table::{Container, Ended, container_entry},
     termination,
 };
@@ -156,9 +157,10 @@ impl Runc {
         crash::point("container.intent");
         let made = self.make_bundle(&parent, config, &image, volumes.wanted, &mut record);
         match made.await {
-            Ok(()) => {
+            Ok(sources) => {
                 let mut entry = container_entry(&record);
                 entry.holds = holds;
+                entry.sources = sources;
                 self.table.borrow_mut().containers.insert(id.clone(), entry);
                 Ok(id)
             }
@@ -213,7 +215,7 @@ impl Runc {
         image: &super::images::ResolvedImage,
         volume_images: Vec<bundle::VolumeImage>,
         record: &mut ContainerRecord,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<Vec<Source>, RuntimeError> {
         let dirs = self.dirs(&record.id);
         // First, because nothing has to be undone if it is missing.
         let apparmor_default = self
@@ -237,6 +239,10 @@ impl Runc {
                 | SecurityProfile::Unconfined
                 | SecurityProfile::Unset => None,
             },
+            own: [&self.settings.root_dir, &self.settings.run_dir]
+                .into_iter()
+                .filter_map(|dir| fs::canonicalize(dir).ok())
+                .collect(),
         };
         let prepared = self
             .disk
@@ -282,7 +288,7 @@ impl Runc {
         record.made = true;
         record::save(&dirs.run, record).map_err(failed("write the container record"))?;
         crash::point("container.made");
-        Ok(())
+        Ok(prepared.sources)
     }
 
     fn namespace_of_target(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
@@ -372,6 +378,12 @@ impl Runc {
 
     async fn launch_and_start(&self, record: &ContainerRecord) -> Result<(), String> {
         let id = &record.id;
+        let sources = {
+            let mut table = self.table.borrow_mut();
+            let entry = table.containers.get_mut(id);
+            entry.map(|c| core::mem::take(&mut c.sources))
+        };
+        let sources = sources.unwrap_or_default();
         let program = self.program().map_err(|e| e.to_string())?;
         let config = &record.config;
         let launch = Launch {
@@ -408,7 +420,9 @@ impl Runc {
             }
         }
         let (bundle, pid) = (self.dirs(id).run, launched.pid);
-        self.disk.run(move || masks::check(&bundle, pid)).await?;
+        let looked =
+            move || masks::check(&bundle, pid).and_then(|()| sources::check(&sources, pid));
+        self.disk.run(looked).await?;
         program
             .call(&self.runtime_root(), "start", &[id], &self.gate)
             .await

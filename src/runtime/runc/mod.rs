@@ -33,6 +33,7 @@ pub mod record;
 mod recover;
 mod sandbox;
 mod settings;
+mod sources;
 mod stats;
 mod table;
 mod termination;

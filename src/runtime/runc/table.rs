@@ -18,6 +18,7 @@ use nix::sys::{
 
 use super::images::Hold;
 use super::record::{ContainerRecord, SandboxRecord};
+use super::sources::Source;
 use crate::api::order::Order;
 use crate::api::{
     ContainerId, PodUid, SandboxId,
@@ -59,6 +60,8 @@ pub(super) struct Container {
     pub(super) resident: bool,
     /// A call of the OCI runtime that starts it has not returned yet.
     pub(super) starting: bool,
+    /// What of the host it mounts, until it is started.
+    pub(super) sources: Vec<Source>,
 }
 
 /// A process whose end is waited for.
@@ -284,6 +287,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
         shim: None,
         resident: true,
         starting: false,
+        sources: Vec::new(),
         status: ContainerStatus {
             id: record.id.clone(),
             sandbox: record.sandbox.clone(),
