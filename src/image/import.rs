@@ -23,6 +23,8 @@ use super::reference::Reference;
 use super::store::{StagedLayer, Store};
 use super::sum::{self, LayerSum};
 use super::tree;
+use super::whose::{Answer, Shares, Way};
+use crate::api::order::Gather as _;
 
 /// Disk space that unpacking leaves free, bytes: the machine must go on writing logs and records.
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
@@ -68,9 +70,22 @@ impl Default for Limits {
 
 /// Where images come from.
 #[derive(Clone, Copy)]
-enum Origin {
+enum Origin<'a> {
     Archive { pinned: bool },
-    Registry,
+    Registry(&'a Way),
+}
+
+impl Origin<'_> {
+    /// Notes whose a layer is now.
+    fn note(self, layer: &mut LayerRecord, planned: &PlannedLayer) {
+        match self {
+            Self::Archive { .. } => {
+                layer.open = true;
+                layer.holders.clear();
+            }
+            Self::Registry(way) => way.led_to(layer, planned.blob.map(|(digest, _)| digest)),
+        }
+    }
 }
 
 /// The import itself; the caller holds the store's change lock and empties `staging` afterwards.
@@ -99,14 +114,27 @@ pub(super) fn run(
     carry_out(store, path, &archive, planned, origin, tick)
 }
 
-/// Imports an image that was planned from a registry; the blobs that [`missing`] names lie in `layout/blobs/sha256`.
+/// Imports an image that was planned from a registry; the blobs that [`missing`] names lie in `layout` as its members.
 /// The caller holds the store's change lock and empties `staging` afterwards.
 pub(super) fn run_planned(
     store: &Store,
     layout: &Path,
     planned: PlannedImage,
+    shares: &Shares<'_>,
     tick: Tick<'_>,
 ) -> Result<Arc<ImageRecord>, ImageError> {
+    let limit = budget(store)?.bytes;
+    let known = store.layers();
+    for (layer, record) in with_known(&known, &planned) {
+        if record.is_some_and(|record| !may_have(shares, record, layer)) {
+            prove(layout, layer, limit, tick).map_err(|problem| ImageError::Import {
+                archive: layout.into(),
+                blob: Some(layer.member.clone()),
+                entry: None,
+                source: Box::new(problem),
+            })?;
+        }
+    }
     // Beside them lies what is left of other pulls, any number of it.
     let members: BTreeSet<String> = planned.layers.iter().map(|l| l.member.clone()).collect();
     let archive = Archive::of_members(layout.into(), members.into_iter().collect());
@@ -115,21 +143,22 @@ pub(super) fn run_planned(
         layout,
         &archive,
         vec![planned],
-        Origin::Registry,
+        Origin::Registry(shares.way),
         tick,
     )?;
     Ok(images.pop().expect("one image was planned"))
 }
 
-/// The layers of an image that the store does not have, lowest first, each member once.
-pub(super) fn missing(store: &Store, image: &PlannedImage) -> Vec<PlannedLayer> {
+/// The layers of an image that the store does not have for this pull, lowest first, each member once.
+pub(super) fn missing(
+    store: &Store,
+    image: &PlannedImage,
+    shares: &Shares<'_>,
+) -> Vec<PlannedLayer> {
     let known = store.layers();
     let mut missing: Vec<PlannedLayer> = Vec::new();
-    let mut chain = None;
-    for (at, layer) in image.layers.iter().enumerate() {
-        let key = chain_id(chain, layer.diff_id);
-        chain = Some(key);
-        if shared(&known, key, layer.diff_id, at).is_none()
+    for (layer, record) in with_known(&known, image) {
+        if !record.is_some_and(|record| may_have(shares, record, layer))
             && !missing.iter().any(|m| m.member == layer.member)
         {
             missing.push(layer.clone());
@@ -138,17 +167,93 @@ pub(super) fn missing(store: &Store, image: &PlannedImage) -> Vec<PlannedLayer> 
     missing
 }
 
+/// Blobs of layers that the store has, and that the image may have if its registry says so.
+pub(super) fn to_confirm(
+    store: &Store,
+    image: &PlannedImage,
+    shares: &Shares<'_>,
+) -> BTreeSet<Digest> {
+    let known = store.layers();
+    with_known(&known, image)
+        .filter_map(|(layer, record)| {
+            let blob = layer.blob.map(|(digest, _)| digest);
+            (shares.judge(record?, blob) == Answer::Ask).then_some(blob?)
+        })
+        .gather()
+}
+
+fn may_have(shares: &Shares<'_>, record: &LayerRecord, layer: &PlannedLayer) -> bool {
+    shares.judge(record, layer.blob.map(|(digest, _)| digest)) == Answer::Yes
+}
+
+/// Each layer of an image with what the store has of it.
+fn with_known<'a>(
+    known: &'a BTreeMap<String, LayerRecord>,
+    image: &'a PlannedImage,
+) -> impl Iterator<Item = (&'a PlannedLayer, Option<&'a LayerRecord>)> {
+    let mut chain = None;
+    image.layers.iter().enumerate().map(move |(at, layer)| {
+        let key = chain_id(chain, layer.diff_id);
+        chain = Some(key);
+        (layer, shared(known, key, layer.diff_id, at))
+    })
+}
+
+/// Reads a layer that was fetched although the store has it: its bytes are the proof that this pull may have it.
+/// `limit`: most bytes of it, unpacked.
+fn prove(
+    layout: &Path,
+    layer: &PlannedLayer,
+    limit: u64,
+    tick: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<(), Problem> {
+    let read = |e: LayerError| e.problem;
+    let file = fs::File::open(layout.join(&layer.member)).map_err(Problem::from_read)?;
+    let mut file = io::BufReader::new(file);
+    let mut blob = Hashing::new(&mut file, true);
+    let diff_id = {
+        let (_, mut stream) = compress::decoder(&mut blob).map_err(Problem::from_read)?;
+        let mut plain = Hashing::new(&mut *stream, true);
+        let mut bytes = 0;
+        loop {
+            let piece = io::copy(&mut (&mut plain).take(TICK_BYTES), &mut io::sink());
+            let piece = piece.map_err(Problem::from_read)?;
+            bytes += piece;
+            if bytes > limit {
+                let what = "bytes of a layer";
+                return Err(Problem::Limit { what, limit });
+            }
+            let now = Progress {
+                stage: Stage::Unpacking,
+                ..Progress::default()
+            };
+            if tick(now).is_break() {
+                return Err(Problem::Cancelled);
+            }
+            if piece == 0 {
+                break plain.finish().expect("it is hashed");
+            }
+        }
+    };
+    io::copy(&mut blob, &mut io::sink()).map_err(Problem::from_read)?;
+    if let Some((expected, _)) = layer.blob {
+        check(expected, blob.finish().expect("it is hashed")).map_err(read)?;
+    }
+    check(layer.diff_id, diff_id).map_err(read)
+}
+
 fn carry_out(
     store: &Store,
     path: &Path,
     archive: &Archive,
     planned: Vec<PlannedImage>,
-    origin: Origin,
+    origin: Origin<'_>,
     tick: Tick<'_>,
 ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
     let mut import = Import {
         store,
         path,
+        origin,
         budget: budget(store)?,
         known: store.layers(),
         staged: Vec::new(),
@@ -206,7 +311,7 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
     })
 }
 
-fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin) -> ImageRecord {
+fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin<'_>) -> ImageRecord {
     let mut dirs = BTreeSet::new();
     let size_bytes = layers
         .iter()
@@ -221,7 +326,7 @@ fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin) -> 
         digests: image.digests.clone(),
         size_bytes,
         pinned: matches!(origin, Origin::Archive { pinned: true }),
-        pulled: matches!(origin, Origin::Registry),
+        pulled: matches!(origin, Origin::Registry(_)),
         layers,
         config: image.config.clone(),
     }
@@ -230,6 +335,7 @@ fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin) -> 
 struct Import<'a> {
     store: &'a Store,
     path: &'a Path,
+    origin: Origin<'a>,
     budget: Budget,
     /// Layers of the store and of this import, by key.
     known: BTreeMap<String, LayerRecord>,
@@ -433,7 +539,9 @@ impl Import<'_> {
             let key = chain_id(chain, planned.diff_id);
             chain = Some(key);
             if let Some(layer) = self.shared(key, planned.diff_id, at) {
-                layers.push(layer.clone());
+                let mut layer = layer.clone();
+                self.origin.note(&mut layer, planned);
+                layers.push(layer);
                 continue;
             }
             let located = |this: &Self, e: LayerError| {
@@ -458,7 +566,7 @@ impl Import<'_> {
             }
             let sum = self.sum(&staged).map_err(|e| located(self, e))?;
             let key = if leans { key } else { planned.diff_id };
-            let record = LayerRecord {
+            let mut record = LayerRecord {
                 key: key.to_string(),
                 diff_id: planned.diff_id.to_string(),
                 dir: self.free_name(key),
@@ -466,7 +574,9 @@ impl Import<'_> {
                 leans,
                 opaque: unpacked.opaque,
                 sum: Some(sum),
+                ..LayerRecord::default()
             };
+            self.origin.note(&mut record, planned);
             self.known.insert(record.key.clone(), record.clone());
             self.staged.push(StagedLayer {
                 staged: staged.name,

@@ -46,6 +46,7 @@ pub mod tarball;
 pub(crate) mod testing;
 pub mod tree;
 pub mod verify;
+pub mod whose;
 
 pub use digest::Digest;
 pub use dropin::DropIn;

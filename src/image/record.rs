@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sum::LayerSum;
+use super::whose::Holder;
 use crate::api::cri;
 use crate::api::oci::ImageConfig;
 
@@ -55,6 +56,12 @@ pub struct LayerRecord {
     pub leans: bool,
     /// It hides every layer below.
     pub opaque: bool,
+    /// Every pod may have it: see [`super::whose`].
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub open: bool,
+    /// Else who may. Pulled layers of records written before this was kept are nobody's: they are fetched once more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<Holder>,
     /// What it was when it was unpacked. Records written before this was kept have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<LayerSum>,

@@ -35,6 +35,7 @@ use super::plan::PlannedImage;
 use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
 use super::reference::Reference;
 use super::tree;
+use super::whose::{self, Shares};
 use crate::api::cri::FsInfo;
 use crate::api::order::{Gather, Order};
 use crate::api::strict::from_json;
@@ -181,10 +182,11 @@ impl Store {
         &self,
         layout: &Path,
         planned: PlannedImage,
+        shares: &Shares<'_>,
         tick: Tick<'_>,
     ) -> Result<Arc<ImageRecord>, ImageError> {
         let _change = self.change();
-        let result = import::run_planned(self, layout, planned, tick);
+        let result = import::run_planned(self, layout, planned, shares, tick);
         let cleared = self.clear_staging();
         let image = result?;
         cleared?;
@@ -726,11 +728,18 @@ impl Index {
     }
 
     fn layers(&self) -> BTreeMap<String, LayerRecord> {
-        self.images
-            .values()
-            .flat_map(|image| &image.layers)
-            .map(|layer| (layer.key.clone(), layer.clone()))
-            .gather()
+        let mut all: BTreeMap<String, LayerRecord> = BTreeMap::new();
+        for image in self.images.values() {
+            for layer in &image.layers {
+                let known = all
+                    .entry(layer.key.clone())
+                    .or_insert_with(|| layer.clone());
+                whose::join(known, layer);
+                // A file of the operator's is everybody's.
+                known.open |= !image.pulled;
+            }
+        }
+        all
     }
 }
 

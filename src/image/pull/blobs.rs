@@ -3,6 +3,7 @@
 //! ```text
 //! <store>/pulls/blobs/sha256/<64 hex>-<16 hex>.part   growing, or left by a cut: the beginning of the layer
 //!                            <64 hex>                whole, digest checked, durable
+//!                            <64 hex>-<16 hex>       the same, of a pull with a credential that only its pod has
 //! ```
 //!
 //! A part belongs to those who are of one mind about it: same layer, same size, same registry (its mirrors included). What
@@ -25,6 +26,7 @@ use crate::api::{Mono, Wall};
 use crate::image::digest::Digest;
 use crate::image::registry::RegistryError;
 use crate::image::registry::blob;
+use crate::image::whose::Way;
 use crate::net::pace::Stop;
 use crate::sys::clock;
 use crate::sys::file::sync_dir;
@@ -40,25 +42,49 @@ pub const RESUME_TIME: Duration = Duration::from_secs(1800);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wanted {
     pub(super) digest: Digest,
-    /// Of registry and size.
+    /// Of registry and size, and of the credential if only the pod has it.
     origin: u64,
+    /// Whether it is fetched with such a credential: then nobody else gets what arrived.
+    own: bool,
 }
 
 impl Wanted {
-    /// `registry`: the domain of the image's name.
-    pub(super) fn new(digest: Digest, size: u64, registry: &str) -> Self {
-        let hex = Digest::of(format!("{size} {registry}").as_bytes()).hex();
+    pub(super) fn new(digest: Digest, size: u64, way: &Way) -> Self {
+        let mut text = format!("{size} {}", way.registry());
+        if let Some(by) = way.by() {
+            text = format!("{text} {by}");
+        }
+        let hex = Digest::of(text.as_bytes()).hex();
         Self {
             digest,
             origin: u64::from_str_radix(&hex[..ORIGIN_DIGITS], 16).expect("hex digits"),
+            own: way.by().is_some(),
         }
     }
 
-    /// What a file's name says; a whole layer is of no registry.
+    /// Name of the file, whole, in the directory above `blobs`.
+    pub(super) fn member(self) -> String {
+        format!("blobs/sha256/{}", self.whole())
+    }
+
+    fn whole(self) -> String {
+        match self.own {
+            true => self.named(),
+            false => self.digest.hex(),
+        }
+    }
+
+    fn named(self) -> String {
+        let Self { digest, origin, .. } = self;
+        format!("{}-{origin:0ORIGIN_DIGITS$x}", digest.hex())
+    }
+
+    /// What a file's name says; a whole layer that is everybody's is of no registry.
     fn of_file(name: &str) -> Option<(Digest, Option<u64>)> {
-        let Some(part) = name.strip_suffix(".part") else {
+        let part = name.strip_suffix(".part").unwrap_or(name);
+        if part == name && !name.contains('-') {
             return Some((Digest::from_hex(name)?, None));
-        };
+        }
         let (hex, origin) = part.split_once('-')?;
         let origin = u64::from_str_radix(origin, 16).ok()?;
         Some((Digest::from_hex(hex)?, Some(origin)))
@@ -149,14 +175,14 @@ impl Blobs {
     /// Bytes of a layer that are here already.
     pub(super) fn have(&self, layer: Wanted) -> u64 {
         let length = |path: PathBuf| fs::metadata(path).ok().map(|m| m.len());
-        length(self.whole(layer.digest))
+        length(self.whole(layer))
             .or_else(|| length(self.part(layer)))
             .unwrap_or(0)
     }
 
     /// Whether a layer of `size` bytes lies here, fetched.
-    pub(super) fn is_whole(&self, digest: Digest, size: u64) -> bool {
-        fs::metadata(self.whole(digest)).is_ok_and(|m| m.len() == size)
+    pub(super) fn is_whole(&self, layer: Wanted, size: u64) -> bool {
+        fs::metadata(self.whole(layer)).is_ok_and(|m| m.len() == size)
     }
 
     /// Makes a layer whole: `fetch` gets the path of the growing file. If another pull fetches it from the same registry,
@@ -177,7 +203,7 @@ impl Blobs {
                 .wait_timeout(uses, LOOK)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        let whole = self.whole(layer.digest);
+        let whole = self.whole(layer);
         if whole.exists() {
             return Ok(false);
         }
@@ -282,14 +308,12 @@ impl Blobs {
         uses.retain(|layer, u| u.pulls > 0 || u.fetching || self.have(*layer) > 0);
     }
 
-    fn whole(&self, digest: Digest) -> PathBuf {
-        self.dir.join(digest.hex())
+    fn whole(&self, layer: Wanted) -> PathBuf {
+        self.dir.join(layer.whole())
     }
 
     pub(super) fn part(&self, layer: Wanted) -> PathBuf {
-        let Wanted { digest, origin } = layer;
-        self.dir
-            .join(format!("{}-{origin:0ORIGIN_DIGITS$x}.part", digest.hex()))
+        self.dir.join(layer.named() + ".part")
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Wanted, Use>> {
@@ -306,10 +330,10 @@ impl Claim<'_> {
             all.map(|(_, u)| u.pulls).sum()
         };
         for &layer in &self.layers {
-            let whole = self.blobs.whole(layer.digest);
+            let whole = self.blobs.whole(layer);
             let part = self.blobs.part(layer);
             for (path, pulls) in [
-                (whole, pulls(&|other| other.digest == layer.digest)),
+                (whole, pulls(&|other| other.whole() == layer.whole())),
                 (part, pulls(&|other| *other == layer)),
             ] {
                 if pulls <= 1
@@ -350,7 +374,11 @@ mod tests {
     }
 
     fn layer(text: &[u8]) -> Wanted {
-        Wanted::new(Digest::of(text), text.len() as u64, "registry.example")
+        Wanted::new(
+            Digest::of(text),
+            text.len() as u64,
+            &Way::new("registry.example", None),
+        )
     }
 
     fn put(layer: Wanted, text: &'static str) -> impl FnOnce(&Path) -> Result<(), RegistryError> {
@@ -461,9 +489,7 @@ mod tests {
         for (age, one) in layers.iter().enumerate() {
             let fetched = blobs.complete(*one, &Stop::default(), put(*one, "x"));
             assert!(fetched.expect("fetched"));
-            let file = fs::File::options()
-                .append(true)
-                .open(blobs.whole(one.digest));
+            let file = fs::File::options().append(true).open(blobs.whole(*one));
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age as u64);
             file.expect("layer").set_modified(time).expect("time");
         }
@@ -524,7 +550,7 @@ mod tests {
         let scratch = Scratch::new();
         let blobs = open(&scratch);
         let digest = Digest::of(b"abc");
-        let mine = Wanted::new(digest, 3, "registry.example");
+        let mine = Wanted::new(digest, 3, &Way::new("registry.example", None));
         let half = |path: &Path| {
             fs::write(path, "ab").expect("part");
             Err(RegistryError::Cancelled)
@@ -532,8 +558,8 @@ mod tests {
         assert!(blobs.complete(mine, &Stop::default(), half).is_err());
         // Another registry, or another size: neither sees it nor touches it, even at the same time.
         for other in [
-            Wanted::new(digest, 3, "evil.example"),
-            Wanted::new(digest, 1, "registry.example"),
+            Wanted::new(digest, 3, &Way::new("evil.example", None)),
+            Wanted::new(digest, 1, &Way::new("registry.example", None)),
         ] {
             let claims = (
                 blobs.claim([mine].into_iter()),
@@ -562,7 +588,7 @@ mod tests {
                 .expect("whole")
         );
         // Whole it is what its digest says, whoever sent it.
-        let other = Wanted::new(digest, 3, "evil.example");
+        let other = Wanted::new(digest, 3, &Way::new("evil.example", None));
         assert!(
             !blobs
                 .complete(other, &Stop::default(), |_| panic!("there"))

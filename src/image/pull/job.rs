@@ -8,6 +8,7 @@
 //! The next endpoint or credential is asked for what the last one refused or could not deliver; what arrived stays.
 
 use alloc::borrow::Cow;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use core::cell::{Cell, RefCell};
 use core::ops::ControlFlow;
@@ -28,13 +29,14 @@ use crate::image::plan::{
     self, Documents, Located, MAX_JSON_TOTAL_BYTES, PlannedImage, PlannedLayer,
 };
 use crate::image::progress::{Stage, Tracker};
-use crate::image::record::ImageRecord;
+use crate::image::record::{ImageRecord, LayerRecord};
 use crate::image::reference::Reference;
 use crate::image::registry::blob::Fetch;
 use crate::image::registry::hosts::Endpoint;
 use crate::image::registry::http::Http;
 use crate::image::registry::session::{Session, Top};
 use crate::image::registry::{Credential, Keyring, RegistryError};
+use crate::image::whose::{Shares, Way};
 use crate::net::pace::Stop;
 use crate::sys::clock;
 
@@ -110,9 +112,10 @@ impl Job<'_> {
             };
             for (at, credential) in ways.into_iter().enumerate() {
                 let session = Session::new(&http, &endpoint, credential, n + 1 < count);
-                match self.through(&session) {
+                let own = credential.filter(|_| at < own);
+                let way = Way::new(self.reference.domain(), own);
+                match self.through(&session, &way) {
                     Ok(image) => {
-                        let own = credential.filter(|_| at < own);
                         return Ok((image, own.map(Credential::digest)));
                     }
                     Err(Failure::Final(error)) => return Err(error),
@@ -156,10 +159,10 @@ impl Job<'_> {
         (own, all)
     }
 
-    fn through(&self, session: &Session<'_>) -> Result<Arc<ImageRecord>, Failure> {
+    fn through(&self, session: &Session<'_>, way: &Way) -> Result<Arc<ImageRecord>, Failure> {
         self.tracker.stage(Stage::Resolving);
         let store = &self.inner.store;
-        if let Some(image) = self.unchanged(session)? {
+        if let Some(image) = self.unchanged(session, way)? {
             return Ok(image);
         }
         let name = match self.reference.digest() {
@@ -173,29 +176,41 @@ impl Job<'_> {
                 .verify(self.reference, digest, &top.bytes, session)
                 .map_err(|why| Failure::Final(PullError::Signature(why)))?;
         }
-        let planned = self.plan(session, &top)?;
+        let mut planned = self.plan(session, &top)?;
+        for layer in &mut planned.layers {
+            if let Some(blob) = layer.blob {
+                layer.member = wanted(blob, way).member();
+            }
+        }
+        let mut shares = Shares {
+            way,
+            confirmed: BTreeSet::new(),
+        };
         for _ in 0..MAX_ROUNDS {
-            let missing = import::missing(store, &planned);
-            let wanted = missing.iter().filter_map(|l| l.blob);
-            let claim = self.inner.blobs.claim(wanted.map(|b| self.wanted(b)));
-            self.fetch(session, &missing)?;
+            self.confirm(session, &planned, &mut shares);
+            let missing = import::missing(store, &planned, &shares);
+            let blobs = missing.iter().filter_map(|l| l.blob);
+            let claim = self.inner.blobs.claim(blobs.map(|b| wanted(b, way)));
+            self.fetch(session, way, &missing)?;
             self.tracker.stage(Stage::Unpacking);
             let stop = self.stop;
-            let imported = store.import_planned(&self.inner.layout, planned.clone(), &mut |p| {
+            let mut tick = |p| {
                 self.tracker.set(p);
                 if stop.is_stopped() {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
                 }
-            });
+            };
+            let (layout, image) = (&self.inner.layout, planned.clone());
+            let imported = store.import_planned(layout, image, &shares, &mut tick);
             match imported {
                 Ok(image) => {
                     claim.discard();
                     return Ok(image);
                 }
                 // Another image that shared a layer was removed in between.
-                Err(_) if !self.all_here(&planned) => {}
+                Err(_) if !self.all_here(&planned, &shares) => {}
                 Err(error) => {
                     // What cannot be unpacked is of no use; what only lacks space or time is kept.
                     if !error.is_transient() {
@@ -211,7 +226,11 @@ impl Job<'_> {
     }
 
     /// The image, if the name still leads to what the store has: one request without a body.
-    fn unchanged(&self, session: &Session<'_>) -> Result<Option<Arc<ImageRecord>>, Failure> {
+    fn unchanged(
+        &self,
+        session: &Session<'_>,
+        way: &Way,
+    ) -> Result<Option<Arc<ImageRecord>>, Failure> {
         let store = &self.inner.store;
         let digest = match self.reference.digest() {
             // The name says what is behind it; the registry is asked all the same, for it decides who may have it.
@@ -230,6 +249,12 @@ impl Job<'_> {
         let Some(image) = self.present(&name) else {
             return Ok(None);
         };
+        // It may name layers that only the pod may have for which it was pulled.
+        let layers = store.layers();
+        let known = |layer: &LayerRecord| layers.get(&layer.key).is_some_and(|l| way.knows(l));
+        if !image.layers.iter().all(known) {
+            return Ok(None);
+        }
         if self.reference.digest().is_some()
             && session.head_manifest(&digest.to_string())?.is_none()
         {
@@ -273,11 +298,16 @@ impl Job<'_> {
     }
 
     /// Fetches what is missing, several layers at once. The first error ends it; layers under way are finished.
-    fn fetch(&self, session: &Session<'_>, missing: &[PlannedLayer]) -> Result<(), Failure> {
+    fn fetch(
+        &self,
+        session: &Session<'_>,
+        way: &Way,
+        missing: &[PlannedLayer],
+    ) -> Result<(), Failure> {
         let sizes = missing.iter().filter_map(|l| l.blob);
         let total: u64 = sizes.clone().map(|(_, size)| size).sum();
         let have: u64 = sizes
-            .map(|blob| self.inner.blobs.have(self.wanted(blob)).min(blob.1))
+            .map(|blob| self.inner.blobs.have(wanted(blob, way)).min(blob.1))
             .sum();
         self.tracker.fetching(missing.len(), total);
         self.room(total.saturating_sub(have))
@@ -299,7 +329,7 @@ impl Job<'_> {
                     *next += 1;
                     *next - 1
                 };
-                if let Err(e) = self.fetch_one(session, &missing[at], &own) {
+                if let Err(e) = self.fetch_one(session, way, &missing[at], &own) {
                     failed
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -329,13 +359,14 @@ impl Job<'_> {
     fn fetch_one(
         &self,
         session: &Session<'_>,
+        way: &Way,
         layer: &PlannedLayer,
         own: &OwnSlot,
     ) -> Result<(), RegistryError> {
         let Some((digest, size)) = layer.blob else {
             return Ok(());
         };
-        let wanted = self.wanted((digest, size));
+        let wanted = wanted((digest, size), way);
         let take = || {
             let slot = self.inner.slots.take(own, self.stop);
             slot.ok_or(RegistryError::Cancelled)
@@ -367,11 +398,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// A layer of digest and size, as the registry of the image has it.
-    fn wanted(&self, (digest, size): (Digest, u64)) -> Wanted {
-        Wanted::new(digest, size, self.reference.domain())
-    }
-
     /// Whether so many bytes more may be written, besides what has to stay free.
     fn room(&self, needed: u64) -> io::Result<()> {
         let store = &self.inner.store;
@@ -389,12 +415,30 @@ impl Job<'_> {
     }
 
     /// Whether all layers are in the store or lie fetched: then an import that failed did so for another reason.
-    fn all_here(&self, planned: &PlannedImage) -> bool {
-        import::missing(&self.inner.store, planned)
+    fn all_here(&self, planned: &PlannedImage, shares: &Shares<'_>) -> bool {
+        import::missing(&self.inner.store, planned, shares)
             .iter()
             .filter_map(|layer| layer.blob)
-            .all(|(digest, size)| self.inner.blobs.is_whole(digest, size))
+            .all(|blob| {
+                let layer = wanted(blob, shares.way);
+                self.inner.blobs.is_whole(layer, blob.1)
+            })
     }
+
+    /// Asks the registry for layers that came from it with another pod's credential. One that it does not confirm is fetched.
+    fn confirm(&self, session: &Session<'_>, planned: &PlannedImage, shares: &mut Shares<'_>) {
+        for blob in import::to_confirm(&self.inner.store, planned, shares) {
+            match session.head_blob(blob) {
+                Ok(()) => drop(shares.confirmed.insert(blob)),
+                Err(e) => log::debug!("image {}: {e}; it is fetched", self.reference),
+            }
+        }
+    }
+}
+
+/// A layer of digest and size, as the registry of the image has it.
+fn wanted((digest, size): (Digest, u64), way: &Way) -> Wanted {
+    Wanted::new(digest, size, way)
 }
 
 impl Beside for Session<'_> {
@@ -503,7 +547,9 @@ fn of_import(error: &ImageError) -> PullError {
     let mut text = String::from("cannot unpack");
     if let Some(blob) = blob {
         text.push(' ');
-        text.push_str(blob.strip_prefix("blobs/").unwrap_or(blob));
+        let name = blob.strip_prefix("blobs/").unwrap_or(blob);
+        // What follows the digest tells our files apart.
+        text.push_str(name.split('-').next().unwrap_or(name));
     }
     if let Some(entry) = entry {
         text.push_str(&format!(": entry {entry:?}"));

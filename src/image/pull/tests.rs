@@ -14,6 +14,8 @@ use crate::image::digest::Digest;
 use crate::image::registry::{Credential, DockerConfig};
 use crate::image::testing::{Layout, Scratch, Stream, config, gzip};
 
+mod foreign;
+
 /// A request, as it arrived.
 #[derive(Clone, Debug, Default)]
 pub(in crate::image) struct Seen {
@@ -545,7 +547,8 @@ fn a_part_that_the_power_cut_spoiled_is_fetched_anew() {
     let part = |layer: &Digest| {
         let blob = offer.blobs.iter().find(|b| b.0 == *layer).expect("layer");
         let domain = server.address.to_string();
-        let wanted = blobs::Wanted::new(*layer, blob.1.len() as u64, &domain);
+        let way = crate::image::whose::Way::new(&domain, None);
+        let wanted = blobs::Wanted::new(*layer, blob.1.len() as u64, &way);
         bench.puller.inner.blobs.part(wanted)
     };
     // One has blocks that were never written, the other one is longer than the layer.

@@ -163,6 +163,15 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Asks whether the repository has a blob, for these credentials.
+    pub(in crate::image) fn head_blob(&self, digest: Digest) -> Result<(), RegistryError> {
+        let what = What {
+            head: true,
+            ..self.document()
+        };
+        self.repeat(&self.url(&format!("blobs/{digest}")), what, |_| Ok(()))
+    }
+
     /// Reads a document that is a blob: the configuration. Its digest and size are checked.
     pub(in crate::image) fn blob_document(
         &self,

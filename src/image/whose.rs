@@ -1,0 +1,240 @@
+//! Whose a layer is: who may have it from the store without fetching it.
+//!
+//! An image names its layers by digest, and whoever writes an image can name any. A layer that came with a pod's own
+//! Secret is therefore no other pod's because that one's image names it: with a registry of her own its author would read
+//! what she may not pull. A pull takes such a layer from the store
+//!
+//! - if the same credential had it from the same registry before, or
+//! - if the registry that it came from has the very blob in this repository, for these credentials (a HEAD request; the word
+//!   of another registry counts for nothing).
+//!
+//! Else it is fetched like one that is missing, and thrown away once its digests are right: who has the bytes may have the
+//! layer. What came anonymously, with what the node itself has, or from a file of the operator's, is everybody's.
+
+use alloc::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::digest::Digest;
+use super::record::LayerRecord;
+use super::registry::Credential;
+
+/// Who is remembered for one layer; of more the first go, and are asked for again.
+const MAX_HOLDERS: usize = 8;
+/// Hex digits of a hash that is kept.
+const HEX_DIGITS: usize = 32;
+
+/// Somebody who had a layer. Hashes: nothing of a Secret is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Holder {
+    /// Of the registry and the credential.
+    pub by: String,
+    /// Of the registry and the layer's blob there.
+    pub blob: String,
+}
+
+/// One way into a registry.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    registry: String,
+    /// Hash of registry and credential; `None`: every pod of the node may go it.
+    by: Option<String>,
+}
+
+impl Way {
+    /// `registry`: the domain of the image's name. `own`: the credential, if only the pod has it.
+    pub(super) fn new(registry: &str, own: Option<&Credential>) -> Self {
+        Self {
+            registry: registry.into(),
+            by: own.map(|credential| hash(&[registry, &credential.digest()])),
+        }
+    }
+
+    /// The domain of the image's name.
+    pub(super) fn registry(&self) -> &str {
+        &self.registry
+    }
+
+    /// What tells it from other ways into the registry; `None`: it is everybody's.
+    pub(super) fn by(&self) -> Option<&str> {
+        self.by.as_deref()
+    }
+
+    fn blob(&self, blob: Digest) -> String {
+        hash(&[&self.registry, &blob.to_string()])
+    }
+
+    /// Whether every pod that goes this way had this layer, or it is not known who had it: a record of an earlier version.
+    pub(super) fn knows(&self, layer: &LayerRecord) -> bool {
+        let had = |holder: &Holder| Some(holder.by.as_str()) == self.by();
+        layer.open || layer.holders.is_empty() || layer.holders.iter().any(had)
+    }
+
+    /// Notes that this way led to the layer, there called `blob`.
+    pub(super) fn led_to(&self, layer: &mut LayerRecord, blob: Option<Digest>) {
+        let Some(by) = &self.by else {
+            layer.open = true;
+            layer.holders.clear();
+            return;
+        };
+        if layer.open {
+            return;
+        }
+        let holder = Holder {
+            by: by.clone(),
+            blob: blob.map(|blob| self.blob(blob)).unwrap_or_default(),
+        };
+        // Who has the layer already was not asked for this blob: another layer may be behind its digest.
+        let has = layer.holders.iter().any(|h| h.by == holder.by);
+        let known = layer.holders.iter().any(|h| h.blob == holder.blob);
+        if !layer.holders.contains(&holder) && (known || !has) {
+            layer.holders.push(holder);
+        }
+        let over = layer.holders.len().saturating_sub(MAX_HOLDERS);
+        layer.holders.drain(..over);
+    }
+}
+
+/// What a pull may take from the store.
+#[derive(Clone, Debug)]
+pub(super) struct Shares<'a> {
+    pub(super) way: &'a Way,
+    /// Blobs that the registry said to have.
+    pub(super) confirmed: BTreeSet<Digest>,
+}
+
+/// Whether a layer may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Yes,
+    /// If the registry has the blob.
+    Ask,
+    No,
+}
+
+impl Shares<'_> {
+    /// `blob`: what the image's manifest calls the layer.
+    pub(super) fn judge(&self, layer: &LayerRecord, blob: Option<Digest>) -> Answer {
+        let had = |holder: &Holder| Some(holder.by.as_str()) == self.way.by();
+        if layer.open || layer.holders.iter().any(had) {
+            return Answer::Yes;
+        }
+        let Some(blob) = blob else {
+            return Answer::No;
+        };
+        let here = self.way.blob(blob);
+        if !layer.holders.iter().any(|holder| holder.blob == here) {
+            return Answer::No;
+        }
+        match self.confirmed.contains(&blob) {
+            true => Answer::Yes,
+            false => Answer::Ask,
+        }
+    }
+}
+
+/// Adds who had another copy of the record.
+pub(super) fn join(layer: &mut LayerRecord, other: &LayerRecord) {
+    layer.open |= other.open;
+    if layer.open {
+        layer.holders.clear();
+    }
+    for holder in &other.holders {
+        if !layer.open && layer.holders.len() < MAX_HOLDERS && !layer.holders.contains(holder) {
+            layer.holders.push(holder.clone());
+        }
+    }
+}
+
+fn hash(words: &[&str]) -> String {
+    // None of them has a line feed.
+    let mut hex = Digest::of(words.join("\n").as_bytes()).hex();
+    hex.truncate(HEX_DIGITS);
+    hex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credential(password: &str) -> Credential {
+        Credential {
+            username: "user".into(),
+            password: password.into(),
+            ..Credential::default()
+        }
+    }
+
+    #[test]
+    fn who_may_have_what() {
+        let (secret, other) = (credential("secret"), credential("other"));
+        let [blob, wrong] = [b"blob", b"else"].map(|data| Digest::of(data));
+        let at = |registry: &str, own| Way::new(registry, own);
+        let layer = |ways: &[Way]| {
+            let mut layer = LayerRecord::default();
+            ways.iter()
+                .for_each(|way| way.led_to(&mut layer, Some(blob)));
+            layer
+        };
+        let (yes, ask, no) = (Answer::Yes, Answer::Ask, Answer::No);
+        let own = at("r", Some(&secret));
+        let held = core::slice::from_ref(&own);
+        for (name, had, way, named, want) in [
+            ("an old record", &[][..], at("r", None), blob, no),
+            (
+                "everybody's",
+                &[at("r", None)],
+                at("evil", None),
+                wrong,
+                yes,
+            ),
+            ("the same Secret", held, own.clone(), wrong, yes),
+            ("another one", held, at("r", Some(&other)), blob, ask),
+            ("none", held, at("r", None), blob, ask),
+            ("another blob there", held, at("r", None), wrong, no),
+            ("another registry", held, at("evil", None), blob, no),
+            (
+                "the Secret elsewhere",
+                held,
+                at("evil", Some(&secret)),
+                blob,
+                no,
+            ),
+            (
+                "opened later",
+                &[own.clone(), at("r", None)],
+                at("evil", None),
+                blob,
+                yes,
+            ),
+        ] {
+            let mut shares = Shares {
+                way: &way,
+                confirmed: BTreeSet::new(),
+            };
+            let layer = layer(had);
+            assert_eq!(shares.judge(&layer, Some(named)), want, "{name}");
+            shares.confirmed.insert(named);
+            let then = if want == ask { yes } else { want };
+            assert_eq!(shares.judge(&layer, Some(named)), then, "{name}, confirmed");
+        }
+        // A manifest that the holder pulled named a blob that nobody looked at.
+        let mut named = layer(held);
+        own.led_to(&mut named, Some(wrong));
+        let stranger = at("r", None);
+        let shares = Shares {
+            way: &stranger,
+            confirmed: [wrong].into(),
+        };
+        assert_eq!(shares.judge(&named, Some(wrong)), no);
+        let many = (0..20).map(|n| Way::new("r", Some(&credential(&n.to_string()))));
+        let many = layer(&many.collect::<Vec<_>>());
+        assert_eq!(many.holders.len(), MAX_HOLDERS);
+        let mut joined = layer(held);
+        join(&mut joined, &many);
+        assert_eq!(joined.holders.len(), MAX_HOLDERS);
+        join(&mut joined, &layer(&[at("r", None)]));
+        assert!(joined.open && joined.holders.is_empty());
+    }
+}
