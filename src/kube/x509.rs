@@ -1,13 +1,13 @@
 //! What a certificate says of itself: whose it is and how long it holds. Nothing is verified here.
 //!
-//! Source: RFC 5280 section 4.1, ITU-T X.690.
+//! A name is a credential: it is read by its type alone, and a certificate with one that cannot be read is none. The same
+//! bytes are another name as text of another type.
+//!
+//! Source: RFC 5280 section 4.1, ITU-T X.690; alphabets: ITU-T X.680 section 41.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use time::{Date, Month, PrimitiveDateTime, Time};
-use yasna::models::ObjectIdentifier;
-use yasna::tags::{TAG_GENERALIZEDTIME, TAG_UTCTIME};
-use yasna::{ASN1Error, ASN1ErrorKind, ASN1Result, BERReader, BERReaderSeq, Tag};
 
 use crate::api::Wall;
 use crate::net::tls;
@@ -16,12 +16,38 @@ use crate::net::tls;
 pub const MAX_CERTIFICATE_BYTES: usize = 64 * 1024;
 /// Certificates of one chain looked at.
 pub const MAX_CHAIN: usize = 16;
-/// Names taken from one certificate, of each kind.
+/// Names of one certificate, of each kind; one with more is none.
 const MAX_NAMES: usize = 100;
 
-const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
-const ORGANIZATION: &[u64] = &[2, 5, 4, 10];
-const ALTERNATIVE_NAMES: &[u64] = &[2, 5, 29, 17];
+/// Object identifiers: CN, O, alternative names.
+const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+const ORGANIZATION: &[u8] = &[0x55, 4, 10];
+const ALTERNATIVE_NAMES: &[u8] = &[0x55, 0x1d, 17];
+
+/// Tags, as one byte with their class and form.
+const BOOLEAN: u8 = 1;
+const INTEGER: u8 = 2;
+const BIT_STRING: u8 = 3;
+const OCTET_STRING: u8 = 4;
+const OID: u8 = 6;
+const UTF8_STRING: u8 = 12;
+const PRINTABLE_STRING: u8 = 19;
+const IA5_STRING: u8 = 22;
+const UTC_TIME: u8 = 23;
+const GENERALIZED_TIME: u8 = 24;
+const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
+const VERSION: u8 = 0xa0;
+const ISSUER_ID: u8 = 0x81;
+const SUBJECT_ID: u8 = 0x82;
+const EXTENSIONS: u8 = 0xa3;
+const DNS_NAME: u8 = 0x82;
+const IP_ADDRESS: u8 = 0x87;
+
+/// Why a certificate is none.
+const MALFORMED: &str = "its certificate is not one";
+const BAD_NAME: &str = "a name in its certificate cannot be read";
+const MANY_NAMES: &str = "its certificate has too many names";
 
 /// A certificate as its holder sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +58,7 @@ pub struct Certificate {
     pub not_after: Wall,
     /// CN of the subject; empty if there is none.
     pub common_name: String,
-    /// O of the subject.
+    /// O of the subject; none is empty.
     pub organizations: Vec<String>,
     /// Names of the host.
     pub dns_names: Vec<String>,
@@ -40,12 +66,14 @@ pub struct Certificate {
     pub ips: Vec<IpAddr>,
 }
 
-/// Reads all certificates in PEM text, the holder's first. Errors: what is wrong, such as that there is none.
+/// Reads all certificates in PEM text, the holder's first: of the others, who vouch for him, only the times are read.
+/// Errors: what is wrong, such as that there is none.
 pub fn read_chain(pem: &[u8]) -> Result<Vec<Certificate>, String> {
     let chain: Result<Vec<_>, _> = tls::certificates(pem)
         .iter()
         .take(MAX_CHAIN)
-        .map(|der| read(der))
+        .enumerate()
+        .map(|(n, der)| read_as(der, n == 0))
         .collect();
     match chain {
         Ok(chain) if chain.is_empty() => Err("it holds no certificate".into()),
@@ -55,115 +83,216 @@ pub fn read_chain(pem: &[u8]) -> Result<Vec<Certificate>, String> {
 
 /// Reads one certificate in DER.
 pub fn read(der: &[u8]) -> Result<Certificate, String> {
+    read_as(der, true)
+}
+
+fn read_as(der: &[u8], names: bool) -> Result<Certificate, String> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(format!(
             "its certificate has more than {MAX_CERTIFICATE_BYTES} bytes"
         ));
     }
-    yasna::parse_der(der, |reader| {
-        reader.read_sequence(|reader| {
-            let found = reader.next().read_sequence(content)?;
-            let _algorithm = reader.next().read_tagged_der()?;
-            let _signature = reader.next().read_tagged_der()?;
-            Ok(found)
-        })
-    })
-    .map_err(|_| "its certificate is not one".into())
+    certificate(der, names).map_err(Into::into)
 }
 
-fn content(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
+type Read<T> = Result<T, &'static str>;
+
+fn certificate(der: &[u8], names: bool) -> Read<Certificate> {
+    let mut parts = Values::only(der, SEQUENCE)?;
+    let mut content = Values(parts.expect(SEQUENCE)?);
+    let _algorithm = parts.expect(SEQUENCE)?;
+    let _signature = parts.expect(BIT_STRING)?;
+    parts.end()?;
+
     let mut found = Certificate::default();
-    let version = Tag::context(0);
-    let _version = reader.read_optional(|r| r.read_tagged(version, |r| r.read_u8()))?;
-    for _ in ["serial number", "algorithm", "issuer"] {
-        reader.next().read_tagged_der()?;
+    let _version = content.optional(VERSION)?;
+    let _serial_number = content.expect(INTEGER)?;
+    let _algorithm = content.expect(SEQUENCE)?;
+    let _issuer = content.expect(SEQUENCE)?;
+    let mut validity = Values(content.expect(SEQUENCE)?);
+    found.not_before = instant(validity.next()?).ok_or(MALFORMED)?;
+    found.not_after = instant(validity.next()?).ok_or(MALFORMED)?;
+    validity.end()?;
+    let subject = Values(content.expect(SEQUENCE)?);
+    let _key = content.expect(SEQUENCE)?;
+    let _ids = [content.optional(ISSUER_ID)?, content.optional(SUBJECT_ID)?];
+    let extensions = content.optional(EXTENSIONS)?;
+    content.end()?;
+    if names {
+        subject_names(subject, &mut found)?;
+        if let Some(extensions) = extensions {
+            alternative_names(extensions, &mut found)?;
+        }
     }
-    reader.next().read_sequence(|reader| {
-        found.not_before = instant(reader.next())?;
-        found.not_after = instant(reader.next())?;
-        Ok(())
-    })?;
-    reader.next().read_sequence_of(|reader| {
-        reader.read_set_of(|reader| {
-            reader.read_sequence(|reader| {
-                let kind = reader.next().read_oid()?;
-                let value = reader.next().read_tagged_der()?;
-                let text = String::from_utf8_lossy(value.value()).into_owned();
-                if is(&kind, COMMON_NAME) {
-                    found.common_name = text;
-                } else if is(&kind, ORGANIZATION) && found.organizations.len() < MAX_NAMES {
-                    found.organizations.push(text);
-                }
-                Ok(())
-            })
-        })
-    })?;
-    let _key = reader.next().read_tagged_der()?;
-    for unique_id in [1, 2] {
-        reader.read_optional(|r| {
-            r.read_tagged_implicit(Tag::context(unique_id), |r| r.read_bitvec_bytes())
-        })?;
-    }
-    let extensions = Tag::context(3);
-    reader.read_optional(|reader| {
-        reader.read_tagged(extensions, |reader| {
-            reader.read_sequence_of(|reader| {
-                reader.read_sequence(|reader| {
-                    let kind = reader.next().read_oid()?;
-                    let _critical = reader.read_optional(|r| r.read_bool())?;
-                    let value = reader.next().read_bytes()?;
-                    if is(&kind, ALTERNATIVE_NAMES) {
-                        alternative_names(&value, &mut found)?;
-                    }
-                    Ok(())
-                })
-            })
-        })
-    })?;
     Ok(found)
 }
 
-fn is(found: &ObjectIdentifier, wanted: &[u64]) -> bool {
-    found.components().as_slice() == wanted
+fn subject_names(mut subject: Values<'_>, found: &mut Certificate) -> Read<()> {
+    while subject.more() {
+        let mut set = Values(subject.expect(SET)?);
+        while set.more() {
+            let mut attribute = Values(set.expect(SEQUENCE)?);
+            let kind = attribute.expect(OID)?;
+            let value = attribute.next()?;
+            attribute.end()?;
+            if kind == COMMON_NAME {
+                found.common_name = text(value)?;
+            } else if kind == ORGANIZATION {
+                let group = Some(text(value)?).filter(|group| !group.is_empty());
+                add(&mut found.organizations, group)?;
+            }
+        }
+    }
+    Ok(())
 }
 
-fn alternative_names(der: &[u8], found: &mut Certificate) -> ASN1Result<()> {
-    yasna::parse_der(der, |reader| {
-        reader.read_sequence_of(|reader| {
-            let name = reader.read_tagged_der()?;
-            let value = name.value();
-            if name.tag() == Tag::context(2) && found.dns_names.len() < MAX_NAMES {
-                found
-                    .dns_names
-                    .push(String::from_utf8_lossy(value).into_owned());
-            } else if name.tag() == Tag::context(7) && found.ips.len() < MAX_NAMES {
-                if let Ok(four) = <[u8; 4]>::try_from(value) {
-                    found.ips.push(Ipv4Addr::from(four).into());
-                } else if let Ok(six) = <[u8; 16]>::try_from(value) {
-                    found.ips.push(Ipv6Addr::from(six).into());
+fn alternative_names(extensions: &[u8], found: &mut Certificate) -> Read<()> {
+    let mut extensions = Values::only(extensions, SEQUENCE)?;
+    while extensions.more() {
+        let mut extension = Values(extensions.expect(SEQUENCE)?);
+        let kind = extension.expect(OID)?;
+        let _critical = extension.optional(BOOLEAN)?;
+        let value = extension.expect(OCTET_STRING)?;
+        extension.end()?;
+        if kind != ALTERNATIVE_NAMES {
+            continue;
+        }
+        let mut names = Values::only(value, SEQUENCE)?;
+        while names.more() {
+            match names.next()? {
+                (DNS_NAME, name) => {
+                    let name = Some(text((IA5_STRING, name))?).filter(|name| !name.is_empty());
+                    add(&mut found.dns_names, name)?;
                 }
+                (IP_ADDRESS, ip) => add(&mut found.ips, address(ip))?,
+                _ => {}
             }
-            Ok(())
-        })
-    })
+        }
+    }
+    Ok(())
+}
+
+/// Nothing: a name that is none.
+fn add<T>(names: &mut Vec<T>, name: Option<T>) -> Read<()> {
+    if names.len() >= MAX_NAMES {
+        return Err(MANY_NAMES);
+    }
+    names.push(name.ok_or(BAD_NAME)?);
+    Ok(())
+}
+
+fn text((tag, value): Value<'_>) -> Read<String> {
+    let fits = match tag {
+        UTF8_STRING => true,
+        PRINTABLE_STRING => value
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(b)),
+        IA5_STRING => value.is_ascii(),
+        _ => false,
+    };
+    match core::str::from_utf8(value) {
+        Ok(text) if fits => Ok(text.to_owned()),
+        _ => Err(BAD_NAME),
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes)
+            .ok()
+            .map(|b| Ipv4Addr::from(b).into()),
+        _ => <[u8; 16]>::try_from(bytes)
+            .ok()
+            .map(|b| Ipv6Addr::from(b).into()),
+    }
+}
+
+/// Tag and content.
+type Value<'a> = (u8, &'a [u8]);
+
+/// Values in a row, in DER.
+struct Values<'a>(&'a [u8]);
+
+impl<'a> Values<'a> {
+    /// What is in the one value of `der`.
+    fn only(der: &'a [u8], tag: u8) -> Read<Self> {
+        let mut one = Self(der);
+        let content = one.expect(tag)?;
+        one.end()?;
+        Ok(Self(content))
+    }
+
+    fn next(&mut self) -> Read<Value<'a>> {
+        let (value, rest) = split(self.0).ok_or(MALFORMED)?;
+        self.0 = rest;
+        Ok(value)
+    }
+
+    fn expect(&mut self, tag: u8) -> Read<&'a [u8]> {
+        match self.next()? {
+            (found, content) if found == tag => Ok(content),
+            _ => Err(MALFORMED),
+        }
+    }
+
+    fn optional(&mut self, tag: u8) -> Read<Option<&'a [u8]>> {
+        match self.0.first() {
+            Some(found) if *found == tag => self.expect(tag).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    const fn more(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn end(&self) -> Read<()> {
+        if self.more() { Err(MALFORMED) } else { Ok(()) }
+    }
+}
+
+/// The first value, and what follows it. Nothing in a certificate has a tag or a length of more bytes than are read here.
+fn split(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
+    let ([tag, length], rest) = der.split_first_chunk()?;
+    if tag & 0x1f == 0x1f {
+        return None;
+    }
+    let (length, rest) = match length {
+        ..=0x7f => (usize::from(*length), rest),
+        0x81..=0x83 => {
+            let (bytes, rest) = rest.split_at_checked(usize::from(length & 3))?;
+            let length = bytes.iter().fold(0, |n, b| n << 8 | usize::from(*b));
+            // DER knows one way to say a length: the shortest.
+            if length < 0x80 || bytes.first() == Some(&0) {
+                return None;
+            }
+            (length, rest)
+        }
+        _ => return None,
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some(((*tag, content), rest))
 }
 
 /// `YYMMDDHHMMSSZ`, or with four digits of the year.
-fn instant(reader: BERReader<'_, '_>) -> ASN1Result<Wall> {
-    let invalid = || ASN1Error::new(ASN1ErrorKind::Invalid);
-    let value = reader.read_tagged_der()?;
-    let text = core::str::from_utf8(value.value()).map_err(|_| invalid())?;
-    let (year, rest) = if value.tag() == TAG_UTCTIME {
-        let (year, rest) = text.split_at_checked(2).ok_or_else(invalid)?;
-        let year: i32 = year.parse().map_err(|_| invalid())?;
-        (if year < 50 { 2000 + year } else { 1900 + year }, rest)
-    } else if value.tag() == TAG_GENERALIZEDTIME {
-        let (year, rest) = text.split_at_checked(4).ok_or_else(invalid)?;
-        (year.parse().map_err(|_| invalid())?, rest)
-    } else {
-        return Err(invalid());
+fn instant((tag, value): Value<'_>) -> Option<Wall> {
+    let text = core::str::from_utf8(value).ok()?;
+    let digits = match tag {
+        UTC_TIME => 2,
+        GENERALIZED_TIME => 4,
+        _ => return None,
     };
-    parse(year, rest).ok_or_else(invalid)
+    let (year, rest) = text.split_at_checked(digits)?;
+    if !year.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let year: i32 = year.parse().ok()?;
+    let century = match tag {
+        UTC_TIME if year < 50 => 2000,
+        UTC_TIME => 1900,
+        _ => 0,
+    };
+    parse(century + year, rest)
 }
 
 fn parse(year: i32, rest: &str) -> Option<Wall> {
@@ -218,6 +347,158 @@ mod tests {
         assert!(read(&[0x30; 70_000]).is_err());
     }
 
+    const UTF8: u8 = 12;
+    const PRINTABLE: u8 = 19;
+    const T61: u8 = 20;
+    const IA5: u8 = 22;
+    const BMP: u8 = 30;
+
+    /// One value in DER: tag, length, value.
+    fn der(tag: u8, value: &[u8]) -> Vec<u8> {
+        let length = match value.len() {
+            short @ ..128 => vec![u8::try_from(short).expect("short")],
+            long => [
+                &[0x82][..],
+                &u16::try_from(long).expect("long").to_be_bytes(),
+            ]
+            .concat(),
+        };
+        [&[tag][..], &length, value].concat()
+    }
+
+    /// A certificate of nothing but a subject (attribute, type, text) and alternative names, both in this order.
+    fn certificate(subject: &[(u8, u8, &[u8])], names: &[(u8, &[u8])]) -> Vec<u8> {
+        let sequence = |parts: &[&[u8]]| der(0x30, &parts.concat());
+        let subject: Vec<u8> = subject
+            .iter()
+            .flat_map(|(attribute, kind, text)| {
+                let oid = der(6, &[0x55, 4, *attribute]);
+                der(0x31, &sequence(&[&oid, &der(*kind, text)]))
+            })
+            .collect();
+        let names: Vec<u8> = names
+            .iter()
+            .flat_map(|(tag, text)| der(*tag, text))
+            .collect();
+        let names = der(4, &der(0x30, &names));
+        let extension = sequence(&[&der(6, &[0x55, 0x1d, 0x11]), &names]);
+        let instant = der(23, b"260101000000Z");
+        let (serial, empty) = (der(2, &[1]), sequence(&[]));
+        let content = sequence(&[
+            &der(0xa0, &der(2, &[2])),
+            &serial,
+            &empty,
+            &empty,
+            &sequence(&[&instant, &instant]),
+            &sequence(&[&subject]),
+            &empty,
+            &der(0xa3, &sequence(&[&extension])),
+        ]);
+        sequence(&[&content, &empty, &der(3, &[0])])
+    }
+
+    const CN: u8 = 3;
+    const O: u8 = 10;
+    const UNIT: u8 = 11;
+
+    #[test]
+    fn names_are_read_by_their_type() {
+        // SRV-05
+        let wide = |text: &str| text.bytes().flat_map(|b| [0, b]).collect::<Vec<u8>>();
+        let read =
+            |kind, text: &[u8]| read(&certificate(&[(O, kind, text), (CN, UTF8, b"n")], &[]));
+        for (kind, text) in [
+            (UTF8, "système:*&_@"),
+            (PRINTABLE, "system:masters A-Z (0+9)',./=?"),
+            (IA5, "a_b@c*\"&"),
+        ] {
+            let found = read(kind, text.as_bytes()).expect(text);
+            assert_eq!(found.organizations, [text]);
+        }
+        for (why, kind, text) in [
+            ("two bytes each", BMP, &*wide("system:masters")),
+            ("one kind as another", BMP, b"system:masters"),
+            ("any alphabet", T61, b"system:masters"),
+            ("digits alone", 18, b"1"),
+            ("visible", 26, b"system:masters"),
+            ("four bytes each", 28, b"\0\0\0s"),
+            ("bytes", 4, b"system:masters"),
+            ("in parts", 0x2c, &der(UTF8, b"system:masters")),
+            ("not UTF-8", UTF8, b"system:\xffmasters"),
+            ("not printable", PRINTABLE, b"a@b"),
+            ("not printable", PRINTABLE, b"a*b"),
+            ("not printable", PRINTABLE, b"a_b"),
+            ("not ASCII", PRINTABLE, "é".as_bytes()),
+            ("not ASCII", IA5, "é".as_bytes()),
+            ("empty", UTF8, b""),
+        ] {
+            assert!(read(kind, text).is_err(), "{why}: {kind}");
+        }
+    }
+
+    #[test]
+    fn what_makes_it_bad() {
+        let bad = |subject: &[(u8, u8, &[u8])], names: &[(u8, &[u8])]| {
+            read(&certificate(subject, names)).is_err()
+        };
+        assert!(!bad(&[], &[]), "nobody's, but one");
+        assert!(!bad(&[(UNIT, T61, b"\xff")], &[]), "what is not asked for");
+        assert!(bad(&[(CN, BMP, b"n")], &[]), "the name itself");
+        let alternative = |tag, text: &[u8]| bad(&[], &[(tag, text)]);
+        assert!(!alternative(0x82, b"a.example") && !alternative(0x87, &[1; 16]));
+        assert!(!alternative(0x81, b"\xff"), "a kind that is not asked for");
+        assert!(alternative(0x82, "é".as_bytes()) && alternative(0x82, b""));
+        assert!(alternative(0x87, &[1; 5]), "no address");
+        let many = vec![(O, UTF8, &b"o"[..]); MAX_NAMES + 1];
+        assert!(!bad(&many[1..], &[]) && bad(&many, &[]), "groups");
+        let many = vec![(0x82, &b"a"[..]); MAX_NAMES + 1];
+        assert!(!bad(&[], &many[1..]) && bad(&[], &many), "names");
+        // Lengths that do not fit what counts bytes, on boards of 32 and 64 bits.
+        for length in [
+            &[0x84, 0xff, 0xff, 0xff, 0xff][..],
+            &[0x88, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+            &[0x88, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xf0],
+            &[0x80],
+            &[0xff],
+            &[0x81, 1],
+            &[0x82, 0, 200],
+        ] {
+            let name = [&[0x82][..], length].concat();
+            let oid = der(6, &[0x55, 0x1d, 0x11]);
+            let one = certificate(&[], &[(0x82, b"12345678")]);
+            let at = one
+                .windows(10)
+                .position(|w| w == [&[0x82, 8][..], b"12345678"].concat());
+            let mut changed = one.clone();
+            let at = at.expect("the name");
+            changed[at..at + name.len()].copy_from_slice(&name);
+            assert!(read(&changed).is_err(), "{length:?}");
+            // And where nothing says what it should be: the serial number.
+            let value = [&[0x02][..], length, &oid].concat();
+            let content = der(0x30, &value);
+            assert!(read(&der(0x30, &content)).is_err(), "{length:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_holder_is_named() {
+        let ca = Authority::new();
+        let pair = ca.client("o", "n", NOW);
+        let other = certificate(&[(O, T61, b"an old \xe9 authority")], &[]);
+        let pem = |der: &[u8]| {
+            use base64::{Engine as _, engine::general_purpose::STANDARD};
+            format!(
+                "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+                STANDARD.encode(der)
+            )
+        };
+        let chain = read_chain(format!("{}{}", pair.certificate, pem(&other)).as_bytes());
+        let chain = chain.expect("a chain");
+        assert_eq!((chain.len(), chain[0].organizations.len()), (2, 1));
+        assert!(chain[1].organizations.is_empty());
+        assert!(read_chain(pem(&other).as_bytes()).is_err());
+    }
+
     #[test]
     fn times() {
         for (year, rest, want) in [
@@ -236,5 +517,18 @@ mod tests {
             );
         }
         assert_eq!(parse(9999, "1231235959Z"), Some(Wall(i64::MAX)));
+        for (tag, text, want) in [
+            (UTC_TIME, "700101000000Z", Some(0)),
+            (GENERALIZED_TIME, "19700101000000Z", Some(0)),
+            (UTC_TIME, "+70101000000Z", None),
+            (GENERALIZED_TIME, "+9700101000000Z", None),
+            (GENERALIZED_TIME, "-9700101000000Z", None),
+            (UTF8, "700101000000Z", None),
+            (UTC_TIME, "é", None),
+            (UTC_TIME, "", None),
+        ] {
+            let found = instant((tag, text.as_bytes()));
+            assert_eq!(found, want.map(Wall::from_secs), "{text}");
+        }
     }
 }
