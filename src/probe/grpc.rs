@@ -162,6 +162,7 @@ async fn call(mut socket: Plain, authority: &str, service: &str) -> Result<Healt
         }
         bytes.extend_from_slice(&piece[..len]);
         total += len;
+        // Bounded: a piece has so many frames, and each piece is read in a turn of its own.
         while let Some((frame, rest)) = split(&bytes)? {
             let answer = reply.take(&frame)?;
             let rest = rest.to_vec();

@@ -7,10 +7,9 @@ use std::{
 };
 
 use async_io::Async;
-use smol::{
-    future,
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::sys::turn;
 
 /// See the module.
 pub(super) struct Plain {
@@ -41,10 +40,11 @@ impl Plain {
         self.known()?.write_all(bytes).await
     }
 
-    /// Some bytes; none at the end.
+    /// Some bytes; none at the end. Each read gives others their turn: a peer that always has more takes none of theirs, and
+    /// its probe's time is looked at meanwhile.
     pub(super) async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        turn::give().await;
         if let Some(socket) = &mut self.free {
-            future::yield_now().await;
             match socket.read(into) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
@@ -60,5 +60,54 @@ impl Plain {
         self.known
             .as_mut()
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+    use std::net::TcpListener;
+
+    use smol::future::{or, yield_now};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_always_has_more_leaves_turns_to_others() {
+        const PIECES: u32 = 64;
+        const PIECE_BYTES: usize = 1024;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let address = listener.local_addr().expect("address");
+        let socket = TcpStream::connect(address).expect("connect");
+        socket.set_nonblocking(true).expect("a socket");
+        let (mut peer, _) = listener.accept().expect("accept");
+        let mut plain = Plain::new(socket);
+        let turns = Cell::new(0);
+        smol::block_on(async {
+            let mut piece = [0; PIECE_BYTES];
+            // Until something has to be waited for, the reactor does not know of the connection.
+            let silent = async {
+                yield_now().await;
+                yield_now().await;
+                Ok(0)
+            };
+            let nothing = or(plain.read(&mut piece), silent).await;
+            assert_eq!(nothing.expect("nothing yet"), 0);
+            assert!(plain.known.is_some());
+            peer.write_all(&[b'x'; PIECE_BYTES * 64]).expect("write");
+            let read = async {
+                for _ in 0..PIECES {
+                    plain.read(&mut piece).await.expect("read");
+                }
+            };
+            let other = async {
+                loop {
+                    turns.set(turns.get() + 1);
+                    yield_now().await;
+                }
+            };
+            or(read, other).await;
+        });
+        assert!(turns.get() >= PIECES / 2, "{} turns", turns.get());
     }
 }

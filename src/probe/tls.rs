@@ -51,6 +51,7 @@ impl Tls {
 
     /// Makes the handshake.
     pub(super) async fn handshake(&mut self) -> io::Result<()> {
+        // Bounded: each round reads from the socket, which gives others their turn; the probe's time ends it.
         while self.session.is_handshaking() {
             self.flush().await?;
             if self.session.is_handshaking() && self.fill().await? == 0 {
@@ -68,6 +69,7 @@ impl Tls {
 
     /// Some bytes; none at the end, also at one that was not announced.
     pub(super) async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        // Bounded: as the handshake is, also while records come in which there is nothing.
         loop {
             match self.session.reader().read(into) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -83,6 +85,7 @@ impl Tls {
 
     async fn flush(&mut self) -> io::Result<()> {
         let mut out = Vec::new();
+        // Bounded: by what the session wants to send.
         while self.session.wants_write() {
             self.session.write_tls(&mut out)?;
         }
@@ -99,6 +102,7 @@ impl Tls {
         if !core::mem::replace(&mut self.heard, true) {
             self.is_plain = bytes.starts_with(b"HTTP/");
         }
+        // Bounded: by the piece; a session takes some of it or fails.
         while !bytes.is_empty() {
             self.session.read_tls(&mut bytes)?;
             let processed = self.session.process_new_packets();

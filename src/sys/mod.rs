@@ -24,4 +24,5 @@ pub mod start;
 #[cfg(test)]
 pub(crate) mod trace;
 pub mod tty;
+pub mod turn;
 pub mod xattr;

@@ -107,6 +107,7 @@ impl Incoming {
     /// Reads the head of the final answer.
     pub(super) async fn head(&mut self) -> Result<Head, Trouble> {
         let mut looked_at = 0;
+        // Bounded: each round takes a head from what was read, or reads one of MAX_PIECES in a turn of its own.
         loop {
             if has_end(&self.bytes, looked_at)
                 && let Some((head, len)) = parse(&self.bytes).map_err(Trouble::Request)?
@@ -143,6 +144,7 @@ impl Incoming {
     /// Reads the body as far as it is read at all. Errors: it ends before its end, or is not one.
     pub(super) async fn body(&mut self, head: &Head) -> Result<Vec<u8>, String> {
         let mut body = Body::new(head.body);
+        // Bounded: each round reads one of MAX_PIECES in a turn of its own.
         loop {
             let done = body.take(&self.bytes)?;
             self.bytes.clear();

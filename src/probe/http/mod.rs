@@ -208,6 +208,7 @@ async fn fetch(
     let mut url = url_of(get, ip);
     let asked = url.host().to_owned();
     let mut own_host = headers(get, "host").next().filter(|h| !h.is_empty());
+    // Bounded: by MAX_REDIRECTS.
     for redirects in 0.. {
         let socket = dial::connect(prober, &get.host, ip, url.port()).await;
         let mut stream = Stream::open(prober, &url, socket.map_err(request)?).await?;
