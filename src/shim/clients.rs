@@ -112,6 +112,10 @@ impl Clients {
             return Ok(None);
         };
         let had_stdin = client.streams.stdin;
+        if had_stdin && self.len > self.taken {
+            // Its packet may be input: it waits where it is, behind that of another client.
+            return Ok(None);
+        }
         let flags = MsgFlags::MSG_DONTWAIT;
         let packet = &mut self.packet[..=MAX_DATA_BYTES];
         let mut small = [0; 8];
@@ -247,5 +251,59 @@ impl Clients {
                 };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{send, socketpair};
+
+    use super::*;
+
+    /// A shim's end with two clients that are attached to standard input, and their own ends.
+    fn two() -> (Clients, [OwnedFd; 2]) {
+        let pair = || {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("pair")
+        };
+        let (listener, _) = pair();
+        let mut clients = Clients {
+            listener,
+            slots: [const { None }; MAX_CONNECTIONS],
+            packet: Pages::map(1 + MAX_DATA_BYTES).expect("pages"),
+            taken: 0,
+            len: 0,
+        };
+        let theirs = [0, 1].map(|place| {
+            let (socket, theirs) = pair();
+            let streams = Streams {
+                stdin: true,
+                ..Streams::default()
+            };
+            clients.slots[place] = Some(Client { socket, streams });
+            theirs
+        });
+        (clients, theirs)
+    }
+
+    #[test]
+    fn input_of_two_clients_at_once_is_kept() {
+        let (mut clients, theirs) = two();
+        let texts = ["Ione, a long line of input\n", "Itwo, another long line\n"];
+        for (socket, text) in theirs.iter().zip(texts) {
+            send(socket.as_raw_fd(), text.as_bytes(), MsgFlags::empty()).expect("send");
+        }
+        // One poll has shown both ready.
+        let mut got = String::new();
+        for _ in 0..texts.len() {
+            for place in 0..texts.len() {
+                assert_eq!(clients.receive(place), Ok(None));
+            }
+            clients.input(|bytes| {
+                got.push_str(core::str::from_utf8(bytes).expect("text"));
+                Some(bytes.len())
+            });
+        }
+        assert_eq!(got, "one, a long line of input\ntwo, another long line\n");
     }
 }
