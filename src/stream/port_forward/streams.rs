@@ -389,7 +389,9 @@ impl Streams {
             (name, _) if name.len() <= MAX_REQUEST_BYTES => Some(name.into()),
             _ => None,
         };
-        let (Some(kind), Some(port), Some(request)) = (kind, port, request) else {
+        // Nothing could be sent back on it, not even that the port has ended.
+        let is_deaf = kind == Some(Kind::Data) && !self.session.is_open(id);
+        let (Some(kind), Some(port), Some(request), false) = (kind, port, request, is_deaf) else {
             self.with(out, |s, out| s.reset(id, Reset::ProtocolError, out));
             return None;
         };

@@ -282,6 +282,40 @@ fn one_connection_fails_and_others_go_on() {
     );
 }
 
+// A connection of which only the port would hear the end could not be counted any more.
+#[test]
+fn data_that_cannot_be_answered_is_refused() {
+    for (flags, fin) in [(2, true), (3, false)] {
+        for first in ["error", "data"] {
+            let mut client = SpdyClient::default();
+            for pair in 0..3 {
+                let id = 4 * pair + 1;
+                let name = pair.to_string();
+                let headers = |kind| [("port", "80"), ("requestid", &*name), ("streamtype", kind)];
+                let (error, data) = match first {
+                    "error" => (id, id + 2),
+                    _ => (id + 2, id),
+                };
+                if first == "error" {
+                    client.open_with(error, 0, &headers("error"));
+                }
+                client.open_with(data, flags, &headers("data"));
+                if first != "error" {
+                    client.open_with(error, 0, &headers("error"));
+                }
+                if fin {
+                    client.data(data, true, b"");
+                }
+            }
+            let (streams, seen, sent) = served(&client);
+            assert_eq!(seen, Vec::<String>::new(), "{flags} {first}");
+            assert_eq!(streams.pairs(), 3, "they wait for their mates");
+            let resets = sent.iter().filter(|frame| frame.starts_with("reset"));
+            assert_eq!(resets.count(), 3, "{sent:?}");
+        }
+    }
+}
+
 // STREAM-12
 #[test]
 fn a_mate_that_does_not_come() {

@@ -23,10 +23,15 @@ impl SpdyClient {
 
     /// SYN_STREAM.
     pub(crate) fn open(&mut self, id: u32, fin: bool, headers: &[(&str, &str)]) -> &mut Self {
+        self.open_with(id, u8::from(fin), headers)
+    }
+
+    /// SYN_STREAM with any flags.
+    pub(crate) fn open_with(&mut self, id: u32, flags: u8, headers: &[(&str, &str)]) -> &mut Self {
         let mut payload = id.to_be_bytes().to_vec();
         payload.extend([0; 6]);
         payload.extend(self.compress.block(&block(headers)));
-        self.control(1, u8::from(fin), &payload)
+        self.control(1, flags, &payload)
     }
 
     /// HEADERS.
