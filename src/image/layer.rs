@@ -797,6 +797,7 @@ mod tests {
     use core::ffi::CStr;
 
     use super::super::below;
+    use super::super::tarball::MAX_EXTENTS;
     use super::super::testing::{Scratch, Stream};
     use super::super::tree::MAX_DEPTH;
     use super::*;
@@ -1230,6 +1231,18 @@ mod tests {
                 ])
                 .file("f", b"abcde");
             assert!(Bench::new().unpack(&stream.bytes()).is_err(), "{name}");
+        }
+        // Extents of which each is in order, and that hold no data.
+        for (extents, taken) in [(MAX_EXTENTS, true), (MAX_EXTENTS + 1, false)] {
+            let map = vec!["0,0"; extents].join(",");
+            let stream = Stream::new()
+                .pax(&[
+                    ("GNU.sparse.size", b"20000"),
+                    ("GNU.sparse.map", map.as_bytes()),
+                ])
+                .file("f", b"");
+            let unpacked = Bench::new().unpack(&stream.bytes());
+            assert_eq!(unpacked.is_ok(), taken, "{extents}");
         }
     }
 

@@ -370,8 +370,11 @@ impl Read for Tar<'_> {
 }
 
 impl Sparse {
-    /// Extents must be ordered, inside the file, and hold exactly the data there is.
+    /// Extents must be few, ordered, inside the file, and hold exactly the data there is.
     fn check(&self, data: u64) -> io::Result<()> {
+        if self.extents.len() > MAX_EXTENTS {
+            return Err(damaged("sparse file has too many extents"));
+        }
         let mut end = 0;
         let mut sum: u64 = 0;
         for &(offset, length) in &self.extents {
