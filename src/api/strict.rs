@@ -17,6 +17,9 @@ use serde::de::{
 };
 use serde_json::{Map, Value, map};
 
+/// Memory that a document of a stranger may take once it is read, bytes; estimated from its text.
+pub const MAX_FOREIGN_BYTES: usize = 24 << 20;
+
 /// A value of the wrong kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongValue {
@@ -91,6 +94,57 @@ impl From<TextError> for io::Error {
 pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextError> {
     let value = json_value(text).map_err(TextError::Syntax)?;
     typed(&value).map_err(TextError::Value)
+}
+
+/// [`from_json`] for text of a stranger (a registry, an image, a pod's author): refuses what would take more memory than
+/// [`MAX_FOREIGN_BYTES`].
+pub fn from_foreign_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextError> {
+    if estimate(text) > MAX_FOREIGN_BYTES {
+        let most = MAX_FOREIGN_BYTES >> 20;
+        return Err(TextError::Syntax(format!(
+            "it would take more than {most} MiB of memory"
+        )));
+    }
+    from_json(text)
+}
+
+/// About how many bytes the values of a JSON text take: at least half of them, whatever it is made of.
+fn estimate(text: &[u8]) -> usize {
+    /// Of a map's first node, which holds [`FIELDS`]; of each field more, for later nodes are half full.
+    const MAP_BYTES: usize = 640;
+    const FIELDS: usize = 6;
+    const FIELD_BYTES: usize = MAP_BYTES / FIELDS;
+    /// In a list, whose room doubles as it grows.
+    const ITEM_BYTES: usize = 2 * size_of::<Value>();
+    /// Of a text beside its characters.
+    const TEXT_BYTES: usize = 32;
+    let (mut maps, mut fields, mut commas, mut texts) = (0_usize, 0_usize, 0_usize, 0_usize);
+    let mut bytes = text.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'{' => maps += 1,
+            b':' => fields += 1,
+            b',' => commas += 1,
+            b'"' => {
+                texts += 1;
+                while let Some(byte) = bytes.next() {
+                    match byte {
+                        b'"' => break,
+                        b'\\' => drop(bytes.next()),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    // What separates no fields separates items.
+    let items = (commas + maps).saturating_sub(fields);
+    text.len()
+        + maps * MAP_BYTES
+        + fields.saturating_sub(maps * FIELDS) * FIELD_BYTES
+        + items * ITEM_BYTES
+        + texts * TEXT_BYTES
 }
 
 /// The JSON value of `value`. Goes by way of its text, so that each type's writer, too, is generated once.
@@ -505,6 +559,50 @@ mod tests {
 
     use super::*;
     use crate::{Pod, Secret};
+
+    #[test]
+    fn small_texts_that_become_large_values_are_refused() {
+        let read = |text: &str| from_foreign_json::<Value>(text.as_bytes());
+        let list = |item: &str, times: usize| format!("[{}]", vec![item; times].join(","));
+        const MIB: usize = 1 << 20;
+        for (what, text) in [
+            ("maps of one field", list(r#"{"":0}"#, 4 * MIB / 7)),
+            (
+                "maps within maps",
+                list(r#"{"":{"":{"":{"":0}}}}"#, 4 * MIB / 22),
+            ),
+            ("short texts", list(r#""a""#, MIB)),
+            ("numbers", list("0", 2 * MIB)),
+        ] {
+            let Err(refused) = read(&text).map(drop) else {
+                panic!("{what}");
+            };
+            let refused = refused.to_string();
+            assert!(refused.contains("MiB of memory"), "{refused}");
+        }
+        let keys = |n: usize| {
+            (0..n)
+                .map(|n| format!("\"key-{n}\":\"{{,:[\\\"\""))
+                .collect::<Vec<_>>()
+        };
+        for (what, text) in [
+            ("one long text", format!("\"{}\"", "{,:[".repeat(MIB))),
+            ("100,000 fields", format!("{{{}}}", keys(100_000).join(","))),
+            (
+                "what a large index has",
+                list(
+                    &format!(
+                        r#"{{"mediaType":"m","digest":"{:064}","size":1,"platform":{{"os":"linux"}}}}"#,
+                        0
+                    ),
+                    10_000,
+                ),
+            ),
+        ] {
+            assert!(read(&text).is_ok(), "{what}");
+        }
+        assert!(read("{").is_err() && read("").is_err() && read("\"\\").is_err());
+    }
 
     #[test]
     fn wrong_values() {

@@ -15,7 +15,7 @@ use super::reference::Reference;
 use super::store::insert_sorted;
 use crate::api::oci::{Descriptor, ImageConfig, Index, Manifest, Platform};
 use crate::api::order::Order;
-use crate::api::strict::from_json;
+use crate::api::strict::from_foreign_json;
 
 /// Largest document (manifest, index, configuration), bytes.
 pub const MAX_JSON_BYTES: u64 = 4 * 1024 * 1024;
@@ -318,7 +318,7 @@ fn read_document(
 }
 
 fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, Located> {
-    from_json(data).map_err(|e| (Some(name.to_owned()), Problem::Damaged(e.to_string())))
+    from_foreign_json(data).map_err(|e| (Some(name.to_owned()), Problem::Damaged(e.to_string())))
 }
 
 // --- OCI layout ---

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::hosts::aliases;
 use crate::api::order::Order;
-use crate::api::strict::{TextError, from_json};
+use crate::api::strict::{TextError, from_foreign_json};
 
 /// Largest docker configuration read, bytes: what a Secret can hold.
 pub const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
@@ -100,7 +100,7 @@ impl DockerConfig {
     /// # Errors
     /// It is not one; the message holds nothing of its contents but field names.
     pub fn parse(bytes: &[u8]) -> Result<Self, TextError> {
-        from_json(bytes).map_err(TextError::without_value)
+        from_foreign_json(bytes).map_err(TextError::without_value)
     }
 
     /// Reads the old form, `.dockercfg`: the credentials by registry and nothing else.
@@ -109,7 +109,7 @@ impl DockerConfig {
     /// As for [`DockerConfig::parse`].
     pub fn parse_dockercfg(bytes: &[u8]) -> Result<Self, TextError> {
         Ok(Self {
-            auths: from_json(bytes).map_err(TextError::without_value)?,
+            auths: from_foreign_json(bytes).map_err(TextError::without_value)?,
             ..Self::default()
         })
     }

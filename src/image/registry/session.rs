@@ -23,7 +23,7 @@ use super::http::{Ask, Http, header};
 use super::keyring::Credential;
 use super::pace::{self, MAX_RETRY, MIN_RATE};
 use crate::api::oci::Descriptor;
-use crate::api::strict::from_json;
+use crate::api::strict::from_foreign_json;
 use crate::image::digest::Digest;
 use crate::image::plan::MAX_JSON_BYTES;
 use crate::net::Url;
@@ -487,7 +487,7 @@ pub(super) fn manifest_type(bytes: &[u8], answered: String) -> String {
     struct Probe {
         media_type: String,
     }
-    match from_json::<Probe>(bytes) {
+    match from_foreign_json::<Probe>(bytes) {
         Ok(probe) if !probe.media_type.is_empty() => probe.media_type,
         _ if answered.starts_with("application/vnd.docker.distribution.manifest.v1") => answered,
         _ => String::new(),
@@ -502,7 +502,7 @@ pub(super) fn read_token(bytes: &[u8]) -> Option<String> {
         token: String,
         access_token: String,
     }
-    let token: Token = from_json(bytes).ok()?;
+    let token: Token = from_foreign_json(bytes).ok()?;
     let text = if token.token.is_empty() {
         token.access_token
     } else {
@@ -541,7 +541,7 @@ pub(super) fn errors_text(bytes: &[u8]) -> String {
         code: String,
         message: String,
     }
-    let Ok(errors) = from_json::<Errors>(bytes) else {
+    let Ok(errors) = from_foreign_json::<Errors>(bytes) else {
         return String::new();
     };
     let mut text = errors.details;
