@@ -16,7 +16,7 @@ use crate::config::decode::{self, MAX_DOCUMENT_BYTES};
 
 /// Nanoseconds within which a change may not show in a file's times: the kernel stamps files with the time of its last
 /// tick, at most 10 ms ago.
-const TIME_GRAIN_NS: i64 = 20_000_000;
+const TIME_GRAIN_NS: u64 = 20_000_000;
 
 /// What tells one version of a file from another without reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Stamp {
 
     /// Whether the file could change once more at `now` without the stamp showing it.
     pub(super) fn is_fresh(&self, now: Wall) -> bool {
-        (now.0 - self.changed_ns).abs() < TIME_GRAIN_NS
+        now.0.abs_diff(self.changed_ns) < TIME_GRAIN_NS
     }
 }
 
@@ -185,5 +185,25 @@ fn complete(metadata: &mut ObjectMeta, stamp: Stamp) {
     }
     if metadata.creation_timestamp.is_none() {
         metadata.creation_timestamp = Some(Wall(stamp.modified_ns).truncated());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fresh_files() {
+        let fresh = |changed_ns, now| {
+            let stamp = Stamp {
+                changed_ns,
+                ..Stamp::default()
+            };
+            stamp.is_fresh(Wall(now))
+        };
+        assert!(fresh(100, 100) && fresh(100, 90) && fresh(90, 100));
+        assert!(!fresh(0, 20_000_000) && !fresh(20_000_000, 0));
+        // Times of another file system.
+        assert!(!fresh(i64::MIN, 1) && !fresh(i64::MAX, i64::MIN));
     }
 }
