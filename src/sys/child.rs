@@ -24,6 +24,7 @@ use smol::future;
 use super::{
     pidfd,
     spawn::{self, Program},
+    turn,
 };
 
 /// How long a killed child may need to end before it is left to [`reap_abandoned`] (it hangs in the kernel).
@@ -365,6 +366,7 @@ impl Child {
     /// Waits for its end and reaps it. Does not read its pipes: use [`run`] for children with captured output.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         let gone = || io::Error::other("child was waited for twice");
+        // Bounded: what has ended is reaped in the next round.
         loop {
             if let Some(status) = try_wait(self.pid.ok_or_else(gone)?)? {
                 self.pid = None;
@@ -495,6 +497,8 @@ async fn pump(capture: Option<&mut Capture>) {
     // Small: it lives in the future while the child runs, and a pipe's wake-ups bring little at a time.
     let mut chunk = [0; 1024];
     loop {
+        // One that writes faster than it is read would be read for ever, and its time never looked at.
+        turn::give().await;
         match read_some(&capture.pipe, &mut chunk).await {
             Ok(0) | Err(_) => return,
             Ok(n) => capture.take(&chunk[..n]),
@@ -509,6 +513,7 @@ async fn read_some(pipe: &Async<PipeReader>, chunk: &mut [u8]) -> io::Result<usi
 async fn feed(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
     let Some((pipe, bytes)) = input else { return };
     let mut rest = &bytes[..];
+    // Bounded: by what the child is given.
     while !rest.is_empty() {
         match pipe.write_with(|mut p| p.write(rest)).await {
             Ok(n) => rest = &rest[n..],
@@ -575,6 +580,47 @@ mod tests {
 
     fn go(command: Command) -> io::Result<Output> {
         smol::block_on(run(command, Some(Duration::from_secs(20))))
+    }
+
+    #[test]
+    fn a_child_that_always_writes_leaves_turns_to_others() {
+        const BYTES: usize = 64 * 1024;
+        let (reader, mut writer) = io::pipe().expect("pipe");
+        writer.write_all(&[b'y'; BYTES]).expect("room for all");
+        drop(writer);
+        let mut capture = Capture {
+            pipe: Async::new(reader).expect("async"),
+            bytes: Vec::new(),
+            limit: 10,
+            lost: false,
+        };
+        let turns = core::cell::Cell::new(0);
+        let other = async {
+            loop {
+                turns.set(turns.get() + 1);
+                future::yield_now().await;
+            }
+        };
+        smol::block_on(future::or(pump(Some(&mut capture)), other));
+        assert_eq!((capture.bytes.len(), capture.lost), (10, true));
+        assert!(turns.get() >= BYTES / 1024 / 2, "{} turns", turns.get());
+    }
+
+    #[test]
+    fn a_child_that_never_stops_writing_ends_in_time() {
+        let command = Command::new("/bin/cat").args(["/dev/zero"]).capture(64);
+        let turns = core::cell::Cell::new(0_u32);
+        let other = async {
+            loop {
+                turns.set(turns.get() + 1);
+                future::yield_now().await;
+            }
+        };
+        let limit = Duration::from_millis(300);
+        let ended = smol::block_on(future::or(run(command, Some(limit)), other));
+        let error = ended.expect_err("it never ends");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(turns.get() > 100, "{} turns", turns.get());
     }
 
     #[test]
