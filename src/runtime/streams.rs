@@ -132,6 +132,7 @@ fn poll_read(
     cx: &mut Context<'_>,
     buffer: &mut [u8],
 ) -> Poll<io::Result<usize>> {
+    // Bounded: only an interrupted call is repeated, and one that was promised bytes.
     loop {
         match file.get_ref().read(buffer) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -191,6 +192,7 @@ impl Streams for Pipes {
         let Some(file) = &self.stdin else {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
+        // Bounded: only an interrupted call is repeated, and one that was promised room.
         let written = loop {
             match file.get_ref().write(bytes) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

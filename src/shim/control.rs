@@ -25,6 +25,7 @@ use nix::sys::socket::{
 use smol::future;
 
 use super::file;
+use crate::sys::turn;
 
 /// Largest data of a packet in bytes.
 pub const MAX_DATA_BYTES: usize = 4096;
@@ -133,6 +134,7 @@ impl Attached {
     /// The next event. `UnexpectedEof`: the shim died, or this client did not keep up and was disconnected.
     pub async fn event(&self) -> io::Result<Event> {
         loop {
+            turn::give().await;
             let (kind, data) = self.receive().await?;
             match kind {
                 kind::STDOUT => return Ok(Event::Stdout(data)),
@@ -163,6 +165,7 @@ impl Attached {
         buffer: &mut [u8],
     ) -> Poll<io::Result<(u8, usize)>> {
         let mut kind = [0];
+        // Bounded: only an interrupted call is repeated, and one that was promised a packet.
         loop {
             let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(buffer)];
             let fd = self.socket.as_raw_fd();
@@ -186,6 +189,7 @@ impl Attached {
     ) -> Poll<io::Result<usize>> {
         let data = &data[..data.len().min(MAX_DATA_BYTES)];
         let kind = [kind];
+        // Bounded: only an interrupted call is repeated, and one that was promised room.
         loop {
             let parts = [IoSlice::new(&kind), IoSlice::new(data)];
             let fd = self.socket.as_raw_fd();

@@ -263,6 +263,7 @@ async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchE
         child.wait().await?;
         let mut bytes = Vec::new();
         let mut chunk = [0; 512];
+        // Bounded: MAX_ANSWER_BYTES, of a shim of ours.
         loop {
             let n = reader.read_with(|mut r| r.read(&mut chunk)).await?;
             if n == 0 || u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_ANSWER_BYTES {

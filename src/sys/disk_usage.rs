@@ -43,6 +43,7 @@ pub fn file_system(path: &Path) -> io::Result<FsInfo> {
 /// Walks through `dir` on `lane`, slice by slice. `None` if it is not there, or too large to be counted.
 pub async fn of(lane: &Lane, dir: PathBuf) -> Option<DiskUsage> {
     let mut walk = Some(Walk::new(dir));
+    // Bounded: by the walk, each step of which waits for the lane.
     while let Some(mut current) = walk.take() {
         let step = lane.run(move || current.step().map(|done| (done, current)));
         match step.await {

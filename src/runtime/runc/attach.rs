@@ -94,6 +94,7 @@ impl Streams for Attachment {
         if room.stdout.min(room.stderr).min(buffer.len()) < MAX_DATA_BYTES {
             return Poll::Pending;
         }
+        // Bounded: by what a shim says beside output, which is an answer to each request.
         loop {
             let output = match ready!(self.attached.poll_packet(cx, buffer))? {
                 (kind::STDOUT, n) => Output::Stdout(n),

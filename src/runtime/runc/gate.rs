@@ -99,6 +99,7 @@ impl Gate {
     /// Waits until no call of an agent before this one goes on, or that has taken too long.
     pub async fn wait_for_orphans(&self) {
         let deadline = clock::mono() + ORPHAN_WAIT;
+        // Bounded: by the deadline, and each round waits.
         loop {
             match lock::try_lock(&self.lock) {
                 Ok(Some(_)) => return,

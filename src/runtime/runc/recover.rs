@@ -205,6 +205,7 @@ impl Runc {
             return !created();
         }
         // An earlier agent may have died while its shim was creating the container: the shim goes on.
+        // Bounded: by the deadline, and each round waits.
         while matches!(shim::is_alive(&dir), Ok(true))
             && matches!(shim::read_state(&dir), Ok(None))
             && clock::mono() < deadline

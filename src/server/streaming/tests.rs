@@ -1,5 +1,7 @@
 //! Every protocol over a pair of sockets, with the fake runtime behind.
 
+mod turns;
+
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
 use std::os::fd::OwnedFd;
