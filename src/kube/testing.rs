@@ -95,7 +95,10 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let subject = &mut params.distinguished_name;
         *subject = rcgen::DistinguishedName::new();
-        subject.push(DnType::OrganizationName, organization);
+        // None, if it is empty.
+        if !organization.is_empty() {
+            subject.push(DnType::OrganizationName, organization);
+        }
         subject.push(DnType::CommonName, name);
         self.sign(params, validity)
     }
