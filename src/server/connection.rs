@@ -13,12 +13,9 @@ use std::os::fd::RawFd;
 
 use async_io::Timer;
 use nix::sys::socket::{Shutdown, shutdown};
-use smol::{
-    future::yield_now,
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
-};
+use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
-use crate::sys::start;
+use crate::sys::{start, turn};
 
 /// Bytes read ahead while a client is only watched. A client that sends more is not seen to leave before its answer ends.
 const MAX_WATCHED_BYTES: usize = 16 * 1024;
@@ -112,7 +109,7 @@ impl Connection {
                 Ok(n) => self.ahead.extend_from_slice(&step[..n]),
             }
             // It may be a byte at a time, and always be there.
-            yield_now().await;
+            turn::give().await;
         }
         core::future::pending().await
     }
@@ -282,7 +279,7 @@ pub(super) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use smol::io::AsyncWriteExt as _;
+    use smol::{future::yield_now, io::AsyncWriteExt as _};
 
     use super::*;
 

@@ -15,6 +15,7 @@ use super::{
     http::{self, Refusal},
     network::{RETRY_PAUSE, listen},
 };
+use crate::sys::turn;
 
 /// Connections at once; a further one is closed.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -48,6 +49,8 @@ pub async fn serve(address: SocketAddr, executor: Rc<LocalExecutor<'static>>) {
                 Timer::after(RETRY_PAUSE).await;
             }
         }
+        // There may always be another.
+        turn::give().await;
     }
 }
 

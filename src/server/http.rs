@@ -3,12 +3,10 @@
 use alloc::collections::BTreeMap;
 use std::io;
 
-use smol::{
-    future::yield_now,
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 pub use super::connection::Connection;
+use crate::sys::turn;
 
 /// Bytes of a request head (request line and header lines). The words of a command stand in its first line.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -185,7 +183,7 @@ pub async fn read_request(
                 Err(refusal) => Err(refusal),
             });
         }
-        yield_now().await;
+        turn::give().await;
     }
 }
 
@@ -336,8 +334,8 @@ fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     while let Some(b) = bytes.next() {
         out.push(match b {
             b'%' => {
-                let hex = [bytes.next()?, bytes.next()?];
-                u8::from_str_radix(core::str::from_utf8(&hex).ok()?, 16).ok()?
+                let mut digit = || char::from(bytes.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).ok()?
             }
             b'+' if plus_is_space => b' ',
             _ => b,

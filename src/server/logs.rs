@@ -34,6 +34,7 @@ pub(super) async fn stream(
     let mut stream = http::start_stream(connection, "text/plain").await?;
     // Ask before reading: what an ending container wrote last is then read after it was seen to have ended.
     let mut ended = false;
+    // Bounded: each round waits for the disk's lane.
     loop {
         let (back, chunk) = backend
             .disk_lane()

@@ -207,6 +207,7 @@ async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &st
         Ok(serde_json::json!({ "imported": [id] }))
     };
     let mut told = serde_json::Value::Null;
+    // Bounded: each round waits a while.
     let next = async || loop {
         async_io::Timer::after(PROGRESS_INTERVAL).await;
         if let Some(step) = backend.pull_progress(reference)
@@ -227,6 +228,7 @@ async fn follow(
 ) -> Outcome {
     let mut stream = http::start_stream(connection, "application/x-ndjson").await?;
     let mut work = core::pin::pin!(work);
+    // Bounded: by the steps of the work, which its callers wait between.
     let last = loop {
         let done = async { Ok(work.as_mut().await) };
         match smol::future::or(done, async { Err(next().await) }).await {

@@ -525,6 +525,7 @@ impl Runc {
     /// Waits until the shim has ended and its record was taken over.
     pub(super) async fn wait_end(&self, id: &ContainerId, limit: Duration) -> bool {
         let deadline = clock::mono() + limit;
+        // Bounded: by the deadline, and each round waits.
         loop {
             let fd = {
                 let table = self.table.borrow();

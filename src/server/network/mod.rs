@@ -40,7 +40,6 @@ use nix::sys::socket::{setsockopt, sockopt};
 use rustls::ServerConfig;
 use smol::{
     LocalExecutor,
-    future::yield_now,
     io::{AsyncReadExt as _, AsyncWriteExt as _},
 };
 
@@ -56,6 +55,7 @@ use super::{
     connection::{Answer, Connection},
     http::{self, Origin, Refusal, Request},
 };
+use crate::sys::turn;
 
 /// Connections at once. A further one takes the place of one at rest, or is closed.
 pub const MAX_CONNECTIONS: usize = 256;
@@ -122,7 +122,11 @@ impl Network {
         let listener = listen(self.settings.listen, "the server of this node").await;
         loop {
             match listener.accept().await {
-                Ok((stream, peer)) => self.admit(stream, peer, &executor),
+                Ok((stream, peer)) => {
+                    self.admit(stream, peer, &executor);
+                    // There may always be another.
+                    turn::give().await;
+                }
                 Err(e) => {
                     // Out of descriptors: what is being served must end first.
                     log::warn!("cannot accept a connection: {e}");
@@ -205,7 +209,7 @@ impl Network {
                 unproven += 1;
             }
             // All of it may have been there at once, and the next as well.
-            yield_now().await;
+            turn::give().await;
         }
         within(HEAD_TIMEOUT, connection.close()).await
     }
@@ -283,7 +287,7 @@ async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         left = left.saturating_sub(u64::try_from(n).unwrap_or(u64::MAX));
-        yield_now().await;
+        turn::give().await;
     }
     Ok(())
 }
@@ -302,7 +306,7 @@ async fn forget_chunks(connection: &mut Connection) -> io::Result<Result<(), Ref
                 connection.unread(&step[end..n]);
                 return Ok(Ok(()));
             }
-            Ok(None) => yield_now().await,
+            Ok(None) => turn::give().await,
             Err(refusal) => return Ok(Err(refusal)),
         }
     }
@@ -320,6 +324,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -
 /// Binds `address`, as soon as it can be had.
 pub(super) async fn listen(address: SocketAddr, whose: &str) -> Async<TcpListener> {
     let mut told = false;
+    // Bounded: each round waits a while.
     loop {
         match Async::<TcpListener>::bind(address) {
             Ok(listener) => {

@@ -82,6 +82,7 @@ impl<'a> Carrier<'a> {
     /// Writes what the client takes. Whether anything moved.
     pub(super) fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = false;
+        // Bounded: by what is buffered.
         while !self.out.is_empty() {
             match Pin::new(&mut *self.stream).poll_write(cx, &self.out) {
                 Poll::Pending => return Ok(moved),
@@ -124,6 +125,7 @@ impl<'a> Carrier<'a> {
 
     /// Waits until somebody has to do with the time: at `due`, if that is given, or for the carrier's own reasons.
     pub(super) fn poll_late(&mut self, cx: &mut Context<'_>, due: Option<Mono>) -> Poll<Late> {
+        // Bounded: goes on only when a timer has rung, and the next is later.
         loop {
             let now = clock::mono();
             let idle = self.last + self.idle;

@@ -80,6 +80,7 @@ pub(super) async fn join(connection: &mut Connection, port: &Async<TcpStream>) -
     let (mut there, mut back) = (Way::new(), Way::new());
     let mut pause: Option<async_io::Timer> = None;
     core::future::poll_fn(|cx| {
+        // Bounded: a pause after every `TURNS` moves.
         loop {
             if let Some(timer) = &mut pause {
                 ready!(Future::poll(Pin::new(timer), cx));

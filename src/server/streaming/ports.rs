@@ -405,6 +405,7 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
         let mut left = self.connections.len();
         self.first = self.first.wrapping_add(1);
         let mut at = self.first.checked_rem(left).unwrap_or(0);
+        // Bounded: by the connections there are.
         while left > 0 && self.carrier.out.len() < OUT_BYTES {
             left -= 1;
             if at >= self.connections.len() {
@@ -474,6 +475,7 @@ fn poll_read(
     cx: &mut Context<'_>,
     buffer: &mut [u8],
 ) -> Poll<io::Result<usize>> {
+    // Bounded: one read that succeeds, or the socket's word that it has nothing.
     loop {
         if *waiting {
             ready!(stream.poll_readable(cx))?;
@@ -492,6 +494,7 @@ fn poll_write(
     cx: &mut Context<'_>,
     bytes: &[u8],
 ) -> Poll<io::Result<usize>> {
+    // Bounded: one write that succeeds, or the socket's word that it is full.
     loop {
         match stream.get_ref().write(bytes) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
