@@ -152,7 +152,7 @@ fn open_or_make(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         opened => return opened,
     }
-    let bits = metadata(root)?.mode() & 0o777;
+    let bits = metadata(root)?.mode() & 0o7777;
     let mut done = PathBuf::from(".");
     let mut at = open_beneath(root, &done, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
     for component in path.components() {
@@ -167,7 +167,7 @@ fn open_or_make(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(at)
 }
 
-/// Makes directory `name` with the bits of the volume's root. One that somebody else made meanwhile is taken, a symbolic link is not.
+/// Makes directory `name` with the bits of the volume's root, the sticky one among them. One that somebody else made meanwhile is taken, a symbolic link is not.
 fn make(parent: &OwnedFd, name: &Path, bits: u32) -> io::Result<OwnedFd> {
     match mkdirat(parent, name, Mode::from_bits_truncate(bits)) {
         Ok(()) => {
@@ -268,6 +268,24 @@ mod tests {
             0o2771,
             "setgid comes down from the root"
         );
+    }
+
+    #[test]
+    fn a_missing_directory_has_all_bits_of_the_volume() {
+        // VOL-24
+        // An emptyDir in memory is 01777, and fsGroup makes that 03777: conformance wants `dgtrwxrwxrwx` below it too.
+        let scratch = Scratch::new();
+        for mode in [0o3777, 0o1777, 0o2770, 0o755] {
+            let volume = scratch.path().join(format!("{mode:o}"));
+            fs::create_dir(&volume).unwrap();
+            fs::set_permissions(&volume, Permissions::from_mode(mode)).unwrap();
+            let root = beneath::dir(&volume).unwrap();
+            open_or_make(&root, Path::new("made/deep")).unwrap();
+            for made in ["made", "made/deep"] {
+                let got = fs::metadata(volume.join(made)).unwrap().mode() & 0o7777;
+                assert_eq!(got, mode, "{made} in a volume with {mode:o}");
+            }
+        }
     }
 
     #[test]
