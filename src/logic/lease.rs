@@ -12,6 +12,9 @@
 //! PUT either, they only read once more. The first of an agent also clears `managedFields`, which tell nothing of a lease
 //! that one party writes: the apiserver keeps none after that, and every answer is a third shorter.
 //! (Source: apimachinery `managedfields`, an update of an object without any tracks none.)
+//!
+//! The node controller counts a renewal only if `renewTime` grew, so it grows whatever the clock shows: by a microsecond at
+//! least, on from the latest that was sent or read. A board without a battery clock stays Ready with that.
 
 use alloc::{boxed::Box, string::String, vec};
 use core::time::Duration;
@@ -28,6 +31,8 @@ const MAX_TRIES: u32 = 5;
 const FIRST_PAUSE_MS: u64 = 200;
 /// Longest pause, milliseconds.
 const LONGEST_PAUSE_MS: u64 = 7000;
+/// Least growth of `renewTime`, nanoseconds: what is written are microseconds.
+const LEAST_GROWTH_NS: i64 = 1000;
 /// Renewals are late by up to this part of their time, in thousandths.
 const JITTER_PERMILLE: u64 = 40;
 
@@ -90,6 +95,8 @@ pub struct LeaseKeeper {
     pause_ms: u64,
     /// Its `managedFields` were.
     cleared: bool,
+    /// Latest `renewTime` that was sent or read.
+    latest: Option<Wall>,
 }
 
 impl LeaseKeeper {
@@ -106,6 +113,7 @@ impl LeaseKeeper {
             },
             pause_ms: 0,
             cleared: false,
+            latest: None,
         }
     }
 
@@ -133,18 +141,29 @@ impl LeaseKeeper {
                 }
             };
         }
-        Some(match (&self.step, &self.seen) {
+        let time = self.renew_time(wall);
+        let request = match (&self.step, &self.seen) {
             (Step::Renew { owner, .. }, Some(seen)) => {
                 if seen.metadata.owner_references.is_empty() && owner.is_none() {
                     Request::ReadNode
                 } else {
-                    Request::Renew(self.renewal(seen, owner.as_deref(), wall))
+                    Request::Renew(self.renewal(seen, owner.as_deref(), time))
                 }
             }
             (Step::Create { owner: None }, _) => Request::ReadNode,
-            (Step::Create { owner: Some(uid) }, _) => Request::Create(self.lease(uid, wall)),
+            (Step::Create { owner: Some(uid) }, _) => Request::Create(self.lease(uid, time)),
             (Step::Renew { .. } | Step::Wait { .. } | Step::Ensure { .. }, _) => Request::ReadLease,
-        })
+        };
+        if matches!(request, Request::Create(_) | Request::Renew(_)) {
+            self.latest = Some(time);
+        }
+        Some(request)
+    }
+
+    /// What the clock shows, or the least that is later than what the control plane may have seen.
+    fn renew_time(&self, wall: Wall) -> Wall {
+        let later = |Wall(latest)| Wall(latest.saturating_add(LEAST_GROWTH_NS));
+        wall.max(self.latest.map_or(wall, later))
     }
 
     const fn renew(tries: u32, ensured: bool) -> Step {
@@ -199,6 +218,9 @@ impl LeaseKeeper {
                 tries > 0
             }
             (Step::Ensure { tries, .. }, Answer::Lease(lease)) => {
+                // Another agent's, or an earlier one's with another clock.
+                let found = lease.spec.renew_time.map(|MicroTime(at)| at);
+                self.latest = self.latest.max(found);
                 self.seen = Some(lease);
                 self.pause_ms = 0;
                 if tries < MAX_TRIES {
@@ -259,14 +281,14 @@ impl LeaseKeeper {
     }
 
     /// The lease to create.
-    fn lease(&self, node_uid: &str, wall: Wall) -> Value {
+    fn lease(&self, node_uid: &str, time: Wall) -> Value {
         let mut lease = Lease::default();
         lease.metadata.name.clone_from(&self.node);
         lease.metadata.namespace = NAMESPACE.into();
         lease.metadata.owner_references = vec![OwnerReference::to_node(&self.node, node_uid)];
         lease.spec.holder_identity.clone_from(&self.node);
         lease.spec.lease_duration_seconds = self.duration_s.into();
-        lease.spec.renew_time = Some(MicroTime(wall));
+        lease.spec.renew_time = Some(MicroTime(time));
         let mut body = serde_json::to_value(lease).unwrap_or_default();
         body["apiVersion"] = json!("coordination.k8s.io/v1");
         body["kind"] = json!("Lease");
@@ -274,8 +296,8 @@ impl LeaseKeeper {
     }
 
     /// The smallest merge patch that renews `seen`, and takes it over if it is another's.
-    fn renewal(&self, seen: &Lease, node_uid: Option<&str>, wall: Wall) -> Value {
-        let mut body = json!({"spec": {"renewTime": MicroTime(wall)}});
+    fn renewal(&self, seen: &Lease, node_uid: Option<&str>, time: Wall) -> Value {
+        let mut body = json!({"spec": {"renewTime": MicroTime(time)}});
         if seen.spec.holder_identity != self.node {
             body["spec"]["holderIdentity"] = json!(self.node);
         }
@@ -536,6 +558,99 @@ mod tests {
             .collect();
         let pauses: Vec<u64> = times.windows(2).map(|w| w[1] - w[0]).collect();
         assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
+    }
+
+    #[test]
+    fn renew_time_always_grows() {
+        // TIME-01
+        const YEARS_50_NS: i64 = 50 * 365 * 86_400 * 1_000_000_000;
+        let at = |time: &str| Wall::parse(time).expect("a time");
+        let (now, set_back) = (
+            at("2026-01-01T00:00:00.5Z"),
+            Wall(at("2026-01-01T00:00:00.5Z").0 - YEARS_50_NS),
+        );
+        let found = |time: &str| {
+            let Answer::Lease(mut lease) = lease("pi", true) else {
+                panic!("a lease")
+            };
+            lease.spec.renew_time = Some(MicroTime(at(time)));
+            Answer::Lease(lease)
+        };
+        let sent = |keeper: &mut LeaseKeeper, wall: Wall| loop {
+            match keeper.poll(keeper.due(), wall).expect("a request") {
+                Request::Renew(body) | Request::Create(body) => {
+                    return body["spec"]["renewTime"].as_str().unwrap_or("").to_string();
+                }
+                Request::ReadNode => keeper.on_answer(Answer::Node("nu".into()), Mono(0), 0),
+                Request::ReadLease => keeper.on_answer(Answer::NotFound, Mono(0), 0),
+            };
+        };
+        for (name, before, answers, wall, want) in [
+            (
+                "as the clock goes",
+                "2025-12-31T23:59:50Z",
+                vec![],
+                now,
+                "2026-01-01T00:00:00.500000Z",
+            ),
+            (
+                "the clock stands still or is set back",
+                "2026-01-01T00:00:00.5Z",
+                vec![],
+                now,
+                "2026-01-01T00:00:00.500001Z",
+            ),
+            (
+                "no clock: on from what an earlier agent wrote",
+                "2026-01-01T00:00:00Z",
+                vec![],
+                set_back,
+                "2026-01-01T00:00:00.000001Z",
+            ),
+            (
+                "and on, though the answer to a renewal says no time",
+                "2026-01-01T00:00:00Z",
+                vec![lease("pi", true), lease("pi", true)],
+                set_back,
+                "2026-01-01T00:00:00.000003Z",
+            ),
+            (
+                "an answer that was lost may have been a renewal",
+                "2026-01-01T00:00:00Z",
+                vec![Answer::Failed],
+                set_back,
+                "2026-01-01T00:00:00.000002Z",
+            ),
+            (
+                "another one wrote",
+                "2026-01-01T00:00:00Z",
+                vec![Answer::Conflict, found("2030-01-01T00:00:00.000007Z")],
+                now,
+                "2030-01-01T00:00:00.000008Z",
+            ),
+            (
+                "an older state of the cluster came back",
+                "2026-01-01T00:00:00Z",
+                vec![Answer::Conflict, found("2025-01-01T00:00:00Z")],
+                set_back,
+                "2026-01-01T00:00:00.000002Z",
+            ),
+            (
+                "made anew: the controller remembers the one before",
+                "2026-01-01T00:00:00Z",
+                vec![Answer::NotFound],
+                set_back,
+                "2026-01-01T00:00:00.000002Z",
+            ),
+        ] {
+            let mut keeper = keeper();
+            keeper.on_answer(found(before), Mono(0), 0);
+            for answer in answers {
+                keeper.poll(keeper.due(), set_back);
+                keeper.on_answer(answer, keeper.due(), 0);
+            }
+            assert_eq!(sent(&mut keeper, wall), want, "{name}");
+        }
     }
 
     #[test]

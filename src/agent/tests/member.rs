@@ -191,6 +191,33 @@ fn a_long_sleep_of_the_machine_is_no_secret_to_others() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_does_not_cost_the_node_its_ready() {
+    // TIME-01 LEASE-05
+    let server = TestServer::builder().controllers(true).start();
+    let server = server.expect("server");
+    let world = World::with(&[], Some(api(&server)));
+    world.advance(s(30));
+    // Another node of the same age, which says nothing more: the controller looks at both in one round.
+    let silent = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "silent"}});
+    server.create(&silent).expect("created");
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
+    server
+        .patch("nodes", "", "silent", "status", &ready)
+        .expect("status");
+    world.jump(-50 * 365 * 86_400);
+    for _ in 0..6 {
+        server.advance(s(10));
+        world.advance(s(10));
+    }
+    server.wait_for("the silent one is lost", s(20), |view| {
+        let node = view.get("nodes", "", "silent")?;
+        (condition(node, "Ready")["status"] == "Unknown").then_some(())
+    });
+    assert!(is_ready(&server), "{}", node(&server));
+    assert_eq!(refused(&server), [""; 0]);
+}
+
+#[test]
 fn a_node_that_is_there_is_taken_over() {
     // NODE-02 NODE-03 NODE-04 AUTHZ-09
     let server = TestServer::builder().start().expect("server");

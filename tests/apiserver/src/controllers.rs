@@ -26,8 +26,18 @@ const CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPr
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
-/// What is remembered of a node: its last sign of life, and when it came.
-type Signs = BTreeMap<String, (String, i64)>;
+/// What is remembered of a node's signs of life.
+struct Sign {
+    /// Largest `renewTime` that its lease had; the text has one width, so it is in the order of time.
+    lease: String,
+    /// Last heartbeat of its Ready condition.
+    beat: String,
+    /// When one of the two came.
+    at_ms: i64,
+}
+
+/// By node.
+type Signs = BTreeMap<String, Sign>;
 
 /// Runs until the server stops.
 pub(crate) fn run(core: &Core) {
@@ -83,14 +93,18 @@ fn nodes(core: &Core, store: &mut Store, signs: &mut Signs) {
             .map_or("", |l| text(l, "/spec/renewTime"));
         let ready = condition(&old, "Ready");
         let beat = ready.map_or("", |c| text(c, "/lastHeartbeatTime"));
-        let sign = format!("{lease} {beat}");
-        let known = signs
-            .entry(name.clone())
-            .or_insert_with(|| (sign.clone(), now_ms));
-        if known.0 != sign {
-            *known = (sign, now_ms);
+        let known = signs.entry(name.clone()).or_insert_with(|| Sign {
+            lease: lease.to_owned(),
+            beat: beat.to_owned(),
+            at_ms: now_ms,
+        });
+        // A heartbeat counts if it is another one, a lease only if it grew.
+        if known.beat != beat || known.lease.as_str() < lease {
+            known.beat = beat.to_owned();
+            known.lease = lease.max(&known.lease).to_owned();
+            known.at_ms = now_ms;
         }
-        let silent = now_ms - known.1 > grace;
+        let silent = now_ms - known.at_ms > grace;
         let mut node = Value::clone(&old);
         if silent {
             for ty in CONDITIONS {

@@ -127,6 +127,53 @@ fn a_silent_node_is_lost_and_comes_back() {
     });
 }
 
+// TIME-01
+#[test]
+fn a_lease_counts_only_if_it_grew() {
+    let server = start();
+    ready(&server, "n1");
+    let lost = || {
+        server.wait_for("lost", LIMIT, |view| {
+            (taints(view.get("nodes", "", "n1")?).len() == 2).then_some(())
+        });
+    };
+    // The condition says True again with the heartbeat that it had: only the lease can count.
+    let back = || {
+        beat(&server, "n1", "2026-01-01T00:00:00Z");
+        server.wait_for("back", LIMIT, |view| {
+            taints(view.get("nodes", "", "n1")?)
+                .is_empty()
+                .then_some(())
+        });
+    };
+    server.wait_for("seen", LIMIT, |view| {
+        taints(view.get("nodes", "", "n1")?)
+            .is_empty()
+            .then_some(())
+    });
+    server.advance(Duration::from_secs(51));
+    lost();
+    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "n1", "namespace": "kube-node-lease"},
+        "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}});
+    server.create(&lease).expect("created");
+    back();
+    let renew = |time: &str| {
+        let spec = json!({"spec": {"renewTime": time}});
+        server
+            .patch("leases", "kube-node-lease", "n1", "", &spec)
+            .expect("renewed");
+    };
+    for older in ["1976-01-01T00:00:00.000000Z", "1976-01-01T00:00:10.000000Z"] {
+        server.advance(Duration::from_secs(30));
+        renew(older);
+    }
+    lost();
+    // The smallest step is enough.
+    renew("2026-01-01T00:00:00.000001Z");
+    back();
+}
+
 fn ready_pod(server: &TestServer, name: &str) {
     let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
     server
