@@ -470,21 +470,7 @@ impl Backend for LocalBackend {
     }
 
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()> {
-        Box::pin(async move {
-            let found = self
-                .ctx
-                .runtime
-                .image_status(reference)
-                .await
-                .map_err(internal)?;
-            let image = found
-                .ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
-            self.ctx
-                .runtime
-                .remove_image(&image.id)
-                .await
-                .map_err(|e| Refusal::new(409, e.to_string()))
-        })
+        Box::pin(image_store::remove(&self.ctx, reference))
     }
 
     fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)> {

@@ -2,11 +2,11 @@
 //! [`PulledRecord`]'s.
 //!
 //! ```text
-//! <root>/image_manager/pulled/<64 hex digits>     an image, and what it was had with
+//! <root>/image_manager/pulled/<64 hex digits>     an image, and what it was had with, or that it was imported
 //! <root>/image_manager/pulling/<64 hex digits>    a pull with a pod's credentials, from before its begin until after the record
 //! ```
 //!
-//! An image without either was not pulled by this agent: everybody may use it.
+//! An image without either was not pulled by this agent: everybody may use it. A record ends with its image.
 
 use alloc::collections::BTreeMap;
 use core::cell::RefCell;
@@ -133,6 +133,18 @@ pub(super) async fn pulled(
         }
     };
     note(ctx, id, parsed.repository(), with).await;
+}
+
+/// The operator brought these images: they are everybody's, whatever the same bytes were pulled with before.
+pub(super) async fn imported(ctx: &Ctx, ids: &[&str]) {
+    for id in ids {
+        let image = (*id).to_owned();
+        change(ctx, id, move |record| {
+            *record = PulledRecord::imported(&image);
+            true
+        })
+        .await;
+    }
 }
 
 /// A pull that has begun is over, however it ended.

@@ -32,7 +32,10 @@ pub(super) async fn poll(ctx: Shared, store: Store, puller: Puller) {
     let mut failed_before = false;
     loop {
         image_access::tidy(&ctx).await;
-        match pass(&ctx, &mut gc, &store, &puller).await {
+        let passed = pass(&ctx, &mut gc, &store, &puller).await;
+        // Of those that went now.
+        image_access::tidy(&ctx).await;
+        match passed {
             Ok(()) => failed_before = false,
             Err(why) => {
                 log::warn!("image garbage: {why}");

@@ -9,7 +9,7 @@ use smol::{channel::Sender, future::FutureExt as _};
 use super::{
     core::Event,
     ctx::{Ctx, Shared},
-    images,
+    image_access, images,
     sync::chain,
 };
 use crate::{
@@ -61,8 +61,26 @@ pub(super) async fn import(
         .run(move || store.import_archive(&path, &options, &mut tick))
         .await;
     let records = imported.map_err(|e| Refusal::bad(chain(&e)))?;
+    let ids: Vec<&str> = records.iter().map(|record| &*record.id).collect();
+    image_access::imported(ctx, &ids).await;
     memory::trim();
     Ok(records.iter().flat_map(|record| shown(record)).collect())
+}
+
+/// Removes the image that `reference` names.
+pub(super) async fn remove(ctx: &Ctx, reference: &str) -> Result<(), Refusal> {
+    let internal = |e: RuntimeError| Refusal::new(500, e.to_string());
+    let found = ctx
+        .runtime
+        .image_status(reference)
+        .await
+        .map_err(internal)?;
+    let image =
+        found.ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
+    let removed = ctx.runtime.remove_image(&image.id).await;
+    removed.map_err(|e| Refusal::new(409, e.to_string()))?;
+    image_access::tidy(ctx).await;
+    Ok(())
 }
 
 /// Ids of the images that instances were made from or mount, dead ones included: as the runtime says now, for the cache may
@@ -101,6 +119,7 @@ pub(super) async fn prune(
         .await;
     let (records, mut bytes) = pruned.0.map_err(|e| Refusal::new(500, chain(&e)))?;
     bytes += pruned.1.map_err(|e| Refusal::new(500, e.to_string()))?;
+    image_access::tidy(ctx).await;
     Ok((
         records.iter().flat_map(|record| shown(record)).collect(),
         bytes,
@@ -159,6 +178,9 @@ pub(super) async fn verify(
             found.to_json(&repairs)
         })
         .await;
+    if repair {
+        image_access::tidy(ctx).await;
+    }
     memory::trim();
     Ok(answer)
 }
@@ -206,6 +228,12 @@ pub(super) async fn poll_drop_in(ctx: Shared, store: Store, events: Sender<Event
             .await;
         drop_in = back;
         reports.extend(look.reports);
+        for report in &reports {
+            if let Report::Imported { images, .. } = report {
+                let ids: Vec<&str> = images.iter().map(|record| &*record.id).collect();
+                image_access::imported(&ctx, &ids).await;
+            }
+        }
         if tell(&reports) {
             memory::trim();
             if events.send(Event::ImagesArrived).await.is_err() {

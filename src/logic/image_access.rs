@@ -3,6 +3,9 @@
 //! A registry decides who gets an image; that it is on this node already must not give it to others. So it is noted what an
 //! image was pulled with. A pod that brings the same may use it, any other one asks the registry with what it has.
 //!
+//! What the operator imports is there for everybody, by all its names, whatever the same bytes were pulled with before or
+//! after. A record ends with its image.
+//!
 //! - Source: KEP-2535; kubelet `pkg/kubelet/images/pullmanager`, `MustAttemptImagePull`.
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
@@ -47,7 +50,7 @@ pub struct Access {
     pub secrets: Vec<PullSecret>,
 }
 
-/// What is noted of an image that this agent pulled.
+/// What is noted of an image that this agent pulled or imported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PulledRecord {
@@ -55,6 +58,8 @@ pub struct PulledRecord {
     pub v: u32,
     /// Id of the image.
     pub image: String,
+    /// The operator brought it.
+    pub imported: bool,
     /// By repository.
     pub repositories: BTreeMap<String, Access>,
 }
@@ -77,21 +82,33 @@ impl PulledRecord {
         Self {
             v: RECORD_VERSION,
             image: image.into(),
+            imported: false,
             repositories: BTreeMap::new(),
+        }
+    }
+
+    /// Of an image that the operator brought: everybody may use it, and nobody need ask.
+    #[must_use]
+    pub fn imported(image: &str) -> Self {
+        Self {
+            imported: true,
+            ..Self::new(image)
         }
     }
 
     /// Whether it makes no difference what a pod brings.
     #[must_use]
     pub fn everybody_may(&self, repository: &str) -> bool {
-        self.repositories
-            .get(repository)
-            .is_some_and(|access| access.everybody)
+        let access = self.repositories.get(repository);
+        self.imported || access.is_some_and(|access| access.everybody)
     }
 
     /// How a pod stands that brings these credentials for `repository`.
     #[must_use]
     pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> Standing {
+        if self.imported {
+            return Standing::Known;
+        }
         let Some(access) = self.repositories.get(repository) else {
             return Standing::Ask;
         };
@@ -112,6 +129,9 @@ impl PulledRecord {
 
     /// Notes what the image was had with; nothing: it takes none. Returns whether that is news.
     pub fn note(&mut self, repository: &str, with: &[PullSecret]) -> bool {
+        if self.imported {
+            return false;
+        }
         if !self.repositories.contains_key(repository)
             && self.repositories.len() >= MAX_REPOSITORIES
         {
@@ -236,6 +256,17 @@ mod tests {
         }
         assert_eq!(record.repositories.len(), MAX_REPOSITORIES);
         assert_eq!(record.standing("none", &[]), Standing::Ask);
+    }
+
+    #[test]
+    fn what_the_operator_imported_is_everybodys() {
+        // IMG-20
+        let mut record = PulledRecord::imported("i");
+        assert!(!record.note("r/x", &[secret("a", "1")]), "no news");
+        for repository in ["r/x", "r/y"] {
+            assert!(record.everybody_may(repository), "{repository}");
+            assert_eq!(record.standing(repository, &[]), Standing::Known);
+        }
     }
 
     #[test]

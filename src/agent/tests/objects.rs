@@ -16,11 +16,16 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::{image_access, metrics},
-    api::{PodUid, pod_status::Phase, stats::Detail},
-    logic::object_table::TTL_ANNOTATION,
+    agent::{image_access, image_pulls::Credentials, image_store, metrics},
+    api::{Pod, PodUid, pod_status::Phase, stats::Detail},
+    image::{
+        Store,
+        registry::Keyring,
+        testing::{Scratch, Stream, docker_archive},
+    },
+    logic::{image_access::PullSecret, object_table::TTL_ANNOTATION},
     runtime::{
-        Runtime as _,
+        Runtime as _, RuntimeError,
         fake::{Op, Trouble as FakeTrouble},
     },
     server::backend::Figures,
@@ -578,6 +583,78 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     smol::future::block_on(world.fake.remove_image(&id)).expect("removed");
     smol::future::block_on(image_access::tidy(&world.ctx));
     assert_eq!(records(), [1, 0]);
+}
+
+#[test]
+fn what_an_image_was_pulled_with_ends_with_it() {
+    // IMG-20
+    let (world, api) = cluster();
+    world.fake.offer_private_image(PRIVATE, "u");
+    api.put_object("secrets/ns/pull", pull_secret("s1", "p"));
+    let of = |secrets: &[&str]| {
+        let mut spec = pulling(secrets, "IfNotPresent");
+        spec["containers"][0]["image"] = PRIVATE.into();
+        spec
+    };
+    let uid = run(&world, &api, "first", of(&["pull"]));
+    end(&world, &api, "first", &uid);
+    smol::future::block_on(image_store::remove(&world.ctx, PRIVATE)).expect("removed");
+    // Somebody puts the same bytes there, and the registry is away.
+    world.fake.add_image(PRIVATE);
+    world.fake.add_fault(fault(
+        Op::PullImage,
+        1000,
+        FakeTrouble::Fails(RuntimeError::Failed("no route to host".into())),
+    ));
+    run(&world, &api, "without", of(&[]));
+}
+
+#[test]
+fn what_the_operator_imports_is_everybodys() {
+    // IMG-20
+    let (world, _) = cluster();
+    let scratch = Scratch::new();
+    let store = Store::open(&scratch.join("store")).expect("store");
+    let archive = scratch.join("archive.tar");
+    let layer = Stream::new().file("name", b"x").bytes();
+    fs::write(&archive, docker_archive("app:1", &[&layer])).expect("archive");
+    let import = || {
+        let imported =
+            image_store::import(&world.ctx, &store, archive.clone(), String::new(), None);
+        smol::future::block_on(imported).expect("imported");
+        store.list()[0].id.clone()
+    };
+    let id = import();
+    let mut pod = manifest("a", pulling(&[], "IfNotPresent"));
+    pod["metadata"]["namespace"] = "ns".into();
+    let pod: Pod = serde_json::from_value(pod).expect("a pod");
+    let may_use = |reference: &str| {
+        smol::future::block_on(image_access::may_use(&world.ctx, &pod, reference, &id))
+    };
+    // A pod with a Secret has the same bytes from a registry.
+    let secret = PullSecret {
+        name: "pull".into(),
+        digest: "1".into(),
+        ..PullSecret::default()
+    };
+    let credentials = Credentials {
+        ring: Keyring::default(),
+        brought: vec![secret],
+    };
+    let pull = || {
+        let noted = image_access::pulled(&world.ctx, PRIVATE, &id, &credentials, Some("1"));
+        smol::future::block_on(noted);
+    };
+    pull();
+    assert!(may_use("docker.io/library/app:1"), "imported before");
+    // The runtime of this test does not have it.
+    smol::future::block_on(image_access::tidy(&world.ctx));
+    pull();
+    assert!(!may_use(PRIVATE), "only pulled, it is bound");
+    import();
+    for reference in [PRIVATE, "docker.io/library/app:1"] {
+        assert!(may_use(reference), "{reference}");
+    }
 }
 
 #[test]
