@@ -72,17 +72,34 @@ pub enum DecodeError {
 ///
 /// Leading and trailing empty documents (`---` alone) count as nothing; a second document with content is an error.
 pub fn parse(bytes: &[u8]) -> Result<Document, DecodeError> {
+    read(bytes, Nulls::Dropped)
+}
+
+/// The same of a merge patch: `null` fields stay, for there they mean something.
+pub fn parse_patch(bytes: &[u8]) -> Result<Document, DecodeError> {
+    read(bytes, Nulls::Kept)
+}
+
+/// What becomes of fields that are `null`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Nulls {
+    #[default]
+    Dropped,
+    Kept,
+}
+
+fn read(bytes: &[u8], nulls: Nulls) -> Result<Document, DecodeError> {
     if bytes.len() >= MAX_DOCUMENT_BYTES {
         return Err(DecodeError::TooLarge);
     }
     let text = core::str::from_utf8(bytes).map_err(|e| DecodeError::NotText(e.valid_up_to()))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with('{')
-        && let Ok(document) = parse_json(text)
+        && let Ok(document) = parse_json(text, nulls)
     {
         return Ok(document);
     }
-    parse_yaml(text)
+    parse_yaml(text, nulls)
 }
 
 /// Turns a JSON value into `T`; a wrong value is named with its path.
@@ -93,8 +110,8 @@ pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
     })
 }
 
-fn parse_json(text: &str) -> Result<Document, serde_json::Error> {
-    let mut budget = Budget::default();
+fn parse_json(text: &str, nulls: Nulls) -> Result<Document, serde_json::Error> {
+    let mut budget = Budget::new(nulls);
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = Node {
         budget: &mut budget,
@@ -104,11 +121,11 @@ fn parse_json(text: &str) -> Result<Document, serde_json::Error> {
     Ok(budget.document(value))
 }
 
-fn parse_yaml(text: &str) -> Result<Document, DecodeError> {
+fn parse_yaml(text: &str, nulls: Nulls) -> Result<Document, DecodeError> {
     check_shape(text)?;
     let mut found = None;
     for reader in serde_yaml_ng::Deserializer::from_str(text) {
-        let mut budget = Budget::default();
+        let mut budget = Budget::new(nulls);
         let value = Node {
             budget: &mut budget,
         }
@@ -171,9 +188,17 @@ struct Budget {
     text: usize,
     path: Vec<String>,
     duplicates: Vec<String>,
+    nulls: Nulls,
 }
 
 impl Budget {
+    fn new(nulls: Nulls) -> Self {
+        Self {
+            nulls,
+            ..Self::default()
+        }
+    }
+
     fn value<E: de::Error>(&mut self) -> Result<(), E> {
         self.values += 1;
         if self.values > MAX_VALUES {
@@ -319,7 +344,7 @@ impl<'de> Visitor<'de> for Node<'_> {
             if map.contains_key(&name) || seen_null.contains(&name) {
                 self.budget.duplicate(&name);
             }
-            if value.is_null() {
+            if value.is_null() && self.budget.nulls == Nulls::Dropped {
                 map.remove(&name);
                 seen_null.insert(name);
             } else {

@@ -30,10 +30,25 @@ pub struct Document {
 ///
 /// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
 pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
-    let decode::Document {
-        mut value,
-        duplicates,
-    } = decode::parse(bytes)?;
+    let mut document = checked(decode::parse(bytes)?)?;
+    for pointer in PATHS {
+        if let Some(Value::String(path)) = document.value.pointer_mut(pointer)
+            && !path.is_empty()
+            && !path.starts_with('/')
+        {
+            *path = dir.join(&path).to_string_lossy().into_owned();
+        }
+    }
+    Ok(document)
+}
+
+/// Reads a drop-in: `null` fields stay, and relative paths as they are (CONF-02).
+pub(super) fn read_drop_in(bytes: &[u8]) -> Result<Document, DecodeError> {
+    checked(decode::parse_patch(bytes)?)
+}
+
+fn checked(read: decode::Document) -> Result<Document, DecodeError> {
+    let decode::Document { value, duplicates } = read;
     for (field, want) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         if value[field].as_str() != Some(want) {
             return Err(DecodeError::Value {
@@ -53,14 +68,6 @@ pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
             .into_iter()
             .map(|path| format!("unknown field {path} is ignored")),
     );
-    for pointer in PATHS {
-        if let Some(Value::String(path)) = value.pointer_mut(pointer)
-            && !path.is_empty()
-            && !path.starts_with('/')
-        {
-            *path = dir.join(&path).to_string_lossy().into_owned();
-        }
-    }
     Ok(Document { value, warnings })
 }
 

@@ -69,10 +69,13 @@ const fn flag(name: &'static str, kind: Kind, field: &'static str, help: &'stati
 
 /// Field of the table for `--config`, which is no field of the document.
 const CONFIG: &str = "";
+/// The same for `--config-dir`.
+const CONFIG_DIR: &str = ".d";
 
 #[rustfmt::skip]
 const FLAGS: &[Flag] = &[
     flag("config", Kind::Path, CONFIG, "KubeletConfiguration file (default /etc/picolet/config.yaml if it exists)"),
+    flag("config-dir", Kind::Path, CONFIG_DIR, "directory of drop-ins: *.conf below it, in order, each merged over the file"),
     flag("kubeconfig", Kind::Path, "picolet.kubeconfig", "how the apiserver is reached; without it the node stands alone"),
     flag("bootstrap-kubeconfig", Kind::Path, "picolet.bootstrapKubeconfig", "how a first certificate is asked for"),
     flag("cert-dir", Kind::Path, "picolet.certDir", "certificates of the node (default pki in the root directory)"),
@@ -200,6 +203,8 @@ pub fn described() -> impl Iterator<Item = Described> {
 pub struct Flags {
     /// `--config`, absolute.
     pub config: Option<PathBuf>,
+    /// `--config-dir`, absolute.
+    pub config_dir: Option<PathBuf>,
     /// The other flags as a document without `apiVersion` and `kind`.
     pub overlay: Map<String, Value>,
     /// `-h` or `--help` was among them: nothing else counts then.
@@ -271,6 +276,11 @@ pub fn parse(
             flags.config = Some(cwd.join(&text));
             continue;
         }
+        if flag.field == CONFIG_DIR {
+            // Empty is none, as for a kubelet.
+            flags.config_dir = Some(cwd.join(&text)).filter(|_| !text.is_empty());
+            continue;
+        }
         let place = place(&mut flags.overlay, flag.field);
         set(place, flag.kind, &text, cwd).map_err(wrong)?;
     }
@@ -289,7 +299,7 @@ pub fn help() -> String {
         .iter()
         .map(|f| {
             let field = match f.field {
-                CONFIG => String::new(),
+                CONFIG | CONFIG_DIR => String::new(),
                 field => format!(" [{field}]"),
             };
             format!("  {:width$}  {}{field}\n", left(f), f.help)
@@ -572,7 +582,8 @@ mod tests {
             );
             assert!(text.contains(&format!("--{}", flag.name)), "{}", flag.name);
             assert!(
-                flag.field == CONFIG || super::super::file::is_known(flag.field),
+                [CONFIG, CONFIG_DIR].contains(&flag.field)
+                    || super::super::file::is_known(flag.field),
                 "{}",
                 flag.field
             );

@@ -2,8 +2,9 @@
 //!
 //! - [`decode`]: YAML or JSON text → JSON value → typed value, with limits and with the path of what is wrong.
 //! - [`mod@file`]: the document named by `--config` and its known fields.
+//! - `drop_in`: documents below `--config-dir`, each merged over that.
 //! - [`flags`]: one table of flags that feeds the parser and the help text.
-//! - [`Config`]: the result: defaults < file < flags (CONF-03), every limit with its unit.
+//! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
 //!
 //! Defaults are a kubelet's, with these exceptions, each made because the agent must start on a board as it comes:
 //!
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 mod cluster;
 mod configz;
 pub mod decode;
+mod drop_in;
 pub mod duration;
 pub mod file;
 pub mod flags;
@@ -86,9 +88,9 @@ pub enum ConfigError {
     },
 }
 
-/// Reads the file, lays the flags over it and checks the whole.
+/// Reads the file, lays drop-ins and then the flags over it and checks the whole.
 ///
-/// Blocks on reading one small file; meant for the start of the program.
+/// Blocks on reading a few small files; meant for the start of the program.
 pub fn load(flags: flags::Flags, host: &Host) -> Result<Loaded, ConfigError> {
     load_from(flags, host, Path::new(DEFAULT_CONFIG_FILE))
 }
@@ -110,6 +112,9 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
         }
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
+    if let Some(dir) = &flags.config_dir {
+        drop_in::lay_over(&mut document, dir, file.is_some())?;
+    }
     flags::lay_over(&mut document.value, flags.overlay);
     let from = file
         .as_ref()

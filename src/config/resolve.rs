@@ -56,6 +56,15 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("registryPullQPS", 0..=i32::MAX as i64),
 ];
 
+/// `evictionHard` where a document was loaded that does not have it (CONF-10).
+pub(super) const DEFAULT_EVICTION_HARD: [(&str, &str); 5] = [
+    ("memory.available", "100Mi"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+    ("imagefs.available", "15%"),
+    ("imagefs.inodesFree", "5%"),
+];
+
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -374,13 +383,7 @@ fn reserved(fields: &Fields, from_file: bool) -> Result<Reserved, Invalid> {
     let mut eviction_hard = BTreeMap::new();
     let merge = fields.merge_default_eviction_settings == Some(true);
     if from_file && (fields.eviction_hard.is_none() || merge) {
-        for (signal, threshold) in [
-            ("memory.available", "100Mi"),
-            ("nodefs.available", "10%"),
-            ("nodefs.inodesFree", "5%"),
-            ("imagefs.available", "15%"),
-            ("imagefs.inodesFree", "5%"),
-        ] {
+        for (signal, threshold) in DEFAULT_EVICTION_HARD {
             eviction_hard.extend(self::threshold(threshold).map(|t| (signal.to_owned(), t)));
         }
     }

@@ -50,6 +50,127 @@ fn load(name: &str, text: &str, line: &str) -> Result<Config, String> {
         .map_err(show)
 }
 
+/// Loads drop-ins of these names and texts over `text`, with the flags in `line`.
+fn load_dir(
+    name: &str,
+    text: &str,
+    drop_ins: &[(&str, &str)],
+    line: &str,
+) -> Result<Loaded, String> {
+    let scratch = Scratch::new(name);
+    let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    let path = scratch.0.join("config.yaml");
+    if !text.is_empty() {
+        fs::write(&path, format!("{head}{text}\n")).expect("write");
+    }
+    let dir = scratch.0.join("dir");
+    fs::create_dir(&dir).expect("directory");
+    for (name, text) in drop_ins {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("directory");
+        let head = if text.contains("kind:") { "" } else { head };
+        fs::write(path, format!("{head}{text}\n")).expect("write");
+    }
+    let line = format!("--config-dir={} {line}", dir.display());
+    let show = |text: String| text.replace(&scratch.0.display().to_string(), "DIR");
+    let mut loaded = load_from(flags(&line), &host(), &path).map_err(|e| show(e.to_string()))?;
+    loaded.warnings = loaded.warnings.drain(..).map(show).collect();
+    Ok(loaded)
+}
+
+#[test]
+fn drop_ins_are_laid_over_the_file_and_flags_over_them() {
+    // CONF-02 CONF-03
+    let file = "maxPods: 5\nport: 10\nhealthzPort: 11\nclusterDNS: [10.0.0.1, 10.0.0.2]\n\
+                featureGates: {A: true, B: true}\nsystemReserved: {cpu: 100m, memory: 1Gi}";
+    let drop_ins = [
+        (
+            "20-second.conf",
+            "maxPods: 7\nport: 21\nclusterDNS: [10.0.0.3]",
+        ),
+        (
+            "10-first.conf",
+            "maxPods: 6\nport: 20\nfeatureGates: {B: false, C: true}",
+        ),
+        (
+            "15-below/a.conf",
+            "podsPerCore: 3\nport: 15\nsystemReserved: {memory: null, pid: \"9\"}",
+        ),
+        ("README", "not: ours\nkind: x"),
+        ("30-off.conf.disabled", "maxPods: 9\nkind: x"),
+    ];
+    let loaded = load_dir(
+        "order",
+        file,
+        &drop_ins,
+        "--port=22 --feature-gates=C=false",
+    );
+    let config = loaded.expect("loads").config;
+    assert_eq!((config.max_pods, config.pods_per_core), (7, 3));
+    assert_eq!(config.node.port, 22, "a flag wins");
+    assert_eq!(config.network.cluster_dns.len(), 1, "a list is replaced");
+    let document: serde_json::Value = serde_json::from_str(&config.document).expect("JSON");
+    assert_eq!(document["healthzPort"], 11, "the file's is left");
+    let gates = &document["featureGates"];
+    assert_eq!(
+        *gates,
+        serde_json::json!({"A": true, "B": false, "C": false})
+    );
+    let reserved: Vec<_> = config.reserved.system.keys().map(String::as_str).collect();
+    assert_eq!(reserved, ["cpu", "pid"], "null deletes");
+}
+
+#[test]
+fn drop_ins_without_a_file_and_thresholds() {
+    // CONF-02 CONF-10
+    let more = [("a.conf", "evictionHard: {memory.available: 50Mi}")];
+    let thresholds = |file: &str, drop_ins| {
+        let loaded = load_dir("thresholds", file, drop_ins, "").expect("loads");
+        loaded.config.reserved.eviction_hard.len()
+    };
+    assert_eq!(
+        thresholds("maxPods: 5", &more),
+        5,
+        "the default, and one of it changed"
+    );
+    assert_eq!(thresholds("evictionHard: {nodefs.available: 1%}", &more), 2);
+    assert_eq!(thresholds("", &more), 1);
+    assert_eq!(thresholds("", &[]), 0);
+}
+
+#[test]
+fn what_is_wrong_with_a_drop_in_is_told_with_its_name() {
+    // CONF-02
+    for (name, text, says) in [
+        (
+            "a.conf",
+            "kind: Pod",
+            "DIR/dir/a.conf: apiVersion: is null, must be",
+        ),
+        ("b/c.conf", "maxPods: many", "DIR/dir/b/c.conf: maxPods: "),
+        ("d.conf", "a: [", "DIR/dir/d.conf: "),
+        (
+            "e.conf",
+            "podLogsDir: logs",
+            "podLogsDir: is \"logs\", must be an absolute path",
+        ),
+    ] {
+        let error = load_dir("wrong", "maxPods: 5", &[(name, text)], "").expect_err(name);
+        assert!(error.contains(says), "{name}: {error}");
+    }
+    let loaded = load_dir("unknown", "", &[("a.conf", "maxpods: 5")], "").expect("loads");
+    assert_eq!(
+        loaded.warnings,
+        ["DIR/dir/a.conf: unknown field maxpods is ignored"]
+    );
+    let missing = load_from(flags("--config-dir=/nowhere"), &host(), Path::new(""));
+    assert_eq!(missing.expect_err("none").to_string(), "read /nowhere");
+    let many: Vec<String> = (0..101).map(|n| format!("{n}.conf")).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|name| (&**name, "maxPods: 5")).collect();
+    let error = load_dir("many", "", &many, "").expect_err("too many");
+    assert!(error.ends_with("has more than 100 drop-ins"), "{error}");
+}
+
 #[test]
 fn defaults() {
     // CONF-07 CONF-08 CONF-09 CONF-16

@@ -1,0 +1,174 @@
+//! Drop-ins: small documents below `--config-dir`, each laid over the configuration (CONF-02).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::decode::DecodeError;
+use super::file::{self, Document};
+use super::{ConfigError, read_bounded, resolve::DEFAULT_EVICTION_HARD};
+
+/// How the name of a drop-in ends; other files are left alone.
+const SUFFIX: &str = "conf";
+/// Drop-ins at most: each may be as large as a configuration.
+const MAX_DROP_INS: usize = 100;
+/// Directories within each other.
+const MAX_DIRS: usize = 16;
+
+/// Lays every drop-in below `dir` over `document`, in the order of their paths.
+///
+/// - `from_file`: whether there is a configuration below them. `evictionHard` has a default only then, and drop-ins change
+///   that key by key (CONF-10).
+/// - Errors: the directory or a file cannot be read, or a file is none of ours; the path of the file is told.
+/// - Source: kubelet `cmd/kubelet/app/server.go`, `mergeKubeletConfigurations`.
+pub(super) fn lay_over(
+    document: &mut Document,
+    dir: &Path,
+    from_file: bool,
+) -> Result<(), ConfigError> {
+    let mut paths = Vec::new();
+    collect(dir, MAX_DIRS, &mut paths)?;
+    for path in paths {
+        let of_file = |source: DecodeError| ConfigError::Decode {
+            path: path.display().to_string(),
+            source,
+        };
+        let bytes = read_bounded(&path).map_err(|source| ConfigError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let drop_in = file::read_drop_in(&bytes).map_err(of_file)?;
+        if from_file && drop_in.value.get("evictionHard").is_some() {
+            let defaults = DEFAULT_EVICTION_HARD.map(|(signal, text)| (signal.into(), text.into()));
+            if let Some(base) = document.value.as_object_mut() {
+                base.entry("evictionHard")
+                    .or_insert_with(|| Value::Object(defaults.into_iter().collect()));
+            }
+        }
+        merge(&mut document.value, drop_in.value);
+        let warnings = drop_in.warnings.into_iter();
+        let named = warnings.map(|warning| format!("{}: {warning}", path.display()));
+        document.warnings.extend(named);
+        // Now, while it is known whose value it is.
+        super::decode::typed::<file::Fields>(&document.value).map_err(of_file)?;
+    }
+    Ok(())
+}
+
+/// Paths of all drop-ins below `dir`, in lexical order.
+fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(), ConfigError> {
+    let of_dir = |source| ConfigError::Read {
+        path: dir.into(),
+        source,
+    };
+    let too = |message: String| ConfigError::Invalid {
+        path: dir.display().to_string(),
+        field: "--config-dir".into(),
+        message,
+    };
+    if dirs_left == 0 {
+        return Err(too(format!(
+            "has more than {MAX_DIRS} directories within each other"
+        )));
+    }
+    let entries = fs::read_dir(dir).map_err(of_dir)?;
+    let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(of_dir)?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        // A symbolic link is taken for the file that it names, never for a directory.
+        if entry.file_type().map_err(of_dir)?.is_dir() {
+            collect(&path, dirs_left - 1, paths)?;
+        } else if path.extension().is_some_and(|e| e == SUFFIX) {
+            if paths.len() == MAX_DROP_INS {
+                return Err(too(format!("has more than {MAX_DROP_INS} drop-ins")));
+            }
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// JSON merge patch: maps are merged key by key, `null` deletes, everything else is replaced whole.
+///
+/// - Source: RFC 7386, section 2. The decoder bounds the depth.
+fn merge(base: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *base = patch;
+        return;
+    };
+    if !base.is_object() {
+        *base = Value::Object(Map::new());
+    }
+    let Some(base) = base.as_object_mut() else {
+        return;
+    };
+    for (name, value) in patch {
+        if value.is_null() {
+            base.remove(&name);
+        } else {
+            merge(base.entry(name).or_insert(Value::Null), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn merge_patches() {
+        // CONF-02
+        for (name, base, patch, merged) in [
+            (
+                "added",
+                json!({"a": 1}),
+                json!({"b": 2}),
+                json!({"a": 1, "b": 2}),
+            ),
+            (
+                "replaced",
+                json!({"a": 1}),
+                json!({"a": "x"}),
+                json!({"a": "x"}),
+            ),
+            (
+                "deleted",
+                json!({"a": 1, "b": 2}),
+                json!({"a": null, "c": null}),
+                json!({"b": 2}),
+            ),
+            (
+                "lists are replaced",
+                json!({"a": [1, 2]}),
+                json!({"a": [3]}),
+                json!({"a": [3]}),
+            ),
+            (
+                "maps are merged",
+                json!({"a": {"b": 1, "c": {"d": 2}}}),
+                json!({"a": {"b": null, "c": {"e": 3}}}),
+                json!({"a": {"c": {"d": 2, "e": 3}}}),
+            ),
+            (
+                "a map for a number",
+                json!({"a": 1}),
+                json!({"a": {"b": null}}),
+                json!({"a": {}}),
+            ),
+            (
+                "from nothing",
+                json!(null),
+                json!({"a": {"b": 1}}),
+                json!({"a": {"b": 1}}),
+            ),
+        ] {
+            let mut got = base;
+            merge(&mut got, patch);
+            assert_eq!(got, merged, "{name}");
+        }
+    }
+}
