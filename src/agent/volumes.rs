@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     api::{ConfigMap, Pod, Secret},
-    logic::{bound_volume::BoundVolume, env, pod_refs, pod_resources, projection, qos},
+    logic::{bound_volume::BoundVolume, cgroup, env, pod_refs, pod_resources, projection, qos},
     sys::open,
-    volume::{MountedVolume, PodVolumes, Source},
+    volume::{Medium, MountedVolume, PodVolumes, Source},
 };
 
 /// Bytes read of a file for a `fileKeyRef`.
@@ -32,7 +32,8 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
         return Ok(Mounted::new());
     }
     let nothing = Mounted::new();
-    let outside = outside(ctx, pod).await;
+    let mut outside = outside(ctx, pod).await;
+    outside.extend(of_huge_pages(pod));
     let loaded = cluster::objects::for_volumes(ctx, pod).await;
     let uid = &pod.metadata.uid;
     let is_cancelled = || ctx.pods.is_pod_cancelled(uid);
@@ -63,6 +64,20 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
     set_up
         .into_result()
         .map_err(|e| SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e))))
+}
+
+/// Volumes of huge pages, by name: the size of their pages depends on what the containers request (VOL-14).
+fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
+    pod.spec.volumes.iter().filter_map(|volume| {
+        let empty = volume.empty_dir.as_ref()?;
+        let medium = match cgroup::medium_page_size(pod, &empty.medium)? {
+            Ok(bytes) => Medium::HugePages(bytes),
+            Err(why) => Medium::Refused(why),
+        };
+        // How much of it the pod may use its cgroup says.
+        let size_limit = None;
+        Some((volume.name.clone(), Source::EmptyDir { medium, size_limit }))
+    })
 }
 
 /// Volumes that lie outside the pod's directory, by name: those that claims are bound to, and shares of the network, which
@@ -202,5 +217,38 @@ impl env::Objects for Borrowed<'_> {
             Some(loaded) => loaded.token(audience, expiration_s),
             None => Err("service account tokens need an API server".into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_of_huge_pages() {
+        // VOL-14
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "containers": [{"name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}}}],
+                "volumes": [
+                    {"name": "a", "emptyDir": {"medium": "HugePages", "sizeLimit": "4Mi"}},
+                    {"name": "b", "emptyDir": {"medium": "HugePages-1Gi"}},
+                    {"name": "c", "emptyDir": {"medium": "Memory"}},
+                    {"name": "d", "hostPath": {"path": "/"}},
+                ],
+            },
+        }))
+        .expect("a pod");
+        let found: Vec<_> = of_huge_pages(&pod).collect();
+        let empty = |name: &str, medium| {
+            let size_limit = None;
+            (name.to_owned(), Source::EmptyDir { medium, size_limit })
+        };
+        let refused = Medium::Refused("no container requests hugepages-1Gi".into());
+        assert_eq!(
+            found,
+            [empty("a", Medium::HugePages(2 << 20)), empty("b", refused)]
+        );
     }
 }

@@ -346,10 +346,40 @@ fn hugepage_amount(map: &BTreeMap<String, Quantity>, size: u64) -> Option<i64> {
 
 /// Whether `hugepages-2Mi` names pages of `size` bytes.
 fn is_page_size(resource: &str, size: u64) -> bool {
-    resource
-        .strip_prefix("hugepages-")
-        .and_then(|text| Quantity::parse(text).ok())
-        .is_some_and(|quantity| u64::try_from(quantity.value()) == Ok(size))
+    resource.strip_prefix("hugepages-").and_then(page_size) == Some(size)
+}
+
+/// `2Mi` in bytes.
+fn page_size(text: &str) -> Option<u64> {
+    let quantity = Quantity::parse(text).ok()?;
+    u64::try_from(quantity.value())
+        .ok()
+        .filter(|size| *size > 0)
+}
+
+/// Bytes of one page of an emptyDir whose medium is `HugePages` or `HugePages-<size>`; `None` for any other medium (VOL-14).
+///
+/// - Errors: why the pod cannot have it, for the event.
+/// - Source: kubelet `pkg/volume/emptydir/empty_dir.go`, `getPageSizeMountOption`.
+#[must_use]
+pub fn medium_page_size(pod: &Pod, medium: &str) -> Option<Result<u64, String>> {
+    let size = medium.strip_prefix("HugePages")?;
+    let mut asked = names(pod, Amount::Requests)
+        .into_iter()
+        .filter_map(|name| page_size(name.strip_prefix("hugepages-")?));
+    Some(match size.strip_prefix('-') {
+        Some(size) => match page_size(size) {
+            Some(size) if asked.any(|other| other == size) => Ok(size),
+            Some(_) => Err(format!("no container requests hugepages-{size}")),
+            None => Err(format!("emptyDir medium {medium:?} names no page size")),
+        },
+        None if size.is_empty() => match asked.next() {
+            None => Err("no container requests huge pages".into()),
+            Some(size) if asked.all(|other| other == size) => Ok(size),
+            Some(_) => Err("containers request huge pages of more than one size".into()),
+        },
+        None => return None,
+    })
 }
 
 /// The kernel's name of a page size: `2MB`.
@@ -717,6 +747,73 @@ mod tests {
             750,
             "sidecar"
         );
+    }
+
+    #[test]
+    fn page_sizes_of_media() {
+        // VOL-14
+        let asking = |first: &[&str], second: &[&str]| -> Pod {
+            let of = |sizes: &[&str]| {
+                let all = sizes
+                    .iter()
+                    .map(|size| format!(r#""hugepages-{size}":"1Gi""#));
+                let all: Vec<String> = all.collect();
+                format!(r#"[{{"resources":{{"requests":{{{}}}}}}}]"#, all.join(","))
+            };
+            let (first, second) = (of(first), of(second));
+            self::pod(&format!(
+                r#"{{"initContainers":{first},"containers":{second}}}"#
+            ))
+        };
+        for (name, pod, medium, want) in [
+            ("the disk", asking(&[], &["2Mi"]), "", None),
+            ("memory", asking(&[], &["2Mi"]), "Memory", None),
+            (
+                "of that size",
+                asking(&[], &["1Gi", "2Mi"]),
+                "HugePages-2Mi",
+                Some(Ok(2 << 20)),
+            ),
+            (
+                "for the init container",
+                asking(&["1Gi"], &[]),
+                "HugePages-1024Mi",
+                Some(Ok(1 << 30)),
+            ),
+            (
+                "the one size",
+                asking(&["2Mi"], &["2Mi"]),
+                "HugePages",
+                Some(Ok(2 << 20)),
+            ),
+            (
+                "two sizes",
+                asking(&["2Mi"], &["1Gi"]),
+                "HugePages",
+                Some(Err("containers request huge pages of more than one size")),
+            ),
+            (
+                "none",
+                asking(&[], &[]),
+                "HugePages",
+                Some(Err("no container requests huge pages")),
+            ),
+            (
+                "another size",
+                asking(&[], &["2Mi"]),
+                "HugePages-1Gi",
+                Some(Err("no container requests hugepages-1Gi")),
+            ),
+            (
+                "no size",
+                asking(&[], &["2Mi"]),
+                "HugePages-x",
+                Some(Err("emptyDir medium \"HugePages-x\" names no page size")),
+            ),
+        ] {
+            let want = want.map(|want| want.map_err(String::from));
+            assert_eq!(medium_page_size(&pod, medium), want, "{name}");
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(super) enum Backing {
     Disk,
     /// A tmpfs of at most this many bytes.
     Memory(Option<u64>),
+    /// A hugetlbfs with pages of so many bytes. How many the pod may have its cgroup says.
+    HugePages(u64),
 }
 
 /// Whether the volume was set up completely and is still there. A reboot takes a tmpfs and leaves the marker.
@@ -24,13 +26,13 @@ pub(super) fn is_ready(dir: &Path, marker: &Path, backing: Backing) -> Result<bo
     }
     match backing {
         Backing::Disk => Ok(fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir())),
-        Backing::Memory(_) => {
+        Backing::Memory(_) | Backing::HugePages(_) => {
             beneath::is_mount_point(dir).step("failed to look for the volume's mount")
         }
     }
 }
 
-/// Makes `dir` (0777 whatever the umask) and mounts a tmpfs on it if it is to have one and has none.
+/// Makes `dir` (0777 whatever the umask) and mounts on it what it is to have and has not.
 pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
     if let Some(parent) = dir.parent() {
         mkdir_all(parent, 0o750).step("failed to make the volume's directory")?;
@@ -40,11 +42,14 @@ pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
         // A half-made one may have had other bits.
         Backing::Disk => fs::set_permissions(dir, Permissions::from_mode(0o777))
             .step("failed to set the volume's mode"),
-        Backing::Memory(limit) => {
-            if beneath::is_mount_point(dir).step("failed to look for the volume's mount")? {
-                return Ok(());
-            }
-            mounts::mount_tmpfs(dir, limit).step("failed to mount a tmpfs")
+        Backing::Memory(_) | Backing::HugePages(_)
+            if beneath::is_mount_point(dir).step("failed to look for the volume's mount")? =>
+        {
+            Ok(())
+        }
+        Backing::Memory(limit) => mounts::mount_tmpfs(dir, limit).step("failed to mount a tmpfs"),
+        Backing::HugePages(bytes) => {
+            mounts::mount_huge_pages(dir, bytes).step("failed to mount a hugetlbfs")
         }
     }
 }

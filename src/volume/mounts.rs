@@ -35,6 +35,18 @@ pub(super) fn unmount_all(point: &Path) -> io::Result<()> {
     Err(Errno::EBUSY.into())
 }
 
+/// Mounts a hugetlbfs with pages of `page_bytes` on `point`, with the mode of a tmpfs. Fails where the kernel has no such pages.
+pub(super) fn mount_huge_pages(point: &Path, page_bytes: u64) -> io::Result<()> {
+    let options = format!("mode=1777,pagesize={page_bytes}");
+    Ok(mount(
+        Some("hugetlbfs"),
+        point,
+        Some("hugetlbfs"),
+        MsFlags::MS_NODEV,
+        Some(options.as_str()),
+    )?)
+}
+
 /// Mounts a tmpfs of at most `size` bytes on `point`, kept out of swap where the kernel can (Linux 6.4).
 pub(super) fn mount_tmpfs(point: &Path, size: Option<u64>) -> io::Result<()> {
     let size = size.map_or_else(String::new, |bytes| format!("size={bytes}"));

@@ -95,8 +95,10 @@ pub enum Medium {
     Default,
     /// tmpfs.
     Memory,
-    /// Anything else, as written: huge pages among them, which this agent does not mount.
-    Other(String),
+    /// hugetlbfs with pages of so many bytes.
+    HugePages(u64),
+    /// None that can be had; why.
+    Refused(String),
 }
 
 /// The pod's volumes cannot be read.
@@ -115,7 +117,7 @@ impl PodVolumes {
     /// mounts into each container.
     ///
     /// `files` holds, by volume name, what each configMap, secret, downwardAPI and projected volume contains; one that is
-    /// missing there counts as not known. `outside` holds what claims and shares are.
+    /// missing there counts as not known. `outside` holds what claims, shares and volumes of huge pages are.
     pub fn of(
         pod: &Pod,
         tmpfs_limit: Option<u64>,
@@ -165,11 +167,7 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
     let files = || files.unwrap_or_else(|| Err("its content is not known".into()));
     if let Some(empty) = &volume.empty_dir {
         Source::EmptyDir {
-            medium: match empty.medium.as_str() {
-                "" => Medium::Default,
-                "Memory" => Medium::Memory,
-                other => Medium::Other(other.into()),
-            },
+            medium: medium(&empty.medium),
             // Zero means no limit, as upstream reads it.
             size_limit: empty
                 .size_limit
@@ -202,6 +200,16 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
             "unknown"
         };
         Source::Unsupported(kind.into())
+    }
+}
+
+fn medium(medium: &str) -> Medium {
+    match medium {
+        "" => Medium::Default,
+        "Memory" => Medium::Memory,
+        other => Medium::Refused(format!(
+            "emptyDir medium {other:?} is not supported by this agent"
+        )),
     }
 }
 

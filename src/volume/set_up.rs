@@ -138,11 +138,8 @@ impl Volumes {
         let backing = match medium {
             Medium::Default => Backing::Disk,
             Medium::Memory => Backing::Memory(size_limit.into_iter().chain(pod.tmpfs_limit).min()),
-            Medium::Other(text) => {
-                return Err(Cause::Refused(format!(
-                    "emptyDir medium {text:?} is not supported by this agent"
-                )));
-            }
+            Medium::HugePages(bytes) => Backing::HugePages(*bytes),
+            Medium::Refused(why) => return Err(Cause::Refused(why.clone())),
         };
         let dir = self.volume_dir(&pod.uid, plugin::EMPTY_DIR, &volume.name);
         let marker = self.ready_marker(&pod.uid, plugin::EMPTY_DIR, &volume.name);
@@ -382,13 +379,67 @@ mod tests {
     }
 
     #[test]
+    fn empty_dir_of_huge_pages() {
+        // VOL-14
+        if !can_mount("empty_dir_of_huge_pages") {
+            return;
+        }
+        let sizes = fs::read_dir("/sys/kernel/mm/hugepages").into_iter();
+        let sizes = sizes.flatten().flatten().filter_map(|size| {
+            let name = size.file_name().into_string().ok()?;
+            let kib: u64 = name
+                .strip_prefix("hugepages-")?
+                .strip_suffix("kB")?
+                .parse()
+                .ok()?;
+            Some(kib * 1024)
+        });
+        let sizes: Vec<u64> = sizes.collect();
+        if sizes.is_empty() {
+            skipped!("empty_dir_of_huge_pages: the kernel has no huge pages");
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        for bytes in sizes {
+            let mut pod = pod(vec![empty(
+                &bytes.to_string(),
+                Medium::HugePages(bytes),
+                None,
+            )]);
+            pod.fs_group = Some(4321);
+            for _ in 0..2 {
+                let mounted = volumes.set_up(&pod).into_result().unwrap();
+                let dir = &mounted[&bytes.to_string()].host_path;
+                let fs = nix::sys::statfs::statfs(dir).unwrap();
+                assert_eq!(fs.filesystem_type(), nix::sys::statfs::HUGETLBFS_MAGIC);
+                assert_eq!(u64::try_from(fs.block_size()), Ok(bytes));
+                let status = fs::metadata(dir).unwrap();
+                assert_eq!(
+                    (status.gid(), status.permissions().mode() & 0o7777),
+                    (4321, 0o3777)
+                );
+                assert_eq!(
+                    crate::volume::mounts::mounts_below(dir).unwrap().len(),
+                    1,
+                    "mounted once"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn what_is_not_supported_is_named() {
         // VOL-27
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
         let set_up = volumes.set_up(&pod(vec![
             volume("share", Source::Unsupported("nfs".into())),
-            empty("pages", Medium::Other("HugePages-2Mi".into()), None),
+            empty(
+                "pages",
+                Medium::Refused("no container requests huge pages".into()),
+                None,
+            ),
             empty("fine", Medium::Default, None),
         ]));
         assert_eq!(set_up.mounted.keys().collect::<Vec<_>>(), ["fine"]);
@@ -400,7 +451,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             [
                 "MountVolume.SetUp failed for volume \"share\" : volumes of type \"nfs\" are not supported by this agent",
-                "MountVolume.SetUp failed for volume \"pages\" : emptyDir medium \"HugePages-2Mi\" is not supported by this agent",
+                "MountVolume.SetUp failed for volume \"pages\" : no container requests huge pages",
             ]
         );
         assert!(set_up.into_result().is_err());
