@@ -37,6 +37,13 @@ const STACK_KIB: u64 = 18 * 1024;
 /// PSS in KiB by which an agent may be larger after the crowd than it was before: what the threads' caches of the allocator
 /// keep in pages of their own, and code that was not needed before.
 const GROWTH_KIB: u64 = 4 * 1024;
+/// Crowds of which the last must leave no more than those before, and their pods.
+const CROWDS: usize = 4;
+const CROWD: usize = if cfg!(debug_assertions) { 10 } else { 60 };
+/// Anonymous memory of the agent after a crowd that is gone, in KiB: heap, stacks, what was written of the program's data.
+const AFTER_CROWD_KIB: u64 = 1536;
+/// By which that may differ from one crowd to the next: where freed pieces lie is chance, so it is a tenth.
+const CROWD_CREEP_PER_CENT: u64 = 110;
 /// How often threads of the agent may be put on a processor in a second at rest, with or without pods: one tick a second
 /// wakes the thread that waits for the kernel and the one that decides, and arms a timer again; some ticks use a lane.
 const WAKES_PER_SECOND: u64 = 15;
@@ -76,24 +83,12 @@ fn a_crowd_of_sleeping_pods() {
     let empty = node.figures();
     empty.show("without pods");
 
-    for n in 0..PODS {
-        node.write_manifest(n);
-    }
-    until("every pod runs", || {
-        let pods = node.pods()?;
-        let running = pods.iter().filter(|p| p["status"]["phase"] == "Running");
-        (pods.len() == PODS && running.count() == PODS).then_some(())
-    });
+    node.crowd_comes(PODS);
     pass(SETTLE);
     let full = node.figures();
     full.show("with pods");
 
-    for n in 0..PODS {
-        fs::remove_file(node.manifest(n)).expect("manifest");
-    }
-    until("every pod is gone", || {
-        (node.pods()?.is_empty() && node.shims().is_empty()).then_some(())
-    });
+    node.crowd_goes(PODS);
     pass(SETTLE);
     let after = node.figures();
     after.show("after them");
@@ -128,6 +123,43 @@ fn a_crowd_of_sleeping_pods() {
                 "{found} wake-ups a second {when} pods, at most {WAKES_PER_SECOND}"
             );
         }
+    }
+    node.stop();
+}
+
+/// What crowds leave in the agent's heap does not grow from one to the next.
+#[test]
+fn crowds_that_come_and_go() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(why) = missing() {
+        skipped!("what crowds leave: {why}");
+        return;
+    }
+    let node = Node::start(2);
+    node.import_image();
+    pass(SETTLE);
+    let agent = node.agent.id();
+    let empty = memory(agent).anonymous;
+    let left: Vec<u64> = (0..CROWDS)
+        .map(|_| {
+            node.crowd_comes(CROWD);
+            node.crowd_goes(CROWD);
+            pass(SETTLE);
+            memory(agent).anonymous
+        })
+        .collect();
+    eprintln!("anonymous memory of the agent: {empty} KiB, after crowds of {CROWD} {left:?} KiB");
+    if !cfg!(debug_assertions) {
+        let last = left[CROWDS - 1];
+        assert!(
+            left.iter().all(|kib| *kib <= AFTER_CROWD_KIB),
+            "{left:?} KiB, at most {AFTER_CROWD_KIB}"
+        );
+        let before = left[..CROWDS - 1].iter().max().expect("several crowds");
+        assert!(
+            last * 100 <= before * CROWD_CREEP_PER_CENT,
+            "it creeps: {left:?} KiB"
+        );
     }
     node.stop();
 }
@@ -275,6 +307,8 @@ struct Figures {
 /// Memory of one process in KiB.
 struct Memory {
     private: u64,
+    /// What no file backs.
+    anonymous: u64,
     /// Of that, pages of files.
     clean: u64,
     pss: u64,
@@ -382,6 +416,28 @@ impl Node {
 
     fn write_manifest(&self, n: usize) {
         self.write_pod(n, &json!({"command": ["/busybox", "sleep", "86400"]}));
+    }
+
+    /// So many pods, until all of them run.
+    fn crowd_comes(&self, pods: usize) {
+        for n in 0..pods {
+            self.write_manifest(n);
+        }
+        until("every pod runs", || {
+            let all = self.pods()?;
+            let running = all.iter().filter(|p| p["status"]["phase"] == "Running");
+            (all.len() == pods && running.count() == pods).then_some(())
+        });
+    }
+
+    /// Until nothing of them is left.
+    fn crowd_goes(&self, pods: usize) {
+        for n in 0..pods {
+            fs::remove_file(self.manifest(n)).expect("manifest");
+        }
+        until("every pod is gone", || {
+            (self.pods()?.is_empty() && self.shims().is_empty()).then_some(())
+        });
     }
 
     /// A pod of one container, which has these fields more.
@@ -544,6 +600,7 @@ fn memory(pid: u32) -> Memory {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps");
     let sum = |names: &[&str]| numbers(&text, names);
     Memory {
+        anonymous: sum(&["Anonymous:"]),
         private: sum(&["Private_Clean:", "Private_Dirty:"]),
         clean: sum(&["Private_Clean:"]),
         pss: sum(&["Pss:"]),

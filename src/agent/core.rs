@@ -152,6 +152,8 @@ impl Core {
             }
             Event::Cleaned => {
                 self.cleaning = false;
+                // After the last pod of a crowd nothing else would tell.
+                self.ctx.heap_used.set(true);
                 // What could not be removed is found again.
                 self.search_due = Mono(0);
             }

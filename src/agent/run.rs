@@ -129,6 +129,7 @@ impl Manager {
 #[must_use]
 #[inline(never)]
 pub fn main(words: Vec<OsString>, manager: Manager) -> ExitCode {
+    memory::start_over_without_thread_caches();
     memory::use_one_arena();
     match start(words, manager) {
         Ok(exit) => exit.into(),
