@@ -761,7 +761,7 @@ mod tests {
                 format!(r#"[{{"resources":{{"requests":{{{}}}}}}}]"#, all.join(","))
             };
             let (first, second) = (of(first), of(second));
-            self::pod(&format!(
+            pod(&format!(
                 r#"{{"initContainers":{first},"containers":{second}}}"#
             ))
         };

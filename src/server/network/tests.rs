@@ -11,6 +11,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
+use smol::future::yield_now;
 
 use super::*;
 use crate::{
