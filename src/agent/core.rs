@@ -18,7 +18,8 @@ use crate::api::order::Order;
 use crate::{
     api::{ContainerId, Mono, Pod, PodStatus, PodUid},
     logic::{
-        dispatch::{self, Addition, ProbeWrite, Removal, Role},
+        conditions,
+        dispatch::{self, Addition, ProbeWrite, Reconciliation, Removal},
         mux::Source,
         pleg,
         pod_table::{Effect as TableEffect, Handle, Start, TableFull},
@@ -303,7 +304,7 @@ impl Core {
                     // What runs was admitted before: nobody who was refused then takes its place over a restart.
                     pods.order_by_key(|p| {
                         let idle = self.ctx.view.is_idle(&p.metadata.uid);
-                        (idle, p.metadata.creation_timestamp)
+                        dispatch::addition_order(idle, p.metadata.creation_timestamp)
                     });
                     pods.into_iter().for_each(|pod| self.add(source, pod, now));
                 }
@@ -331,14 +332,9 @@ impl Core {
         ctx.pods.configure(uid, known);
         self.adopt_late_record(uid);
         let ends = ctx.pods.is_to_end(uid);
-        match dispatch::on_addition(Role::Pod, ends, pod.status.phase.is_terminal()) {
-            Addition::Admit => {
-                if !admit(ctx, &pod) {
-                    return;
-                }
-            }
-            Addition::Create => {}
-            Addition::UpdateStatic | Addition::Ignore => return,
+        let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
+        if what == Addition::Admit && !admit(ctx, &pod) {
+            return;
         }
         self.create(&pod, now);
     }
@@ -396,15 +392,17 @@ impl Core {
         let ctx = &*self.ctx;
         let uid = &pod.metadata.uid;
         let known = ConfigPod::of(source, pod);
-        let (ended, has_gates) = (known.api_phase_terminal, known.has_gates);
+        let ended = known.api_phase_terminal;
         ctx.pods.configure(uid, known);
-        let told = ctx
-            .pods
-            .with_status(uid, |status| status.phase.is_terminal());
-        if ended && told != Some(true) {
-            self.update(source, pod, now);
-        } else if has_gates {
-            ctx.pods.resync(uid, now);
+        let told = |status: &PodStatus| {
+            let gates_changed = conditions::gates_changed(pod, status);
+            (status.phase.is_terminal(), gates_changed)
+        };
+        let (told, gates_changed) = ctx.pods.with_status(uid, told).unwrap_or_default();
+        match dispatch::on_reconcile(ended, told, gates_changed) {
+            Reconciliation::Update => self.update(source, pod, now),
+            Reconciliation::Sync => ctx.pods.resync(uid, now),
+            Reconciliation::Nothing => {}
         }
     }
 
@@ -419,12 +417,11 @@ impl Core {
         let ctx = &*self.ctx;
         ctx.pods.unconfigure(uid);
         outcome::forget(&ctx.store, uid);
-        match dispatch::on_removal(Role::Pod, ctx.mux.borrow().source_ready(source)) {
+        match dispatch::on_removal(ctx.mux.borrow().source_ready(source)) {
             Removal::Kill => self.kill(uid, None, now),
             Removal::LeaveToHousekeeping => {
                 log::debug!("uid={uid} removed before its source was ready")
             }
-            Removal::UpdateStatic | Removal::Ignore => {}
         }
     }
 

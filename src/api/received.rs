@@ -24,13 +24,4 @@ pub enum Delivered {
     Read(Box<ReceivedPod>),
 }
 
-impl Delivered {
-    /// The pod's uid.
-    #[must_use]
-    pub fn uid(&self) -> &PodUid {
-        match self {
-            Self::Known(uid) => uid,
-            Self::Read(received) => &received.pod.metadata.uid,
-        }
-    }
-}
+impl Delivered {}

@@ -92,12 +92,6 @@ pub fn quota(cpu_milli: i64, period_us: u64) -> i64 {
     i64::try_from(us).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
 }
 
-/// cpu.weight of cgroup v2 for pod and tier groups (RES-14). Never apply it to a container's: the runtime converts.
-#[must_use]
-pub fn weight(shares: u64) -> u64 {
-    1 + (shares.clamp(MIN_SHARES, MAX_SHARES) - MIN_SHARES) * 9999 / (MAX_SHARES - MIN_SHARES)
-}
-
 /// Absolute path of the group above all pods: `/kubepods` below `cgroupRoot`.
 #[must_use]
 pub fn kubepods_path(cgroup_root: &str) -> String {
@@ -411,18 +405,17 @@ mod tests {
     #[test]
     fn conversions() {
         // RES-01 RES-14 CG-07 CG-08
-        for (milli, want_shares, want_weight) in [
-            (-5, 2, 1),
-            (0, 2, 1),
-            (1, 2, 1),
-            (100, 102, 4),
-            (250, 256, 10),
-            (1000, 1024, 39),
-            (256_000, 262_144, 10_000),
-            (i64::MAX, 262_144, 10_000),
+        for (milli, want_shares) in [
+            (-5, 2),
+            (0, 2),
+            (1, 2),
+            (100, 102),
+            (250, 256),
+            (1000, 1024),
+            (256_000, 262_144),
+            (i64::MAX, 262_144),
         ] {
             assert_eq!(shares(milli), want_shares, "{milli}");
-            assert_eq!(weight(want_shares), want_weight, "{milli}");
         }
         // RES-02
         for (milli, period, want) in [

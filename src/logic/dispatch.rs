@@ -2,52 +2,16 @@
 //!
 //! Names and rules follow kubelet `kubelet.go`, `syncLoopIteration` and `HandlePod*`.
 
-use alloc::{boxed::Box, vec::Vec};
+use crate::api::Wall;
 
-use crate::api::order::Order;
-use crate::api::{PodUid, received::ReceivedPod};
-
-use super::mux::Op;
 use super::pleg::EventKind;
 use super::probe::ProbeKind;
 
-/// One pod of an operation, in the order in which the loop handles them.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// Put it into the pod manager, then do what [`on_addition`] says.
-    Add(Box<ReceivedPod>),
-    /// Refresh the pod manager, then do what [`on_update`] says. Graceful deletion comes this way.
-    Update(Box<ReceivedPod>),
-    /// Drop it from the pod manager, then do what [`on_removal`] says.
-    Remove(PodUid),
-    /// Refresh the pod manager, then do what [`on_reconcile`] says.
-    Reconcile(Box<ReceivedPod>),
-}
-
-/// Takes an operation apart. Additions come in the order of their creation, those without a time first.
+/// In which order new pods of one delivery are taken in: that of their creation, those without a time first (LOOP-07). Those
+/// that run come before: what runs was admitted, and nobody who was refused takes its place over a restart (LOOP-12).
 #[must_use]
-pub fn steps(op: Op) -> Vec<Step> {
-    match op {
-        Op::Add(mut pods) => {
-            pods.order_by_key(|received| received.pod.metadata.creation_timestamp);
-            pods.into_iter().map(Step::Add).collect()
-        }
-        Op::Update(pods) | Op::Delete(pods) => pods.into_iter().map(Step::Update).collect(),
-        Op::Remove(uids) => uids.into_iter().map(Step::Remove).collect(),
-        Op::Reconcile(pods) => pods.into_iter().map(Step::Reconcile).collect(),
-    }
-}
-
-/// What a pod object is, as far as the loop treats it differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// A pod to run.
-    Pod,
-    /// The mirror of a static pod.
-    Mirror {
-        /// That static pod is in the pod manager.
-        static_known: bool,
-    },
+pub const fn addition_order(idle: bool, created: Option<Wall>) -> (bool, Option<Wall>) {
+    (idle, created)
 }
 
 /// What to do with a new pod.
@@ -57,49 +21,15 @@ pub enum Addition {
     Admit,
     /// `create` to the worker without admission.
     Create,
-    /// `update` to the worker of the static pod, with this mirror.
-    UpdateStatic,
-    /// Nothing.
-    Ignore,
 }
 
-/// A pod appeared. `termination_requested` is the worker's word; a `deletionTimestamp` alone does not skip admission.
+/// A new pod; it is in the pod manager already. `termination_requested`: its worker ends an earlier incarnation.
 #[must_use]
-pub const fn on_addition(
-    role: Role,
-    termination_requested: bool,
-    api_phase_terminal: bool,
-) -> Addition {
-    match role {
-        Role::Mirror { static_known: true } => Addition::UpdateStatic,
-        Role::Mirror {
-            static_known: false,
-        } => Addition::Ignore,
-        Role::Pod if termination_requested || api_phase_terminal => Addition::Create,
-        Role::Pod => Addition::Admit,
-    }
-}
-
-/// What to do with a pod whose object changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// `update` to its worker. No admission.
-    Update,
-    /// `update` to the worker of the static pod, with this mirror.
-    UpdateStatic,
-    /// Nothing.
-    Ignore,
-}
-
-/// A pod's object changed, or it was told to end gracefully.
-#[must_use]
-pub const fn on_update(role: Role) -> Change {
-    match role {
-        Role::Pod => Change::Update,
-        Role::Mirror { static_known: true } => Change::UpdateStatic,
-        Role::Mirror {
-            static_known: false,
-        } => Change::Ignore,
+pub const fn on_addition(termination_requested: bool, api_phase_terminal: bool) -> Addition {
+    if termination_requested || api_phase_terminal {
+        Addition::Create
+    } else {
+        Addition::Admit
     }
 }
 
@@ -110,60 +40,39 @@ pub enum Removal {
     Kill,
     /// Nothing yet: housekeeping ends it as an orphan once all sources are ready.
     LeaveToHousekeeping,
-    /// `update` to the worker of the static pod, now without a mirror, so that it makes a new one.
-    UpdateStatic,
-    /// Nothing.
-    Ignore,
 }
 
 /// A pod vanished from a source. Unlike a kubelet, which waits for all sources, the word of the source that had
 /// delivered the pod is enough once that source is ready: with an apiserver out of reach a deleted manifest must
 /// still stop its pod.
 #[must_use]
-pub const fn on_removal(role: Role, source_ready: bool) -> Removal {
-    match (role, source_ready) {
-        (Role::Pod, true) => Removal::Kill,
-        (Role::Pod, false) => Removal::LeaveToHousekeeping,
-        (Role::Mirror { static_known: true }, _) => Removal::UpdateStatic,
-        (
-            Role::Mirror {
-                static_known: false,
-            },
-            _,
-        ) => Removal::Ignore,
+pub const fn on_removal(source_ready: bool) -> Removal {
+    if source_ready {
+        Removal::Kill
+    } else {
+        Removal::LeaveToHousekeeping
     }
 }
 
-/// The `Ready` condition of a pod's API status against a recomputation.
+/// What to do with a pod whose `status` alone changed in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadyCondition {
-    /// Not in the API status.
-    Absent,
-    /// Same status and message.
-    Same,
-    /// Another status or message.
-    Differs,
-}
-
-/// What to do with a pod whose `status` alone changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reconciliation {
+pub enum Reconciliation {
+    /// Others have ended it: as if its object had changed.
+    Update,
     /// `sync` to its worker.
-    pub sync: bool,
-    /// Delete all its exited containers.
-    pub delete_exited: bool,
+    Sync,
+    /// Nothing.
+    Nothing,
 }
 
-/// A pod's `status` alone changed. `evicted`: phase `Failed` with reason `Evicted`.
+/// A pod's `status` alone changed (LOOP-15, OFF-04). `ended`: its phase in the API is terminal; `told`: the agent's own
+/// status of it is, too. `gates_changed`: see `conditions::gates_changed`.
 #[must_use]
-pub const fn on_reconcile(
-    has_readiness_gates: bool,
-    ready: ReadyCondition,
-    evicted: bool,
-) -> Reconciliation {
-    Reconciliation {
-        sync: has_readiness_gates && matches!(ready, ReadyCondition::Differs),
-        delete_exited: evicted,
+pub const fn on_reconcile(ended: bool, told: bool, gates_changed: bool) -> Reconciliation {
+    match (ended && !told, gates_changed) {
+        (true, _) => Reconciliation::Update,
+        (false, true) => Reconciliation::Sync,
+        (false, false) => Reconciliation::Nothing,
     }
 }
 
@@ -172,7 +81,7 @@ pub const fn on_reconcile(
 pub struct Reaction {
     /// `sync` to the pod's worker.
     pub sync: bool,
-    /// Remove dead containers, see `housekeeping::dead_containers`.
+    /// Remove dead containers, see `gc::removable_after_death`.
     pub clean_dead: bool,
 }
 
@@ -243,129 +152,54 @@ pub const fn is_active(pod: Activity) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use alloc::string::ToString;
-
     use super::*;
-
-    const MIRROR: Role = Role::Mirror { static_known: true };
-    const LOST_MIRROR: Role = Role::Mirror {
-        static_known: false,
-    };
-
-    fn received(uid: &str, created: Option<i64>) -> Box<ReceivedPod> {
-        let mut pod = crate::api::Pod::default();
-        pod.metadata.uid = uid.into();
-        pod.metadata.creation_timestamp = created.map(crate::api::Wall::from_secs);
-        Box::new(ReceivedPod {
-            pod,
-            raw: serde_json::Value::Null,
-            origin: "".into(),
-        })
-    }
-
-    #[test]
-    fn operations_become_steps() {
-        let one = || received("a", None);
-        // LOOP-06
-        for (op, step) in [
-            (Op::Add(vec![one()]), Step::Add(one())),
-            (Op::Update(vec![one()]), Step::Update(one())),
-            (Op::Delete(vec![one()]), Step::Update(one())),
-            (Op::Remove(vec!["a".into()]), Step::Remove("a".into())),
-            (Op::Reconcile(vec![one()]), Step::Reconcile(one())),
-        ] {
-            assert_eq!(steps(op), [step]);
-        }
-        // LOOP-07
-        let op = Op::Add(vec![
-            received("c", Some(9)),
-            received("b", Some(5)),
-            received("a", None),
-            received("d", Some(5)),
-        ]);
-        let uids: Vec<_> = steps(op)
-            .into_iter()
-            .map(|step| match step {
-                Step::Add(received) => received.pod.metadata.uid.to_string(),
-                Step::Update(_) | Step::Remove(_) | Step::Reconcile(_) => unreachable!(),
-            })
-            .collect();
-        assert_eq!(uids, ["a", "b", "d", "c"]);
-    }
+    use crate::api::order::Order;
 
     #[test]
     fn additions() {
-        // LOOP-08 LOOP-09 LOOP-12
-        for (name, role, requested, terminal, what) in [
-            ("new pod", Role::Pod, false, false, Addition::Admit),
-            ("worker ends it", Role::Pod, true, false, Addition::Create),
-            (
-                "phase is terminal",
-                Role::Pod,
-                false,
-                true,
-                Addition::Create,
-            ),
-            ("mirror", MIRROR, false, false, Addition::UpdateStatic),
-            (
-                "mirror is never admitted",
-                MIRROR,
-                true,
-                true,
-                Addition::UpdateStatic,
-            ),
-            ("lost mirror", LOST_MIRROR, false, false, Addition::Ignore),
+        // LOOP-07 LOOP-12
+        let at = |s| Some(Wall::from_secs(s));
+        let mut pods = [
+            ("refused before", true, at(1)),
+            ("c", false, at(9)),
+            ("b", false, at(5)),
+            ("a", false, None),
+            ("d", false, at(5)),
+        ];
+        pods.order_by_key(|(_, idle, created)| addition_order(*idle, *created));
+        let names = pods.map(|(name, ..)| name);
+        assert_eq!(names, ["a", "b", "d", "c", "refused before"]);
+        // LOOP-08 LOOP-09
+        for (requested, terminal, what) in [
+            (false, false, Addition::Admit),
+            (true, false, Addition::Create),
+            (false, true, Addition::Create),
+            (true, true, Addition::Create),
         ] {
-            assert_eq!(on_addition(role, requested, terminal), what, "{name}");
+            assert_eq!(on_addition(requested, terminal), what);
         }
     }
 
     #[test]
-    fn updates_and_removals() {
-        // LOOP-08 LOOP-13 LOOP-14 SRC-14
-        for (role, update, ready, unready) in [
-            (
-                Role::Pod,
-                Change::Update,
-                Removal::Kill,
-                Removal::LeaveToHousekeeping,
-            ),
-            (
-                MIRROR,
-                Change::UpdateStatic,
-                Removal::UpdateStatic,
-                Removal::UpdateStatic,
-            ),
-            (
-                LOST_MIRROR,
-                Change::Ignore,
-                Removal::Ignore,
-                Removal::Ignore,
-            ),
-        ] {
-            assert_eq!(on_update(role), update, "{role:?}");
-            assert_eq!(on_removal(role, true), ready, "{role:?}");
-            assert_eq!(on_removal(role, false), unready, "{role:?}");
-        }
+    fn removals() {
+        // LOOP-14 SRC-14
+        assert_eq!(on_removal(true), Removal::Kill);
+        assert_eq!(on_removal(false), Removal::LeaveToHousekeeping);
     }
 
     #[test]
     fn reconciliation() {
-        use ReadyCondition::{Absent, Differs, Same};
-        // LOOP-15
-        for (gates, ready, evicted, sync) in [
-            (true, Differs, false, true),
-            (true, Same, false, false),
-            (true, Absent, false, false),
-            (false, Differs, false, false),
-            (true, Differs, true, true),
-            (false, Same, true, false),
+        use Reconciliation::{Nothing, Sync, Update};
+        // LOOP-15 OFF-04
+        for (ended, told, gates_changed, what) in [
+            (false, false, false, Nothing),
+            (false, false, true, Sync),
+            (true, false, false, Update),
+            (true, false, true, Update),
+            (true, true, false, Nothing),
+            (true, true, true, Sync),
         ] {
-            let expected = Reconciliation {
-                sync,
-                delete_exited: evicted,
-            };
-            assert_eq!(on_reconcile(gates, ready, evicted), expected);
+            assert_eq!(on_reconcile(ended, told, gates_changed), what);
         }
     }
 

@@ -10,9 +10,6 @@ use crate::api::{
     cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
 };
 
-/// Container GC every, by default.
-pub const PERIOD: Duration = Duration::from_secs(60);
-
 /// How many dead instances are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerGcPolicy {

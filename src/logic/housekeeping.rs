@@ -1,93 +1,15 @@
 //! What a housekeeping pass cleans up. The pass itself, which lists and removes, is the agent's.
 //!
-//! A [`Pass`] holds what was listed; each method answers one step of [`ORDER`] from it. Names and rules follow
+//! A [`Pass`] holds what was listed; each method answers one step from it. Names and rules follow
 //! kubelet `kubelet_pods.go`, `HandlePodCleanups`, and `pod_container_deletor.go`.
 
-use alloc::{
-    collections::{BTreeSet, VecDeque},
-    vec::Vec,
-};
-use core::time::Duration;
+use alloc::collections::BTreeSet;
 
+use crate::api::PodUid;
 use crate::api::order::Gather;
-use crate::api::{
-    ContainerId, PodUid,
-    cri::{ContainerState, PodRuntimeStatus},
-};
 
 use super::pod_table::{Known, WorkState};
 use super::runtime_cache::RunningPod;
-
-/// Time between two passes.
-pub const PERIOD: Duration = Duration::from_secs(2);
-/// A pass that takes longer holds up the loop and is logged as an error.
-pub const LONGEST_PASS: Duration = Duration::from_secs(1);
-/// Exited instances of one container that are kept when the next one dies, at least.
-pub const KEPT_DEAD_CONTAINERS: usize = 1;
-/// Containers that may wait for their removal; more are left to the garbage collection.
-pub const MAX_REMOVALS: usize = 50;
-
-/// One step of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// List pod cgroups: before the configuration is read, so that a new pod is not taken for an orphan.
-    ListCgroups,
-    /// Snapshot of the pod manager.
-    ReadConfig,
-    /// `PodTable::sync_known_pods`.
-    SyncKnownPods,
-    /// List the pods that run, anew.
-    ListRunning,
-    /// Stop probes.
-    Probes,
-    /// Drop local statuses.
-    Statuses,
-    /// Drop records of resources and user namespaces.
-    Records,
-    /// Remove pod directories.
-    Directories,
-    /// Delete mirrors without a static pod.
-    Mirrors,
-    /// Create pods that are wanted and not there.
-    Restarts,
-    /// Kill terminal pods that were deleted before they had a worker.
-    TerminalDeleted,
-    /// Kill what runs and nobody knows.
-    RuntimeOrphans,
-    /// Set the gauges.
-    Metrics,
-    /// Destroy pod cgroups.
-    Cgroups,
-    /// Forget old back-offs.
-    BackOff,
-}
-
-/// The steps of a pass, in order.
-pub const ORDER: [Step; 15] = [
-    Step::ListCgroups,
-    Step::ReadConfig,
-    Step::SyncKnownPods,
-    Step::ListRunning,
-    Step::Probes,
-    Step::Statuses,
-    Step::Records,
-    Step::Directories,
-    Step::Mirrors,
-    Step::Restarts,
-    Step::TerminalDeleted,
-    Step::RuntimeOrphans,
-    Step::Metrics,
-    Step::Cgroups,
-    Step::BackOff,
-];
-
-impl Step {
-    /// Whether the rest of the pass is skipped when this step fails. Failures of other steps are logged.
-    #[must_use]
-    pub const fn aborts_pass(self) -> bool {
-        matches!(self, Self::ListCgroups | Self::ListRunning)
-    }
-}
 
 /// Whether a pass may run: only when every source has delivered is "not wanted" known.
 #[must_use]
@@ -197,17 +119,6 @@ impl<'a> Pass<'a> {
                 is_static: pod.is_static,
                 drop_status: pod.restart_requested,
             })
-    }
-
-    /// Pods to kill so that they reach their end and can be deleted: terminal in the API, deleted, and without a
-    /// worker, as after a rejection.
-    pub fn terminal_deleted(&self) -> impl Iterator<Item = &'a PodUid> + use<'a> {
-        let pass = *self;
-        pass.config
-            .iter()
-            .filter(|pod| pod.deletion_requested && pod.api_phase_terminal)
-            .filter(move |pod| pass.known(pod.uid).is_none() && !pass.runs(pod.uid))
-            .map(|pod| pod.uid)
     }
 
     /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`Pass::restarts`] have
@@ -328,67 +239,11 @@ impl Totals {
     }
 }
 
-/// Exited containers to delete when container `died` has ended.
-///
-/// - `kept`: exited instances of a container that the operator wants to keep.
-/// - `content_removed`: `PodTable::should_pod_content_be_removed`; then nothing is kept.
-/// - Shape: oldest last; empty if the pod does not know `died`, unless nothing is kept.
-pub fn dead_containers<'a>(
-    pod: &'a PodRuntimeStatus,
-    died: &str,
-    kept: usize,
-    content_removed: bool,
-) -> Vec<&'a ContainerId> {
-    let exited = pod
-        .containers
-        .iter()
-        .filter(|container| container.state == ContainerState::Exited);
-    if content_removed {
-        return exited.map(|container| &container.id).collect();
-    }
-    let Some(died) = pod.containers.iter().find(|other| *other.id == *died) else {
-        return Vec::new();
-    };
-    // Newest first, as the status lists them.
-    exited
-        .filter(|container| container.name == died.name)
-        .skip(kept.max(KEPT_DEAD_CONTAINERS))
-        .map(|container| &container.id)
-        .collect()
-}
-
-/// Containers that wait for their removal, at most [`MAX_REMOVALS`].
-#[derive(Clone, Debug, Default)]
-pub struct Removals(VecDeque<(PodUid, ContainerId)>);
-
-impl Removals {
-    /// Queues a container once. False if the queue is full: the garbage collection finds it later.
-    pub fn push(&mut self, uid: &PodUid, id: &ContainerId) -> bool {
-        if self.0.iter().any(|(_, queued)| queued == id) {
-            return true;
-        }
-        let room = self.0.len() < MAX_REMOVALS;
-        if room {
-            self.0.push_back((uid.clone(), id.clone()));
-        }
-        room
-    }
-
-    /// The next container to remove, with its pod.
-    pub fn pop(&mut self) -> Option<(PodUid, ContainerId)> {
-        self.0.pop_front()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use alloc::string::String;
+    use alloc::vec::Vec;
 
     use super::*;
-    use crate::api::{
-        SandboxId, Wall,
-        cri::{ContainerStatus, Order},
-    };
 
     fn uid(text: &str) -> PodUid {
         text.into()
@@ -424,33 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn order_and_aborts() {
-        // CLEAN-01
-        let position = |step| ORDER.iter().position(|other| *other == step);
-        let pairs = [
-            (Step::ListCgroups, Step::ReadConfig),
-            (Step::ReadConfig, Step::SyncKnownPods),
-            (Step::SyncKnownPods, Step::ListRunning),
-            (Step::ListRunning, Step::Probes),
-            (Step::Probes, Step::Statuses),
-            (Step::Statuses, Step::Records),
-            (Step::Records, Step::Directories),
-            (Step::Directories, Step::Mirrors),
-            (Step::Mirrors, Step::Restarts),
-            (Step::Restarts, Step::TerminalDeleted),
-            (Step::TerminalDeleted, Step::RuntimeOrphans),
-            (Step::RuntimeOrphans, Step::Metrics),
-            (Step::Metrics, Step::Cgroups),
-            (Step::Cgroups, Step::BackOff),
-        ];
-        for (first, second) in pairs {
-            assert!(position(first) < position(second), "{first:?} {second:?}");
-        }
-        // CLEAN-02
-        for step in ORDER {
-            let aborts = [Step::ListCgroups, Step::ListRunning].contains(&step);
-            assert_eq!(step.aborts_pass(), aborts, "{step:?}");
-        }
+    fn only_when_all_sources_are_ready() {
         // LOOP-20 SRC-14
         assert!(may_run(true) && !may_run(false));
     }
@@ -540,35 +369,6 @@ mod tests {
     }
 
     #[test]
-    fn terminal_and_deleted() {
-        let a = uid("a");
-        // CLEAN-10
-        for (deleted, terminal, is_known, runs, kill) in [
-            (true, true, false, false, true),
-            (false, true, false, false, false),
-            (true, false, false, false, false),
-            (true, true, true, false, false),
-            (true, true, false, true, false),
-        ] {
-            let pod = ConfigPod {
-                active: false,
-                deletion_requested: deleted,
-                api_phase_terminal: terminal,
-                ..wanted(&a)
-            };
-            let known = [known("a", WorkState::Terminated)];
-            let running = [running("a")];
-            let pass = Pass {
-                config: &[pod],
-                mirrors: &[],
-                known: if is_known { &known } else { &[] },
-                running: if runs { &running } else { &[] },
-            };
-            assert_eq!(pass.terminal_deleted().next().is_some(), kill);
-        }
-    }
-
-    #[test]
     fn runtime_orphans_and_cgroups() {
         let a = uid("a");
         let pods = [wanted(&a)];
@@ -644,77 +444,5 @@ mod tests {
         totals.count_restart(true);
         totals.count_runtime_orphan();
         assert_eq!((totals.restarted, totals.orphaned_runtime), ([0, 1], 1));
-    }
-
-    #[test]
-    fn dead_containers_of_a_pod() {
-        let container = |id: &str, name: &str, state| ContainerStatus {
-            id: id.into(),
-            sandbox: SandboxId::new("s"),
-            name: name.into(),
-            restart_count: 0,
-            state,
-            created: Order(1, 1),
-            created_at: Wall(0),
-            started_at: None,
-            finished_at: None,
-            finished_mono: None,
-            exit_code: 0,
-            reason: String::new(),
-            message: String::new(),
-            image: String::new(),
-            image_id: String::new(),
-            volume_images: Vec::new(),
-            hash: 0,
-            user: None,
-            pid: 0,
-            log_path: String::new(),
-        };
-        use ContainerState::{Exited, Running};
-        let pod = PodRuntimeStatus {
-            containers: vec![
-                container("4", "c", Running),
-                container("3", "c", Exited),
-                container("2", "c", Exited),
-                container("o", "other", Exited),
-                container("1", "c", Exited),
-            ],
-            ..PodRuntimeStatus::default()
-        };
-        // CLEAN-14
-        for (name, died, kept, all, expected) in [
-            ("one is kept", "3", 1, false, &["2", "1"][..]),
-            ("at least one is kept", "3", 0, false, &["2", "1"]),
-            ("two are kept", "3", 2, false, &["1"]),
-            ("nothing is left over", "o", 1, false, &[]),
-            ("unknown", "x", 1, false, &[]),
-            ("content goes", "3", 1, true, &["3", "2", "o", "1"]),
-            (
-                "content goes, whoever died",
-                "x",
-                1,
-                true,
-                &["3", "2", "o", "1"],
-            ),
-        ] {
-            let ids: Vec<_> = dead_containers(&pod, died, kept, all)
-                .into_iter()
-                .map(ContainerId::as_str)
-                .collect();
-            assert_eq!(ids, expected, "{name}");
-        }
-    }
-
-    #[test]
-    fn removals_are_bounded() {
-        // CLEAN-15
-        let mut removals = Removals::default();
-        for n in 0..MAX_REMOVALS {
-            assert!(removals.push(&uid("a"), &format!("{n}").into()));
-        }
-        assert!(removals.push(&uid("a"), &"0".into()), "already queued");
-        assert!(!removals.push(&uid("a"), &"more".into()), "full");
-        assert_eq!(removals.pop(), Some((uid("a"), "0".into())));
-        assert!(removals.push(&uid("a"), &"more".into()));
     }
 }

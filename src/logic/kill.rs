@@ -12,8 +12,6 @@ use crate::api::{
 
 /// A stop call never gets less, so that a process can at least notice the signal. Seconds.
 pub const MIN_STOP_GRACE_S: i64 = 2;
-/// What a client waits beyond the grace period before it gives up on a stop call. Seconds.
-pub const STOP_CALL_MARGIN_S: i64 = 120;
 pub use super::pod_worker::RUNTIME_ONLY_GRACE_S;
 
 /// Why one container is killed.
@@ -70,13 +68,6 @@ pub fn remaining_s(grace_s: i64, spent: Duration) -> i64 {
 #[must_use]
 pub fn stop_grace(remaining_s: i64) -> Duration {
     Duration::from_secs(u64::try_from(remaining_s.max(MIN_STOP_GRACE_S)).unwrap_or(0))
-}
-
-/// How long the caller waits for a stop call with that grace (KILL-12).
-#[must_use]
-pub fn stop_call_timeout(grace: Duration) -> Duration {
-    let margin = u64::try_from(STOP_CALL_MARGIN_S).unwrap_or(0);
-    grace.saturating_add(Duration::from_secs(margin))
 }
 
 /// Whether the preStop hook runs: there is one, and grace for it (KILL-04).
@@ -137,17 +128,6 @@ impl PodKill {
                 .iter()
                 .zip(ended)
                 .all(|(other, ended)| *ended || !other.gates || other.wave >= target.wave)
-    }
-
-    /// The earliest wave that still has a target that has not ended.
-    #[must_use]
-    pub fn current_wave(&self, ended: &[bool]) -> Option<u32> {
-        self.containers
-            .iter()
-            .zip(ended)
-            .filter(|(_, ended)| !**ended)
-            .map(|(target, _)| target.wave)
-            .min()
     }
 }
 
@@ -311,10 +291,6 @@ mod tests {
             let left = remaining_s(grace, Duration::from_millis(spent_ms));
             assert_eq!(stop_grace(left), Duration::from_secs(stop_s), "{name}");
         }
-        assert_eq!(
-            stop_call_timeout(Duration::from_secs(30)),
-            Duration::from_secs(150)
-        );
     }
 
     #[test]
@@ -374,8 +350,6 @@ mod tests {
             "once the grace is over nobody waits; each gets the least a stop call gives"
         );
         assert_eq!(stop_grace(0), Duration::from_secs(2));
-        assert_eq!(kill.current_wave(&[true, false, false]), Some(1));
-        assert_eq!(kill.current_wave(&[true; 3]), None);
     }
 
     #[test]

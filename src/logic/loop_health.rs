@@ -9,14 +9,8 @@ use crate::api::{Mono, cri::RuntimeStatus};
 
 use super::pleg::Unhealthy;
 
-/// Time between two looks at the runtime's conditions.
-pub const STATUS_PERIOD: Duration = Duration::from_secs(5);
 /// A runtime status of this age means the runtime is down.
 pub const STATUS_THRESHOLD: Duration = Duration::from_secs(30);
-/// First pause of a loop that may not go on.
-pub const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause of a loop that may not go on.
-pub const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A loop that began its last iteration this long ago is unhealthy, unless the sync period is longer still.
 pub const LOOP_THRESHOLD: Duration = Duration::from_secs(300);
 
@@ -45,7 +39,6 @@ pub struct RuntimeGate {
     last: Option<(Mono, RuntimeStatus)>,
     /// When it last said that it is ready.
     ready_at: Option<Mono>,
-    pause: Option<Duration>,
 }
 
 impl RuntimeGate {
@@ -99,7 +92,7 @@ impl RuntimeGate {
 
     /// Whether pods may be handled.
     ///
-    /// - Errors: the first cause; the loop consumes nothing and asks again after [`RuntimeGate::pause`].
+    /// - Errors: the first cause; the loop consumes nothing.
     pub fn check(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
         let (at, status) = self.last.as_ref().ok_or(RuntimeDown::Silent)?;
         if now - *at >= STATUS_THRESHOLD {
@@ -148,17 +141,6 @@ impl RuntimeGate {
             Some((_, status)) if status.network_ready.ok => None,
             Some((_, status)) => Some(&status.network_ready.message),
         }
-    }
-
-    /// How long to wait before the next [`RuntimeGate::check`] after one that failed.
-    pub fn pause(&mut self) -> Duration {
-        let pause = self.pause.map_or(FIRST_PAUSE, |last| last * 2);
-        *self.pause.insert(pause.min(LONGEST_PAUSE))
-    }
-
-    /// A check has succeeded: the next pause is the first again.
-    pub const fn passed(&mut self) {
-        self.pause = None;
     }
 }
 
@@ -319,16 +301,6 @@ mod tests {
         assert_eq!(gate.check(Ok(()), Mono(1)), Ok(()), "does not block");
         gate.on_status(status(true, true), Mono(0));
         assert_eq!(gate.network_error(), None);
-    }
-
-    #[test]
-    fn pauses() {
-        // LOOP-02
-        let mut gate = RuntimeGate::default();
-        let ms: Vec<_> = (0..8).map(|_| gate.pause().as_millis()).collect();
-        assert_eq!(ms, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        gate.passed();
-        assert_eq!(gate.pause().as_millis(), 100);
     }
 
     #[test]

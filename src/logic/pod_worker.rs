@@ -18,7 +18,6 @@
 //! Names and rules follow kubelet `pod_workers.go`.
 
 use alloc::boxed::Box;
-use core::time::Duration;
 
 use crate::api::{Mono, Pod, PodUid};
 
@@ -27,8 +26,6 @@ use super::work_queue::{Retry, Timers};
 
 /// Grace of a pod that is known only from the runtime, seconds.
 pub const RUNTIME_ONLY_GRACE_S: i64 = 1;
-/// Shortest time a caller waits for a pod that it had killed.
-pub const MIN_KILL_WAIT: Duration = Duration::from_secs(10);
 
 /// What kind of update a worker is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -266,13 +263,6 @@ pub enum Outcome {
     Canceled,
     /// With an error.
     Failed(Retry),
-}
-
-/// Longest time a killer waits for a pod with this grace (the override if it gave one, else the spec's), seconds.
-#[must_use]
-pub fn kill_wait(grace_s: u32) -> Duration {
-    let grace = u64::from(grace_s);
-    Duration::from_secs(grace + grace / 2).max(MIN_KILL_WAIT)
 }
 
 /// What an update leaves behind: the facts that a call, a replay or a later kill needs.
@@ -650,22 +640,6 @@ mod tests {
             narrow(Some(i64::MAX)).zip(narrow(Some(i64::MIN))),
             Some((i32::MAX, i32::MIN))
         );
-    }
-
-    #[test]
-    fn waiting_for_a_kill() {
-        // PW-15
-        for (grace_s, wait_s) in [
-            (0, 10),
-            (1, 10),
-            (6, 10),
-            (7, 10),
-            (8, 12),
-            (30, 45),
-            (31, 46),
-        ] {
-            assert_eq!(kill_wait(grace_s), Duration::from_secs(wait_s), "{grace_s}");
-        }
     }
 
     #[test]

@@ -320,17 +320,6 @@ pub fn pick_ips(ips: &[IpAddr], host_ips: &[IpAddr]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Whether the node's primary address is of another family than the one reported for the pod before (STAT-32; Warning
-/// `HostIPsIPFamilyMismatch`).
-#[must_use]
-pub fn host_family_mismatch(reported: &PodStatus, host_ips: &[IpAddr]) -> bool {
-    let before = reported.host_ip.parse::<IpAddr>();
-    match (before, host_ips.first()) {
-        (Ok(before), Some(now)) => before.is_ipv6() != now.is_ipv6(),
-        (Ok(_) | Err(_), _) => false,
-    }
-}
-
 /// The agent's own conditions; foreign ones are passed through as the API has them (STAT-40).
 fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
     let (pod, previous) = (input.pod, input.previous());

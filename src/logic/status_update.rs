@@ -263,60 +263,6 @@ fn had_initialized(pod: &Pod, status: &PodStatus) -> bool {
         })
 }
 
-/// The status to send, from the stored one and the API's (SM-07, SM-08, DEL-02).
-///
-/// - Conditions of others are those of the API.
-/// - While containers may still run, a move to a terminal phase is withheld with its reason and message, and so is
-///   `DisruptionTarget`; everything else is sent.
-/// - With a terminal phase `Ready` and `ContainersReady` are False.
-#[must_use]
-pub fn merge_for_api(
-    api: &PodStatus,
-    stored: &PodStatus,
-    could_have_running_containers: bool,
-    now: Wall,
-) -> PodStatus {
-    let mut merged = stored.clone();
-    let ending = !api.phase.is_terminal() && stored.phase.is_terminal();
-    merged.conditions = api
-        .conditions
-        .iter()
-        .filter(|c| !conditions::is_owned(&c.kind))
-        .cloned()
-        .collect();
-    for condition in &stored.conditions {
-        if conditions::is_owned(&condition.kind) {
-            merged.conditions.push(condition.clone());
-        } else if condition.kind == DISRUPTION_TARGET && ending && !could_have_running_containers {
-            let mut disruption = condition.clone();
-            let same = conditions::find(&api.conditions, DISRUPTION_TARGET)
-                .filter(|c| c.status == disruption.status);
-            disruption.last_transition_time = same
-                .and_then(|c| c.last_transition_time)
-                .or_else(|| Some(now.truncated()));
-            conditions::replace_or_append(&mut merged.conditions, disruption);
-        }
-    }
-    if ending && could_have_running_containers {
-        merged.phase = api.phase;
-        merged.reason.clone_from(&api.reason);
-        merged.message.clone_from(&api.message);
-    }
-    for mut condition in conditions::terminal_readiness(merged.phase)
-        .into_iter()
-        .flatten()
-    {
-        let before = conditions::find(&stored.conditions, &condition.kind);
-        condition.observed_generation = before.and_then(|c| c.observed_generation);
-        condition.last_transition_time = before
-            .filter(|c| c.status == condition.status)
-            .and_then(|c| c.last_transition_time)
-            .or_else(|| Some(now.truncated()));
-        conditions::replace_or_append(&mut merged.conditions, condition);
-    }
-    merged
-}
-
 /// `status` with one condition put in, as it may be published before the next sync (ACT-24, SYNC-16).
 #[must_use]
 pub fn with_condition(
@@ -370,17 +316,6 @@ pub fn with_probe_result(
     conditions::replace_or_append(&mut new.conditions, containers_ready);
     finish(pod, &mut new, status, now);
     Some(new)
-}
-
-/// What a status says may still run: a container in it that neither waits nor has ended.
-#[must_use]
-pub fn has_running_status(status: &PodStatus) -> bool {
-    status
-        .init_container_statuses
-        .iter()
-        .chain(&status.container_statuses)
-        .chain(&status.ephemeral_container_statuses)
-        .any(|s| s.state.running.is_some())
 }
 
 #[cfg(test)]

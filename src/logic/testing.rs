@@ -10,7 +10,9 @@ use crate::api::{
         SandboxStatus,
     },
     pod::RestartPolicy,
+    pod_status::PodStatus,
 };
+use crate::conditions::{self, DISRUPTION_TARGET};
 
 pub mod server;
 pub mod smp;
@@ -131,4 +133,57 @@ impl Random {
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
+}
+
+/// The status that a patch is to lead to, whole: what `status_patch` is compared with.
+///
+/// - Conditions of others are those of the API.
+/// - While containers may still run, a move to a terminal phase is withheld with its reason and message, and so is
+///   `DisruptionTarget`; everything else is sent.
+/// - With a terminal phase `Ready` and `ContainersReady` are False.
+pub fn merge_for_api(
+    api: &PodStatus,
+    stored: &PodStatus,
+    could_have_running_containers: bool,
+    now: Wall,
+) -> PodStatus {
+    let mut merged = stored.clone();
+    let ending = !api.phase.is_terminal() && stored.phase.is_terminal();
+    merged.conditions = api
+        .conditions
+        .iter()
+        .filter(|c| !conditions::is_owned(&c.kind))
+        .cloned()
+        .collect();
+    for condition in &stored.conditions {
+        if conditions::is_owned(&condition.kind) {
+            merged.conditions.push(condition.clone());
+        } else if condition.kind == DISRUPTION_TARGET && ending && !could_have_running_containers {
+            let mut disruption = condition.clone();
+            let same = conditions::find(&api.conditions, DISRUPTION_TARGET)
+                .filter(|c| c.status == disruption.status);
+            disruption.last_transition_time = same
+                .and_then(|c| c.last_transition_time)
+                .or_else(|| Some(now.truncated()));
+            conditions::replace_or_append(&mut merged.conditions, disruption);
+        }
+    }
+    if ending && could_have_running_containers {
+        merged.phase = api.phase;
+        merged.reason.clone_from(&api.reason);
+        merged.message.clone_from(&api.message);
+    }
+    for mut condition in conditions::terminal_readiness(merged.phase)
+        .into_iter()
+        .flatten()
+    {
+        let before = conditions::find(&stored.conditions, &condition.kind);
+        condition.observed_generation = before.and_then(|c| c.observed_generation);
+        condition.last_transition_time = before
+            .filter(|c| c.status == condition.status)
+            .and_then(|c| c.last_transition_time)
+            .or_else(|| Some(now.truncated()));
+        conditions::replace_or_append(&mut merged.conditions, condition);
+    }
+    merged
 }

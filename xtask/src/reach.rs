@@ -17,6 +17,41 @@ use crate::{Failure, process::cargo};
 
 /// Where the one program is laid out.
 const DIR: &str = "target/reach";
+/// What is kept though the program does not reach it, and why: the start of the file's path, and words of the line. May only
+/// shrink.
+const KEPT: [(&str, &str, &str); 12] = [
+    ("src/logic/preemption.rs", "", PREEMPTION),
+    ("src/logic/admission.rs", "", PREEMPTION),
+    (
+        "src/logic/pleg.rs",
+        "",
+        "PLEG-15: relists of one pod are decided, and not asked for yet",
+    ),
+    ("src/logic/runtime_cache.rs", "", "PLEG-16: the same"),
+    (
+        "src/logic/mirror.rs",
+        "",
+        "MIR-08: a whole list of mirrors; the poller tells them one by one",
+    ),
+    (
+        "src/logic/mux.rs",
+        "Http",
+        "SRC-09: manifests from a URL follow",
+    ),
+    (
+        "src/logic/housekeeping.rs",
+        "",
+        "CLEAN-01: what the figures of a pass need",
+    ),
+    ("src/logic/pod_table.rs", "", TESTS),
+    ("src/logic/mux.rs", "uids", TESTS),
+    ("src/logic/", "fn len", TESTS),
+    ("src/logic/", "fn is_empty", TESTS),
+    ("src/logic/", "struct No", TESTS),
+];
+const PREEMPTION: &str = "ADM-14: preemption is decided, and not carried out yet";
+const TESTS: &str = "a question that tests ask";
+
 /// Crates that become modules again, in the order of their layers.
 const CRATES: [&str; 2] = ["api", "logic"];
 
@@ -34,16 +69,30 @@ pub(crate) fn run() -> Result<(), Failure> {
     }
     fs::write(src.join("main.rs"), program()?)?;
     fs::remove_file(src.join("lib.rs"))?;
-    let dead = dead_code()?;
-    for line in &dead {
+    let all = dead_code()?;
+    for line in &all {
         println!("{line}");
     }
-    match dead.len() {
-        0 => {
-            println!("The program reaches everything that is compiled into it.");
-            Ok(())
-        }
-        n => Err(format!("{n} places that the program cannot reach").into()),
+    // The rest of the program is told of, and not held yet.
+    let rules = |line: &&String| {
+        CRATES
+            .iter()
+            .any(|name| line.starts_with(&format!("src/{name}/")))
+    };
+    let kept = |line: &String| {
+        let mut reasons = KEPT.iter();
+        reasons.any(|(path, words, _)| line.starts_with(path) && line.contains(words))
+    };
+    let dead = all.iter().filter(rules).filter(|line| !kept(line)).count();
+    if dead == 0 {
+        println!("The program reaches every rule, but for those that are kept with a reason.");
+        Ok(())
+    } else {
+        Err(format!(
+            "{dead} places of {} that the program cannot reach",
+            CRATES.join(" and ")
+        )
+        .into())
     }
 }
 

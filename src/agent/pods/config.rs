@@ -20,8 +20,6 @@ pub(in crate::agent) struct ConfigPod {
     pub(in crate::agent) qos: QosClass,
     /// What it takes of the node.
     pub(in crate::agent) takes: ActivePod,
-    /// Has readiness gates, which others open.
-    pub(in crate::agent) has_gates: bool,
     /// How its mirror is known, of a static pod.
     pub(in crate::agent) static_id: Option<Box<StaticId>>,
 }
@@ -63,7 +61,6 @@ impl ConfigPod {
             uses_objects: volumes || env,
             qos: qos_class(pod),
             takes: ActivePod::of(pod),
-            has_gates: !pod.spec.readiness_gates.is_empty(),
             static_id: (source != Source::Api).then(|| {
                 let hash = pod.metadata.annotations.get(CONFIG_HASH);
                 Box::new(StaticId {

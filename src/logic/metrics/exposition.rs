@@ -10,8 +10,6 @@ use core::fmt::Write as _;
 
 use crate::api::Wall;
 
-/// What a page's `Content-Type` is.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Bytes after which a piece of a page ends; one row's samples may be longer.
 pub const PIECE_BYTES: usize = 8 * 1024;
 

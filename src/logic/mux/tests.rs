@@ -142,10 +142,6 @@ fn sources_are_apart() {
     );
     assert_eq!(say(&mux.merge(Source::Api, vec![], NOW)), ["remove b"]);
     assert_eq!(
-        mux.uids(Source::File).map(|u| &**u).collect::<Vec<_>>(),
-        ["a"]
-    );
-    assert_eq!(
         say(&mux.merge(Source::Http, vec![pod("c", "c", 1)], NOW)),
         Vec::<String>::new()
     );

@@ -94,13 +94,6 @@ impl Local {
         here.then_some(()).ok_or(Address::Elsewhere)
     }
 
-    /// Whether resolving the node's name can change which address is chosen: only where there is a choice.
-    #[must_use]
-    pub fn has_choice(&self) -> bool {
-        let usable = self.interfaces.iter().flat_map(|i| &i.addresses);
-        usable.filter(|ip| self.check(**ip).is_ok()).count() > 1
-    }
-
     /// First address of a family on the interfaces with default routes.
     fn of_default_route(&self, v4: bool) -> Option<IpAddr> {
         let names = if v4 {
@@ -416,8 +409,6 @@ mod tests {
             host_ips(&[], "pi", &nothing),
             Err(AddressError::None("pi".into()))
         );
-        assert!(!nothing.has_choice());
-        assert!(local(BOARD, "", "", "").has_choice());
     }
 
     #[test]

@@ -717,24 +717,3 @@ fn never_regresses() {
         }
     }
 }
-
-#[test]
-fn host_families() {
-    // STAT-32
-    for (name, before, now, expected) in [
-        ("same", "1.1.1.1", "2.2.2.2", false),
-        ("other", "1.1.1.1", "fd00::1", true),
-        ("first report", "", "fd00::1", false),
-    ] {
-        let reported = PodStatus {
-            host_ip: before.into(),
-            ..PodStatus::default()
-        };
-        let now = [now.parse().expect("address")];
-        assert_eq!(host_family_mismatch(&reported, &now), expected, "{name}");
-        assert!(
-            !host_family_mismatch(&reported, &[]),
-            "{name}, node unknown"
-        );
-    }
-}

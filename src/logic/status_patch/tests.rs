@@ -5,7 +5,8 @@ use crate::api::pod_status::{
     ContainerState, ContainerStatus, IpEntry, QosClass, Running, Terminated, Waiting,
 };
 use crate::{
-    status_update::{merge_for_api, same_status},
+    status_update::same_status,
+    testing::merge_for_api,
     testing::{Random, smp},
 };
 

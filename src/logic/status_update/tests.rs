@@ -3,7 +3,7 @@ use alloc::{boxed::Box, string::ToString as _, vec::Vec};
 use super::*;
 use crate::api::pod::CONFIG_SOURCE;
 use crate::api::pod_status::{PodCondition, Running, Terminated, Waiting};
-use crate::testing::{container, pod_with, sidecar};
+use crate::testing::{container, merge_for_api, pod_with, sidecar};
 
 fn waits(name: &str) -> ContainerStatus {
     ContainerStatus {
@@ -315,7 +315,11 @@ fn end_of_termination() {
         let last = finished_status(&pod, &stored, Wall::from_secs(3));
         assert_eq!(line(&last), expected, "{name}");
         assert_eq!(last.phase, phase, "{name}");
-        assert!(!has_running_status(&last), "{name}");
+        let mut all = last
+            .init_container_statuses
+            .iter()
+            .chain(&last.container_statuses);
+        assert!(all.all(|c| c.state.running.is_none()), "{name}");
     }
     let reasons = finished_status(
         &pod_with(&["a"]),
