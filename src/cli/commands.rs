@@ -116,7 +116,7 @@ const OTHER: &str = "Other";
 pub(super) const COMMANDS: &[Command] = &[
     Command { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: Takes::Nothing },
     Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
-        switch("all", None, "end all pods first; they start again with the next agent"),
+        switch("all", None, "end all pods first; the next agent starts them again"),
     ], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, events, configmaps or secrets", flags: &[
@@ -125,10 +125,10 @@ pub(super) const COMMANDS: &[Command] = &[
         value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
         NO_HEADERS,
     ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show all about a pod, configmap, secret or the node", flags: &[
+    Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
     ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "top", args: "pods|node [NAME]", group: PODS, help: "Show what pods or the node use of processor and memory", flags: &[
+    Command { name: "top", args: "pods|node [NAME]", group: PODS, help: "Show how much processor and memory pods or the node use", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         switch("containers", None, "each container of the pods"),
@@ -137,7 +137,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
         NAMESPACE,
         CONTAINER,
-        switch("follow", Some('f'), "go on as the log grows"),
+        switch("follow", Some('f'), "print new lines as they come"),
         switch("previous", Some('p'), "the instance before the last restart"),
         value("tail", None, "N", "only the last N lines"),
         value("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),
@@ -157,7 +157,7 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("stdin", Some('i'), "pass standard input on"),
         switch("tty", Some('t'), "standard input is the container's terminal"),
     ], agent_flags: false, takes: Takes::Pods },
-    Command { name: "port-forward", args: "POD [LOCAL:]REMOTE...", group: PODS, help: "Lead local ports to a pod's", flags: &[
+    Command { name: "port-forward", args: "POD [LOCAL:]REMOTE...", group: PODS, help: "Forward local ports to a pod", flags: &[
         NAMESPACE,
         value("address", None, "IP,...", "where to listen (default localhost)"),
     ], agent_flags: false, takes: Takes::Pods },
@@ -174,9 +174,9 @@ pub(super) const COMMANDS: &[Command] = &[
         NO_HEADERS,
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: Takes::Images },
-    Command { name: "image verify", args: "", group: IMAGES, help: "Check that images still are what was unpacked", flags: &[
-        switch("repair", None, "remove damaged images that no container uses, so that they are fetched anew"),
-        value("root-dir", None, "DIR", "look at the images below this root directory without an agent; none may run with it"),
+    Command { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
+        switch("repair", None, "remove damaged images that no container uses; they are fetched again"),
+        value("root-dir", None, "DIR", "look at the images of this root directory without an agent; none may be running with it"),
         switch("quiet", Some('q'), "show no progress"),
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
@@ -189,9 +189,9 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("yes", Some('y'), "do not ask"),
         switch("force", Some('f'), "the same, as kubeadm has it"),
         switch("dry-run", None, "only list what would be removed"),
-        switch("stop", None, "if the agent runs, end it and its pods first, hooks included"),
+        switch("stop", None, "if the agent runs, end it and its pods first, and run their hooks"),
         switch("keep-images", None, "leave the images"),
-        value("grace-period", None, "SECONDS", "no pod gets more time to end (default: what its manifest says)"),
+        value("grace-period", None, "SECONDS", "longest time that a pod gets to end (default: what its manifest says)"),
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
