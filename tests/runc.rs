@@ -39,7 +39,8 @@ use picolet::{
     cgroup::Cgroups,
     logic,
     runtime::{
-        AttachOptions, Call, ExecOptions, Output, Room, Runtime, RuntimeError, Session, contract,
+        AttachOptions, Call, ExecOptions, ImageService as _, Output, Room, Runtime, RuntimeError,
+        Session, contract,
         runc::{
             BuiltIn, Runc, Settings, host,
             images::{Hold, Images, ResolvedImage},

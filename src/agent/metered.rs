@@ -16,7 +16,7 @@ use crate::{
     },
     image::{Progress, pull::Pulled, registry::Keyring},
     logic::metrics::own::{Counters, Operation},
-    runtime::{AttachOptions, Call, ExecOptions, Runtime, Session},
+    runtime::{AttachOptions, Call, ExecOptions, ImageService, Runtime, Session},
 };
 
 /// See the module.
@@ -37,6 +37,35 @@ impl Metered {
             counters.called(operation, took, result.is_ok());
             result
         })
+    }
+}
+
+impl ImageService for Metered {
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        self.count(Operation::ImageStatus, self.inner.image_status(reference))
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        self.count(Operation::ListImages, self.inner.list_images())
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+        self.count(
+            Operation::PullImage,
+            self.inner.pull_image(reference, keyring),
+        )
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.inner.pull_progress(reference)
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        self.count(Operation::RemoveImage, self.inner.remove_image(id))
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.count(Operation::ImageFsInfo, self.inner.image_fs_info())
     }
 }
 
@@ -143,33 +172,6 @@ impl Runtime for Metered {
             Operation::PortForward,
             self.inner.open_port_forward(id, port),
         )
-    }
-
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
-        self.count(Operation::ImageStatus, self.inner.image_status(reference))
-    }
-
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
-        self.count(Operation::ListImages, self.inner.list_images())
-    }
-
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
-        self.count(
-            Operation::PullImage,
-            self.inner.pull_image(reference, keyring),
-        )
-    }
-
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
-        self.inner.pull_progress(reference)
-    }
-
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
-        self.count(Operation::RemoveImage, self.inner.remove_image(id))
-    }
-
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
-        self.count(Operation::ImageFsInfo, self.inner.image_fs_info())
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {

@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 
 pub use streams::Forwarded;
 
-use super::{Call, Runtime, RuntimeError};
+use super::{Call, ImageService, Runtime, RuntimeError};
 use crate::api::cri::{
     ANNOTATION_HASH, Condition, ContainerConfig, ContainerState, ContainerStatus, ExecOutput,
     FsInfo, Image, NamespaceMode, Order, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
@@ -827,6 +827,80 @@ fn not_found(what: &str, id: &str) -> RuntimeError {
     RuntimeError::NotFound(format!("{what} {id}"))
 }
 
+impl ImageService for Fake {
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        self.at_once(Op::ImageStatus, reference, None, None, move |state| {
+            let named = |image: &&Image| {
+                let mut names = image.repo_tags.iter().chain(&image.repo_digests);
+                image.id == reference || names.any(|name| name == reference)
+            };
+            Ok(state.images.values().find(named).cloned())
+        })
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        self.at_once(Op::ListImages, "", None, None, |state| {
+            Ok(state.images.values().cloned().collect())
+        })
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+        Box::pin(async move {
+            let running = self.begin(Op::PullImage, reference, None, None).await?;
+            let offered = self.state.borrow().offered.contains(reference);
+            let private = self.state.borrow().private.get(reference).cloned();
+            let image = Reference::parse(reference).expect("a reference");
+            let own = keyring.lookup(image.repository());
+            let named = |user: &String| {
+                let is_theirs = |c: &&Credential| c.basic().is_some_and(|(own, _)| own == *user);
+                own.iter().find(is_theirs).map(Credential::digest)
+            };
+            let with = private.as_ref().and_then(named);
+            let result = match offered && (private.is_none() || with.is_some()) {
+                true => Ok(Pulled {
+                    id: self.add_image(reference),
+                    took: Duration::ZERO,
+                    with,
+                }),
+                false => Err(not_found("image", reference)),
+            };
+            running.finish(result)
+        })
+    }
+
+    fn pull_progress(&self, _: &str) -> Option<Progress> {
+        None
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        self.at_once(Op::RemoveImage, id, None, None, move |state| {
+            let mut instances = state.containers.values();
+            let uses = |status: &ContainerStatus| {
+                status.image_id == id || status.volume_images.iter().any(|i| i == id)
+            };
+            if let Some(user) = instances.find(|instance| uses(&instance.status)) {
+                let text = format!("image {id} is used by container {}", user.status.id);
+                return Err(RuntimeError::Failed(text));
+            }
+            state.images.remove(id);
+            Ok(())
+        })
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.at_once(Op::ImageFsInfo, "", None, None, |_| {
+            Ok(FsInfo {
+                capacity_bytes: 1 << 34,
+                available_bytes: 1 << 33,
+                free_bytes: 1 << 33,
+                inodes: 1 << 20,
+                inodes_free: 1 << 19,
+                read_only: false,
+            })
+        })
+    }
+}
+
 impl Runtime for Fake {
     fn name(&self) -> &'static str {
         "fake"
@@ -1144,78 +1218,6 @@ impl Runtime for Fake {
     fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
         self.at_once(Op::PortForward, id, None, None, move |state| {
             streams::forward(state, id, port)
-        })
-    }
-
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
-        self.at_once(Op::ImageStatus, reference, None, None, move |state| {
-            let named = |image: &&Image| {
-                let mut names = image.repo_tags.iter().chain(&image.repo_digests);
-                image.id == reference || names.any(|name| name == reference)
-            };
-            Ok(state.images.values().find(named).cloned())
-        })
-    }
-
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
-        self.at_once(Op::ListImages, "", None, None, |state| {
-            Ok(state.images.values().cloned().collect())
-        })
-    }
-
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
-        Box::pin(async move {
-            let running = self.begin(Op::PullImage, reference, None, None).await?;
-            let offered = self.state.borrow().offered.contains(reference);
-            let private = self.state.borrow().private.get(reference).cloned();
-            let image = Reference::parse(reference).expect("a reference");
-            let own = keyring.lookup(image.repository());
-            let named = |user: &String| {
-                let is_theirs = |c: &&Credential| c.basic().is_some_and(|(own, _)| own == *user);
-                own.iter().find(is_theirs).map(Credential::digest)
-            };
-            let with = private.as_ref().and_then(named);
-            let result = match offered && (private.is_none() || with.is_some()) {
-                true => Ok(Pulled {
-                    id: self.add_image(reference),
-                    took: Duration::ZERO,
-                    with,
-                }),
-                false => Err(not_found("image", reference)),
-            };
-            running.finish(result)
-        })
-    }
-
-    fn pull_progress(&self, _: &str) -> Option<Progress> {
-        None
-    }
-
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
-        self.at_once(Op::RemoveImage, id, None, None, move |state| {
-            let mut instances = state.containers.values();
-            let uses = |status: &ContainerStatus| {
-                status.image_id == id || status.volume_images.iter().any(|i| i == id)
-            };
-            if let Some(user) = instances.find(|instance| uses(&instance.status)) {
-                let text = format!("image {id} is used by container {}", user.status.id);
-                return Err(RuntimeError::Failed(text));
-            }
-            state.images.remove(id);
-            Ok(())
-        })
-    }
-
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
-        self.at_once(Op::ImageFsInfo, "", None, None, |_| {
-            Ok(FsInfo {
-                capacity_bytes: 1 << 34,
-                available_bytes: 1 << 33,
-                free_bytes: 1 << 33,
-                inodes: 1 << 20,
-                inodes_free: 1 << 19,
-                read_only: false,
-            })
         })
     }
 

@@ -1,4 +1,4 @@
-//! The runtime seam: one trait in CRI's words, and its backends.
+//! The runtime seam: two traits in CRI's words, for containers and for images, and their backends.
 //!
 //! - `runc`: the direct backend, which calls an OCI runtime and CNI plugins itself.
 //! - `fake`: an in-memory runtime for simulations and tests.
@@ -52,8 +52,25 @@ pub enum RuntimeError {
     Failed(String),
 }
 
+/// Where images come from and are kept. Whoever needs images alone asks this half of a backend.
+pub trait ImageService {
+    /// The image that `reference` names, if it is in the store.
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
+    /// All images, sorted by id.
+    fn list_images(&self) -> Call<'_, Vec<Image>>;
+    /// Pulls `reference`. `keyring` holds the pod's own credentials; those of the node are tried after them. Dropped, it
+    /// ends soon unless others wait for the same; what arrived stays.
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled>;
+    /// How far the pull of `reference` is; `None` if none is under way. From memory.
+    fn pull_progress(&self, reference: &str) -> Option<Progress>;
+    /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
+    /// Disk use of the image store.
+    fn image_fs_info(&self) -> Call<'_, FsInfo>;
+}
+
 /// A container runtime. One pod's calls never overlap, except stops of its containers; calls for different pods do.
-pub trait Runtime {
+pub trait Runtime: ImageService {
     /// Prefix of container ids in the API (`picolet`), and the runtime's name and version for `nodeInfo`.
     fn name(&self) -> &'static str;
     /// Name and version of what runs containers, e.g. `picolet://0.1.0+runc-1.1.5`. The name is that of container ids.
@@ -112,20 +129,6 @@ pub trait Runtime {
     fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session>;
     /// A connection to a TCP port of a pod, from inside: a stream socket, not blocking. Not found if the sandbox is not ready.
     fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd>;
-
-    /// The image that `reference` names, if it is in the store.
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
-    /// All images, sorted by id.
-    fn list_images(&self) -> Call<'_, Vec<Image>>;
-    /// Pulls `reference`. `keyring` holds the pod's own credentials; those of the node are tried after them. Dropped, it
-    /// ends soon unless others wait for the same; what arrived stays.
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled>;
-    /// How far the pull of `reference` is; `None` if none is under way. From memory.
-    fn pull_progress(&self, reference: &str) -> Option<Progress>;
-    /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
-    /// Disk use of the image store.
-    fn image_fs_info(&self) -> Call<'_, FsInfo>;
 
     /// What pods with a usable sandbox and their running containers have used, sorted by UID. Reads some files of each: for
     /// when somebody asks.

@@ -25,7 +25,7 @@ use crate::{
     },
     logic::{image_access::PullSecret, object_table::TTL_ANNOTATION},
     runtime::{
-        Runtime as _, RuntimeError,
+        ImageService as _, RuntimeError,
         fake::{Op, Trouble as FakeTrouble},
     },
     server::backend::Figures,

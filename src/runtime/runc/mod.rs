@@ -58,7 +58,7 @@ use self::{
     recover::Boot,
     table::{Bell, Table},
 };
-use super::{Call, Runtime, RuntimeError};
+use super::{Call, ImageService, Runtime, RuntimeError};
 use crate::image::Progress;
 use crate::image::pull::Pulled;
 use crate::image::registry::Keyring;
@@ -324,6 +324,38 @@ impl Runc {
     }
 }
 
+impl ImageService for Runc {
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        Box::pin(async move { self.images.status(reference).map_err(RuntimeError::Invalid) })
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        Box::pin(async { Ok(self.images.list()) })
+    }
+
+    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+        self.images.pull(reference, keyring)
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.images.pull_progress(reference)
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        let table = self.table.borrow();
+        let images = |c: &table::Container| {
+            let volumes = c.status.volume_images.iter().cloned();
+            volumes.chain([c.image.clone()]).collect::<Vec<_>>()
+        };
+        let in_use = table.containers.values().flat_map(images).collect();
+        self.images.remove(id, in_use)
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.images.fs_info()
+    }
+}
+
 impl Runtime for Runc {
     fn name(&self) -> &'static str {
         NAME
@@ -455,36 +487,6 @@ impl Runtime for Runc {
 
     fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
         Box::pin(self.forward(id, port))
-    }
-
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
-        Box::pin(async move { self.images.status(reference).map_err(RuntimeError::Invalid) })
-    }
-
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
-        Box::pin(async { Ok(self.images.list()) })
-    }
-
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
-        self.images.pull(reference, keyring)
-    }
-
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
-        self.images.pull_progress(reference)
-    }
-
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
-        let table = self.table.borrow();
-        let images = |c: &table::Container| {
-            let volumes = c.status.volume_images.iter().cloned();
-            volumes.chain([c.image.clone()]).collect::<Vec<_>>()
-        };
-        let in_use = table.containers.values().flat_map(images).collect();
-        self.images.remove(id, in_use)
-    }
-
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
-        self.images.fs_info()
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
