@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{ctx::Shared, image_store, images, node::KUBELET_VERSION};
+use super::{ctx::Shared, images::ImageCommands, node::KUBELET_VERSION};
 use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
@@ -14,9 +14,7 @@ use crate::{
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
     },
-    image::{Puller, Store, registry::Keyring},
     logic::static_pod,
-    runtime::RuntimeError,
     server::{
         backend::{Backend, Check, Figures, LogTarget, Pieces, Reply, Uptime},
         http::Refusal,
@@ -30,20 +28,10 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// Serves the local commands from the agent's own state.
 pub(super) struct LocalBackend {
     pub(super) ctx: Shared,
-    /// Images.
-    pub(super) images: Store,
-    pub(super) puller: Puller,
+    /// What is done with images.
+    pub(super) images: ImageCommands,
     /// Where requests that only the loop can fulfil go.
     pub(super) commands: smol::channel::Sender<Command>,
-}
-
-/// Images that a container cannot start without: its own and those of its volumes, as the pod has them.
-fn images_of<'a>(pod: &'a Pod, container: &'a Container) -> Vec<&'a str> {
-    let volumes = pod.spec.volumes.iter().filter_map(|volume| {
-        let source = volume.image.as_ref()?;
-        container.mounts(&volume.name).then_some(&*source.reference)
-    });
-    volumes.chain([&*container.image]).collect()
 }
 
 /// A request to the loop.
@@ -115,12 +103,8 @@ impl LocalBackend {
             for container in containers {
                 let named = |c: &&Container| container["name"] == *c.name;
                 let mut all = pod.spec.all_containers();
-                let wanted = all.find(named).map_or_else(Vec::new, |c| images_of(pod, c));
-                let under_way = wanted.into_iter().find_map(|image| {
-                    let reference = images::with_default_tag(image);
-                    let progress = self.ctx.runtime.pull_progress(&reference)?;
-                    Some((image, progress))
-                });
+                let waits = all.find(named);
+                let under_way = waits.and_then(|c| self.ctx.images.progress(pod, c));
                 let Some((image, progress)) = under_way else {
                     continue;
                 };
@@ -428,7 +412,7 @@ impl Backend for LocalBackend {
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {
-        Box::pin(async { self.ctx.runtime.list_images().await.map_err(internal) })
+        Box::pin(self.images.list())
     }
 
     fn import_image(
@@ -438,7 +422,7 @@ impl Backend for LocalBackend {
         steps: Option<smol::channel::Sender<Value>>,
     ) -> Reply<'_, Vec<String>> {
         Box::pin(async move {
-            let names = image_store::import(&self.ctx, &self.images, path, name, steps).await?;
+            let names = self.images.import(path, name, steps).await?;
             // The loop's end is no reason to call the import failed.
             let _ = self.commands.send(Command::ImagesArrived).await;
             Ok(names)
@@ -447,38 +431,27 @@ impl Backend for LocalBackend {
 
     fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String> {
         Box::pin(async move {
-            let pulled = self
-                .ctx
-                .runtime
-                .pull_image(reference, Keyring::default())
-                .await;
-            // Unpacking used it.
-            self.ctx.heap_used.set(true);
-            let pulled = pulled.map_err(|e| match e {
-                RuntimeError::Invalid(text) => Refusal::bad(text),
-                other => internal(other),
-            })?;
+            let id = self.images.pull(reference).await?;
             // The loop's end is no reason to call the pull failed.
             let _ = self.commands.send(Command::ImagesArrived).await;
-            Ok(pulled.id)
+            Ok(id)
         })
     }
 
     fn pull_progress(&self, reference: &str) -> Option<Value> {
-        let progress = self.ctx.runtime.pull_progress(reference)?;
-        Some(progress.to_json())
+        self.images.progress(reference)
     }
 
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()> {
-        Box::pin(image_store::remove(&self.ctx, reference))
+        Box::pin(self.images.remove(reference))
     }
 
     fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)> {
-        Box::pin(async { image_store::prune(&self.ctx, &self.images, &self.puller).await })
+        Box::pin(self.images.prune())
     }
 
     fn verify_images(&self, repair: bool, steps: smol::channel::Sender<Value>) -> Reply<'_, Value> {
-        Box::pin(image_store::verify(&self.ctx, &self.images, repair, steps))
+        Box::pin(self.images.verify(repair, steps))
     }
 
     fn stop(&self, all: bool) -> Reply<'_, ()> {
@@ -494,10 +467,6 @@ impl Backend for LocalBackend {
             Ok(())
         })
     }
-}
-
-fn internal(e: RuntimeError) -> Refusal {
-    Refusal::new(500, e.to_string())
 }
 
 #[cfg(test)]

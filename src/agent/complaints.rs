@@ -1,8 +1,10 @@
 //! Complaints that come again and again: each text is told once a minute, and how often it came meanwhile. What is tried
 //! every second for as long as something is broken would otherwise fill the log's disk.
 
-use core::time::Duration;
+use alloc::rc::Rc;
+use core::{cell::RefCell, time::Duration};
 
+use super::clock::Clock;
 use crate::{api::Mono, logic::digest::Fnv};
 
 /// Texts that are remembered; the one that came longest ago makes room.
@@ -18,13 +20,38 @@ struct Complaint {
     held: u32,
 }
 
-/// What was complained about lately.
-#[derive(Debug, Default)]
-pub(super) struct Complaints(Vec<Complaint>);
+/// What was complained about lately. A tool for whoever tries something again and again.
+pub(super) struct Complaints {
+    clock: Rc<dyn Clock>,
+    told: RefCell<Told>,
+}
 
 impl Complaints {
+    /// Nothing yet.
+    pub(super) fn new(clock: Rc<dyn Clock>) -> Self {
+        Self {
+            clock,
+            told: RefCell::default(),
+        }
+    }
+
+    /// Warns of something that is tried again and may fail each time: the same text at most once a minute.
+    pub(super) fn complain(&self, text: &str) {
+        let told = self.told.borrow_mut().tell(text, self.clock.now());
+        match told {
+            Some(0) => log::warn!("{text}"),
+            Some(more) => log::warn!("{text} ({more} times more since it was told)"),
+            None => log::debug!("{text}"),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Told(Vec<Complaint>);
+
+impl Told {
     /// Whether `text` is to be told now: how often it was held back before.
-    pub(super) fn tell(&mut self, text: &str, now: Mono) -> Option<u32> {
+    fn tell(&mut self, text: &str, now: Mono) -> Option<u32> {
         let mut fnv = Fnv::default();
         fnv.text(text);
         let digest = fnv.finish();
@@ -55,7 +82,7 @@ mod tests {
 
     #[test]
     fn repeats_are_held_back_and_counted() {
-        let mut complaints = Complaints::default();
+        let mut complaints = Told::default();
         let at = |s: u64| Mono(s * 1000);
         assert_eq!(complaints.tell("a", at(0)), Some(0));
         assert_eq!(complaints.tell("b", at(1)), Some(0));

@@ -6,7 +6,7 @@ use alloc::collections::VecDeque;
 use super::{
     backend::Command,
     ctx::{Ctx, Shared},
-    housekeeping, images, outcome,
+    housekeeping, outcome,
     pods::ConfigPod,
     probes::Probed,
     recorder::Severity,
@@ -147,7 +147,8 @@ impl Core {
             Event::Housekeeping => {
                 self.on_housekeeping(now);
                 // A burst of calls leaves free pages all over the heap.
-                if self.ctx.heap_used.take() {
+                let unpacked = self.ctx.images.take_heap_used();
+                if self.ctx.heap_used.take() || unpacked {
                     crate::sys::memory::trim();
                 }
             }
@@ -501,11 +502,7 @@ impl Core {
         };
         for uid in ctx.pods.with_status_that(waits) {
             if let Ok(pod) = ctx.pod(&uid) {
-                let mut delays = ctx.image_backoff.borrow_mut();
-                let own = pod.spec.all_containers().map(|c| &c.image);
-                let volumes = pod.spec.volumes.iter().filter_map(|v| v.image.as_ref());
-                own.chain(volumes.map(|source| &source.reference))
-                    .for_each(|image| delays.forget(&uid, &images::with_default_tag(image)));
+                ctx.images.forget_delays(&pod);
             }
             ctx.pods.resync(&uid, now);
         }

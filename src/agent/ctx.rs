@@ -8,7 +8,7 @@ use super::{
     clock::Clock,
     cluster::Cluster,
     complaints::Complaints,
-    image_access::UnderWay,
+    images::{self, Images},
     metered::Metered,
     metrics::Metrics,
     objects::Objects,
@@ -25,7 +25,6 @@ use crate::{
     config::Config,
     logic::{
         admission,
-        backoff::ImageBackoff,
         downward::Allocatable,
         generate::NodeContext,
         loop_health::LoopHealth,
@@ -33,10 +32,9 @@ use crate::{
         mux::{Mux, Source},
         node,
         node_resources::{self, Reservations},
-        pull_rate::PullRate,
         static_pod,
     },
-    runtime::Runtime,
+    runtime::{ImageService, Runtime},
     sys::lane::Lane,
     volume::Volumes,
 };
@@ -113,7 +111,6 @@ pub(super) struct Parts {
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
-    pub(super) unpack: Lane,
     pub(super) relist: smol::channel::Sender<()>,
     pub(super) admission_facts: admission::NodeFacts,
     pub(super) node_context: NodeContext,
@@ -143,14 +140,8 @@ pub(super) struct Ctx {
     pub(super) store: PodStore,
     /// Thread for blocking file work.
     pub(super) disk: Lane,
-    /// Thread for unpacking images.
-    pub(super) unpack: Lane,
-    /// Pull delays.
-    pub(super) image_backoff: RefCell<ImageBackoff>,
-    /// How often pulls may begin.
-    pub(super) pull_rate: RefCell<PullRate>,
-    /// Pulls with credentials of pods.
-    pub(super) pulls_under_way: UnderWay,
+    /// Images.
+    pub(super) images: Rc<Images>,
     /// ConfigMaps and Secrets of the manifest directory.
     pub(super) objects: RefCell<Objects>,
     /// Probes.
@@ -167,7 +158,7 @@ pub(super) struct Ctx {
     /// Processor time that the Burstable tier was last given for its pods, thousandths.
     pub(super) burstable_milli: Cell<Option<i64>>,
     /// What was complained about lately.
-    pub(super) complaints: RefCell<Complaints>,
+    pub(super) complaints: Rc<Complaints>,
     /// When the manifests were last read.
     pub(super) manifests_read: Cell<Option<Mono>>,
     /// Something used the heap, and code, since they were last given back; the start did.
@@ -199,11 +190,19 @@ impl Ctx {
         let entries = pods::slots(&cfg).slots() * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(parts.clock);
         let counters = Rc::new(RefCell::new(Counters::default()));
-        let runtime = Rc::new(Metered {
+        let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
+        let runtime: Rc<dyn Runtime> = Rc::new(Metered {
             inner: parts.runtime,
             clock: Rc::clone(&clock),
             counters: Rc::clone(&counters),
         });
+        let tools = images::Tools {
+            service: Rc::clone(&runtime) as Rc<dyn ImageService>,
+            clock: Rc::clone(&clock),
+            disk: parts.disk.clone(),
+            complaints: Rc::clone(&complaints),
+        };
+        let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
         // Delays need spreading, not secrecy.
         let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
         let file = cfg.dirs.manifests.is_some().then_some(Source::File);
@@ -217,13 +216,7 @@ impl Ctx {
             node_context: parts.node_context,
             cluster: parts.cluster,
             pods: Pods::new(&cfg, seed),
-            image_backoff: RefCell::new(ImageBackoff::new(entries)),
-            pull_rate: RefCell::new(PullRate::new(
-                cfg.images.pull_qps,
-                cfg.images.pull_burst,
-                clock.now(),
-            )),
-            pulls_under_way: UnderWay::default(),
+            images: Rc::new(images),
             objects: RefCell::new(Objects::default()),
             probes: NodeProbes::new(parts.wire, clock.now(), clock.wall()),
             recorder: RefCell::new(Recorder::default()),
@@ -233,7 +226,7 @@ impl Ctx {
             burstable_milli: Cell::new(None),
             manifests_read: Cell::new(None),
             heap_used: Cell::new(true),
-            complaints: RefCell::default(),
+            complaints,
             loop_health: Cell::default(),
             metrics: Metrics::default(),
             started_at: clock.wall(),
@@ -245,7 +238,6 @@ impl Ctx {
             volumes: parts.volumes,
             cgroups: Arc::new(parts.cgroups),
             disk: parts.disk,
-            unpack: parts.unpack,
             cfg,
         }
     }
@@ -356,14 +348,9 @@ impl Ctx {
         self.cfg.dirs.manifests.is_none() || self.mux.borrow().source_ready(Source::File)
     }
 
-    /// Warns of something that is tried again and may fail each time: the same text at most once a minute.
+    /// See [`Complaints::complain`].
     pub(super) fn complain(&self, text: &str) {
-        let told = self.complaints.borrow_mut().tell(text, self.clock.now());
-        match told {
-            Some(0) => log::warn!("{text}"),
-            Some(more) => log::warn!("{text} ({more} times more since it was told)"),
-            None => log::debug!("{text}"),
-        }
+        self.complaints.complain(text);
     }
 
     /// Whether nobody wants the pod any more, the apiserver included.

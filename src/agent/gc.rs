@@ -48,7 +48,7 @@ pub(super) async fn pass(ctx: &Ctx) {
         ctx.node_event(Severity::Warning, "ContainerGCFailed", &message);
     }
     ctx.pods.sweep_delays(ctx.clock.now());
-    ctx.image_backoff.borrow_mut().sweep(ctx.clock.now());
+    ctx.images.sweep();
     crate::sys::memory::trim();
 }
 

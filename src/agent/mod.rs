@@ -7,7 +7,8 @@
 //! | `event_loop` | the only loop that waits, and the executor of effects |
 //! | `runtime_view` | what is known of the runtime; its pollers |
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
-//! | `sync`, `start`, `kill`, `terminate`, `hooks`, `images` | what a call of a pod worker does, step by step |
+//! | `sync`, `start`, `kill`, `terminate`, `hooks` | what a call of a pod worker does, step by step |
+//! | `images` | everything that is known of images |
 //! | `probes` | which containers are alive, ready, started |
 //! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
 //! | `pods` | what is known of pods |
@@ -16,7 +17,7 @@
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
-//! | `backend`, `image_store`, `node`, `metrics`, `metered` | what the server shows |
+//! | `backend`, `node`, `metrics`, `metered` | what the server shows |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
 //! between steps.
@@ -35,10 +36,6 @@ mod gc;
 mod generation;
 mod hooks;
 mod housekeeping;
-mod image_access;
-mod image_gc;
-mod image_pulls;
-mod image_store;
 mod images;
 mod kill;
 mod log_rotation;

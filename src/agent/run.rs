@@ -25,19 +25,21 @@ use super::{
     cluster::{self, JoinError},
     core::Event,
     ctx::{Ctx, Parts, Shared},
-    event_loop, generation, image_gc, image_pulls, image_store, manifests, neighbours, node,
-    pollers, probes, runtime_view, serving,
+    event_loop, generation,
+    images::{self, ImageCommands, ImageDirectory, ImageGarbage},
+    manifests, neighbours, node, pollers, probes,
+    recorder::Severity,
+    runtime_view, serving,
     sync::chain,
 };
 use crate::{
     api::oci::HostFacts,
     cgroup::{Cgroups, Version},
     config::{self, Config},
-    image::{self, Puller},
     logic::oci,
     net::ProxyVariables,
     probe::Prober,
-    runtime::runc::{self, images::StoreImages},
+    runtime::runc::{self, store_images::StoreImages},
     server::{Listener, backend::Backend},
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
@@ -312,7 +314,7 @@ async fn serve(
 ) -> Result<Exit, StartError> {
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
-    let (ctx, images, puller) = assemble(cfg, proxies, relist).await?;
+    let (ctx, store) = assemble(cfg, proxies, relist).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&ctx.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
@@ -323,8 +325,11 @@ async fn serve(
     let (commands, asked) = smol::channel::bounded(4);
     let backend: Rc<dyn Backend> = Rc::new(LocalBackend {
         ctx: Rc::clone(&ctx),
-        images: images.clone(),
-        puller: puller.clone(),
+        images: ImageCommands {
+            images: Rc::clone(&ctx.images),
+            store: store.clone(),
+            runtime: Rc::clone(&ctx.runtime),
+        },
         commands,
     });
     let served = serving::prepare(&ctx, &executor, Rc::clone(&backend)).map_err(usage)?;
@@ -343,12 +348,27 @@ async fn serve(
         sender.clone(),
     )));
     spawn(boxed(manifests::poll(Rc::clone(&ctx), sender.clone())));
-    spawn(boxed(image_store::poll_drop_in(
-        Rc::clone(&ctx),
-        images.clone(),
-        sender.clone(),
-    )));
-    spawn(boxed(image_gc::poll(Rc::clone(&ctx), images, puller)));
+    let directory = ImageDirectory {
+        images: Rc::clone(&ctx.images),
+        store: store.clone(),
+        path: ctx.cfg.dirs.image_drop_in.clone(),
+        doorbells: ctx.cfg.doorbells,
+    };
+    let arrived = sender.clone();
+    spawn(boxed(directory.run(async move || {
+        arrived.send(Event::ImagesArrived).await.is_ok()
+    })));
+    let garbage = ImageGarbage::new(
+        &ctx.cfg.images,
+        Rc::clone(&ctx.images),
+        store,
+        Rc::clone(&ctx.runtime),
+        Box::new({
+            let ctx = Rc::clone(&ctx);
+            move |reason, message| ctx.node_event(Severity::Warning, reason, message)
+        }),
+    );
+    spawn(boxed(garbage.run()));
     spawn(boxed(pollers::housekeeping(
         Rc::clone(&ctx),
         sender.clone(),
@@ -431,7 +451,7 @@ async fn assemble(
     cfg: Config,
     proxies: ProxyVariables,
     relist: smol::channel::Sender<()>,
-) -> Result<(Shared, image::Store, Puller), StartError> {
+) -> Result<(Shared, StoreImages), StartError> {
     let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
         return Err(fatal(
@@ -450,9 +470,9 @@ async fn assemble(
         JoinError::Failed(why) => fatal(why),
     })?;
     let disk = Lane::start("disk").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let store_dir = cfg.dirs.images();
-    let images = disk
-        .run(move || image::Store::open(&store_dir))
+    let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
+    let pulls = images::settings(&cfg.images, &cfg.dirs, proxies).map_err(usage)?;
+    let store = StoreImages::open(cfg.dirs.images(), pulls, disk.clone(), unpack)
         .await
         .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
     let exe = fs::File::open("/proc/self/exe")
@@ -460,14 +480,8 @@ async fn assemble(
     let host = runc::host::facts(&cgroups);
     let (kernel, apparmor) = (host.kernel, host.apparmor);
     let settings = runc_settings(&cfg, host, Arc::new(OwnedFd::from(exe)));
-    let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let pulls = image_pulls::settings(&cfg.images, &cfg.dirs, proxies).map_err(usage)?;
-    let puller = {
-        let images = images.clone();
-        disk.run(move || Puller::new(images, pulls)).await
-    };
-    let adapter = StoreImages::new(images.clone(), puller.clone(), disk.clone(), unpack.clone());
-    let runtime = runc::Runc::open(settings, Box::new(adapter), disk.clone(), cgroups.clone())
+    let images = Box::new(store.clone());
+    let runtime = runc::Runc::open(settings, images, disk.clone(), cgroups.clone())
         .await
         .map_err(|e| fatal(e.to_string()))?;
     let facts = node::facts(&cfg).map_err(usage)?;
@@ -488,13 +502,12 @@ async fn assemble(
         volumes,
         cgroups,
         disk,
-        unpack,
         relist,
         cfg,
     });
     backoff_store::restore(&ctx);
     probes::recall(&ctx);
-    Ok((Rc::new(ctx), images, puller))
+    Ok((Rc::new(ctx), store))
 }
 
 pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {

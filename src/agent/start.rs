@@ -1,14 +1,13 @@
 //! Starting containers, strictly one after the other within a pod (ACT-07).
 
-use alloc::collections::BTreeMap;
-use core::cell::RefCell;
 use std::os::unix::fs::symlink;
 
 use super::{
-    backoff_store,
+    backoff_store, cluster,
     ctx::Ctx,
     generation,
     hooks::{self, HookError, Until},
+    images::{ForPod, Pending, PodSecrets, VolumeImages, Waiting},
     kill,
     recorder::Severity,
     sync::SyncError,
@@ -37,8 +36,8 @@ pub(super) struct Pass<'a> {
     pub(super) runtime: &'a PodRuntimeStatus,
     pub(super) sandbox: &'a SandboxStatus,
     pub(super) mounted: &'a Mounted,
-    /// Ids of the images of volumes, by the volume's name, or why they are not there: as found out in this pass.
-    pub(super) volume_images: RefCell<BTreeMap<String, Result<String, StartError>>>,
+    /// Images of its volumes.
+    pub(super) volume_images: VolumeImages,
 }
 
 impl Pass<'_> {
@@ -46,6 +45,37 @@ impl Pass<'_> {
     fn is_to_end(&self) -> bool {
         let pods = &self.ctx.pods;
         pods.is_to_end(&self.pod.metadata.uid) || pods.is_cancelled(self.handle)
+    }
+}
+
+impl ForPod for Pass<'_> {
+    fn pod(&self) -> &Pod {
+        self.pod
+    }
+
+    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+        let Self { ctx, pod, .. } = *self;
+        match container {
+            Some(name) => ctx.container_event(pod, name, severity, reason, message),
+            None => ctx.pod_event(pod, severity, reason, message),
+        }
+    }
+
+    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
+        let Self { ctx, pod, .. } = *self;
+        Box::pin(async move {
+            let loaded = cluster::objects::for_pulls(ctx, pod).await;
+            let objects = ctx.objects.borrow();
+            PodSecrets::read(pod, |name| match &loaded {
+                Some(loaded) => loaded.secret(name).ok().flatten(),
+                None => objects.secret(&pod.metadata.namespace, name),
+            })
+        })
+    }
+
+    fn cancelled(&self) -> Pending<'_, ()> {
+        let Self { ctx, handle, .. } = *self;
+        Box::pin(ctx.pods.cancelled(handle))
     }
 }
 
@@ -64,6 +94,12 @@ impl StartError {
             message: message.into(),
             until: None,
         }
+    }
+}
+
+impl From<Waiting> for StartError {
+    fn from(waiting: Waiting) -> Self {
+        Self::new(waiting.reason, waiting.message)
     }
 }
 
@@ -171,10 +207,13 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         );
         e
     };
-    let Some(volume_images) = super::images::ensure_volumes(pass, container).await? else {
+    let of_volumes = ctx
+        .images
+        .ensure_volumes(pass, &pass.volume_images, container);
+    let Some(volume_images) = of_volumes.await? else {
         return Ok(());
     };
-    let Some(image) = super::images::ensure(pass, container).await? else {
+    let Some(image) = ctx.images.ensure(pass, container).await? else {
         return Ok(());
     };
     let config = generation::container_config(pass, container, &image, volume_images)

@@ -68,6 +68,41 @@ impl Lane {
     }
 }
 
+/// A value that is worked on in a lane, a piece at a time, so that others get the lane in between.
+pub struct OnLane<T> {
+    value: T,
+    lane: Lane,
+}
+
+impl<T: Send + 'static> OnLane<T> {
+    /// Makes the value in the lane.
+    pub async fn new(lane: &Lane, make: impl FnOnce() -> T + Send + 'static) -> Self {
+        Self {
+            value: lane.run(make).await,
+            lane: lane.clone(),
+        }
+    }
+
+    /// The value between two pieces.
+    pub const fn get(&self) -> &T {
+        &self.value
+    }
+
+    /// Does a piece of the work and comes back with its result. Dropping the future loses the value.
+    pub async fn run<R: Send + 'static>(
+        self,
+        work: impl FnOnce(&mut T) -> R + Send + 'static,
+    ) -> (Self, R) {
+        let Self { mut value, lane } = self;
+        let done = lane.run(move || {
+            let result = work(&mut value);
+            (value, result)
+        });
+        let (value, result) = done.await;
+        (Self { value, lane }, result)
+    }
+}
+
 /// Runs `job` on a thread of its own that ends with it, for jobs that change the thread's namespaces.
 pub async fn on_fresh_thread<T: Send + 'static>(
     name: &str,

@@ -27,11 +27,11 @@ use crate::{
     api::{Pod, cri::PodRuntimeStatus},
     cgroup::Cgroups,
     config::Config,
-    image::{Puller, Store, pull::Settings},
+    image::pull::Settings,
     logic::{kill, static_pod},
     runtime::{
         Runtime as _,
-        runc::{self, Runc, apparmor, cni, images::StoreImages},
+        runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
     sys::lane::Lane,
     volume::Volumes,
@@ -193,10 +193,9 @@ impl Reset {
         let lane = Lane::start("disk").map_err(|e| e.to_string())?;
         // The backend asks for images only to make containers of.
         let store = cfg.dirs.run.join("no-images");
-        let images = Store::open(&store).map_err(|e| chain(&e))?;
-        let puller = Puller::new(images.clone(), Settings::default());
-        let adapter = StoreImages::new(images, puller, lane.clone(), lane.clone());
-        let runtime = Runc::open(settings, Box::new(adapter), lane, cgroups)
+        let opened = StoreImages::open(store, Settings::default(), lane.clone(), lane.clone());
+        let images = opened.await.map_err(|e| chain(&e))?;
+        let runtime = Runc::open(settings, Box::new(images), lane, cgroups)
             .await
             .map_err(|e| e.to_string())?;
         let pods = runtime.list_pods().await.map_err(|e| e.to_string())?;

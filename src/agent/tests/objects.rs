@@ -1,7 +1,7 @@
 //! Pods of an apiserver and what they refer to: read when it is due, followed when it changes, used as it was while nobody
 //! answers.
 
-use alloc::sync::Arc;
+use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::{fs, path::PathBuf};
 
@@ -16,19 +16,17 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::{image_access, image_pulls::Credentials, image_store, metrics},
-    api::{Pod, PodUid, pod_status::Phase, stats::Detail},
-    image::{
-        Store,
-        registry::Keyring,
-        testing::{Scratch, Stream, docker_archive},
-    },
-    logic::{image_access::PullSecret, object_table::TTL_ANNOTATION},
+    agent::{images::ImageCommands, metrics},
+    api::{PodUid, pod_status::Phase, stats::Detail},
+    image::pull::Settings,
+    logic::object_table::TTL_ANNOTATION,
     runtime::{
         ImageService as _, RuntimeError,
         fake::{Op, Trouble as FakeTrouble},
+        runc::store_images::StoreImages,
     },
     server::backend::Figures,
+    sys::lane::Lane,
 };
 
 /// `aGk=`
@@ -581,7 +579,7 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     let image = smol::future::block_on(world.fake.image_status("registry.test/public:1"));
     let id = image.expect("answer").expect("there").id;
     smol::future::block_on(world.fake.remove_image(&id)).expect("removed");
-    smol::future::block_on(image_access::tidy(&world.ctx));
+    smol::future::block_on(world.ctx.images.tidy());
     assert_eq!(records(), [1, 0]);
 }
 
@@ -598,7 +596,15 @@ fn what_an_image_was_pulled_with_ends_with_it() {
     };
     let uid = run(&world, &api, "first", of(&["pull"]));
     end(&world, &api, "first", &uid);
-    smol::future::block_on(image_store::remove(&world.ctx, PRIVATE)).expect("removed");
+    let (ctx, lane) = (&world.ctx, Lane::inline());
+    let store = world.dir().join("store");
+    let store = StoreImages::open(store, Settings::default(), lane.clone(), lane);
+    let commands = ImageCommands {
+        images: Rc::clone(&ctx.images),
+        store: smol::future::block_on(store).expect("store"),
+        runtime: Rc::clone(&ctx.runtime),
+    };
+    smol::future::block_on(commands.remove(PRIVATE)).expect("removed");
     // Somebody puts the same bytes there, and the registry is away.
     world.fake.add_image(PRIVATE);
     world.fake.add_fault(fault(
@@ -607,54 +613,6 @@ fn what_an_image_was_pulled_with_ends_with_it() {
         FakeTrouble::Fails(RuntimeError::Failed("no route to host".into())),
     ));
     run(&world, &api, "without", of(&[]));
-}
-
-#[test]
-fn what_the_operator_imports_is_everybodys() {
-    // IMG-20
-    let (world, _) = cluster();
-    let scratch = Scratch::new();
-    let store = Store::open(&scratch.join("store")).expect("store");
-    let archive = scratch.join("archive.tar");
-    let layer = Stream::new().file("name", b"x").bytes();
-    fs::write(&archive, docker_archive("app:1", &[&layer])).expect("archive");
-    let import = || {
-        let imported =
-            image_store::import(&world.ctx, &store, archive.clone(), String::new(), None);
-        smol::future::block_on(imported).expect("imported");
-        store.list()[0].id.clone()
-    };
-    let id = import();
-    let mut pod = manifest("a", pulling(&[], "IfNotPresent"));
-    pod["metadata"]["namespace"] = "ns".into();
-    let pod: Pod = serde_json::from_value(pod).expect("a pod");
-    let may_use = |reference: &str| {
-        smol::future::block_on(image_access::may_use(&world.ctx, &pod, reference, &id))
-    };
-    // A pod with a Secret has the same bytes from a registry.
-    let secret = PullSecret {
-        name: "pull".into(),
-        digest: "1".into(),
-        ..PullSecret::default()
-    };
-    let credentials = Credentials {
-        ring: Keyring::default(),
-        brought: vec![secret],
-    };
-    let pull = || {
-        let noted = image_access::pulled(&world.ctx, PRIVATE, &id, &credentials, Some("1"));
-        smol::future::block_on(noted);
-    };
-    pull();
-    assert!(may_use("docker.io/library/app:1"), "imported before");
-    // The runtime of this test does not have it.
-    smol::future::block_on(image_access::tidy(&world.ctx));
-    pull();
-    assert!(!may_use(PRIVATE), "only pulled, it is bound");
-    import();
-    for reference in [PRIVATE, "docker.io/library/app:1"] {
-        assert!(may_use(reference), "{reference}");
-    }
 }
 
 #[test]
@@ -684,7 +642,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
     world.until("is refused", |w| {
         w.waiting(&other).is_some_and(|r| r.ends_with("Pull"))
     });
-    smol::future::block_on(image_access::tidy(&world.ctx));
+    smol::future::block_on(world.ctx.images.tidy());
     world.advance(s(600));
     assert_ne!(world.phase(&other), Some(Phase::Running));
 }

@@ -602,7 +602,6 @@ impl Template {
             volumes: self.volumes.clone(),
             cgroups,
             disk: Lane::inline(),
-            unpack: Lane::inline(),
             relist,
             cfg,
         })

@@ -3,15 +3,13 @@
 use core::any::Any;
 use std::path::PathBuf;
 
-use crate::api::order::Gather;
 use crate::{
     api::{
         cri::{FsInfo, Image},
         oci::ImageProcess,
     },
-    image::{Progress, PullError, Puller, Store, pull::Pulled, registry::Keyring},
-    runtime::{Call, RuntimeError},
-    sys::lane::Lane,
+    image::{Progress, pull::Pulled, registry::Keyring},
+    runtime::Call,
 };
 
 /// An image that containers can be made of.
@@ -54,99 +52,4 @@ pub trait Images {
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;
     /// Disk use.
     fn fs_info(&self) -> Call<'_, FsInfo>;
-}
-
-/// The store of this machine.
-pub struct StoreImages {
-    store: Store,
-    puller: Puller,
-    disk: Lane,
-    unpack: Lane,
-}
-
-impl StoreImages {
-    /// Serves `store`, which `puller` fills. Removals wait behind imports, so they run in the `unpack` lane: pods do not.
-    #[must_use]
-    pub const fn new(store: Store, puller: Puller, disk: Lane, unpack: Lane) -> Self {
-        Self {
-            store,
-            puller,
-            disk,
-            unpack,
-        }
-    }
-}
-
-impl Images for StoreImages {
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
-        let Some(image) = self
-            .store
-            .resolve(reference)
-            .map_err(|e| super::chain(&e))?
-        else {
-            return Ok(None);
-        };
-        // Removed meanwhile counts as absent.
-        Ok(self
-            .store
-            .layer_dirs(&image.id)
-            .map(|layers| ResolvedImage {
-                id: image.id.clone(),
-                reference: image.image_id().to_owned(),
-                process: image.config.config.clone(),
-                layers,
-            }))
-    }
-
-    fn status(&self, reference: &str) -> Result<Option<Image>, String> {
-        let image = self
-            .store
-            .resolve(reference)
-            .map_err(|e| super::chain(&e))?;
-        Ok(image.map(|i| i.to_cri()))
-    }
-
-    fn hold(&self, id: &str) -> Option<Hold> {
-        let hold = self.store.hold(id)?;
-        Some(Box::new(hold))
-    }
-
-    fn list(&self) -> Vec<Image> {
-        self.store.list().iter().map(|i| i.to_cri()).collect()
-    }
-
-    fn pull<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
-        Box::pin(async move {
-            let pulled = self.puller.pull(reference, keyring).await;
-            pulled.map_err(|e| match e {
-                PullError::Invalid(_) => RuntimeError::Invalid(e.to_string()),
-                // The prefix of the text is the waiting reason (IMG-08).
-                PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
-                    RuntimeError::Failed(e.to_string())
-                }
-            })
-        })
-    }
-
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
-        self.puller.progress(reference)
-    }
-
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
-        Box::pin(async move {
-            let (store, id) = (self.store.clone(), id.to_owned());
-            let removed = self
-                .unpack
-                .run(move || store.remove(&id, &in_use.into_iter().gather()));
-            removed.await.map(drop).map_err(super::failed_error)
-        })
-    }
-
-    fn fs_info(&self) -> Call<'_, FsInfo> {
-        Box::pin(async {
-            let store = self.store.clone();
-            let info = self.disk.run(move || store.fs_info());
-            info.await.map_err(super::failed_error)
-        })
-    }
 }

@@ -5,6 +5,7 @@
 //! - `table`: all of it in memory, kept true by pidfds; the relist reads no file.
 //! - `pods`, `containers`, [`exec`], `attach`, `port_forward`: the operations. `recover`: finding everything again after a restart or a reboot.
 //! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`], [`apparmor`]: one outside world each.
+//! - [`images`]: what it asks of an image store. [`store_images`]: the one of this machine, and what only it can do.
 //!
 //! One pod's operations are not serialised here: its slot in the agent does that. Those that must not overlap for one
 //! container (removal of what ended) are guarded.
@@ -35,6 +36,7 @@ mod sandbox;
 mod settings;
 mod sources;
 mod stats;
+pub mod store_images;
 mod table;
 mod termination;
 

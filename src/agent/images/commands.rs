@@ -1,0 +1,178 @@
+//! What local commands do with images.
+
+use alloc::rc::Rc;
+use core::{ops::ControlFlow, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf};
+
+use serde_json::Value;
+use smol::channel::Sender;
+
+use super::owner::Images;
+use crate::{
+    api::cri::Image,
+    image::{ImageRecord, ImportOptions, Progress, Repair, progress::Stage},
+    runtime::{Runtime, RuntimeError, runc::store_images::StoreImages},
+    server::http::Refusal,
+    sys::memory,
+};
+
+/// Carries out local commands.
+pub(in crate::agent) struct ImageCommands {
+    /// What is known of images.
+    pub(in crate::agent) images: Rc<Images>,
+    /// Where they are.
+    pub(in crate::agent) store: StoreImages,
+    /// Who uses them.
+    pub(in crate::agent) runtime: Rc<dyn Runtime>,
+}
+
+/// References an image can be shown by: its names, else its id.
+pub(super) fn shown(record: &ImageRecord) -> Vec<String> {
+    if record.names.is_empty() {
+        vec![record.id.clone()]
+    } else {
+        record.names.clone()
+    }
+}
+
+/// Ids of the images that instances were made from or mount, dead ones included: as the runtime says now, for the cache may
+/// not know yet what was made in the last second.
+pub(super) async fn in_use(
+    runtime: &dyn Runtime,
+    store: &StoreImages,
+) -> Result<BTreeSet<String>, RuntimeError> {
+    let listed = runtime.list_pods().await?;
+    Ok(store.used_by(&listed))
+}
+
+fn internal(e: RuntimeError) -> Refusal {
+    Refusal::new(500, e.to_string())
+}
+
+impl ImageCommands {
+    /// All images, sorted by id.
+    pub(in crate::agent) async fn list(&self) -> Result<Vec<Image>, Refusal> {
+        self.runtime.list_images().await.map_err(internal)
+    }
+
+    /// Imports an archive. Returns the references it brought. `steps` hears how far it is, and ends it when nobody listens.
+    pub(in crate::agent) async fn import(
+        &self,
+        path: PathBuf,
+        name: String,
+        steps: Option<Sender<Value>>,
+    ) -> Result<Vec<String>, Refusal> {
+        let mut options = ImportOptions::default();
+        if !name.is_empty() {
+            options.names = vec![name];
+        }
+        let tick = move |progress: Progress| match &steps {
+            Some(steps) if steps.is_closed() => ControlFlow::Break(()),
+            Some(steps) => {
+                // Full: the reader is slow, and the next step says all that this one does.
+                let _ = steps.try_send(progress.to_json());
+                ControlFlow::Continue(())
+            }
+            None => ControlFlow::Continue(()),
+        };
+        let imported = self.store.import(path, options, tick).await;
+        let records = imported.map_err(|e| Refusal::bad(e.chain()))?;
+        let ids: Vec<&str> = records.iter().map(|record| &*record.id).collect();
+        self.images.imported(&ids).await;
+        memory::trim();
+        Ok(records.iter().flat_map(|record| shown(record)).collect())
+    }
+
+    /// Pulls `reference`. Returns the image's id.
+    pub(in crate::agent) async fn pull(&self, reference: &str) -> Result<String, Refusal> {
+        let pulled = self.images.pull_for_node(reference).await;
+        let pulled = pulled.map_err(|e| match e {
+            RuntimeError::Invalid(text) => Refusal::bad(text),
+            other => internal(other),
+        })?;
+        Ok(pulled.id)
+    }
+
+    /// How far the pull of `reference` is, if one is under way.
+    pub(in crate::agent) fn progress(&self, reference: &str) -> Option<Value> {
+        let progress = self.runtime.pull_progress(reference)?;
+        Some(progress.to_json())
+    }
+
+    /// Removes the image that `reference` names.
+    pub(in crate::agent) async fn remove(&self, reference: &str) -> Result<(), Refusal> {
+        let found = self.runtime.image_status(reference).await;
+        let image = found
+            .map_err(internal)?
+            .ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
+        let removed = self.runtime.remove_image(&image.id).await;
+        removed.map_err(|e| Refusal::new(409, e.to_string()))?;
+        self.images.tidy().await;
+        Ok(())
+    }
+
+    /// Removes what no container uses, and layers on their way that nobody waits for. Returns what went and how many bytes.
+    pub(in crate::agent) async fn prune(&self) -> Result<(Vec<String>, u64), Refusal> {
+        let used = in_use(&*self.runtime, &self.store)
+            .await
+            .map_err(internal)?;
+        let pruned = self.store.prune(used).await;
+        let cleared = self.store.clear_unfinished(Duration::ZERO).await;
+        let (records, mut bytes) = pruned.map_err(|e| Refusal::new(500, e.chain()))?;
+        bytes += cleared.map_err(|e| Refusal::new(500, e.to_string()))?;
+        self.images.tidy().await;
+        Ok((
+            records.iter().flat_map(|record| shown(record)).collect(),
+            bytes,
+        ))
+    }
+
+    /// Checks every image, a layer at a time, so that whoever else waits for the lane comes in between. With `repair` what is
+    /// damaged and not used is removed.
+    pub(in crate::agent) async fn verify(
+        &self,
+        repair: bool,
+        steps: Sender<Value>,
+    ) -> Result<Value, Refusal> {
+        let mut verifying = self.store.verifying().await;
+        loop {
+            let (done, layers, bytes) = verifying.get().progress();
+            // Full: the reader is slow, and the next step says all that this one does.
+            let step = Progress {
+                stage: Stage::Verifying,
+                layers_done: done,
+                layers,
+                bytes,
+                bytes_total: 0,
+            };
+            let _ = steps.try_send(step.to_json());
+            if steps.is_closed() {
+                return Err(Refusal::bad("nobody waits for the answer"));
+            }
+            let (back, more) = verifying.run(|verifying| verifying.step()).await;
+            verifying = back;
+            if !more {
+                break;
+            }
+        }
+        // Known only now: what was made meanwhile counts too.
+        let used = in_use(&*self.runtime, &self.store)
+            .await
+            .map_err(internal)?;
+        let told = verifying.run(move |verifying| {
+            let found = verifying.found();
+            let repairs: Vec<Option<Repair>> = found
+                .damaged
+                .iter()
+                .map(|image| repair.then(|| verifying.repair(image, &used)))
+                .collect();
+            found.to_json(&repairs)
+        });
+        let (_, answer) = told.await;
+        if repair {
+            self.images.tidy().await;
+        }
+        memory::trim();
+        Ok(answer)
+    }
+}

@@ -1,0 +1,155 @@
+//! The image directory: archives there are imported as they appear, and what lists there name is pulled, one after the other.
+
+use alloc::rc::Rc;
+use core::{pin::Pin, time::Duration};
+use std::{io, ops::ControlFlow, path::PathBuf};
+
+use smol::future::FutureExt as _;
+
+use super::{
+    commands::shown,
+    owner::{Images, with_default_tag},
+};
+use crate::{
+    image::dropin::{Doorbell, Report, Wanted},
+    runtime::runc::store_images::StoreImages,
+    sys::memory,
+};
+
+/// Time between two looks at the directory when no doorbell rings.
+const INTERVAL: Duration = Duration::from_secs(20);
+
+/// A pull for a list, and what it is for.
+type ListPull = Pin<Box<dyn Future<Output = (Wanted, Result<String, String>)>>>;
+
+/// Who looks into the directory.
+pub(in crate::agent) struct ImageDirectory {
+    /// What is known of images.
+    pub(in crate::agent) images: Rc<Images>,
+    /// Where they go.
+    pub(in crate::agent) store: StoreImages,
+    /// The directory.
+    pub(in crate::agent) path: PathBuf,
+    /// Whether to wait for the kernel's word of changes too.
+    pub(in crate::agent) doorbells: bool,
+}
+
+/// What woke it.
+enum Woken {
+    Tick,
+    /// Errors: the doorbell is dead.
+    Ring(io::Result<()>),
+    Pulled(Wanted, Result<String, String>),
+}
+
+impl ImageDirectory {
+    /// Looks until `arrived`, which is told whenever images came, says that nobody needs to know.
+    pub(in crate::agent) async fn run(self, arrived: impl AsyncFn() -> bool) {
+        let clock = &self.images.clock;
+        let mut drop_in = self.store.drop_in(self.path.clone()).await;
+        let mut doorbell = None;
+        let mut pull: Option<ListPull> = None;
+        let mut reports = Vec::new();
+        loop {
+            if doorbell.is_none() && self.doorbells {
+                // Without one the poll goes on; it is tried again at each.
+                doorbell = Doorbell::open(&self.path).ok();
+            }
+            let now = clock.now();
+            let looked =
+                drop_in.run(move |drop_in| drop_in.look(now, &mut |_| ControlFlow::Continue(())));
+            let (back, look) = looked.await;
+            drop_in = back;
+            reports.extend(look.reports);
+            for report in &reports {
+                if let Report::Imported { images, .. } = report {
+                    let ids: Vec<&str> = images.iter().map(|record| &*record.id).collect();
+                    self.images.imported(&ids).await;
+                }
+            }
+            if tell(&reports) {
+                memory::trim();
+                if !arrived().await {
+                    return;
+                }
+            }
+            reports.clear();
+            if pull.is_none()
+                && let Some(wanted) = drop_in.get().next_pull(clock.now())
+            {
+                pull = Some(Box::pin(pull_for_list(Rc::clone(&self.images), wanted)));
+            }
+            let wait = look.again.unwrap_or(INTERVAL).min(INTERVAL);
+            let tick = async {
+                clock.until(clock.now() + wait).await;
+                Woken::Tick
+            };
+            let ring = async {
+                match &doorbell {
+                    Some(doorbell) => Woken::Ring(doorbell.ring().await),
+                    None => core::future::pending().await,
+                }
+            };
+            let done = async {
+                match &mut pull {
+                    Some(pull) => {
+                        let (wanted, result) = pull.await;
+                        Woken::Pulled(wanted, result)
+                    }
+                    None => core::future::pending().await,
+                }
+            };
+            match done.or(ring).or(tick).await {
+                Woken::Tick | Woken::Ring(Ok(())) => {}
+                Woken::Ring(Err(_)) => doorbell = None,
+                Woken::Pulled(wanted, result) => {
+                    pull = None;
+                    let now = clock.now();
+                    let noted = drop_in.run(move |drop_in| drop_in.pulled(wanted, result, now));
+                    let (back, report) = noted.await;
+                    drop_in = back;
+                    reports.extend(report);
+                }
+            }
+        }
+    }
+}
+
+async fn pull_for_list(images: Rc<Images>, wanted: Wanted) -> (Wanted, Result<String, String>) {
+    log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
+    let reference = with_default_tag(&wanted.reference);
+    let pulled = images.pull_for_node(&reference).await;
+    let result = pulled.map(|image| image.id).map_err(|e| e.to_string());
+    (wanted, result)
+}
+
+/// Logs what happened. Returns whether images arrived.
+fn tell(reports: &[Report]) -> bool {
+    let mut arrived = false;
+    for report in reports {
+        match report {
+            Report::Imported { file, images } => {
+                arrived = true;
+                let names: Vec<String> = images.iter().flat_map(|record| shown(record)).collect();
+                log::info!("image archive {file} imported: {}", names.join(", "));
+            }
+            Report::Pulled { wanted, id } => {
+                arrived = true;
+                log::info!(
+                    "image {} of {} is there: {id}",
+                    wanted.reference,
+                    wanted.file
+                );
+            }
+            Report::Failed {
+                file,
+                error,
+                retried,
+            } => {
+                let next = if *retried { "; it is tried again" } else { "" };
+                log::error!("image directory: {file}: {error}{next}");
+            }
+        }
+    }
+    arrived
+}

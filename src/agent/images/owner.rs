@@ -1,0 +1,178 @@
+//! The owner of what is known of images.
+
+use alloc::rc::Rc;
+use core::cell::{Cell, RefCell};
+use std::path::Path;
+
+use super::{access::Access, for_pod::ForPod};
+use crate::{
+    agent::{clock::Clock, complaints::Complaints},
+    api::{Container, Mono, Pod},
+    config::ImageConfig,
+    image::{Progress, pull::Pulled, registry::Keyring},
+    logic::{backoff::ImageBackoff, pull_rate::PullRate},
+    runtime::{ImageService, RuntimeError},
+    sys::lane::Lane,
+};
+
+/// What [`Images`] works with.
+pub(in crate::agent) struct Tools {
+    pub(in crate::agent) service: Rc<dyn ImageService>,
+    pub(in crate::agent) clock: Rc<dyn Clock>,
+    /// Where records are read and written.
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) complaints: Rc<Complaints>,
+}
+
+/// Everything the agent knows of images: which pulls are delayed, how many may begin, who may use what is there.
+///
+/// - Bounds: as many delays as it is told at start, the one that ends first makes room; one entry for each pull under way
+///   that a pod brought credentials for; records on disk, one an image, which end with it.
+/// - Called by: starts of containers ([`Images::ensure`], [`Images::ensure_volumes`]), the loop when images arrived
+///   ([`Images::forget_delays`]) and when memory is given back ([`Images::take_heap_used`]), the garbage collection
+///   ([`Images::sweep`]), and what serves local commands.
+pub(in crate::agent) struct Images {
+    pub(super) service: Rc<dyn ImageService>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) access: Access,
+    backoff: RefCell<ImageBackoff>,
+    rate: RefCell<PullRate>,
+    heap_used: Cell<bool>,
+}
+
+impl Images {
+    /// Of a node that pulls as `cfg` says, with at most `delays` pulls delayed at a time. Records are below `root`.
+    pub(in crate::agent) fn new(
+        cfg: &ImageConfig,
+        delays: usize,
+        root: &Path,
+        tools: Tools,
+    ) -> Self {
+        let rate = PullRate::new(cfg.pull_qps, cfg.pull_burst, tools.clock.now());
+        Self {
+            service: tools.service,
+            clock: tools.clock,
+            access: Access::new(root, tools.disk, tools.complaints),
+            backoff: RefCell::new(ImageBackoff::new(delays)),
+            rate: RefCell::new(rate),
+            heap_used: Cell::new(false),
+        }
+    }
+
+    /// The images of `pod` may be there now: nobody waits out a back-off for one that is.
+    pub(in crate::agent) fn forget_delays(&self, pod: &Pod) {
+        let mut delays = self.backoff.borrow_mut();
+        let own = pod.spec.all_containers().map(|c| &c.image);
+        let volumes = pod.spec.volumes.iter().filter_map(|v| v.image.as_ref());
+        own.chain(volumes.map(|source| &source.reference))
+            .for_each(|image| delays.forget(&pod.metadata.uid, &with_default_tag(image)));
+    }
+
+    /// Forgets delays that are long over.
+    pub(in crate::agent) fn sweep(&self) {
+        self.backoff.borrow_mut().sweep(self.clock.now());
+    }
+
+    /// Whether images were unpacked since this was last asked, which leaves free pages all over the heap.
+    pub(in crate::agent) fn take_heap_used(&self) -> bool {
+        self.heap_used.take()
+    }
+
+    /// How far the pull is that `container` waits for, if one is under way: of its own image or of a volume's, as the pod has
+    /// it.
+    pub(in crate::agent) fn progress<'a>(
+        &self,
+        pod: &'a Pod,
+        container: &'a Container,
+    ) -> Option<(&'a str, Progress)> {
+        let volumes = pod.spec.volumes.iter().filter_map(|volume| {
+            let source = volume.image.as_ref()?;
+            container.mounts(&volume.name).then_some(&*source.reference)
+        });
+        volumes.chain([&*container.image]).find_map(|image| {
+            let progress = self.service.pull_progress(&with_default_tag(image))?;
+            Some((image, progress))
+        })
+    }
+
+    /// Pulls for the operator, with what the node itself brings.
+    ///
+    /// # Errors
+    /// What the runtime says.
+    pub(super) async fn pull_for_node(&self, reference: &str) -> Result<Pulled, RuntimeError> {
+        self.pull_with(reference, Keyring::default()).await
+    }
+
+    /// Pulls with the credentials of `keyring` before those of the node.
+    pub(super) async fn pull_with(
+        &self,
+        reference: &str,
+        keyring: Keyring,
+    ) -> Result<Pulled, RuntimeError> {
+        let pulled = self.service.pull_image(reference, keyring).await;
+        // Unpacking used it.
+        self.heap_used.set(true);
+        pulled
+    }
+
+    /// Whether a pull may begin at `now`; if so, it is counted (IMG-16).
+    pub(super) fn may_begin(&self, now: Mono) -> bool {
+        self.rate.borrow_mut().allows(now)
+    }
+
+    /// Why `reference` is not pulled again yet for this pod, if so.
+    pub(super) fn delayed(&self, pod: &dyn ForPod, reference: &str) -> Option<String> {
+        let uid = &pod.pod().metadata.uid;
+        let now = self.clock.now();
+        self.backoff.borrow().waiting(uid, reference, now)
+    }
+
+    /// A pull failed: the next one waits longer.
+    pub(super) fn failed(&self, pod: &dyn ForPod, reference: &str, error: &str) {
+        let uid = &pod.pod().metadata.uid;
+        let now = self.clock.now();
+        let mut delays = self.backoff.borrow_mut();
+        delays.failed(uid, reference, error, now);
+    }
+
+    /// The operator brought these images: they are everybody's.
+    pub(super) async fn imported(&self, ids: &[&str]) {
+        self.access.imported(ids).await;
+    }
+
+    /// Images went, or a crash ended pulls: what was noted of them is put in order.
+    pub(in crate::agent) async fn tidy(&self) {
+        self.access.tidy(&*self.service).await;
+    }
+}
+
+/// Appends `:latest` to a reference that has neither tag nor digest; short names are not expanded (IMG-01).
+pub(super) fn with_default_tag(image: &str) -> String {
+    let last = image.rsplit('/').next().unwrap_or(image);
+    if image.contains('@') || last.contains(':') {
+        image.to_owned()
+    } else {
+        format!("{image}:latest")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_tags() {
+        // IMG-01
+        for (image, expected) in [
+            ("busybox", "busybox:latest"),
+            ("localhost:5000/a", "localhost:5000/a:latest"),
+            ("localhost:5000/a:1", "localhost:5000/a:1"),
+            (
+                "a@sha256:0123456789012345678901234567890123456789012345678901234567890123",
+                "a@sha256:0123456789012345678901234567890123456789012345678901234567890123",
+            ),
+        ] {
+            assert_eq!(with_default_tag(image), expected);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! One pull for a pod: back-off, rate, credentials, events while it takes long.
+
+use core::time::Duration;
+
+use smol::future::FutureExt as _;
+
+use super::{
+    credentials::Credentials,
+    for_pod::{ForPod, Waiting},
+    owner::Images,
+};
+use crate::{agent::recorder::Severity, api::cri::Image, image::Reference, runtime::RuntimeError};
+
+/// Errors of the runtime that are waiting reasons themselves (IMG-08).
+const RUNTIME_REASONS: [(&str, &str); 2] = [
+    ("RegistryUnavailable", "the registry is unavailable"),
+    (
+        "SignatureValidationFailed",
+        "the signature validation failed",
+    ),
+];
+
+/// Time between two events that tell how far a pull is. Most pulls are over before the first.
+const PROGRESS_EVENTS: Duration = Duration::from_secs(120);
+
+/// An image that is wanted, and by whom.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'a> {
+    /// As the pod has it.
+    pub(super) image: &'a str,
+    pub(super) policy: &'a str,
+    /// The container made of it; `None` for a volume, of which events of the pod tell.
+    pub(super) container: Option<&'a str>,
+}
+
+impl Images {
+    /// Pulls `reference` now, unless a pull failed lately. Returns the image; `None` if the pod is to end.
+    ///
+    /// - Errors: why the container waits; how it failed is told.
+    pub(super) async fn pull(
+        &self,
+        pod: &dyn ForPod,
+        wanted: &Wanted<'_>,
+        reference: &str,
+    ) -> Result<Option<Image>, Waiting> {
+        let event = |severity, reason, message: &str| {
+            pod.event(wanted.container, severity, reason, message);
+        };
+        // A volume's failure is told by each container that waits for it.
+        let told = |reason: &str| {
+            if wanted.container.is_some() {
+                event(Severity::Warning, "Failed", &format!("Error: {reason}"));
+            }
+        };
+        if let Some(message) = self.delayed(pod, reference) {
+            let told_of = format!("Back-off pulling image \"{reference}\"");
+            event(Severity::Normal, "BackOff", &told_of);
+            told("ImagePullBackOff");
+            return Err(Waiting::new("ImagePullBackOff", message));
+        }
+        let pulling = format!("Pulling image \"{reference}\"");
+        event(Severity::Normal, "Pulling", &pulling);
+        let started = self.clock.now();
+        match self.try_pull(pod, wanted, reference).await {
+            None => Ok(None),
+            Some(Ok((image, took))) => {
+                let all = go_text(self.clock.now() - started);
+                let took = go_text(took);
+                let message = format!(
+                    "Successfully pulled image \"{reference}\" in {took} ({all} including waiting). Image size: {} bytes.",
+                    image.size_bytes
+                );
+                event(Severity::Normal, "Pulled", &message);
+                Ok(Some(image))
+            }
+            Some(Err(e)) => {
+                let text = e.to_string();
+                let message = format!("Failed to pull image \"{reference}\": {text}");
+                event(Severity::Warning, "Failed", &message);
+                let (reason, message) = reason_of(reference, text);
+                self.failed(pod, reference, &format!("{reason}: {message}"));
+                told(reason);
+                Err(Waiting::new(reason, message))
+            }
+        }
+    }
+
+    /// The pull itself, and what is noted before and after it; `None` if the pod is to end. Returns the image and the time
+    /// without waiting for other pulls.
+    async fn try_pull(
+        &self,
+        pod: &dyn ForPod,
+        wanted: &Wanted<'_>,
+        reference: &str,
+    ) -> Option<Result<(Image, Duration), RuntimeError>> {
+        let started = self.clock.now();
+        let credentials = credentials(pod, reference).await;
+        let begun = self.access.begin(reference, &credentials).await;
+        let allowed = self.may_begin(started);
+        let pulled = if let Err(e) = &begun {
+            let message = format!("that it is pulled cannot be noted: {e}");
+            Some(Err(RuntimeError::Failed(message)))
+        } else if allowed {
+            // A pull may take hours, and a pod that is to end waits for nothing of that (PW-14).
+            let cancelled = async {
+                pod.cancelled().await;
+                None
+            };
+            let pulled = async { Some(self.pull_now(pod, wanted, reference, &credentials).await) };
+            pulled.or(cancelled).await
+        } else {
+            Some(Err(RuntimeError::Failed("pull QPS exceeded".into())))
+        };
+        self.access.end(begun.unwrap_or_default()).await;
+        pulled
+    }
+
+    /// With events while it takes long.
+    async fn pull_now(
+        &self,
+        pod: &dyn ForPod,
+        wanted: &Wanted<'_>,
+        reference: &str,
+        credentials: &Credentials,
+    ) -> Result<(Image, Duration), RuntimeError> {
+        let told = async {
+            loop {
+                self.clock.until(self.clock.now() + PROGRESS_EVENTS).await;
+                if let Some(progress) = self.service.pull_progress(reference) {
+                    let message = format!("Pulling image \"{reference}\": {progress}");
+                    pod.event(wanted.container, Severity::Normal, "Pulling", &message);
+                }
+            }
+        };
+        let pulled = self.pull_with(reference, credentials.ring.clone());
+        let pulled = pulled.or(told).await?;
+        let with = pulled.with.as_deref();
+        self.access
+            .pulled(reference, &pulled.id, credentials, with)
+            .await;
+        let found = self.service.image_status(&pulled.id).await?;
+        let image = found.ok_or(RuntimeError::NotFound(pulled.id))?;
+        Ok((image, pulled.took))
+    }
+}
+
+/// The credentials that a pod brings for `reference`. What is missing or no credential is told and left out (IMG-13).
+async fn credentials(pod: &dyn ForPod, reference: &str) -> Credentials {
+    let repository = Reference::parse(reference)
+        .map(|parsed| parsed.repository().to_owned())
+        .unwrap_or_default();
+    let secrets = pod.pull_secrets().await;
+    if !secrets.missing().is_empty() {
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            secrets.missing().join(", ")
+        );
+        let reason = "FailedToRetrieveImagePullSecret";
+        pod.event(None, Severity::Warning, reason, &message);
+    }
+    secrets.into_credentials(&repository)
+}
+
+/// Waiting reason and message of a failed pull. Source: kubelet `images/image_manager.go`, `evalCRIPullErr`.
+fn reason_of(reference: &str, text: String) -> (&'static str, String) {
+    for (reason, why) in RUNTIME_REASONS {
+        if let Some(rest) = text.strip_prefix(reason) {
+            return (
+                reason,
+                format!("image pull failed for {reference} because {why}{rest}"),
+            );
+        }
+    }
+    ("ErrImagePull", text)
+}
+
+/// A time as Go prints it, in whole milliseconds: `0s`, `850ms`, `1.2s`, `2m3.5s`, `1h0m2s`.
+fn go_text(time: Duration) -> String {
+    let ms = time.as_millis();
+    if ms == 0 {
+        return "0s".into();
+    }
+    if ms < 1000 {
+        return format!("{ms}ms");
+    }
+    let (hours, minutes, rest) = (ms / 3_600_000, ms / 60_000 % 60, ms % 60_000);
+    let mut text = String::new();
+    if hours > 0 {
+        text.push_str(&format!("{hours}h"));
+    }
+    if ms >= 60_000 {
+        text.push_str(&format!("{minutes}m"));
+    }
+    let fraction = format!("{:03}", rest % 1000);
+    text.push_str(&(rest / 1000).to_string());
+    let fraction = fraction.trim_end_matches('0');
+    if !fraction.is_empty() {
+        text.push('.');
+        text.push_str(fraction);
+    }
+    text.push('s');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_reasons() {
+        // IMG-04 IMG-08
+        for (ms, text) in [
+            (0, "0s"),
+            (7, "7ms"),
+            (1000, "1s"),
+            (1230, "1.23s"),
+            (60_000, "1m0s"),
+            (123_456, "2m3.456s"),
+            (3_602_000, "1h0m2s"),
+        ] {
+            assert_eq!(go_text(Duration::from_millis(ms)), text);
+        }
+        for (text, reason, message) in [
+            ("no such image", "ErrImagePull", "no such image"),
+            (
+                "RegistryUnavailable: no route",
+                "RegistryUnavailable",
+                "image pull failed for a:1 because the registry is unavailable: no route",
+            ),
+            (
+                "SignatureValidationFailed: unsigned",
+                "SignatureValidationFailed",
+                "image pull failed for a:1 because the signature validation failed: unsigned",
+            ),
+        ] {
+            assert_eq!(reason_of("a:1", text.into()), (reason, message.into()));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The files that say what images were had with.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    api::strict,
+    logic::image_access::{PulledRecord, RECORD_VERSION},
+    sys::file,
+};
+
+/// Bytes of a file: what a record can hold at most, and more.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Intent {
+    v: u32,
+    image: String,
+}
+
+const PULLED: &str = "pulled";
+const PULLING: &str = "pulling";
+
+/// The files of one agent. Every call blocks.
+#[derive(Clone)]
+pub(super) struct Files {
+    dir: PathBuf,
+}
+
+impl Files {
+    /// Those below `root`.
+    pub(super) fn below(root: &Path) -> Self {
+        Self {
+            dir: root.join("image_manager"),
+        }
+    }
+
+    fn path(&self, kind: &str, name: &str) -> PathBuf {
+        self.dir.join(kind).join(file_name(name))
+    }
+
+    /// What is noted of an image.
+    pub(super) fn record(&self, id: &str) -> io::Result<Option<PulledRecord>> {
+        let record: Option<PulledRecord> = read(&self.path(PULLED, id))?;
+        match record {
+            Some(record) if record.v != RECORD_VERSION || record.image != id => Err(
+                io::Error::new(io::ErrorKind::InvalidData, "its record is another's"),
+            ),
+            record => Ok(record),
+        }
+    }
+
+    /// Whether a pull of `reference` has begun and not ended.
+    pub(super) fn is_pulling(&self, reference: &str) -> bool {
+        self.path(PULLING, reference).exists()
+    }
+
+    /// Notes that a pull begins.
+    pub(super) fn begin(&self, reference: &str) -> io::Result<()> {
+        if self.is_pulling(reference) {
+            return Ok(());
+        }
+        let intent = Intent {
+            v: RECORD_VERSION,
+            image: reference.into(),
+        };
+        self.write(PULLING, reference, &intent)
+    }
+
+    /// Notes that it has ended.
+    pub(super) fn end(&self, reference: &str) {
+        remove(&self.path(PULLING, reference));
+    }
+
+    /// References of all pulls that have begun and not ended.
+    pub(super) fn intents(&self) -> Vec<String> {
+        let names = self.list(PULLING).into_iter();
+        let intents = names.filter_map(|name| {
+            let path = self.dir.join(PULLING).join(&name);
+            let intent: Option<Intent> = read(&path).ok().flatten();
+            if intent.is_none() {
+                remove(&path);
+            }
+            intent.map(|intent| intent.image)
+        });
+        intents.collect()
+    }
+
+    /// Changes the record of an image. One that cannot be read is made anew.
+    pub(super) fn change(
+        &self,
+        image: &str,
+        change: impl FnOnce(&mut PulledRecord) -> bool,
+    ) -> io::Result<()> {
+        let known = self.record(image).unwrap_or_else(|e| {
+            log::warn!("what image {image} was pulled with is noted anew: {e}");
+            None
+        });
+        let mut record = known.clone().unwrap_or_else(|| PulledRecord::new(image));
+        if change(&mut record) && known.as_ref() != Some(&record) {
+            self.write(PULLED, image, &record)?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, kind: &str, name: &str, content: &impl Serialize) -> io::Result<()> {
+        let path = self.path(kind, name);
+        if let Some(dir) = path.parent()
+            && !dir.exists()
+        {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(dir)?;
+        }
+        file::write_atomic(&path, &serde_json::to_vec(content)?, 0o600, true)
+    }
+
+    /// Names of files.
+    fn list(&self, kind: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.dir.join(kind));
+        let entries = entries.into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    }
+
+    /// Names of all records.
+    pub(super) fn records(&self) -> Vec<String> {
+        self.list(PULLED)
+    }
+
+    /// Removes records.
+    pub(super) fn remove(&self, names: &[String]) {
+        for name in names {
+            remove(&self.dir.join(PULLED).join(name));
+        }
+    }
+}
+
+/// Ids and references may be longer than names of files, and have slashes.
+pub(super) fn file_name(name: &str) -> String {
+    use core::fmt::Write as _;
+    let sum = Sha256::digest(name.as_bytes());
+    sum.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    use io::Read as _;
+    let file = match fs::File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut text = Vec::new();
+    file.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
+    Ok(Some(strict::from_json(&text)?))
+}
+
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            log::warn!("cannot remove {}: {e}", path.display());
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,178 @@
+//! The owner by itself: a runtime that has nothing, a store, and a pod that brings nothing by itself.
+
+use alloc::rc::Rc;
+use core::cell::RefCell;
+use std::fs;
+
+use serde_json::json;
+use smol::future::block_on;
+
+use super::{ForPod, ImageCommands, Images, Pending, PodSecrets, Tools, credentials::Credentials};
+use crate::{
+    agent::{
+        clock::{Clock, SystemClock},
+        complaints::Complaints,
+        recorder::Severity,
+    },
+    api::Pod,
+    config,
+    image::{
+        pull::Settings,
+        registry::Keyring,
+        testing::{Scratch, Stream, docker_archive},
+    },
+    logic::image_access::PullSecret,
+    runtime::{ImageService, Runtime, fake::Fake, runc::store_images::StoreImages},
+    sys::lane::Lane,
+};
+
+const PRIVATE: &str = "registry.test/app:1";
+
+/// A pod without Secrets, and its events: of whom, how bad, reason and message.
+struct Plain(Pod, RefCell<Vec<Told>>);
+
+type Told = (Option<String>, Severity, String, String);
+
+impl ForPod for Plain {
+    fn pod(&self) -> &Pod {
+        &self.0
+    }
+
+    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+        let whose = container.map(str::to_owned);
+        let told = (whose, severity, reason.to_owned(), message.to_owned());
+        self.1.borrow_mut().push(told);
+    }
+
+    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
+        Box::pin(async { PodSecrets::default() })
+    }
+
+    fn cancelled(&self) -> Pending<'_, ()> {
+        Box::pin(core::future::pending())
+    }
+}
+
+fn plain() -> Plain {
+    let container = json!({"name": "c", "image": PRIVATE, "imagePullPolicy": "IfNotPresent"});
+    let pod = json!({
+        "metadata": {"name": "a", "namespace": "ns", "uid": "a"},
+        "spec": {"containers": [container]},
+    });
+    Plain(
+        serde_json::from_value(pod).expect("a pod"),
+        RefCell::default(),
+    )
+}
+
+/// The owner, with its records below `dir`.
+fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<Images> {
+    let flags = config::flags::parse(Vec::new(), &dir.join("")).expect("flags");
+    let host = config::Host {
+        hostname: "node".into(),
+    };
+    let loaded = config::load(flags, &host).expect("configuration");
+    let clock: Rc<dyn Clock> = Rc::new(SystemClock);
+    let tools = Tools {
+        service: Rc::clone(fake) as Rc<dyn ImageService>,
+        complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
+        clock,
+        disk: Lane::inline(),
+    };
+    Rc::new(Images::new(
+        &loaded.config.images,
+        8,
+        &dir.join("root"),
+        tools,
+    ))
+}
+
+#[test]
+fn what_the_operator_imports_is_everybodys() {
+    // IMG-20
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let images = images(&scratch, &fake);
+    let lane = Lane::inline();
+    let store = StoreImages::open(
+        scratch.join("store"),
+        Settings::default(),
+        lane.clone(),
+        lane,
+    );
+    let commands = ImageCommands {
+        images: Rc::clone(&images),
+        store: block_on(store).expect("store"),
+        runtime: fake as Rc<dyn Runtime>,
+    };
+    let archive = scratch.join("archive.tar");
+    let layer = Stream::new().file("name", b"x").bytes();
+    fs::write(&archive, docker_archive("app:1", &[&layer])).expect("archive");
+    let import = || {
+        let imported = commands.import(archive.clone(), String::new(), None);
+        block_on(imported).expect("imported");
+        commands.store.records()[0].id.clone()
+    };
+    let id = import();
+    let pod = plain();
+    let may_use = |reference: &str| block_on(images.access.may_use(&pod, reference, &id));
+    // A pod with a Secret has the same bytes from a registry.
+    let credentials = Credentials {
+        ring: Keyring::default(),
+        brought: vec![PullSecret {
+            name: "pull".into(),
+            digest: "1".into(),
+            ..PullSecret::default()
+        }],
+    };
+    let pull = || {
+        let noted = images.access.pulled(PRIVATE, &id, &credentials, Some("1"));
+        block_on(noted);
+    };
+    pull();
+    assert!(may_use("docker.io/library/app:1"), "imported before");
+    // The runtime of this test does not have it.
+    block_on(images.tidy());
+    pull();
+    assert!(!may_use(PRIVATE), "only pulled, it is bound");
+    import();
+    for reference in [PRIVATE, "docker.io/library/app:1"] {
+        assert!(may_use(reference), "{reference}");
+    }
+}
+
+#[test]
+fn a_failed_pull_is_delayed_until_images_arrive() {
+    // IMG-10
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let images = images(&scratch, &fake);
+    let pod = plain();
+    let container = &pod.0.spec.containers[0];
+    let ensure = || block_on(images.ensure(&pod, container));
+    let waits = || ensure().expect_err("it is nowhere");
+    let failed = waits();
+    assert_eq!(failed.reason, "ErrImagePull");
+    pod.1.take();
+    let delayed = waits();
+    assert_eq!(delayed.reason, "ImagePullBackOff");
+    assert!(delayed.message.contains(&failed.message), "{delayed:?}");
+    let told = [
+        (
+            Severity::Normal,
+            "BackOff",
+            format!("Back-off pulling image \"{PRIVATE}\""),
+        ),
+        (
+            Severity::Warning,
+            "Failed",
+            "Error: ImagePullBackOff".to_owned(),
+        ),
+    ]
+    .map(|(severity, reason, text)| (Some("c".to_owned()), severity, reason.to_owned(), text));
+    assert_eq!(pod.1.take(), told);
+    images.forget_delays(&pod.0);
+    assert_eq!(waits().reason, "ErrImagePull", "tried at once");
+    images.forget_delays(&pod.0);
+    fake.offer_image(PRIVATE);
+    assert!(ensure().expect("there").is_some());
+    assert!(images.take_heap_used() && !images.take_heap_used());
+}

@@ -1,0 +1,251 @@
+//! The image store of this machine: what the backend asks of it for containers, and what only a backend with a store of its own
+//! offers besides. Nothing else of the agent opens the store.
+//!
+//! Imports, removals and checks wait for each other, so they run in a lane of their own (`unpack`): pods do not.
+
+use core::{ops::ControlFlow, time::Duration};
+use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc};
+
+use super::images::{Hold, Images, ResolvedImage};
+use crate::api::order::Gather as _;
+use crate::{
+    api::cri::{FsInfo, Image, PodRuntimeStatus},
+    image::{
+        DropIn, ImageError, ImageRecord, ImportOptions, Progress, PullError, Puller, Store,
+        Verifying,
+        pull::{Pulled, Settings},
+        registry::Keyring,
+    },
+    runtime::{Call, RuntimeError},
+    sys::lane::{Lane, OnLane},
+};
+
+/// The store, and what fills it. A copy is the same store.
+#[derive(Clone)]
+pub struct StoreImages {
+    store: Store,
+    puller: Puller,
+    disk: Lane,
+    unpack: Lane,
+}
+
+impl StoreImages {
+    /// Opens the store in `dir`, which is repaired; `settings` say how it is filled.
+    ///
+    /// # Errors
+    /// The store cannot be read or made.
+    pub async fn open(
+        dir: PathBuf,
+        settings: Settings,
+        disk: Lane,
+        unpack: Lane,
+    ) -> Result<Self, ImageError> {
+        let opened = disk.run(move || {
+            let store = Store::open(&dir)?;
+            let puller = Puller::new(store.clone(), settings);
+            Ok((store, puller))
+        });
+        let (store, puller) = opened.await?;
+        Ok(Self {
+            store,
+            puller,
+            disk,
+            unpack,
+        })
+    }
+
+    /// All images, sorted by id. From memory.
+    #[must_use]
+    pub fn records(&self) -> Vec<Arc<ImageRecord>> {
+        self.store.list()
+    }
+
+    /// Ids of the images that instances of `pods` were made from or mount, dead ones included. From memory.
+    #[must_use]
+    pub fn used_by(&self, pods: &[PodRuntimeStatus]) -> BTreeSet<String> {
+        let mut used = BTreeSet::new();
+        for container in pods.iter().flat_map(|pod| &pod.containers) {
+            let volumes = container.volume_images.iter();
+            for image in volumes.chain([&container.image_id]) {
+                if let Ok(Some(record)) = self.store.resolve(image) {
+                    used.insert(record.id.clone());
+                }
+            }
+        }
+        used
+    }
+
+    /// Imports every image of an archive, and returns them. `tick` hears of progress, and may stop it.
+    ///
+    /// # Errors
+    /// What is wrong with the archive or the disk: see [`Store::import_archive`].
+    pub async fn import(
+        &self,
+        archive: PathBuf,
+        options: ImportOptions,
+        mut tick: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
+        let store = self.store.clone();
+        let import = move || store.import_archive(&archive, &options, &mut tick);
+        self.unpack.run(import).await
+    }
+
+    /// Removes an image that is not in `used`. Returns the bytes freed.
+    ///
+    /// # Errors
+    /// It is in use, or the disk cannot be changed.
+    pub async fn remove_unused(
+        &self,
+        id: &str,
+        used: &BTreeSet<String>,
+    ) -> Result<u64, ImageError> {
+        let (store, id, used) = (self.store.clone(), id.to_owned(), used.clone());
+        self.unpack.run(move || store.remove(&id, &used)).await
+    }
+
+    /// Removes all images that are neither pinned nor in `used`. Returns them and the bytes freed.
+    ///
+    /// # Errors
+    /// The disk cannot be changed.
+    pub async fn prune(
+        &self,
+        used: BTreeSet<String>,
+    ) -> Result<(Vec<Arc<ImageRecord>>, u64), ImageError> {
+        let store = self.store.clone();
+        self.unpack.run(move || store.prune(&used)).await
+    }
+
+    /// Removes what arrived for pulls that nobody came back to for `unused`. Returns the bytes freed.
+    ///
+    /// # Errors
+    /// The disk cannot be read or changed.
+    pub async fn clear_unfinished(&self, unused: Duration) -> io::Result<u64> {
+        let puller = self.puller.clone();
+        self.unpack.run(move || puller.clear(unused)).await
+    }
+
+    /// Begins to check all images: one layer a step.
+    pub async fn verifying(&self) -> OnLane<Verifying> {
+        let store = self.store.clone();
+        OnLane::new(&self.unpack, move || Verifying::new(store)).await
+    }
+
+    /// Opens the directory whose archives are imported and whose lists are pulled.
+    pub async fn drop_in(&self, dir: PathBuf) -> OnLane<DropIn> {
+        let store = self.store.clone();
+        OnLane::new(&self.unpack, move || DropIn::open(store, dir)).await
+    }
+}
+
+impl Images for StoreImages {
+    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
+        let Some(image) = self
+            .store
+            .resolve(reference)
+            .map_err(|e| super::chain(&e))?
+        else {
+            return Ok(None);
+        };
+        // Removed meanwhile counts as absent.
+        Ok(self
+            .store
+            .layer_dirs(&image.id)
+            .map(|layers| ResolvedImage {
+                id: image.id.clone(),
+                reference: image.image_id().to_owned(),
+                process: image.config.config.clone(),
+                layers,
+            }))
+    }
+
+    fn status(&self, reference: &str) -> Result<Option<Image>, String> {
+        let image = self
+            .store
+            .resolve(reference)
+            .map_err(|e| super::chain(&e))?;
+        Ok(image.map(|i| i.to_cri()))
+    }
+
+    fn hold(&self, id: &str) -> Option<Hold> {
+        let hold = self.store.hold(id)?;
+        Some(Box::new(hold))
+    }
+
+    fn list(&self) -> Vec<Image> {
+        self.store.list().iter().map(|i| i.to_cri()).collect()
+    }
+
+    fn pull<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+        Box::pin(async move {
+            let pulled = self.puller.pull(reference, keyring).await;
+            pulled.map_err(|e| match e {
+                PullError::Invalid(_) => RuntimeError::Invalid(e.to_string()),
+                // The prefix of the text is the waiting reason (IMG-08).
+                PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
+                    RuntimeError::Failed(e.to_string())
+                }
+            })
+        })
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.puller.progress(reference)
+    }
+
+    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
+        Box::pin(async move {
+            let (store, id) = (self.store.clone(), id.to_owned());
+            let removed = self
+                .unpack
+                .run(move || store.remove(&id, &in_use.into_iter().gather()));
+            removed.await.map(drop).map_err(super::failed_error)
+        })
+    }
+
+    fn fs_info(&self) -> Call<'_, FsInfo> {
+        Box::pin(async {
+            let store = self.store.clone();
+            let info = self.disk.run(move || store.fs_info());
+            info.await.map_err(super::failed_error)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::cri::ContainerState,
+        image::testing::{Scratch, Stream, docker_archive},
+        logic::testing::instance,
+    };
+
+    #[test]
+    fn what_dead_and_living_instances_are_made_of_and_mount_is_in_use() {
+        // GC-11 IGC-02
+        let temp = Scratch::new();
+        let lane = Lane::inline();
+        let opened = StoreImages::open(temp.join("store"), Settings::default(), lane.clone(), lane);
+        let images = smol::future::block_on(opened).expect("store");
+        let add = |name: &str| {
+            let layer = Stream::new().file("name", name.as_bytes()).bytes();
+            let archive = temp.join("archive.tar");
+            std::fs::write(&archive, docker_archive(name, &[&layer])).expect("archive");
+            let tick = |_| ControlFlow::Continue(());
+            let imported = images.import(archive, ImportOptions::default(), tick);
+            let imported = smol::future::block_on(imported).expect("imported");
+            imported[0].id.clone()
+        };
+        let [own, dead, volume, _free] = ["own:1", "dead:1", "volume:1", "free:1"].map(add);
+        let mut running = instance("a", ContainerState::Running);
+        running.image_id = own.clone();
+        running.volume_images = vec![volume.clone(), "sha256:absent".into()];
+        let mut ended = instance("b", ContainerState::Exited);
+        ended.image_id = dead.clone();
+        let pod = PodRuntimeStatus {
+            containers: vec![running, ended],
+            ..PodRuntimeStatus::default()
+        };
+        assert_eq!(images.used_by(&[pod]), [own, dead, volume].into());
+    }
+}
