@@ -14,13 +14,14 @@ use crate::{
 /// Asks about `pod`, against all other active pods (LOOP-09, LOOP-11).
 pub(super) fn admit(ctx: &Ctx, pod: &Pod) -> Result<(), Rejection> {
     let active = ctx.pods.active_but(&pod.metadata.uid);
-    admission::admit(pod, &ctx.admission_facts.borrow(), &active)
+    ctx.node
+        .with_admission(|node| admission::admit(pod, node, &active))
 }
 
 /// What admission knows of this node: the one it would register (NODE-06).
 pub(super) fn facts(
     cfg: &crate::config::Config,
-    node: &super::ctx::NodeFacts,
+    node: &super::node::NodeFacts,
     kernel: (u32, u32),
     apparmor: bool,
 ) -> Result<NodeFacts, String> {

@@ -1,22 +1,35 @@
 //! The agent as the local server sees it.
 
+use alloc::rc::Rc;
+use core::time::Duration;
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{ctx::Shared, images::ImageCommands, node::KUBELET_VERSION};
+use super::{
+    clock::Clock,
+    complaints::Complaints,
+    core::Command,
+    images::ImageCommands,
+    metrics::Metrics,
+    node::{KUBELET_VERSION, Node, Standing},
+    pod_store::PodStore,
+    vitals::{HeapUse, LoopWatch},
+};
 use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
     api::{
-        Container, ContainerId, Mono, Pod, PodUid,
-        cri::{ContainerState, Image},
+        self, Container, ContainerId, Mono, Pod, PodStatus, PodUid, Wall,
+        cri::{ContainerState, Image, PodRuntimeStatus},
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
     },
+    image::{Progress, Verification},
     logic::static_pod,
+    runtime::Runtime,
     server::{
-        backend::{Backend, Check, Figures, LogTarget, Pieces, Reply, Uptime},
+        backend::{Backend, Check, Figures, Health, LogTarget, Pieces, Reply, RunningPod, Uptime},
         http::Refusal,
     },
     sys::lane::Lane,
@@ -25,49 +38,89 @@ use crate::{
 /// Annotation of `kubectl` that names a pod's default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// Serves the local commands from the agent's own state.
-pub(super) struct LocalBackend {
-    pub(super) ctx: Shared,
-    /// What is done with images.
-    pub(super) images: ImageCommands,
-    /// Where requests that only the loop can fulfil go.
-    pub(super) commands: smol::channel::Sender<Command>,
+/// What local commands and the node's server ask of the agent. Answers are values; nothing is borrowed.
+pub(super) trait Questions: Standing {
+    /// UIDs of the pods to show: configured ones and those that still end, sorted.
+    fn shown_pods(&self) -> Vec<PodUid>;
+    /// Whether a source wants the pod.
+    fn is_configured(&self, uid: &PodUid) -> bool;
+    /// Whether the pod has that namespace and name; `None`: only its record says so.
+    fn is_named(&self, uid: &PodUid, namespace: &str, name: &str) -> Option<bool>;
+    /// The pod's local status.
+    fn status(&self, uid: &PodUid) -> Option<PodStatus>;
+    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
+    fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus;
+    /// What it last said of each pod, sorted by UID.
+    fn runtime_statuses(&self) -> Vec<Rc<PodRuntimeStatus>>;
+    /// Whether a container runs.
+    fn is_running(&self, id: &ContainerId) -> bool;
+    /// Kept Event objects, in no order.
+    fn events(&self) -> Vec<Value>;
+    /// See [`Backend::config_maps`].
+    fn config_maps(&self, namespace: Option<&str>) -> Vec<Value>;
+    /// See [`Backend::secrets`].
+    fn secrets(&self, namespace: Option<&str>) -> Vec<Value>;
+    /// See [`Backend::dump`].
+    fn dump(&self) -> String;
+    /// See [`Backend::health`].
+    fn health(&self) -> Health;
 }
 
-/// A request to the loop.
-pub(super) enum Command {
-    /// End the agent; with `all` every pod first. Answered when it is done.
-    Stop {
-        all: bool,
-        done: smol::channel::Sender<()>,
-    },
-    /// Images were imported.
-    ImagesArrived,
+/// What does not change while the agent runs.
+pub(super) struct Settings {
+    /// The configuration in force, as JSON.
+    pub(super) document: String,
+    /// So long nothing may come or go on a stream.
+    pub(super) streaming_idle: Duration,
+    /// When the agent started.
+    pub(super) started_at: Wall,
+    /// The same for reckoning.
+    pub(super) started: Mono,
+}
+
+/// Serves the local commands and the node's server.
+pub(super) struct LocalBackend {
+    /// The agent.
+    pub(super) agent: Rc<dyn Questions>,
+    /// The Node object.
+    pub(super) node: Rc<Node>,
+    /// Figures.
+    pub(super) metrics: Metrics,
+    /// Records of pods.
+    pub(super) store: PodStore,
+    /// Time.
+    pub(super) clock: Rc<dyn Clock>,
+    /// Streams, pulls under way.
+    pub(super) runtime: Rc<dyn Runtime>,
+    /// Where files are read.
+    pub(super) disk: Lane,
+    /// What is done with images.
+    pub(super) images: ImageCommands,
+    /// Whether the loop moves.
+    pub(super) loop_watch: LoopWatch,
+    /// Answers may be large.
+    pub(super) heap: HeapUse,
+    /// For what cannot be shown.
+    pub(super) complaints: Rc<Complaints>,
+    /// Where requests that only the loop can fulfil go.
+    pub(super) commands: smol::channel::Sender<Command>,
+    /// What does not change.
+    pub(super) settings: Settings,
 }
 
 impl LocalBackend {
-    /// UIDs of the pods to show: configured ones and those that still end.
-    fn uids(&self) -> Vec<PodUid> {
-        let mut uids = self.ctx.pods.configured();
-        self.ctx.pods.workers(|table| {
-            for handle in table.handles() {
-                if let Some(identity) = table.identity(handle)
-                    && !table.stage(handle).is_some_and(|s| s.is_finished())
-                {
-                    uids.push(identity.uid.clone());
-                }
-            }
-        });
-        uids.order();
-        uids.dedup();
-        uids
+    /// The pod as it was received; `None`: its record cannot be read.
+    async fn record(&self, uid: &PodUid) -> Option<Value> {
+        let (store, uid) = (self.store.clone(), uid.clone());
+        let read = self.disk.run(move || store.read::<Value>(&uid)).await;
+        read.ok().map(|(_, raw)| raw)
     }
 
     /// The pod as a Kubernetes object: what was received, defaults filled in, and the local status.
-    fn object(&self, uid: &PodUid) -> Option<Value> {
-        let (_, raw) = self.ctx.store.read::<Value>(uid).ok()?;
+    async fn object(&self, uid: &PodUid) -> Option<Value> {
+        let raw = self.record(uid).await?;
         let mut pod = static_pod::decode(&raw).ok()?;
-        if let Some(status) = self.ctx.pods.status(uid) {
+        if let Some(status) = self.agent.status(uid) {
             pod.status = status;
         }
         let mut object = strict::to_value(&pod).ok()?;
@@ -80,16 +133,16 @@ impl LocalBackend {
             .metadata
             .annotations
             .get(CONFIG_SEEN)
-            .and_then(|t| crate::api::Wall::parse(t));
+            .and_then(|t| Wall::parse(t));
         let meta = &mut object["metadata"];
         if pod.metadata.creation_timestamp.is_none()
             && let Some(seen) = seen
         {
             meta["creationTimestamp"] = seen.to_string().into();
         }
-        if !self.ctx.pods.is_configured(uid) && pod.metadata.deletion_timestamp.is_none() {
+        if !self.agent.is_configured(uid) && pod.metadata.deletion_timestamp.is_none() {
             // Its manifest is gone and it still ends: kubectl's word for that comes from this field.
-            meta["deletionTimestamp"] = self.ctx.clock.wall().to_string().into();
+            meta["deletionTimestamp"] = self.clock.wall().to_string().into();
         }
         Some(object)
     }
@@ -104,7 +157,7 @@ impl LocalBackend {
                 let named = |c: &&Container| container["name"] == *c.name;
                 let mut all = pod.spec.all_containers();
                 let waits = all.find(named);
-                let under_way = waits.and_then(|c| self.ctx.images.progress(pod, c));
+                let under_way = waits.and_then(|c| self.images.images.progress(pod, c));
                 let Some((image, progress)) = under_way else {
                     continue;
                 };
@@ -121,26 +174,31 @@ impl LocalBackend {
         }
     }
 
-    pub(super) fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
-        let missing = || Refusal::not_found(format!("pods \"{name}\" not found"));
-        // A worker knows its pod's name; only of pods without one must the records be read to find out.
-        let may_be = |uid: &PodUid| {
-            self.ctx.pods.workers(|table| {
-                let identity = table.handle(uid).and_then(|handle| table.identity(handle));
-                identity.is_none_or(|i| i.namespace == namespace && i.name == name)
-            })
-        };
-        let candidates = self.uids().into_iter().filter(may_be).filter_map(|uid| {
-            let mut pod = self.ctx.pod(&uid).ok()?;
-            pod.status = self.ctx.pods.status(&uid).unwrap_or_default();
-            Some(pod)
-        });
-        let mut found: Vec<Pod> = candidates
-            .filter(|p| p.metadata.namespace == namespace && p.metadata.name == name)
-            .collect();
-        // A successor of the same name counts before the pod that still ends.
-        found.order_by_key(|p| !self.ctx.pods.is_configured(&p.metadata.uid));
-        found.into_iter().next().ok_or_else(missing)
+    /// The pod of that name, with its local status.
+    pub(super) async fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
+        let mut found: Option<Pod> = None;
+        for uid in self.agent.shown_pods() {
+            // A worker knows its pod's name; only of pods without one must the records be read to find out.
+            if self.agent.is_named(&uid, namespace, name) == Some(false) {
+                continue;
+            }
+            let Some(raw) = self.record(&uid).await else {
+                continue;
+            };
+            let Ok(mut pod) = static_pod::decode(&raw) else {
+                continue;
+            };
+            if pod.metadata.namespace != namespace || pod.metadata.name != name {
+                continue;
+            }
+            pod.status = self.agent.status(&uid).unwrap_or_default();
+            // A successor of the same name counts before the pod that still ends.
+            if self.agent.is_configured(&uid) {
+                return Ok(pod);
+            }
+            found.get_or_insert(pod);
+        }
+        found.ok_or_else(|| Refusal::not_found(format!("pods \"{name}\" not found")))
     }
 
     /// The container asked for, or the default one.
@@ -245,61 +303,63 @@ fn instance_for_log(
 
 impl Backend for LocalBackend {
     fn disk_lane(&self) -> &Lane {
-        &self.ctx.disk
+        &self.disk
     }
 
-    fn pods(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
-        // All of them stand in memory whole until the answer is written.
-        self.ctx.heap_used.set(true);
-        let mut pods: Vec<Value> = self
-            .uids()
-            .iter()
-            .filter_map(|uid| self.object(uid))
-            .collect();
-        let text = |pod: &Value, key: &str| pod["metadata"][key].as_str().unwrap_or("").to_owned();
-        if let Some(namespace) = namespace {
-            pods.retain(|p| text(p, "namespace") == namespace);
-        }
-        pods.order_by_key(|p| (text(p, "namespace"), text(p, "name")));
-        Box::pin(async { Ok(pods) })
+    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<Value>> {
+        Box::pin(async move {
+            // All of them stand in memory whole until the answer is written.
+            self.heap.note();
+            let text = |pod: &Value, key: &str| {
+                let text = pod["metadata"][key].as_str();
+                text.unwrap_or("").to_owned()
+            };
+            let mut pods: Vec<Value> = Vec::new();
+            for uid in self.agent.shown_pods() {
+                let object = self.object(&uid).await;
+                pods.extend(object.filter(|p| namespace.is_none_or(|n| text(p, "namespace") == n)));
+            }
+            pods.order_by_key(|p| (text(p, "namespace"), text(p, "name")));
+            Ok(pods)
+        })
     }
 
     fn uptime(&self) -> Uptime {
         Uptime {
-            since: self.ctx.started_at,
-            up: self.ctx.clock.now() - self.ctx.started,
+            since: self.settings.started_at,
+            up: self.clock.now() - self.settings.started,
             kubelet_version: KUBELET_VERSION,
         }
     }
 
-    fn running_pods(&self) -> Vec<Value> {
-        let pods = self.ctx.view.statuses();
-        let running = pods.iter().filter_map(|pod| {
+    fn running_pods(&self) -> Vec<RunningPod> {
+        let pods = self.agent.runtime_statuses();
+        let running = pods.iter().map(|pod| {
             let containers = pod.containers.iter();
-            let containers: Vec<Value> = containers
-                .filter(|c| c.state == ContainerState::Running)
-                .map(|c| json!({ "name": c.name, "image": c.image, "resources": {} }))
-                .collect();
-            let meta = json!({ "name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "creationTimestamp": null });
-            (!containers.is_empty()).then(|| {
-                json!({ "metadata": meta, "spec": { "containers": containers }, "status": {} })
-            })
+            let running = containers.filter(|c| c.state == ContainerState::Running);
+            RunningPod {
+                name: pod.name.clone(),
+                namespace: pod.namespace.clone(),
+                uid: pod.uid.clone(),
+                containers: running.map(|c| (c.name.clone(), c.image.clone())).collect(),
+            }
         });
-        running.collect()
+        running.filter(|pod| !pod.containers.is_empty()).collect()
     }
 
-    fn container_names(&self, namespace: &str, pod: &str) -> Option<Vec<String>> {
-        let pod = self.find(namespace, pod).ok()?;
-        Some(pod.spec.all_containers().map(|c| c.name.clone()).collect())
+    fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>> {
+        Box::pin(async move {
+            let pod = self.find(namespace, pod).await?;
+            Ok(pod.spec.all_containers().map(|c| c.name.clone()).collect())
+        })
     }
 
-    fn configuration(&self) -> Value {
-        serde_json::from_str(&self.ctx.cfg.document).unwrap_or_default()
+    fn configuration(&self) -> &str {
+        &self.settings.document
     }
 
     fn checks(&self) -> Vec<Check> {
-        let (health, now) = (self.ctx.loop_health.get(), self.ctx.clock.now());
-        let moves = health.is_healthy(self.ctx.cfg.times.sync, now);
+        let moves = self.loop_watch.is_healthy(self.clock.now());
         let well = |name| Check {
             name,
             trouble: None,
@@ -315,12 +375,8 @@ impl Backend for LocalBackend {
     }
 
     fn events(&self, namespace: Option<&str>) -> Vec<Value> {
-        let recorder = self.ctx.recorder.borrow();
-        let mut events: Vec<Value> = recorder
-            .events()
-            .map(|event| event.object(&self.ctx.node.name))
-            .filter(|e| namespace.is_none_or(|n| e["metadata"]["namespace"] == n))
-            .collect();
+        let mut events = self.agent.events();
+        events.retain(|e| namespace.is_none_or(|n| e["metadata"]["namespace"] == n));
         // RFC 3339 in UTC sorts as text.
         let last = |e: &Value| e["lastTimestamp"].as_str().unwrap_or("").to_owned();
         events.order_by_key(last);
@@ -329,52 +385,36 @@ impl Backend for LocalBackend {
 
     fn config_maps(&self, namespace: Option<&str>) -> Vec<Value> {
         // Theirs may be megabytes.
-        self.ctx.heap_used.set(true);
-        self.ctx.objects.borrow().config_maps_shown(namespace)
+        self.heap.note();
+        self.agent.config_maps(namespace)
     }
 
     fn secrets(&self, namespace: Option<&str>) -> Vec<Value> {
-        self.ctx.objects.borrow().secrets_shown(namespace)
+        self.agent.secrets(namespace)
     }
 
     fn dump(&self) -> String {
-        let clock = &self.ctx.clock;
-        self.ctx.heap_used.set(true);
-        self.ctx.ring.borrow().dump(clock.now(), clock.wall())
+        self.heap.note();
+        self.agent.dump()
     }
 
-    fn health(&self) -> Value {
-        let ctx = &*self.ctx;
-        let now = ctx.clock.now();
-        let age_ms = |at: Option<Mono>| at.map(|at| (now - at).as_millis());
-        let down = ctx.view.down(now);
-        let probes = ctx.pods.workers(|table| ctx.probes.figures(table));
-        json!({
-            "version": crate::VERSION,
-            "pid": std::process::id(),
-            "relistAgeMs": age_ms(ctx.view.last_relist()),
-            "manifestsAgeMs": age_ms(ctx.manifests_read.get()),
-            "manifestsIntervalMs": ctx.cfg.times.file_check.as_millis(),
-            "down": down.map(|e| e.to_string()),
-            "networkDown": ctx.view.network_problem(),
-            "pods": ctx.pods.configured().len(),
-            "probes": {
-                "count": probes.probes.len(),
-                "ended": probes.ended(),
-                "late": probes.late,
-                "commands": probes.commands,
-                "connections": probes.connections,
-            },
-            "apiserver": ctx.cluster.as_ref().map(|cluster| cluster.health(now)),
-        })
+    fn health(&self) -> Health {
+        self.agent.health()
     }
 
     fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
-        Box::pin(super::metrics::page(&self.ctx, which))
+        Box::pin(self.metrics.page(which))
     }
 
-    fn node(&self) -> Reply<'_, Value> {
-        Box::pin(async { Ok(super::node::object(&self.ctx).await) })
+    fn node(&self) -> Reply<'_, api::Node> {
+        Box::pin(async {
+            let (runtime, clock) = (&*self.runtime, &*self.clock);
+            let made = self.settings.started_at;
+            let shown = self
+                .node
+                .show(runtime, &*self.agent, clock, &self.complaints, made);
+            Ok(shown.await)
+        })
     }
 
     fn log_target<'a>(
@@ -385,7 +425,7 @@ impl Backend for LocalBackend {
         previous: bool,
     ) -> Reply<'a, LogTarget> {
         Box::pin(async move {
-            let found = self.find(namespace, pod)?;
+            let found = self.find(namespace, pod).await?;
             let name = Self::container_name(&found, container)?;
             let status = status_of(&found, &name).ok_or_else(|| {
                 Refusal::bad(format!(
@@ -393,7 +433,7 @@ impl Backend for LocalBackend {
                 ))
             })?;
             let id = instance_for_log(status, pod, previous)?;
-            let runtime = self.ctx.view.status(&found.metadata.uid);
+            let runtime = self.agent.runtime_status(&found.metadata.uid);
             let instance = runtime.containers.iter().find(|c| c.id == id);
             let path = instance
                 .map(|c| PathBuf::from(&c.log_path))
@@ -408,7 +448,7 @@ impl Backend for LocalBackend {
     }
 
     fn is_running(&self, id: &ContainerId) -> bool {
-        self.ctx.view.is_running(id)
+        self.agent.is_running(id)
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {
@@ -419,7 +459,7 @@ impl Backend for LocalBackend {
         &self,
         path: PathBuf,
         name: String,
-        steps: Option<smol::channel::Sender<Value>>,
+        steps: Option<smol::channel::Sender<Progress>>,
     ) -> Reply<'_, Vec<String>> {
         Box::pin(async move {
             let names = self.images.import(path, name, steps).await?;
@@ -438,7 +478,7 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn pull_progress(&self, reference: &str) -> Option<Value> {
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
         self.images.progress(reference)
     }
 
@@ -450,7 +490,11 @@ impl Backend for LocalBackend {
         Box::pin(self.images.prune())
     }
 
-    fn verify_images(&self, repair: bool, steps: smol::channel::Sender<Value>) -> Reply<'_, Value> {
+    fn verify_images(
+        &self,
+        repair: bool,
+        steps: smol::channel::Sender<Progress>,
+    ) -> Reply<'_, Verification> {
         Box::pin(self.images.verify(repair, steps))
     }
 
@@ -471,6 +515,8 @@ impl Backend for LocalBackend {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 use super::{
-    ctx::{Ctx, NodeFacts, Shared},
+    ctx::{Ctx, Shared},
+    node::NodeFacts,
     pods::ConfigPod,
     recorder::Severity,
 };
@@ -80,7 +81,7 @@ pub(super) fn ensure_tiers(ctx: &Ctx) -> Result<(), String> {
                 ctx.cfg.cgroup.enforce_pods,
             )
         } else {
-            let mut limits = values::tier_values(qos, 0, &ctx.node_context.cgroups);
+            let mut limits = values::tier_values(qos, 0, &ctx.node.context().cgroups);
             // Pods of an agent before this one may run there: what it was given stays until the sources are read.
             if qos == QosClass::Burstable && ctx.cgroups.exists(&path) {
                 limits.cpu_shares = None;
@@ -131,7 +132,7 @@ pub(super) fn refresh_tiers(ctx: &Ctx) -> Result<(), String> {
     let milli = burstable_milli(ctx);
     let qos = QosClass::Burstable;
     let path = values::tier_path(&ctx.cfg.cgroup.root, qos);
-    let limits = values::tier_values(qos, milli, &ctx.node_context.cgroups);
+    let limits = values::tier_values(qos, milli, &ctx.node.context().cgroups);
     ctx.cgroups.create(&path, &limits).map_err(text)?;
     ctx.burstable_milli.set(Some(milli));
     Ok(())
@@ -151,7 +152,7 @@ fn burstable_milli(ctx: &Ctx) -> i64 {
 /// Makes the pod's cgroup with its limits, or brings its limits up to date.
 pub(super) fn ensure(ctx: &Ctx, pod: &Pod) -> Result<(), String> {
     let qos = qos_class(pod);
-    let wanted = pod_cgroup(pod, qos, &ctx.node_context.cgroups);
+    let wanted = pod_cgroup(pod, qos, &ctx.node.context().cgroups);
     // One that an agent before this one left may have died before its limits were written.
     let uid = &pod.metadata.uid;
     if ctx.cgroups.exists(&wanted.path) && ctx.pods.is_limited(uid) {

@@ -20,24 +20,24 @@ struct Complaint {
     held: u32,
 }
 
-/// What was complained about lately. A tool for whoever tries something again and again.
+/// Warns of what is tried again and may fail each time. Everybody who complains has a handle of the same one.
 pub(super) struct Complaints {
     clock: Rc<dyn Clock>,
-    told: RefCell<Told>,
+    lately: RefCell<Lately>,
 }
 
 impl Complaints {
-    /// Nothing yet.
+    /// Nothing was complained about yet.
     pub(super) fn new(clock: Rc<dyn Clock>) -> Self {
         Self {
             clock,
-            told: RefCell::default(),
+            lately: RefCell::default(),
         }
     }
 
-    /// Warns of something that is tried again and may fail each time: the same text at most once a minute.
+    /// Warns, with the same text at most once a minute.
     pub(super) fn complain(&self, text: &str) {
-        let told = self.told.borrow_mut().tell(text, self.clock.now());
+        let told = self.lately.borrow_mut().tell(text, self.clock.now());
         match told {
             Some(0) => log::warn!("{text}"),
             Some(more) => log::warn!("{text} ({more} times more since it was told)"),
@@ -46,10 +46,11 @@ impl Complaints {
     }
 }
 
+/// What was complained about lately.
 #[derive(Debug, Default)]
-struct Told(Vec<Complaint>);
+struct Lately(Vec<Complaint>);
 
-impl Told {
+impl Lately {
     /// Whether `text` is to be told now: how often it was held back before.
     fn tell(&mut self, text: &str, now: Mono) -> Option<u32> {
         let mut fnv = Fnv::default();
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn repeats_are_held_back_and_counted() {
-        let mut complaints = Told::default();
+        let mut complaints = Lately::default();
         let at = |s: u64| Mono(s * 1000);
         assert_eq!(complaints.tell("a", at(0)), Some(0));
         assert_eq!(complaints.tell("b", at(1)), Some(0));

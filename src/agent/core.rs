@@ -4,7 +4,6 @@
 use alloc::collections::VecDeque;
 
 use super::{
-    backend::Command,
     ctx::{Ctx, Shared},
     housekeeping, outcome,
     pods::ConfigPod,
@@ -28,6 +27,17 @@ use crate::{
         status_update::ProbeChange,
     },
 };
+
+/// A request to the loop.
+pub(super) enum Command {
+    /// End the agent; with `all` every pod first. Answered when it is done.
+    Stop {
+        all: bool,
+        done: smol::channel::Sender<()>,
+    },
+    /// Images were imported.
+    ImagesArrived,
+}
 
 /// Something that happened.
 pub(super) enum Event {
@@ -139,7 +149,7 @@ impl Core {
             Event::Probed(probed) => self.on_probed(&probed, now),
             Event::Done(handle, outcome) => {
                 self.ctx.pods.on_done(handle, outcome, now);
-                self.ctx.heap_used.set(true);
+                self.ctx.heap.note();
                 self.search_due = Mono(0);
                 self.ctx.status_changed();
                 self.tell_static_pods();
@@ -148,14 +158,14 @@ impl Core {
                 self.on_housekeeping(now);
                 // A burst of calls leaves free pages all over the heap.
                 let unpacked = self.ctx.images.take_heap_used();
-                if self.ctx.heap_used.take() || unpacked {
+                if self.ctx.heap.take() || unpacked {
                     crate::sys::memory::trim();
                 }
             }
             Event::Cleaned => {
                 self.cleaning = false;
                 // After the last pod of a crowd nothing else would tell.
-                self.ctx.heap_used.set(true);
+                self.ctx.heap.note();
                 // What could not be removed is found again.
                 self.search_due = Mono(0);
             }

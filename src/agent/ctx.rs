@@ -2,7 +2,6 @@
 
 use alloc::{rc::Rc, sync::Arc};
 use core::cell::{Cell, RefCell};
-use std::net::IpAddr;
 
 use super::{
     clock::Clock,
@@ -10,28 +9,22 @@ use super::{
     complaints::Complaints,
     images::{self, Images},
     metered::Metered,
-    metrics::Metrics,
+    node::Node,
     objects::Objects,
     pod_store::{PodStore, StoreError},
     pods::{self, Pods},
-    probes::{NodeProbes, Wire},
+    probes::{Probes, Wire},
     recorder::{About, Recorder, Severity},
     ring::Ring,
     runtime_view::RuntimeView,
+    vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
-    api::{Mono, Node, Pod, PodUid, Wall},
+    api::{Mono, Pod, PodUid, Wall},
     cgroup::Cgroups,
     config::Config,
     logic::{
-        admission,
-        downward::Allocatable,
-        generate::NodeContext,
-        loop_health::LoopHealth,
-        metrics::own::Counters,
         mux::{Mux, Source},
-        node,
-        node_resources::{self, Reservations},
         static_pod,
     },
     runtime::{ImageService, Runtime},
@@ -39,91 +32,26 @@ use crate::{
     volume::Volumes,
 };
 
-/// What the machine is, read once at start.
-#[derive(Clone, Debug)]
-pub(super) struct NodeFacts {
-    /// Node name.
-    pub(super) name: String,
-    /// Host IPs at the start, primary first; [`Ctx::host_ips`] knows those of now.
-    pub(super) host_ips: Vec<IpAddr>,
-    /// Memory of the machine, bytes.
-    pub(super) memory_bytes: u64,
-    /// Processors, thousandths.
-    pub(super) cpu_milli: u64,
-    /// Bytes of the file system of the root dir.
-    pub(super) storage_bytes: u64,
-    /// Swap of the machine, bytes.
-    pub(super) swap_bytes: u64,
-    /// Page sizes the kernel offers as huge pages, and memory that is such pages already: bytes, sorted by size.
-    pub(super) hugepages: Vec<(u64, u64)>,
-    /// Most processes and threads at a time; 0: not known.
-    pub(super) pids: u64,
-    /// What is kept from pods.
-    pub(super) kept: Reservations,
-    /// What tells this machine from others.
-    pub(super) identity: node::Identity,
-    /// What the operator says of it.
-    pub(super) settings: node::Settings,
-}
-
-fn signed(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
-impl NodeFacts {
-    /// What the machine has.
-    pub(super) fn capacity(&self) -> node_resources::Capacity {
-        let huge = self.hugepages.iter().map(|(_, bytes)| *bytes);
-        node_resources::Capacity {
-            cpu_milli: signed(self.cpu_milli),
-            memory_bytes: signed(self.memory_bytes),
-            hugepages_bytes: signed(huge.fold(0, u64::saturating_add)),
-            storage_bytes: signed(self.storage_bytes),
-            pids: signed(self.pids),
-        }
-    }
-
-    /// The same as the Node object says it.
-    pub(super) fn resources(&self) -> node::Resources {
-        let pages = self.hugepages.iter();
-        node::Resources {
-            capacity: self.capacity(),
-            hugepages: pages
-                .map(|(size, bytes)| (signed(*size), signed(*bytes)))
-                .collect(),
-            kept: self.kept,
-            swap_bytes: signed(self.swap_bytes),
-        }
-    }
-
-    /// What pods may ask for together.
-    pub(super) fn allocatable(&self) -> Allocatable {
-        node_resources::allocatable(self.capacity(), self.kept)
-    }
-}
-
 /// What an agent is made of; the rest of [`Ctx`] begins empty.
 pub(super) struct Parts {
     pub(super) cfg: Config,
-    pub(super) node: NodeFacts,
+    pub(super) node: Rc<Node>,
     pub(super) clock: Box<dyn Clock>,
     pub(super) runtime: Rc<dyn Runtime>,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
     pub(super) relist: smol::channel::Sender<()>,
-    pub(super) admission_facts: admission::NodeFacts,
-    pub(super) node_context: NodeContext,
     pub(super) cluster: Option<Cluster>,
-    pub(super) wire: Box<dyn Wire>,
+    pub(super) wire: Rc<dyn Wire>,
 }
 
 /// Everything a sync may touch.
 pub(super) struct Ctx {
     /// Configuration.
     pub(super) cfg: Config,
-    /// Machine.
-    pub(super) node: NodeFacts,
+    /// This machine as a node.
+    pub(super) node: Rc<Node>,
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Containers.
@@ -145,14 +73,13 @@ pub(super) struct Ctx {
     /// ConfigMaps and Secrets of the manifest directory.
     pub(super) objects: RefCell<Objects>,
     /// Probes.
-    pub(super) probes: NodeProbes,
+    pub(super) probes: Rc<Probes>,
+    /// The network, for probes and hooks.
+    pub(super) wire: Rc<dyn Wire>,
     /// Kubernetes events.
     pub(super) recorder: RefCell<Recorder>,
     /// What the loop lately heard and did.
     pub(super) ring: RefCell<Ring>,
-    /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
-    /// that stands alone: as it was last shown, for conditions say since when they hold.
-    pub(super) own_node: RefCell<Option<Node>>,
     /// Pods of all sources.
     pub(super) mux: RefCell<Mux>,
     /// Processor time that the Burstable tier was last given for its pods, thousandths.
@@ -161,16 +88,10 @@ pub(super) struct Ctx {
     pub(super) complaints: Rc<Complaints>,
     /// When the manifests were last read.
     pub(super) manifests_read: Cell<Option<Mono>>,
-    /// Something used the heap, and code, since they were last given back; the start did.
-    pub(super) heap_used: Cell<bool>,
-    /// When the loop last moved, for the watchdog.
-    pub(super) loop_health: Cell<LoopHealth>,
-    /// What admission knows of the node.
-    pub(super) admission_facts: RefCell<admission::NodeFacts>,
-    /// Host IPs, primary first, as the Node last had them.
-    pub(super) host_ips: RefCell<Vec<IpAddr>>,
-    /// What shapes sandboxes and containers.
-    pub(super) node_context: NodeContext,
+    /// Whether the heap was used.
+    pub(super) heap: HeapUse,
+    /// When the loop last moved.
+    pub(super) loop_watch: LoopWatch,
     /// When the agent started.
     pub(super) started_at: Wall,
     /// The same for reckoning.
@@ -178,9 +99,7 @@ pub(super) struct Ctx {
     /// The apiserver; `None`: the node stands alone.
     pub(super) cluster: Option<Cluster>,
     /// What the agent counts of its own work.
-    pub(super) counters: Rc<RefCell<Counters>>,
-    /// What figures were last read.
-    pub(super) metrics: Metrics,
+    pub(super) counters: WorkCounters,
 }
 
 impl Ctx {
@@ -189,12 +108,12 @@ impl Ctx {
         let cfg = parts.cfg;
         let entries = pods::slots(&cfg).slots() * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(parts.clock);
-        let counters = Rc::new(RefCell::new(Counters::default()));
+        let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
         let runtime: Rc<dyn Runtime> = Rc::new(Metered {
             inner: parts.runtime,
             clock: Rc::clone(&clock),
-            counters: Rc::clone(&counters),
+            counters: counters.clone(),
         });
         let tools = images::Tools {
             service: Rc::clone(&runtime) as Rc<dyn ImageService>,
@@ -211,24 +130,20 @@ impl Ctx {
         Self {
             view: RuntimeView::new(parts.relist),
             store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
-            admission_facts: RefCell::new(parts.admission_facts),
-            host_ips: RefCell::new(parts.node.host_ips.clone()),
-            node_context: parts.node_context,
             cluster: parts.cluster,
             pods: Pods::new(&cfg, seed),
             images: Rc::new(images),
             objects: RefCell::new(Objects::default()),
-            probes: NodeProbes::new(parts.wire, clock.now(), clock.wall()),
+            probes: Rc::new(Probes::new(clock.now(), clock.wall())),
+            wire: parts.wire,
             recorder: RefCell::new(Recorder::default()),
             ring: RefCell::new(Ring::default()),
-            own_node: RefCell::new(None),
             mux: RefCell::new(Mux::new(&sources)),
             burstable_milli: Cell::new(None),
             manifests_read: Cell::new(None),
-            heap_used: Cell::new(true),
+            heap: HeapUse::new(),
             complaints,
-            loop_health: Cell::default(),
-            metrics: Metrics::default(),
+            loop_watch: LoopWatch::new(cfg.times.sync),
             started_at: clock.wall(),
             started: clock.now(),
             node: parts.node,
@@ -239,20 +154,6 @@ impl Ctx {
             cgroups: Arc::new(parts.cgroups),
             disk: parts.disk,
             cfg,
-        }
-    }
-
-    /// Host IPs, primary first: one, or one of each family.
-    pub(super) fn host_ips(&self) -> Vec<IpAddr> {
-        self.host_ips.borrow().clone()
-    }
-
-    /// The Node has these addresses now. None is no news.
-    pub(super) fn set_host_ips(&self, ips: Vec<IpAddr>) {
-        let mut known = self.host_ips.borrow_mut();
-        if !ips.is_empty() && *known != ips {
-            log::info!("addresses of the node: {ips:?}");
-            *known = ips;
         }
     }
 

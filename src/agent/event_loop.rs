@@ -35,7 +35,7 @@ pub(super) async fn run(
         };
         let event = next.or(late).await;
         let now = ctx.clock.now();
-        beat(&ctx, now);
+        ctx.loop_watch.moved(now);
         match event {
             Some(event) => {
                 core.handle(event, now);
@@ -56,15 +56,8 @@ pub(super) async fn run(
         while let Some(effect) = core.poll_effect(now) {
             start(&ctx, &executor, &sender, effect);
         }
-        beat(&ctx, ctx.clock.now());
+        ctx.loop_watch.moved(ctx.clock.now());
     }
-}
-
-/// The loop moves.
-fn beat(ctx: &Shared, now: Mono) {
-    let mut health = ctx.loop_health.get();
-    health.beat(now);
-    ctx.loop_health.set(health);
 }
 
 fn start(
@@ -122,7 +115,7 @@ async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start,
         Call::Terminating { .. } | Call::TerminatingRuntime | Call::Terminated => Work::Kill,
     };
     let took = ctx.clock.now() - begun;
-    ctx.counters.borrow_mut().worked(work, took);
+    ctx.counters.count(|c| c.worked(work, took));
     log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
     // The loop is gone only when the agent ends.
     let _ = sender.send(Event::Done(handle, outcome)).await;

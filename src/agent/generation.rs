@@ -10,7 +10,8 @@ use std::{
 
 use super::{
     cluster::{self, objects::Loaded},
-    ctx::{Ctx, NodeFacts},
+    ctx::Ctx,
+    node::NodeFacts,
     recorder::Severity,
     start::{Pass, StartError},
     sync::chain,
@@ -79,7 +80,10 @@ pub(super) fn node_context(
 
 /// Directory of the pod's logs.
 pub(super) fn log_directory(ctx: &Ctx, pod: &Pod) -> PathBuf {
-    PathBuf::from(generate::log_directory(&ctx.node_context.pod_logs_dir, pod))
+    PathBuf::from(generate::log_directory(
+        &ctx.node.context().pod_logs_dir,
+        pod,
+    ))
 }
 
 fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
@@ -90,9 +94,7 @@ fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
 
 /// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
 pub(super) fn sandbox_config(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<SandboxConfig, String> {
-    let mut node = ctx.node_context.clone();
-    node.ips = ctx.host_ips();
-    node.dns.node_ips = ctx.host_ips();
+    let mut node = ctx.node.context_now();
     if let Some(path) = &ctx.cfg.network.resolv_conf {
         let limit = u64::try_from(MAX_RESOLV_CONF)
             .unwrap_or(u64::MAX)
@@ -126,7 +128,7 @@ pub(super) async fn container_config(
     } = *pass;
     let refused = |e: ConfigError| StartError::new(e.reason(), e.0);
     let config_error = |message: String| refused(ConfigError(message));
-    let host_ips = ctx.host_ips();
+    let host_ips = ctx.node.host_ips();
     let own_ips = if pod.spec.host_network {
         &host_ips
     } else {
@@ -154,7 +156,7 @@ pub(super) async fn container_config(
             objects: &stored,
             services,
             place,
-            allocatable: ctx.node_context.allocatable,
+            allocatable: ctx.node.context().allocatable,
         })
         .map_err(config_error)?
     };
@@ -210,7 +212,7 @@ pub(super) async fn container_config(
         hosts_file: hosts_file.as_deref(),
         termination_log: termination_log.as_deref(),
         target,
-        node: &ctx.node_context,
+        node: ctx.node.context(),
     })
     .map_err(refused)?;
     let groups = &mut config.security.supplemental_groups;
@@ -287,7 +289,7 @@ async fn write_hosts_file(
     if !hosts::manages_hosts(pod, container, ips) {
         return Ok(None);
     }
-    let names = hosts::pod_names(pod, &ctx.node_context.dns.cluster_domain)?;
+    let names = hosts::pod_names(pod, &ctx.node.context().dns.cluster_domain)?;
     let own = if pod.spec.host_network {
         let path = Path::new("/etc/hosts");
         Some(read_bounded(path, MAX_HOSTS_BYTES).map_err(|e| format!("{}: {e}", path.display()))?)

@@ -126,7 +126,7 @@ async fn http_get(
         let ip = |status: &crate::api::PodStatus| status.pod_ip.parse().ok();
         ctx.pods.with_status(&pod.metadata.uid, ip)?
     });
-    if let Hooked::InPlainText(host) = ctx.probes.wire.hook(&get, ip).await? {
+    if let Hooked::InPlainText(host) = ctx.wire.hook(&get, ip).await? {
         let message = format!(
             "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
         );

@@ -1,10 +1,10 @@
 //! The runtime with every call counted and timed (MET-05). It adds nothing else.
 
 use alloc::rc::Rc;
-use core::{cell::RefCell, pin::Pin, time::Duration};
+use core::{pin::Pin, time::Duration};
 use std::os::fd::OwnedFd;
 
-use super::clock::Clock;
+use super::{clock::Clock, vitals::WorkCounters};
 use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
@@ -15,7 +15,7 @@ use crate::{
         stats::{Detail, DiskUsage, PodUsage},
     },
     image::{Progress, pull::Pulled, registry::Keyring},
-    logic::metrics::own::{Counters, Operation},
+    logic::metrics::own::Operation,
     runtime::{AttachOptions, Call, ExecOptions, ImageService, Runtime, Session},
 };
 
@@ -23,7 +23,7 @@ use crate::{
 pub(super) struct Metered {
     pub(super) inner: Rc<dyn Runtime>,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) counters: Rc<RefCell<Counters>>,
+    pub(super) counters: WorkCounters,
 }
 
 impl Metered {
@@ -33,8 +33,8 @@ impl Metered {
             let begun = self.clock.now();
             let result = call.await;
             let took = self.clock.now() - begun;
-            let mut counters = self.counters.borrow_mut();
-            counters.called(operation, took, result.is_ok());
+            let is_ok = result.is_ok();
+            self.counters.count(|c| c.called(operation, took, is_ok));
             result
         })
     }

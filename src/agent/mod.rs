@@ -17,7 +17,10 @@
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
-//! | `backend`, `node`, `metrics`, `metered` | what the server shows |
+//! | `node` | this machine as a node |
+//! | `backend`, `streams`, `metrics`, `metered` | what the server shows |
+//! | `questions` | where they are answered: one trait for each asker |
+//! | `vitals` | what the agent notes of itself |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
 //! between steps.
@@ -50,6 +53,7 @@ mod pod_store;
 mod pods;
 mod pollers;
 mod probes;
+mod questions;
 mod recorder;
 mod records;
 mod reset;
@@ -67,6 +71,7 @@ mod sync;
 mod terminate;
 #[cfg(test)]
 mod tests;
+mod vitals;
 mod volumes;
 
 #[cfg(any(test, fuzzing))]

@@ -19,18 +19,24 @@ use smol::LocalExecutor;
 
 use super::{
     admission,
-    backend::LocalBackend,
+    backend::{self, LocalBackend},
     backoff_store, cgroups,
-    clock::SystemClock,
+    clock::{Clock, SystemClock},
     cluster::{self, JoinError},
-    core::Event,
+    core::{Command, Event},
     ctx::{Ctx, Parts, Shared},
     event_loop, generation,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage},
-    manifests, neighbours, node, pollers, probes,
+    manifests,
+    metrics::{self, Metrics},
+    neighbours,
+    node::{self, Node},
+    pods, pollers, probes,
     recorder::Severity,
-    runtime_view, serving,
+    runtime_view,
+    serving::{self, Reviews},
     sync::chain,
+    vitals::LoopWatch,
 };
 use crate::{
     api::oci::HostFacts,
@@ -324,15 +330,31 @@ async fn serve(
     })?;
     let (commands, asked) = smol::channel::bounded(4);
     let backend: Rc<dyn Backend> = Rc::new(LocalBackend {
-        ctx: Rc::clone(&ctx),
+        agent: Rc::clone(&ctx) as _,
+        node: Rc::clone(&ctx.node),
+        metrics: metrics(&ctx),
+        store: ctx.store.clone(),
+        clock: Rc::clone(&ctx.clock),
+        runtime: Rc::clone(&ctx.runtime),
+        disk: ctx.disk.clone(),
         images: ImageCommands {
             images: Rc::clone(&ctx.images),
             store: store.clone(),
             runtime: Rc::clone(&ctx.runtime),
         },
+        loop_watch: ctx.loop_watch.clone(),
+        heap: ctx.heap.clone(),
+        complaints: Rc::clone(&ctx.complaints),
         commands,
+        settings: backend::Settings {
+            document: ctx.cfg.document.clone(),
+            streaming_idle: ctx.cfg.times.streaming_idle,
+            started_at: ctx.started_at,
+            started: ctx.started,
+        },
     });
-    let served = serving::prepare(&ctx, &executor, Rc::clone(&backend)).map_err(usage)?;
+    let served = served_parts(&ctx, Rc::clone(&backend));
+    let served = serving::prepare(served, &executor).map_err(usage)?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
     if ctx.cfg.cgroup.per_qos {
@@ -375,11 +397,9 @@ async fn serve(
     )));
     spawn(boxed(pollers::container_gc(Rc::clone(&ctx))));
     spawn(boxed(pollers::log_rotation(Rc::clone(&ctx))));
-    spawn(boxed(probes::run(
-        Rc::clone(&ctx),
-        Rc::clone(&executor),
-        sender.clone(),
-    )));
+    let driver = probe_driver(&ctx, sender.clone());
+    driver.recall();
+    spawn(boxed(driver.run(Rc::clone(&executor))));
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
     served.into_iter().for_each(spawn);
     spawn(boxed(forward_commands(asked, sender.clone())));
@@ -388,7 +408,8 @@ async fn serve(
     tell(notify, Notify::ready);
     if let Some((notify, Some(interval))) = &manager {
         spawn(boxed(watchdog(
-            Rc::clone(&ctx),
+            Rc::clone(&ctx.clock),
+            ctx.loop_watch.clone(),
             Rc::clone(notify),
             *interval,
         )));
@@ -427,22 +448,91 @@ const NOTIFY_RETRY: Duration = Duration::from_secs(1);
 
 /// Tells the service manager that the agent is alive, twice an interval, as long as the loop moves (SHUT-08). This task
 /// runs on the loop's thread: when that is stuck, nothing is told either.
-async fn watchdog(ctx: Shared, notify: Rc<Notify>, interval: Duration) {
+async fn watchdog(
+    clock: Rc<dyn Clock>,
+    loop_watch: LoopWatch,
+    notify: Rc<Notify>,
+    interval: Duration,
+) {
     loop {
-        let next = ctx.clock.now() + interval / 2;
-        if ctx
-            .loop_health
-            .get()
-            .is_healthy(ctx.cfg.times.sync, ctx.clock.now())
-        {
+        let next = clock.now() + interval / 2;
+        if loop_watch.is_healthy(clock.now()) {
             if notify.watchdog().is_err() {
-                ctx.clock.until(ctx.clock.now() + NOTIFY_RETRY).await;
+                clock.until(clock.now() + NOTIFY_RETRY).await;
                 tell(Some(&notify), Notify::watchdog);
             }
         } else {
             log::error!("the loop does not move: the service manager is not told otherwise");
         }
-        ctx.clock.until(next).await;
+        clock.until(next).await;
+    }
+}
+
+/// What figures are read with.
+pub(super) fn metrics(ctx: &Shared) -> Metrics {
+    Metrics::new(metrics::Tools {
+        clock: Rc::clone(&ctx.clock),
+        runtime: Rc::clone(&ctx.runtime),
+        disk: ctx.disk.clone(),
+        volumes: ctx.volumes.clone(),
+        store: ctx.store.clone(),
+        cgroups: Arc::clone(&ctx.cgroups),
+        facts: Rc::clone(ctx.node.facts()),
+        counters: ctx.counters.clone(),
+        loop_watch: ctx.loop_watch.clone(),
+        heap: ctx.heap.clone(),
+        complaints: Rc::clone(&ctx.complaints),
+        agent: Rc::clone(ctx) as _,
+        settings: metrics::Settings {
+            root_dir: ctx.cfg.dirs.root.clone(),
+            cgroup_root: ctx.cfg.cgroup.root.clone(),
+            volume_stats: ctx.cfg.times.volume_stats,
+            slots: pods::slots(&ctx.cfg).slots(),
+            started_at: ctx.started_at,
+        },
+    })
+}
+
+/// What the node's server is put together from.
+fn served_parts(ctx: &Shared, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
+    let issuing = Rc::clone(ctx);
+    serving::Parts {
+        cfg: &ctx.cfg.server,
+        cert_dir: ctx.cfg.cluster.cert_dir.clone(),
+        node: Rc::clone(ctx.node.facts()),
+        clock: Rc::clone(&ctx.clock),
+        disk: ctx.disk.clone(),
+        complaints: Rc::clone(&ctx.complaints),
+        reviews: ctx.cluster.as_ref().map(|cluster| Reviews {
+            lanes: cluster.lanes.clone(),
+            is_away: Box::new({
+                let ctx = Rc::clone(ctx);
+                move || {
+                    let cluster = ctx.cluster.as_ref();
+                    cluster.is_some_and(|cluster| cluster.link.trouble().is_some())
+                }
+            }),
+            node: ctx.node.name.clone(),
+        }),
+        issued: Box::new(|shown| Box::pin(cluster::serving::run(issuing, shown))),
+        backend,
+    }
+}
+
+/// What drives the probes.
+pub(super) fn probe_driver(ctx: &Shared, events: smol::channel::Sender<Event>) -> probes::Driver {
+    probes::Driver {
+        probes: Rc::clone(&ctx.probes),
+        clock: Rc::clone(&ctx.clock),
+        runtime: Rc::clone(&ctx.runtime),
+        wire: Rc::clone(&ctx.wire),
+        pods: Rc::clone(ctx) as _,
+        tell: Box::new(move |probed| {
+            let events = events.clone();
+            Box::pin(async move { events.send(Event::Probed(probed)).await.is_ok() })
+        }),
+        complaints: Rc::clone(&ctx.complaints),
+        run_dir: ctx.cfg.dirs.run.clone(),
     }
 }
 
@@ -487,17 +577,13 @@ async fn assemble(
     let facts = node::facts(&cfg).map_err(usage)?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
+    let context = generation::node_context(&cfg, &facts, cgroups::settings(&cfg, &facts, &cgroups));
+    let admission = admission::facts(&cfg, &facts, kernel, apparmor).map_err(usage)?;
     let ctx = Ctx::new(Parts {
-        admission_facts: admission::facts(&cfg, &facts, kernel, apparmor).map_err(usage)?,
-        node_context: generation::node_context(
-            &cfg,
-            &facts,
-            cgroups::settings(&cfg, &facts, &cgroups),
-        ),
-        node: facts,
+        node: Rc::new(Node::new(facts, context, admission)),
         clock: Box::new(SystemClock),
         cluster,
-        wire: Box::new(Prober::default()),
+        wire: Rc::new(Prober::default()),
         runtime: Rc::new(runtime),
         volumes,
         cgroups,
@@ -506,7 +592,6 @@ async fn assemble(
         cfg,
     });
     backoff_store::restore(&ctx);
-    probes::recall(&ctx);
     Ok((Rc::new(ctx), store))
 }
 
@@ -535,7 +620,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
 }
 
 async fn forward_commands(
-    asked: smol::channel::Receiver<super::backend::Command>,
+    asked: smol::channel::Receiver<Command>,
     events: smol::channel::Sender<Event>,
 ) {
     while let Ok(command) = asked.recv().await {

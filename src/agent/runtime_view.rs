@@ -276,11 +276,9 @@ async fn relist(ctx: &Shared, events: &Sender<Event>) {
         pleg.relisted(&mut cache, stamp, ctx.clock.now());
         core::iter::from_fn(|| pleg.poll_event()).collect()
     };
-    ctx.counters.borrow_mut().relisted(
-        ctx.clock.now() - begun,
-        before.map(|before| begun - before),
-        ctx.clock.wall(),
-    );
+    let (took, gap) = (ctx.clock.now() - begun, before.map(|before| begun - before));
+    let wall = ctx.clock.wall();
+    ctx.counters.count(|c| c.relisted(took, gap, wall));
     // Sent even when nothing happened: calls may wait for a status newer than their last end.
     if !happened.is_empty() || waiting.is_some() {
         let _ = events.send(Event::Relisted(happened)).await;

@@ -131,8 +131,8 @@ pub(super) async fn start_all(pass: &Pass<'_>, actions: &PodActions) -> Result<(
         // What waits for its back-off was not tried.
         if result != Err("CrashLoopBackOff") {
             let kind = kind_of(spec, container);
-            let mut counters = pass.ctx.counters.borrow_mut();
-            counters.container_started(kind, result);
+            let counters = &pass.ctx.counters;
+            counters.count(|c| c.container_started(kind, result));
         }
         match started {
             Ok(()) => pass.ctx.pods.started(uid, &container.name),

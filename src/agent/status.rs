@@ -69,7 +69,7 @@ fn make(
                 failure,
                 reasons,
                 probes,
-                host_ips: &ctx.host_ips(),
+                host_ips: &ctx.node.host_ips(),
                 runtime_name: ctx.runtime.name(),
                 recursive_read_only: false,
                 now: ctx.clock.wall(),
@@ -162,7 +162,7 @@ fn note_start(ctx: &Ctx, uid: &PodUid, phase: Phase) {
     let since = ctx.pods.take_start(uid);
     if let Some(since) = since.filter(|_| phase == Phase::Running) {
         let took = ctx.clock.now() - since;
-        ctx.counters.borrow_mut().pod_started(took);
+        ctx.counters.count(|c| c.pod_started(took));
     }
 }
 

@@ -13,8 +13,8 @@ use crate::server::streaming::OTHER_UID;
 
 impl LocalBackend {
     /// A pod by its name, and by its UID if it is told.
-    fn named(&self, pod: PodName<'_>) -> Result<Pod, Refusal> {
-        let found = self.find(pod.namespace, pod.name)?;
+    async fn named(&self, pod: PodName<'_>) -> Result<Pod, Refusal> {
+        let found = self.find(pod.namespace, pod.name).await?;
         let is_meant = pod.uid.is_none_or(|uid| found.metadata.uid.as_str() == uid);
         is_meant
             .then_some(found)
@@ -26,7 +26,7 @@ impl Streaming for LocalBackend {
     // SRV-17
     fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running> {
         Box::pin(async move {
-            let pod = self.named(pod)?;
+            let pod = self.named(pod).await?;
             let missing =
                 |name: &str| Refusal::new(500, format!("container not found (\"{name}\")"));
             let name = match Self::container_name(&pod, container) {
@@ -34,7 +34,7 @@ impl Streaming for LocalBackend {
                 Err(_) if !container.is_empty() => return Err(missing(container)),
                 Err(refusal) => return Err(refusal),
             };
-            let runtime = self.ctx.view.status(&pod.metadata.uid);
+            let runtime = self.agent.runtime_status(&pod.metadata.uid);
             let running = runtime
                 .instances(&name)
                 .find(|c| c.state == ContainerState::Running)
@@ -50,8 +50,8 @@ impl Streaming for LocalBackend {
 
     fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId> {
         Box::pin(async move {
-            let found = self.named(pod)?;
-            let runtime = self.ctx.view.status(&found.metadata.uid);
+            let found = self.named(pod).await?;
+            let runtime = self.agent.runtime_status(&found.metadata.uid);
             let ready = runtime
                 .sandboxes
                 .iter()
@@ -64,7 +64,7 @@ impl Streaming for LocalBackend {
     }
 
     fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session> {
-        self.ctx.runtime.open_exec(id, options)
+        self.runtime.open_exec(id, options)
     }
 
     fn run<'a>(
@@ -73,22 +73,22 @@ impl Streaming for LocalBackend {
         command: &'a [String],
         limit: usize,
     ) -> Call<'a, ExecOutput> {
-        self.ctx.runtime.exec(id, command, None, limit)
+        self.runtime.exec(id, command, None, limit)
     }
 
     fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session> {
-        self.ctx.runtime.open_attach(id, options)
+        self.runtime.open_attach(id, options)
     }
 
     fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
-        self.ctx.runtime.open_port_forward(id, port)
+        self.runtime.open_port_forward(id, port)
     }
 
     fn idle_timeout(&self) -> Duration {
-        self.ctx.cfg.times.streaming_idle
+        self.settings.streaming_idle
     }
 
     fn stream_ended(&self) {
-        self.ctx.heap_used.set(true);
+        self.heap.note();
     }
 }

@@ -47,7 +47,7 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
             mounted: &nothing,
             loaded: loaded.as_ref(),
         };
-        projection::pod_files(pod, &objects.borrow(), ctx.node_context.allocatable)
+        projection::pod_files(pod, &objects.borrow(), ctx.node.context().allocatable)
     };
     let failed = |message: String| {
         ctx.pod_event(pod, Severity::Warning, "FailedMount", &message);
@@ -143,7 +143,7 @@ fn tmpfs_limit(ctx: &Ctx, pod: &Pod) -> u64 {
     let limit = limit
         .and_then(|bytes| u64::try_from(bytes).ok())
         .filter(|bytes| *bytes > 0);
-    let most = u64::try_from(ctx.node_context.allocatable.memory_bytes).unwrap_or(0);
+    let most = u64::try_from(ctx.node.context().allocatable.memory_bytes).unwrap_or(0);
     limit.map_or(most, |bytes| bytes.min(most))
 }
 

@@ -21,6 +21,16 @@ object!(
     Node { metadata: ObjectMeta, spec: NodeSpec, status: NodeStatus }
 );
 
+impl Node {
+    /// With `apiVersion` and `kind`, as it stands alone.
+    pub fn to_object(&self) -> serde_json::Value {
+        let mut object = serde_json::to_value(self).unwrap_or_default();
+        object["apiVersion"] = "v1".into();
+        object["kind"] = "Node".into();
+        object
+    }
+}
+
 object!(NodeSpec {
     #[serde(rename = "podCIDR")]
     pod_cidr: String,

@@ -11,7 +11,7 @@ use super::{
     print,
     progress::{Progress, Step},
 };
-use crate::image::{ImageError, Store, Verifying, progress::Stage};
+use crate::image::{ImageError, Store, Verification, Verifying, progress::Stage};
 
 /// Directory of the store below the agent's root directory.
 const IMAGES: &str = "images";
@@ -75,7 +75,11 @@ fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Value, CliError> {
             total: 0,
         });
     }
-    Ok(verifying.found().to_json(&[]))
+    Ok(Verification {
+        found: verifying.found(),
+        repairs: Vec::new(),
+    }
+    .to_json())
 }
 
 /// A line for each problem, what was done about it, and a line for all.

@@ -58,4 +58,4 @@ pub use pull::{PullError, Puller};
 pub use record::{ImageRecord, LayerRecord};
 pub use reference::Reference;
 pub use store::{Hold, Store};
-pub use verify::{Damaged, Repair, Verified, Verifying};
+pub use verify::{Damaged, Repair, Verification, Verified, Verifying};

@@ -67,11 +67,21 @@ pub enum Repair {
     Failed(String),
 }
 
-impl Verified {
-    /// As the local socket tells it; `repairs` has what became of each damaged image, if anything was to.
+/// What a check of all images came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verification {
+    /// What was found.
+    pub found: Verified,
+    /// What became of each damaged image, if anything was to.
+    pub repairs: Vec<Option<Repair>>,
+}
+
+impl Verification {
+    /// As the local socket tells it.
     #[must_use]
-    pub fn to_json(&self, repairs: &[Option<Repair>]) -> serde_json::Value {
-        let damaged: Vec<serde_json::Value> = self
+    pub fn to_json(&self) -> serde_json::Value {
+        let Self { found, repairs } = self;
+        let damaged: Vec<serde_json::Value> = found
             .damaged
             .iter()
             .enumerate()
@@ -97,7 +107,7 @@ impl Verified {
             })
             .collect();
         serde_json::json!({
-            "images": self.images, "layers": self.layers, "unrecorded": self.unrecorded,
+            "images": found.images, "layers": found.layers, "unrecorded": found.unrecorded,
             "damaged": damaged,
         })
     }

@@ -3,9 +3,12 @@
 use core::{future::Future, pin::Pin, time::Duration};
 use std::{os::fd::OwnedFd, path::PathBuf};
 
+use serde::Serialize;
+
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
-    api::{ContainerId, SandboxId, Wall, cri::ExecOutput, stats::Detail},
+    api::{ContainerId, Node, PodUid, SandboxId, Wall, cri::ExecOutput, stats::Detail},
+    image::{Progress, Verification},
     runtime::{AttachOptions, Call, ExecOptions, Session},
     stream::remote_command::CREATION_TIMEOUT,
     sys::lane::Lane,
@@ -114,24 +117,93 @@ pub struct Check {
     pub trouble: Option<String>,
 }
 
+/// A pod with containers that run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunningPod {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its UID.
+    pub uid: PodUid,
+    /// Names of these containers, and their images.
+    pub containers: Vec<(String, String)>,
+}
+
+/// How the agent is, for `picolet check`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Health {
+    /// Version of the program.
+    pub version: &'static str,
+    /// Its process.
+    pub pid: u32,
+    /// Since the last successful relist began.
+    pub relist_age_ms: Option<u64>,
+    /// Since the manifests were last read.
+    pub manifests_age_ms: Option<u64>,
+    /// How often they are to be.
+    pub manifests_interval_ms: u64,
+    /// Why no pod is handled, if so.
+    pub down: Option<String>,
+    /// Why pods get no network, if so.
+    pub network_down: Option<String>,
+    /// Configured pods.
+    pub pods: usize,
+    /// Its probes.
+    pub probes: ProbesHealth,
+    /// The apiserver; `None`: the node stands alone.
+    pub apiserver: Option<ApiserverHealth>,
+}
+
+/// What is counted of probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ProbesHealth {
+    /// Probes there are.
+    pub count: usize,
+    /// Answers there were.
+    pub ended: u64,
+    /// Of them those that came later than their period.
+    pub late: u64,
+    /// Commands that run.
+    pub commands: usize,
+    /// Connections that are open.
+    pub connections: usize,
+}
+
+/// How it stands with the apiserver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiserverHealth {
+    /// Since it last answered.
+    pub answered_age_ms: Option<u64>,
+    /// Why it does not answer, if so.
+    pub trouble: Option<String>,
+    /// How far our clock is off, if it is.
+    pub clock: Option<String>,
+    /// What is wrong with our certificate, if anything is.
+    pub certificate: Option<String>,
+}
+
 /// The agent, as the server sees it.
 pub trait Backend: Streaming {
     /// The lane on which files are read.
     fn disk_lane(&self) -> &Lane;
     /// Pods as Kubernetes objects, sorted by namespace and name; all of them, or those of one namespace.
-    fn pods(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
-    /// Pods as the runtime has them: name, namespace, uid, containers with their images; sorted by uid.
-    fn running_pods(&self) -> Vec<serde_json::Value>;
-    /// Names of the containers of a pod's spec, of all kinds; `None` if there is no such pod.
-    fn container_names(&self, namespace: &str, pod: &str) -> Option<Vec<String>>;
-    /// The configuration in force, as a `KubeletConfiguration`.
-    fn configuration(&self) -> serde_json::Value;
+    /// JSON, for they keep what is not modelled.
+    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<serde_json::Value>>;
+    /// Pods with containers that run, as the runtime has them; sorted by uid.
+    fn running_pods(&self) -> Vec<RunningPod>;
+    /// Names of the containers of a pod's spec, of all kinds.
+    fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>>;
+    /// The configuration in force, as the JSON of a `KubeletConfiguration`.
+    fn configuration(&self) -> &str;
     /// What `/healthz` looks at.
     fn checks(&self) -> Vec<Check>;
     /// Since when the agent runs.
     fn uptime(&self) -> Uptime;
-    /// How the agent is: an object whose keys `picolet check` knows.
-    fn health(&self) -> serde_json::Value;
+    /// How the agent is.
+    fn health(&self) -> Health;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
     fn events(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
@@ -143,7 +215,7 @@ pub trait Backend: Streaming {
     /// Figures of the agent, or of what runs.
     fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
     /// The Node object.
-    fn node(&self) -> Reply<'_, serde_json::Value>;
+    fn node(&self) -> Reply<'_, Node>;
     /// Which file to read for a container's log. Container empty: the default one.
     fn log_target<'a>(
         &'a self,
@@ -162,12 +234,12 @@ pub trait Backend: Streaming {
         &self,
         path: PathBuf,
         name: String,
-        steps: Option<smol::channel::Sender<serde_json::Value>>,
+        steps: Option<smol::channel::Sender<Progress>>,
     ) -> Reply<'_, Vec<String>>;
     /// Pulls an image with the credentials of the node, whatever is in the store; returns its id.
     fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String>;
-    /// How far that is, as steps of an import are; `None` if no pull of it is under way.
-    fn pull_progress(&self, reference: &str) -> Option<serde_json::Value>;
+    /// How far that is; `None` if no pull of it is under way.
+    fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image by reference or id.
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()>;
     /// Removes what no container uses; returns what was removed and the bytes it held.
@@ -177,8 +249,8 @@ pub trait Backend: Streaming {
     fn verify_images(
         &self,
         repair: bool,
-        steps: smol::channel::Sender<serde_json::Value>,
-    ) -> Reply<'_, serde_json::Value>;
+        steps: smol::channel::Sender<Progress>,
+    ) -> Reply<'_, Verification>;
     /// Ends the agent; with `all` every pod first.
     fn stop(&self, all: bool) -> Reply<'_, ()>;
 }

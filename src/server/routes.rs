@@ -25,7 +25,7 @@ use super::{
     http::{self, Connection, Refusal, Request},
     logs, streaming,
 };
-use crate::sys::clock;
+use crate::{image::Progress, sys::clock};
 
 /// So often a client hears how far a pull is.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -71,7 +71,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             list(connection, "PodList", pods).await
         }
         ("GET", ["debug", "dump"]) => text(connection, Ok(backend.dump())).await,
-        ("GET", ["health"]) => json(connection, Ok(backend.health())).await,
+        ("GET", ["health"]) => {
+            let health = crate::api::strict::to_value(&backend.health());
+            json(connection, Ok(health.unwrap_or_default())).await
+        }
         ("GET", ["events"]) => {
             let events = backend.events(request.param("namespace").filter(|n| !n.is_empty()));
             list(connection, "EventList", Ok(events)).await
@@ -89,7 +92,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let namespace = request.param("namespace").filter(|n| !n.is_empty());
             list(connection, "SecretList", Ok(backend.secrets(namespace))).await
         }
-        ("GET", ["node"]) => json(connection, backend.node().await).await,
+        ("GET", ["node"]) => {
+            let node = backend.node().await;
+            json(connection, node.map(|node| node.to_object())).await
+        }
         ("GET", ["images"]) => {
             let images = backend
                 .images()
@@ -130,7 +136,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
             let verifying = backend.verify_images(request.flag("repair"), sender);
-            let last = async { Ok(serde_json::json!({ "verified": verifying.await? })) };
+            let last = async { Ok(serde_json::json!({ "verified": verifying.await?.to_json() })) };
             follow(connection, last, received(&steps)).await
         }
         ("POST", ["images", "prune"]) => {
@@ -190,9 +196,7 @@ async fn import(
 }
 
 /// The next step that comes through `steps`.
-fn received(
-    steps: &smol::channel::Receiver<serde_json::Value>,
-) -> impl AsyncFnMut() -> serde_json::Value {
+fn received(steps: &smol::channel::Receiver<Progress>) -> impl AsyncFnMut() -> Progress {
     async || match steps.recv().await {
         Ok(step) => step,
         // The work is over, or about to be.
@@ -206,14 +210,14 @@ async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &st
         let id = backend.pull_image(reference).await?;
         Ok(serde_json::json!({ "imported": [id] }))
     };
-    let mut told = serde_json::Value::Null;
+    let mut told = None;
     // Bounded: each round waits a while.
     let next = async || loop {
         async_io::Timer::after(PROGRESS_INTERVAL).await;
         if let Some(step) = backend.pull_progress(reference)
-            && step != told
+            && told != Some(step)
         {
-            told.clone_from(&step);
+            told = Some(step);
             break step;
         }
     };
@@ -224,7 +228,7 @@ async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &st
 async fn follow(
     connection: &mut Connection,
     work: impl Future<Output = Result<serde_json::Value, Refusal>>,
-    mut next: impl AsyncFnMut() -> serde_json::Value,
+    mut next: impl AsyncFnMut() -> Progress,
 ) -> Outcome {
     let mut stream = http::start_stream(connection, "application/x-ndjson").await?;
     let mut work = core::pin::pin!(work);
@@ -236,7 +240,11 @@ async fn follow(
             Ok(Err(refusal)) => {
                 break serde_json::json!({ "error": refusal.message, "status": refusal.status });
             }
-            Err(step) => stream.write(format!("{step}\n").as_bytes()).await?,
+            Err(step) => {
+                stream
+                    .write(format!("{}\n", step.to_json()).as_bytes())
+                    .await?
+            }
         }
     };
     stream.write(format!("{last}\n").as_bytes()).await?;

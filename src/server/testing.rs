@@ -7,15 +7,17 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        Backend, Check, Figures, LogTarget, Pieces, PodName, Reply, Running, Streaming, Uptime,
+        Backend, Check, Figures, Health, LogTarget, Pieces, PodName, Reply, Running, RunningPod,
+        Streaming, Uptime,
     },
     http::Refusal,
 };
 use crate::{
     api::{
-        ContainerId, SandboxId,
+        ContainerId, Node, SandboxId,
         cri::{ExecOutput, Image},
     },
+    image::{Progress, Verification},
     runtime::{AttachOptions, Call, ExecOptions, RuntimeError, Session},
     sys::lane::Lane,
 };
@@ -91,20 +93,24 @@ impl Backend for FakeBackend {
         &self.lane
     }
 
-    fn pods(&self, _: Option<&str>) -> Reply<'_, Vec<Value>> {
+    fn pods<'a>(&'a self, _: Option<&'a str>) -> Reply<'a, Vec<Value>> {
         Box::pin(async { Ok(vec![json!({ "metadata": { "name": "p" } })]) })
     }
 
-    fn running_pods(&self) -> Vec<Value> {
-        vec![json!({ "metadata": { "name": "running" } })]
+    fn running_pods(&self) -> Vec<RunningPod> {
+        vec![RunningPod {
+            name: "running".into(),
+            ..RunningPod::default()
+        }]
     }
 
-    fn container_names(&self, namespace: &str, pod: &str) -> Option<Vec<String>> {
-        (namespace == "ns" && pod == "p").then(|| vec!["c".into()])
+    fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>> {
+        let found = (namespace == "ns" && pod == "p").then(|| vec!["c".into()]);
+        Box::pin(async { found.ok_or_else(|| Refusal::not_found("pods not found")) })
     }
 
-    fn configuration(&self) -> Value {
-        json!({ "maxPods": 7 })
+    fn configuration(&self) -> &str {
+        r#"{"maxPods":7}"#
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -120,8 +126,8 @@ impl Backend for FakeBackend {
         }
     }
 
-    fn health(&self) -> Value {
-        json!({})
+    fn health(&self) -> Health {
+        Health::default()
     }
 
     fn events(&self, _: Option<&str>) -> Vec<Value> {
@@ -145,7 +151,7 @@ impl Backend for FakeBackend {
         Box::pin(async { Ok(Box::new(pieces.into_iter()) as Pieces) })
     }
 
-    fn node(&self) -> Reply<'_, Value> {
+    fn node(&self) -> Reply<'_, Node> {
         unused()
     }
 
@@ -179,7 +185,7 @@ impl Backend for FakeBackend {
         &self,
         _: PathBuf,
         _: String,
-        _: Option<smol::channel::Sender<Value>>,
+        _: Option<smol::channel::Sender<Progress>>,
     ) -> Reply<'_, Vec<String>> {
         unused()
     }
@@ -188,7 +194,7 @@ impl Backend for FakeBackend {
         unused()
     }
 
-    fn pull_progress(&self, _: &str) -> Option<Value> {
+    fn pull_progress(&self, _: &str) -> Option<Progress> {
         None
     }
 
@@ -200,7 +206,11 @@ impl Backend for FakeBackend {
         unused()
     }
 
-    fn verify_images(&self, _: bool, _: smol::channel::Sender<Value>) -> Reply<'_, Value> {
+    fn verify_images(
+        &self,
+        _: bool,
+        _: smol::channel::Sender<Progress>,
+    ) -> Reply<'_, Verification> {
         unused()
     }
 

@@ -17,9 +17,8 @@ use smol::{
 
 use super::{
     super::{
-        backend::Command,
         backoff_store, cluster,
-        core::Event,
+        core::{Command, Event},
         ctx::Shared,
         event_loop, manifests, pollers, runtime_view,
         tests::{

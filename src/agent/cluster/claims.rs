@@ -99,7 +99,7 @@ fn key(pod: &Pod, volume: &Volume, claim: &str) -> Key {
 fn ask(ctx: &Ctx, pod: &Pod, volume: &Volume, claim: &str) -> Ask {
     let (pod, volume, claim) = (pod.clone(), volume.clone(), claim.to_owned());
     let node = ctx.node.name.clone();
-    let labels = ctx.admission_facts.borrow().labels.clone();
+    let labels = ctx.node.with_admission(|node| node.labels.clone());
     Arc::new(move |api| {
         let object = api.persistent_volume_claim(&pod.metadata.namespace, &claim)?;
         let claim = bound_volume::claim(&object).map_err(Refusal::Other)?;

@@ -44,7 +44,6 @@ mod wake;
 use alloc::rc::Rc;
 use core::pin::Pin;
 
-use serde_json::{Value, json};
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
@@ -56,8 +55,9 @@ use crate::{
     api::{Mono, PodUid},
     config::Config,
     kube::KubeLanes,
+    server::backend::ApiserverHealth,
 };
-pub(super) use claims::{bound_volumes, known_volumes, volume_groups};
+pub(super) use claims::{KnownVolume, bound_volumes, known_volumes, volume_groups};
 pub(super) use join::{JoinError, join};
 pub(super) use link::{Link, condition};
 pub(super) use nfs::{Share, mount as mount_nfs, unmount as unmount_nfs};
@@ -95,13 +95,13 @@ impl Cluster {
     }
 
     /// What `check` asks for.
-    pub(super) fn health(&self, now: Mono) -> Value {
-        json!({
-            "answeredAgeMs": self.link.answered().map(|at| (now - at).as_millis()),
-            "trouble": self.link.trouble(),
-            "clock": self.link.skew_text(),
-            "certificate": self.certificates.as_ref().and_then(|c| c.trouble()),
-        })
+    pub(super) fn health(&self, now: Mono) -> ApiserverHealth {
+        ApiserverHealth {
+            answered_age_ms: self.link.answered().map(|at| now.since_ms(at)),
+            trouble: self.link.trouble(),
+            clock: self.link.skew_text(),
+            certificate: self.certificates.as_ref().and_then(|c| c.trouble()),
+        }
     }
 
     /// When the apiserver last answered.

@@ -4,7 +4,7 @@
 //! ```text
 //! register ──▶ rounds, every nodeStatusUpdateFrequency; until the first Ready a look every 100 ms
 //!    │            │ seen (the last answer) ──apply──▶ wanted ──patch──▶ PATCH nodes/NAME/status
-//!    └── answer ──┴─────────────── answer ──▶ own_node, admission, host IPs, pod CIDRs, cordon
+//!    └── answer ──┴─────────────── answer ──▶ the Node here, admission, host IPs, pod CIDRs, cordon
 //! ```
 //!
 //! A round compares with the last answer instead of reading anew: that answer is the Node, as long as nobody else writes to
@@ -24,7 +24,7 @@ use super::{lease::close_connections, link::spread};
 use crate::{
     agent::{
         ctx::{Ctx, Shared},
-        node::{self as own, Gathered},
+        node::{Gathered, Standing as _},
         pods::Bell,
         pollers::in_step,
         recorder::Severity,
@@ -48,7 +48,7 @@ pub(in crate::agent) struct Membership {
     bell: Bell,
     /// The last answer may no longer be the Node.
     doubted: Cell<bool>,
-    /// Images of the last answer: the one part of it that [`Ctx::own_node`] does not keep.
+    /// Images of the last answer: the one part of it that [`crate::agent::node::Node`] does not keep.
     images: RefCell<Vec<ContainerImage>>,
     unschedulable: Cell<bool>,
     /// Events that were recorded and whose cause the API does not know yet: not to be told again.
@@ -126,12 +126,9 @@ async fn soon(ctx: &Ctx, bell: impl Future<Output = ()>) {
 async fn look_often(ctx: &Ctx, started: Mono, next: Mono) -> bool {
     loop {
         let now = ctx.clock.now();
-        let seen = {
-            let node = ctx.own_node.borrow();
-            node.as_ref()
-                .and_then(|n| node::is_ready(&n.status.conditions))
-        };
-        let is_ready = own::not_ready(ctx, now).is_empty();
+        let ready = |node: &Node| node::is_ready(&node.status.conditions);
+        let seen = ctx.node.with_object(|node| node.and_then(ready));
+        let is_ready = ctx.not_ready().is_empty();
         match node::fast_round(now - started, seen, is_ready) {
             Fast::Send => return false,
             Fast::Over => {
@@ -150,8 +147,8 @@ async fn register(ctx: &Ctx) {
     let mut is_told = false;
     loop {
         ctx.clock.until(ctx.clock.now() + tries.pause()).await;
-        let gathered = own::gather(ctx).await;
-        let (initial, events) = own::initial(ctx, &gathered);
+        let gathered = ctx.node.gather(&*ctx.runtime, ctx).await;
+        let (initial, events) = ctx.node.initial(&gathered, ctx.clock.wall());
         if !is_told {
             is_told = true;
             for event in events {
@@ -214,7 +211,7 @@ async fn try_register(ctx: &Ctx, initial: &Node) -> Reply<()> {
 
 /// One status round: up to five tries (NODE-23).
 async fn round(ctx: &Ctx, member: &Membership, pace: &mut Pace) {
-    let gathered = own::gather(ctx).await;
+    let gathered = ctx.node.gather(&*ctx.runtime, ctx).await;
     for attempt in 0..MAX_TRIES {
         let Err(e) = try_update(ctx, member, &gathered, pace).await else {
             return;
@@ -249,7 +246,7 @@ async fn try_update(
     gathered: &Gathered,
     pace: &mut Pace,
 ) -> Reply<()> {
-    let known = ctx.own_node.borrow().clone();
+    let known = ctx.node.object();
     let known = known.filter(|_| !member.doubted.get());
     let seen = match known {
         Some(mut node) => {
@@ -259,7 +256,9 @@ async fn try_update(
         None => read(ctx).await?,
     };
     let mut wanted = seen.clone();
-    let applied = own::bring_up_to_date(ctx, &mut wanted, gathered);
+    let applied = ctx
+        .node
+        .bring_up_to_date(&mut wanted, gathered, ctx.clock.wall());
     let mut unkept = member.unkept.get();
     unkept.leave_out(&mut wanted);
     if let Some(error) = applied.no_address {
@@ -272,7 +271,7 @@ async fn try_update(
         }
     }
     // The machine's word, also while nobody hears it.
-    ctx.set_host_ips(node::of_node(&wanted));
+    ctx.node.set_host_ips(node::of_node(&wanted));
     let Some(patch) = node::status_patch(&seen, &wanted) else {
         return Ok(());
     };
@@ -332,27 +331,22 @@ fn decode(answer: &Value) -> Reply<Node> {
 }
 
 fn as_object(node: &Node) -> String {
-    let mut object = serde_json::to_value(node).unwrap_or_default();
-    object["apiVersion"] = "v1".into();
-    object["kind"] = "Node".into();
-    object.to_string()
+    node.to_object().to_string()
 }
 
 /// The Node as the API has it now, with all that follows from it.
 async fn take(ctx: &Ctx, mut node: Node) {
     let Some(cluster) = &ctx.cluster else { return };
     let member = &cluster.node;
-    ctx.admission_facts.borrow_mut().learn(&node);
     let ttl = node.metadata.annotations.get(TTL_ANNOTATION);
     cluster.objects.set_ttl(ttl.map(String::as_str));
-    ctx.set_host_ips(node::of_node(&node));
     let before = member.unschedulable.replace(node.spec.unschedulable);
     if let Some(event) = NodeEvent::of_cordon(before, node.spec.unschedulable) {
         record(ctx, event);
     }
     *member.images.borrow_mut() = core::mem::take(&mut node.status.images);
     let spec = node.spec.clone();
-    *ctx.own_node.borrow_mut() = Some(node);
+    ctx.node.learn(node);
     member.doubted.set(false);
     super::pod_cidr::follow(ctx, &member.cidrs, &spec).await;
     if !member.read.replace(true) {

@@ -9,7 +9,7 @@ use std::{fs::File, io::Read as _, path::Path};
 
 use crate::{
     agent::ctx::{Ctx, Shared},
-    api::node::NodeSpec,
+    api::{Node, node::NodeSpec},
     config::Config,
     logic::node::{Cidr, PodCidrs},
     sys::file,
@@ -65,10 +65,8 @@ pub(super) async fn wait_for_first(ctx: Shared) {
     cluster.node.wait_read().await;
     let mut pause = FIRST_PAUSE;
     for _ in 0..FIRST_READS {
-        let has_some = {
-            let node = ctx.own_node.borrow();
-            node.as_ref().is_some_and(|n| !n.spec.pod_cidr.is_empty())
-        };
+        let known = |node: Option<&Node>| node.is_some_and(|n| !n.spec.pod_cidr.is_empty());
+        let has_some = ctx.node.with_object(known);
         if has_some {
             return;
         }

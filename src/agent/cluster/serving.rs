@@ -118,8 +118,7 @@ fn due(held: &[Certificate], subject: &Subject, random: u32) -> Option<Wall> {
 
 /// Whom the certificate is for; `None` until the Node has an address.
 fn wanted(ctx: &Ctx) -> Option<Subject> {
-    let node = ctx.own_node.borrow();
-    let (dns_names, ips) = names(node.as_ref()?);
+    let (dns_names, ips) = ctx.node.with_object(|node| node.map(names))?;
     (!ips.is_empty()).then(|| Subject {
         dns_names,
         ips,

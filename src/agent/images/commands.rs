@@ -4,13 +4,12 @@ use alloc::rc::Rc;
 use core::{ops::ControlFlow, time::Duration};
 use std::{collections::BTreeSet, path::PathBuf};
 
-use serde_json::Value;
 use smol::channel::Sender;
 
 use super::owner::Images;
 use crate::{
     api::cri::Image,
-    image::{ImageRecord, ImportOptions, Progress, Repair, progress::Stage},
+    image::{ImageRecord, ImportOptions, Progress, Repair, Verification, progress::Stage},
     runtime::{Runtime, RuntimeError, runc::store_images::StoreImages},
     server::http::Refusal,
     sys::memory,
@@ -60,7 +59,7 @@ impl ImageCommands {
         &self,
         path: PathBuf,
         name: String,
-        steps: Option<Sender<Value>>,
+        steps: Option<Sender<Progress>>,
     ) -> Result<Vec<String>, Refusal> {
         let mut options = ImportOptions::default();
         if !name.is_empty() {
@@ -70,7 +69,7 @@ impl ImageCommands {
             Some(steps) if steps.is_closed() => ControlFlow::Break(()),
             Some(steps) => {
                 // Full: the reader is slow, and the next step says all that this one does.
-                let _ = steps.try_send(progress.to_json());
+                let _ = steps.try_send(progress);
                 ControlFlow::Continue(())
             }
             None => ControlFlow::Continue(()),
@@ -94,9 +93,8 @@ impl ImageCommands {
     }
 
     /// How far the pull of `reference` is, if one is under way.
-    pub(in crate::agent) fn progress(&self, reference: &str) -> Option<Value> {
-        let progress = self.runtime.pull_progress(reference)?;
-        Some(progress.to_json())
+    pub(in crate::agent) fn progress(&self, reference: &str) -> Option<Progress> {
+        self.runtime.pull_progress(reference)
     }
 
     /// Removes the image that `reference` names.
@@ -132,8 +130,8 @@ impl ImageCommands {
     pub(in crate::agent) async fn verify(
         &self,
         repair: bool,
-        steps: Sender<Value>,
-    ) -> Result<Value, Refusal> {
+        steps: Sender<Progress>,
+    ) -> Result<Verification, Refusal> {
         let mut verifying = self.store.verifying().await;
         loop {
             let (done, layers, bytes) = verifying.get().progress();
@@ -145,7 +143,7 @@ impl ImageCommands {
                 bytes,
                 bytes_total: 0,
             };
-            let _ = steps.try_send(step.to_json());
+            let _ = steps.try_send(step);
             if steps.is_closed() {
                 return Err(Refusal::bad("nobody waits for the answer"));
             }
@@ -166,7 +164,7 @@ impl ImageCommands {
                 .iter()
                 .map(|image| repair.then(|| verifying.repair(image, &used)))
                 .collect();
-            found.to_json(&repairs)
+            Verification { found, repairs }
         });
         let (_, answer) = told.await;
         if repair {

@@ -4,52 +4,54 @@
 
 use alloc::rc::Rc;
 
-use super::super::{cluster, ctx::Ctx};
-use crate::api::{PodUid, stats::ClaimUsage};
+use super::{Metrics, Tools};
+use crate::{
+    api::{PodUid, stats::ClaimUsage},
+    logic::static_pod,
+};
 
 /// Volumes of claims that are told of, of all pods: about 200 bytes each. Pods have a few of them.
 const MAX_CLAIMS: usize = 1024;
 
 /// Figures at most one period old, of each pod that uses a claim.
-pub(super) async fn usage(ctx: &Ctx) -> Rc<[ClaimUsage]> {
-    let now = ctx.clock.now();
-    if let Some((at, claims)) = &*ctx.metrics.claims.borrow()
-        && now - *at < ctx.cfg.times.volume_stats
+pub(super) async fn usage(metrics: &Metrics) -> Rc<[ClaimUsage]> {
+    let now = metrics.tools.clock.now();
+    if let Some((at, claims)) = &*metrics.claims.borrow()
+        && now - *at < metrics.tools.settings.volume_stats
     {
         return Rc::clone(claims);
     }
-    let claims: Rc<[ClaimUsage]> = read(ctx).await.into();
-    *ctx.metrics.claims.borrow_mut() = Some((now, Rc::clone(&claims)));
+    let claims: Rc<[ClaimUsage]> = read(&metrics.tools).await.into();
+    *metrics.claims.borrow_mut() = Some((now, Rc::clone(&claims)));
     claims
 }
 
-async fn read(ctx: &Ctx) -> Vec<ClaimUsage> {
+async fn read(tools: &Tools) -> Vec<ClaimUsage> {
     let mut all = Vec::new();
-    if ctx.cluster.is_none() {
+    let uids = tools.agent.pods_with_claims();
+    if uids.is_empty() {
         return all;
     }
-    let uids: Vec<PodUid> = ctx.pods.workers(|table| {
-        let pods = table.handles().filter_map(|handle| table.identity(handle));
-        pods.map(|pod| pod.uid.clone()).collect()
-    });
-    let volumes = ctx.volumes.clone();
-    let shown = ctx.disk.run(move || {
+    let (volumes, store) = (tools.volumes.clone(), tools.store.clone());
+    let shown = tools.disk.run(move || {
         let of_pod = |uid: PodUid| {
             let locals = volumes.locals(&uid);
-            (!locals.is_empty()).then_some((uid, locals))
+            if locals.is_empty() {
+                return None;
+            }
+            let (_, raw) = store.read(&uid).ok()?;
+            Some((static_pod::decode(&raw).ok()?, locals))
         };
         uids.into_iter().filter_map(of_pod).collect::<Vec<_>>()
     });
-    for (uid, locals) in shown.await {
-        let Ok(pod) = ctx.pod(&uid) else {
-            continue;
-        };
-        for known in cluster::known_volumes(ctx, &pod).await {
+    for (pod, locals) in shown.await {
+        let meta = &pod.metadata;
+        for known in tools.agent.claims_of(&pod).await {
             let fs = locals.iter().find(|(name, _)| *name == known.bound_to);
             all.extend(fs.map(|(_, fs)| ClaimUsage {
-                uid: uid.clone(),
+                uid: meta.uid.clone(),
                 volume: known.name,
-                namespace: pod.metadata.namespace.clone(),
+                namespace: meta.namespace.clone(),
                 claim: known.claim,
                 fs: *fs,
             }));
@@ -57,7 +59,8 @@ async fn read(ctx: &Ctx) -> Vec<ClaimUsage> {
     }
     if all.len() > MAX_CLAIMS {
         all.truncate(MAX_CLAIMS);
-        ctx.complain(&format!("only {MAX_CLAIMS} volumes of claims have figures"));
+        let text = format!("only {MAX_CLAIMS} volumes of claims have figures");
+        tools.complaints.complain(&text);
     }
     all.sort_by(|a, b| (&a.namespace, &a.claim).cmp(&(&b.namespace, &b.claim)));
     all

@@ -9,7 +9,7 @@ use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use smol::future::FutureExt as _;
 
-use super::super::ctx::Ctx;
+use super::{Metrics, Tools};
 use crate::{
     api::{
         Mono,
@@ -25,50 +25,53 @@ const MAX_TIME: Duration = Duration::from_secs(10);
 const MAX_MOUNTS: u64 = 256 * 1024;
 
 /// What files take, at most one period old.
-pub(super) async fn usage(ctx: &Ctx, pods: &[PodUsage]) -> Rc<Disk> {
-    let now = ctx.clock.now();
-    if let Some((at, disk)) = &*ctx.metrics.disk.borrow()
-        && now - *at < ctx.cfg.times.volume_stats
+pub(super) async fn usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<Disk> {
+    let now = metrics.tools.clock.now();
+    if let Some((at, disk)) = &*metrics.disk.borrow()
+        && now - *at < metrics.tools.settings.volume_stats
     {
         return Rc::clone(disk);
     }
-    let disk = Rc::new(walk(ctx, pods, now + MAX_TIME).await);
-    *ctx.metrics.disk.borrow_mut() = Some((now, Rc::clone(&disk)));
+    let disk = Rc::new(walk(metrics, pods, now + MAX_TIME).await);
+    *metrics.disk.borrow_mut() = Some((now, Rc::clone(&disk)));
     disk
 }
 
-async fn walk(ctx: &Ctx, pods: &[PodUsage], until: Mono) -> Disk {
-    let root = ctx.cfg.dirs.root.clone();
-    let of_node = ctx.disk.run(move || {
+async fn walk(metrics: &Metrics, pods: &[PodUsage], until: Mono) -> Disk {
+    let tools = &metrics.tools;
+    let root = tools.settings.root_dir.clone();
+    let of_node = tools.disk.run(move || {
         let fs = disk_usage::file_system(&root).ok();
         (fs, device_of(&root).unwrap_or_default())
     });
     let (node_fs, device) = of_node.await;
-    let images = ctx.runtime.list_images().await.ok();
+    let images = tools.runtime.list_images().await.ok();
     let mut disk = Disk {
-        at: ctx.clock.wall(),
+        at: tools.clock.wall(),
         node_fs,
         device,
-        image_fs: ctx.runtime.image_fs_info().await.ok(),
+        image_fs: tools.runtime.image_fs_info().await.ok(),
         images_bytes: images.map(|all| all.iter().map(|image| image.size_bytes).sum()),
         ..Disk::default()
     };
     for pod in pods {
         let in_time = async {
-            pod_files(ctx, pod, &mut disk).await;
+            pod_files(tools, pod, &mut disk).await;
             true
         };
         let late = async {
-            ctx.clock.until(until).await;
+            tools.clock.until(until).await;
             false
         };
         // Dropping a walk ends it with the slice that runs.
         if !in_time.or(late).await {
-            ctx.complain("files of pods are too many to be counted in time");
+            tools
+                .complaints
+                .complain("files of pods are too many to be counted in time");
             break;
         }
     }
-    for claim in &*super::claims::usage(ctx).await {
+    for claim in &*super::claims::usage(metrics).await {
         let volumes = disk.volumes.entry(claim.uid.clone()).or_default();
         volumes.push(VolumeUsage {
             name: claim.volume.clone(),
@@ -81,11 +84,11 @@ async fn walk(ctx: &Ctx, pods: &[PodUsage], until: Mono) -> Disk {
     disk
 }
 
-async fn pod_files(ctx: &Ctx, pod: &PodUsage, disk: &mut Disk) {
+async fn pod_files(tools: &Tools, pod: &PodUsage, disk: &mut Disk) {
     for container in &pod.containers {
-        let layer = ctx.runtime.writable_layer(&container.id).await;
+        let layer = tools.runtime.writable_layer(&container.id).await;
         let logs = match Path::new(&container.log_path).parent() {
-            Some(dir) if dir.is_absolute() => disk_usage::of(&ctx.disk, dir.into()).await,
+            Some(dir) if dir.is_absolute() => disk_usage::of(&tools.disk, dir.into()).await,
             _ => None,
         };
         let files = ContainerDisk {
@@ -94,9 +97,9 @@ async fn pod_files(ctx: &Ctx, pod: &PodUsage, disk: &mut Disk) {
         };
         disk.containers.insert(container.id.clone(), files);
     }
-    let (volumes, uid) = (ctx.volumes.clone(), pod.uid.clone());
-    let hosts = ctx.store.dir(&pod.uid).join("etc-hosts");
-    let held = ctx.disk.run(move || {
+    let (volumes, uid) = (tools.volumes.clone(), pod.uid.clone());
+    let hosts = tools.store.dir(&pod.uid).join("etc-hosts");
+    let held = tools.disk.run(move || {
         let hosts = fs::symlink_metadata(hosts).ok().map(|meta| DiskUsage {
             used_bytes: meta.blocks().saturating_mul(512),
             inodes_used: 1,
@@ -108,9 +111,9 @@ async fn pod_files(ctx: &Ctx, pod: &PodUsage, disk: &mut Disk) {
         .extend(hosts.map(|hosts| (pod.uid.clone(), hosts)));
     let mut all = Vec::new();
     for volume in held {
-        let used = disk_usage::of(&ctx.disk, volume.path.clone()).await;
+        let used = disk_usage::of(&tools.disk, volume.path.clone()).await;
         let path = volume.path;
-        let fs = ctx.disk.run(move || disk_usage::file_system(&path).ok());
+        let fs = tools.disk.run(move || disk_usage::file_system(&path).ok());
         all.push(VolumeUsage {
             name: volume.name,
             claim: None,

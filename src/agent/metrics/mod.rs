@@ -5,18 +5,31 @@ mod claims;
 mod disk;
 mod own;
 
-use alloc::rc::{Rc, Weak};
-use core::{cell::Cell, cell::RefCell, time::Duration};
+use alloc::{
+    rc::{Rc, Weak},
+    sync::Arc,
+};
+use core::{cell::Cell, cell::RefCell, pin::Pin, time::Duration};
+use std::path::PathBuf;
 
-use super::{ctx::Ctx, sync::chain};
+use super::{
+    clock::Clock,
+    cluster::KnownVolume,
+    complaints::Complaints,
+    node::NodeFacts,
+    pod_store::PodStore,
+    sync::chain,
+    vitals::{HeapUse, LoopWatch, WorkCounters},
+};
 use crate::{
     api::{
-        Mono,
+        Mono, Pod, PodUid, Wall,
         stats::{ClaimUsage, Detail},
     },
     cgroup::Cgroups,
     logic::{
         cgroup,
+        housekeeping::{Gauges, Totals},
         metrics::{
             cadvisor,
             exposition::Pieces,
@@ -26,9 +39,14 @@ use crate::{
             sample::{Disk, PodSample, Sample, SystemGroup},
             summary,
         },
+        pleg::RunningCounts,
+        probe::NodeFigures,
     },
     net::traffic,
+    runtime::Runtime,
     server::{backend::Figures, http::Refusal},
+    sys::lane::Lane,
+    volume::Volumes,
 };
 
 /// A sample that is no older serves everybody who still reads, or asks meanwhile.
@@ -36,9 +54,84 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Answers under way at a time; a further one is refused. Each holds a sample: about 1 KiB for each container.
 const MAX_READERS: usize = 4;
 
-/// What is kept between questions: one number for each control group. Samples live as long as somebody reads them.
-#[derive(Debug, Default)]
-pub(in crate::agent) struct Metrics {
+/// What is counted of pods, and of what reaches the apiserver.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    /// Pods, as of the last pass of housekeeping.
+    pub(super) gauges: Gauges,
+    /// Pods since the start.
+    pub(super) totals: Totals,
+    /// What ran at the last relist.
+    pub(super) running: RunningCounts,
+    /// Places of the pod table that are taken.
+    pub(super) slots_taken: usize,
+    /// When the apiserver last answered.
+    pub(super) answered: Option<Mono>,
+}
+
+/// What figures ask of the agent.
+pub(super) trait Counted {
+    /// What is counted now.
+    fn counts(&self) -> Counts;
+    /// What is counted of probes.
+    fn probes(&self) -> NodeFigures;
+    /// Pods that may use claims: those with a worker, none on a node that stands alone.
+    fn pods_with_claims(&self) -> Vec<PodUid>;
+    /// What the claims of a pod are bound to, as far as this node knows; nobody else is asked.
+    fn claims_of<'a>(&'a self, pod: &'a Pod) -> Found<'a, Vec<KnownVolume>>;
+}
+
+/// An answer that takes time.
+pub(super) type Found<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// What figures are read with.
+pub(super) struct Tools {
+    /// Time.
+    pub(super) clock: Rc<dyn Clock>,
+    /// Figures of containers.
+    pub(super) runtime: Rc<dyn Runtime>,
+    /// Where files are counted.
+    pub(super) disk: Lane,
+    /// Volumes of pods.
+    pub(super) volumes: Volumes,
+    /// Directories of pods.
+    pub(super) store: PodStore,
+    /// Figures of the machine.
+    pub(super) cgroups: Arc<Cgroups>,
+    /// What the machine has.
+    pub(super) facts: Rc<NodeFacts>,
+    /// What the agent counts of its work.
+    pub(super) counters: WorkCounters,
+    /// Whether its loop moves.
+    pub(super) loop_watch: LoopWatch,
+    /// Samples use it.
+    pub(super) heap: HeapUse,
+    /// For what cannot be read.
+    pub(super) complaints: Rc<Complaints>,
+    /// The agent.
+    pub(super) agent: Rc<dyn Counted>,
+    /// What does not change.
+    pub(super) settings: Settings,
+}
+
+/// What of the configuration and the start shapes figures.
+pub(super) struct Settings {
+    /// Whose disk is looked at.
+    pub(super) root_dir: PathBuf,
+    /// Below which pods have their groups.
+    pub(super) cgroup_root: String,
+    /// So long what files take is not counted anew.
+    pub(super) volume_stats: Duration,
+    /// Places of the pod table.
+    pub(super) slots: usize,
+    /// When the agent started.
+    pub(super) started_at: Wall,
+}
+
+/// Figures of the agent and of what runs. What is kept between questions is one number for each control group, and what files
+/// take; samples live as long as somebody reads them. The local commands and the node's server ask.
+pub(super) struct Metrics {
+    tools: Tools,
     /// One reads, others wait for what it finds.
     turn: smol::lock::Mutex<()>,
     last: RefCell<Option<(Mono, Detail, Weak<Sample>)>>,
@@ -68,106 +161,126 @@ impl Drop for Reader {
     }
 }
 
-/// The figures asked for, as text, piece by piece.
-pub(super) async fn page(ctx: &Ctx, figures: Figures) -> Result<Pieces, Refusal> {
-    let reader = Reader::enter(&ctx.metrics.readers)?;
-    let pieces: Pieces = match figures {
-        Figures::Own => {
-            let claims = claims::usage(ctx).await;
-            let own = core::iter::once(own::page(ctx));
-            Box::new(own.chain(crate::logic::metrics::claims::page(claims)))
+impl Metrics {
+    /// Nobody has asked yet.
+    pub(super) fn new(tools: Tools) -> Self {
+        Self {
+            tools,
+            turn: smol::lock::Mutex::default(),
+            last: RefCell::default(),
+            rates: RefCell::default(),
+            disk: RefCell::default(),
+            claims: RefCell::default(),
+            readers: Rc::default(),
         }
-        Figures::Slis => Box::new(core::iter::once(own::slis(ctx))),
-        Figures::Probes => {
-            let figures = ctx.pods.workers(|table| ctx.probes.figures(table));
-            Box::new(probes::page(figures))
-        }
-        Figures::Resource => Box::new(resource::page(sample(ctx, Detail::Basic).await)),
-        Figures::Cadvisor => Box::new(cadvisor::page(sample(ctx, Detail::Full).await)),
-        Figures::Summary(detail) => Box::new(summary::pieces(sample(ctx, detail).await, detail)),
-    };
-    Ok(Box::new(pieces.inspect(move |_| _ = &reader)))
-}
+    }
 
-/// All figures as they are now.
-async fn sample(ctx: &Ctx, detail: Detail) -> Rc<Sample> {
-    let metrics = &ctx.metrics;
-    let turn = metrics.turn.lock().await;
-    let now = ctx.clock.now();
-    if let Some((at, known, last)) = &*metrics.last.borrow()
-        && *known >= detail
-        && now - *at < FRESH
-        && let Some(sample) = last.upgrade()
-    {
-        return sample;
-    }
-    ctx.heap_used.set(true);
-    let read = gather(ctx, detail).await;
-    let mut rates = metrics.rates.borrow_mut();
-    rates.begin();
-    let sample = Rc::new(read.with_rates(&mut rates, now));
-    if !sample.failed {
-        rates.end();
-    }
-    *metrics.last.borrow_mut() = Some((now, detail, Rc::downgrade(&sample)));
-    drop(turn);
-    sample
-}
-
-async fn gather(ctx: &Ctx, detail: Detail) -> Sample {
-    let pods = ctx.runtime.list_pod_usage(detail).await;
-    if let Err(e) = &pods {
-        ctx.complain(&format!("cannot read figures of pods: {}", chain(e)));
-    }
-    let failed = pods.is_err();
-    let pods = pods.unwrap_or_default();
-    let disk = match detail {
-        Detail::Basic => Rc::default(),
-        Detail::Full => disk::usage(ctx, &pods).await,
-    };
-    let cgroups = Cgroups::clone(&ctx.cgroups);
-    let since = ctx.started_at;
-    let groups = system_groups(&ctx.cfg.cgroup.root);
-    let own = ctx.disk.run(move || {
-        let groups = groups.into_iter().filter_map(|(name, path)| {
-            let cgroup = path.or_else(own_group)?;
-            let usage = cgroups.usage(&cgroup, detail)?;
-            Some(SystemGroup {
-                name,
-                cgroup,
-                started_at: since,
-                usage,
-                nano_cores: None,
-            })
-        });
-        let groups: Vec<SystemGroup> = groups.collect();
-        let network = match detail {
-            Detail::Basic => None,
-            Detail::Full => traffic::of_this_thread().ok(),
+    /// The figures asked for, as text, piece by piece.
+    pub(super) async fn page(&self, figures: Figures) -> Result<Pieces, Refusal> {
+        let reader = Reader::enter(&self.readers)?;
+        let pieces: Pieces = match figures {
+            Figures::Own => {
+                let claims = claims::usage(self).await;
+                let own = core::iter::once(own::page(self));
+                Box::new(own.chain(crate::logic::metrics::claims::page(claims)))
+            }
+            Figures::Slis => Box::new(core::iter::once(own::slis(&self.tools))),
+            Figures::Probes => Box::new(probes::page(self.tools.agent.probes())),
+            Figures::Resource => Box::new(resource::page(self.sample(Detail::Basic).await)),
+            Figures::Cadvisor => Box::new(cadvisor::page(self.sample(Detail::Full).await)),
+            Figures::Summary(detail) => {
+                Box::new(summary::pieces(self.sample(detail).await, detail))
+            }
         };
-        (cgroups.machine_usage(detail), network, groups, tasks())
-    });
-    let (machine, network, groups, tasks) = own.await;
-    Sample {
-        node: ctx.node.name.clone(),
-        started_at: ctx.started_at,
-        machine,
-        memory_bytes: ctx.node.memory_bytes,
-        cpu_milli: ctx.node.cpu_milli,
-        network,
-        groups,
-        tasks,
-        max_pids: Some(ctx.node.pids).filter(|n| *n > 0),
-        disk,
-        failed,
-        pods: pods
-            .into_iter()
-            .map(|pod| PodSample {
-                pod,
-                ..PodSample::default()
-            })
-            .collect(),
-        ..Sample::default()
+        Ok(Box::new(pieces.inspect(move |_| _ = &reader)))
+    }
+
+    /// All figures as they are now.
+    async fn sample(&self, detail: Detail) -> Rc<Sample> {
+        let turn = self.turn.lock().await;
+        let now = self.tools.clock.now();
+        if let Some((at, known, last)) = &*self.last.borrow()
+            && *known >= detail
+            && now - *at < FRESH
+            && let Some(sample) = last.upgrade()
+        {
+            return sample;
+        }
+        self.tools.heap.note();
+        let read = self.gather(detail).await;
+        let mut rates = self.rates.borrow_mut();
+        rates.begin();
+        let sample = Rc::new(read.with_rates(&mut rates, now));
+        if !sample.failed {
+            rates.end();
+        }
+        *self.last.borrow_mut() = Some((now, detail, Rc::downgrade(&sample)));
+        drop(turn);
+        sample
+    }
+
+    async fn gather(&self, detail: Detail) -> Sample {
+        let Tools {
+            runtime,
+            facts,
+            settings,
+            ..
+        } = &self.tools;
+        let pods = runtime.list_pod_usage(detail).await;
+        if let Err(e) = &pods {
+            let text = format!("cannot read figures of pods: {}", chain(e));
+            self.tools.complaints.complain(&text);
+        }
+        let failed = pods.is_err();
+        let pods = pods.unwrap_or_default();
+        let disk = match detail {
+            Detail::Basic => Rc::default(),
+            Detail::Full => disk::usage(self, &pods).await,
+        };
+        let cgroups = Cgroups::clone(&self.tools.cgroups);
+        let since = settings.started_at;
+        let groups = system_groups(&settings.cgroup_root);
+        let own = self.tools.disk.run(move || {
+            let groups = groups.into_iter().filter_map(|(name, path)| {
+                let cgroup = path.or_else(own_group)?;
+                let usage = cgroups.usage(&cgroup, detail)?;
+                Some(SystemGroup {
+                    name,
+                    cgroup,
+                    started_at: since,
+                    usage,
+                    nano_cores: None,
+                })
+            });
+            let groups: Vec<SystemGroup> = groups.collect();
+            let network = match detail {
+                Detail::Basic => None,
+                Detail::Full => traffic::of_this_thread().ok(),
+            };
+            (cgroups.machine_usage(detail), network, groups, tasks())
+        });
+        let (machine, network, groups, tasks) = own.await;
+        Sample {
+            node: facts.name.clone(),
+            started_at: since,
+            machine,
+            memory_bytes: facts.memory_bytes,
+            cpu_milli: facts.cpu_milli,
+            network,
+            groups,
+            tasks,
+            max_pids: Some(facts.pids).filter(|n| *n > 0),
+            disk,
+            failed,
+            pods: pods
+                .into_iter()
+                .map(|pod| PodSample {
+                    pod,
+                    ..PodSample::default()
+                })
+                .collect(),
+            ..Sample::default()
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use super::super::ctx::Ctx;
+use super::{Metrics, Tools};
 use crate::{
     cgroup::Version,
     logic::metrics::{
         exposition::{Kind, Text, Value},
-        own::{self, Facts, Process},
+        own::{self, Counters, Facts, Process},
     },
     sys::proc::read_small,
 };
@@ -16,42 +16,38 @@ use crate::{
 const TICKS: u64 = 100;
 
 /// `/metrics`.
-pub(super) fn page(ctx: &Ctx) -> String {
-    let now = ctx.clock.now();
+pub(super) fn page(metrics: &Metrics) -> String {
+    let tools = &metrics.tools;
+    let now = tools.clock.now();
     let small = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    let places = super::super::pods::slots(&ctx.cfg).slots();
-    let taken = ctx.pods.workers(|table| table.handles().count());
-    let probes = ctx.pods.workers(|table| ctx.probes.figures(table));
-    own::page(&Facts {
-        node: &ctx.node.name,
-        version: crate::VERSION,
-        cgroup_version: match ctx.cgroups.version() {
-            Version::V1 => 1,
-            Version::V2 => 2,
-        },
-        started_at: ctx.started_at,
-        process: process(),
-        gauges: ctx.pods.gauges(),
-        totals: ctx.pods.totals(),
-        running: ctx.view.counts(),
-        slots: [small(taken), small(places)],
-        probes_late: probes.late,
-        readers: small(ctx.metrics.readers.get().saturating_sub(1)),
-        apiserver_age: ctx
-            .cluster
-            .as_ref()
-            .and_then(|cluster| cluster.answered())
-            .map(|at| now - at),
-        counters: &ctx.counters.borrow(),
-    })
+    let counts = tools.agent.counts();
+    let probes = tools.agent.probes();
+    let page = |counters: &Counters| {
+        own::page(&Facts {
+            node: &tools.facts.name,
+            version: crate::VERSION,
+            cgroup_version: match tools.cgroups.version() {
+                Version::V1 => 1,
+                Version::V2 => 2,
+            },
+            started_at: tools.settings.started_at,
+            process: process(),
+            gauges: counts.gauges,
+            totals: counts.totals,
+            running: counts.running,
+            slots: [small(counts.slots_taken), small(tools.settings.slots)],
+            probes_late: probes.late,
+            readers: small(metrics.readers.get().saturating_sub(1)),
+            apiserver_age: counts.answered.map(|at| now - at),
+            counters,
+        })
+    };
+    tools.counters.with(page)
 }
 
 /// `/metrics/slis`: the checks of `/healthz`, as they are now.
-pub(super) fn slis(ctx: &Ctx) -> String {
-    let moves = ctx
-        .loop_health
-        .get()
-        .is_healthy(ctx.cfg.times.sync, ctx.clock.now());
+pub(super) fn slis(tools: &Tools) -> String {
+    let moves = tools.loop_watch.is_healthy(tools.clock.now());
     let mut text = Text::default();
     let help = "Whether a check of the agent passes: 1, or 0.";
     text.family("kubernetes_healthcheck", Kind::Gauge, help, |s| {

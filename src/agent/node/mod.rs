@@ -1,129 +1,234 @@
 //! The machine as a node: facts read at start, and the Node object: one, whether it is registered or only shown by
 //! `get node`. What it says is decided in [`crate::logic::node`].
 //!
-//! - [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses.
-//! - [`gather`] reads what may have changed; [`bring_up_to_date`] puts it into a Node.
+//! - [`facts`]: what is read once. [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses.
+//! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an object.
 
+pub(super) mod facts;
 mod machine;
 mod network;
 
-use serde_json::Value;
+use alloc::rc::Rc;
+use core::{cell::RefCell, net::IpAddr, ops::Deref};
 
-use super::{
-    cluster,
-    ctx::{Ctx, NodeFacts},
-};
+pub(super) use facts::{KUBELET_VERSION, NodeFacts, facts, max_pods};
+
+use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
-        Mono, Node, Quantity,
+        Node as Object, Wall,
         cri::{FsInfo, Image},
-        node::{RuntimeHandler, RuntimeHandlerFeatures},
+        node::{NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
-    config::{Config, Reserved, Threshold},
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
-        node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, Settings, View},
-        node_resources::{self, Capacity, Reservations},
+        admission,
+        generate::NodeContext,
+        node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
     },
+    runtime::Runtime,
 };
 
-/// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
-pub(super) const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
-
-/// Its name says it: exec, attach and port forwarding may come as WebSocket in their newest forms (STREAM-11).
-const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
-
-/// Reads the machine's facts. Missing ones are zero or empty.
-///
-/// - Errors: more is kept from pods than there is.
-pub(super) fn facts(cfg: &Config) -> Result<NodeFacts, String> {
-    let local = network::local(&cfg.node_name);
-    // Later rounds try again, and say why it is none.
-    let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
-        log::warn!("{e}");
-        given(cfg)
-    });
-    let mut facts = NodeFacts {
-        name: cfg.node_name.clone(),
-        host_ips,
-        memory_bytes: machine::memory_bytes(),
-        cpu_milli: machine::cpus().saturating_mul(1000),
-        storage_bytes: machine::storage_bytes(&cfg.dirs.root),
-        hugepages: machine::hugepages(),
-        swap_bytes: machine::swap_bytes(),
-        pids: machine::max_pids(),
-        kept: Reservations::default(),
-        identity: machine::identity(),
-        settings: Settings::default(),
-    };
-    facts.kept = reservations(&cfg.reserved, facts.capacity());
-    facts.settings = settings(cfg, &facts);
-    node_resources::check(facts.capacity(), facts.kept)?;
-    Ok(facts)
+/// What the Node object says that others know.
+pub(super) trait Standing {
+    /// Why the node is not ready, as far as the runtime goes; empty if it is. Cheap.
+    fn not_ready(&self) -> Vec<String>;
+    /// Records of pods wait for a disk that cannot be written.
+    fn records_wait(&self) -> bool;
+    /// Whether an apiserver has the Node.
+    fn is_member(&self) -> bool;
+    /// Whether that answers, for people; `None` without one.
+    fn apiserver(&self) -> Option<NodeCondition>;
 }
 
-/// Addresses asked for that cannot be checked: what pods are told, for want of better.
-fn given(cfg: &Config) -> Vec<core::net::IpAddr> {
-    let given = cfg.node_ips.iter().copied();
-    given.filter(|ip| !ip.is_unspecified()).collect()
+/// This node: the machine's facts, its addresses, what pods may ask of it, and its Node object. One of each, so that nothing
+/// of it grows. The apiserver's answers come in by [`Node::learn`]; whoever starts pods or tells of the node asks.
+pub(super) struct Node {
+    facts: Rc<NodeFacts>,
+    context: NodeContext,
+    /// Host IPs, primary first, as the Node last had them.
+    host_ips: RefCell<Vec<IpAddr>>,
+    admission: RefCell<admission::NodeFacts>,
+    /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
+    /// that stands alone: as it was last shown, for conditions say since when they hold.
+    object: RefCell<Option<Object>>,
 }
 
-/// What the operator says of the node.
-pub(super) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
-    Settings {
-        name: cfg.node_name.clone(),
-        node_ips: cfg.node_ips.clone(),
-        labels: cfg.node.labels.clone(),
-        taints: cfg.node.taints.clone(),
-        provider_id: cfg.node.provider_id.clone(),
-        external_cloud: cfg.node.external_cloud,
-        controller_attach_detach: cfg.node.controller_attach_detach,
-        max_images: cfg.node.max_images,
-        max_pods: max_pods(cfg, facts),
-        local_storage: cfg.reserved.local_storage,
-        // An apiserver that is told a port where nobody listens would call it in vain.
-        port: cfg.server.listen.map(|listen| listen.port()),
-        declared_features: cfg
-            .server
-            .listen
-            .map(|_| WEB_SOCKETS.into())
-            .into_iter()
-            .collect(),
-        kubelet_version: KUBELET_VERSION.into(),
-    }
-}
-
-/// `systemReserved`, `kubeReserved` and the hard eviction thresholds, as amounts.
-fn reservations(reserved: &Reserved, capacity: Capacity) -> Reservations {
-    let sum = |name: &str, amount: fn(&Quantity) -> i64| {
-        [&reserved.system, &reserved.kube]
-            .into_iter()
-            .filter_map(|map| map.get(name))
-            .fold(0_i64, |sum, quantity| sum.saturating_add(amount(quantity)))
-    };
-    let threshold = |signal: &str, has: i64| match reserved.eviction_hard.get(signal) {
-        Some(Threshold::Amount(quantity)) => quantity.value(),
-        Some(Threshold::Permille(permille)) => {
-            i64::try_from(i128::from(has) * i128::from(*permille) / 1000).unwrap_or(0)
+impl Node {
+    /// A node that nobody has heard of yet.
+    pub(super) fn new(
+        facts: NodeFacts,
+        context: NodeContext,
+        admission: admission::NodeFacts,
+    ) -> Self {
+        Self {
+            host_ips: RefCell::new(facts.host_ips.clone()),
+            facts: Rc::new(facts),
+            context,
+            admission: RefCell::new(admission),
+            object: RefCell::new(None),
         }
-        None => 0,
-    };
-    Reservations {
-        cpu_milli: sum("cpu", Quantity::milli),
-        memory_bytes: sum("memory", Quantity::value),
-        storage_bytes: sum("ephemeral-storage", Quantity::value),
-        pids: sum("pid", Quantity::value),
-        eviction_memory_bytes: threshold("memory.available", capacity.memory_bytes),
-        eviction_storage_bytes: threshold("nodefs.available", capacity.storage_bytes),
+    }
+
+    /// What was read at the start.
+    pub(super) fn facts(&self) -> &Rc<NodeFacts> {
+        &self.facts
+    }
+
+    /// What shapes sandboxes and containers, with the addresses of the start.
+    pub(super) fn context(&self) -> &NodeContext {
+        &self.context
+    }
+
+    /// The same with the addresses of now.
+    pub(super) fn context_now(&self) -> NodeContext {
+        let mut context = self.context.clone();
+        context.ips = self.host_ips();
+        context.dns.node_ips = self.host_ips();
+        context
+    }
+
+    /// Host IPs, primary first: one, or one of each family.
+    pub(super) fn host_ips(&self) -> Vec<IpAddr> {
+        self.host_ips.borrow().clone()
+    }
+
+    /// The Node has these addresses now. None is no news.
+    pub(super) fn set_host_ips(&self, ips: Vec<IpAddr>) {
+        let mut known = self.host_ips.borrow_mut();
+        if !ips.is_empty() && *known != ips {
+            log::info!("addresses of the node: {ips:?}");
+            *known = ips;
+        }
+    }
+
+    /// Hands what admission knows of the node to `look`, which must not ask this owner for anything.
+    pub(super) fn with_admission<T>(&self, look: impl FnOnce(&admission::NodeFacts) -> T) -> T {
+        look(&self.admission.borrow())
+    }
+
+    /// Hands the Node object, as last known, to `look`; `None`: it is not known yet. It has no images.
+    pub(super) fn with_object<T>(&self, look: impl FnOnce(Option<&Object>) -> T) -> T {
+        look(self.object.borrow().as_ref())
+    }
+
+    /// The same to keep.
+    pub(super) fn object(&self) -> Option<Object> {
+        self.object.borrow().clone()
+    }
+
+    /// The Node as the apiserver has it now, its images taken away.
+    pub(super) fn learn(&self, object: Object) {
+        self.admission.borrow_mut().learn(&object);
+        self.set_host_ips(node::of_node(&object));
+        *self.object.borrow_mut() = Some(object);
+    }
+
+    /// Reads what a Node says. A few small files, and the list of images.
+    pub(super) async fn gather(&self, runtime: &dyn Runtime, standing: &dyn Standing) -> Gathered {
+        let disk = runtime.image_fs_info().await.ok();
+        let trouble = if standing.records_wait() {
+            Some("the root directory cannot be written, records of pods wait in memory".to_owned())
+        } else {
+            disk.as_ref().and_then(too_full)
+        };
+        let supplemental_groups_policy = self.admission.borrow().strict_supplemental_groups;
+        Gathered {
+            resources: self.facts.resources(),
+            local: network::local(&self.facts.name),
+            runtime: RuntimeView {
+                version: runtime.version(),
+                // Neither is done yet; mounts are read-only without what is mounted below them.
+                handlers: vec![RuntimeHandler {
+                    name: String::new(),
+                    features: Some(RuntimeHandlerFeatures {
+                        recursive_read_only_mounts: Some(false),
+                        user_namespaces: Some(false),
+                    }),
+                }],
+                supplemental_groups_policy,
+            },
+            images: runtime.list_images().await.ok(),
+            pressure: Pressure {
+                disk: trouble.is_some(),
+                disk_detail: trouble.unwrap_or_default(),
+                ..Pressure::default()
+            },
+            not_ready: standing.not_ready(),
+        }
+    }
+
+    fn view<'a>(&'a self, gathered: &'a Gathered) -> View<'a> {
+        View {
+            settings: &self.facts.settings,
+            identity: &self.facts.identity,
+            resources: &gathered.resources,
+            local: &gathered.local,
+            runtime: &gathered.runtime,
+            images: gathered.images.as_deref(),
+            pressure: &gathered.pressure,
+            not_ready: &gathered.not_ready,
+            volumes_in_use: None,
+        }
+    }
+
+    /// The Node to create, and what there is to tell of its first conditions.
+    pub(super) fn initial(&self, gathered: &Gathered, wall: Wall) -> (Object, Vec<NodeEvent>) {
+        node::initial(&self.view(gathered), wall)
+    }
+
+    /// Puts what was gathered into a Node, as last seen in the API or as last shown.
+    pub(super) fn bring_up_to_date(
+        &self,
+        object: &mut Object,
+        gathered: &Gathered,
+        wall: Wall,
+    ) -> Applied {
+        node::apply(object, &self.view(gathered), wall)
+    }
+
+    /// The Node object of this machine, for people: as it is, or would be, registered. `made`: when it was made, if it is
+    /// nowhere yet.
+    pub(super) async fn show(
+        &self,
+        runtime: &dyn Runtime,
+        standing: &dyn Standing,
+        clock: &dyn Clock,
+        complaints: &Complaints,
+        made: Wall,
+    ) -> Object {
+        let gathered = self.gather(runtime, standing).await;
+        let mut object = match self.object() {
+            Some(mut object) => {
+                let applied = self.bring_up_to_date(&mut object, &gathered, clock.wall());
+                if let Some(error) = applied.no_address {
+                    complaints.complain(&error.to_string());
+                }
+                object
+            }
+            None => {
+                let (mut object, _) = self.initial(&gathered, clock.wall());
+                object.metadata.creation_timestamp = Some(made.truncated());
+                object
+            }
+        };
+        if !standing.is_member() {
+            // Kept without its largest part, which is made anew each time. What a cluster has is the apiserver's to say.
+            let images = core::mem::take(&mut object.status.images);
+            *self.object.borrow_mut() = Some(object.clone());
+            object.status.images = images;
+        }
+        object.status.conditions.extend(standing.apiserver());
+        object
     }
 }
 
-/// Most pods that run here.
-pub(super) fn max_pods(cfg: &Config, node: &NodeFacts) -> i64 {
-    let most = i64::from(cfg.max_pods);
-    match i64::from(cfg.pods_per_core) {
-        0 => most,
-        per_core => most.min(per_core.saturating_mul(node.capacity().cpu_milli / 1000)),
+/// The facts: they never change.
+impl Deref for Node {
+    type Target = NodeFacts;
+
+    fn deref(&self) -> &NodeFacts {
+        &self.facts
     }
 }
 
@@ -156,103 +261,6 @@ pub(super) struct Gathered {
     images: Option<Vec<Image>>,
     pressure: Pressure,
     not_ready: Vec<String>,
-}
-
-impl Gathered {
-    fn view<'a>(&'a self, ctx: &'a Ctx) -> View<'a> {
-        View {
-            settings: &ctx.node.settings,
-            identity: &ctx.node.identity,
-            resources: &self.resources,
-            local: &self.local,
-            runtime: &self.runtime,
-            images: self.images.as_deref(),
-            pressure: &self.pressure,
-            not_ready: &self.not_ready,
-            volumes_in_use: None,
-        }
-    }
-}
-
-/// Reads what a Node says. A few small files, and the list of images.
-pub(super) async fn gather(ctx: &Ctx) -> Gathered {
-    let disk = ctx.runtime.image_fs_info().await.ok();
-    let trouble = if ctx.pods.records_wait() {
-        Some("the root directory cannot be written, records of pods wait in memory".to_owned())
-    } else {
-        disk.as_ref().and_then(too_full)
-    };
-    let now = ctx.clock.now();
-    let supplemental_groups_policy = ctx.admission_facts.borrow().strict_supplemental_groups;
-    Gathered {
-        resources: ctx.node.resources(),
-        local: network::local(&ctx.node.name),
-        runtime: RuntimeView {
-            version: ctx.runtime.version(),
-            // Neither is done yet; mounts are read-only without what is mounted below them.
-            handlers: vec![RuntimeHandler {
-                name: String::new(),
-                features: Some(RuntimeHandlerFeatures {
-                    recursive_read_only_mounts: Some(false),
-                    user_namespaces: Some(false),
-                }),
-            }],
-            supplemental_groups_policy,
-        },
-        images: ctx.runtime.list_images().await.ok(),
-        pressure: Pressure {
-            disk: trouble.is_some(),
-            disk_detail: trouble.unwrap_or_default(),
-            ..Pressure::default()
-        },
-        not_ready: not_ready(ctx, now),
-    }
-}
-
-/// Why the node is not ready; empty if it is. Cheap.
-pub(super) fn not_ready(ctx: &Ctx, now: Mono) -> Vec<String> {
-    ctx.view.ready_errors(now)
-}
-
-/// The Node to create, and what there is to tell of its first conditions.
-pub(super) fn initial(ctx: &Ctx, gathered: &Gathered) -> (Node, Vec<NodeEvent>) {
-    node::initial(&gathered.view(ctx), ctx.clock.wall())
-}
-
-/// Puts what was gathered into a Node, as last seen in the API or as last shown.
-pub(super) fn bring_up_to_date(ctx: &Ctx, node: &mut Node, gathered: &Gathered) -> Applied {
-    node::apply(node, &gathered.view(ctx), ctx.clock.wall())
-}
-
-/// The Node object of this machine, for people: as it is, or would be, registered.
-pub(super) async fn object(ctx: &Ctx) -> Value {
-    let gathered = gather(ctx).await;
-    let known = ctx.own_node.borrow().clone();
-    let mut node = match known {
-        Some(mut node) => {
-            let applied = bring_up_to_date(ctx, &mut node, &gathered);
-            if let Some(error) = applied.no_address {
-                ctx.complain(&error.to_string());
-            }
-            node
-        }
-        None => {
-            let (mut node, _) = initial(ctx, &gathered);
-            node.metadata.creation_timestamp = Some(ctx.started_at.truncated());
-            node
-        }
-    };
-    if ctx.cluster.is_none() {
-        // Kept without its largest part, which is made anew each time. What a cluster has is the apiserver's to say.
-        let images = core::mem::take(&mut node.status.images);
-        *ctx.own_node.borrow_mut() = Some(node.clone());
-        node.status.images = images;
-    }
-    node.status.conditions.extend(cluster::condition(ctx));
-    let mut object = serde_json::to_value(node).unwrap_or_default();
-    object["apiVersion"] = "v1".into();
-    object["kind"] = "Node".into();
-    object
 }
 
 #[cfg(test)]

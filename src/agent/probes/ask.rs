@@ -3,20 +3,16 @@
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
 
-use smol::{
-    channel::Sender,
-    lock::{Semaphore, SemaphoreGuard},
-};
+use smol::lock::{Semaphore, SemaphoreGuard};
 
-use super::{Action, Deed, Probed, Turns, container_status, instance};
+use super::{
+    Action, Job, Probed, Turns,
+    driver::{Driver, container_status, instance},
+    passed,
+};
 use crate::{
-    agent::{
-        core::Event,
-        ctx::Ctx,
-        recorder::{About, Severity},
-    },
-    api::{ContainerId, PodUid},
-    logic::probe::{Key, ProbeKind, ProbeResult, Settings},
+    api::{ContainerId, PodStatus, PodUid},
+    logic::probe::{Entry, Key, ProbeKind, ProbeResult, Settings},
     probe::{Answer, MAX_TEXT_BYTES},
     runtime::RuntimeError,
 };
@@ -35,16 +31,13 @@ pub(super) struct Target {
     id: ContainerId,
     ip: Option<IpAddr>,
     settings: Settings,
-    deed: Rc<Deed>,
+    job: Rc<Job>,
 }
 
 impl Target {
-    /// What the worker is about now.
-    pub(super) fn of(ctx: &Ctx, key: Key) -> Option<Self> {
-        let workers = ctx.probes.workers.borrow();
-        let (uid, entry) = workers.entry(key)?;
-        let status = ctx.pods.status(uid)?;
-        let container = container_status(&status, &entry.container)?;
+    /// What a worker of the pod is about, as its status says; `None` if there is no instance.
+    pub(super) fn of(uid: &PodUid, entry: &Entry<Rc<Job>>, status: &PodStatus) -> Option<Self> {
+        let container = container_status(status, &entry.container)?;
         Some(Self {
             uid: uid.clone(),
             name: entry.container.clone(),
@@ -52,30 +45,30 @@ impl Target {
             id: instance(container),
             ip: status.pod_ip.parse().ok(),
             settings: entry.worker.settings(),
-            deed: Rc::clone(&entry.action),
+            job: Rc::clone(&entry.action),
         })
     }
 }
 
 /// Probes, and tells what came of it.
-pub(super) async fn run(ctx: &Ctx, key: Key, target: Target, events: &Sender<Event>) {
-    let probes = &ctx.probes;
-    let of = |turns: &Turns| match &target.deed.action {
+pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
+    let (probes, clock) = (&driver.probes, &driver.clock);
+    let of = |turns: &Turns| match &target.job.action {
         Action::Exec(_) => Rc::clone(&turns.commands),
         Action::Ask(_) | Action::Broken(_) => Rc::clone(&turns.connections),
     };
-    let (of_pod, of_node) = (of(&target.deed.turns), of(&probes.turns));
+    let (of_pod, of_node) = (of(&target.job.turns), of(&probes.turns));
     let mut waited = false;
     // That of the pod first: what waits for its own is in nobody's way.
     let turn_of_pod = take(&of_pod, &mut waited).await;
     let turn = take(&of_node, &mut waited).await;
-    let began = ctx.clock.now();
+    let began = clock.now();
     // The pod went meanwhile.
     let Some(late) = probes.workers.borrow_mut().begin(key, waited, began) else {
         return;
     };
     probes.late.set(probes.late.get() + u64::from(late));
-    let answer = answer(ctx, &target).await;
+    let answer = answer(driver, &target).await;
     drop((turn, turn_of_pod));
     let gone = {
         let workers = probes.workers.borrow();
@@ -92,19 +85,19 @@ pub(super) async fn run(ctx: &Ctx, key: Key, target: Target, events: &Sender<Eve
         Answer::Error(_) => None,
     };
     if success != Some(false) {
-        let took_ms = ctx.clock.now().since_ms(began);
+        let took_ms = clock.now().since_ms(began);
         probes.workers.borrow_mut().took(key, took_ms);
     }
-    tell(ctx, &target, answer);
+    tell(driver, &target, answer);
     let changed =
         probes
             .workers
             .borrow_mut()
-            .outcome(key, target.id.as_str(), success, ctx.clock.now());
+            .outcome(key, target.id.as_str(), success, clock.now());
     probes.wake();
     if let Some(result) = changed {
         if target.settings.kind != ProbeKind::Liveness {
-            super::passed::save(ctx);
+            passed::save(probes, &driver.run_dir, &driver.complaints);
         }
         log::debug!(
             "uid={} container={} {} probe: {result:?}",
@@ -119,7 +112,7 @@ pub(super) async fn run(ctx: &Ctx, key: Key, target: Target, events: &Sender<Eve
             result,
         };
         // Closed only when the agent ends.
-        let _ = events.send(Event::Probed(probed)).await;
+        let _ = (driver.tell)(probed).await;
     }
     debug_assert!(changed != Some(ProbeResult::Unknown));
 }
@@ -134,27 +127,27 @@ async fn take<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a>
     }
 }
 
-async fn answer(ctx: &Ctx, target: &Target) -> Answer {
+async fn answer(driver: &Driver, target: &Target) -> Answer {
     let limit = Duration::from_secs(target.settings.timeout_s.into());
-    let mut answer = once(ctx, target, limit).await;
+    let mut answer = once(driver, target, limit).await;
     for _ in 1..TRIES {
         if !matches!(answer, Answer::Error(_)) {
             break;
         }
-        answer = once(ctx, target, limit).await;
+        answer = once(driver, target, limit).await;
     }
     answer
 }
 
-async fn once(ctx: &Ctx, target: &Target, limit: Duration) -> Answer {
-    match &target.deed.action {
+async fn once(driver: &Driver, target: &Target, limit: Duration) -> Answer {
+    match &target.job.action {
         Action::Broken(why) => Answer::Error(why.clone()),
         Action::Ask(action) => {
-            let late = ctx.probes.limits.at(ctx.clock.now() + limit);
-            ctx.probes.wire.ask(action, target.ip, limit, late).await
+            let late = driver.probes.limits.at(driver.clock.now() + limit);
+            driver.wire.ask(action, target.ip, limit, late).await
         }
         Action::Exec(words) => {
-            let ran = ctx
+            let ran = driver
                 .runtime
                 .exec(&target.id, words, Some(limit), MAX_OUTPUT_BYTES)
                 .await;
@@ -178,7 +171,7 @@ async fn once(ctx: &Ctx, target: &Target, limit: Duration) -> Answer {
 }
 
 /// The event of an answer that is not a plain success (EVT-17, EVT-18).
-fn tell(ctx: &Ctx, target: &Target, answer: Answer) {
+fn tell(driver: &Driver, target: &Target, answer: Answer) {
     let kind = target.settings.kind;
     let (reason, text) = match answer {
         Answer::Success => return,
@@ -186,7 +179,7 @@ fn tell(ctx: &Ctx, target: &Target, answer: Answer) {
         Answer::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
         Answer::Error(text) => {
             // An answer that cannot be read to its end is a failure to the kubelet's HTTP prober, which does not count either.
-            let state = match &target.deed.action {
+            let state = match &target.job.action {
                 Action::Ask(_) => "failure",
                 Action::Exec(_) | Action::Broken(_) => "unknown",
             };
@@ -201,18 +194,6 @@ fn tell(ctx: &Ctx, target: &Target, answer: Answer) {
     } else {
         "containers"
     };
-    let names = ctx.pods.workers(|table| {
-        let pod = table.identity(table.handle(&target.uid)?)?;
-        Some((pod.namespace.to_owned(), pod.name.to_owned()))
-    });
-    let Some((namespace, name)) = names else {
-        return;
-    };
-    let about = About {
-        uid: &target.uid,
-        namespace: &namespace,
-        name: &name,
-        field_path: &format!("spec.{field}{{{}}}", target.name),
-    };
-    ctx.event_about(about, Severity::Warning, reason, &text);
+    let field = format!("spec.{field}{{{}}}", target.name);
+    driver.pods.warn(&target.uid, &field, reason, &text);
 }

@@ -4,6 +4,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`action`] | from a spec to what is done |
+//! | [`driver`] | the task that drives all of them, and what it needs |
 //! | [`ask`] | one probe, its repeats and its events |
 //! | [`limits`] | how long those that are under way may take |
 //! | [`passed`] | what is ready, for the agent after this one |
@@ -12,10 +13,11 @@
 //! with its end. No probe has a thread, and none holds up another: only commands in containers take turns, for each costs a
 //! run of the OCI runtime, and a pod has no more of these turns than some, so that slow ones are in the way of their own pod
 //! first. One that has to wait puts its own next off, so that a machine that is behind gets no further behind;
-//! [`NodeProbes::figures`] says how many did.
+//! [`Probes::figures`] says how many did.
 
 mod action;
 mod ask;
+mod driver;
 mod limits;
 mod passed;
 
@@ -28,28 +30,17 @@ use core::{
     time::Duration,
 };
 
-use smol::{LocalExecutor, channel::Sender, future::FutureExt as _, lock::Semaphore};
+use smol::lock::Semaphore;
 
 pub(super) use action::{Action, http_get};
-pub(super) use passed::recall;
+pub(super) use driver::{Driver, ProbedPods};
 
 use limits::Limits;
 
-use super::{
-    clock::Alarm,
-    core::Event,
-    ctx::{Ctx, Shared},
-};
+use super::clock::Alarm;
 use crate::{
-    api::{ContainerId, Mono, Pod, PodStatus, PodUid, Wall},
-    logic::{
-        pod_table::PodTable,
-        probe::{
-            Entry, Kept, Key, NodeFigures, ProbeFigures, ProbeKind, ProbeResult, Seen,
-            SeenContainer, SeenState, Step, Workers, workers::bare,
-        },
-        restart,
-    },
+    api::{Mono, Pod, PodStatus, PodUid, Wall},
+    logic::probe::{Entry, Kept, NodeFigures, ProbeFigures, ProbeKind, ProbeResult, Workers},
     probe::{Answer, HttpGet, Prober, http::Hooked},
 };
 
@@ -62,10 +53,6 @@ const MAX_COMMANDS_OF_POD: usize = 2;
 const MAX_CONNECTIONS: usize = 256;
 /// The same of one pod.
 const MAX_CONNECTIONS_OF_POD: usize = 32;
-/// Probes may come so much early: those that are due at nearly the same time share a wake-up, and find the code they run in
-/// the processor's caches. A tenth of the shortest period.
-const SLACK: Duration = Duration::from_millis(100);
-
 /// An answer on its way.
 pub(super) type Asked<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -121,7 +108,7 @@ pub(super) struct Probed {
 }
 
 /// What a probe does, and within which bounds.
-struct Deed {
+struct Job {
     action: Action,
     /// Those of the pod.
     turns: Turns,
@@ -143,23 +130,22 @@ impl Turns {
     }
 }
 
-/// The probes of this node.
-pub(super) struct NodeProbes {
-    workers: RefCell<Workers<Rc<Deed>>>,
+/// The probes of this node: their workers, and the places that bound how many are under way. At most three workers a container
+/// of each pod. A pod's sync makes them, its end takes them away; [`Driver`] drives them.
+pub(super) struct Probes {
+    workers: RefCell<Workers<Rc<Job>>>,
     limits: Rc<Limits>,
-    pub(super) wire: Box<dyn Wire>,
     turns: Turns,
     late: Cell<u64>,
     seed: Cell<u64>,
 }
 
-impl NodeProbes {
+impl Probes {
     /// None yet.
-    pub(super) fn new(wire: Box<dyn Wire>, now: Mono, wall: Wall) -> Self {
+    pub(super) fn new(now: Mono, wall: Wall) -> Self {
         Self {
             workers: RefCell::new(Workers::new(now, wall)),
             limits: Rc::default(),
-            wire,
             turns: Turns::new(MAX_COMMANDS, MAX_CONNECTIONS),
             late: Cell::new(0),
             // Spreads load; no secret.
@@ -172,14 +158,14 @@ impl NodeProbes {
         let turns = OnceCell::new();
         let turns =
             || turns.get_or_init(|| Turns::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
-        let deed = |container: &crate::api::Container, kind| {
-            Rc::new(Deed {
+        let job = |container: &crate::api::Container, kind| {
+            Rc::new(Job {
                 action: action::of(container, kind),
                 turns: turns().clone(),
             })
         };
         let below = |n: u64| self.random() % n.max(1);
-        self.workers.borrow_mut().add(pod, now, deed, below);
+        self.workers.borrow_mut().add(pod, now, job, below);
         self.wake();
     }
 
@@ -214,16 +200,19 @@ impl NodeProbes {
         }
     }
 
-    /// What is counted of all probes (MET-09). Pods that `identity` does not know are left out.
+    /// What is counted of all probes (MET-09). `name_of` says namespace and name of a pod; those it does not know are left out.
     ///
     /// - Shape: at most three a container of each pod.
-    pub(super) fn figures(&self, table: &PodTable) -> NodeFigures {
+    pub(super) fn figures(
+        &self,
+        name_of: impl Fn(&PodUid) -> Option<(Box<str>, Box<str>)>,
+    ) -> NodeFigures {
         let workers = self.workers.borrow();
-        let figures = |(uid, entry): (&PodUid, &Entry<Rc<Deed>>)| {
-            let pod = table.identity(table.handle(uid)?)?;
+        let figures = |(uid, entry): (&PodUid, &Entry<Rc<Job>>)| {
+            let (namespace, pod) = name_of(uid)?;
             Some(ProbeFigures {
-                namespace: pod.namespace.into(),
-                pod: pod.name.into(),
+                namespace,
+                pod,
                 uid: uid.clone(),
                 container: entry.container.clone(),
                 kind: entry.worker.settings().kind,
@@ -260,112 +249,4 @@ impl NodeProbes {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-}
-
-/// Drives the probes of this node for the life of the agent.
-pub(super) async fn run(ctx: Shared, executor: Rc<LocalExecutor<'static>>, events: Sender<Event>) {
-    let probes = &ctx.probes;
-    loop {
-        probes.limits.rest.end();
-        let now = ctx.clock.now();
-        probes.limits.pass(now);
-        // Not borrowed while a probe is made.
-        let next = || probes.workers.borrow_mut().poll_due(now + SLACK);
-        while let Some(key) = next() {
-            let (step, probed) = pass(&ctx, key, now);
-            if step == Step::Ask {
-                match ask::Target::of(&ctx, key) {
-                    Some(target) => {
-                        let (ctx, events) = (Rc::clone(&ctx), events.clone());
-                        let task = async move { ask::run(&ctx, key, target, &events).await };
-                        executor.spawn(task).detach();
-                    }
-                    None => _ = probes.workers.borrow_mut().outcome(key, "", None, now),
-                }
-            }
-            if let Some(probed) = probed
-                && events.send(Event::Probed(probed)).await.is_err()
-            {
-                return;
-            }
-        }
-        let due = probes.workers.borrow().next_due();
-        let due = due.into_iter().chain(probes.limits.next()).min();
-        let due = due.unwrap_or(Mono(u64::MAX));
-        probes.limits.rest.until(due).or(ctx.clock.until(due)).await;
-    }
-}
-
-/// One pass of a worker, by the status that is stored.
-fn pass(ctx: &Ctx, key: Key, now: Mono) -> (Step, Option<Probed>) {
-    let mut workers = ctx.probes.workers.borrow_mut();
-    let Some((uid, entry)) = workers.entry(key) else {
-        return (Step::End, None);
-    };
-    let (uid, kind) = (uid.clone(), entry.worker.settings().kind);
-    let name = entry.container.clone();
-    let status = ctx.pods.status(&uid);
-    let status = status.as_ref();
-    let container = status.and_then(|s| container_status(s, &name));
-    let wall = ctx.clock.wall();
-    let seen = Seen {
-        ended: status.is_some_and(|s| s.phase.is_terminal()),
-        container: container.map(|c| SeenContainer {
-            id: bare(&c.container_id),
-            state: match (&c.state.running, &c.state.terminated) {
-                (Some(running), _) => {
-                    let started_at = running.started_at.unwrap_or(wall);
-                    let age_s = wall.secs().saturating_sub(started_at.secs()).max(0);
-                    SeenState::Running {
-                        age_s: u32::try_from(age_s).unwrap_or(u32::MAX),
-                        adopted: workers.is_adopted(started_at),
-                    }
-                }
-                (None, Some(ended)) => SeenState::Ended(ended.exit_code),
-                (None, None) => SeenState::Waiting,
-            },
-            started: c.started == Some(true),
-            ready: c.ready,
-        }),
-    };
-    let restarts = |code| restarts(ctx, &uid, &name, code);
-    let (step, news) = workers.pass(key, &seen, restarts, now);
-    let probed = news.zip(container).map(|(result, c)| Probed {
-        uid: uid.clone(),
-        container_id: c.container_id.as_str().into(),
-        kind,
-        result,
-    });
-    (step, probed)
-}
-
-/// The status of a container of which an instance was created.
-fn container_status<'a>(
-    status: &'a PodStatus,
-    name: &str,
-) -> Option<&'a crate::api::pod_status::ContainerStatus> {
-    let all = status
-        .container_statuses
-        .iter()
-        .chain(&status.init_container_statuses);
-    all.filter(|c| !c.container_id.is_empty())
-        .find(|c| c.name == name)
-}
-
-/// Whether the pod's record says that another instance follows. One that cannot be read ends nothing.
-fn restarts(ctx: &Ctx, uid: &PodUid, name: &str, exit_code: i32) -> bool {
-    let Ok(pod) = ctx.pod(uid) else {
-        return true;
-    };
-    let container = pod.spec.all_containers().find(|c| c.name == name);
-    restart::has_restart_all_rule(&pod)
-        || container.is_none_or(|c| {
-            c.is_sidecar() && pod.spec.init_containers.iter().any(|i| i.name == name)
-                || restart::restarts_after_exit(&pod, c, exit_code)
-        })
-}
-
-/// The instance that a status names.
-fn instance(status: &crate::api::pod_status::ContainerStatus) -> ContainerId {
-    bare(&status.container_id).into()
 }

@@ -11,8 +11,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::Probes;
 use crate::{
-    agent::{backoff_store::boot_id, ctx::Ctx},
+    agent::{backoff_store::boot_id, complaints::Complaints},
     logic::probe::ProbeKind,
 };
 
@@ -34,8 +35,8 @@ struct Stored {
 }
 
 /// Writes it down. Failing costs no more than a pod that is not ready for a moment, so it is only told.
-pub(super) fn save(ctx: &Ctx) {
-    let workers = ctx.probes.workers.borrow();
+pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
+    let workers = probes.workers.borrow();
     let of = |kind| {
         let named = workers.passed().filter(move |(k, _)| *k == kind);
         named.map(|(_, instance)| instance).collect()
@@ -46,8 +47,8 @@ pub(super) fn save(ctx: &Ctx) {
         ready: of(ProbeKind::Readiness),
         started: of(ProbeKind::Startup),
     };
-    if let Err(e) = write(&ctx.cfg.dirs.run, &stored) {
-        ctx.complain(&format!("cannot store what is ready: {e}"));
+    if let Err(e) = write(run, &stored) {
+        complaints.complain(&format!("cannot store what is ready: {e}"));
     }
 }
 
@@ -66,13 +67,13 @@ fn write(run: &Path, stored: &Stored) -> io::Result<()> {
 }
 
 /// Takes back what an earlier agent of this boot stored. What cannot be read is told and forgotten.
-pub(in crate::agent) fn recall(ctx: &Ctx) {
-    match read(&ctx.cfg.dirs.run) {
+pub(super) fn recall(probes: &Probes, run: &Path) {
+    match read(run) {
         Ok(stored) if stored.v == VERSION && stored.boot_id == boot_id() => {
             let ready = stored.ready.into_iter().map(|i| (ProbeKind::Readiness, i));
             let started = stored.started.into_iter().map(|i| (ProbeKind::Startup, i));
             let all = ready.chain(started);
-            ctx.probes.workers.borrow_mut().recall(all);
+            probes.workers.borrow_mut().recall(all);
         }
         Ok(_) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}

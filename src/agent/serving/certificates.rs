@@ -12,12 +12,12 @@ use std::{
 use alloc::{rc::Rc, sync::Arc};
 
 use crate::{
-    agent::{ctx::Ctx, ctx::Shared, sync::chain},
+    agent::{clock::Clock, complaints::Complaints, node::NodeFacts, sync::chain},
     kube::csr::{self, Subject},
     logic::fnv::fnv1a,
     net::serving::{Authorities, Shown},
     server::network::Access,
-    sys::file,
+    sys::{file, lane::Lane},
 };
 
 /// Time between two looks at files.
@@ -41,6 +41,24 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
+/// What files are looked at with, again and again.
+pub(super) struct Looker {
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) disk: Lane,
+    pub(super) complaints: Rc<Complaints>,
+}
+
+impl Looker {
+    /// Reads with `read` in a minute's time.
+    async fn look<T: Send + 'static>(
+        &self,
+        read: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        self.clock.until(self.clock.now() + LOOK).await;
+        self.disk.run(read).await
+    }
+}
+
 /// Trusts the CAs in a file.
 pub(super) fn trust(path: &Path, access: &Access) -> Result<Seen, String> {
     let text = read(path).map_err(|why| format!("authentication.x509.clientCAFile: {why}"))?;
@@ -61,23 +79,22 @@ fn take_authorities(path: &Path, text: &[u8], access: &Access) -> Result<Seen, S
 
 /// Looks at the file again and again.
 pub(super) fn trust_again(
-    ctx: Shared,
+    looker: Rc<Looker>,
     path: PathBuf,
     access: Rc<Access>,
 ) -> impl AsyncFnOnce(Seen) {
     async move |mut before: Seen| loop {
-        ctx.clock.until(ctx.clock.now() + LOOK).await;
         let file = path.clone();
-        match ctx.disk.run(move || read(&file)).await {
+        match looker.look(move || read(&file)).await {
             Ok(text) if seen([&text, b""]) == before => {}
             Ok(text) => match take_authorities(&path, &text, &access) {
                 Ok(now) => {
                     log::info!("the CAs of clients have changed");
                     before = now;
                 }
-                Err(why) => ctx.complain(&why),
+                Err(why) => looker.complaints.complain(&why),
             },
-            Err(why) => ctx.complain(&why),
+            Err(why) => looker.complaints.complain(&why),
         }
     }
 }
@@ -107,11 +124,14 @@ fn take_pair(
 }
 
 /// Looks at the pair again and again.
-pub(super) fn show_again(ctx: Shared, files: Files, shown: Arc<Shown>) -> impl AsyncFnOnce(Seen) {
+pub(super) fn show_again(
+    looker: Rc<Looker>,
+    files: Files,
+    shown: Arc<Shown>,
+) -> impl AsyncFnOnce(Seen) {
     async move |mut before: Seen| loop {
-        ctx.clock.until(ctx.clock.now() + LOOK).await;
         let asked = files.clone();
-        match ctx.disk.run(move || read_pair(&asked)).await {
+        match looker.look(move || read_pair(&asked)).await {
             Ok(pair) if seen([&pair.0, &pair.1]) == before => {}
             // Of two files that are replaced, one may be new already.
             Ok(pair) => match take_pair(&files, &pair, &shown) {
@@ -119,16 +139,15 @@ pub(super) fn show_again(ctx: Shared, files: Files, shown: Arc<Shown>) -> impl A
                     log::info!("a new serving certificate is shown");
                     before = now;
                 }
-                Err(why) => ctx.complain(&why),
+                Err(why) => looker.complaints.complain(&why),
             },
-            Err(why) => ctx.complain(&why),
+            Err(why) => looker.complaints.complain(&why),
         }
     }
 }
 
 /// Shows the certificate of this node's own, and makes one at the first start.
-pub(super) fn own(ctx: &Ctx, shown: &Shown) -> Result<(), String> {
-    let dir = &ctx.cfg.cluster.cert_dir;
+pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), String> {
     let files = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     let is_there = |path: &Path| match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => false,
@@ -138,9 +157,9 @@ pub(super) fn own(ctx: &Ctx, shown: &Shown) -> Result<(), String> {
         (true, true) => {}
         (false, false) => {
             let subject = Subject {
-                common_name: ctx.node.name.clone(),
-                dns_names: vec![ctx.node.name.clone()],
-                ips: ctx.node.host_ips.clone(),
+                common_name: node.name.clone(),
+                dns_names: vec![node.name.clone()],
+                ips: node.host_ips.clone(),
                 ..Subject::default()
             };
             let (certificate, key) = csr::self_signed(&subject)?;

@@ -12,33 +12,63 @@ mod reviews;
 
 use alloc::{rc::Rc, sync::Arc};
 use core::pin::Pin;
+use std::path::PathBuf;
 
 use smol::LocalExecutor;
 
-use super::{cluster, ctx::Shared};
+pub(super) use reviews::Reviews;
+
+use certificates::Looker;
+
+use super::{clock::Clock, complaints::Complaints, node::NodeFacts};
 use crate::{
-    config::ServingCertificate,
+    config::{ServerConfig, ServingCertificate},
     net::serving::{self, Offer, Shown},
     server::{
         backend::Backend,
         healthz,
         network::{Access, AccessSettings, Authorization, Network, Reviewer, Settings},
     },
+    sys::lane::Lane,
 };
 
 /// Something that runs as long as the agent.
-type Task = Pin<Box<dyn Future<Output = ()>>>;
+pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Shows the certificate that the apiserver's signer issues.
+pub(super) type Issued = Box<dyn FnOnce(Arc<Shown>) -> Task>;
+
+/// What the server is put together from.
+pub(super) struct Parts<'a> {
+    /// What the configuration says of it.
+    pub(super) cfg: &'a ServerConfig,
+    /// Where a certificate of its own is kept.
+    pub(super) cert_dir: PathBuf,
+    /// Whom that names.
+    pub(super) node: Rc<NodeFacts>,
+    /// Time.
+    pub(super) clock: Rc<dyn Clock>,
+    /// Where files are read.
+    pub(super) disk: Lane,
+    /// For files that cannot be used.
+    pub(super) complaints: Rc<Complaints>,
+    /// Whom it asks about clients; `None`: there is no apiserver.
+    pub(super) reviews: Option<Reviews>,
+    /// If the configuration wants that certificate.
+    pub(super) issued: Issued,
+    /// What it serves.
+    pub(super) backend: Rc<dyn Backend>,
+}
 
 /// Makes all that serves over the network. Reads, and at the first start writes, a few small files.
 ///
 /// - Errors: what the operator has to mend.
 pub(super) fn prepare(
-    ctx: &Shared,
+    parts: Parts<'_>,
     executor: &Rc<LocalExecutor<'static>>,
-    backend: Rc<dyn Backend>,
 ) -> Result<Vec<Task>, String> {
     let mut tasks: Vec<Task> = Vec::new();
-    let cfg = &ctx.cfg.server;
+    let cfg = parts.cfg;
     if let Some(address) = cfg.healthz {
         tasks.push(Box::pin(healthz::serve(address, Rc::clone(executor))));
     }
@@ -54,9 +84,13 @@ pub(super) fn prepare(
     };
     let tls = serving::config(&offer, Arc::clone(&shown))
         .map_err(|e| format!("TLS as configured cannot be spoken: {e}"))?;
-    let reviewer = ctx.cluster.is_some().then(|| {
-        let reviews: Box<dyn Reviewer> = Box::new(reviews::Reviews(Rc::clone(ctx)));
-        reviews
+    let reviewer = parts
+        .reviews
+        .map(|reviews| Box::new(reviews) as Box<dyn Reviewer>);
+    let looker = Rc::new(Looker {
+        clock: parts.clock,
+        disk: parts.disk,
+        complaints: parts.complaints,
     });
     let authorization = match cfg.authorization {
         Some((yes, no)) => Authorization::Webhook(yes, no),
@@ -70,18 +104,18 @@ pub(super) fn prepare(
     let access = Rc::new(Access::new(settings, reviewer));
     if let Some(path) = &cfg.client_ca {
         let trusted = certificates::trust(path, &access)?;
-        let again = certificates::trust_again(Rc::clone(ctx), path.clone(), Rc::clone(&access));
+        let again = certificates::trust_again(Rc::clone(&looker), path.clone(), Rc::clone(&access));
         tasks.push(Box::pin(again(trusted)));
     }
     match &cfg.certificate {
         ServingCertificate::Requested => {
-            tasks.push(Box::pin(cluster::serving::run(Rc::clone(ctx), shown)));
+            tasks.push((parts.issued)(shown));
         }
-        ServingCertificate::SelfSigned => certificates::own(ctx, &shown)?,
+        ServingCertificate::SelfSigned => certificates::own(&parts.cert_dir, &parts.node, &shown)?,
         ServingCertificate::Files(certificate, key) => {
             let files = (certificate.clone(), key.clone());
             let seen = certificates::show(&files, &shown)?;
-            let again = certificates::show_again(Rc::clone(ctx), files, shown);
+            let again = certificates::show_again(looker, files, shown);
             tasks.push(Box::pin(again(seen)));
         }
     }
@@ -89,7 +123,7 @@ pub(super) fn prepare(
         listen,
         debugging: cfg.debugging,
     };
-    let network = Rc::new(Network::new(settings, tls, access, backend));
+    let network = Rc::new(Network::new(settings, tls, access, parts.backend));
     tasks.push(Box::pin(network.serve(Rc::clone(executor))));
     Ok(tasks)
 }

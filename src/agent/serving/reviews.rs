@@ -5,8 +5,7 @@ use alloc::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::{
-    agent::ctx::Shared,
-    kube::{Api, KubeError, api::Reply},
+    kube::{Api, KubeError, KubeLanes, api::Reply},
     server::{
         http::Identity,
         network::{Question, ReviewError, Reviewed, Reviewer},
@@ -17,19 +16,23 @@ use crate::{
 const MAX_WORDS: usize = 1000;
 
 /// Asks on the lanes of the cluster.
-pub(super) struct Reviews(pub(super) Shared);
+pub(in crate::agent) struct Reviews {
+    /// The way to the apiserver.
+    pub(in crate::agent) lanes: KubeLanes,
+    /// Whether the apiserver answers nobody.
+    pub(in crate::agent) is_away: Box<dyn Fn() -> bool>,
+    /// Name of this node.
+    pub(in crate::agent) node: String,
+}
 
 impl Reviews {
     async fn ask(
         &self,
         job: impl FnOnce(&dyn Api) -> Reply<Value> + Send + 'static,
     ) -> Result<Value, ReviewError> {
-        let Some(cluster) = &self.0.cluster else {
-            return Err(failed(&KubeError::Cancelled, true));
-        };
-        let asked = cluster.lanes.work(job).await;
+        let asked = self.lanes.work(job).await;
         // While nobody else hears from it, the same question again is for nothing, and keeps others waiting (OFF-05).
-        asked.map_err(|e| failed(&e, cluster.link.trouble().is_some()))
+        asked.map_err(|e| failed(&e, (self.is_away)()))
     }
 }
 
@@ -51,7 +54,7 @@ impl Reviewer for Reviews {
 
     fn may(&self, question: Question) -> Reviewed<'_, bool> {
         Box::pin(async move {
-            let body = access_review(&question, &self.0.node.name);
+            let body = access_review(&question, &self.node);
             let review = self.ask(move |api| api.review_access(body.as_bytes()));
             Ok(review.await?["status"]["allowed"] == true)
         })

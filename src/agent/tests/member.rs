@@ -64,12 +64,12 @@ fn refused(server: &TestServer) -> Vec<String> {
 fn it_registers_and_keeps_its_lease() {
     // NODE-01 NODE-05 NODE-24 LEASE-01 LEASE-02 LEASE-03 LEASE-04 OFF-07 OFF-10 AUTHZ-02 AUTHZ-10
     let (server, world) = cluster(&[]);
-    assert!(world.ctx.own_node.borrow().is_none());
+    assert!(world.ctx.node.object().is_none());
     world.advance(s(1));
     let found = node(&server);
     assert_eq!(condition(&found, "Ready")["status"], "True", "{found}");
     assert_eq!(found["metadata"]["labels"]["kubernetes.io/hostname"], NODE);
-    let own = world.ctx.own_node.borrow().clone().expect("an answer");
+    let own = world.ctx.node.object().expect("an answer");
     assert_eq!(own.metadata.uid.as_str(), found["metadata"]["uid"]);
     assert!(own.status.images.is_empty(), "kept apart");
     assert!(
@@ -78,7 +78,7 @@ fn it_registers_and_keeps_its_lease() {
             .expect("images")
             .is_empty()
     );
-    assert_eq!(world.ctx.host_ips(), crate::logic::node::of_node(&own));
+    assert_eq!(world.ctx.node.host_ips(), crate::logic::node::of_node(&own));
     let lease = || {
         server
             .get("leases", "kube-node-lease", NODE)
@@ -248,7 +248,7 @@ fn a_node_that_is_there_is_taken_over() {
     );
     assert!(is_ready(&server));
     // NODE-06 NODE-21
-    let facts = world.ctx.admission_facts.borrow().clone();
+    let facts = world.ctx.node.with_admission(Clone::clone);
     assert_eq!(facts.labels.get("team").map(String::as_str), Some("x"));
     assert!(facts.taints.iter().any(|t| t.key == "a"));
     assert_eq!(world.events_of("NodeNotSchedulable"), 1);
@@ -271,7 +271,7 @@ fn a_deleted_node_comes_back_with_the_next_agent() {
     world.advance(s(5));
     assert!(is_ready(&server));
     let uid = node(&server)["metadata"]["uid"].clone();
-    let own = world.ctx.own_node.borrow().clone().expect("an answer");
+    let own = world.ctx.node.object().expect("an answer");
     assert_eq!(own.metadata.uid.as_str(), uid);
 }
 
@@ -354,7 +354,7 @@ fn pod_cidrs_are_kept_for_the_next_start() {
 fn local_commands_see_whether_the_apiserver_answers() {
     let (server, world) = cluster(&[]);
     world.advance(s(5));
-    let shown = || smol::future::block_on(super::super::node::object(&world.ctx));
+    let shown = || world.node_object();
     let reachable = || condition(&shown(), "ApiserverReachable").clone();
     assert_eq!(reachable()["status"], "True");
     assert_eq!(shown()["metadata"]["uid"], node(&server)["metadata"]["uid"]);

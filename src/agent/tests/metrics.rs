@@ -4,7 +4,6 @@ use core::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::metrics;
 use super::world::{World, fails, manifest};
 use crate::{
     api::stats::Detail,
@@ -13,7 +12,7 @@ use crate::{
 };
 
 fn asked(world: &World, figures: Figures) -> Result<Pieces, u16> {
-    let page = smol::future::block_on(metrics::page(&world.ctx, figures));
+    let page = smol::future::block_on(world.metrics.page(figures));
     page.map_err(|refusal| refusal.status)
 }
 

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use serde_json::Value;
 
-use super::super::node;
+use super::super::node::KUBELET_VERSION;
 use super::world::{IMAGE, NODE, World};
 
 const fn s(n: u64) -> Duration {
@@ -12,7 +12,7 @@ const fn s(n: u64) -> Duration {
 }
 
 fn shown(world: &World) -> Value {
-    smol::future::block_on(node::object(&world.ctx))
+    world.node_object()
 }
 
 fn condition(node: &Value, kind: &str) -> (String, String, String, String) {
@@ -47,7 +47,7 @@ fn it_is_the_one_that_would_be_registered() {
     assert_eq!(status["capacity"]["memory"], "1Gi");
     assert_eq!(status["capacity"]["cpu"], "4");
     assert_eq!(status["capacity"]["pods"], "110");
-    assert_eq!(status["nodeInfo"]["kubeletVersion"], node::KUBELET_VERSION);
+    assert_eq!(status["nodeInfo"]["kubeletVersion"], KUBELET_VERSION);
     let image = status["images"][0]["names"].to_string();
     assert!(image.contains(IMAGE), "{image}");
     let kinds: Vec<&str> = status["conditions"]

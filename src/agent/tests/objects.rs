@@ -16,7 +16,7 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::{images::ImageCommands, metrics},
+    agent::images::ImageCommands,
     api::{PodUid, pod_status::Phase, stats::Detail},
     image::pull::Settings,
     logic::object_table::TTL_ANNOTATION,
@@ -479,7 +479,7 @@ fn claims_are_read_live_once() {
     api.take_asked();
     // MET-06 MET-12
     let figures = |figures| -> String {
-        let page = smol::future::block_on(metrics::page(&world.ctx, figures));
+        let page = smol::future::block_on(world.metrics.page(figures));
         page.expect("served").collect()
     };
     let capacity =

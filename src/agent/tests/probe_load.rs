@@ -5,6 +5,7 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
+    super::metrics::Counted as _,
     probes::{exec, is_ready, probed, s, settled, tcp, told},
     wire::Port,
     world::{IMAGE, World, fault, manifest},
@@ -17,10 +18,7 @@ use crate::{
 };
 
 fn figures(world: &World) -> NodeFigures {
-    world
-        .ctx
-        .pods
-        .workers(|table| world.ctx.probes.figures(table))
+    world.ctx.probes()
 }
 
 fn late(world: &World) -> u64 {

@@ -25,16 +25,16 @@ use smol::{
 
 use super::{
     super::{
-        admission,
-        backend::Command,
-        backoff_store, cgroups,
+        admission, backoff_store, cgroups,
         clock::{Alarm, Clock},
         cluster::{self, Cluster},
-        core::Event,
-        ctx::{Ctx, NodeFacts, Parts, Shared},
+        core::{Command, Event},
+        ctx::{Ctx, Parts, Shared},
         event_loop, generation,
         manifests::{self, Delivery},
-        node, pollers, probes, runtime_view,
+        metrics::Metrics,
+        node::{self, Node, NodeFacts},
+        pollers, run, runtime_view,
     },
     api::FakeApi,
     wire::FakeWire,
@@ -153,6 +153,7 @@ pub(super) struct World {
     executor: Rc<LocalExecutor<'static>>,
     agent: Task<()>,
     pub(super) api: Option<Arc<FakeApi>>,
+    pub(super) metrics: Metrics,
     /// What the fake may complain about all the same.
     pub(super) forgiven: Option<&'static str>,
 }
@@ -211,7 +212,8 @@ impl World {
         let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, cluster);
         let ctx = Rc::new(ctx);
         backoff_store::restore(&ctx);
-        probes::recall(&ctx);
+        let driver = run::probe_driver(&ctx, events.clone());
+        driver.recall();
         let agent = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
             async move { event_loop::run(ctx, executor, queue, events).await }
@@ -235,17 +237,12 @@ impl World {
         executor
             .spawn(pollers::container_gc(Rc::clone(&ctx)))
             .detach();
-        executor
-            .spawn(probes::run(
-                Rc::clone(&ctx),
-                Rc::clone(&executor),
-                events.clone(),
-            ))
-            .detach();
+        executor.spawn(driver.run(Rc::clone(&executor))).detach();
         let tasks = cluster::start(&ctx, &executor, &events);
         tasks.into_iter().for_each(Task::detach);
         let world = Self {
             wire,
+            metrics: run::metrics(&ctx),
             ctx,
             api: None,
             fake,
@@ -302,6 +299,16 @@ impl World {
             }
         }
         self.restart_agent()
+    }
+
+    /// What `get node` shows.
+    pub(super) fn node_object(&self) -> Value {
+        let ctx = &*self.ctx;
+        let (runtime, clock) = (&*ctx.runtime, &*ctx.clock);
+        let shown = ctx
+            .node
+            .show(runtime, ctx, clock, &ctx.complaints, ctx.started_at);
+        smol::future::block_on(shown).to_object()
     }
 
     pub(super) fn now(&self) -> Mono {
@@ -515,7 +522,7 @@ impl Template {
         let cfg = config::load(flags, &config::Host::default())
             .expect("configuration")
             .config;
-        node.settings = node::settings(&cfg, &node);
+        node.settings = node::facts::settings(&cfg, &node);
         Self {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             host_ips: node::facts(&cfg).expect("facts").host_ips,
@@ -586,16 +593,13 @@ impl Template {
             self.root.join("cgroup").display()
         );
         let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
-        let kernel = (6, 1);
+        let context =
+            generation::node_context(&cfg, &node, cgroups::settings(&cfg, &node, &cgroups));
+        let admission = admission::facts(&cfg, &node, (6, 1), false).expect("facts");
+        let node = Rc::new(Node::new(node, context, admission));
         Ctx::new(Parts {
             cluster,
-            wire: Box::new(Rc::clone(&self.wire)),
-            admission_facts: admission::facts(&cfg, &node, kernel, false).expect("facts"),
-            node_context: generation::node_context(
-                &cfg,
-                &node,
-                cgroups::settings(&cfg, &node, &cgroups),
-            ),
+            wire: Rc::new(Rc::clone(&self.wire)),
             node,
             clock: Box::new(TestClock(hands)),
             runtime: fake,

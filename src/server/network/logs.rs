@@ -33,7 +33,7 @@ pub(super) async fn serve(
         Ok(asked) => asked,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let Some(names) = backend.container_names(namespace, pod) else {
+    let Ok(names) = backend.container_names(namespace, pod).await else {
         let text = format!("pod \"{pod}\" does not exist\n");
         return Ok(Err(Refusal::not_found(text)));
     };

@@ -18,7 +18,7 @@ use serde_json::json;
 use super::logs;
 use crate::server::{
     Outcome,
-    backend::{Backend, Check, Uptime},
+    backend::{Backend, Check, RunningPod, Uptime},
     figures,
     http::{self, Connection, Refusal, Request},
     streaming,
@@ -72,9 +72,15 @@ pub(super) async fn route(
             let pods = backend.pods(None).await;
             json_or(connection, pods.map(|items| list(&items))).await
         }
-        ("GET", ["runningpods"]) => json_or(connection, Ok(list(&backend.running_pods()))).await,
+        ("GET", ["runningpods"]) => {
+            let pods = backend.running_pods();
+            let pods: Vec<_> = pods.iter().map(running_pod).collect();
+            json_or(connection, Ok(list(&pods))).await
+        }
         ("GET", ["configz"]) => {
-            let configuration = json!({ "kubeletconfig": backend.configuration() });
+            let document: serde_json::Value =
+                serde_json::from_str(backend.configuration()).unwrap_or_default();
+            let configuration = json!({ "kubeletconfig": document });
             json_or(connection, Ok(configuration)).await
         }
         ("GET", ["containerLogs", namespace, pod, container]) => {
@@ -85,7 +91,7 @@ pub(super) async fn route(
         (_, ["debug", "pprof", ..]) => Ok(Err(switched_off("profiling"))),
         (_, ["debug", "flags", "v"]) => Ok(Err(switched_off("flags"))),
         ("POST", ["checkpoint", namespace, pod, container]) => {
-            Ok(Err(checkpoint(backend, namespace, pod, container)))
+            Ok(Err(checkpoint(backend, namespace, pod, container).await))
         }
         (_, ["healthz"] | ["healthz", _] | ["pods" | "runningpods" | "configz" | "statusz"])
         | (_, ["checkpoint", _, _, _])
@@ -100,10 +106,11 @@ fn switched_off(page: &str) -> Refusal {
 }
 
 /// No runtime here can freeze a container (SRV-14).
-fn checkpoint(backend: &dyn Backend, namespace: &str, pod: &str, container: &str) -> Refusal {
+async fn checkpoint(backend: &dyn Backend, namespace: &str, pod: &str, container: &str) -> Refusal {
     let is_there = backend
         .container_names(namespace, pod)
-        .is_some_and(|names| names.iter().any(|name| name == container));
+        .await
+        .is_ok_and(|names| names.iter().any(|name| name == container));
     if is_there {
         Refusal::new(500, "checkpointing of containers is not supported")
     } else {
@@ -117,6 +124,16 @@ fn not_found() -> Refusal {
 
 fn not_allowed() -> Refusal {
     Refusal::new(405, "405: Method Not Allowed")
+}
+
+/// Nothing but what runs is said of it.
+fn running_pod(pod: &RunningPod) -> serde_json::Value {
+    let containers = pod.containers.iter();
+    let containers: Vec<_> = containers
+        .map(|(name, image)| json!({ "name": name, "image": image, "resources": {} }))
+        .collect();
+    let meta = json!({ "name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "creationTimestamp": null });
+    json!({ "metadata": meta, "spec": { "containers": containers }, "status": {} })
 }
 
 fn list(items: &[serde_json::Value]) -> serde_json::Value {

@@ -463,7 +463,7 @@ fn pages() {
     world.run(async {
         for (page, code, body) in [
             ("GET /pods", 200, r#""metadata":{"name":"p"}"#),
-            ("GET /runningpods/", 200, r#""metadata":{"name":"running"}"#),
+            ("GET /runningpods/", 200, r#""name":"running""#),
             ("GET /configz", 200, r#"{"kubeletconfig":{"maxPods":7}}"#),
             (
                 "GET /healthz",

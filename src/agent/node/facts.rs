@@ -1,0 +1,238 @@
+//! What the machine is and has, and what the operator says of it: read once, at the start.
+
+use core::net::IpAddr;
+
+use super::{machine, network};
+use crate::{
+    api::Quantity,
+    config::{Config, Reserved, Threshold},
+    logic::{
+        downward::Allocatable,
+        node::{self, Settings},
+        node_resources::{self, Capacity, Reservations},
+    },
+};
+
+/// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
+pub(in crate::agent) const KUBELET_VERSION: &str =
+    concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
+
+/// Its name says it: exec, attach and port forwarding may come as WebSocket in their newest forms (STREAM-11).
+const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
+
+/// What the machine is, read once at start.
+#[derive(Clone, Debug)]
+pub(in crate::agent) struct NodeFacts {
+    /// Node name.
+    pub(in crate::agent) name: String,
+    /// Host IPs at the start, primary first; [`Node::host_ips`](super::Node::host_ips) knows those of now.
+    pub(in crate::agent) host_ips: Vec<IpAddr>,
+    /// Memory of the machine, bytes.
+    pub(in crate::agent) memory_bytes: u64,
+    /// Processors, thousandths.
+    pub(in crate::agent) cpu_milli: u64,
+    /// Bytes of the file system of the root dir.
+    pub(in crate::agent) storage_bytes: u64,
+    /// Swap of the machine, bytes.
+    pub(in crate::agent) swap_bytes: u64,
+    /// Page sizes the kernel offers as huge pages, and memory that is such pages already: bytes, sorted by size.
+    pub(in crate::agent) hugepages: Vec<(u64, u64)>,
+    /// Most processes and threads at a time; 0: not known.
+    pub(in crate::agent) pids: u64,
+    /// What is kept from pods.
+    pub(in crate::agent) kept: Reservations,
+    /// What tells this machine from others.
+    pub(in crate::agent) identity: node::Identity,
+    /// What the operator says of it.
+    pub(in crate::agent) settings: Settings,
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+impl NodeFacts {
+    /// What the machine has.
+    pub(in crate::agent) fn capacity(&self) -> Capacity {
+        let huge = self.hugepages.iter().map(|(_, bytes)| *bytes);
+        Capacity {
+            cpu_milli: signed(self.cpu_milli),
+            memory_bytes: signed(self.memory_bytes),
+            hugepages_bytes: signed(huge.fold(0, u64::saturating_add)),
+            storage_bytes: signed(self.storage_bytes),
+            pids: signed(self.pids),
+        }
+    }
+
+    /// The same as the Node object says it.
+    pub(in crate::agent) fn resources(&self) -> node::Resources {
+        let pages = self.hugepages.iter();
+        node::Resources {
+            capacity: self.capacity(),
+            hugepages: pages
+                .map(|(size, bytes)| (signed(*size), signed(*bytes)))
+                .collect(),
+            kept: self.kept,
+            swap_bytes: signed(self.swap_bytes),
+        }
+    }
+
+    /// What pods may ask for together.
+    pub(in crate::agent) fn allocatable(&self) -> Allocatable {
+        node_resources::allocatable(self.capacity(), self.kept)
+    }
+}
+
+/// Reads the machine's facts. Missing ones are zero or empty.
+///
+/// - Errors: more is kept from pods than there is.
+pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, String> {
+    let local = network::local(&cfg.node_name);
+    // Later rounds try again, and say why it is none.
+    let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
+        log::warn!("{e}");
+        given(cfg)
+    });
+    let mut facts = NodeFacts {
+        name: cfg.node_name.clone(),
+        host_ips,
+        memory_bytes: machine::memory_bytes(),
+        cpu_milli: machine::cpus().saturating_mul(1000),
+        storage_bytes: machine::storage_bytes(&cfg.dirs.root),
+        hugepages: machine::hugepages(),
+        swap_bytes: machine::swap_bytes(),
+        pids: machine::max_pids(),
+        kept: Reservations::default(),
+        identity: machine::identity(),
+        settings: Settings::default(),
+    };
+    facts.kept = reservations(&cfg.reserved, facts.capacity());
+    facts.settings = settings(cfg, &facts);
+    node_resources::check(facts.capacity(), facts.kept)?;
+    Ok(facts)
+}
+
+/// Addresses asked for that cannot be checked: what pods are told, for want of better.
+fn given(cfg: &Config) -> Vec<IpAddr> {
+    let given = cfg.node_ips.iter().copied();
+    given.filter(|ip| !ip.is_unspecified()).collect()
+}
+
+/// What the operator says of the node.
+pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
+    Settings {
+        name: cfg.node_name.clone(),
+        node_ips: cfg.node_ips.clone(),
+        labels: cfg.node.labels.clone(),
+        taints: cfg.node.taints.clone(),
+        provider_id: cfg.node.provider_id.clone(),
+        external_cloud: cfg.node.external_cloud,
+        controller_attach_detach: cfg.node.controller_attach_detach,
+        max_images: cfg.node.max_images,
+        max_pods: max_pods(cfg, facts),
+        local_storage: cfg.reserved.local_storage,
+        // An apiserver that is told a port where nobody listens would call it in vain.
+        port: cfg.server.listen.map(|listen| listen.port()),
+        declared_features: cfg
+            .server
+            .listen
+            .map(|_| WEB_SOCKETS.into())
+            .into_iter()
+            .collect(),
+        kubelet_version: KUBELET_VERSION.into(),
+    }
+}
+
+/// `systemReserved`, `kubeReserved` and the hard eviction thresholds, as amounts.
+fn reservations(reserved: &Reserved, capacity: Capacity) -> Reservations {
+    let sum = |name: &str, amount: fn(&Quantity) -> i64| {
+        [&reserved.system, &reserved.kube]
+            .into_iter()
+            .filter_map(|map| map.get(name))
+            .fold(0_i64, |sum, quantity| sum.saturating_add(amount(quantity)))
+    };
+    let threshold = |signal: &str, has: i64| match reserved.eviction_hard.get(signal) {
+        Some(Threshold::Amount(quantity)) => quantity.value(),
+        Some(Threshold::Permille(permille)) => {
+            i64::try_from(i128::from(has) * i128::from(*permille) / 1000).unwrap_or(0)
+        }
+        None => 0,
+    };
+    Reservations {
+        cpu_milli: sum("cpu", Quantity::milli),
+        memory_bytes: sum("memory", Quantity::value),
+        storage_bytes: sum("ephemeral-storage", Quantity::value),
+        pids: sum("pid", Quantity::value),
+        eviction_memory_bytes: threshold("memory.available", capacity.memory_bytes),
+        eviction_storage_bytes: threshold("nodefs.available", capacity.storage_bytes),
+    }
+}
+
+/// Most pods that run here.
+pub(in crate::agent) fn max_pods(cfg: &Config, node: &NodeFacts) -> i64 {
+    let most = i64::from(cfg.max_pods);
+    match i64::from(cfg.pods_per_core) {
+        0 => most,
+        per_core => most.min(per_core.saturating_mul(node.capacity().cpu_milli / 1000)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_from_pods() {
+        // NODE-10 CG-12
+        let quantity = |text: &str| Quantity::parse(text).expect(text);
+        let reserved = Reserved {
+            system: [("cpu", "100m"), ("memory", "16Mi"), ("pid", "100")]
+                .map(|(name, text)| (name.to_owned(), quantity(text)))
+                .into(),
+            kube: [("memory", "8Mi"), ("ephemeral-storage", "1Gi")]
+                .map(|(name, text)| (name.to_owned(), quantity(text)))
+                .into(),
+            eviction_hard: [
+                (
+                    "memory.available".to_owned(),
+                    Threshold::Amount(quantity("100Mi")),
+                ),
+                ("nodefs.available".to_owned(), Threshold::Permille(100)),
+            ]
+            .into(),
+            local_storage: true,
+        };
+        let capacity = Capacity {
+            memory_bytes: 512 << 20,
+            storage_bytes: 10 << 30,
+            ..Capacity::default()
+        };
+        let want = Reservations {
+            cpu_milli: 100,
+            memory_bytes: 24 << 20,
+            storage_bytes: 1 << 30,
+            pids: 100,
+            eviction_memory_bytes: 100 << 20,
+            eviction_storage_bytes: 1 << 30,
+        };
+        assert_eq!(reservations(&reserved, capacity), want);
+        assert_eq!(
+            reservations(&Reserved::default(), capacity),
+            Reservations::default()
+        );
+    }
+
+    #[test]
+    fn the_version_is_one_of_kubernetes() {
+        // NODE-12: vMAJOR.MINOR.PATCH, then build metadata of semantic versioning.
+        let version = KUBELET_VERSION.strip_prefix('v').expect("v");
+        let (core, build) = version.split_once('+').expect("build");
+        assert_eq!(
+            core.split('.').filter(|n| n.parse::<u32>().is_ok()).count(),
+            3
+        );
+        assert!(build.split('.').all(|part| {
+            !part.is_empty() && part.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-')
+        }));
+    }
+}
