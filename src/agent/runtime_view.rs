@@ -181,9 +181,12 @@ impl RuntimeView {
     }
 }
 
+/// One of the runtime's conditions.
+type Pick = fn(&RuntimeStatus) -> &Condition;
+
 /// Tells the log which conditions differ from those before.
 fn tell_change(before: Option<&RuntimeStatus>, status: &RuntimeStatus) {
-    let pick: [(&str, fn(&RuntimeStatus) -> &Condition); 2] = [
+    let pick: [(&str, Pick); 2] = [
         ("runtime", |s| &s.runtime_ready),
         ("network", |s| &s.network_ready),
     ];
