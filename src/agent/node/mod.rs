@@ -1,7 +1,7 @@
 //! The machine as a node: facts read at start, and the Node object: one, whether it is registered or only shown by
 //! `get node`. What it says is decided in [`crate::logic::node`].
 //!
-//! - [`facts`]: what is read once. [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses.
+//! - [`mod@facts`]: what is read once. [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses.
 //! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an object.
 
 pub(super) mod facts;

@@ -20,6 +20,8 @@ const ROOT_ENTRIES: [&str; 6] = [
     "boot.json",
     "pod-cidrs",
 ];
+/// Images, and who may use them.
+const IMAGE_ENTRIES: [&str; 2] = ["images", "image_manager"];
 /// Name of the lock of a directory.
 const LOCK: &str = "picolet.lock";
 
@@ -42,7 +44,8 @@ pub(super) fn remove_run(run: &Path) -> Result<(), String> {
 /// Names of what is the agent's own in the root directory.
 fn entries(images: bool) -> impl Iterator<Item = &'static str> {
     let own = ROOT_ENTRIES.iter().copied();
-    own.chain(images.then_some("images"))
+    let of_images = IMAGE_ENTRIES.into_iter().filter(move |_| images);
+    own.chain(of_images)
 }
 
 /// What is there of that, with how many entries each directory has.
