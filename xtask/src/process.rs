@@ -1,7 +1,9 @@
 //! Programs that tasks call, and processes they look for.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -57,7 +59,20 @@ pub(crate) fn show(command: &Command) -> String {
 
 /// `cargo` of the toolchain that built this task.
 pub(crate) fn cargo() -> Command {
-    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    cargo_at(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// `cargo` at that place, as a shell would call it. What the cargo that started this task tells of it must not get there: to
+/// ring's build script that is a change, and everything above ring would be built again.
+pub(crate) fn cargo_at(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in env::vars_os() {
+        let told = name.to_string_lossy();
+        if told.starts_with("CARGO_PKG_") || told.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Where program `name` is: `PATH`, then the places that a user's `PATH` leaves out.

@@ -15,7 +15,7 @@ use std::{
 use super::Board;
 use crate::{
     Failure, install,
-    process::{cargo, find, output, run},
+    process::{cargo, cargo_at, find, output, run},
 };
 
 /// Version of zig, by its name in the Python package index.
@@ -123,7 +123,7 @@ impl Toolchain {
         let mut command = match self {
             Self::Plain => cargo(),
             Self::FromSources { cargo, rustc, .. } => {
-                let mut command = Command::new(cargo);
+                let mut command = cargo_at(cargo);
                 command
                     .args(std.words())
                     .env("RUSTC", rustc)
