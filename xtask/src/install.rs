@@ -148,16 +148,11 @@ pub(crate) const PIP: [Need; 1] = [Need {
 }];
 
 /// A virtual machine with an installed Debian.
-pub(crate) const VM: [Need; 3] = [
+pub(crate) const VM: [Need; 2] = [
     Need {
         package: "mmdebstrap",
         purpose: "installs Debian into a directory",
         present: || find("mmdebstrap").is_some(),
-    },
-    Need {
-        package: "qemu-system-x86",
-        purpose: "runs the machine",
-        present: || find("qemu-system-x86_64").is_some(),
     },
     Need {
         package: "e2fsprogs",
@@ -165,6 +160,20 @@ pub(crate) const VM: [Need; 3] = [
         present: || find("mke2fs").is_some(),
     },
 ];
+
+/// What runs it.
+pub(crate) const QEMU: [Need; 1] = [Need {
+    package: "qemu-system-x86",
+    purpose: "runs the machine",
+    present: || find("qemu-system-x86_64").is_some(),
+}];
+
+/// The same without help of the processor.
+pub(crate) const UML: [Need; 1] = [Need {
+    package: "user-mode-linux",
+    purpose: "is the machine",
+    present: || find("linux.uml").is_some() && Path::new("/usr/lib/uml/modules").exists(),
+}];
 
 /// Makes every need of `groups` present as far as that is possible, and returns what is still missing as "package (purpose)".
 pub(crate) fn ensure(groups: &[&[Need]]) -> Result<Vec<String>, Failure> {

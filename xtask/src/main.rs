@@ -25,7 +25,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   demo     Show the pod host on this machine, step by step, each checked (root); `--cluster`: a node of a cluster, whose
            control plane are the real programs if they are on PATH, else the test API server; `--program FILE` shows that file
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
-           `--vm`: with what `vm` shows even where that has to be emulated
+           `--long`: with all that takes long
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
   reach    Name what the program as it ships cannot reach: rules that only their own tests call
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
@@ -34,9 +34,11 @@ Tasks of picolet. Usage: cargo xtask TASK
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
-  dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist
+  dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist;
+           `--start`: and have qemu start each
   emulate  Run the unit tests as built for the boards named, by qemu
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
+           [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file
 ";
 
 /// What a task could not do; printed once, at the end.
@@ -71,7 +73,7 @@ fn main() -> ExitCode {
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
         "dist" => dist::run(&env::args().skip(2).collect::<Vec<_>>()),
         "emulate" => dist::emulator::run(&env::args().skip(2).collect::<Vec<_>>()),
-        "vm" => vm::run(env::args().nth(2).as_deref()),
+        "vm" => vm::run(&env::args().skip(2).collect::<Vec<_>>()),
         "" | "help" | "-h" | "--help" => {
             print!("{HELP}");
             Ok(())

@@ -39,12 +39,12 @@ const STEP_GRACE_S: u32 = 10;
 /// Names directories in which tests look for a kubectl.
 const KUBECTLS: &str = "K8S_BIN";
 
-/// `--vm`: the virtual machine also where it has to be emulated, which takes a quarter of an hour.
-const EMULATE: &str = "--vm";
+/// `--vm`: the virtual machine also where there is no KVM, by User Mode Linux.
+const MACHINE: &str = "--vm";
 
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    if let Some(odd) = words.iter().find(|word| *word != EMULATE) {
-        return Err(format!("unknown option {odd:?}; known: {EMULATE}").into());
+    if let Some(odd) = words.iter().find(|word| *word != MACHINE) {
+        return Err(format!("unknown option {odd:?}; known: {MACHINE}").into());
     }
     let mut skipped = Vec::new();
     for missing in install::ensure(&[&install::BUILD, &install::HOST, &install::TEST])? {
@@ -131,16 +131,17 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         skipped
             .push("kills of agent and shims (`cargo xtask chaos --quick`): they need root".into());
     }
-    let has_kvm = vm::accelerator() == "kvm";
-    if (has_kvm && is_root()) || !words.is_empty() {
+    let wanted = vm::is_quick() || !words.is_empty();
+    if wanted && is_root() && vm::is_possible() {
         let mut command = cargo();
         command.args(["xtask", "vm"]);
         step("machine", &mut command, &mut skipped);
     } else {
-        skipped.push(format!(
-            "the virtual machine (cgroup v2, systemd, AppArmor, power cut): it needs root, and KVM to be quick; \
-             run `cargo xtask test {EMULATE}` or `cargo xtask vm`"
-        ));
+        skipped.push(
+            "the virtual machine (cgroup v2, systemd, AppArmor, power cut): it needs root and x86-64; \
+             run `cargo xtask test --vm` or `cargo xtask vm`"
+                .into(),
+        );
     }
     // Another seed than the tests' own short run.
     step(

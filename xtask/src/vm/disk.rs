@@ -7,9 +7,10 @@ use std::{
     process::Command,
 };
 
+use super::{machine::Backend, uml};
 use crate::{
     Failure, image,
-    install::static_busybox,
+    install::{persist, static_busybox},
     process::{find, output, run},
     stage::IMAGE,
 };
@@ -17,7 +18,7 @@ use crate::{
 /// Debian's release.
 const SUITE: &str = "bookworm";
 /// What a board's installation has, plus what picolet needs. AppArmor brings the profiles that Debian loads at boot.
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 10] = [
     "apparmor",
     "busybox-static",
     "containernetworking-plugins",
@@ -25,11 +26,12 @@ const PACKAGES: [&str; 11] = [
     "iproute2",
     "iptables",
     "kmod",
-    "linux-image-cloud-amd64",
     "runc",
     "systemd-sysv",
     "udev",
 ];
+/// The kernel of a machine in qemu.
+const KERNEL: &str = "linux-image-cloud-amd64";
 /// Size of the root file system; the file has holes.
 const ROOT_SIZE: &str = "2G";
 /// Size of the disk with what is to be tested.
@@ -59,19 +61,39 @@ WantedBy=multi-user.target
 
 /// An installed machine that has never been started.
 pub(super) struct Base {
+    pub(super) backend: Backend,
     root: PathBuf,
     pub(super) kernel: PathBuf,
+    /// Only for qemu.
     pub(super) initrd: PathBuf,
 }
 
-/// The base image, made anew if its recipe has changed.
-pub(super) fn base(dir: &Path) -> Result<Base, Failure> {
-    let base = Base {
-        root: dir.join("base.ext4"),
-        kernel: dir.join("vmlinuz"),
-        initrd: dir.join("initrd.img"),
+/// The base image in `dir`, made anew if its recipe has changed.
+pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
+    let root = dir.join("base.ext4");
+    let base = match backend {
+        Backend::Qemu => Base {
+            backend,
+            root,
+            kernel: dir.join("vmlinuz"),
+            initrd: dir.join("initrd.img"),
+        },
+        Backend::Uml => Base {
+            backend,
+            root,
+            kernel: uml::kernel().ok_or("User Mode Linux is not installed")?,
+            initrd: PathBuf::new(),
+        },
     };
-    let recipe = format!("{SUITE}\n{PACKAGES:?}\n{ROOT_SIZE}\n{UNIT}\n{HOSTNAME}\n");
+    let (packages, payload) = match backend {
+        Backend::Qemu => ([&PACKAGES[..], &[KERNEL]].concat(), "/dev/vdb"),
+        Backend::Uml => (PACKAGES.to_vec(), "/dev/ubdb"),
+    };
+    let mut recipe = format!("{SUITE}\n{packages:?}\n{ROOT_SIZE}\n{UNIT}\n{HOSTNAME}\n{payload}\n");
+    if backend == Backend::Uml {
+        // Its modules are in the image.
+        recipe.push_str(&uml::recipe(&base.kernel)?);
+    }
     let stamp = dir.join("base.recipe");
     if fs::read_to_string(&stamp).is_ok_and(|old| old == recipe) {
         return Ok(base);
@@ -79,22 +101,15 @@ pub(super) fn base(dir: &Path) -> Result<Base, Failure> {
     println!("Making the machine's image from Debian packages (once)");
     fs::create_dir_all(dir)?;
     let tree = dir.join("tree");
-    remove(&tree)?;
-    let mut command = Command::new(find("mmdebstrap").ok_or("mmdebstrap is not installed")?);
-    command
-        .args(["--quiet", "--mode=root", "--format=directory"])
-        .args(["--variant=minbase", "--include", &PACKAGES.join(",")])
-        .arg("--aptopt=APT::Install-Recommends \"false\"")
-        .arg(SUITE)
-        .arg(&tree);
-    // The packages come from where this machine's own come from; without such a file from mmdebstrap's default.
-    command.args(sources()?);
-    run(&mut command)?;
+    persist(|| {
+        remove(&tree)?;
+        debian(&tree, &packages)
+    })?;
 
     fs::write(tree.join("etc/hostname"), format!("{HOSTNAME}\n"))?;
     fs::write(
         tree.join("etc/fstab"),
-        format!("/dev/vdb {PAYLOAD} ext4 ro 0 0\n"),
+        format!("{payload} {PAYLOAD} ext4 ro 0 0\n"),
     )?;
     fs::create_dir_all(tree.join(PAYLOAD.trim_start_matches('/')))?;
     // Without an identity the first boot would count as an installation and enable whatever there is.
@@ -109,12 +124,31 @@ pub(super) fn base(dir: &Path) -> Result<Base, Failure> {
         "../picolet-vm.service",
         units.join("multi-user.target.wants/picolet-vm.service"),
     )?;
-    fs::copy(tree.join("vmlinuz"), &base.kernel)?;
-    fs::copy(tree.join("initrd.img"), &base.initrd)?;
+    match backend {
+        Backend::Qemu => {
+            fs::copy(tree.join("vmlinuz"), &base.kernel)?;
+            fs::copy(tree.join("initrd.img"), &base.initrd)?;
+        }
+        Backend::Uml => uml::furnish(&tree)?,
+    }
     make(&tree, &base.root, ROOT_SIZE)?;
     remove(&tree)?;
     fs::write(stamp, recipe)?;
     Ok(base)
+}
+
+/// Installs Debian into `tree`.
+fn debian(tree: &Path, packages: &[&str]) -> Result<(), Failure> {
+    let mut command = Command::new(find("mmdebstrap").ok_or("mmdebstrap is not installed")?);
+    command
+        .args(["--quiet", "--mode=root", "--format=directory"])
+        .args(["--variant=minbase", "--include", &packages.join(",")])
+        .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .arg(SUITE)
+        .arg(tree);
+    // The packages come from where this machine's own come from; without such a file from mmdebstrap's default.
+    command.args(sources()?);
+    run(&mut command)
 }
 
 /// Files with apt's sources that offer this release's packages.
@@ -191,7 +225,7 @@ fn make(tree: &Path, disk: &Path, size: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn remove(tree: &Path) -> Result<(), Failure> {
+pub(super) fn remove(tree: &Path) -> Result<(), Failure> {
     match fs::remove_dir_all(tree) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("{}: {e}", tree.display()).into())

@@ -1,4 +1,4 @@
-//! qemu: a machine with two disks, two serial ports and nothing else.
+//! A machine with two disks, two serial ports and nothing else: by qemu, or by a kernel that is a program of this one.
 
 use std::{
     fs,
@@ -10,72 +10,88 @@ use std::{
     time::Duration,
 };
 
-use super::{disk::Base, report::Boot};
+use super::{disk::Base, report::Boot, uml};
 use crate::{Failure, process::find};
 
-/// The kernel's command line, but for the word of the boot.
+/// What both kernels are told: the journal has to be read from outside when a check does not hold.
+pub(super) const WORDS: &str =
+    "quiet systemd.show_status=false systemd.journald.forward_to_console=1";
+/// The rest for the one in qemu.
 ///
 /// - `no_timer_check`: on a busy machine the emulated timer may come too late for the kernel, which then gives up.
 /// - `mitigations=off`: what they cost is many times as much when it is emulated, and nothing hostile runs here.
-const KERNEL_WORDS: &str = "root=/dev/vda rw console=ttyS0 panic=-1 quiet no_timer_check mitigations=off \
-    systemd.show_status=false systemd.journald.forward_to_console=1";
+const QEMU_WORDS: &str = "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check mitigations=off";
 /// Longest line that is taken from the guest, bytes.
 const LINE_LIMIT: u64 = 64 << 10;
 /// Switching off, with every pod ended first, on an emulated processor that has other things to do.
 pub(super) const OFF_LIMIT: Duration = Duration::from_secs(300);
 
+/// What the machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// Debian's kernel for machines of its kind, by qemu; takes ten times as long where the processor does not help.
+    Qemu,
+    /// User Mode Linux: Debian's kernel as a program of this machine's kernel. As quick everywhere, with one processor.
+    Uml,
+}
+
+impl Backend {
+    /// The one that is quick here.
+    pub(crate) fn quick() -> Self {
+        match accelerator() {
+            "kvm" => Self::Qemu,
+            _ => Self::Uml,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu",
+            Self::Uml => "uml",
+        }
+    }
+
+    /// What it is, for who reads along.
+    pub(super) fn title(self) -> String {
+        match self {
+            Self::Qemu => format!("qemu, {}", accelerator()),
+            Self::Uml => "User Mode Linux".into(),
+        }
+    }
+}
+
+/// What a machine is started from.
+pub(super) struct Plan<'a> {
+    /// Logs, and what a backend keeps.
+    pub(super) dir: &'a Path,
+    pub(super) base: &'a Base,
+    pub(super) root: &'a Path,
+    pub(super) payload: &'a Path,
+    pub(super) boot: Boot,
+}
+
 /// A running machine. Dropping it cuts the power.
 pub(super) struct Machine {
-    qemu: Child,
+    backend: Backend,
+    child: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Machine {
-    pub(super) fn start(
-        dir: &Path,
-        base: &Base,
-        root: &Path,
-        payload: &Path,
-        boot: Boot,
-    ) -> Result<Self, Failure> {
-        let program = find("qemu-system-x86_64").ok_or("qemu-system-x86_64 is not installed")?;
-        let mut command = Command::new(program);
-        command
-            .args(["-machine", "q35", "-accel", accelerator()])
-            .args(["-cpu", "max", "-smp", "2"])
-            .args(["-m", &boot.memory_mib().to_string()])
-            .args(["-nodefaults", "-no-user-config", "-display", "none"])
-            .args(["-nic", "none", "-no-reboot"])
-            .args(["-device", "virtio-rng-pci"])
-            .arg("-kernel")
-            .arg(&base.kernel)
-            .arg("-initrd")
-            .arg(&base.initrd)
-            .arg("-append")
-            .arg(format!("{KERNEL_WORDS} {}", boot.word()))
-            .arg("-drive")
-            // What the guest has written is in the file when qemu is killed, whether the file is on a disk or not: there
-            // is no reason to wait for one.
-            .arg(format!(
-                "file={},format=raw,if=virtio,cache=unsafe",
-                root.display()
-            ))
-            .arg("-drive")
-            .arg(format!(
-                "file={},format=raw,if=virtio,readonly=on",
-                payload.display()
-            ))
-            .arg("-serial")
-            .arg(format!("file:{}", console(dir, boot).display()))
-            .args(["-serial", "stdio"]);
-        let mut qemu = command
+    pub(super) fn start(plan: &Plan<'_>) -> Result<Self, Failure> {
+        let backend = plan.base.backend;
+        let mut command = match backend {
+            Backend::Qemu => qemu(plan)?,
+            Backend::Uml => uml::command(plan)?,
+        };
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| format!("qemu: {e}"))?;
-        let output = qemu.stdout.take().ok_or("qemu has no output")?;
+            .map_err(|e| format!("{}: {e}", backend.name()))?;
+        let output = child.stdout.take().ok_or("the machine has no output")?;
         let (sender, lines) = mpsc::channel();
-        // Ends with qemu, which is killed when the machine is dropped.
+        // Ends with the machine, which is killed when it is dropped.
         thread::spawn(move || {
             let mut output = BufReader::new(output);
             let mut line = Vec::new();
@@ -91,7 +107,11 @@ impl Machine {
                 line.clear();
             }
         });
-        Ok(Self { qemu, lines })
+        Ok(Self {
+            backend,
+            child,
+            lines,
+        })
     }
 
     /// What the guest writes to its second serial port.
@@ -100,9 +120,9 @@ impl Machine {
     }
 
     pub(super) fn has_ended(&mut self) -> Result<(), Failure> {
-        match self.qemu.try_wait()? {
+        match self.child.try_wait()? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(format!("qemu: {status}").into()),
+            Some(status) => Err(format!("{}: {status}", self.backend.name()).into()),
             None => Err("the machine does not switch itself off".into()),
         }
     }
@@ -110,17 +130,54 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        if self.backend == Backend::Uml {
+            uml::cut(self.child.id());
+        }
         // SIGKILL: the guest's memory is gone as in a power cut; what it had flushed is in the file.
-        let _ = self.qemu.kill();
-        let _ = self.qemu.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
-/// What runs the guest's instructions: the processor, or qemu itself, which takes some ten times as long.
+fn qemu(plan: &Plan<'_>) -> Result<Command, Failure> {
+    let program = find("qemu-system-x86_64").ok_or("qemu-system-x86_64 is not installed")?;
+    let mut command = Command::new(program);
+    command
+        .args(["-machine", "q35", "-accel", accelerator()])
+        .args(["-cpu", "max", "-smp", "2"])
+        .args(["-m", &plan.boot.memory_mib().to_string()])
+        .args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .args(["-nic", "none", "-no-reboot"])
+        .args(["-device", "virtio-rng-pci"])
+        .arg("-kernel")
+        .arg(&plan.base.kernel)
+        .arg("-initrd")
+        .arg(&plan.base.initrd)
+        .arg("-append")
+        .arg(format!("{QEMU_WORDS} {WORDS} {}", plan.boot.word()))
+        .arg("-drive")
+        // What the guest has written is in the file when qemu is killed, whether the file is on a disk or not: there
+        // is no reason to wait for one.
+        .arg(format!(
+            "file={},format=raw,if=virtio,cache=unsafe",
+            plan.root.display()
+        ))
+        .arg("-drive")
+        .arg(format!(
+            "file={},format=raw,if=virtio,readonly=on",
+            plan.payload.display()
+        ))
+        .arg("-serial")
+        .arg(format!("file:{}", console(plan.dir, plan.boot).display()))
+        .args(["-serial", "stdio"]);
+    Ok(command)
+}
+
+/// What runs the guest's instructions in qemu: the processor, or qemu itself, which takes some ten times as long.
 ///
 /// A device of that name alone is not enough: there are kernels whose KVM only takes guests made for it, on processors
 /// that cannot virtualize. Debian's kernel does not start there.
-pub(crate) fn accelerator() -> &'static str {
+pub(super) fn accelerator() -> &'static str {
     let can = fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
         text.split_whitespace()
             .any(|flag| flag == "vmx" || flag == "svm")

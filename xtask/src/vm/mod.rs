@@ -1,7 +1,7 @@
 //! `cargo xtask vm`: the pod host as the boards run it, on control groups version 2 and under systemd, in a virtual machine of
-//! 512 MiB made of Debian packages.
+//! 512 MiB made of Debian packages. The machine is User Mode Linux, or qemu where the processor helps it.
 //!
-//! The task is on both sides. Outside it makes the disks, starts qemu and reads verdicts from the second serial port; inside
+//! The task is on both sides. Outside it makes the disks, starts the machine and reads verdicts from the second serial port; inside
 //! the same program ([`guest`]) does what is to be checked and reports. The machine has no network. It is started twice: the
 //! first time its power is cut in the middle of churn, the second time it has to come up by itself. A second machine has
 //! 256 MiB and shows how many pods that is enough for.
@@ -11,8 +11,11 @@ mod guest;
 mod machine;
 mod manifests;
 mod report;
+mod uml;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use machine::{Backend, Machine, Plan};
 
 use crate::{
     Failure, install,
@@ -22,7 +25,6 @@ use crate::{
 };
 
 pub(crate) use guest::run as run_guest;
-pub(crate) use machine::accelerator;
 
 /// Disks and logs; the base image stays for the next run.
 const DIR: &str = "target/vm";
@@ -48,26 +50,61 @@ fn all_ended(console: &Path) -> Result<(), Failure> {
     }
 }
 
-/// `profile`: how the program is built; the release one unless something is being tried.
-pub(crate) fn run(profile: Option<&str>) -> Result<(), Failure> {
-    if std::env::consts::ARCH != "x86_64" {
+/// Whether there is a machine of this machine's kind.
+pub(crate) fn is_possible() -> bool {
+    std::env::consts::ARCH == "x86_64"
+}
+
+/// Whether the processor runs it, so that it is quick.
+pub(crate) fn is_quick() -> bool {
+    machine::accelerator() == "kvm"
+}
+
+/// `--qemu` or `--uml`: what the machine is, else what is quick here. `--program FILE`: what is shown, else the release
+/// program.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    const KNOWN: &str = "known: --qemu, --uml, --program FILE";
+    let mut backend = Backend::quick();
+    let mut program = None;
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--qemu" => backend = Backend::Qemu,
+            "--uml" => backend = Backend::Uml,
+            "--program" => {
+                let file = words.next().ok_or_else(|| format!("which? {KNOWN}"))?;
+                program = Some(PathBuf::from(file));
+            }
+            odd => return Err(format!("unknown option {odd:?}; {KNOWN}").into()),
+        }
+    }
+    if !is_possible() {
         eprintln!("SKIPPED vm: its image is for x86-64");
         return Ok(());
     }
     if !is_root() {
         return Err("the machine's image holds files of root: run this as root".into());
     }
-    let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::VM])?;
+    let its_own: &[install::Need] = match backend {
+        Backend::Qemu => &install::QEMU,
+        Backend::Uml => &install::UML,
+    };
+    let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::VM, its_own])?;
     if !missing.is_empty() {
         eprintln!("SKIPPED vm: not installed: {}", missing.join(", "));
         return Ok(());
     }
-    println!("Building the program");
-    let program = stage::build(profile.unwrap_or("release"))?;
-    let dir = Path::new(DIR);
-    let base = disk::base(dir)?;
+    let program = match program {
+        Some(file) => file,
+        None => {
+            println!("Building the program");
+            stage::build("release")?
+        }
+    };
+    let dir = &Path::new(DIR).join(backend.name());
+    let base = disk::base(dir, backend)?;
     let payload = disk::payload(dir, &program)?;
-    println!("Starting the machine ({})", accelerator());
+    println!("Starting the machine ({})", backend.title());
     let watch = Watch::start();
     let root = dir.join("root.ext4");
     let mut steps = 0;
@@ -76,7 +113,13 @@ pub(crate) fn run(profile: Option<&str>) -> Result<(), Failure> {
         if boot.is_new() {
             disk::copy(&base, &root)?;
         }
-        let mut machine = machine::Machine::start(dir, &base, &root, &payload, boot)?;
+        let mut machine = Machine::start(&Plan {
+            dir,
+            base: &base,
+            root: &root,
+            payload: &payload,
+            boot,
+        })?;
         let verdict = report::read(machine.lines(), boot);
         // Else dropping it is the power cut.
         if verdict.is_ok() && boot.ends_in_order() {

@@ -7,7 +7,7 @@ use super::{
     facts::{TREE, control_groups, http, inits, mounts, shims, text, unit, veths},
     figures, groups,
     node::{self, STATE, drop_manifest, hidden, init, manifest, no_restarts},
-    pod, pods, wait_running,
+    pod, pods, until, wait_running,
 };
 use crate::{
     Failure,
@@ -16,7 +16,6 @@ use crate::{
         manifests::{self, CROWD, DEFAULT_PROFILE, HOST_PORT},
         report::Line,
     },
-    wait::until,
 };
 
 /// Pods that come and go until the power is cut.

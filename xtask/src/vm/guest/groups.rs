@@ -11,9 +11,9 @@ use super::{
     LIMIT, container_id, expect,
     facts::{TREE, inits, members, shims, text, unit},
     node::{MIB, PIDS, RESERVED_MIB, RESERVED_PIDS},
-    pod,
+    pod, until,
 };
-use crate::{Failure, wait::until};
+use crate::Failure;
 
 // CG-02 CG-03 CG-07 CG-08 CG-10 CG-14
 pub(super) fn guaranteed() -> Result<String, Failure> {
@@ -87,8 +87,13 @@ pub(super) fn tiers() -> Result<String, Failure> {
         .parse()?;
     let number = |path: &str| -> Result<u64, Failure> { Ok(text(path)?.parse()?) };
     let pids = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
-    // 1900 thousandths are 1945 shares, which are weight 75 of 10000.
-    expect("processors", &thread::available_parallelism()?.get(), &2)?;
+    let all = match thread::available_parallelism()?.get() {
+        // 900 thousandths are 921 shares, which are weight 36 of 10000.
+        1 => "36",
+        // 1900 thousandths are 1945 shares.
+        2 => "75",
+        n => return Err(format!("{n} processors, for which no weight is known").into()),
+    };
     check_files(
         &kubepods,
         &[
@@ -97,7 +102,7 @@ pub(super) fn tiers() -> Result<String, Failure> {
                 &(total * 1024 - RESERVED_MIB * MIB).to_string(),
             ),
             ("pids.max", &(pids - RESERVED_PIDS).to_string()),
-            ("cpu.weight", "75"),
+            ("cpu.weight", all),
         ],
     )?;
     // web's 100 thousandths are 102 shares; the other two pods of the tier ask for nothing.

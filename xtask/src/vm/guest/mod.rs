@@ -24,13 +24,16 @@ use super::{
 use crate::{
     Failure,
     process::output,
-    wait::{Watch, until},
+    wait::{Watch, until_each},
 };
 
 /// Where the verdicts go.
 const PORT: &str = "/dev/ttyS1";
 /// A pod's start, and everything else that takes its time on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(400);
+
+/// Between two looks at a condition: each calls a program, and the only processor has pods to start.
+const POLL: Duration = Duration::from_millis(250);
 
 /// Runs the checks of this boot; `xtask vm-guest`.
 pub(crate) fn run() -> ExitCode {
@@ -90,6 +93,11 @@ impl Guest {
 /// Calls a program of the machine and returns what it prints.
 fn call(words: &[&str]) -> Result<String, Failure> {
     output(Command::new(words[0]).args(&words[1..])).map(|text| text.trim().to_owned())
+}
+
+/// Looks until `look` answers, at most for `limit`.
+fn until<T>(limit: Duration, look: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    until_each(POLL, limit, look)
 }
 
 /// Every pod as `get pods -o json` shows it.

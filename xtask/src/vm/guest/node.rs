@@ -8,7 +8,7 @@ use std::{
 use super::{
     Guest, LIMIT, call, container_id, expect,
     facts::{TREE, inits, text, unit},
-    pod, pods,
+    pod, pods, until,
 };
 use crate::{
     Failure,
@@ -17,7 +17,6 @@ use crate::{
         disk::{PAYLOAD, UNITS},
         manifests,
     },
-    wait::until,
 };
 
 const MANIFESTS: &str = "/etc/picolet/manifests";
