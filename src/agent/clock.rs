@@ -48,3 +48,22 @@ impl Clock for SystemClock {
         })
     }
 }
+
+/// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
+/// second and not once for each.
+pub(super) fn in_step(due: Mono) -> Mono {
+    const STEP_MS: u64 = 1000;
+    Mono(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_fall_together() {
+        for (due, want) in [(0, 0), (1499, 1000), (1500, 2000), (61_001, 61_000)] {
+            assert_eq!(in_step(Mono(due)), Mono(want), "{due}");
+        }
+    }
+}

@@ -4,6 +4,7 @@
 use alloc::collections::VecDeque;
 
 use super::{
+    cluster::News,
     ctx::{Ctx, Shared},
     housekeeping, outcome,
     pods::ConfigPod,
@@ -419,9 +420,7 @@ impl Core {
 
     /// Mirrors follow static pods and their ends.
     fn tell_static_pods(&self) {
-        if let Some(cluster) = &self.ctx.cluster {
-            cluster.on_static_pods();
-        }
+        self.ctx.tell_api(News::StaticPods);
     }
 
     fn remove(&self, source: Source, uid: &PodUid, now: Mono) {

@@ -5,7 +5,7 @@ use core::cell::{Cell, RefCell};
 
 use super::{
     clock::Clock,
-    cluster::Cluster,
+    cluster::{self, Cluster, Joined, News},
     complaints::Complaints,
     images::{self, Images},
     metered::Metered,
@@ -42,7 +42,7 @@ pub(super) struct Parts {
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
     pub(super) relist: smol::channel::Sender<()>,
-    pub(super) cluster: Option<Cluster>,
+    pub(super) joined: Option<Joined>,
     pub(super) wire: Rc<dyn Wire>,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Ctx {
     /// The network, for probes and hooks.
     pub(super) wire: Rc<dyn Wire>,
     /// Kubernetes events.
-    pub(super) recorder: RefCell<Recorder>,
+    pub(super) recorder: Rc<Recorder>,
     /// What the loop lately heard and did.
     pub(super) ring: RefCell<Ring>,
     /// Pods of all sources.
@@ -106,7 +106,8 @@ impl Ctx {
     /// An agent that knows of no pod yet.
     pub(super) fn new(parts: Parts) -> Self {
         let cfg = parts.cfg;
-        let entries = pods::slots(&cfg).slots() * pods::BACKOFF_ENTRIES_PER_POD;
+        let slots = pods::slots(&cfg).slots();
+        let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(parts.clock);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
@@ -125,18 +126,28 @@ impl Ctx {
         // Delays need spreading, not secrecy.
         let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
         let file = cfg.dirs.manifests.is_some().then_some(Source::File);
-        let api = parts.cluster.is_some().then_some(Source::Api);
+        let api = parts.joined.is_some().then_some(Source::Api);
         let sources: Vec<Source> = file.into_iter().chain(api).collect();
+        let cluster = parts.joined.map(|joined| {
+            let labels = parts.node.with_admission(|node| node.labels.clone());
+            let tools = cluster::Tools {
+                clock: Rc::clone(&clock),
+                complaints: Rc::clone(&complaints),
+                disk: parts.disk.clone(),
+                volumes: parts.volumes.clone(),
+            };
+            Cluster::new(joined, &cfg, slots, labels, tools)
+        });
         Self {
             view: RuntimeView::new(parts.relist),
             store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
-            cluster: parts.cluster,
+            cluster,
             pods: Pods::new(&cfg, seed),
             images: Rc::new(images),
             objects: RefCell::new(Objects::default()),
             probes: Rc::new(Probes::new(clock.now(), clock.wall())),
             wire: parts.wire,
-            recorder: RefCell::new(Recorder::default()),
+            recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),
             ring: RefCell::new(Ring::default()),
             mux: RefCell::new(Mux::new(&sources)),
             burstable_milli: Cell::new(None),
@@ -165,7 +176,7 @@ impl Ctx {
 
     /// Records an event of a pod.
     pub(super) fn pod_event(&self, pod: &Pod, severity: Severity, reason: &str, message: &str) {
-        self.event(pod, "", severity, reason, message);
+        self.recorder.pod(pod, severity, reason, message);
     }
 
     /// Records an event of a container.
@@ -177,43 +188,13 @@ impl Ctx {
         reason: &str,
         message: &str,
     ) {
-        let kind = |list: &[crate::api::Container]| list.iter().any(|c| c.name == container);
-        let field = if kind(&pod.spec.init_containers) {
-            "initContainers"
-        } else if kind(&pod.spec.ephemeral_containers) {
-            "ephemeralContainers"
-        } else {
-            "containers"
-        };
-        self.event(
-            pod,
-            &format!("spec.{field}{{{container}}}"),
-            severity,
-            reason,
-            message,
-        );
+        self.recorder
+            .container(pod, container, severity, reason, message);
     }
 
     /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
     pub(super) fn node_event(&self, severity: Severity, reason: &str, message: &str) {
-        let about = About {
-            uid: &PodUid::new(self.node.name.clone()),
-            namespace: "",
-            name: &self.node.name,
-            field_path: "",
-        };
-        self.event_about(about, severity, reason, message);
-    }
-
-    fn event(&self, pod: &Pod, field_path: &str, severity: Severity, reason: &str, message: &str) {
-        let meta = &pod.metadata;
-        let about = About {
-            uid: &meta.uid,
-            namespace: &meta.namespace,
-            name: &meta.name,
-            field_path,
-        };
-        self.event_about(about, severity, reason, message);
+        self.recorder.node(severity, reason, message);
     }
 
     /// Records an event of something of which there may be no object at hand.
@@ -224,19 +205,12 @@ impl Ctx {
         reason: &str,
         message: &str,
     ) {
-        self.recorder
-            .borrow_mut()
-            .record(about, severity, reason, message, self.clock.wall());
-        if let Some(cluster) = &self.cluster {
-            cluster.on_event();
-        }
+        self.recorder.about(about, severity, reason, message);
     }
 
-    /// A stored status changed, or what may run of a pod, or how far its end is.
+    /// What may run of pods is another, or how far their ends are.
     pub(super) fn status_changed(&self) {
-        if let Some(cluster) = &self.cluster {
-            cluster.on_status();
-        }
+        self.tell_api(News::Pods);
     }
 
     /// The apiserver has the pod, and nobody could read it yet: what there is of it is not nobody's.

@@ -5,6 +5,7 @@ use alloc::rc::Rc;
 use smol::{LocalExecutor, channel::Receiver, future::FutureExt as _};
 
 use super::{
+    cluster::News,
     core::{Core, Effect, Event},
     ctx::Shared,
     gc, housekeeping, sync, terminate,
@@ -47,10 +48,8 @@ pub(super) async fn run(
             None if events.is_closed() => return,
             None => {}
         }
-        if core.ends_with_pods()
-            && let Some(cluster) = &ctx.cluster
-        {
-            cluster.on_end_of_all();
+        if core.ends_with_pods() {
+            ctx.tell_api(News::EndOfAll);
         }
         core.handle_timeout(now);
         while let Some(effect) = core.poll_effect(now) {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    cluster::{self, objects::Loaded},
+    cluster::Loaded,
     ctx::Ctx,
     node::NodeFacts,
     recorder::Severity,
@@ -134,7 +134,10 @@ pub(super) async fn container_config(
     } else {
         &runtime.ips
     };
-    let loaded = cluster::objects::for_environment(ctx, pod, container).await;
+    let loaded = match ctx.objects_of(pod) {
+        Some(objects) => Some(objects.for_environment(pod, container, ctx).await),
+        None => None,
+    };
     let objects = PodObjects {
         ctx,
         mounted,
@@ -199,7 +202,10 @@ pub(super) async fn container_config(
     let target = runtime
         .newest(&container.target_container_name)
         .map(|c| &c.id);
-    let volume_groups = cluster::volume_groups(ctx, pod).await;
+    let volume_groups = match ctx.objects_of(pod) {
+        Some(objects) => objects.volume_groups(pod, ctx).await,
+        None => Vec::new(),
+    };
     let mut config = generate::container_config(&ContainerInput {
         pod,
         container,

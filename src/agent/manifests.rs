@@ -8,8 +8,9 @@ use smol::{
 use super::{
     core::Event,
     ctx::{Ctx, Shared},
+    pod_store::RETRY,
     recorder::Severity,
-    records::{self, RETRY},
+    records,
 };
 use crate::{
     api::Mono,

@@ -14,6 +14,8 @@
 //! | `pods` | what is known of pods |
 //! | `ctx`, `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `records`, `ring` | what the loop and the calls share |
 //! | `cluster` | the apiserver |
+//! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
+//! | `chain`, `tasks`, `wake` | small tools |
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
@@ -29,8 +31,10 @@ mod admission;
 mod backend;
 mod backoff_store;
 mod cgroups;
+mod chain;
 mod clock;
 mod cluster;
+mod cluster_views;
 mod complaints;
 mod core;
 mod ctx;
@@ -68,11 +72,14 @@ mod start;
 mod status;
 mod streams;
 mod sync;
+mod tasks;
 mod terminate;
 #[cfg(test)]
 mod tests;
+mod views;
 mod vitals;
 mod volumes;
+mod wake;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz as fuzz_pod_record;

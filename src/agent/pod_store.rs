@@ -10,6 +10,7 @@
 //! moves there as soon as it can ([`PodStore::settle`]). What a record holds is never trusted to be whole: an unreadable one is
 //! an error of that pod alone.
 
+use core::time::Duration;
 use std::{
     fs,
     io::{self, Read as _, Write as _},
@@ -25,6 +26,9 @@ use crate::sys::crash;
 
 /// Version of the record's form.
 pub(super) const RECORD_VERSION: u32 = 1;
+/// A pod whose record could not be written is read again after this time, and records that wait are moved: the disk may have
+/// room by then.
+pub(super) const RETRY: Duration = Duration::from_secs(10);
 /// Bytes of a record: a manifest's limit and room for defaults.
 pub(super) const MAX_RECORD_BYTES: u64 = 12 << 20;
 /// Bytes of all records that wait in the run directory: it is memory.

@@ -5,20 +5,12 @@ use core::time::Duration;
 
 use smol::channel::Sender;
 
-use super::{core::Event, ctx::Shared};
-use crate::api::Mono;
+use super::{clock::in_step, core::Event, ctx::Shared};
 
 /// Time between passes of housekeeping (LOOP-01).
 pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 /// Time between passes of container garbage collection (GC-01).
 pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
-
-/// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
-/// second and not once for each.
-pub(super) fn in_step(due: Mono) -> Mono {
-    const STEP_MS: u64 = 1000;
-    Mono(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
-}
 
 /// Sends `event` at an interval, for work that happens on the loop.
 pub(super) async fn housekeeping(ctx: Shared, events: Sender<Event>) {
@@ -49,17 +41,5 @@ pub(super) async fn log_rotation(ctx: Shared) {
             .until(in_step(ctx.clock.now() + ctx.cfg.logs.monitor_interval))
             .await;
         super::log_rotation::pass(&ctx).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ticks_fall_together() {
-        for (due, want) in [(0, 0), (1499, 1000), (1500, 2000), (61_001, 61_000)] {
-            assert_eq!(in_step(Mono(due)), Mono(want), "{due}");
-        }
     }
 }

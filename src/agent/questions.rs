@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     backend::Questions,
-    cluster::{self, KnownVolume},
+    cluster::KnownVolume,
     ctx::Ctx,
     metrics::{Counted, Counts, Found},
     node::Standing,
@@ -36,7 +36,8 @@ impl Standing for Ctx {
     }
 
     fn apiserver(&self) -> Option<NodeCondition> {
-        cluster::condition(self)
+        let cluster = self.cluster.as_ref()?;
+        Some(cluster.condition(self.clock.wall()))
     }
 }
 
@@ -103,7 +104,12 @@ impl Counted for Ctx {
     }
 
     fn claims_of<'a>(&'a self, pod: &'a Pod) -> Found<'a, Vec<KnownVolume>> {
-        Box::pin(cluster::known_volumes(self, pod))
+        Box::pin(async move {
+            match self.objects_of(pod) {
+                Some(objects) => objects.known_volumes(pod).await,
+                None => Vec::new(),
+            }
+        })
     }
 }
 
@@ -152,8 +158,7 @@ impl Questions for Ctx {
     }
 
     fn events(&self) -> Vec<Value> {
-        let recorder = self.recorder.borrow();
-        let events = recorder.events();
+        let events = self.recorder.events();
         events.map(|event| event.object(&self.node.name)).collect()
     }
 

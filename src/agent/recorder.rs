@@ -1,16 +1,19 @@
-//! Kubernetes events: kept in a ring of fixed size and logged. Rows EVT-01, EVT-10 to EVT-35.
+//! Kubernetes events: kept in a ring of fixed size, logged, and handed to who sends them, if the node has an apiserver.
+//! Rows EVT-01, EVT-10 to EVT-35.
 
-use alloc::collections::VecDeque;
+use alloc::{collections::VecDeque, rc::Rc};
+use core::cell::RefCell;
 
 use serde_json::{Value, json};
 
-use crate::api::{PodUid, Wall};
+use super::{clock::Clock, wake::Wake};
+use crate::api::{Container, Pod, PodUid, Wall};
 use crate::logic::events::{Occurrence, Subject};
 
 /// Events kept; the oldest makes room.
-pub(super) const EVENTS_KEPT: usize = 256;
+const EVENTS_KEPT: usize = 256;
 /// Bytes of an event's message, as the API limits it.
-pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// `Normal` or `Warning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,21 +24,21 @@ pub(super) enum Severity {
     Warning,
 }
 
-/// One event, repeats folded into `count`. Its texts lie in the recorder, one behind the other.
+/// One event, repeats folded into `count`. Its texts lie in the ring, one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Event {
+struct Event {
     /// Lengths of the pod's UID, its `namespace/name`, the field path, reason and message.
     lengths: [u16; TEXTS],
     /// Severity.
-    pub(super) severity: Severity,
+    severity: Severity,
     /// How often it was seen in a row.
-    pub(super) count: u32,
+    count: u32,
     /// How often of that was handed over to be sent.
     told: u32,
     /// First time seen.
-    pub(super) first: Wall,
+    first: Wall,
     /// Last time seen.
-    pub(super) last: Wall,
+    last: Wall,
 }
 
 /// Texts of an event.
@@ -47,10 +50,106 @@ impl Event {
     }
 }
 
+/// All events of this agent. Whoever has something to tell records it here; local commands read them here, and one task
+/// sends them to the apiserver ([`Recorder::next_untold`]). At most [`EVENTS_KEPT`].
+pub(super) struct Recorder {
+    clock: Rc<dyn Clock>,
+    node: String,
+    kept: RefCell<Kept>,
+    /// Wakes who sends.
+    recorded: Wake,
+}
+
+impl Recorder {
+    /// Of a node; no event yet.
+    pub(super) fn new(clock: Rc<dyn Clock>, node: String) -> Self {
+        Self {
+            clock,
+            node,
+            kept: RefCell::default(),
+            recorded: Wake::default(),
+        }
+    }
+
+    /// Records an event of a pod.
+    pub(super) fn pod(&self, pod: &Pod, severity: Severity, reason: &str, message: &str) {
+        self.about(About::pod(pod, ""), severity, reason, message);
+    }
+
+    /// Records an event of a container.
+    pub(super) fn container(
+        &self,
+        pod: &Pod,
+        container: &str,
+        severity: Severity,
+        reason: &str,
+        message: &str,
+    ) {
+        let has = |list: &[Container]| list.iter().any(|c| c.name == container);
+        let field = if has(&pod.spec.init_containers) {
+            "initContainers"
+        } else if has(&pod.spec.ephemeral_containers) {
+            "ephemeralContainers"
+        } else {
+            "containers"
+        };
+        let field_path = format!("spec.{field}{{{container}}}");
+        self.about(About::pod(pod, &field_path), severity, reason, message);
+    }
+
+    /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
+    pub(super) fn node(&self, severity: Severity, reason: &str, message: &str) {
+        let about = About {
+            uid: &PodUid::new(self.node.clone()),
+            namespace: "",
+            name: &self.node,
+            field_path: "",
+        };
+        self.about(about, severity, reason, message);
+    }
+
+    /// Records an event of something of which there may be no object at hand.
+    pub(super) fn about(&self, about: About<'_>, severity: Severity, reason: &str, message: &str) {
+        let now = self.clock.wall();
+        self.kept
+            .borrow_mut()
+            .record(about, severity, reason, message, now);
+        self.recorded.ring();
+    }
+
+    /// Waits until something was recorded since the last wait.
+    pub(super) async fn wait(&self) {
+        self.recorded.heard().await;
+    }
+
+    /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
+    pub(super) fn next_untold(&self) -> Option<Occurrence> {
+        self.kept.borrow_mut().next_untold()
+    }
+
+    /// So many events were handed over and given up.
+    pub(super) fn note_lost(&self, given_up: u64) {
+        self.kept.borrow_mut().given_up = given_up;
+    }
+
+    /// Events that nobody at the apiserver will hear of: given up, or dropped before they were handed over. Counted also
+    /// where there is no apiserver.
+    pub(super) fn lost(&self) -> u64 {
+        let kept = self.kept.borrow();
+        kept.given_up + kept.dropped
+    }
+
+    /// All kept events, oldest first.
+    pub(super) fn events(&self) -> impl Iterator<Item = Recorded> {
+        let events: Vec<Recorded> = self.kept.borrow().events().collect();
+        events.into_iter()
+    }
+}
+
 /// The ring of events. Two allocations, whatever the number: events are made in the midst of everything else, and a text
 /// of each on the heap would keep a page of it for as long as the event is kept (measured: 1.5 MiB after 100 pods).
 #[derive(Debug, Default)]
-pub(super) struct Recorder {
+struct Kept {
     ring: VecDeque<Event>,
     /// Texts of all events, oldest first.
     texts: VecDeque<u8>,
@@ -73,6 +172,18 @@ pub(super) struct About<'a> {
     pub(super) field_path: &'a str,
 }
 
+impl<'a> About<'a> {
+    fn pod(pod: &'a Pod, field_path: &'a str) -> Self {
+        let meta = &pod.metadata;
+        Self {
+            uid: &meta.uid,
+            namespace: &meta.namespace,
+            name: &meta.name,
+            field_path,
+        }
+    }
+}
+
 impl core::fmt::Display for About<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.namespace {
@@ -82,9 +193,9 @@ impl core::fmt::Display for About<'_> {
     }
 }
 
-impl Recorder {
+impl Kept {
     /// Records an event. An event equal to a kept one but for its times only grows that one's count.
-    pub(super) fn record(
+    fn record(
         &mut self,
         about: About<'_>,
         severity: Severity,
@@ -136,7 +247,7 @@ impl Recorder {
     }
 
     /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
-    pub(super) fn next_untold(&mut self) -> Option<Occurrence> {
+    fn next_untold(&mut self) -> Option<Occurrence> {
         let mut at = 0;
         let index = self.ring.iter().position(|event| {
             let untold = event.told < event.count;
@@ -166,17 +277,6 @@ impl Recorder {
         })
     }
 
-    /// So many events were handed over and given up.
-    pub(super) const fn note_lost(&mut self, given_up: u64) {
-        self.given_up = given_up;
-    }
-
-    /// Events that nobody at the apiserver will hear of: given up, or dropped before they were handed over. Counted also
-    /// where there is no apiserver.
-    pub(super) const fn lost(&self) -> u64 {
-        self.given_up + self.dropped
-    }
-
     /// Texts of the event that begin at this place.
     fn texts_of(&self, event: &Event, mut at: usize) -> [String; TEXTS] {
         event.lengths.map(|len| {
@@ -189,12 +289,12 @@ impl Recorder {
     }
 
     /// All kept events, oldest first.
-    pub(super) fn events(&self) -> impl Iterator<Item = Told> {
+    fn events(&self) -> impl Iterator<Item = Recorded> {
         let mut at = 0;
         self.ring.iter().map(move |event| {
             let [uid, pod, field_path, reason, message] = self.texts_of(event, at);
             at += event.len();
-            Told {
+            Recorded {
                 uid,
                 pod,
                 field_path,
@@ -211,7 +311,7 @@ impl Recorder {
 
 /// A kept event, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Recorded {
     pub(super) uid: String,
     /// `namespace/name`.
     pub(super) pod: String,
@@ -224,7 +324,7 @@ pub(super) struct Told {
     pub(super) last: Wall,
 }
 
-impl Told {
+impl Recorded {
     /// The Event object; `node` is its source's host.
     pub(super) fn object(&self, node: &str) -> Value {
         let (namespace, name) = self.pod.split_once('/').unwrap_or(("", &self.pod));
@@ -274,7 +374,7 @@ mod tests {
     #[test]
     fn repeats_are_folded_and_the_ring_is_bounded() {
         // EVT-01
-        let mut recorder = Recorder::default();
+        let mut recorder = Kept::default();
         let uid = PodUid::from("u");
         let about = About {
             uid: &uid,

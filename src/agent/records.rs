@@ -1,7 +1,5 @@
 //! Pods of a source on their way to the loop: what the mux has found out is recorded on disk, then told.
 
-use core::time::Duration;
-
 use serde_json::Value;
 use smol::channel::{SendError, Sender};
 
@@ -20,9 +18,6 @@ use crate::{
         mux::{Op, Source},
     },
 };
-
-/// A pod whose record could not be written is read again after this time: the disk may have room by then.
-pub(super) const RETRY: Duration = Duration::from_secs(10);
 
 /// Records what changed and tells the loop.
 ///
@@ -170,6 +165,20 @@ pub(super) async fn settle(ctx: &Ctx) {
     ctx.pods.set_records_wait(left);
 }
 
+/// Keeps what the API shows of a pod in its record, for the next agent.
+pub(super) async fn keep_shown(ctx: &Ctx, uid: &PodUid, shown: Value) {
+    let turn = ctx.pods.record(uid).await;
+    if !ctx.pods.is_configured(uid) {
+        return;
+    }
+    let (store, of) = (ctx.store.clone(), uid.clone());
+    let kept = ctx.disk.run(move || refresh(&store, &of, &shown));
+    if let Err(e) = kept.await {
+        ctx.complain(&format!("uid={uid} {}", chain(&e)));
+    }
+    drop(turn);
+}
+
 /// Writes a record. Returns the pod's outcome if it has one: that is the status it has from now on.
 fn write(store: &PodStore, job: &mut Job) -> Result<Option<PodStatus>, StoreError> {
     let Job {
@@ -191,7 +200,7 @@ fn write(store: &PodStore, job: &mut Job) -> Result<Option<PodStatus>, StoreErro
 
 /// Brings the status in the record of a pod of the apiserver up to date with what that shows after a write of ours: the
 /// next agent begins with it. Blocking; no record is success.
-pub(super) fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), StoreError> {
+fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), StoreError> {
     let Ok((mut header, mut raw)) = store.read::<Value>(uid) else {
         return Ok(());
     };

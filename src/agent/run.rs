@@ -23,6 +23,7 @@ use super::{
     backoff_store, cgroups,
     clock::{Clock, SystemClock},
     cluster::{self, JoinError},
+    cluster_views::{self, OwnNode},
     core::{Command, Event},
     ctx::{Ctx, Parts, Shared},
     event_loop, generation,
@@ -36,6 +37,7 @@ use super::{
     runtime_view,
     serving::{self, Reviews},
     sync::chain,
+    tasks::boxed,
     vitals::LoopWatch,
 };
 use crate::{
@@ -415,8 +417,9 @@ async fn serve(
         )));
     }
     log::info!("picolet {} runs node {}", crate::VERSION, ctx.node.name);
-    let tasks = cluster::start(&ctx, &executor, &sender);
-    tasks.into_iter().for_each(smol::Task::detach);
+    cluster_views::tasks(&ctx, &executor, &sender)
+        .into_iter()
+        .for_each(spawn);
     event_loop::run(Rc::clone(&ctx), executor, events, sender).await;
     tell(notify, Notify::stopping);
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
@@ -429,12 +432,6 @@ async fn serve(
     }
     log::info!("picolet ends; pods go on");
     Ok(Exit::Done)
-}
-
-type Task = core::pin::Pin<Box<dyn Future<Output = ()>>>;
-
-fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
-    Box::pin(task)
 }
 
 fn tell(notify: Option<&Notify>, what: fn(&Notify) -> io::Result<()>) {
@@ -514,7 +511,14 @@ fn served_parts(ctx: &Shared, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
             }),
             node: ctx.node.name.clone(),
         }),
-        issued: Box::new(|shown| Box::pin(cluster::serving::run(issuing, shown))),
+        issued: Box::new(move |shown| {
+            let Some(cluster) = &issuing.cluster else {
+                // Only a member of a cluster has somebody to ask.
+                return boxed(core::future::ready(()));
+            };
+            let node = Rc::new(OwnNode(Rc::clone(&issuing)));
+            cluster.serving_certificate(&issuing.cfg, issuing.cluster_tools(), node, shown)
+        }),
         backend,
     }
 }
@@ -555,7 +559,7 @@ async fn assemble(
             missing.join(", ")
         );
     }
-    let cluster = cluster::join(&cfg, proxies.clone()).map_err(|e| match e {
+    let joined = cluster::join(&cfg, proxies.clone()).map_err(|e| match e {
         JoinError::Usage(why) => usage(why),
         JoinError::Failed(why) => fatal(why),
     })?;
@@ -582,7 +586,7 @@ async fn assemble(
     let ctx = Ctx::new(Parts {
         node: Rc::new(Node::new(facts, context, admission)),
         clock: Box::new(SystemClock),
-        cluster,
+        joined,
         wire: Rc::new(Prober::default()),
         runtime: Rc::new(runtime),
         volumes,

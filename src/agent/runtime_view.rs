@@ -14,7 +14,7 @@ use smol::{
     future::FutureExt as _,
 };
 
-use super::{core::Event, ctx::Shared, pollers::in_step};
+use super::{clock::in_step, core::Event, ctx::Shared};
 use crate::{
     api::{
         ContainerId, Mono, PodUid,

@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use super::{
-    backoff_store, cluster,
+    backoff_store,
     ctx::Ctx,
     generation,
     hooks::{self, HookError, Until},
@@ -64,7 +64,10 @@ impl ForPod for Pass<'_> {
     fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
         let Self { ctx, pod, .. } = *self;
         Box::pin(async move {
-            let loaded = cluster::objects::for_pulls(ctx, pod).await;
+            let loaded = match ctx.objects_of(pod) {
+                Some(objects) => Some(objects.for_pulls(pod, ctx).await),
+                None => None,
+            };
             let objects = ctx.objects.borrow();
             PodSecrets::read(pod, |name| match &loaded {
                 Some(loaded) => loaded.secret(name).ok().flatten(),

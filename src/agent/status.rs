@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{ctx::Ctx, recorder::Severity};
+use super::{cluster::News, ctx::Ctx, recorder::Severity};
 use crate::{
     api::{Pod, PodStatus, PodUid, cri::PodRuntimeStatus, pod_status::Phase},
     logic::{
@@ -127,7 +127,7 @@ fn keep(ctx: &Ctx, pod: &Pod, store: impl FnOnce(&Ctx) -> Update) {
     };
     let before = phase(ctx);
     match store(ctx) {
-        Update::Changed => ctx.status_changed(),
+        Update::Changed => ctx.tell_api(News::Status),
         Update::Illegal { container } => log::error!(
             "pod={}/{} container={container} status dropped: it would bring a terminated container back",
             meta.namespace,

@@ -3,6 +3,7 @@
 //!
 //! The future is never dropped while its pod exists. It looks at the pod's cancellation flag between steps.
 
+pub(super) use super::chain::chain;
 use super::{
     ctx::Ctx,
     kill, outcome,
@@ -280,16 +281,4 @@ async fn create_sandbox(
         ctx.pod_event(pod, Severity::Warning, "FailedCreatePodSandBox", &message);
         SandboxFailure::Failed(SyncError::new(message))
     })
-}
-
-/// An error and its causes, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text.push_str(": ");
-        text.push_str(&e.to_string());
-        cause = e.source();
-    }
-    text
 }

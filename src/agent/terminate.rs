@@ -131,7 +131,7 @@ async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncErr
         status::store(ctx, pod, status::generate_final(ctx, pod, &runtime, handle));
     }
     if ctx.cluster.is_some() || pod.as_ref().is_ok_and(uses_shares) {
-        cluster::unmount_nfs(ctx, uid).await;
+        cluster::unmount_nfs(&ctx.volumes, &ctx.disk, &ctx.complaints, uid).await;
     }
     let volumes = ctx.volumes.clone();
     let gone = uid.clone();
@@ -146,7 +146,9 @@ async fn clean_up(ctx: &Ctx, handle: Handle, uid: &PodUid) -> Result<(), SyncErr
         None => return Err(SyncError::new("volumes are still being unmounted")),
     }
     crash::point("pod.volumes-down");
-    cluster::objects::forget(ctx, uid).await;
+    if let Some(cluster) = &ctx.cluster {
+        cluster.objects.forget(uid).await;
+    }
     super::cgroups::remove(ctx, uid)
         .await
         .map_err(|e| SyncError {

@@ -7,7 +7,7 @@ use std::{io::Read as _, os::fd::OwnedFd, path::Path};
 use nix::fcntl::OFlag;
 
 use super::{
-    cluster::{self, objects::Loaded},
+    cluster::{self, Loaded},
     ctx::Ctx,
     objects::Objects,
     recorder::Severity,
@@ -34,7 +34,10 @@ pub(super) async fn set_up(ctx: &Ctx, pod: &Pod) -> Result<Mounted, SyncError> {
     let nothing = Mounted::new();
     let mut outside = outside(ctx, pod).await;
     outside.extend(of_huge_pages(pod));
-    let loaded = cluster::objects::for_volumes(ctx, pod).await;
+    let loaded = match ctx.objects_of(pod) {
+        Some(objects) => Some(objects.for_volumes(pod, ctx).await),
+        None => None,
+    };
     let uid = &pod.metadata.uid;
     let is_cancelled = || ctx.pods.is_pod_cancelled(uid);
     if is_cancelled() {
@@ -84,7 +87,11 @@ fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
 /// are mounted here.
 async fn outside(ctx: &Ctx, pod: &Pod) -> BTreeMap<String, Source> {
     let mut sources = BTreeMap::new();
-    for (name, bound) in cluster::bound_volumes(ctx, pod).await {
+    let bound = match ctx.objects_of(pod) {
+        Some(objects) => objects.bound_volumes(pod, ctx).await,
+        None => BTreeMap::new(),
+    };
+    for (name, bound) in bound {
         let source = match bound {
             Ok(bound) => bound_source(ctx, pod, bound).await,
             Err(why) => Source::Unknown(why),
@@ -128,7 +135,10 @@ async fn bound_source(ctx: &Ctx, pod: &Pod, bound: BoundVolume) -> Source {
             read_only,
         };
         Source::Nfs {
-            mounted: cluster::mount_nfs(ctx, &pod.metadata.uid, &bound.name, &share).await,
+            mounted: {
+                let uid = &pod.metadata.uid;
+                cluster::mount_nfs(&ctx.volumes, &ctx.disk, uid, &bound.name, &share).await
+            },
             name: bound.name,
             read_only,
         }

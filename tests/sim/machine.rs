@@ -17,7 +17,9 @@ use smol::{
 
 use super::{
     super::{
-        backoff_store, cluster,
+        backoff_store,
+        cluster::{self, Joined},
+        cluster_views,
         core::{Command, Event},
         ctx::Shared,
         event_loop, manifests, pollers, runtime_view,
@@ -238,7 +240,7 @@ impl Machine {
         self.sequence += 1;
         let cluster = self.control.as_ref().map(|control| {
             let (lanes, seed) = (control.lanes(), self.sequence);
-            self.template.cluster(lanes, control.doorbell, seed)
+            Joined::new(lanes, control.doorbell, seed)
         });
         let ctx: Shared = Rc::new(match &self.disk {
             Some(disk) => self
@@ -271,7 +273,11 @@ impl Machine {
                 Rc::clone(&read_again),
             ))
             .detach();
-        let members = cluster::start(&ctx, &executor, &events);
+        let members = cluster_views::tasks(&ctx, &executor, &events);
+        let members = members
+            .into_iter()
+            .map(|task| executor.spawn(task))
+            .collect();
         *self.watched.borrow_mut() = Some(Rc::clone(&ctx));
         self.rules.another_agent();
         self.agent = Some(Agent {

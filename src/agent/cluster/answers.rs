@@ -4,16 +4,28 @@ use serde_json::Value;
 
 use crate::{
     api::{ObjectMeta, Pod, pod::CONFIG_MIRROR, received::ReceivedPod},
-    kube::{KubeError, Ring, RingKind},
+    kube::{KubeError, Listed, Ring, RingKind},
     logic::{
         api_pod,
-        api_poll::{self, Item, Sight},
+        api_poll::{self, Item, Sight, Ticket},
         mirror::{FullName, Mirror},
         pod_kind::is_mirror,
         status_patch::ApiStatus,
         status_writer::{self, ApiCopy},
     },
 };
+
+/// What a request of the poller led to, or a write of ours.
+pub(super) enum Answer {
+    /// A list of metadata ended; what it has shown until then.
+    Listed(Vec<Item>, Result<Listed, KubeError>),
+    /// One item of a list of whole objects.
+    Object(Box<Seen>),
+    /// A read ended; `None`: what came was no pod.
+    Got(Ticket, Result<Option<Box<Seen>>, KubeError>),
+    /// A write of ours was answered with more than was known.
+    Written(Box<Seen>),
+}
 
 /// A pod as the API has shown it.
 #[derive(Debug)]

@@ -1,15 +1,16 @@
 //! Kubernetes events on their way: from the recorder's ring to the apiserver, one at a time, as `logic::events` says.
 
+use alloc::rc::Rc;
 use core::time::Duration;
 
 use smol::future::FutureExt as _;
 
-use super::{of, until};
+use super::writer::ApiWriter;
 use crate::{
-    agent::ctx::{Ctx, Shared},
+    agent::{clock::Clock, complaints::Complaints, recorder::Recorder},
     api::Mono,
-    kube::{Api, KubeError},
-    logic::events::{Correlator, Failure, Post, Sender},
+    kube::{Api, KubeError, KubeLanes},
+    logic::events::{Failure, Post, Sender},
 };
 
 /// Statuses go first: events wait while any is on its way, but in one crowd no longer than this.
@@ -17,58 +18,67 @@ const MAX_YIELD: Duration = Duration::from_secs(5);
 /// Between two looks whether they are done.
 const YIELD_STEP: Duration = Duration::from_millis(200);
 
-/// Waits for the statuses that are being written; `since`: when that began.
-async fn let_statuses_pass(ctx: &Ctx, since: &mut Option<Mono>) {
-    loop {
-        if !of(ctx).pods.writer.borrow().is_busy() {
-            *since = None;
-            return;
-        }
-        let now = ctx.clock.now();
-        if now - *since.get_or_insert(now) >= MAX_YIELD {
-            return;
-        }
-        until(ctx, now + YIELD_STEP).await;
-    }
+/// Sends events.
+pub(super) struct EventSender {
+    pub(super) lanes: KubeLanes,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) recorder: Rc<Recorder>,
+    /// Statuses are waited for.
+    pub(super) writer: Rc<ApiWriter>,
+    pub(super) sender: Sender,
 }
 
-/// Sends until the executor is gone.
-pub(super) async fn run(ctx: Shared) {
-    let cluster = &ctx.cfg.cluster;
-    let (per_second, burst) = cluster.event_qps;
-    let now = ctx.clock.now();
-    let correlator = Correlator::new(&ctx.node.name, cluster.metered);
-    let mut sender = Sender::new(correlator, per_second, burst, now, now.0);
-    let mut complained = 0;
-    let mut busy_since = None;
-    loop {
-        let_statuses_pass(&ctx, &mut busy_since).await;
-        let now = ctx.clock.now();
-        let next = || ctx.recorder.borrow_mut().next_untold();
-        if let Some(post) = sender.poll(next, now) {
-            let told = of(&ctx).lanes.work(move |api| tell(api, &post)).await;
-            sender.on_sent(told, ctx.clock.now());
-            ctx.recorder.borrow_mut().note_lost(sender.lost());
-            let lost = ctx.recorder.borrow().lost();
-            if lost > complained {
-                ctx.complain(&format!("apiserver: {lost} events are lost"));
-                complained = lost;
+impl EventSender {
+    /// Until the executor is gone.
+    pub(super) async fn run(mut self) {
+        let mut complained = 0;
+        let mut busy_since = None;
+        loop {
+            self.let_statuses_pass(&mut busy_since).await;
+            let now = self.clock.now();
+            let recorder = &self.recorder;
+            if let Some(post) = self.sender.poll(|| recorder.next_untold(), now) {
+                let sent = self.lanes.work(move |api| send(api, &post)).await;
+                self.sender.on_sent(sent, self.clock.now());
+                recorder.note_lost(self.sender.lost());
+                let lost = recorder.lost();
+                if lost > complained {
+                    self.complaints
+                        .complain(&format!("apiserver: {lost} events are lost"));
+                    complained = lost;
+                }
+                continue;
             }
-            continue;
+            busy_since = None;
+            // Due in the past: there is nothing that waits.
+            let due = self.sender.next_timeout();
+            let recorded = recorder.wait();
+            if due > now {
+                recorded.or(self.clock.until(due)).await;
+            } else {
+                recorded.await;
+            }
         }
-        busy_since = None;
-        // Due in the past: there is nothing that waits.
-        let due = sender.next_timeout();
-        let rung = of(&ctx).outbox.heard();
-        if due > now {
-            rung.or(until(&ctx, due)).await;
-        } else {
-            rung.await;
+    }
+
+    /// Waits for the statuses that are being written; `since`: when that began.
+    async fn let_statuses_pass(&self, since: &mut Option<Mono>) {
+        loop {
+            if !self.writer.is_busy() {
+                *since = None;
+                return;
+            }
+            let now = self.clock.now();
+            if now - *since.get_or_insert(now) >= MAX_YIELD {
+                return;
+            }
+            self.clock.until(now + YIELD_STEP).await;
         }
     }
 }
 
-fn tell(api: &dyn Api, post: &Post) -> Result<(), Failure> {
+fn send(api: &dyn Api, post: &Post) -> Result<(), Failure> {
     let create = || {
         let body = post.object.to_string();
         api.create_event(&post.namespace, body.as_bytes())

@@ -11,16 +11,15 @@ use std::{
 };
 
 use super::{
-    Cluster,
-    certificates::Certificates,
-    link::{Link, Skew},
+    certificates::{Bootstrap, Kept, first_end},
+    link::Skew,
 };
 use crate::{
-    agent::sync::chain,
+    agent::chain::chain,
     api::Wall,
     config::{ClusterConfig, Config},
     kube::{
-        self, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, bootstrap,
+        self, Api, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, bootstrap,
         client::HEARTBEAT_TIMEOUT,
         kubeconfig::Material,
         store::Store,
@@ -42,11 +41,37 @@ pub(in crate::agent) enum JoinError {
     Failed(String),
 }
 
+/// What a member of a cluster begins with.
+pub(in crate::agent) struct Joined {
+    /// The apiserver, and the threads that wait for it.
+    pub(super) lanes: KubeLanes,
+    pub(super) skew: Arc<Skew>,
+    /// This node's own certificate, if it is the agent's to keep.
+    pub(super) certificate: Option<Kept>,
+    /// Whether a watch is used beside polling.
+    pub(super) doorbells: bool,
+    /// Decides the spread of delays.
+    pub(super) seed: u64,
+}
+
+impl Joined {
+    /// By these lanes, with credentials that others keep.
+    pub(in crate::agent) fn new(lanes: KubeLanes, doorbells: bool, seed: u64) -> Self {
+        Self {
+            lanes,
+            skew: Arc::default(),
+            certificate: None,
+            doorbells,
+            seed,
+        }
+    }
+}
+
 /// Makes what a member of a cluster has; `None` on a node that stands alone. Reads and writes a few small files.
 pub(in crate::agent) fn join(
     cfg: &Config,
     proxies: ProxyVariables,
-) -> Result<Option<Cluster>, JoinError> {
+) -> Result<Option<Joined>, JoinError> {
     let wanted = &cfg.cluster;
     let Some(path) = &wanted.kubeconfig else {
         return Ok(None);
@@ -77,7 +102,6 @@ pub(in crate::agent) fn join(
     }
     let skew = Arc::new(Skew::default());
     let connect = Connect {
-        servers: wanted.servers.clone(),
         proxies,
         rates: Rates {
             main: wanted.qps,
@@ -91,13 +115,23 @@ pub(in crate::agent) fn join(
         .map_err(|e| JoinError::Failed(format!("cannot start a thread: {e}")))?;
     // Delays need spreading, not secrecy.
     let seed = clock::mono().0 ^ now.0.unsigned_abs();
-    Ok(Some(Cluster {
-        link: Link::new(skew),
-        certificates: keeps.then(|| {
-            let bootstrap = wanted.bootstrap_kubeconfig.clone();
-            Certificates::new(store, cluster, connect, bootstrap)
+    let bootstrap = wanted.bootstrap_kubeconfig.clone().map(|kubeconfig| {
+        let connect = connect.clone();
+        Bootstrap {
+            kubeconfig,
+            servers: wanted.servers.clone(),
+            connect: Box::new(move |config| -> Arc<dyn Api> { Arc::new(connect.api(config).1) }),
+        }
+    });
+    Ok(Some(Joined {
+        certificate: keeps.then(|| Kept {
+            store,
+            cluster,
+            skew: Arc::clone(&skew),
+            bootstrap,
         }),
-        ..Cluster::new(lanes, cfg, seed)
+        skew,
+        ..Joined::new(lanes, cfg.doorbells, seed)
     }))
 }
 
@@ -109,17 +143,16 @@ fn heartbeat_timeout(cfg: &Config) -> Duration {
 
 /// All that it takes to ask an apiserver, whoever one is.
 #[derive(Clone)]
-pub(super) struct Connect {
-    pub(super) servers: Vec<String>,
+struct Connect {
     proxies: ProxyVariables,
     rates: Rates,
     heartbeat: Duration,
-    pub(super) skew: Arc<Skew>,
+    skew: Arc<Skew>,
 }
 
 impl Connect {
     /// Nothing is read or sent yet.
-    pub(super) fn api(&self, config: Kubeconfig) -> (Arc<kube::Cluster>, HttpApi) {
+    fn api(&self, config: Kubeconfig) -> (Arc<kube::Cluster>, HttpApi) {
         let skew = Arc::clone(&self.skew);
         let on_date = move |theirs, ours| skew.heard(theirs, ours);
         let proxies = self.proxies.clone();
@@ -170,11 +203,6 @@ impl Found {
             ),
         }
     }
-}
-
-/// The first end of any certificate of a chain.
-pub(super) fn first_end(chain: &[Certificate]) -> Option<Wall> {
-    chain.iter().map(|c| c.not_after).min()
 }
 
 /// Reads the bootstrap kubeconfig and writes the one that is used from then on; its certificate is still to come.

@@ -1,7 +1,7 @@
 //! Whether the apiserver answers, and by how much this machine's clock differs from its own. Told to the log when it
 //! changes, to local commands whenever they ask.
 
-use alloc::sync::Arc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
     sync::atomic::{AtomicI32, Ordering},
@@ -9,9 +9,9 @@ use core::{
 };
 
 use crate::{
-    agent::{ctx::Ctx, pods::Bell},
+    agent::{clock::Clock, complaints::Complaints, pods::Bell},
     api::{Mono, Wall, node::NodeCondition},
-    kube::KubeError,
+    kube::{Api, KubeError, KubeLanes, api::Reply},
     logic::fnv::fnv1a,
 };
 
@@ -51,12 +51,13 @@ const OUTAGE: Duration = Duration::from_secs(15);
 /// back-off of up to 30 s, and the node controller marks what it has not heard of meanwhile.
 const AFTERMATH: Duration = Duration::from_secs(120);
 
-/// See the module.
+/// What is known of the way to the apiserver. [`Heartbeat`] and its lane tell how requests end; whoever shows or waits for
+/// it asks here.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Link {
     skew: Arc<Skew>,
     /// Whether the clock was said to be wrong; rings when that changes.
-    told: Cell<bool>,
+    is_clock_wrong: Cell<bool>,
     bell: Bell,
     state: RefCell<State>,
 }
@@ -83,20 +84,15 @@ impl Link {
         }
     }
 
-    /// How far our clock is ahead of the apiserver's, seconds.
-    pub(super) fn ahead_s(&self) -> i64 {
-        self.skew.ahead_s()
-    }
-
     /// Waits until the clock turns out to be wrong, or right again.
     pub(super) fn wait_clock(&self) -> impl Future<Output = ()> {
-        let before = self.told.get();
+        let before = self.is_clock_wrong.get();
         self.bell
-            .until(move || (self.told.get() != before).then_some(()))
+            .until(move || (self.is_clock_wrong.get() != before).then_some(()))
     }
 
     /// Takes note of how a request ended. A refusal is an answer, unless it is that nobody knows us.
-    pub(in crate::agent) fn heard(&self, ctx: &Ctx, error: Option<&KubeError>) {
+    fn heard(&self, error: Option<&KubeError>, clock: &dyn Clock, complaints: &Complaints) {
         let trouble = error
             .filter(|e| !e.is_answer() || e.status() == Some(401))
             .map(ToString::to_string);
@@ -104,38 +100,37 @@ impl Link {
         let first = state.since.is_none();
         match &trouble {
             None => {
-                let now = ctx.clock.now();
+                let now = clock.now();
                 if let Some(lost) = state.lost.take() {
                     state.returned = (now >= lost + OUTAGE).then_some(now).or(state.returned);
                 }
                 state.answered = Some(now);
                 if first || state.trouble.is_some() {
-                    state.since = Some(ctx.clock.wall());
+                    state.since = Some(clock.wall());
                     log::info!("the apiserver answers");
                 }
             }
             Some(why) if first || state.trouble.is_none() => {
-                state.since = Some(ctx.clock.wall());
-                state.lost = Some(state.answered.unwrap_or_else(|| ctx.clock.now()));
+                state.since = Some(clock.wall());
+                state.lost = Some(state.answered.unwrap_or_else(|| clock.now()));
                 log::warn!("no word from the apiserver, pods go on: {why}");
             }
-            Some(why) => ctx.complain(&format!("still no word from the apiserver: {why}")),
+            Some(why) => {
+                complaints.complain(&format!("still no word from the apiserver: {why}"));
+            }
         }
         state.trouble = trouble;
         drop(state);
-        self.tell_skew(ctx);
+        self.tell_skew(clock);
     }
 
-    fn tell_skew(&self, ctx: &Ctx) {
+    fn tell_skew(&self, clock: &dyn Clock) {
         let wrong = self.skew.wrong_s();
-        if wrong.is_some() != self.told.replace(wrong.is_some()) {
+        if wrong.is_some() != self.is_clock_wrong.replace(wrong.is_some()) {
             self.bell.ring();
             match wrong {
                 Some(_) => log::warn!("{}", self.skew_text().unwrap_or_default()),
-                None => log::info!(
-                    "the clock agrees with the apiserver's: {}",
-                    ctx.clock.wall()
-                ),
+                None => log::info!("the clock agrees with the apiserver's: {}", clock.wall()),
             }
         }
     }
@@ -172,36 +167,63 @@ impl Link {
     pub(in crate::agent) fn answered(&self) -> Option<Mono> {
         self.state.borrow().answered
     }
+
+    /// What `get node` says of the apiserver. `certificate`: what is wrong with that of this node.
+    pub(super) fn condition(&self, certificate: Option<String>, now: Wall) -> NodeCondition {
+        let state = self.state.borrow();
+        let (status, reason, message) = match (&state.trouble, certificate, self.skew_text()) {
+            (Some(why), None, _) => ("False", "Unreachable", why.clone()),
+            (Some(why), Some(own), _) => ("False", "NoCertificate", format!("{own}: {why}")),
+            (None, Some(own), _) if state.answered.is_none() => ("False", "NoCertificate", own),
+            (None, None, _) if state.answered.is_none() => ("Unknown", "NotAsked", String::new()),
+            (None, _, Some(clock)) => ("True", "ClockWrong", clock),
+            (None, Some(own), None) => ("True", "NoCertificate", own),
+            (None, None, None) => ("True", "Answers", "the apiserver answers".into()),
+        };
+        NodeCondition {
+            kind: CONDITION.into(),
+            status: status.into(),
+            last_heartbeat_time: Some(now.truncated()),
+            last_transition_time: state.since.map(Wall::truncated),
+            reason: reason.into(),
+            message,
+        }
+    }
 }
 
-/// What `get node` says of the apiserver; `None` on a node that stands alone.
-pub(in crate::agent) fn condition(ctx: &Ctx) -> Option<NodeCondition> {
-    let cluster = ctx.cluster.as_ref()?;
-    let state = cluster.link.state.borrow();
-    let certificate = cluster.certificates.as_ref().and_then(|c| c.trouble());
-    let (status, reason, message) = match (&state.trouble, certificate, cluster.link.skew_text()) {
-        (Some(why), None, _) => ("False", "Unreachable", why.clone()),
-        (Some(why), Some(own), _) => ("False", "NoCertificate", format!("{own}: {why}")),
-        (None, Some(own), _) if state.answered.is_none() => ("False", "NoCertificate", own),
-        (None, None, _) if state.answered.is_none() => ("Unknown", "NotAsked", String::new()),
-        (None, _, Some(clock)) => ("True", "ClockWrong", clock),
-        (None, Some(own), None) => ("True", "NoCertificate", own),
-        (None, None, None) => ("True", "Answers", "the apiserver answers".into()),
-    };
-    Some(NodeCondition {
-        kind: CONDITION.into(),
-        status: status.into(),
-        last_heartbeat_time: Some(ctx.clock.wall().truncated()),
-        last_transition_time: state.since.map(Wall::truncated),
-        reason: reason.into(),
-        message,
-    })
+/// The lane of the heartbeat: what is asked here waits for nothing else, and how it ends is noted.
+#[derive(Clone)]
+pub(super) struct Heartbeat {
+    pub(super) lanes: KubeLanes,
+    pub(super) link: Rc<Link>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+}
+
+impl Heartbeat {
+    /// Asks the apiserver.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&dyn Api) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let reply = self.lanes.heartbeat(job).await;
+        let error = reply.as_ref().err();
+        self.link.heard(error, &*self.clock, &self.complaints);
+        reply
+    }
+
+    /// Connections may be dead without telling (CONF-21).
+    pub(super) async fn close_connections(&self) {
+        self.lanes
+            .heartbeat(|api| api.close_heartbeat_connections())
+            .await;
+    }
 }
 
 /// A number that spreads what nodes of a fleet do at the same time. No secret.
-pub(super) fn spread(ctx: &Ctx) -> u64 {
-    let time = ctx.clock.wall().0.to_le_bytes();
-    fnv1a(ctx.node.name.bytes().chain(time))
+pub(super) fn spread(clock: &dyn Clock, node: &str) -> u64 {
+    let time = clock.wall().0.to_le_bytes();
+    fnv1a(node.bytes().chain(time))
 }
 
 #[cfg(test)]

@@ -4,93 +4,183 @@
 //! | file | what it is |
 //! |---|---|
 //! | `join` | from the kubeconfig to lanes |
-//! | `link` | whether the apiserver answers, and what its clock says |
+//! | `link` | owner: whether the apiserver answers, and what its clock says |
+//! | `membership` | owner: this node's place in the cluster |
 //! | `node`, `lease` | the Node object, its status, the lease |
 //! | `pod_cidr` | addresses for pods, as the control plane gives them |
-//! | `certificates` | the node's own certificate: asked for, rotated |
+//! | `certificates`, `signing` | the node's own certificate: asked for, rotated |
 //! | `serving` | the certificate of the node's server, where the cluster issues it |
+//! | `api_pods` | owner: which pods the API has |
 //! | `pods`, `restore`, `answers` | pods of this node: polled, recorded, handed to the mux; what was last known, offline |
-//! | `statuses` | what the apiserver is told of pods |
-//! | `mirrors` | mirror pods of static ones |
-//! | `objects`, `object_files`, `loaded` | ConfigMaps, Secrets, services that pods refer to; on disk, in use |
-//! | `tokens` | tokens of service accounts |
-//! | `claims`, `nfs` | volumes of claims; shares of the network |
-//! | `upkeep` | what objects and tokens need beside the pods that use them |
+//! | `writer` | owner: what the API is to be told of pods |
+//! | `statuses`, `mirrors` | statuses and deletions, sent; mirror pods of static ones |
+//! | `objects` | owner: ConfigMaps, Secrets, services, claims, tokens that pods refer to |
+//! | `nfs` | shares of the network |
 //! | `events` | Kubernetes events, sent |
-//! | `wake` | how these tasks are told that there is something to do |
+//!
+//! Each long-lived task is a value made by [`Cluster::tasks`] with what it needs. Nothing here knows the rest of the agent:
+//! it sees pods, node and sources through [`views`](super::views).
 
 mod answers;
+mod api_pods;
 mod certificates;
-mod claims;
 mod events;
 mod join;
 mod lease;
 mod link;
-mod loaded;
+mod membership;
 mod mirrors;
 mod nfs;
-pub(super) mod node;
-mod object_files;
-pub(super) mod objects;
+mod node;
+mod objects;
 pub(super) mod pod_cidr;
 mod pods;
 mod restore;
-pub(super) mod serving;
+mod serving;
+mod signing;
 mod statuses;
-mod tokens;
-mod upkeep;
-mod wake;
+mod writer;
 
-use alloc::rc::Rc;
-use core::pin::Pin;
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use core::cell::Cell;
 
-use smol::{LocalExecutor, channel::Sender};
+use smol::LocalExecutor;
 
 use super::{
-    core::Event,
-    ctx::{Ctx, Shared},
-    pods::slots,
+    clock::Clock,
+    complaints::Complaints,
+    pod_store::{Header, PodStore},
+    recorder::Recorder,
+    tasks::{Task, boxed},
+    views::{Intake, NodeView, PodsView},
 };
 use crate::{
-    api::{Mono, PodUid},
+    api::{Mono, Pod, PodStatus, PodUid, Wall, node::NodeCondition},
     config::Config,
-    kube::KubeLanes,
+    kube::{KubeLanes, store::Store},
+    logic::{
+        api_poll::{ApiPoll, Paces},
+        events::{Correlator, Sender},
+        pod_kind,
+    },
+    net::serving::Shown,
+    runtime::Runtime,
     server::backend::ApiserverHealth,
+    sys::lane::Lane,
+    volume::Volumes,
 };
-pub(super) use claims::{KnownVolume, bound_volumes, known_volumes, volume_groups};
-pub(super) use join::{JoinError, join};
-pub(super) use link::{Link, condition};
+pub(super) use join::{JoinError, Joined, join};
 pub(super) use nfs::{Share, mount as mount_nfs, unmount as unmount_nfs};
+pub(super) use objects::{KnownVolume, Loaded, Objects};
+pub(super) use writer::{ApiWriter, News};
 
-/// An apiserver that this node belongs to.
+use api_pods::ApiPods;
+use certificates::{Certificates, ClientCertificate, Kept};
+use events::EventSender;
+use lease::LeaseTask;
+use link::{Heartbeat, Link};
+use membership::Membership;
+use mirrors::MirrorKeeper;
+use node::NodeKeeper;
+use objects::ObjectKeeper;
+use pod_cidr::CidrFollower;
+use pods::{Course, PodPoller, Requests};
+use restore::Restore;
+use serving::ServingCertificate;
+use signing::Signer;
+use statuses::StatusSender;
+
+/// An apiserver that this node belongs to: who knows what of it.
 pub(super) struct Cluster {
     /// It, and the threads that wait for it.
     pub(super) lanes: KubeLanes,
     /// Whether it answers.
-    pub(super) link: Link,
-    /// The Node object there.
-    pub(super) node: node::Membership,
+    pub(super) link: Rc<Link>,
+    /// This node's place there.
+    pub(super) member: Rc<Membership>,
+    /// What it is told of pods.
+    pub(super) writer: Rc<ApiWriter>,
+    /// What pods of the API refer to.
+    pub(super) objects: Rc<Objects>,
+    api_pods: Rc<ApiPods>,
     /// This node's own certificate, if it is the agent's to keep.
-    pub(super) certificates: Option<certificates::Certificates>,
-    /// Pods of the API, and what they are told.
-    pods: pods::Pods,
-    /// What they refer to.
-    pub(super) objects: objects::ObjectsOfPods,
-    /// Tells that the recorder has something.
-    outbox: wake::Wake,
+    certificates: Option<Rc<Certificates>>,
+    /// Where it lies, until the task is made that keeps it.
+    certificate: Cell<Option<Kept>>,
+}
+
+/// Tools of the agent that those use who speak with the apiserver.
+pub(super) struct Tools {
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) disk: Lane,
+    pub(super) volumes: Volumes,
+}
+
+/// What the tasks need of the rest of the agent.
+pub(super) struct Surroundings {
+    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) tools: Tools,
+    pub(super) recorder: Rc<Recorder>,
+    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) store: PodStore,
+    /// The status with which a pod came to its end a boot ago, from beside its record. Blocking.
+    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<PodStatus>,
+    /// Tells one boot from another.
+    pub(super) boot_id: String,
+    pub(super) pods: Rc<dyn PodsView>,
+    pub(super) node: Rc<dyn NodeView>,
+    pub(super) intake: Rc<dyn Intake>,
 }
 
 impl Cluster {
-    /// An apiserver of which nothing is known yet. `seed` decides the spread of delays.
-    pub(super) fn new(lanes: KubeLanes, cfg: &Config, seed: u64) -> Self {
+    /// An apiserver of which nothing is known yet. `slots`: places for pods. `labels`: those of the Node, until it is read.
+    pub(super) fn new(
+        joined: Joined,
+        cfg: &Config,
+        slots: usize,
+        labels: BTreeMap<String, String>,
+        tools: Tools,
+    ) -> Self {
+        let Joined {
+            lanes,
+            skew,
+            certificate,
+            doorbells,
+            seed,
+        } = joined;
+        let paces = if cfg.cluster.metered {
+            Paces::METERED
+        } else {
+            Paces::NORMAL
+        };
+        let paces = Paces {
+            doorbell: doorbells,
+            ..paces
+        };
+        let Tools {
+            clock,
+            complaints,
+            disk,
+            volumes,
+        } = tools;
+        let tools = objects::Tools {
+            lanes: lanes.clone(),
+            clock,
+            complaints,
+            disk,
+            volumes,
+            skew: Arc::clone(&skew),
+        };
         Self {
             lanes,
-            link: Link::default(),
-            node: node::Membership::new(pod_cidr::restored(cfg)),
-            certificates: None,
-            pods: pods::Pods::new(cfg, slots(cfg).slots(), seed),
-            objects: objects::ObjectsOfPods::new(cfg),
-            outbox: wake::Wake::default(),
+            link: Rc::new(Link::new(skew)),
+            member: Rc::new(Membership::new(pod_cidr::restored(cfg))),
+            writer: Rc::new(ApiWriter::new(seed.rotate_left(1))),
+            objects: Rc::new(Objects::new(cfg, labels, tools)),
+            api_pods: Rc::new(ApiPods::new(ApiPoll::new(paces, slots, seed))),
+            certificates: certificate.as_ref().map(|_| Rc::default()),
+            certificate: Cell::new(certificate),
         }
     }
 
@@ -100,8 +190,18 @@ impl Cluster {
             answered_age_ms: self.link.answered().map(|at| now.since_ms(at)),
             trouble: self.link.trouble(),
             clock: self.link.skew_text(),
-            certificate: self.certificates.as_ref().and_then(|c| c.trouble()),
+            certificate: self.certificate_trouble(),
         }
+    }
+
+    /// What is wrong with this node's certificate, if anything is.
+    fn certificate_trouble(&self) -> Option<String> {
+        self.certificates.as_ref().and_then(|c| c.trouble())
+    }
+
+    /// What `get node` says of the apiserver.
+    pub(super) fn condition(&self, now: Wall) -> NodeCondition {
+        self.link.condition(self.certificate_trouble(), now)
     }
 
     /// When the apiserver last answered.
@@ -114,100 +214,208 @@ impl Cluster {
         self.certificates.as_ref()?.ended()
     }
 
-    /// A stored status changed, or what may run of a pod, or how far its end is.
-    pub(super) fn on_status(&self) {
-        self.pods.on_status();
-    }
-
-    /// Static pods, or those that end, are others now.
-    pub(super) fn on_static_pods(&self) {
-        self.pods.mirrors_due.ring();
-    }
-
-    /// All pods are ended now, and then the agent ends, as when the machine is switched off. A kubelet that goes down with its
-    /// machine tells nothing either: pods are no less wanted for it, and start again with the next.
-    pub(super) fn on_end_of_all(&self) {
-        self.pods.is_silent.set(true);
-    }
-
-    /// An event was recorded.
-    pub(super) fn on_event(&self) {
-        self.outbox.ring();
-    }
-
     /// The API has the pod, and nobody could read it yet: what runs of it is no orphan.
     pub(super) fn is_unread(&self, uid: &PodUid) -> bool {
-        self.pods.is_unread(uid)
+        self.api_pods.is_unread(uid)
+    }
+
+    /// What `pod` refers to, if it is one of the API.
+    pub(super) fn objects_of(&self, pod: &Pod) -> Option<&Objects> {
+        (!pod_kind::is_static(pod)).then_some(&*self.objects)
     }
 
     /// A whole list was told since the agent began.
     #[cfg(test)]
     pub(super) fn has_completed(&self) -> bool {
-        self.pods.poll.borrow().has_completed()
+        self.api_pods.has_completed()
     }
 
     /// What is remembered of the API's pods, for the report of a failure.
     #[cfg(test)]
     pub(super) fn memory(&self) -> String {
-        let (poll, writer) = (self.pods.poll.borrow(), self.pods.writer.borrow());
-        format!("{poll:?}\n{writer:?}")
+        format!("{}\n{}", self.api_pods.memory(), self.writer.memory())
     }
 
     /// UIDs of mirror pods, sorted.
     pub(super) fn mirror_uids(&self) -> Vec<PodUid> {
-        self.pods.mirror_uids()
+        self.writer.mirror_uids()
     }
 
-    /// The Node was read for the first time: pods of the API are taken up from now on (OFF-07).
-    fn on_node_read(&self) {
-        self.pods.asks_due.ring();
-        self.pods.statuses_due.ring();
-        self.pods.mirrors_due.ring();
+    fn signer(&self, tools: Tools) -> Signer {
+        Signer {
+            lanes: self.lanes.clone(),
+            clock: tools.clock,
+            complaints: tools.complaints,
+            disk: tools.disk,
+        }
     }
-}
 
-/// Starts everything that speaks with the apiserver, if there is one. What is started ends with what is returned, unless
-/// that is detached.
-pub(super) fn start(
-    ctx: &Shared,
-    executor: &Rc<LocalExecutor<'static>>,
-    events: &Sender<Event>,
-) -> Vec<smol::Task<()>> {
-    let Some(cluster) = &ctx.cluster else {
-        return Vec::new();
-    };
-    let shared = || Rc::clone(ctx);
-    let mut tasks = vec![
-        boxed(node::run(shared())),
-        boxed(lease::run(shared())),
-        boxed(pod_cidr::wait_for_first(shared())),
-        boxed(pods::run(shared(), Rc::clone(executor), events.clone())),
-        boxed(statuses::run(shared(), Rc::clone(executor))),
-        boxed(mirrors::run(shared())),
-        boxed(events::run(shared())),
-        boxed(upkeep::run(shared())),
-    ];
-    if cluster.certificates.is_some() {
-        tasks.push(boxed(certificates::run(shared(), events.clone())));
+    /// Keeps the certificate of the node's server, for the agent's life.
+    pub(super) fn serving_certificate(
+        &self,
+        cfg: &Config,
+        tools: Tools,
+        node: Rc<dyn NodeView>,
+        shown: Arc<Shown>,
+    ) -> Task {
+        let task = ServingCertificate {
+            node: cfg.node_name.clone(),
+            store: Store::server(&cfg.cluster.cert_dir),
+            signer: self.signer(tools),
+            own: node,
+            shown,
+        };
+        boxed(task.run())
     }
-    tasks.into_iter().map(|task| executor.spawn(task)).collect()
-}
 
-/// Something that runs as long as the agent.
-type Task = Pin<Box<dyn Future<Output = ()>>>;
-
-fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
-    Box::pin(task)
-}
-
-/// The cluster of a context that has one: tasks of this module are started only then.
-fn of(ctx: &Ctx) -> &Cluster {
-    ctx.cluster
-        .as_ref()
-        .expect("started only with an apiserver")
-}
-
-/// Waits until `due`, or for ever.
-async fn until(ctx: &Ctx, due: Mono) {
-    ctx.clock.until(due).await;
+    /// All that speaks with the apiserver for as long as the agent runs.
+    pub(super) fn tasks(&self, cfg: &Config, around: Surroundings) -> Vec<Task> {
+        let Surroundings {
+            executor,
+            tools,
+            recorder,
+            runtime,
+            store,
+            outcome,
+            boot_id,
+            pods,
+            node: own,
+            intake,
+        } = around;
+        let name = || cfg.node_name.clone();
+        let lanes = || self.lanes.clone();
+        let clock = || Rc::clone(&tools.clock);
+        let complaints = || Rc::clone(&tools.complaints);
+        let disk = || tools.disk.clone();
+        let (member, writer) = (|| Rc::clone(&self.member), || Rc::clone(&self.writer));
+        let api_pods = || Rc::clone(&self.api_pods);
+        let (pods, intake) = (|| Rc::clone(&pods), || Rc::clone(&intake));
+        let heartbeat = Heartbeat {
+            lanes: lanes(),
+            link: Rc::clone(&self.link),
+            clock: clock(),
+            complaints: complaints(),
+        };
+        let (written, answers) = smol::channel::bounded(pods::ANSWERS);
+        let follows_cidrs = pod_cidr::is_followed(cfg);
+        let keeper = Rc::new(NodeKeeper {
+            name: name(),
+            boot_id,
+            settings: cfg.node.clone(),
+            heartbeat: heartbeat.clone(),
+            member: member(),
+            own,
+            recorder: Rc::clone(&recorder),
+            objects: Rc::clone(&self.objects),
+            cidrs: CidrFollower {
+                is_followed: follows_cidrs,
+                root: cfg.dirs.root.clone(),
+                runtime,
+                disk: disk(),
+                complaints: complaints(),
+            },
+        });
+        let lease = LeaseTask {
+            node: name(),
+            duration_s: cfg.node.lease_duration_s,
+            heartbeat,
+            member: member(),
+        };
+        let restore = Restore {
+            node: name(),
+            clock: clock(),
+            complaints: complaints(),
+            store: store.clone(),
+            volumes: tools.volumes.clone(),
+            disk: disk(),
+            outcome,
+            writer: writer(),
+            api_pods: api_pods(),
+            intake: intake(),
+        };
+        let poller = PodPoller {
+            requests: Requests {
+                node: name(),
+                executor: Rc::clone(&executor),
+                lanes: lanes(),
+                complaints: complaints(),
+                answers: written.clone(),
+                bookmarks: !cfg.cluster.metered,
+            },
+            answers,
+            clock: clock(),
+            recorder: Rc::clone(&recorder),
+            writer: writer(),
+            api_pods: api_pods(),
+            member: member(),
+            pods: pods(),
+            intake: intake(),
+            course: Course::default(),
+        };
+        let statuses = Rc::new(StatusSender {
+            node: name(),
+            executor,
+            lanes: lanes(),
+            clock: clock(),
+            complaints: complaints(),
+            writer: writer(),
+            api_pods: api_pods(),
+            member: member(),
+            pods: pods(),
+            intake: intake(),
+            written,
+        });
+        let mirrors = MirrorKeeper {
+            node: name(),
+            lanes: lanes(),
+            clock: clock(),
+            complaints: complaints(),
+            store,
+            disk: disk(),
+            writer: writer(),
+            api_pods: api_pods(),
+            pods: pods(),
+            intake: intake(),
+        };
+        let now = tools.clock.now();
+        let (per_second, burst) = cfg.cluster.event_qps;
+        let correlator = Correlator::new(&cfg.node_name, cfg.cluster.metered);
+        let events = EventSender {
+            lanes: lanes(),
+            clock: clock(),
+            complaints: complaints(),
+            recorder,
+            writer: writer(),
+            sender: Sender::new(correlator, per_second, burst, now, now.0),
+        };
+        let objects = ObjectKeeper {
+            objects: Rc::clone(&self.objects),
+            pods: pods(),
+            intake: intake(),
+        };
+        let mut tasks = vec![boxed(Rc::clone(&keeper).run()), boxed(lease.run())];
+        if follows_cidrs {
+            tasks.push(boxed(keeper.wait_for_first_cidr()));
+        }
+        tasks.extend([
+            boxed(poller.run(restore)),
+            boxed(statuses.run()),
+            boxed(mirrors.run()),
+            boxed(events.run()),
+            boxed(objects.run()),
+        ]);
+        if let (Some(kept), Some(state)) = (self.certificate.take(), &self.certificates) {
+            let certificate = ClientCertificate {
+                node: name(),
+                kept,
+                state: Rc::clone(state),
+                link: Rc::clone(&self.link),
+                member: member(),
+                intake: intake(),
+                signer: self.signer(tools),
+            };
+            tasks.push(boxed(certificate.run()));
+        }
+        tasks
+    }
 }

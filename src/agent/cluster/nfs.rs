@@ -8,9 +8,10 @@ use std::{
 };
 
 use crate::{
-    agent::ctx::Ctx,
+    agent::complaints::Complaints,
     api::PodUid,
-    sys::{child, mount},
+    sys::{child, lane::Lane, mount},
+    volume::Volumes,
 };
 
 /// Time for one mount.
@@ -71,29 +72,35 @@ fn program(name: &str) -> Option<PathBuf> {
 
 /// Mounts a share where the volume of a pod is, unless that is done. Returns why it cannot be.
 pub(in crate::agent) async fn mount(
-    ctx: &Ctx,
+    volumes: &Volumes,
+    disk: &Lane,
     uid: &PodUid,
     name: &str,
     share: &Share,
 ) -> Result<(), String> {
-    let target = ctx.volumes.nfs_dir(uid, name);
-    if mount::is_mount_point(&target).map_err(|e| format!("cannot read the mount table: {e}"))? {
-        return Ok(());
-    }
-    let words = share.arguments()?;
-    let helper = program("mount.nfs").and_then(|_| program("mount"));
-    let Some(helper) = helper else {
-        return Err(
-            "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils"
-                .into(),
-        );
+    let target = volumes.nfs_dir(uid, name);
+    let (place, words) = (target.clone(), share.arguments());
+    let (volumes, uid, name) = (volumes.clone(), uid.clone(), name.to_owned());
+    // What is read here is the mount table, and directories that the share will cover.
+    let prepare = move || {
+        let is_mounted = mount::is_mount_point(&place)
+            .map_err(|e| format!("cannot read the mount table: {e}"))?;
+        if is_mounted {
+            return Ok(None);
+        }
+        let words = words?;
+        let helper = program("mount.nfs").and_then(|_| program("mount"));
+        let helper = helper.ok_or(
+            "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils",
+        )?;
+        volumes
+            .make_nfs_dir(&uid, &name)
+            .map_err(|e| format!("cannot make {}: {e}", place.display()))?;
+        Ok::<_, String>(Some((helper, words)))
     };
-    let (volumes, uid, name) = (ctx.volumes.clone(), uid.clone(), name.to_owned());
-    let made = ctx
-        .disk
-        .run(move || volumes.make_nfs_dir(&uid, &name))
-        .await;
-    made.map_err(|e| format!("cannot make {}: {e}", target.display()))?;
+    let Some((helper, words)) = disk.run(prepare).await? else {
+        return Ok(());
+    };
     let command = child::Command::new(helper)
         .args(words)
         .arg(&target)
@@ -115,13 +122,18 @@ async fn run(command: child::Command, timeout: Duration) -> Result<(), String> {
 }
 
 /// Unmounts the shares of a pod, by force if they do not go. What stays is met by the tear-down that follows.
-pub(in crate::agent) async fn unmount(ctx: &Ctx, uid: &PodUid) {
-    let (volumes, of) = (ctx.volumes.clone(), uid.clone());
-    let dirs = ctx.disk.run(move || volumes.nfs_dirs(&of)).await;
+pub(in crate::agent) async fn unmount(
+    volumes: &Volumes,
+    disk: &Lane,
+    complaints: &Complaints,
+    uid: &PodUid,
+) {
+    let (volumes, of) = (volumes.clone(), uid.clone());
+    let find = move || (volumes.nfs_dirs(&of), program("umount"));
+    let (dirs, Some(helper)) = disk.run(find).await else {
+        return;
+    };
     for dir in dirs {
-        let Some(helper) = program("umount") else {
-            return;
-        };
         for words in [&[][..], &["-f"], &["-f", "-l"]] {
             let command = child::Command::new(&helper)
                 .args(words)
@@ -129,7 +141,9 @@ pub(in crate::agent) async fn unmount(ctx: &Ctx, uid: &PodUid) {
                 .capture(TEXT_BYTES);
             match run(command, UNMOUNT_TIMEOUT).await {
                 Ok(()) => break,
-                Err(why) => ctx.complain(&format!("uid={uid} umount {}: {why}", dir.display())),
+                Err(why) => {
+                    complaints.complain(&format!("uid={uid} umount {}: {why}", dir.display()));
+                }
             }
         }
     }

@@ -4,15 +4,21 @@
 //! from there, those that run keep what they have. Before a node first hears of them it uses the usual subnet, so that
 //! static pods need no apiserver.
 
-use core::{cell::RefCell, time::Duration};
-use std::{fs::File, io::Read as _, path::Path};
+use alloc::rc::Rc;
+use std::{
+    fs::File,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
 
+use super::membership::Membership;
 use crate::{
-    agent::ctx::{Ctx, Shared},
-    api::{Node, node::NodeSpec},
+    agent::complaints::Complaints,
+    api::node::NodeSpec,
     config::Config,
     logic::node::{Cidr, PodCidrs},
-    sys::file,
+    runtime::Runtime,
+    sys::{file, lane::Lane},
 };
 
 /// In the root directory: what was last accepted, joined by commas.
@@ -20,10 +26,6 @@ const FILE: &str = "pod-cidrs";
 /// Two networks have less, bytes.
 const MAX_FILE_BYTES: u64 = 256;
 const FILE_MODE: u32 = 0o644;
-/// How often a Node without pod CIDRs is read once more, and how long after the first answer; the pause doubles. After
-/// that they come with the next report.
-const FIRST_READS: u32 = 8;
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What was accepted before this start; nothing on a node that stands alone, or whose operator chose.
 pub(in crate::agent) fn restored(cfg: &Config) -> PodCidrs {
@@ -51,58 +53,41 @@ pub(in crate::agent) fn subnets(cfg: &Config) -> Vec<String> {
     known.accepted().split(',').map(str::to_owned).collect()
 }
 
-fn is_followed(cfg: &Config) -> bool {
+/// Whether this node goes by the control plane's word.
+pub(super) fn is_followed(cfg: &Config) -> bool {
     cfg.cluster.is_member() && !cfg.network.subnet_is_given
 }
 
-/// Reads a Node that has none yet some more times: a control plane that gives them does so within a second of its creation,
-/// and pods come as soon.
-pub(super) async fn wait_for_first(ctx: Shared) {
-    let Some(cluster) = &ctx.cluster else { return };
-    if !is_followed(&ctx.cfg) {
-        return;
-    }
-    cluster.node.wait_read().await;
-    let mut pause = FIRST_PAUSE;
-    for _ in 0..FIRST_READS {
-        let known = |node: Option<&Node>| node.is_some_and(|n| !n.spec.pod_cidr.is_empty());
-        let has_some = ctx.node.with_object(known);
-        if has_some {
-            return;
-        }
-        ctx.clock.until(ctx.clock.now() + pause).await;
-        pause *= 2;
-        // Whatever is wrong is told by the rounds.
-        let _ = super::node::read(&ctx).await;
-    }
+/// Hands on what the Node says.
+pub(super) struct CidrFollower {
+    pub(super) is_followed: bool,
+    pub(super) root: PathBuf,
+    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) disk: Lane,
+    pub(super) complaints: Rc<Complaints>,
 }
 
-/// Hands on what is new in `spec`. What fails is tried again with the next answer.
-pub(super) async fn follow(ctx: &Ctx, known: &RefCell<PodCidrs>, spec: &NodeSpec) {
-    if !is_followed(&ctx.cfg) {
-        return;
-    }
-    let news = known.borrow().news(spec);
-    let cidrs: Vec<String> = match news {
-        Ok(None) => return,
-        Ok(Some(cidrs)) => cidrs.iter().map(ToString::to_string).collect(),
-        Err(e) => return ctx.complain(&e.to_string()),
-    };
-    if let Err(e) = ctx.runtime.update_pod_cidrs(&cidrs).await {
-        return ctx.complain(&format!(
-            "cannot use the pod CIDRs {}: {e}",
-            cidrs.join(",")
-        ));
-    }
-    log::info!("pods get their addresses from {}", cidrs.join(","));
-    known.borrow_mut().accept(spec);
-    let (root, text) = (
-        ctx.cfg.dirs.root.clone(),
-        known.borrow().accepted().to_owned(),
-    );
-    if let Err(e) = ctx.disk.run(move || save(&root, &text)).await {
-        // Only the next start is worse off.
-        ctx.complain(&format!("cannot keep the pod CIDRs: {e}"));
+impl CidrFollower {
+    /// Hands on what is new in `spec`. What fails is tried again with the next answer.
+    pub(super) async fn follow(&self, member: &Membership, spec: &NodeSpec) {
+        if !self.is_followed {
+            return;
+        }
+        let complain = |text: String| self.complaints.complain(&text);
+        let cidrs: Vec<String> = match member.cidr_news(spec) {
+            Ok(None) => return,
+            Ok(Some(cidrs)) => cidrs.iter().map(ToString::to_string).collect(),
+            Err(e) => return complain(e.to_string()),
+        };
+        if let Err(e) = self.runtime.update_pod_cidrs(&cidrs).await {
+            return complain(format!("cannot use the pod CIDRs {}: {e}", cidrs.join(",")));
+        }
+        log::info!("pods get their addresses from {}", cidrs.join(","));
+        let (root, text) = (self.root.clone(), member.accept_cidrs(spec));
+        if let Err(e) = self.disk.run(move || save(&root, &text)).await {
+            // Only the next start is worse off.
+            complain(format!("cannot keep the pod CIDRs: {e}"));
+        }
     }
 }
 

@@ -1,228 +1,220 @@
-//! What the apiserver is told of pods: their statuses, and that they have ended. Which and when is decided by
-//! [`StatusWriter`](crate::logic::status_writer::StatusWriter).
+//! What the apiserver is told of pods: their statuses, and that they have ended. What is due is [`ApiWriter`]'s to say; here
+//! it is sent, and what comes back goes to it and to the poller.
 
 use alloc::rc::Rc;
 
 use serde_json::{Value, json};
-use smol::{LocalExecutor, future::FutureExt as _};
+use smol::{LocalExecutor, channel::Sender, future::FutureExt as _};
 
 use super::{
-    answers::{self, Seen},
-    boxed, of, until,
+    answers::{self, Answer, Seen},
+    api_pods::ApiPods,
+    membership::Membership,
+    writer::ApiWriter,
 };
 use crate::{
     agent::{
-        ctx::{Ctx, Shared},
-        pods, records,
-        sync::chain,
+        chain::chain,
+        clock::Clock,
+        complaints::Complaints,
+        tasks::boxed,
+        views::{Intake, PodsView},
     },
-    api::{Mono, PodUid},
-    kube::{Api, KubeError, Patch},
+    api::PodUid,
+    kube::{Api, KubeError, KubeLanes, Patch},
     logic::{
-        api_poll::{Item, Verdict},
-        mirror::Mirrors,
-        status_writer::{ApiCopy, Failure, Next, Truth, Truths, Write},
+        api_poll::Item,
+        status_writer::{ApiCopy, Failure, Next, Write},
     },
 };
 
-/// How the agent's own state answers for the pods of the API.
-struct Known<'a> {
-    pods: &'a pods::Known<'a>,
-    mirrors: &'a Mirrors,
+/// Sends statuses and deletions.
+pub(super) struct StatusSender {
+    pub(super) node: String,
+    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) lanes: KubeLanes,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) writer: Rc<ApiWriter>,
+    pub(super) api_pods: Rc<ApiPods>,
+    pub(super) member: Rc<Membership>,
+    pub(super) pods: Rc<dyn PodsView>,
+    pub(super) intake: Rc<dyn Intake>,
+    /// Takes answers that say more than was known.
+    pub(super) written: Sender<Answer>,
 }
 
-impl Known<'_> {
-    /// The uid under which the agent knows a pod of the API: that of the static pod, for a mirror (MIR-01). One that mirrors
-    /// what the manifest said before is nobody's: it is about to be replaced, and what another pod does may be against its
-    /// own spec.
-    fn own_uid<'b>(&'b self, uid: &'b PodUid) -> Option<&'b PodUid> {
-        let Some(name) = self.mirrors.name_of(uid) else {
-            return Some(uid);
-        };
-        let hash = &self.mirrors.get(name)?.hash;
-        self.pods.find(|pod| {
-            let id = pod.static_id.as_deref();
-            id.is_some_and(|id| id.name == *name && id.hash == *hash)
-        })
-    }
-}
-
-impl Truths for Known<'_> {
-    fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
-        self.pods.truth(self.own_uid(uid)?)
-    }
-}
-
-/// Writes until the executor is gone.
-pub(super) async fn run(ctx: Shared, executor: Rc<LocalExecutor<'static>>) {
-    let pods = &of(&ctx).pods;
-    loop {
-        let may_write = pods.restored.get() && of(&ctx).node.is_read() && !pods.is_silent.get();
-        if may_write {
+impl StatusSender {
+    /// Until the executor is gone.
+    pub(super) async fn run(self: Rc<Self>) {
+        self.member.wait_read().await;
+        loop {
             while let Some(write) = {
-                let (now, wall) = (ctx.clock.now(), ctx.clock.wall());
-                let mirrors = &pods.mirrors.borrow();
-                ctx.pods.with_known(|pods| {
-                    let known = Known { pods, mirrors };
-                    of(&ctx).pods.writer.borrow_mut().poll(&known, now, wall)
-                })
+                let (now, wall) = (self.clock.now(), self.clock.wall());
+                self.writer.next_write(&*self.pods, now, wall)
             } {
-                send(&ctx, &executor, write);
+                self.send(write);
             }
-            if pods.writer.borrow_mut().take_meddled() {
-                of(&ctx).node.doubt();
+            if self.writer.take_meddled() {
+                self.member.doubt();
             }
+            let due = async {
+                let next = self.writer.next_timeout(self.clock.now());
+                self.clock.until(next).await;
+            };
+            self.writer.wait_statuses().or(due).await;
         }
-        let due = async {
-            let next = pods.writer.borrow().next_timeout(ctx.clock.now());
-            until(&ctx, if may_write { next } else { Mono(u64::MAX) }).await;
+    }
+
+    /// Namespace and name of a pod of the API.
+    fn path(&self, uid: &PodUid) -> Option<(String, String)> {
+        match self.writer.mirror_name(uid) {
+            Some(name) => Some((name.namespace, name.name)),
+            None => self.api_pods.path(uid),
+        }
+    }
+
+    fn send(self: &Rc<Self>, write: Write) {
+        let this = Rc::clone(self);
+        let (Write::Patch { uid, .. } | Write::Delete { uid }) = &write;
+        self.api_pods.write_started(uid);
+        let task = async move {
+            match write {
+                Write::Patch { uid, body } => this.patch(&uid, body).await,
+                Write::Delete { uid } => this.delete(&uid).await,
+            }
         };
-        pods.statuses_due.heard().or(due).await;
+        self.executor.spawn(boxed(task)).detach();
     }
-}
 
-/// Namespace and name of a pod of the API.
-fn path(ctx: &Ctx, uid: &PodUid) -> Option<(String, String)> {
-    let pods = &of(ctx).pods;
-    if let Some(name) = pods.mirrors.borrow().name_of(uid) {
-        return Some((name.namespace.clone(), name.name.clone()));
-    }
-    let poll = pods.poll.borrow();
-    let (namespace, name) = poll.path(uid)?;
-    Some((namespace.into(), name.into()))
-}
-
-fn send(ctx: &Shared, executor: &Rc<LocalExecutor<'static>>, write: Write) {
-    let ctx = Rc::clone(ctx);
-    let (Write::Patch { uid, .. } | Write::Delete { uid }) = &write;
-    of(&ctx).pods.poll.borrow_mut().on_write_started(uid);
-    let task = async move {
-        match write {
-            Write::Patch { uid, body } => patch(&ctx, &uid, body).await,
-            Write::Delete { uid } => delete(&ctx, &uid).await,
+    async fn patch(&self, uid: &PodUid, body: Value) {
+        // Phase or start time: what the next agent must not do without.
+        let is_news = !body["status"]["phase"].is_null() || !body["status"]["startTime"].is_null();
+        let tells_end = matches!(
+            body["status"]["phase"].as_str(),
+            Some("Succeeded" | "Failed")
+        );
+        let answer = match self.path(uid) {
+            None => Err(not_sent()),
+            Some((namespace, name)) => {
+                let (own, node) = (uid.clone(), self.node.clone());
+                let job = move |api: &dyn Api| {
+                    let body = body.to_string();
+                    let kind = Patch::Strategic;
+                    let raw = api.patch_pod_status(&namespace, &name, kind, body.as_bytes())?;
+                    let shown = is_news.then(|| raw.clone());
+                    let seen = Seen::of(raw, &node).filter(|seen| seen.item.uid == own);
+                    Ok((seen.map(Box::new), shown))
+                };
+                self.lanes.work(job).await
+            }
+        };
+        let now = self.clock.now();
+        let (mut more, mut news) = (None, None);
+        let copied = match answer {
+            Ok((Some(seen), shown)) if seen.pod.is_ok() => {
+                let says_more = self.api_pods.write_ended(uid, Some(seen.sight), now);
+                let copy = copy(&seen);
+                if says_more || !tells_end && self.is_ended_by_others(uid, &seen) {
+                    more = Some(seen);
+                } else {
+                    news = shown;
+                }
+                copy.ok_or(Failure::Failed)
+            }
+            Ok(_) => {
+                self.complaints
+                    .complain(&format!("uid={uid} the answer to its status is of no use"));
+                self.api_pods.write_ended(uid, None, now);
+                Err(Failure::Failed)
+            }
+            Err(e) => {
+                self.api_pods.write_ended(uid, None, now);
+                Err(failed(&self.complaints, uid, "status", &e))
+            }
+        };
+        let next = self.writer.patched(uid, copied, now);
+        self.follow(uid, next);
+        if let Some(seen) = more {
+            // It is gone only when the agent ends.
+            let _ = self.written.send(Answer::Written(seen)).await;
         }
-    };
-    executor.spawn(boxed(task)).detach();
+        if let Some(shown) = news {
+            self.intake.keep_shown(uid.clone(), shown).await;
+        }
+    }
+
+    /// Whether the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's own field, so
+    /// that the poller takes it for an echo.
+    fn is_ended_by_others(&self, uid: &PodUid, seen: &Seen) -> bool {
+        let lives = self.pods.configured(uid).is_some_and(|c| !c.has_ended);
+        lives
+            && seen
+                .pod
+                .as_ref()
+                .is_ok_and(|pod| pod.pod.status.phase.is_terminal())
+    }
+
+    async fn delete(&self, uid: &PodUid) {
+        let answer = match self.path(uid) {
+            None => Err(not_sent()),
+            Some((namespace, name)) => {
+                let (own, node) = (uid.clone(), self.node.clone());
+                let job = move |api: &dyn Api| {
+                    let left = api.delete_pod(&namespace, &name, &own)?;
+                    Ok(left.map(|raw| Seen::of(raw, &node).map(Box::new)))
+                };
+                self.lanes.work(job).await
+            }
+        };
+        let now = self.clock.now();
+        let mut more = None;
+        let copied = match answer {
+            Ok(None) => {
+                self.api_pods.write_ended(uid, None, now);
+                self.api_pods.deleted(uid);
+                Ok(None)
+            }
+            Ok(Some(Some(seen))) if seen.pod.is_ok() => {
+                let says_more = self.api_pods.write_ended(uid, Some(seen.sight), now);
+                let copy = copy(&seen);
+                more = says_more.then_some(seen);
+                copy.map(Some).ok_or(Failure::Failed)
+            }
+            Ok(Some(_)) => {
+                self.api_pods.write_ended(uid, None, now);
+                Err(Failure::Unsure)
+            }
+            Err(e) => {
+                self.api_pods.write_ended(uid, None, now);
+                Err(failed(&self.complaints, uid, "deletion", &e))
+            }
+        };
+        let next = self.writer.deleted(uid, copied, now);
+        self.follow(uid, next);
+        if let Some(seen) = more {
+            let _ = self.written.send(Answer::Written(seen)).await;
+        }
+    }
+
+    /// What follows from an answer, for the poller and for the next writes.
+    fn follow(&self, uid: &PodUid, next: Next) {
+        if next == Next::Reread {
+            self.api_pods.reread(uid);
+            // A mirror that has ended is in no list that the poller would miss it in.
+            if self.writer.is_mirror(uid) {
+                self.writer.api_lost(uid);
+                self.writer.look_at_mirrors();
+            }
+        }
+        self.api_pods.look_again();
+        self.writer.look_again();
+    }
 }
 
 /// A request that is not sent, for its pod went meanwhile.
-fn nobody() -> KubeError {
+fn not_sent() -> KubeError {
     KubeError::Cancelled
-}
-
-async fn patch(ctx: &Ctx, uid: &PodUid, body: Value) {
-    // Phase or start time: what the next agent must not do without.
-    let is_news = !body["status"]["phase"].is_null() || !body["status"]["startTime"].is_null();
-    let tells_end = matches!(
-        body["status"]["phase"].as_str(),
-        Some("Succeeded" | "Failed")
-    );
-    let answer = match path(ctx, uid) {
-        None => Err(nobody()),
-        Some((namespace, name)) => {
-            let (own, node) = (uid.clone(), ctx.node.name.clone());
-            let job = move |api: &dyn Api| {
-                let body = body.to_string();
-                let kind = Patch::Strategic;
-                let raw = api.patch_pod_status(&namespace, &name, kind, body.as_bytes())?;
-                let shown = is_news.then(|| raw.clone());
-                let seen = Seen::of(raw, &node).filter(|seen| seen.item.uid == own);
-                Ok((seen.map(Box::new), shown))
-            };
-            of(ctx).lanes.work(job).await
-        }
-    };
-    let pods = &of(ctx).pods;
-    let now = ctx.clock.now();
-    let (mut more, mut news) = (None, None);
-    let told = match answer {
-        Ok((Some(seen), shown)) if seen.pod.is_ok() => {
-            let verdict = pods
-                .poll
-                .borrow_mut()
-                .on_write_ended(uid, Some(seen.sight), now);
-            let copy = copy(&seen);
-            if verdict == Verdict::Deliver || !tells_end && is_ended_by_others(ctx, uid, &seen) {
-                more = Some(seen);
-            } else {
-                news = shown;
-            }
-            copy.ok_or(Failure::Failed)
-        }
-        Ok(_) => {
-            ctx.complain(&format!("uid={uid} the answer to its status is of no use"));
-            let _ = pods.poll.borrow_mut().on_write_ended(uid, None, now);
-            Err(Failure::Failed)
-        }
-        Err(e) => {
-            let _ = pods.poll.borrow_mut().on_write_ended(uid, None, now);
-            Err(failed(ctx, uid, "status", &e))
-        }
-    };
-    let next = pods.writer.borrow_mut().on_patched(uid, told, now);
-    follow(ctx, uid, next);
-    if let Some(seen) = more {
-        pods.written(seen).await;
-    }
-    if let Some(shown) = news {
-        keep(ctx, uid, shown).await;
-    }
-}
-
-/// Whether the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's own field, so
-/// that the poller takes it for an echo.
-fn is_ended_by_others(ctx: &Ctx, uid: &PodUid, seen: &Seen) -> bool {
-    let lives = ctx.pods.with_config(uid, |c| !c.api_phase_terminal);
-    lives == Some(true)
-        && seen
-            .pod
-            .as_ref()
-            .is_ok_and(|pod| pod.pod.status.phase.is_terminal())
-}
-
-async fn delete(ctx: &Ctx, uid: &PodUid) {
-    let answer = match path(ctx, uid) {
-        None => Err(nobody()),
-        Some((namespace, name)) => {
-            let (own, node) = (uid.clone(), ctx.node.name.clone());
-            let job = move |api: &dyn Api| {
-                let left = api.delete_pod(&namespace, &name, &own)?;
-                Ok(left.map(|raw| Seen::of(raw, &node).map(Box::new)))
-            };
-            of(ctx).lanes.work(job).await
-        }
-    };
-    let pods = &of(ctx).pods;
-    let now = ctx.clock.now();
-    let mut more = None;
-    let told = match answer {
-        Ok(None) => {
-            let mut poll = pods.poll.borrow_mut();
-            let _ = poll.on_write_ended(uid, None, now);
-            poll.on_deleted(uid);
-            Ok(None)
-        }
-        Ok(Some(Some(seen))) if seen.pod.is_ok() => {
-            let mut poll = pods.poll.borrow_mut();
-            let verdict = poll.on_write_ended(uid, Some(seen.sight), now);
-            let copy = copy(&seen);
-            more = (verdict == Verdict::Deliver).then_some(seen);
-            copy.map(Some).ok_or(Failure::Failed)
-        }
-        Ok(Some(_)) => {
-            let _ = pods.poll.borrow_mut().on_write_ended(uid, None, now);
-            Err(Failure::Unsure)
-        }
-        Err(e) => {
-            let _ = pods.poll.borrow_mut().on_write_ended(uid, None, now);
-            Err(failed(ctx, uid, "deletion", &e))
-        }
-    };
-    let next = pods.writer.borrow_mut().on_deleted(uid, told, now);
-    follow(ctx, uid, next);
-    if let Some(seen) = more {
-        pods.written(seen).await;
-    }
 }
 
 fn copy(seen: &Seen) -> Option<ApiCopy> {
@@ -230,51 +222,26 @@ fn copy(seen: &Seen) -> Option<ApiCopy> {
     Some(answers::copy_of(&pod.pod))
 }
 
-fn failed(ctx: &Ctx, uid: &PodUid, what: &str, e: &KubeError) -> Failure {
+fn failed(complaints: &Complaints, uid: &PodUid, what: &str, e: &KubeError) -> Failure {
     let failure = answers::write_failure(e);
     match failure {
         // Gone, or another's by now: nothing to tell anybody.
         Failure::Unsure => log::debug!("uid={uid} {what}: {}", chain(e)),
         Failure::Refused | Failure::Busy { .. } | Failure::Failed => {
-            ctx.complain(&format!("uid={uid} {what}: {}", chain(e)));
+            complaints.complain(&format!("uid={uid} {what}: {}", chain(e)));
         }
     }
     failure
 }
 
-/// What follows from an answer, for the poller and for the next writes.
-fn follow(ctx: &Ctx, uid: &PodUid, next: Next) {
-    let pods = &of(ctx).pods;
-    if next == Next::Reread {
-        pods.poll.borrow_mut().reread(uid);
-        // A mirror that has ended is in no list that the poller would miss it in.
-        let name = pods.mirrors.borrow().name_of(uid).cloned();
-        if let Some(name) = name {
-            pods.mirrors.borrow_mut().remove(&name, uid);
-            pods.writer.borrow_mut().on_gone(uid);
-            pods.mirrors_due.ring();
-        }
-    }
-    pods.asks_due.ring();
-    pods.statuses_due.ring();
-}
-
-/// Keeps what the API shows in the pod's record, for the next agent.
-async fn keep(ctx: &Ctx, uid: &PodUid, shown: Value) {
-    let turn = ctx.pods.record(uid).await;
-    if !ctx.pods.is_configured(uid) {
-        return;
-    }
-    let (store, of) = (ctx.store.clone(), uid.clone());
-    let kept = ctx.disk.run(move || records::refresh(&store, &of, &shown));
-    if let Err(e) = kept.await {
-        ctx.complain(&format!("uid={uid} {}", chain(&e)));
-    }
-    drop(turn);
-}
-
 /// Tells the API that the node does not take a pod that is in no table of the agent's. One that is to be deleted is.
-pub(super) async fn refuse(ctx: Shared, item: Item, reason: &'static str, message: String) {
+pub(super) async fn refuse(
+    lanes: KubeLanes,
+    complaints: Rc<Complaints>,
+    item: Item,
+    reason: &'static str,
+    message: String,
+) {
     log::info!(
         "pod={}/{} uid={} is refused: {reason}: {message}",
         item.namespace,
@@ -301,8 +268,8 @@ pub(super) async fn refuse(ctx: Shared, item: Item, reason: &'static str, messag
         }
         Ok::<_, KubeError>(())
     };
-    if let Err(e) = of(&ctx).lanes.work(job).await {
+    if let Err(e) = lanes.work(job).await {
         // The next list brings it again.
-        let _ = failed(&ctx, &uid, "refusal", &e);
+        let _ = failed(&complaints, &uid, "refusal", &e);
     }
 }

@@ -107,12 +107,7 @@ impl Node {
         look(&self.admission.borrow())
     }
 
-    /// Hands the Node object, as last known, to `look`; `None`: it is not known yet. It has no images.
-    pub(super) fn with_object<T>(&self, look: impl FnOnce(Option<&Object>) -> T) -> T {
-        look(self.object.borrow().as_ref())
-    }
-
-    /// The same to keep.
+    /// The Node object, as last known; `None`: it is not known yet. It has no images.
     pub(super) fn object(&self) -> Option<Object> {
         self.object.borrow().clone()
     }

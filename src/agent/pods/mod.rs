@@ -23,7 +23,7 @@ use alloc::collections::BTreeMap;
 use core::cell::{Cell, RefCell};
 
 pub(super) use bell::Bell;
-pub(super) use config::{ConfigPod, StaticId};
+pub(super) use config::ConfigPod;
 use entry::PodEntry;
 
 use crate::{

@@ -5,13 +5,12 @@
 //! | `certificates` | the certificate it shows, and the CAs of its clients: made, read, read again |
 //! | `reviews` | what the apiserver is asked about clients |
 //!
-//! A certificate that the apiserver's signer issues is kept by [`super::cluster::serving`].
+//! A certificate that the apiserver's signer issues is kept by [`super::cluster`].
 
 mod certificates;
 mod reviews;
 
 use alloc::{rc::Rc, sync::Arc};
-use core::pin::Pin;
 use std::path::PathBuf;
 
 use smol::LocalExecutor;
@@ -20,7 +19,7 @@ pub(super) use reviews::Reviews;
 
 use certificates::Looker;
 
-use super::{clock::Clock, complaints::Complaints, node::NodeFacts};
+use super::{clock::Clock, complaints::Complaints, node::NodeFacts, tasks::Task};
 use crate::{
     config::{ServerConfig, ServingCertificate},
     net::serving::{self, Offer, Shown},
@@ -31,9 +30,6 @@ use crate::{
     },
     sys::lane::Lane,
 };
-
-/// Something that runs as long as the agent.
-pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Shows the certificate that the apiserver's signer issues.
 pub(super) type Issued = Box<dyn FnOnce(Arc<Shown>) -> Task>;

@@ -130,7 +130,7 @@ fn when_a_registry_is_asked() {
             let expected = events.contains(&event);
             assert_eq!(told, expected, "{what}: {event}");
         }
-        let recorder = world.ctx.recorder.borrow();
+        let recorder = &world.ctx.recorder;
         let pulled = recorder.events().find(|e| *e.reason == *"Pulled");
         assert!(
             pulled.is_none_or(|e| e

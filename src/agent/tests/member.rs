@@ -304,7 +304,7 @@ fn trouble_at_the_start_holds_up_only_itself() {
     let world = World::with(&[], Some(api(&server)));
     let waits = || {
         let cluster = world.ctx.cluster.as_ref().expect("a cluster");
-        smol::future::block_on(smol::future::poll_once(cluster.node.wait_read())).is_none()
+        smol::future::block_on(smol::future::poll_once(cluster.member.wait_read())).is_none()
     };
     assert!(waits());
     world.advance(s(10));

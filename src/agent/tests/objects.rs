@@ -428,7 +428,7 @@ fn the_cluster_says_how_long_objects_are_known() {
     let (world, api) = cluster();
     world.advance(s(1));
     api.edit_node(|node| node["metadata"]["annotations"][TTL_ANNOTATION] = "3600".into());
-    world.ctx.cluster.as_ref().expect("joined").node.doubt();
+    world.ctx.cluster.as_ref().expect("joined").member.doubt();
     world.advance(s(2));
     api.put_object("configmaps/ns/cm", config_map("one"));
     run(&world, &api, "a", mounting(&[config_volume(false)]));

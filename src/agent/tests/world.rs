@@ -27,7 +27,8 @@ use super::{
     super::{
         admission, backoff_store, cgroups,
         clock::{Alarm, Clock},
-        cluster::{self, Cluster},
+        cluster::Joined,
+        cluster_views,
         core::{Command, Event},
         ctx::{Ctx, Parts, Shared},
         event_loop, generation,
@@ -208,8 +209,8 @@ impl World {
         let mut template = Template::new(&root, &flags);
         template.wire = Rc::clone(&wire);
         let lanes = way.1.clone().map(KubeLanes::inline);
-        let cluster = lanes.map(|lanes| Cluster::new(lanes, &template.cfg, 7));
-        let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, cluster);
+        let joined = lanes.map(|lanes| Joined::new(lanes, template.cfg.doorbells, 7));
+        let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, joined);
         let ctx = Rc::new(ctx);
         backoff_store::restore(&ctx);
         let driver = run::probe_driver(&ctx, events.clone());
@@ -238,8 +239,9 @@ impl World {
             .spawn(pollers::container_gc(Rc::clone(&ctx)))
             .detach();
         executor.spawn(driver.run(Rc::clone(&executor))).detach();
-        let tasks = cluster::start(&ctx, &executor, &events);
-        tasks.into_iter().for_each(Task::detach);
+        for task in cluster_views::tasks(&ctx, &executor, &events) {
+            executor.spawn(task).detach();
+        }
         let world = Self {
             wire,
             metrics: run::metrics(&ctx),
@@ -366,7 +368,7 @@ impl World {
             self.advance(Duration::from_millis(100));
         }
         let seen = self.api.as_ref().map(|api| api.take_seen());
-        let events: Vec<_> = self.ctx.recorder.borrow().events().collect();
+        let events: Vec<_> = self.ctx.recorder.events().collect();
         panic!("never happened: {what}\n{events:#?}\n{seen:#?}");
     }
 
@@ -442,7 +444,7 @@ impl World {
 
     /// How often an event was recorded.
     pub(super) fn events_of(&self, reason: &str) -> u32 {
-        let recorder = self.ctx.recorder.borrow();
+        let recorder = &self.ctx.recorder;
         let named = recorder.events().filter(|e| *e.reason == *reason);
         named.map(|e| e.count).sum()
     }
@@ -545,33 +547,19 @@ impl Template {
         }
     }
 
-    /// The cluster that is reached by these lanes.
-    pub(in crate::agent) fn cluster(
-        &self,
-        lanes: KubeLanes,
-        doorbells: bool,
-        seed: u64,
-    ) -> Cluster {
-        let cfg = Config {
-            doorbells,
-            ..self.cfg.clone()
-        };
-        Cluster::new(lanes, &cfg, seed)
-    }
-
     /// An agent's context on a disk that is nowhere.
     pub(in crate::agent) fn context_in_memory(
         &self,
         fake: Rc<Fake>,
         hands: Rc<Hands>,
         relist: Sender<()>,
-        cluster: Option<Cluster>,
+        joined: Option<Joined>,
         disk: &InMemory,
     ) -> Ctx {
-        let ctx = self.context(fake, hands, relist, cluster);
+        let volumes = self.volumes.clone().in_memory(disk.clone());
+        let ctx = self.context_with(fake, hands, relist, joined, volumes);
         Ctx {
             store: ctx.store.in_memory(disk.clone()),
-            volumes: ctx.volumes.in_memory(disk.clone()),
             ..ctx
         }
     }
@@ -582,10 +570,21 @@ impl Template {
         fake: Rc<Fake>,
         hands: Rc<Hands>,
         relist: Sender<()>,
-        cluster: Option<Cluster>,
+        joined: Option<Joined>,
+    ) -> Ctx {
+        self.context_with(fake, hands, relist, joined, self.volumes.clone())
+    }
+
+    fn context_with(
+        &self,
+        fake: Rc<Fake>,
+        hands: Rc<Hands>,
+        relist: Sender<()>,
+        joined: Option<Joined>,
+        volumes: Volumes,
     ) -> Ctx {
         let (cfg, mut node) = (self.cfg.clone(), self.node.clone());
-        if cluster.is_some() {
+        if joined.is_some() {
             node.host_ips.clone_from(&self.host_ips);
         }
         let mount = format!(
@@ -598,12 +597,12 @@ impl Template {
         let admission = admission::facts(&cfg, &node, (6, 1), false).expect("facts");
         let node = Rc::new(Node::new(node, context, admission));
         Ctx::new(Parts {
-            cluster,
+            joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,
             clock: Box::new(TestClock(hands)),
             runtime: fake,
-            volumes: self.volumes.clone(),
+            volumes,
             cgroups,
             disk: Lane::inline(),
             relist,

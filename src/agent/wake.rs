@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 
-use crate::agent::pods::Bell;
+use super::pods::Bell;
 
 /// See the module's words.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use alloc::{boxed::Box, collections::BTreeMap};
 
-use super::objects::Content;
+use super::content::Content;
 use crate::{
     api::{ConfigMap, Secret},
     logic::{

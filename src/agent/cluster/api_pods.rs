@@ -1,0 +1,96 @@
+//! What is known of the API's pods.
+
+use core::cell::RefCell;
+
+use crate::{
+    agent::wake::Wake,
+    api::{Mono, PodUid},
+    logic::api_poll::{ApiPoll, Item, Sight, Verdict},
+};
+
+/// Which pods the API has, and in which version each was read. One task polls ([`super::pods`]); who writes to the API tells
+/// here what came of it, so that its own writes are not read back. At most as many as the pod table has places.
+pub(super) struct ApiPods {
+    poll: RefCell<ApiPoll>,
+    /// The poller may have something to ask.
+    asks_due: Wake,
+}
+
+impl ApiPods {
+    /// Of a node of whose pods nothing is known.
+    pub(super) fn new(poll: ApiPoll) -> Self {
+        Self {
+            poll: RefCell::new(poll),
+            asks_due: Wake::default(),
+        }
+    }
+
+    /// For the poller, which decides what is asked.
+    pub(super) fn with<T>(&self, look: impl FnOnce(&mut ApiPoll) -> T) -> T {
+        look(&mut self.poll.borrow_mut())
+    }
+
+    /// Waits until the poller may have something to ask.
+    pub(super) async fn wait(&self) {
+        self.asks_due.heard().await;
+    }
+
+    /// The poller may have something to ask.
+    pub(super) fn look_again(&self) {
+        self.asks_due.ring();
+    }
+
+    /// The API has the pod, and nobody could read it yet.
+    pub(super) fn is_unread(&self, uid: &PodUid) -> bool {
+        self.poll.borrow().unread().any(|known| *known == **uid)
+    }
+
+    /// A whole list was told since the agent began.
+    pub(super) fn has_completed(&self) -> bool {
+        self.poll.borrow().has_completed()
+    }
+
+    /// Whether the pod is known.
+    pub(super) fn holds(&self, uid: &PodUid) -> bool {
+        self.poll.borrow().holds(uid)
+    }
+
+    /// Namespace and name of a pod.
+    pub(super) fn path(&self, uid: &PodUid) -> Option<(String, String)> {
+        let poll = self.poll.borrow();
+        let (namespace, name) = poll.path(uid)?;
+        Some((namespace.into(), name.into()))
+    }
+
+    /// A write to the pod begins.
+    pub(super) fn write_started(&self, uid: &PodUid) {
+        self.poll.borrow_mut().on_write_started(uid);
+    }
+
+    /// A write ended, with this in the answer. Returns whether that says more than was known.
+    pub(super) fn write_ended(&self, uid: &PodUid, sight: Option<Sight>, now: Mono) -> bool {
+        let verdict = self.poll.borrow_mut().on_write_ended(uid, sight, now);
+        verdict == Verdict::Deliver
+    }
+
+    /// A pod was created by us, or found where one was to be.
+    pub(super) fn made(&self, item: &Item, sight: Sight, now: Mono) {
+        self.poll.borrow_mut().on_made(item, sight, now);
+    }
+
+    /// A pod was deleted by us, and is gone.
+    pub(super) fn deleted(&self, uid: &PodUid) {
+        self.poll.borrow_mut().on_deleted(uid);
+    }
+
+    /// Nobody knows what the API has of the pod: it is read again.
+    pub(super) fn reread(&self, uid: &PodUid) {
+        self.poll.borrow_mut().reread(uid);
+    }
+
+    /// What is remembered, for the report of a failure.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> String {
+        format!("{:?}", self.poll.borrow())
+    }
+}

@@ -1,0 +1,147 @@
+//! What is known of this node's place in the cluster, besides the Node object itself.
+
+use core::{
+    cell::{Cell, RefCell},
+    mem,
+};
+
+use crate::{
+    agent::pods::Bell,
+    api::{
+        Node,
+        node::{ContainerImage, NodeSpec},
+    },
+    logic::node::{Cidr, CidrError, NodeEvent, PodCidrs, Unkept, is_ready},
+};
+
+/// This node's membership. Written by who keeps the Node up to date ([`super::node`]); whoever must wait for the Node, or has
+/// reason to think that somebody else wrote to it, says so here. One value each, whatever happens.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Membership {
+    /// The Node was read since the agent started.
+    read: Cell<bool>,
+    bell: Bell,
+    /// The last answer may no longer be the Node.
+    doubted: Cell<bool>,
+    /// Images of the last answer: the one part of it that is not kept with the Node.
+    images: RefCell<Vec<ContainerImage>>,
+    unschedulable: Cell<bool>,
+    /// Events that were recorded and whose cause the API does not know yet: not to be recorded again.
+    recorded: RefCell<Vec<NodeEvent>>,
+    /// What the apiserver drops.
+    unkept: Cell<Unkept>,
+    /// What the runtime was given.
+    cidrs: RefCell<PodCidrs>,
+    /// The Node has a pod CIDR.
+    has_cidr: Cell<bool>,
+    /// What the Node says of its readiness.
+    ready: Cell<Option<bool>>,
+}
+
+impl Membership {
+    /// With the pod CIDRs that the runtime was started with.
+    pub(super) fn new(cidrs: PodCidrs) -> Self {
+        Self {
+            cidrs: RefCell::new(cidrs),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the Node has been read from the API.
+    pub(super) fn is_read(&self) -> bool {
+        self.read.get()
+    }
+
+    /// Waits until the Node has been read from the API: before that no pod of the API is taken up (OFF-07).
+    pub(in crate::agent) fn wait_read(&self) -> impl Future<Output = ()> {
+        self.bell.until(|| self.read.get().then_some(()))
+    }
+
+    /// Somebody else may have written to the Node: it is read before the next status, and that is looked at soon.
+    pub(in crate::agent) fn doubt(&self) {
+        self.doubted.set(true);
+        self.bell.ring();
+    }
+
+    /// The same, and the next status is not hurried by it.
+    pub(super) fn doubt_quietly(&self) {
+        self.doubted.set(true);
+    }
+
+    /// Whether the last answer may no longer be the Node.
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted.get()
+    }
+
+    /// Waits until it is so.
+    pub(super) fn wait_doubt(&self) -> impl Future<Output = ()> {
+        self.bell.until(|| self.doubted.get().then_some(()))
+    }
+
+    /// The Node was read, or written: takes its images out of it. Returns the event of a cordon that is new.
+    pub(super) fn answered(&self, node: &mut Node) -> Option<NodeEvent> {
+        let before = self.unschedulable.replace(node.spec.unschedulable);
+        *self.images.borrow_mut() = mem::take(&mut node.status.images);
+        self.has_cidr.set(!node.spec.pod_cidr.is_empty());
+        self.ready.set(is_ready(&node.status.conditions));
+        self.doubted.set(false);
+        NodeEvent::of_cordon(before, node.spec.unschedulable)
+    }
+
+    /// All that follows from the Node was done: who waits for it goes on.
+    pub(super) fn set_read(&self) {
+        if !self.read.replace(true) {
+            self.bell.ring();
+        }
+    }
+
+    /// Puts the images of the last answer back.
+    pub(super) fn add_images(&self, node: &mut Node) {
+        node.status.images.clone_from(&self.images.borrow());
+    }
+
+    /// Takes out of a Node what the apiserver is known to drop.
+    pub(super) fn leave_out(&self, wanted: &mut Node) {
+        self.unkept.get().leave_out(wanted);
+    }
+
+    /// A status was sent: what was recorded is known there, and what did not come back is dropped there.
+    pub(super) fn sent(&self, wanted: &Node, answer: &Node) {
+        self.recorded.borrow_mut().clear();
+        let mut unkept = self.unkept.get();
+        unkept.learn(wanted, answer);
+        self.unkept.set(unkept);
+    }
+
+    /// Whether the event is to be recorded: it was not since the last status.
+    pub(super) fn is_new(&self, event: NodeEvent) -> bool {
+        let mut recorded = self.recorded.borrow_mut();
+        let is_new = !recorded.contains(&event);
+        if is_new {
+            recorded.push(event);
+        }
+        is_new
+    }
+
+    /// Whether the Node says that it is ready; `None`: it says nothing.
+    pub(super) fn is_ready(&self) -> Option<bool> {
+        self.ready.get()
+    }
+
+    /// Whether the Node has a pod CIDR.
+    pub(super) fn has_cidr(&self) -> bool {
+        self.has_cidr.get()
+    }
+
+    /// Pod CIDRs that the runtime does not have yet.
+    pub(super) fn cidr_news(&self, spec: &NodeSpec) -> Result<Option<Vec<Cidr>>, CidrError> {
+        self.cidrs.borrow().news(spec)
+    }
+
+    /// The runtime has them. Returns what is to be kept of them.
+    pub(super) fn accept_cidrs(&self, spec: &NodeSpec) -> String {
+        let mut cidrs = self.cidrs.borrow_mut();
+        cidrs.accept(spec);
+        cidrs.accepted().to_owned()
+    }
+}

@@ -1,0 +1,109 @@
+//! Volumes that claims are bound to (VOL-16). Claim and volume are read once a pod, when it first needs them, and for real:
+//! a copy serves only the same pod, while nobody answers (OFF-02).
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    content::{Ask, Content, Refusal},
+    store::{Objects, User},
+};
+use crate::{
+    agent::views::PodsView,
+    api::{Pod, pod::Volume},
+    logic::{
+        bound_volume::{self, BoundVolume},
+        pod_refs::{self, Key, Kind},
+    },
+};
+
+/// A volume of a pod, the claim it was given to, and what that is bound to.
+pub(in crate::agent) struct KnownVolume {
+    /// Its name in the pod.
+    pub(in crate::agent) name: String,
+    /// Name of the claim.
+    pub(in crate::agent) claim: String,
+    /// Name of the PersistentVolume.
+    pub(in crate::agent) bound_to: String,
+}
+
+impl Objects {
+    /// What the pod's claims are bound to, by the name of the volume; errors are to be tried again.
+    pub(in crate::agent) async fn bound_volumes(
+        &self,
+        pod: &Pod,
+        pods: &dyn PodsView,
+    ) -> BTreeMap<String, Result<BoundVolume, String>> {
+        let mut bound = BTreeMap::new();
+        for volume in pod_refs::used_volumes(pod) {
+            if let Some(claim) = bound_volume::claim_of(pod, volume) {
+                let found = self.bound_to(pod, pods, volume, &claim).await;
+                bound.insert(volume.name.clone(), found);
+            }
+        }
+        bound
+    }
+
+    /// What the pod's claims were bound to when they were mounted, as far as this node has kept it; nobody is asked.
+    pub(in crate::agent) async fn known_volumes(&self, pod: &Pod) -> Vec<KnownVolume> {
+        let mut known = Vec::new();
+        for volume in pod_refs::used_volumes(pod) {
+            if let Some(claim) = bound_volume::claim_of(pod, volume)
+                && let Some(Content::Claim(bound)) = self.known(&key(pod, volume, &claim)).await
+            {
+                known.push(KnownVolume {
+                    name: volume.name.clone(),
+                    claim,
+                    bound_to: bound.name,
+                });
+            }
+        }
+        known
+    }
+
+    /// Groups whose members may use the volumes of the pod's claims, as far as these are known.
+    pub(in crate::agent) async fn volume_groups(&self, pod: &Pod, pods: &dyn PodsView) -> Vec<i64> {
+        let bound = self.bound_volumes(pod, pods).await.into_values();
+        bound.filter_map(|bound| bound.ok()?.group).collect()
+    }
+
+    async fn bound_to(
+        &self,
+        pod: &Pod,
+        pods: &dyn PodsView,
+        volume: &Volume,
+        claim: &str,
+    ) -> Result<BoundVolume, String> {
+        let uid = &pod.metadata.uid;
+        let key = key(pod, volume, claim);
+        self.register(pod, BTreeSet::from([key.clone()]))?;
+        let ask = self.ask_for_claim(pod, volume, claim);
+        match self.obtain(User { uid, pods }, &key, ask).await? {
+            Some(Content::Claim(bound)) => Ok(*bound),
+            _ => Err(format!("PVC {claim} is not known")),
+        }
+    }
+
+    fn ask_for_claim(&self, pod: &Pod, volume: &Volume, claim: &str) -> Ask {
+        let (pod, volume, claim) = (pod.clone(), volume.clone(), claim.to_owned());
+        let (node, labels) = (self.node.clone(), Arc::clone(&self.labels.borrow()));
+        Arc::new(move |api| {
+            let object = api.persistent_volume_claim(&pod.metadata.namespace, &claim)?;
+            let claim = bound_volume::claim(&object).map_err(Refusal::Other)?;
+            let name = bound_volume::bound_to(&pod, &volume, &claim).map_err(Refusal::Other)?;
+            let object = api.persistent_volume(&name)?;
+            let bound = bound_volume::volume(&object).map_err(Refusal::Other)?;
+            let bound = bound_volume::resolve(&volume, &claim, &bound, &node, &labels);
+            Ok(Content::Claim(Box::new(bound.map_err(Refusal::Other)?)))
+        })
+    }
+}
+
+/// Volumes of one claim may be used in different ways.
+fn key(pod: &Pod, volume: &Volume, claim: &str) -> Key {
+    let claim = pod_refs::claim_name(&pod.metadata.uid, claim);
+    let name = format!("{claim}/{}", volume.name);
+    Key::new(Kind::Claim, &pod.metadata.namespace, &name)
+}

@@ -1,0 +1,151 @@
+//! What a read of the apiserver gives, or why it gives nothing.
+
+use alloc::sync::Arc;
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::{
+    api::{ConfigMap, ObjectMeta, Secret, service, strict},
+    kube::{Api, KubeError},
+    logic::{
+        bound_volume::BoundVolume,
+        pod_refs::{Key, Kind},
+    },
+};
+
+/// Services of one namespace that are kept.
+const MAX_SERVICES: usize = 5000;
+
+/// Why there is no answer that can be used.
+#[derive(Clone, Debug)]
+pub(super) enum Refusal {
+    NotFound(String),
+    Forbidden(String),
+    /// Nobody answered.
+    Silent(String),
+    Other(String),
+    /// Nobody waits for an answer: the pod is to end.
+    Ended,
+}
+
+impl From<KubeError> for Refusal {
+    fn from(error: KubeError) -> Self {
+        let text = error.to_string();
+        match error.status() {
+            Some(404) => Self::NotFound(text),
+            Some(403) => Self::Forbidden(text),
+            None if !error.is_answer() => Self::Silent(text),
+            _ => Self::Other(text),
+        }
+    }
+}
+
+impl Refusal {
+    pub(super) fn into_text(self) -> String {
+        match self {
+            Self::NotFound(text)
+            | Self::Forbidden(text)
+            | Self::Silent(text)
+            | Self::Other(text) => text,
+            Self::Ended => "the pod is to end".into(),
+        }
+    }
+}
+
+/// What a read gives.
+#[derive(Debug)]
+pub(super) enum Content {
+    ConfigMap(Box<ConfigMap>),
+    Secret(Box<Secret>),
+    Services(Vec<service::Service>),
+    Claim(Box<BoundVolume>),
+}
+
+impl Content {
+    pub(super) const fn is_immutable(&self) -> bool {
+        match self {
+            Self::ConfigMap(map) => matches!(map.immutable, Some(true)),
+            Self::Secret(secret) => matches!(secret.immutable, Some(true)),
+            Self::Services(_) | Self::Claim(_) => false,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+        fn text(value: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+            serde_json::to_vec(value)
+        }
+        match self {
+            Self::ConfigMap(map) => text(map),
+            Self::Secret(secret) => text(secret),
+            Self::Services(services) => text(services),
+            Self::Claim(bound) => text(bound),
+        }
+    }
+
+    pub(super) fn decode(kind: Kind, bytes: &[u8]) -> Result<Self, strict::TextError> {
+        Ok(match kind {
+            Kind::ConfigMap => Self::ConfigMap(Box::new(strict::from_json(bytes)?)),
+            Kind::Secret => Self::Secret(Box::new(strict::from_json(bytes)?)),
+            Kind::Services => Self::Services(strict::from_json(bytes)?),
+            Kind::Claim => Self::Claim(Box::new(strict::from_json(bytes)?)),
+        })
+    }
+}
+
+/// Asks for one object, on a thread that may wait.
+pub(super) type Ask = Arc<dyn Fn(&dyn Api) -> Result<Content, Refusal> + Send + Sync>;
+
+/// How an object is asked for that needs no more than its name.
+pub(super) fn plain(key: &Key) -> Ask {
+    let Key {
+        kind,
+        namespace,
+        name,
+    } = key.clone();
+    Arc::new(move |api| match kind {
+        Kind::ConfigMap => {
+            let mut map: ConfigMap = decoded(&api.config_map(&namespace, &name)?)?;
+            map.metadata = pruned(map.metadata);
+            Ok(Content::ConfigMap(Box::new(map)))
+        }
+        Kind::Secret => {
+            let mut secret: Secret = decoded(&api.secret(&namespace, &name)?)?;
+            secret.metadata = pruned(secret.metadata);
+            Ok(Content::Secret(Box::new(secret)))
+        }
+        Kind::Services if name.is_empty() => {
+            let mut services = Vec::new();
+            api.list_services(&namespace, &mut |item| {
+                // One that cannot be read is no reason to know none.
+                if let Ok(service) = strict::typed::<service::Service>(&item)
+                    && !matches!(&*service.spec.cluster_ip, "" | "None")
+                    && services.len() < MAX_SERVICES
+                {
+                    services.push(service);
+                }
+            })?;
+            Ok(Content::Services(services))
+        }
+        Kind::Services => {
+            let service = decoded(&api.service(&namespace, &name)?)?;
+            Ok(Content::Services(vec![service]))
+        }
+        Kind::Claim => Err(Refusal::Other("a claim is asked for by its pod".into())),
+    })
+}
+
+/// Reads an object of the apiserver, without telling what is in it.
+fn decoded<T: DeserializeOwned>(object: &Value) -> Result<T, Refusal> {
+    strict::typed(object).map_err(|e| Refusal::Other(e.without_value().to_string()))
+}
+
+/// What identifies an object; annotations may hold a copy of a Secret.
+fn pruned(metadata: ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        ..ObjectMeta::default()
+    }
+}

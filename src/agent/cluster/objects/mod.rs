@@ -1,0 +1,29 @@
+//! ConfigMaps, Secrets, services, claims and tokens that pods refer to: read when they are needed and old, kept on disk, in
+//! memory only while somebody uses them.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `store` | [`Objects`], who owns what is known of them |
+//! | `content`, `files`, `loaded` | what a read gives; its copy on disk; what one step uses |
+//! | `loads`, `claims`, `tokens`, `token_times` | what steps of a pod ask for |
+//! | `upkeep` | what is done beside the pods |
+//!
+//! What is due is decided by [`ObjectTable`](crate::logic::object_table::ObjectTable). A read that fails leaves what was
+//! there: only "not found" is an answer (OBJ-04). While the apiserver is silent, what is on disk is used, also by an agent
+//! that has started without it (OFF-02).
+
+mod claims;
+mod content;
+mod files;
+mod loaded;
+mod loads;
+mod store;
+mod token_times;
+mod tokens;
+mod upkeep;
+
+pub(in crate::agent) use claims::KnownVolume;
+pub(in crate::agent) use loaded::Loaded;
+pub(in crate::agent) use store::Objects;
+pub(super) use store::Tools;
+pub(super) use upkeep::ObjectKeeper;

@@ -1,0 +1,406 @@
+//! Objects in use: read when they are needed and old, kept on disk.
+
+use alloc::{collections::BTreeMap, collections::BTreeSet, rc::Rc, sync::Arc};
+use core::{
+    cell::RefCell,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+use std::path::PathBuf;
+
+use smol::future::FutureExt as _;
+
+use super::{
+    content::{Ask, Content, Refusal},
+    files::{Copy, ObjectFiles},
+    token_times::TokenTimes,
+};
+use crate::{
+    agent::{
+        clock::Clock, cluster::link::Skew, complaints::Complaints, pods::Bell, views::PodsView,
+    },
+    api::{Mono, Node, Pod, PodUid},
+    config::{Config, OfflineSecrets},
+    kube::{Api, KubeLanes},
+    logic::{
+        object_table::{Found, ObjectTable, Reach, Step, TTL_ANNOTATION},
+        pod_refs::{Key, Kind},
+    },
+    sys::lane::Lane,
+    volume::Volumes,
+};
+
+/// How long a read may take if there is a copy to use instead; the read goes on.
+const REFRESH_WAIT: Duration = Duration::from_secs(5);
+/// Pauses after which a new pod's object is asked for again that may not be read: the authorizer learns late of a binding.
+pub(super) const FORBIDDEN_PAUSES: [Duration; 4] = [
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
+/// How long a pod counts as new to the authorizer.
+const NEW_POD: Duration = Duration::from_secs(30);
+/// Files that wait for [`Objects::commit`]; of more, the kernel writes the rest in its own time.
+const MAX_UNSYNCED: usize = 1024;
+/// What is said while nobody is asked.
+pub(super) const SILENT: &str = "the apiserver does not answer";
+
+/// What it takes to read objects and to keep them.
+pub(in crate::agent) struct Tools {
+    pub(in crate::agent) lanes: KubeLanes,
+    pub(in crate::agent) clock: Rc<dyn Clock>,
+    pub(in crate::agent) complaints: Rc<Complaints>,
+    pub(in crate::agent) disk: Lane,
+    /// Where tokens of pods lie.
+    pub(in crate::agent) volumes: Volumes,
+    /// By how much the clock is wrong that tokens count by.
+    pub(in crate::agent) skew: Arc<Skew>,
+}
+
+/// The pod for which something is done, and who knows whether it is to end.
+#[derive(Clone, Copy)]
+pub(super) struct User<'a> {
+    pub(super) uid: &'a PodUid,
+    pub(super) pods: &'a dyn PodsView,
+}
+
+/// What this agent knows of the objects that its pods of the API refer to: ConfigMaps, Secrets, services, claims with their
+/// volumes, tokens. Steps of a pod's sync ask for them, the end of a pod forgets them, the Node says how long they count.
+/// Bounded by [`ObjectTable`]; what they hold is on disk.
+pub(in crate::agent) struct Objects {
+    pub(super) tools: Tools,
+    pub(super) node: String,
+    /// Labels of the Node, which choose volumes.
+    pub(super) labels: RefCell<Arc<BTreeMap<String, String>>>,
+    pub(super) table: RefCell<ObjectTable>,
+    pub(super) reach: RefCell<Reach>,
+    /// Requests that met silence: those that stood in the queue behind one are not sent.
+    silences: Arc<AtomicU32>,
+    pub(super) files: ObjectFiles,
+    pub(super) tokens: TokenTimes,
+    /// Rings when a read has ended.
+    ended: Bell,
+    /// Written, and not yet on disk for good.
+    unsynced: RefCell<Vec<PathBuf>>,
+    /// Rings when one is.
+    pub(super) written: Bell,
+}
+
+impl Objects {
+    /// Nothing is read or made before a pod needs it. `labels`: those of the Node, until it is read.
+    pub(in crate::agent::cluster) fn new(
+        cfg: &Config,
+        labels: BTreeMap<String, String>,
+        tools: Tools,
+    ) -> Self {
+        let (dirs, metered) = (&cfg.dirs, cfg.cluster.metered);
+        let secrets = match cfg.cluster.offline_secrets {
+            OfflineSecrets::Disk => &dirs.root,
+            OfflineSecrets::Memory => &dirs.run,
+        };
+        Self {
+            tools,
+            node: cfg.node_name.clone(),
+            labels: RefCell::new(Arc::new(labels)),
+            table: RefCell::new(ObjectTable::new(metered, cfg.times.sync)),
+            reach: RefCell::default(),
+            silences: Arc::default(),
+            files: ObjectFiles::new(&dirs.root, secrets),
+            tokens: TokenTimes::default(),
+            ended: Bell::default(),
+            unsynced: RefCell::default(),
+            written: Bell::default(),
+        }
+    }
+
+    /// Takes from the Node how long objects may be kept (OBJ-03), and its labels.
+    pub(in crate::agent::cluster) fn learn(&self, node: &Node) {
+        let ttl = node.metadata.annotations.get(TTL_ANNOTATION);
+        self.table.borrow_mut().set_ttl(ttl.map(String::as_str));
+        let labels = &node.metadata.labels;
+        if **self.labels.borrow() != *labels {
+            self.labels.replace(Arc::new(labels.clone()));
+        }
+    }
+
+    /// A pod is gone, or its volumes are: so is the interest in what it referred to (OBJ-02, TOK-02).
+    pub(in crate::agent) async fn forget(&self, uid: &PodUid) {
+        self.tokens.forget(uid);
+        let gone = self.table.borrow_mut().forget(uid);
+        let (files, uid) = (self.files.clone(), uid.clone());
+        self.tools
+            .disk
+            .run(move || {
+                gone.iter().for_each(|key| files.remove(key));
+                files.remove_tokens(&uid);
+            })
+            .await;
+    }
+
+    pub(super) fn now(&self) -> Mono {
+        self.tools.clock.now()
+    }
+
+    pub(super) fn complain(&self, text: &str) {
+        self.tools.complaints.complain(text);
+    }
+
+    /// Notes what a pod refers to; returns it.
+    pub(super) fn register(&self, pod: &Pod, keys: BTreeSet<Key>) -> Result<BTreeSet<Key>, String> {
+        let mut table = self.table.borrow_mut();
+        table
+            .register(&pod.metadata.uid, &keys, self.now())
+            .map_err(|e| e.to_string())?;
+        Ok(keys)
+    }
+
+    /// An object as it is now, or as it was lately; `Ok(None)`: there is none.
+    pub(super) async fn obtain(
+        &self,
+        user: User<'_>,
+        key: &Key,
+        ask: Ask,
+    ) -> Result<Option<Content>, String> {
+        loop {
+            let step = self.table.borrow_mut().step(user.uid, key, self.now());
+            match step {
+                Step::Missing => return Ok(None),
+                Step::UseHeld => {
+                    if let Some(content) = self.copy(key).await {
+                        return Ok(content);
+                    }
+                    self.table.borrow_mut().damaged(key);
+                }
+                Step::Wait => {
+                    let is_free = || (!self.table.borrow().is_busy(key)).then_some(());
+                    self.ended.until(is_free).await;
+                }
+                Step::Read => {
+                    let turn = Turn { mine: self, key };
+                    let read = self.read(user, key, ask).await;
+                    drop(turn);
+                    return read;
+                }
+            }
+        }
+    }
+
+    async fn read(&self, user: User<'_>, key: &Key, ask: Ask) -> Result<Option<Content>, String> {
+        let begun = self.now();
+        let refusal = match self.ask_patiently(user, key, ask).await {
+            Ok(content) => {
+                self.keep(key, Some(&content), begun).await;
+                return Ok(Some(content));
+            }
+            Err(Refusal::NotFound(_)) if key.kind != Kind::Claim => {
+                self.keep(key, None, begun).await;
+                return Ok(None);
+            }
+            Err(refusal) => refusal,
+        };
+        // A volume is mounted by what is true now; only a pod that had it may go by what was (OFF-02).
+        let may_be_old = key.kind != Kind::Claim || matches!(refusal, Refusal::Silent(_));
+        let why = refusal.into_text();
+        let copy = if may_be_old {
+            self.copy(key).await
+        } else {
+            None
+        };
+        match copy {
+            Some(content) => {
+                log::debug!("{key} is used as it was last known: {why}");
+                Ok(content)
+            }
+            None => Err(why),
+        }
+    }
+
+    async fn ask_patiently(&self, user: User<'_>, key: &Key, ask: Ask) -> Result<Content, Refusal> {
+        if !self.reach.borrow_mut().may_ask(self.now()) {
+            return Err(Refusal::Silent(SILENT.into()));
+        }
+        let (files, name) = (self.files.clone(), key.clone());
+        let has_copy = self.tools.disk.run(move || files.has(&name)).await;
+        let limit = has_copy.then_some(REFRESH_WAIT);
+        let mut pauses = FORBIDDEN_PAUSES.iter();
+        loop {
+            let ask = Arc::clone(&ask);
+            let answer = self.ask(user, limit, move |api| ask(api)).await;
+            if !self.pause(user, &answer, &mut pauses).await {
+                return answer;
+            }
+        }
+    }
+
+    /// Waits if the answer is one that a new pod gets before the authorizer knows of it (AUTHZ-08). Returns whether to ask
+    /// again.
+    pub(super) async fn pause<T>(
+        &self,
+        user: User<'_>,
+        answer: &Result<T, Refusal>,
+        pauses: &mut core::slice::Iter<'_, Duration>,
+    ) -> bool {
+        let now = self.now();
+        if !matches!(answer, Err(Refusal::Forbidden(_)))
+            || !self.table.borrow().is_new(user.uid, NEW_POD, now)
+        {
+            return false;
+        }
+        let Some(pause) = pauses.next() else {
+            return false;
+        };
+        self.tools.clock.until(now + *pause).await;
+        true
+    }
+
+    /// Asks the apiserver, unless it was found silent since; ends early with the pod, and after `limit`.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        user: User<'_>,
+        limit: Option<Duration>,
+        ask: impl FnOnce(&dyn Api) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let silences = Arc::clone(&self.silences);
+        let before = silences.load(Ordering::SeqCst);
+        let asked = self.tools.lanes.work(move |api| {
+            if silences.load(Ordering::SeqCst) != before {
+                return Err(Refusal::Silent(SILENT.into()));
+            }
+            let answer = ask(api);
+            if matches!(answer, Err(Refusal::Silent(_))) {
+                silences.fetch_add(1, Ordering::SeqCst);
+            }
+            answer
+        });
+        let ended = async {
+            user.pods.cancelled(user.uid).await;
+            Err(Refusal::Ended)
+        };
+        let late = async {
+            match limit {
+                Some(limit) => self.tools.clock.until(self.now() + limit).await,
+                None => core::future::pending().await,
+            }
+            Err(Refusal::Silent(SILENT.into()))
+        };
+        let answer = asked.or(ended).or(late).await;
+        let mut reach = self.reach.borrow_mut();
+        match &answer {
+            Err(Refusal::Silent(_)) => reach.silent(self.now()),
+            Err(Refusal::Ended) => {}
+            _ => reach.answered(),
+        }
+        answer
+    }
+
+    /// Writes a copy, and notes what is known.
+    async fn keep(&self, key: &Key, content: Option<&Content>, begun: Mono) {
+        let text = content.map(Content::encode).transpose();
+        let (files, name) = (self.files.clone(), key.clone());
+        let kept = match text {
+            Ok(text) => {
+                self.tools
+                    .disk
+                    .run(move || files.write(&name, text.as_deref()))
+                    .await
+            }
+            Err(e) => Err(e.into()),
+        };
+        let found = match (kept, content) {
+            (Ok(written), content) => {
+                self.note_written(written);
+                match content {
+                    Some(content) => Found::Held {
+                        immutable: content.is_immutable(),
+                    },
+                    None => Found::Missing,
+                }
+            }
+            (Err(e), content) => {
+                self.complain(&format!("no copy of {key} is kept on disk: {e}"));
+                match content {
+                    Some(_) => Found::Unkept,
+                    None => Found::Missing,
+                }
+            }
+        };
+        self.table.borrow_mut().read(key, found, begun);
+    }
+
+    /// A file that is to be on disk for good soon.
+    pub(super) fn note_written(&self, written: Option<PathBuf>) {
+        let Some(path) = written else {
+            return;
+        };
+        let mut unsynced = self.unsynced.borrow_mut();
+        if unsynced.len() < MAX_UNSYNCED {
+            unsynced.push(path);
+            drop(unsynced);
+            self.written.ring();
+        }
+    }
+
+    /// Whether files wait for [`Self::commit`].
+    pub(super) fn is_unsynced(&self) -> bool {
+        !self.unsynced.borrow().is_empty()
+    }
+
+    /// Brings what was written to disk for good.
+    pub(super) async fn commit(&self) {
+        let files = self.unsynced.take();
+        if files.is_empty() {
+            return;
+        }
+        let done = self
+            .tools
+            .disk
+            .run(move || ObjectFiles::commit(&files))
+            .await;
+        if let Err(e) = done {
+            self.complain(&format!(
+                "copies of objects may not survive a power cut: {e}"
+            ));
+        }
+    }
+
+    /// What was kept of an object, however old; nobody is asked.
+    pub(super) async fn known(&self, key: &Key) -> Option<Content> {
+        self.copy(key).await.flatten()
+    }
+
+    /// What is on disk; `None`: nothing that can be used.
+    async fn copy(&self, key: &Key) -> Option<Option<Content>> {
+        let (files, name) = (self.files.clone(), key.clone());
+        let read = self.tools.disk.run(move || match files.read(&name) {
+            Copy::Held(bytes) => Content::decode(name.kind, &bytes).map(Some).map_err(Some),
+            Copy::Missing => Ok(None),
+            Copy::None => Err(None),
+        });
+        match read.await {
+            Ok(content) => Some(content),
+            Err(why) => {
+                if let Some(why) = why {
+                    self.complain(&format!(
+                        "the copy of {key} is damaged: {}",
+                        why.without_value()
+                    ));
+                }
+                None
+            }
+        }
+    }
+}
+
+/// A read under way; others wait until it is dropped.
+struct Turn<'a> {
+    mine: &'a Objects,
+    key: &'a Key,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.mine.table.borrow_mut().failed(self.key);
+        self.mine.ended.ring();
+    }
+}

@@ -1,0 +1,60 @@
+//! When tokens are to be replaced.
+
+use alloc::collections::BTreeMap;
+use core::cell::RefCell;
+
+use crate::{
+    api::{Mono, PodUid},
+    logic::{fnv::fnv1a, pod_refs::TokenRef},
+};
+
+/// When the tokens in force are to be replaced. As many as volumes of the node's pods ask for.
+#[derive(Debug, Default)]
+pub(super) struct TokenTimes {
+    due: RefCell<BTreeMap<(PodUid, u64), Due>>,
+}
+
+/// When a token is to be replaced.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due {
+    pub(super) at: Mono,
+    /// An agent before this one asked for it: its age is known by the time of day alone, which may turn out to be another.
+    pub(super) is_found: bool,
+}
+
+fn slot(uid: &PodUid, token: &TokenRef) -> (PodUid, u64) {
+    let seconds = token.expiration_s.unwrap_or(0).to_le_bytes();
+    (
+        uid.clone(),
+        fnv1a(seconds.into_iter().chain(token.audience.bytes())),
+    )
+}
+
+impl TokenTimes {
+    /// When that token is to be replaced, if it is known.
+    pub(super) fn of(&self, uid: &PodUid, token: &TokenRef) -> Option<Due> {
+        self.due.borrow().get(&slot(uid, token)).copied()
+    }
+
+    /// It is to be replaced then.
+    pub(super) fn set(&self, uid: &PodUid, token: &TokenRef, due: Due) {
+        self.due.borrow_mut().insert(slot(uid, token), due);
+    }
+
+    /// Forgets a pod's.
+    pub(super) fn forget(&self, uid: &PodUid) {
+        self.due.borrow_mut().retain(|(of, _), _| of != uid);
+    }
+
+    /// Pods with a token that is to be replaced by now.
+    pub(super) fn due(&self, now: Mono) -> Vec<PodUid> {
+        let due = self.due.borrow();
+        let mut pods: Vec<PodUid> = due
+            .iter()
+            .filter(|(_, due)| due.at <= now)
+            .map(|((uid, _), _)| uid.clone())
+            .collect();
+        pods.dedup();
+        pods
+    }
+}

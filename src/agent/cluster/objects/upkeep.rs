@@ -1,0 +1,86 @@
+//! What objects and tokens need beside the pods that use them: to be on disk for good, to be replaced in time, to go.
+
+use alloc::{collections::BTreeSet, rc::Rc};
+use core::time::Duration;
+
+use smol::future::FutureExt as _;
+
+use super::store::Objects;
+use crate::{
+    agent::views::{Intake, PodsView},
+    api::PodUid,
+};
+
+/// Time for writes to gather before they are brought to disk for good: a rollout is one such group.
+const GROUP: Duration = Duration::from_secs(5);
+/// How often pods are looked for whose tokens are to be replaced. Syncs replace them too, as long as they are more frequent.
+const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
+/// How often files are looked for that nobody needs: what a crash has left.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Looks after objects and tokens.
+pub(in crate::agent::cluster) struct ObjectKeeper {
+    pub(in crate::agent::cluster) objects: Rc<Objects>,
+    pub(in crate::agent::cluster) pods: Rc<dyn PodsView>,
+    pub(in crate::agent::cluster) intake: Rc<dyn Intake>,
+}
+
+impl ObjectKeeper {
+    /// For the agent's life.
+    pub(in crate::agent::cluster) async fn run(self) {
+        let (mine, clock) = (&*self.objects, &self.objects.tools.clock);
+        let mut sweep = clock.now() + TOKEN_INTERVAL;
+        loop {
+            let round = clock.now() + TOKEN_INTERVAL;
+            let written = async {
+                let is_unsynced = || mine.is_unsynced().then_some(());
+                mine.written.until(is_unsynced).await;
+                true
+            };
+            let over = async {
+                clock.until(round).await;
+                false
+            };
+            if written.or(over).await {
+                clock.until(clock.now() + GROUP).await;
+                mine.commit().await;
+            }
+            let now = clock.now();
+            for uid in mine.tokens.due(now) {
+                self.pods.resync(&uid, now);
+            }
+            if now >= sweep {
+                sweep = now + self.tidy().await;
+            }
+        }
+    }
+
+    /// Forgets pods that nobody wants and removes files that none needs; returns in how long to look again.
+    async fn tidy(&self) -> Duration {
+        let mine = &*self.objects;
+        let known: Vec<PodUid> = mine.table.borrow().pods().cloned().collect();
+        for uid in known {
+            if self.pods.is_unwanted(&uid) {
+                mine.forget(&uid).await;
+            }
+        }
+        // A pod that has not come to say what it needs may need any of them.
+        let complete = self.intake.sources_ready() && {
+            let table = mine.table.borrow();
+            self.pods.every_api_pod(&|uid| table.knows(uid))
+        };
+        if !complete {
+            return TOKEN_INTERVAL;
+        }
+        let (keys, pods): (BTreeSet<_>, BTreeSet<_>) = {
+            let table = mine.table.borrow();
+            (
+                table.keys().cloned().collect(),
+                table.pods().cloned().collect(),
+            )
+        };
+        let files = mine.files.clone();
+        mine.tools.disk.run(move || files.sweep(&keys, &pods)).await;
+        SWEEP_INTERVAL
+    }
+}

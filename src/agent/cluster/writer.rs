@@ -1,0 +1,293 @@
+//! What the API is to be told of pods.
+
+use core::cell::{Cell, RefCell};
+
+use crate::{
+    agent::{
+        views::{Intake, PodsView},
+        wake::Wake,
+    },
+    api::{Mono, ObjectMeta, PodUid, Wall, pod::CONFIG_HASH},
+    logic::{
+        mirror::{self, Action, FullName, Mirror, Mirrors, OwnNode},
+        status_writer::{ApiCopy, Failure, Next, StatusWriter, Write},
+    },
+};
+
+/// What happened to the agent's pods that the API may have to be told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::agent) enum News {
+    /// A status was stored that says something new.
+    Status,
+    /// What may run of pods is another, or how far their ends are.
+    Pods,
+    /// Static pods are others, or those that end.
+    StaticPods,
+    /// All pods are ended now, and then the agent ends, as when the machine is switched off. A kubelet that goes down with
+    /// its machine tells nothing either: pods are no less wanted for it, and start again with the next.
+    EndOfAll,
+}
+
+/// What is written to the API of pods: statuses, deletions, mirrors of static pods.
+///
+/// ```text
+/// whoever stores a status ──on(News::Status)──▶ ApiWriter ──wakes──▶ StatusSender ──next_write(pods)──▶ PATCH
+///                                                  ▲ ▲                                              │
+/// PodPoller ──api_shows, api_lost──────────────────┘ └─────────────── patched, deleted ─────────────┘
+/// ```
+///
+/// It holds what the API last showed of each pod, and what was told; what is true the pods say, each time it looks. As many
+/// entries as the API has pods of this node, and [`Mirrors`].
+pub(in crate::agent) struct ApiWriter {
+    statuses: RefCell<StatusWriter>,
+    mirrors: RefCell<Mirrors>,
+    /// Something may have to be written.
+    statuses_due: Wake,
+    /// Mirrors may not be as they should.
+    mirrors_due: Wake,
+    /// What an agent before this one has recorded is known to the loop.
+    is_restored: Cell<bool>,
+    /// The agent ends with its pods: how they end is not the API's business.
+    is_silent: Cell<bool>,
+}
+
+/// One thing to do about mirrors.
+pub(super) enum MirrorWork {
+    /// The static pod of that uid has none.
+    Create(PodUid, FullName),
+    /// That of a uid is none, or one of another.
+    Delete(FullName, PodUid),
+}
+
+impl ApiWriter {
+    /// Of a node of whose pods nothing is known.
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            statuses: RefCell::new(StatusWriter::new(seed)),
+            mirrors: RefCell::default(),
+            statuses_due: Wake::default(),
+            mirrors_due: Wake::default(),
+            is_restored: Cell::new(false),
+            is_silent: Cell::new(false),
+        }
+    }
+
+    /// Takes news of the agent's pods.
+    pub(in crate::agent) fn on(&self, news: News) {
+        match news {
+            News::Status | News::Pods => {
+                self.statuses.borrow_mut().on_change();
+                self.statuses_due.ring();
+            }
+            News::StaticPods => self.mirrors_due.ring(),
+            News::EndOfAll => self.is_silent.set(true),
+        }
+    }
+
+    /// What was on disk of the API's pods is known to the loop.
+    pub(super) fn restored(&self) {
+        self.is_restored.set(true);
+        self.statuses_due.ring();
+    }
+
+    /// The API shows a pod so. Returns whether it is a mirror.
+    pub(super) fn api_shows(
+        &self,
+        uid: &PodUid,
+        copy: ApiCopy,
+        mirror: Option<(FullName, Mirror)>,
+    ) -> bool {
+        self.statuses.borrow_mut().on_api_copy(uid, copy);
+        self.statuses_due.ring();
+        let Some((name, mirror)) = mirror else {
+            return false;
+        };
+        self.mirrors.borrow_mut().put(name, mirror);
+        true
+    }
+
+    /// The API does not have the pod any more. Returns whether it was a mirror.
+    pub(super) fn api_lost(&self, uid: &PodUid) -> bool {
+        self.statuses.borrow_mut().on_gone(uid);
+        let Some(name) = self.mirror_name(uid) else {
+            return false;
+        };
+        self.mirrors.borrow_mut().remove(&name, uid);
+        true
+    }
+
+    /// Whether statuses may be written.
+    fn may_write(&self) -> bool {
+        self.is_restored.get() && !self.is_silent.get()
+    }
+
+    /// What is to be written now, going by what is true of the agent's pods.
+    pub(super) fn next_write(&self, pods: &dyn PodsView, now: Mono, wall: Wall) -> Option<Write> {
+        if !self.may_write() {
+            return None;
+        }
+        let mut write = None;
+        let mirrors = self.mirrors.borrow();
+        pods.with_truths(&mirrors, &mut |truths| {
+            write = self.statuses.borrow_mut().poll(truths, now, wall);
+        });
+        write
+    }
+
+    /// When something may have to be written, if nothing happens until then.
+    pub(super) fn next_timeout(&self, now: Mono) -> Mono {
+        if self.may_write() {
+            self.statuses.borrow().next_timeout(now)
+        } else {
+            Mono(u64::MAX)
+        }
+    }
+
+    /// Waits until something may have to be written.
+    pub(super) async fn wait_statuses(&self) {
+        self.statuses_due.heard().await;
+    }
+
+    /// Whether somebody else has changed a status since the last time it was asked.
+    pub(super) fn take_meddled(&self) -> bool {
+        self.statuses.borrow_mut().take_meddled()
+    }
+
+    /// Whether statuses are on their way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.statuses.borrow().is_busy()
+    }
+
+    /// A status was answered.
+    pub(super) fn patched(
+        &self,
+        uid: &PodUid,
+        answer: Result<ApiCopy, Failure>,
+        now: Mono,
+    ) -> Next {
+        self.statuses.borrow_mut().on_patched(uid, answer, now)
+    }
+
+    /// A deletion was answered; `None`: the pod is gone.
+    pub(super) fn deleted(
+        &self,
+        uid: &PodUid,
+        answer: Result<Option<ApiCopy>, Failure>,
+        now: Mono,
+    ) -> Next {
+        self.statuses.borrow_mut().on_deleted(uid, answer, now)
+    }
+
+    /// What followed from an answer was done: others may be written.
+    pub(super) fn look_again(&self) {
+        self.statuses_due.ring();
+    }
+
+    /// Whether it is a mirror's uid.
+    pub(super) fn is_mirror(&self, uid: &PodUid) -> bool {
+        self.mirrors.borrow().name_of(uid).is_some()
+    }
+
+    /// Name of the static pod that a mirror stands for; `None`: the uid is no mirror's.
+    pub(super) fn mirror_name(&self, uid: &PodUid) -> Option<FullName> {
+        self.mirrors.borrow().name_of(uid).cloned()
+    }
+
+    /// UIDs of mirror pods, sorted.
+    pub(super) fn mirror_uids(&self) -> Vec<PodUid> {
+        self.mirrors.borrow().uids()
+    }
+
+    /// Mirrors may not be as they should.
+    pub(super) fn look_at_mirrors(&self) {
+        self.mirrors_due.ring();
+    }
+
+    /// Waits until they may not be.
+    pub(super) async fn wait_mirrors(&self) {
+        self.mirrors_due.heard().await;
+    }
+
+    /// The first mirror that is not as it should be and may be tried now. If there is none: when another may.
+    pub(super) fn next_mirror(
+        &self,
+        pods: &dyn PodsView,
+        intake: &dyn Intake,
+        now: Mono,
+    ) -> Result<MirrorWork, Mono> {
+        let mut next = Mono(u64::MAX);
+        let mirrors = self.mirrors.borrow();
+        let mut may_try = |name: &FullName| {
+            let at = mirrors.tries_at(name);
+            if at > now {
+                next = at.min(next);
+            }
+            at <= now
+        };
+        let mut work = None;
+        pods.each_static(&mut |pod| {
+            if work.is_some() {
+                return;
+            }
+            // Which node it is matters only when it is created.
+            let found = mirrors.get(pod.name);
+            let wanted =
+                match mirror::reconcile(&metadata(pod.name, pod.hash), found, OwnNode::Unknown) {
+                    Action::Nothing => return,
+                    // Also that of a pod which has ended: it shows what another was.
+                    Action::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
+                    Action::Create(_) | Action::NoNode if pod.ends => return,
+                    Action::Create(_) | Action::NoNode => {
+                        MirrorWork::Create(pod.uid.clone(), pod.name.clone())
+                    }
+                };
+            if may_try(pod.name) {
+                work = Some(wanted);
+            }
+        });
+        if let Some(work) = work {
+            return Ok(work);
+        }
+        if intake.sources_ready() {
+            let is_static = |name: &FullName| {
+                let mut is_there = false;
+                pods.each_static(&mut |pod| is_there |= pod.name == name);
+                is_there
+            };
+            let orphans = mirrors.orphans(is_static, |name| pods.is_static_ending(name));
+            let mut orphans = orphans.into_iter();
+            if let Some((name, uid)) = orphans.find(|(name, _)| may_try(name)) {
+                return Ok(MirrorWork::Delete(name, uid));
+            }
+        }
+        // Until they are, static pods of mirrors may be in a manifest that was not read yet.
+        Err(next)
+    }
+
+    /// How something about a mirror ended.
+    pub(super) fn mirror_done(&self, name: &FullName, went_well: bool, now: Mono) {
+        let mut mirrors = self.mirrors.borrow_mut();
+        if went_well {
+            mirrors.succeeded(name);
+        } else {
+            let _ = mirrors.failed(name, now);
+        }
+    }
+
+    /// What is remembered, for the report of a failure.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> String {
+        format!("{:?}", self.statuses.borrow())
+    }
+}
+
+/// The metadata of a static pod, as far as mirrors go.
+fn metadata(name: &FullName, hash: &str) -> ObjectMeta {
+    let hash = (!hash.is_empty()).then(|| (CONFIG_HASH.into(), hash.to_owned()));
+    ObjectMeta {
+        name: name.name.clone(),
+        namespace: name.namespace.clone(),
+        annotations: hash.into_iter().collect(),
+        ..ObjectMeta::default()
+    }
+}
