@@ -178,10 +178,16 @@ impl ApiIntake {
 }
 
 impl Intake for ApiIntake {
-    fn amend(&self, pods: Vec<Box<ReceivedPod>>, gone: &[PodUid]) -> Merged {
+    fn read(&self, pod: Box<ReceivedPod>) -> Merged {
         let now = self.ctx.clock.wall();
         let mut mux = self.ctx.mux.borrow_mut();
-        mux.amend(Source::Api, pods, gone, now)
+        mux.amend(Source::Api, vec![pod], &[], now)
+    }
+
+    fn gone(&self, uid: PodUid) -> Merged {
+        let now = self.ctx.clock.wall();
+        let mut mux = self.ctx.mux.borrow_mut();
+        mux.amend(Source::Api, vec![], &[uid], now)
     }
 
     fn complete(&self, all: Vec<Delivered>) -> Merged {

@@ -77,8 +77,11 @@ pub(super) struct LoopEnded;
 
 /// Where pods of the API go: compared with what is known of all sources, recorded on disk, told to the loop.
 pub(super) trait Intake {
-    /// Pods were read, others are gone.
-    fn amend(&self, pods: Vec<Box<ReceivedPod>>, gone: &[PodUid]) -> Merged;
+    /// A pod was read.
+    fn read(&self, pod: Box<ReceivedPod>) -> Merged;
+
+    /// A pod is gone.
+    fn gone(&self, uid: PodUid) -> Merged;
 
     /// These are all there are.
     fn complete(&self, all: Vec<Delivered>) -> Merged;

@@ -382,7 +382,7 @@ impl PodPoller {
             self.writer.look_at_mirrors();
             return Ok(());
         }
-        let merged = self.intake.amend(vec![received], &[]);
+        let merged = self.intake.read(received);
         self.take_in(merged).await
     }
 
@@ -392,7 +392,7 @@ impl PodPoller {
             self.writer.look_at_mirrors();
             return Ok(());
         }
-        let merged = self.intake.amend(vec![], &[uid]);
+        let merged = self.intake.gone(uid);
         self.take_in(merged).await
     }
 
