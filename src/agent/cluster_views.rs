@@ -11,7 +11,7 @@ use super::{
     ctx::{Ctx, Shared},
     node::{self, Standing as _},
     outcome, pods, records,
-    tasks::Task,
+    tasks::{Spawner, Task},
     views::{Configured, Gathered, Intake, Later, LoopEnded, NodeView, PodsView, StaticPod},
 };
 use crate::{
@@ -41,7 +41,7 @@ pub(super) fn tasks(
         events: events.clone(),
     };
     let around = Surroundings {
-        executor: Rc::clone(executor),
+        spawner: Spawner::new(executor),
         tools: ctx.cluster_tools(),
         recorder: Rc::clone(&ctx.recorder),
         runtime: Rc::clone(&ctx.runtime),

@@ -1,6 +1,9 @@
 //! What runs on the executor.
 
+use alloc::rc::{Rc, Weak};
 use core::pin::Pin;
+
+use smol::LocalExecutor;
 
 /// Something that runs as long as the agent, or until its work is done.
 pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -8,4 +11,21 @@ pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
 /// One type for all of them: the executor is compiled once.
 pub(super) fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
     Box::pin(task)
+}
+
+/// Starts tasks. It does not keep the executor alive: a task that holds one ends with the executor.
+#[derive(Clone, Debug)]
+pub(super) struct Spawner(Weak<LocalExecutor<'static>>);
+
+impl Spawner {
+    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
+        Self(Rc::downgrade(executor))
+    }
+
+    /// Starts a task that nobody waits for. Once the executor is gone nothing is started.
+    pub(super) fn spawn(&self, task: Task) {
+        if let Some(executor) = self.0.upgrade() {
+            executor.spawn(task).detach();
+        }
+    }
 }

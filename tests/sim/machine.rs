@@ -301,7 +301,7 @@ impl Machine {
 
     /// Ends the agent as a signal that cannot be caught does, or takes away what is left of one that has ended.
     fn kill_agent(&mut self) {
-        let Some(agent) = self.agent.take() else {
+        let Some(mut agent) = self.agent.take() else {
             return;
         };
         if agent.stopping.is_some() && agent.task.is_finished() {
@@ -335,7 +335,7 @@ impl Machine {
             // What was not sent yet is not sent any more.
             control.api.set_link(Link::Down);
         }
-        drop(agent.members);
+        drop(core::mem::take(&mut agent.members));
         // The loop holds the executor, which holds the loop: it has to leave by itself.
         let _ = agent.inbox.force_send(Event::Terminate);
         for _ in 0..MAX_STEPS {
@@ -345,6 +345,10 @@ impl Machine {
             }
         }
         assert!(agent.task.is_finished(), "the loop does not end");
+        let executor = Rc::downgrade(&agent.executor);
+        drop(agent);
+        // With it go its calls to the runtime; a task that holds it would keep them under way.
+        assert_eq!(executor.strong_count(), 0, "a task keeps its executor");
         if let (Some(control), Some(link)) = (&mut self.control, link) {
             control.api.set_link(link);
             control.on_agent_gone();

@@ -44,14 +44,12 @@ mod writer;
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use core::cell::Cell;
 
-use smol::LocalExecutor;
-
 use super::{
     clock::Clock,
     complaints::Complaints,
     pod_store::{Header, PodStore},
     recorder::Recorder,
-    tasks::{Task, boxed},
+    tasks::{Spawner, Task, boxed},
     views::{Intake, NodeView, PodsView},
 };
 use crate::{
@@ -119,7 +117,7 @@ pub(super) struct Tools {
 
 /// What the tasks need of the rest of the agent.
 pub(super) struct Surroundings {
-    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) spawner: Spawner,
     pub(super) tools: Tools,
     pub(super) recorder: Rc<Recorder>,
     pub(super) runtime: Rc<dyn Runtime>,
@@ -271,7 +269,7 @@ impl Cluster {
     /// All that speaks with the apiserver for as long as the agent runs.
     pub(super) fn tasks(&self, cfg: &Config, around: Surroundings) -> Vec<Task> {
         let Surroundings {
-            executor,
+            spawner,
             tools,
             recorder,
             runtime,
@@ -336,7 +334,7 @@ impl Cluster {
         let poller = PodPoller {
             requests: Requests {
                 node: name(),
-                executor: Rc::clone(&executor),
+                spawner: spawner.clone(),
                 lanes: lanes(),
                 complaints: complaints(),
                 answers: written.clone(),
@@ -354,7 +352,7 @@ impl Cluster {
         };
         let statuses = Rc::new(StatusSender {
             node: name(),
-            executor,
+            spawner,
             lanes: lanes(),
             clock: clock(),
             complaints: complaints(),

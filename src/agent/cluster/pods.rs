@@ -13,7 +13,6 @@ use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
 
 use smol::{
-    LocalExecutor,
     channel::{Receiver, Sender},
     future::FutureExt as _,
 };
@@ -33,7 +32,7 @@ use crate::{
         complaints::Complaints,
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
-        tasks::boxed,
+        tasks::{Spawner, boxed},
         views::{Intake, LoopEnded, PodsView},
     },
     api::{Mono, PodUid, received::Delivered},
@@ -62,7 +61,7 @@ const UNUSABLE: &str = "UnexpectedAdmissionError";
 /// Asks for pods; what comes goes to one queue.
 pub(super) struct Requests {
     pub(super) node: String,
-    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) spawner: Spawner,
     pub(super) lanes: KubeLanes,
     pub(super) complaints: Rc<Complaints>,
     pub(super) answers: Sender<Answer>,
@@ -94,7 +93,7 @@ impl Requests {
             let answer = lanes.work(job).await;
             let _ = answers.send(answer).await;
         };
-        self.executor.spawn(boxed(task)).detach();
+        self.spawner.spawn(boxed(task));
     }
 
     fn get(&self, ticket: Ticket, namespace: Box<str>, name: Box<str>) {
@@ -110,13 +109,13 @@ impl Requests {
             let got = lanes.work(job).await;
             let _ = answers.send(Answer::Got(ticket, got)).await;
         };
-        self.executor.spawn(boxed(task)).detach();
+        self.spawner.spawn(boxed(task));
     }
 
     fn refuse(&self, item: Item, reason: &'static str, message: &str) {
         let (lanes, complaints) = (self.lanes.clone(), Rc::clone(&self.complaints));
         let task = statuses::refuse(lanes, complaints, item, reason, message.into());
-        self.executor.spawn(boxed(task)).detach();
+        self.spawner.spawn(boxed(task));
     }
 
     /// Has the doorbell watch, and makes one first if there is none. Returns whether there is one.

@@ -4,7 +4,7 @@
 use alloc::rc::Rc;
 
 use serde_json::{Value, json};
-use smol::{LocalExecutor, channel::Sender, future::FutureExt as _};
+use smol::{channel::Sender, future::FutureExt as _};
 
 use super::{
     answers::{self, Answer, Seen},
@@ -17,7 +17,7 @@ use crate::{
         chain::chain,
         clock::Clock,
         complaints::Complaints,
-        tasks::boxed,
+        tasks::{Spawner, boxed},
         views::{Intake, PodsView},
     },
     api::PodUid,
@@ -31,7 +31,7 @@ use crate::{
 /// Sends statuses and deletions.
 pub(super) struct StatusSender {
     pub(super) node: String,
-    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) spawner: Spawner,
     pub(super) lanes: KubeLanes,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
@@ -84,7 +84,7 @@ impl StatusSender {
                 Write::Delete { uid } => this.delete(&uid).await,
             }
         };
-        self.executor.spawn(boxed(task)).detach();
+        self.spawner.spawn(boxed(task));
     }
 
     async fn patch(&self, uid: &PodUid, body: Value) {
