@@ -10,7 +10,7 @@
 //! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
 //! | [`config`] | KubeletConfiguration, flags, defaults with units |
 //! | [`source`] | where pods come from: manifest directory |
-//! | [`runtime`] | trait `Runtime`; `runc` (direct backend), `fake` |
+//! | [`runtime`] | traits `RuntimeService`, `ImageService`; `runc`, the direct backend |
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
 //! | [`probe`] | asks what runs in a container how it is: HTTP, TCP, gRPC |

@@ -39,8 +39,8 @@ use picolet::{
     cgroup::Cgroups,
     logic,
     runtime::{
-        AttachOptions, Call, ExecOptions, ImageService as _, Output, Room, Runtime, RuntimeError,
-        Session, contract,
+        AttachOptions, Call, ExecOptions, ImageService as _, Output, Room, RuntimeError,
+        RuntimeService, Session, contract,
         runc::{
             BuiltIn, Runc, Settings, host,
             images::{Hold, Images, ResolvedImage},
@@ -424,8 +424,8 @@ fn conditions_are_true() {
         assert!(status.network_ready.ok, "{:?}", status.network_ready);
         let version = lab.runtime().version();
         assert!(
-            version.starts_with("picolet://") && version.contains("+runc-1."),
-            "{version}"
+            version.name == "picolet" && version.version.contains("+runc-1."),
+            "{version:?}"
         );
         fs::write(lab.dir.join("conf/1.conf"), "{").expect("broken");
         let status = lab.runtime().status().await.expect("status");

@@ -2,7 +2,7 @@
 
 use super::ctx::Ctx;
 use crate::{
-    api::Pod,
+    api::{Pod, cri::Capabilities},
     logic::{
         admission::{self, NodeFacts, PODS, Rejection},
         node,
@@ -24,6 +24,7 @@ pub(super) fn facts(
     node: &super::node::NodeFacts,
     kernel: (u32, u32),
     apparmor: bool,
+    runtime: &Capabilities,
 ) -> Result<NodeFacts, String> {
     let left = node.allocatable();
     let allocatable = Amounts::from([
@@ -41,6 +42,6 @@ pub(super) fn facts(
         sysctls: SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls)
             .map_err(|e| format!("allowedUnsafeSysctls: {e}"))?,
         apparmor,
-        strict_supplemental_groups: true,
+        strict_supplemental_groups: runtime.supplemental_groups_policy,
     })
 }

@@ -27,7 +27,7 @@ use crate::{
     },
     image::{Progress, Verification},
     logic::static_pod,
-    runtime::Runtime,
+    runtime::RuntimeService,
     server::{
         backend::{Backend, Check, Figures, Health, LogTarget, Pieces, Reply, RunningPod, Uptime},
         http::Refusal,
@@ -91,7 +91,7 @@ pub(super) struct LocalBackend {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Streams, pulls under way.
-    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
     /// Where files are read.
     pub(super) disk: Lane,
     /// What is done with images.

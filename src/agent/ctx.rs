@@ -27,7 +27,7 @@ use crate::{
         mux::{Mux, Source},
         static_pod,
     },
-    runtime::{ImageService, Runtime},
+    runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
 };
@@ -37,7 +37,7 @@ pub(super) struct Parts {
     pub(super) cfg: Config,
     pub(super) node: Rc<Node>,
     pub(super) clock: Box<dyn Clock>,
-    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
@@ -55,7 +55,7 @@ pub(super) struct Ctx {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Containers.
-    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
     /// What is known of them.
     pub(super) view: RuntimeView,
     /// What is known of pods.
@@ -111,7 +111,7 @@ impl Ctx {
         let clock: Rc<dyn Clock> = Rc::from(parts.clock);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
-        let runtime: Rc<dyn Runtime> = Rc::new(Metered {
+        let runtime: Rc<dyn RuntimeService> = Rc::new(Metered {
             inner: parts.runtime,
             clock: Rc::clone(&clock),
             counters: counters.clone(),

@@ -21,7 +21,7 @@ use crate::api::order::Gather;
 use crate::{
     api::{
         Container, Pod,
-        cri::{ContainerConfig, Image, ImageSpec, SandboxConfig},
+        cri::{ContainerConfig, DEFAULT_HANDLER, Image, ImageSpec, SandboxConfig},
     },
     config::Config,
     logic::{
@@ -74,7 +74,6 @@ pub(super) fn node_context(
         },
         pod_logs_dir: cfg.dirs.pod_logs.display().to_string(),
         runtime_handlers: BTreeMap::new(),
-        recursive_read_only: false,
     }
 }
 
@@ -219,6 +218,10 @@ pub(super) async fn container_config(
         termination_log: termination_log.as_deref(),
         target,
         node: ctx.node.context(),
+        recursive_read_only: ctx
+            .runtime
+            .capabilities()
+            .recursive_read_only_mounts(DEFAULT_HANDLER),
     })
     .map_err(refused)?;
     let groups = &mut config.security.supplemental_groups;

@@ -9,19 +9,19 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus,
-            SandboxConfig, SandboxStatus,
+            Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus,
+            RuntimeStatus, SandboxConfig, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
     image::{Progress, pull::Pulled, registry::Keyring},
     logic::metrics::own::Operation,
-    runtime::{AttachOptions, Call, ExecOptions, ImageService, Runtime, Session},
+    runtime::{AttachOptions, Call, ExecOptions, ImageService, RuntimeService, Session},
 };
 
 /// See the module.
 pub(super) struct Metered {
-    pub(super) inner: Rc<dyn Runtime>,
+    pub(super) inner: Rc<dyn RuntimeService>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) counters: WorkCounters,
 }
@@ -69,13 +69,13 @@ impl ImageService for Metered {
     }
 }
 
-impl Runtime for Metered {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+impl RuntimeService for Metered {
+    fn version(&self) -> Version {
+        self.inner.version()
     }
 
-    fn version(&self) -> String {
-        self.inner.version()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
 
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {

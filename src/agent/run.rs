@@ -47,7 +47,10 @@ use crate::{
     logic::oci,
     net::ProxyVariables,
     probe::Prober,
-    runtime::runc::{self, store_images::StoreImages},
+    runtime::{
+        RuntimeService as _,
+        runc::{self, store_images::StoreImages},
+    },
     server::{Listener, backend::Backend},
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
@@ -582,7 +585,8 @@ async fn assemble(
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
     let context = generation::node_context(&cfg, &facts, cgroups::settings(&cfg, &facts, &cgroups));
-    let admission = admission::facts(&cfg, &facts, kernel, apparmor).map_err(usage)?;
+    let admission =
+        admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities()).map_err(usage)?;
     let ctx = Ctx::new(Parts {
         node: Rc::new(Node::new(facts, context, admission)),
         clock: Box::new(SystemClock),

@@ -4,7 +4,11 @@ use core::time::Duration;
 
 use super::{cluster::News, ctx::Ctx, recorder::Severity};
 use crate::{
-    api::{Pod, PodStatus, PodUid, cri::PodRuntimeStatus, pod_status::Phase},
+    api::{
+        Pod, PodStatus, PodUid,
+        cri::{DEFAULT_HANDLER, PodRuntimeStatus},
+        pod_status::Phase,
+    },
     logic::{
         conditions,
         pod_table::Handle,
@@ -70,8 +74,11 @@ fn make(
                 reasons,
                 probes,
                 host_ips: &ctx.node.host_ips(),
-                runtime_name: ctx.runtime.name(),
-                recursive_read_only: false,
+                runtime_name: &ctx.runtime.version().name,
+                recursive_read_only: ctx
+                    .runtime
+                    .capabilities()
+                    .recursive_read_only_mounts(DEFAULT_HANDLER),
                 now: ctx.clock.wall(),
             })
         })

@@ -1,4 +1,4 @@
-//! What crosses the runtime seam (`runtime::Runtime`), in the words of CRI v1. Data only.
+//! What crosses the runtime seam (`runtime::RuntimeService`, `runtime::ImageService`), in the words of CRI v1. Data only.
 //!
 //! Differences from CRI: an instance is ordered by [`Order`], never by wall time (boards boot without a clock), and
 //! times are optional because a clock may not have been trusted.
@@ -500,6 +500,51 @@ pub struct FsInfo {
     pub inodes_free: u64,
     /// It is mounted read-only.
     pub read_only: bool,
+}
+
+/// Who runs containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    /// Its name, which is also the prefix of container ids in the API (`picolet`, `containerd`).
+    pub name: String,
+    /// Its version (`0.1.0+runc-1.1.5`).
+    pub version: String,
+}
+
+/// Handler of pods without a RuntimeClass.
+pub const DEFAULT_HANDLER: &str = "";
+
+/// What one handler of a RuntimeClass can do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Handler {
+    /// Its name, or [`DEFAULT_HANDLER`].
+    pub name: String,
+    /// Read-only mounts can be read-only with all that is mounted below them.
+    pub recursive_read_only_mounts: bool,
+    /// A pod can have a user namespace.
+    pub user_namespaces: bool,
+}
+
+/// What a backend can do. It may be another after a backend was replaced: ask anew each time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Handlers, sorted by name. What is not listed can do nothing of it.
+    pub handlers: Vec<Handler>,
+    /// `supplementalGroupsPolicy: Strict` is kept.
+    pub supplemental_groups_policy: bool,
+    /// Resources of a running container can be changed.
+    pub live_resource_updates: bool,
+    /// Usage of pods and containers is told. Where not, there are no figures of them.
+    pub container_stats: bool,
+}
+
+impl Capabilities {
+    /// Whether the handler of this name can make mounts read-only with all below them.
+    #[must_use]
+    pub fn recursive_read_only_mounts(&self, handler: &str) -> bool {
+        let mut all = self.handlers.iter();
+        all.any(|h| h.name == handler && h.recursive_read_only_mounts)
+    }
 }
 
 /// Outcome of an exec that was waited for.

@@ -75,8 +75,6 @@ pub struct NodeContext {
     pub pod_logs_dir: String,
     /// RuntimeClass name to handler.
     pub runtime_handlers: BTreeMap<String, String>,
-    /// The runtime can make mounts read-only with all below them.
-    pub recursive_read_only: bool,
 }
 
 /// Directory of a pod's logs below `podLogsDir` (CFG-10).
@@ -302,6 +300,8 @@ pub struct ContainerInput<'a> {
     pub target: Option<&'a ContainerId>,
     /// The machine.
     pub node: &'a NodeContext,
+    /// The runtime can make mounts read-only with all below them.
+    pub recursive_read_only: bool,
 }
 
 /// Where the container sees its termination log; `None` if it wants none (CFG-39).
@@ -512,8 +512,8 @@ fn recursive_read_only(
     let name = &mount.name;
     let wanted = match mount.recursive_read_only.as_deref() {
         None | Some("" | "Disabled") => return Ok(false),
-        Some("IfPossible") => input.node.recursive_read_only,
-        Some("Enabled") if input.node.recursive_read_only => true,
+        Some("IfPossible") => input.recursive_read_only,
+        Some("Enabled") if input.recursive_read_only => true,
         Some("Enabled") => {
             return Err(ConfigError(format!(
                 "volume {name:?} requested recursive read-only mode, but it is not supported by the runtime"
@@ -717,6 +717,7 @@ mod tests {
             termination_log: Some("/pods/u-1/containers/app/0badcafe"),
             target,
             node: &node,
+            recursive_read_only: false,
         })
     }
 
@@ -902,57 +903,55 @@ mod tests {
     #[test]
     fn recursive_read_only_mounts() {
         // CFG-34
-        let mut with = node();
-        with.recursive_read_only = true;
-        let without = node();
-        for (name, mount, node, want) in [
-            ("unset", r#""readOnly":true"#, &with, Some("ro")),
+        let (with, without) = (true, false);
+        for (name, mount, recursive_read_only, want) in [
+            ("unset", r#""readOnly":true"#, with, Some("ro")),
             (
                 "disabled",
                 r#""readOnly":true,"recursiveReadOnly":"Disabled""#,
-                &with,
+                with,
                 Some("ro"),
             ),
             (
                 "possible",
                 r#""readOnly":true,"recursiveReadOnly":"IfPossible""#,
-                &with,
+                with,
                 Some("rro"),
             ),
             (
                 "not possible",
                 r#""readOnly":true,"recursiveReadOnly":"IfPossible""#,
-                &without,
+                without,
                 Some("ro"),
             ),
             (
                 "enabled",
                 r#""readOnly":true,"recursiveReadOnly":"Enabled""#,
-                &with,
+                with,
                 Some("rro"),
             ),
             (
                 "enabled, no support",
                 r#""readOnly":true,"recursiveReadOnly":"Enabled""#,
-                &without,
+                without,
                 None,
             ),
             (
                 "not read-only",
                 r#""recursiveReadOnly":"Enabled""#,
-                &with,
+                with,
                 None,
             ),
             (
                 "propagated",
                 r#""readOnly":true,"mountPropagation":"HostToContainer","recursiveReadOnly":"Enabled""#,
-                &with,
+                with,
                 None,
             ),
             (
                 "unknown",
                 r#""readOnly":true,"recursiveReadOnly":"Odd""#,
-                &with,
+                with,
                 None,
             ),
         ] {
@@ -974,7 +973,8 @@ mod tests {
                 hosts_file: None,
                 termination_log: None,
                 target: None,
-                node,
+                node: &node(),
+                recursive_read_only,
             });
             let got = got.ok().map(|config| show(&config.mounts)[0].clone());
             let want = want.map(|mode| format!(" /m {mode} Private"));

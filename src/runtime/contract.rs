@@ -4,7 +4,7 @@
 
 use core::{future::Future, pin::Pin, time::Duration};
 
-use super::{Runtime, RuntimeError};
+use super::{RuntimeError, RuntimeService};
 use crate::api::cri::{
     ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, ImageSpec,
     LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount,
@@ -37,7 +37,7 @@ pub type Pause<'a> = &'a dyn Fn() -> Pin<Box<dyn Future<Output = ()>>>;
 ///
 /// - Errors: the first thing that is not as it should be.
 pub async fn contract(
-    runtime: &dyn Runtime,
+    runtime: &dyn RuntimeService,
     fixture: &Fixture,
     pause: Pause<'_>,
 ) -> Result<(), String> {
@@ -46,6 +46,7 @@ pub async fn contract(
         fixture,
         pause,
     };
+    trial.statements()?;
     trial.unknown_things().await?;
     trial.images().await?;
     let sandbox = trial.sandbox().await?;
@@ -54,7 +55,7 @@ pub async fn contract(
 }
 
 struct Trial<'a> {
-    runtime: &'a dyn Runtime,
+    runtime: &'a dyn RuntimeService,
     fixture: &'a Fixture,
     pause: Pause<'a>,
 }
@@ -97,6 +98,19 @@ impl Trial<'_> {
             (self.pause)().await;
         }
         Err(format!("container {id} did not end"))
+    }
+
+    fn statements(&self) -> Result<(), String> {
+        let version = self.runtime.version();
+        ensure(
+            !version.name.is_empty() && !version.version.is_empty(),
+            "a backend says its name and version",
+        )?;
+        let handlers = self.runtime.capabilities().handlers;
+        ensure(
+            handlers.is_sorted_by(|a, b| a.name < b.name),
+            "handlers are sorted by name, each once",
+        )
     }
 
     async fn unknown_things(&self) -> Result<(), String> {

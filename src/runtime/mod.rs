@@ -20,8 +20,8 @@ use core::{future::Future, pin::Pin, time::Duration};
 use std::os::fd::OwnedFd;
 
 use crate::api::cri::{
-    ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
-    SandboxStatus,
+    Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus,
+    SandboxConfig, SandboxStatus, Version,
 };
 use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
@@ -72,11 +72,11 @@ pub trait ImageService {
 }
 
 /// A container runtime. One pod's calls never overlap, except stops of its containers; calls for different pods do.
-pub trait Runtime: ImageService {
-    /// Prefix of container ids in the API (`picolet`), and the runtime's name and version for `nodeInfo`.
-    fn name(&self) -> &'static str;
-    /// Name and version of what runs containers, e.g. `picolet://0.1.0+runc-1.1.5`. The name is that of container ids.
-    fn version(&self) -> String;
+pub trait RuntimeService: ImageService {
+    /// Who it is, as last known. From memory.
+    fn version(&self) -> Version;
+    /// What it can do, as last known. From memory.
+    fn capabilities(&self) -> Capabilities;
     /// Networks that sandboxes made from now on get their addresses from, if the runtime chooses them itself; primary first,
     /// at most one of each family. Those that are there keep theirs (NODE-16).
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {

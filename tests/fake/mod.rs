@@ -22,11 +22,11 @@ use sha2::{Digest as _, Sha256};
 
 pub use streams::Forwarded;
 
-use super::{Call, ImageService, Runtime, RuntimeError};
+use super::{Call, ImageService, RuntimeError, RuntimeService};
 use crate::api::cri::{
-    ANNOTATION_HASH, Condition, ContainerConfig, ContainerState, ContainerStatus, ExecOutput,
-    FsInfo, Image, NamespaceMode, Order, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
-    SandboxState, SandboxStatus,
+    ANNOTATION_HASH, Capabilities, Condition, ContainerConfig, ContainerState, ContainerStatus,
+    ExecOutput, FsInfo, Handler, Image, NamespaceMode, Order, PodRuntimeStatus, RuntimeStatus,
+    SandboxConfig, SandboxState, SandboxStatus, Version,
 };
 use crate::api::stats::{
     ContainerUsage, Cpu, Detail, DiskUsage, Interface, Memory, PodUsage, Usage,
@@ -46,7 +46,7 @@ const KILLED: i32 = 137;
 /// Size of every image in bytes.
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// A method of [`Runtime`] that can be made to fail or hang.
+/// A method of [`RuntimeService`] that can be made to fail or hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "named like the methods")]
 pub enum Op {
@@ -901,13 +901,21 @@ impl ImageService for Fake {
     }
 }
 
-impl Runtime for Fake {
-    fn name(&self) -> &'static str {
-        "fake"
+impl RuntimeService for Fake {
+    fn version(&self) -> Version {
+        Version {
+            name: "fake".into(),
+            version: "1".into(),
+        }
     }
 
-    fn version(&self) -> String {
-        "fake://1".into()
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            handlers: vec![Handler::default()],
+            supplemental_groups_policy: true,
+            live_resource_updates: true,
+            container_stats: true,
+        }
     }
 
     fn status(&self) -> Call<'_, RuntimeStatus> {

@@ -62,7 +62,7 @@ use crate::{
         pod_kind,
     },
     net::serving::Shown,
-    runtime::Runtime,
+    runtime::RuntimeService,
     server::backend::ApiserverHealth,
     sys::lane::Lane,
     volume::Volumes,
@@ -120,7 +120,7 @@ pub(super) struct Surroundings {
     pub(super) spawner: Spawner,
     pub(super) tools: Tools,
     pub(super) recorder: Rc<Recorder>,
-    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) store: PodStore,
     /// The status with which a pod came to its end a boot ago, from beside its record. Blocking.
     pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<PodStatus>,

@@ -17,7 +17,7 @@ use crate::{
     api::node::NodeSpec,
     config::Config,
     logic::node::{Cidr, PodCidrs},
-    runtime::Runtime,
+    runtime::RuntimeService,
     sys::{file, lane::Lane},
 };
 
@@ -62,7 +62,7 @@ pub(super) fn is_followed(cfg: &Config) -> bool {
 pub(super) struct CidrFollower {
     pub(super) is_followed: bool,
     pub(super) root: PathBuf,
-    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) disk: Lane,
     pub(super) complaints: Rc<Complaints>,
 }

@@ -10,7 +10,7 @@ use super::owner::Images;
 use crate::{
     api::cri::Image,
     image::{ImageRecord, ImportOptions, Progress, Repair, Verification, progress::Stage},
-    runtime::{Runtime, RuntimeError, runc::store_images::StoreImages},
+    runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
     server::http::Refusal,
     sys::memory,
 };
@@ -22,7 +22,7 @@ pub(in crate::agent) struct ImageCommands {
     /// Where they are.
     pub(in crate::agent) store: StoreImages,
     /// Who uses them.
-    pub(in crate::agent) runtime: Rc<dyn Runtime>,
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
 }
 
 /// References an image can be shown by: its names, else its id.
@@ -37,7 +37,7 @@ pub(super) fn shown(record: &ImageRecord) -> Vec<String> {
 /// Ids of the images that instances were made from or mount, dead ones included: as the runtime says now, for the cache may
 /// not know yet what was made in the last second.
 pub(super) async fn in_use(
-    runtime: &dyn Runtime,
+    runtime: &dyn RuntimeService,
     store: &StoreImages,
 ) -> Result<BTreeSet<String>, RuntimeError> {
     let listed = runtime.list_pods().await?;

@@ -11,7 +11,7 @@ use crate::{
     config::ImageConfig,
     image::{ImageError, ImageRecord, pull::RESUME_TIME},
     logic::image_gc::{ImageGc, ImageGcPolicy, ImageUse, PERIOD},
-    runtime::{Runtime, runc::store_images::StoreImages},
+    runtime::{RuntimeService, runc::store_images::StoreImages},
 };
 
 /// Tells a warning of the node: its reason and its message.
@@ -21,7 +21,7 @@ type NodeWarning = Box<dyn Fn(&str, &str)>;
 pub(in crate::agent) struct ImageGarbage {
     images: Rc<Images>,
     store: StoreImages,
-    runtime: Rc<dyn Runtime>,
+    runtime: Rc<dyn RuntimeService>,
     policy: ImageGcPolicy,
     warn: NodeWarning,
     gc: ImageGc,
@@ -33,7 +33,7 @@ impl ImageGarbage {
         cfg: &ImageConfig,
         images: Rc<Images>,
         store: StoreImages,
-        runtime: Rc<dyn Runtime>,
+        runtime: Rc<dyn RuntimeService>,
         warn: NodeWarning,
     ) -> Self {
         Self {

@@ -22,7 +22,7 @@ use crate::{
         testing::{Scratch, Stream, docker_archive},
     },
     logic::image_access::PullSecret,
-    runtime::{ImageService, Runtime, fake::Fake, runc::store_images::StoreImages},
+    runtime::{ImageService, RuntimeService, fake::Fake, runc::store_images::StoreImages},
     sys::lane::Lane,
 };
 
@@ -102,7 +102,7 @@ fn what_the_operator_imports_is_everybodys() {
     let commands = ImageCommands {
         images: Rc::clone(&images),
         store: block_on(store).expect("store"),
-        runtime: fake as Rc<dyn Runtime>,
+        runtime: fake as Rc<dyn RuntimeService>,
     };
     let archive = scratch.join("archive.tar");
     let layer = Stream::new().file("name", b"x").bytes();

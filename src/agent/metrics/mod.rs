@@ -43,7 +43,7 @@ use crate::{
         probe::NodeFigures,
     },
     net::traffic,
-    runtime::Runtime,
+    runtime::RuntimeService,
     server::{backend::Figures, http::Refusal},
     sys::lane::Lane,
     volume::Volumes,
@@ -89,7 +89,7 @@ pub(super) struct Tools {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Figures of containers.
-    pub(super) runtime: Rc<dyn Runtime>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
     /// Where files are counted.
     pub(super) disk: Lane,
     /// Volumes of pods.

@@ -17,7 +17,7 @@ use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
         Node as Object, Wall,
-        cri::{FsInfo, Image},
+        cri::{FsInfo, Handler, Image, Version},
         node::{NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
     image::import::{RESERVE_BYTES, RESERVE_INODES},
@@ -26,7 +26,7 @@ use crate::{
         generate::NodeContext,
         node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
     },
-    runtime::Runtime,
+    runtime::RuntimeService,
 };
 
 /// What the Node object says that others know.
@@ -120,28 +120,25 @@ impl Node {
     }
 
     /// Reads what a Node says. A few small files, and the list of images.
-    pub(super) async fn gather(&self, runtime: &dyn Runtime, standing: &dyn Standing) -> Gathered {
+    pub(super) async fn gather(
+        &self,
+        runtime: &dyn RuntimeService,
+        standing: &dyn Standing,
+    ) -> Gathered {
         let disk = runtime.image_fs_info().await.ok();
         let trouble = if standing.records_wait() {
             Some("the root directory cannot be written, records of pods wait in memory".to_owned())
         } else {
             disk.as_ref().and_then(too_full)
         };
-        let supplemental_groups_policy = self.admission.borrow().strict_supplemental_groups;
+        let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
         Gathered {
             resources: self.facts.resources(),
             local: network::local(&self.facts.name),
             runtime: RuntimeView {
-                version: runtime.version(),
-                // Neither is done yet; mounts are read-only without what is mounted below them.
-                handlers: vec![RuntimeHandler {
-                    name: String::new(),
-                    features: Some(RuntimeHandlerFeatures {
-                        recursive_read_only_mounts: Some(false),
-                        user_namespaces: Some(false),
-                    }),
-                }],
-                supplemental_groups_policy,
+                version: format!("{name}://{version}"),
+                handlers: capabilities.handlers.into_iter().map(shown).collect(),
+                supplemental_groups_policy: capabilities.supplemental_groups_policy,
             },
             images: runtime.list_images().await.ok(),
             pressure: Pressure {
@@ -186,7 +183,7 @@ impl Node {
     /// nowhere yet.
     pub(super) async fn show(
         &self,
-        runtime: &dyn Runtime,
+        runtime: &dyn RuntimeService,
         standing: &dyn Standing,
         clock: &dyn Clock,
         complaints: &Complaints,
@@ -246,6 +243,16 @@ fn too_full(fs: &FsInfo) -> Option<String> {
             fs.inodes_free
         )
     })
+}
+
+fn shown(handler: Handler) -> RuntimeHandler {
+    RuntimeHandler {
+        name: handler.name,
+        features: Some(RuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(handler.recursive_read_only_mounts),
+            user_namespaces: Some(handler.user_namespaces),
+        }),
+    }
 }
 
 /// What a Node says that may change while the agent runs, as it was when it was read.

@@ -14,7 +14,7 @@ use crate::{
         probe::{Key, Seen, SeenContainer, SeenState, Step, workers::bare},
         restart,
     },
-    runtime::Runtime,
+    runtime::RuntimeService,
 };
 
 /// Probes may come so much early: those that are due at nearly the same time share a wake-up, and find the code they run in
@@ -38,7 +38,7 @@ pub(in crate::agent) struct Driver {
     /// Time.
     pub(in crate::agent) clock: Rc<dyn Clock>,
     /// Where commands run.
-    pub(in crate::agent) runtime: Rc<dyn Runtime>,
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     /// Where everything else is asked.
     pub(in crate::agent) wire: Rc<dyn Wire>,
     /// Whom they are about.

@@ -30,7 +30,7 @@ use crate::{
     image::pull::Settings,
     logic::{kill, static_pod},
     runtime::{
-        Runtime as _,
+        RuntimeService as _,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
     sys::lane::Lane,

@@ -9,7 +9,7 @@ use super::world::{IMAGE, World, manifest};
 use crate::{
     api::{PodUid, pod_status::Phase},
     runtime::{
-        Runtime as _, RuntimeError,
+        RuntimeError, RuntimeService as _,
         fake::{Fault, Op, Trouble},
     },
 };

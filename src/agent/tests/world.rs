@@ -47,7 +47,7 @@ use crate::{
     kube::{Api, KubeLanes},
     logic::static_pod,
     runtime::{
-        Runtime as _, RuntimeError,
+        RuntimeError, RuntimeService as _,
         fake::{Fake, Fault, Op, Trouble},
     },
     source::Snapshot,
@@ -594,7 +594,8 @@ impl Template {
         let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
         let context =
             generation::node_context(&cfg, &node, cgroups::settings(&cfg, &node, &cgroups));
-        let admission = admission::facts(&cfg, &node, (6, 1), false).expect("facts");
+        let admission =
+            admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, context, admission));
         Ctx::new(Parts {
             joined,

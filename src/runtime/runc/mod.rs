@@ -10,7 +10,7 @@
 //! One pod's operations are not serialised here: its slot in the agent does that. Those that must not overlap for one
 //! container (removal of what ended) are guarded.
 //!
-//! The OCI runtime's `create` and `start` both happen in [`Runtime::start_container`]: a program that cannot be run is then
+//! The OCI runtime's `create` and `start` both happen in [`RuntimeService::start_container`]: a program that cannot be run is then
 //! an instance that `Exited` with `StartError`, as with other backends, and a created instance costs no process.
 
 pub mod apparmor;
@@ -60,7 +60,7 @@ use self::{
     recover::Boot,
     table::{Bell, Table},
 };
-use super::{Call, ImageService, Runtime, RuntimeError};
+use super::{Call, ImageService, RuntimeError, RuntimeService};
 use crate::image::Progress;
 use crate::image::pull::Pulled;
 use crate::image::registry::Keyring;
@@ -68,8 +68,8 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            Condition, ContainerConfig, ExecOutput, FsInfo, Image, Order, PodRuntimeStatus,
-            RuntimeStatus, SandboxConfig, SandboxStatus,
+            Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler, Image, Order,
+            PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
@@ -124,7 +124,7 @@ impl Runc {
     ///
     /// # Errors
     /// A directory cannot be made or a record directory cannot be read. A missing OCI runtime or network is no error here:
-    /// [`Runtime::status`] says so.
+    /// [`RuntimeService::status`] says so.
     pub async fn open(
         settings: Settings,
         images: Box<dyn Images>,
@@ -358,13 +358,22 @@ impl ImageService for Runc {
     }
 }
 
-impl Runtime for Runc {
-    fn name(&self) -> &'static str {
-        NAME
+impl RuntimeService for Runc {
+    fn version(&self) -> Version {
+        Version {
+            name: NAME.into(),
+            version: version(self.program.borrow().as_ref().ok()),
+        }
     }
 
-    fn version(&self) -> String {
-        version(self.program.borrow().as_ref().ok())
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            // Mounts are read-only without what is mounted below them.
+            handlers: vec![Handler::default()],
+            supplemental_groups_policy: true,
+            live_resource_updates: true,
+            container_stats: true,
+        }
     }
 
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
@@ -500,12 +509,11 @@ impl Runtime for Runc {
     }
 }
 
-/// `picolet://0.1.0+runc-1.1.5`: the scheme is that of container ids, as tools expect; the OCI runtime is told as semantic
-/// versioning allows it, which has no second plus.
+/// `0.1.0+runc-1.1.5`: the OCI runtime is told as semantic versioning allows it, which has no second plus.
 fn version(program: Option<&Program>) -> String {
-    let own = format!("{NAME}://{}", crate::VERSION);
+    let own = crate::VERSION;
     let Some(Program { name, version, .. }) = program else {
-        return own;
+        return own.into();
     };
     let told: String = format!("{name}-{version}")
         .chars()

@@ -15,7 +15,7 @@ use super::*;
 use crate::api::cri::{ContainerConfig, ExecOutput, SandboxConfig};
 use crate::api::{ContainerId, SandboxId};
 use crate::runtime::fake::Fake;
-use crate::runtime::{Call, ImageService as _, Runtime as _, Session};
+use crate::runtime::{Call, ImageService as _, RuntimeService as _, Session};
 use crate::server::backend::{Reply, Running};
 use crate::stream::remote_command::CREATION_TIMEOUT;
 use crate::stream::testing::{SpdyClient, masked, spdy_frames, ws_frames};
