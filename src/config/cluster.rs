@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use super::checks::{Invalid, absolute, count, invalid};
 use super::file::Fields;
-use super::resolve::{Invalid, absolute, count, invalid};
 use super::values::{ClusterConfig, OfflineSecrets};
 
 /// Further URLs of the apiserver at most.

@@ -18,6 +18,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod checks;
 mod cluster;
 mod configz;
 pub mod decode;

@@ -4,8 +4,8 @@ use core::time::Duration;
 use std::net::IpAddr;
 
 use super::Host;
+use super::checks::{Invalid, count, invalid, unset_if_zero};
 use super::file::Fields;
-use super::resolve::{Invalid, count, invalid, unset_if_zero};
 use super::values::NodeConfig;
 use crate::api::{names, node::Taint};
 

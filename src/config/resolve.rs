@@ -4,12 +4,12 @@ use alloc::collections::BTreeMap;
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::Ipv4Addr;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::Host;
-use super::duration::GoDuration;
+use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
 use super::file::{Fields, Own};
 use super::values::{
     CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
@@ -17,19 +17,6 @@ use super::values::{
 };
 use super::{cluster, configz, node, server};
 use crate::api::Quantity;
-
-/// A field with a value that cannot be used.
-pub(super) struct Invalid {
-    pub(super) field: String,
-    pub(super) message: String,
-}
-
-pub(super) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
-    Err(Invalid {
-        field: field.into(),
-        message: message.into(),
-    })
-}
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -694,33 +681,4 @@ fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, Invalid> {
         "podLogsDir",
         format!("is {path:?}, must be a clean path in ASCII"),
     )
-}
-
-/// The path, or its default when absent or empty.
-pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
-    let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
-    if !path.is_absolute() {
-        return invalid(field, format!("is {path:?}, must be an absolute path"));
-    }
-    if path.components().any(|c| c == Component::ParentDir) {
-        return invalid(field, format!("is {path:?}, must not contain '..'"));
-    }
-    Ok(path)
-}
-
-/// A number whose range was checked, or its default.
-pub(super) fn count(value: Option<i64>, default: u32) -> u32 {
-    value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
-}
-
-/// A duration whose zero means unset (CONF-05).
-pub(super) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
-    time.map(|t| t.0)
-        .filter(|t| !t.is_zero())
-        .unwrap_or(default)
-}
-
-/// A duration whose zero means zero (CONF-05).
-fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
-    time.map_or(default, |t| t.0)
 }

@@ -3,8 +3,8 @@
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use super::checks::{Invalid, absolute, invalid, unset_if_zero};
 use super::file::Fields;
-use super::resolve::{Invalid, absolute, invalid, unset_if_zero};
 use super::values::{ServerConfig, ServingCertificate};
 use crate::net::serving::is_suite;
 

@@ -15,8 +15,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod};
 use nix::unistd::{Gid, Uid, fchown};
 
-use super::error::Problem;
-use super::layer::{LayerError, blocked, ignore_unsupported};
+use super::error::{LayerError, Problem};
 use super::tree::{self, Blocked, Name};
 use crate::sys::xattr;
 
@@ -154,11 +153,11 @@ pub(super) fn settle(
 }
 
 fn settle_one(layer: BorrowedFd<'_>, path: &[u8], below: &mut Below) -> Result<Settled, Problem> {
-    let names = tree::split(path).map_err(blocked)?;
+    let names = tree::split(path).map_err(Problem::from)?;
     let Some((last, parents)) = names.split_last() else {
         return Ok(Settled::Yes);
     };
-    match below.find(layer, parents, last).map_err(blocked)? {
+    match below.find(layer, parents, last).map_err(Problem::from)? {
         Found::Directory(from, stat) => {
             let to = tree::beneath(layer, &names).map_err(Problem::write("open the directory"))?;
             copy_metadata(from.as_fd(), &stat, to.as_fd())?;
@@ -195,7 +194,7 @@ pub(super) fn copy_metadata(
             && !name.to_bytes().starts_with(b"trusted.overlay.")
             && let Ok(Some(value)) = xattr::read(from, name)
         {
-            ignore_unsupported(xattr::set(to, name, &value))?;
+            Problem::unless_unsupported(xattr::set(to, name, &value))?;
         }
     }
     fchmod(to, Mode::from_bits_truncate(stat.st_mode & 0o7777))
@@ -523,7 +522,7 @@ mod tests {
         };
         assert!(matches!(end, Blocked::TooManyLookups));
         assert!(
-            blocked(end)
+            Problem::from(end)
                 .to_string()
                 .contains("look-ups in the layers below")
         );

@@ -149,6 +149,34 @@ impl Problem {
             source: source.into(),
         }
     }
+
+    /// A file system without `user.*` (older tmpfs) or ACLs, or an entry that cannot have them: the file is good without.
+    /// Capabilities must not get lost in silence.
+    pub(super) fn unless_unsupported(done: io::Result<()>) -> Result<(), Self> {
+        match done {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM)) => {
+                log::debug!("an extended attribute was left out: {e}");
+                Ok(())
+            }
+            done => done.map_err(Self::write("set an extended attribute")),
+        }
+    }
+}
+
+/// What is wrong, and with which entry.
+#[derive(Debug)]
+pub(super) struct LayerError {
+    pub(super) entry: Option<String>,
+    pub(super) problem: Problem,
+}
+
+impl From<Problem> for LayerError {
+    fn from(problem: Problem) -> Self {
+        Self {
+            entry: None,
+            problem,
+        }
+    }
 }
 
 impl ImageError {

@@ -22,10 +22,10 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, futimens, makedev, mk
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat, linkat, symlinkat};
 
-use super::below::{Below, Found, MAX_LOOKUPS, copy_metadata};
+use super::below::{Below, Found, copy_metadata};
 use super::compress::read_up_to;
 use super::digest::{Digest, Hashing};
-use super::error::Problem;
+use super::error::{LayerError, Problem};
 use super::sum::{Content, PIECE_BYTES};
 use super::tarball::{Entry, Input, Kind, MAX_XATTRS, Tar};
 use super::tree::{self, Absent, Blocked, Name};
@@ -94,22 +94,6 @@ pub(super) struct Unpacked {
     pub(super) content: Option<Content>,
     /// A hard link names a file that the layer does not have, and the layers below were not shown: it is not whole.
     pub(super) needs_below: bool,
-}
-
-/// What is wrong, and with which entry.
-#[derive(Debug)]
-pub(super) struct LayerError {
-    pub(super) entry: Option<String>,
-    pub(super) problem: Problem,
-}
-
-impl From<Problem> for LayerError {
-    fn from(problem: Problem) -> Self {
-        Self {
-            entry: None,
-            problem,
-        }
-    }
 }
 
 /// Hears of the bytes unpacked so far; may stop the work.
@@ -238,7 +222,7 @@ struct Target<'a> {
 
 impl Target<'_> {
     fn apply(&mut self, entry: &Entry, data: &mut Tar<'_>) -> Result<(), Problem> {
-        let mut path = tree::split(&entry.path).map_err(blocked)?;
+        let mut path = tree::split(&entry.path).map_err(Problem::from)?;
         let Some(name) = path.pop() else {
             // The root itself: a container's root directory is the upper one, so this one's metadata is never seen.
             return match entry.kind {
@@ -256,7 +240,7 @@ impl Target<'_> {
             };
         }
         if self.enter(path, Absent::Make)? == Entered::NotDirectory {
-            return Err(blocked(Blocked::NotDirectory));
+            return Err(Blocked::NotDirectory.into());
         }
         let parent = self.parent();
         let present = match tree::entry(parent, &name) {
@@ -303,7 +287,7 @@ impl Target<'_> {
         let reached = match tree::reach(self.root.as_fd(), &path, absent, self.below.as_mut()) {
             Ok(reached) => reached,
             Err(Blocked::NotDirectory) => return Ok(Entered::NotDirectory),
-            Err(why) => return Err(blocked(why)),
+            Err(why) => return Err(why.into()),
         };
         self.note_made(reached.made)?;
         let before = fstat(&reached.dir).map_err(Problem::write("examine its directory"))?;
@@ -657,7 +641,7 @@ impl Target<'_> {
         .map_err(Problem::write("set the owner"))?;
         let path = tree::through(parent, name).map_err(Problem::write("name it"))?;
         for (key, value) in wanted_xattrs(entry)? {
-            ignore_unsupported(xattr::set_on_link(&path, &key, value))?;
+            Problem::unless_unsupported(xattr::set_on_link(&path, &key, value))?;
         }
         if entry.kind != Kind::Symlink {
             nix::sys::stat::fchmodat(
@@ -684,7 +668,7 @@ fn create(parent: BorrowedFd<'_>, name: &[u8]) -> Result<File, Problem> {
 
 /// A hard link's target: the names of its directory, and its own.
 fn split_link(entry: &Entry) -> Result<(Vec<Name>, Name), Problem> {
-    let mut path = tree::split(&entry.link).map_err(blocked)?;
+    let mut path = tree::split(&entry.link).map_err(Problem::from)?;
     let name = path
         .pop()
         .ok_or_else(|| Problem::Damaged("hard link to the layer's root".into()))?;
@@ -696,7 +680,7 @@ fn apply_metadata(file: BorrowedFd<'_>, entry: &Entry) -> Result<(), Problem> {
     let (uid, gid) = owner(entry)?;
     fchown(file, Some(uid), Some(gid)).map_err(Problem::write("set the owner"))?;
     for (key, value) in wanted_xattrs(entry)? {
-        ignore_unsupported(xattr::set(file, &key, value))?;
+        Problem::unless_unsupported(xattr::set(file, &key, value))?;
     }
     fchmod(file, Mode::from_bits_truncate(entry.mode)).map_err(Problem::write("set the mode"))?;
     let mtime = mtime(entry);
@@ -743,46 +727,13 @@ fn wanted_xattrs(entry: &Entry) -> Result<Vec<(CString, &[u8])>, Problem> {
     Ok(wanted)
 }
 
-/// A file system without `user.*` (older tmpfs) or ACLs, or an entry that cannot have them: the file is good without.
-/// Capabilities must not get lost in silence.
-pub(super) fn ignore_unsupported(done: io::Result<()>) -> Result<(), Problem> {
-    match done {
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM)) => {
-            log::debug!("an extended attribute was left out: {e}");
-            Ok(())
-        }
-        done => done.map_err(Problem::write("set an extended attribute")),
-    }
-}
-
-pub(super) fn blocked(why: Blocked) -> Problem {
-    match why {
-        Blocked::Escape => Problem::Escape,
-        Blocked::TooDeep => Problem::Limit {
-            what: "directories or symbolic links on a path",
-            limit: tree::MAX_DEPTH as u64,
-        },
-        Blocked::LongName => Problem::Limit {
-            what: "bytes in a name",
-            limit: tree::MAX_NAME_BYTES as u64,
-        },
-        Blocked::NotDirectory => Problem::Damaged("a name on the path is not a directory".into()),
-        Blocked::Missing => Problem::Damaged("a directory on the path is missing".into()),
-        Blocked::TooManyLookups => Problem::Limit {
-            what: "look-ups in the layers below",
-            limit: MAX_LOOKUPS,
-        },
-        Blocked::Io(error) => Problem::write("reach its directory")(error),
-    }
-}
-
 fn no_target(entry: &Entry, why: Blocked) -> Problem {
     match why {
         Blocked::Missing | Blocked::NotDirectory => Problem::Damaged(format!(
             "hard link to {:?}, which neither the layer nor those below have",
             tree::display(&entry.link)
         )),
-        why => blocked(why),
+        why => why.into(),
     }
 }
 

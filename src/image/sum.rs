@@ -18,8 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::compress::read_up_to;
-use super::error::Problem;
-use super::layer::LayerError;
+use super::error::{LayerError, Problem};
 use super::tree;
 use crate::api::order::Order as _;
 use crate::sys::xattr;

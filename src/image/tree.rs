@@ -22,6 +22,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::below::{self, Below, Found};
+use super::error::Problem;
 use crate::sys::xattr;
 
 /// Deepest directory of a layer: bounds the descriptors that removing a tree holds open.
@@ -53,6 +54,29 @@ pub(super) enum Blocked {
     TooManyLookups,
     /// The system said no.
     Io(io::Error),
+}
+
+impl From<Blocked> for Problem {
+    fn from(why: Blocked) -> Self {
+        match why {
+            Blocked::Escape => Self::Escape,
+            Blocked::TooDeep => Self::Limit {
+                what: "directories or symbolic links on a path",
+                limit: MAX_DEPTH as u64,
+            },
+            Blocked::LongName => Self::Limit {
+                what: "bytes in a name",
+                limit: MAX_NAME_BYTES as u64,
+            },
+            Blocked::NotDirectory => Self::Damaged("a name on the path is not a directory".into()),
+            Blocked::Missing => Self::Damaged("a directory on the path is missing".into()),
+            Blocked::TooManyLookups => Self::Limit {
+                what: "look-ups in the layers below",
+                limit: below::MAX_LOOKUPS,
+            },
+            Blocked::Io(error) => Self::write("reach its directory")(error),
+        }
+    }
 }
 
 impl From<Errno> for Blocked {

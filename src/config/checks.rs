@@ -1,0 +1,48 @@
+//! Checks and defaults of single fields, for all parts of the configuration.
+
+use core::time::Duration;
+use std::path::{Component, PathBuf};
+
+use super::duration::GoDuration;
+
+/// A field with a value that cannot be used.
+pub(super) struct Invalid {
+    pub(super) field: String,
+    pub(super) message: String,
+}
+
+pub(super) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
+    Err(Invalid {
+        field: field.into(),
+        message: message.into(),
+    })
+}
+
+/// The path, or its default when absent or empty.
+pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
+    let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
+    if !path.is_absolute() {
+        return invalid(field, format!("is {path:?}, must be an absolute path"));
+    }
+    if path.components().any(|c| c == Component::ParentDir) {
+        return invalid(field, format!("is {path:?}, must not contain '..'"));
+    }
+    Ok(path)
+}
+
+/// A number whose range was checked, or its default.
+pub(super) fn count(value: Option<i64>, default: u32) -> u32 {
+    value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// A duration whose zero means unset (CONF-05).
+pub(super) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
+    time.map(|t| t.0)
+        .filter(|t| !t.is_zero())
+        .unwrap_or(default)
+}
+
+/// A duration whose zero means zero (CONF-05).
+pub(super) fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
+    time.map_or(default, |t| t.0)
+}
