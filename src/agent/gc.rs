@@ -9,7 +9,7 @@ use std::{
 
 use super::{ctx::Ctx, recorder::Severity, sync::chain};
 use crate::{
-    api::{ContainerId, PodUid, cri::PodRuntimeStatus},
+    api::{ContainerId, PodUid, cri::PodItem},
     logic::gc::{self, ContainerGcPolicy, Fate},
     runtime::{RuntimeError, log_rotation},
 };
@@ -89,7 +89,7 @@ async fn try_pass(ctx: &Ctx, failed: &mut Vec<String>) -> Result<(), RuntimeErro
         listed
     };
     remove_sandboxes(ctx, &listed, &fate, ready, failed).await;
-    remove_forgotten_logs(ctx, &listed, failed).await;
+    remove_forgotten_logs(ctx, failed).await;
     remove_log_dirs(ctx, &fate, ready, failed).await;
     remove_dangling_links(ctx, failed).await
 }
@@ -102,7 +102,7 @@ async fn remove(ctx: &Ctx, id: &ContainerId) {
 
 async fn remove_sandboxes(
     ctx: &Ctx,
-    listed: &[PodRuntimeStatus],
+    listed: &[PodItem],
     fate: &dyn Fn(&PodUid) -> Fate,
     ready: bool,
     failed: &mut Vec<String>,
@@ -159,13 +159,11 @@ async fn remove_log_dirs(
 }
 
 /// Removes logs of instances of earlier boots, of which the runtime knows nothing, as those of dead instances.
-async fn remove_forgotten_logs(ctx: &Ctx, listed: &[PodRuntimeStatus], failed: &mut Vec<String>) {
+async fn remove_forgotten_logs(ctx: &Ctx, failed: &mut Vec<String>) {
     let mut containers: BTreeMap<PathBuf, Vec<OsString>> = BTreeMap::new();
-    for path in listed
-        .iter()
-        .flat_map(|pod| &pod.containers)
-        .map(|c| Path::new(&c.log_path))
-    {
+    let known = ctx.view.statuses();
+    let all = known.iter().flat_map(|pod| &pod.containers);
+    for path in all.map(|c| Path::new(&c.log_path)) {
         if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
             containers
                 .entry(dir.to_owned())

@@ -9,7 +9,7 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus,
+            Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodItem, PodRuntimeStatus,
             RuntimeStatus, SandboxConfig, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
@@ -89,7 +89,7 @@ impl RuntimeService for Metered {
         self.count(Operation::Status, self.inner.status())
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         self.count(Operation::ListPods, self.inner.list_pods())
     }
 

@@ -23,7 +23,7 @@ use crate::{
     logic::{
         loop_health::{RuntimeDown, RuntimeGate},
         pleg::{self, Pleg, RunningCounts},
-        runtime_cache::{RunningPod, RunningPods, RuntimeCache, Status},
+        runtime_cache::{RunningPod, RunningPods, RuntimeCache, Seen, Status},
     },
 };
 
@@ -82,6 +82,11 @@ impl RuntimeView {
         let cache = self.cache.borrow();
         let read = |(_, status): (_, &Status)| status.as_ref().ok().cloned();
         cache.iter().filter_map(read).collect()
+    }
+
+    /// When the newest ended instance of a container ended, for its back-off; `None` if none has.
+    pub(super) fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
+        self.cache.borrow().last_end(status, container)
     }
 
     /// UIDs of all pods that the runtime knows, sorted.
@@ -252,7 +257,7 @@ async fn relist(ctx: &Shared, events: &Sender<Event>) {
     }
     let begun = ctx.clock.now();
     let before = view.last_relist();
-    let stamp = view.pleg.borrow().stamp(begun);
+    let (stamp, wall) = (view.pleg.borrow().stamp(begun), ctx.clock.wall());
     let listed = match ctx.runtime.list_pods().await {
         Ok(listed) => listed,
         Err(e) => {
@@ -271,8 +276,9 @@ async fn relist(ctx: &Shared, events: &Sender<Event>) {
     for uid in changed {
         let status = ctx.runtime.pod_status(&uid).await;
         let status = status.map_err(|e| e.to_string());
+        let seen = Seen { at: stamp, wall };
         let (mut pleg, mut cache) = (view.pleg.borrow_mut(), view.cache.borrow_mut());
-        pleg.inspected(&uid, status, &mut cache, stamp);
+        pleg.inspected(&uid, status, &mut cache, seen);
     }
     let happened: Vec<pleg::Event> = {
         let (mut pleg, mut cache) = (view.pleg.borrow_mut(), view.cache.borrow_mut());
@@ -280,7 +286,6 @@ async fn relist(ctx: &Shared, events: &Sender<Event>) {
         core::iter::from_fn(|| pleg.poll_event()).collect()
     };
     let (took, gap) = (ctx.clock.now() - begun, before.map(|before| begun - before));
-    let wall = ctx.clock.wall();
     ctx.counters.count(|c| c.relisted(took, gap, wall));
     // Sent even when nothing happened: calls may wait for a status newer than their last end.
     if !happened.is_empty() || waiting.is_some() {

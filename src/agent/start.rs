@@ -180,9 +180,8 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let Pass {
         ctx, pod, runtime, ..
     } = *pass;
-    let granted = ctx
-        .pods
-        .grant_start(pod, container, runtime, ctx.clock.now());
+    let ended = ctx.view.last_end(runtime, &container.name);
+    let granted = ctx.pods.grant_start(pod, container, ended, ctx.clock.now());
     if let Err(wait) = granted {
         let message = format!(
             "Back-off restarting failed container {} in pod {}",

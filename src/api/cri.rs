@@ -1,7 +1,7 @@
 //! What crosses the runtime seam (`runtime::RuntimeService`, `runtime::ImageService`), in the words of CRI v1. Data only.
 //!
-//! Differences from CRI: an instance is ordered by [`Order`], never by wall time (boards boot without a clock), and
-//! times are optional because a clock may not have been trusted.
+//! Times are the runtime's own wall clock, nanoseconds. They order nothing alone, for a clock may be set back: of two
+//! instances of one container, or of two sandboxes of one pod, the one with the higher attempt is newer.
 
 use alloc::collections::BTreeMap;
 use core::net::IpAddr;
@@ -35,12 +35,6 @@ pub const ANNOTATION_POD_DELETION_GRACE: &str = "io.kubernetes.pod.deletionGrace
 pub const ANNOTATION_PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
 /// Annotation: container ports, JSON.
 pub const ANNOTATION_PORTS: &str = "io.kubernetes.container.ports";
-
-/// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-pub struct Order(pub u32, pub u32);
 
 /// Where a namespace comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,8 +162,6 @@ pub struct SandboxStatus {
     pub attempt: u32,
     /// State.
     pub state: SandboxState,
-    /// Creation order.
-    pub created: Order,
     /// Creation time.
     pub created_at: Wall,
     /// Pod IPs, primary first; empty for host network.
@@ -364,16 +356,12 @@ pub struct ContainerStatus {
     pub restart_count: u32,
     /// State.
     pub state: ContainerState,
-    /// Creation order.
-    pub created: Order,
     /// Creation time.
     pub created_at: Wall,
     /// Start time, if it was started.
     pub started_at: Option<Wall>,
     /// End, if it ended.
     pub finished_at: Option<Wall>,
-    /// End on the agent's monotonic clock, for back-off; `None` if it ended in an earlier boot.
-    pub finished_mono: Option<super::Mono>,
     /// Exit code; 128 + signal for a signalled process. Meaningful when `Exited`.
     pub exit_code: i32,
     /// `Completed`, `Error`, `OOMKilled`, `StartError`, `ContainerStatusUnknown` or empty.
@@ -397,6 +385,99 @@ pub struct ContainerStatus {
     pub log_path: String,
 }
 
+/// A sandbox in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxItem {
+    /// Id.
+    pub id: SandboxId,
+    /// Attempt.
+    pub attempt: u32,
+    /// State.
+    pub state: SandboxState,
+    /// Creation time.
+    pub created_at: Wall,
+}
+
+impl From<&SandboxStatus> for SandboxItem {
+    fn from(status: &SandboxStatus) -> Self {
+        Self {
+            id: status.id.clone(),
+            attempt: status.attempt,
+            state: status.state,
+            created_at: status.created_at,
+        }
+    }
+}
+
+/// An instance in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerItem {
+    /// Id.
+    pub id: ContainerId,
+    /// Sandbox it lives in.
+    pub sandbox: SandboxId,
+    /// Container name.
+    pub name: String,
+    /// Restart count of the instance.
+    pub attempt: u32,
+    /// State.
+    pub state: ContainerState,
+    /// Creation time.
+    pub created_at: Wall,
+}
+
+impl From<&ContainerStatus> for ContainerItem {
+    fn from(status: &ContainerStatus) -> Self {
+        Self {
+            id: status.id.clone(),
+            sandbox: status.sandbox.clone(),
+            name: status.name.clone(),
+            attempt: status.restart_count,
+            state: status.state,
+            created_at: status.created_at,
+        }
+    }
+}
+
+/// A pod in a list: what is there of it, not how it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodItem {
+    /// Pod UID.
+    pub uid: PodUid,
+    /// Pod name.
+    pub name: String,
+    /// Pod namespace.
+    pub namespace: String,
+    /// Sandboxes, in any order.
+    pub sandboxes: Vec<SandboxItem>,
+    /// Instances, in any order.
+    pub containers: Vec<ContainerItem>,
+}
+
+impl PodItem {
+    /// Whether anything of the pod runs: a READY sandbox or a running container.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let mut containers = self.containers.iter();
+        self.sandboxes
+            .iter()
+            .any(|s| s.state == SandboxState::Ready)
+            || containers.any(|c| c.state == ContainerState::Running)
+    }
+}
+
+impl From<&PodRuntimeStatus> for PodItem {
+    fn from(pod: &PodRuntimeStatus) -> Self {
+        Self {
+            uid: pod.uid.clone(),
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            sandboxes: pod.sandboxes.iter().map(SandboxItem::from).collect(),
+            containers: pod.containers.iter().map(ContainerItem::from).collect(),
+        }
+    }
+}
+
 /// All that the runtime knows of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRuntimeStatus {
@@ -410,7 +491,7 @@ pub struct PodRuntimeStatus {
     pub ips: Vec<IpAddr>,
     /// Highest attempt first, then newest, then lowest id.
     pub sandboxes: Vec<SandboxStatus>,
-    /// Newest first.
+    /// Of each container the newest instance first.
     pub containers: Vec<ContainerStatus>,
 }
 

@@ -137,7 +137,7 @@ pub fn is_initialized(pod: &Pod, status: &PodRuntimeStatus) -> bool {
 
 /// The newest sandbox. Not trusting the order given costs nothing: a pod has one or two.
 pub(super) fn latest_sandbox(status: &PodRuntimeStatus) -> Option<&SandboxStatus> {
-    let order = |s: &&SandboxStatus| (s.attempt, s.created, core::cmp::Reverse(s.id.clone()));
+    let order = |s: &&SandboxStatus| (s.attempt, s.created_at, core::cmp::Reverse(s.id.clone()));
     status.sandboxes.iter().max_by_key(order)
 }
 

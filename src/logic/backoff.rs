@@ -8,10 +8,7 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{
-    Container, Mono, Pod, PodUid,
-    cri::{ContainerState, PodRuntimeStatus},
-};
+use crate::api::{Container, Mono, Pod, PodUid};
 
 use super::{fnv::fnv1a, pod_kind::pod_ref};
 
@@ -204,8 +201,8 @@ pub struct CrashLoop {
 
 /// Asks for one more start of `container`; on success the grant is noted (BACK-02, BACK-07).
 ///
-/// The delay counts from the end of the newest *exited* instance in `status`, the pod's state at the begin of the pass:
-/// an instance killed within the pass does not count. One that ended in an earlier boot does not delay.
+/// `ended` is the end of the newest *exited* instance at the begin of the pass, from which the delay counts: an instance
+/// killed within the pass does not. `None`: none has ended, and nothing is noted.
 ///
 /// # Errors
 /// The wait that is not over.
@@ -213,16 +210,12 @@ pub fn grant_start(
     backoff: &mut Backoff,
     pod: &Pod,
     container: &Container,
-    status: &PodRuntimeStatus,
+    ended: Option<Mono>,
     now: Mono,
 ) -> Result<(), CrashLoop> {
-    let exited = status
-        .instances(&container.name)
-        .find(|c| c.state == ContainerState::Exited);
-    let Some(exited) = exited else {
+    let Some(event) = ended else {
         return Ok(());
     };
-    let event = exited.finished_mono.unwrap_or(Mono(0));
     let key = crash_loop_key(pod, container);
     if let Some(wait) = backoff.waiting(key, event, now) {
         let message = format!(
@@ -323,26 +316,20 @@ fn duration_text(duration: Duration) -> String {
 mod tests {
     use super::*;
     use crate::api::Quantity;
-    use crate::testing::{container, exited, instance, nth, pod_with, running_pod};
+    use crate::testing::{container, pod_with};
 
     fn secs(s: u64) -> Mono {
         Mono(s * 1000)
-    }
-
-    fn ended(n: u32, at_s: u64) -> crate::api::cri::ContainerStatus {
-        let mut status = nth(n, exited("a", 1));
-        status.finished_mono = Some(secs(at_s));
-        status
     }
 
     /// Crashes at once after each start, and asks every second; returns the waits between end and grant, seconds.
     fn crash_loop(backoff: &mut Backoff, rounds: u32) -> Vec<u64> {
         let pod = pod_with(&["a"]);
         let (mut now, mut waits) = (1000, Vec::new());
-        for n in 0..rounds {
+        for _ in 0..rounds {
             let end = now;
-            let status = running_pod(vec![ended(n, end)]);
-            while grant_start(backoff, &pod, &pod.spec.containers[0], &status, secs(now)).is_err() {
+            let ended = Some(secs(end));
+            while grant_start(backoff, &pod, &pod.spec.containers[0], ended, secs(now)).is_err() {
                 now += 1;
             }
             waits.push(now - end);
@@ -370,13 +357,12 @@ mod tests {
         let a = &pod.spec.containers[0];
         for (name, run_s, delay_ms) in [("599 s", 599, 20_000), ("601 s", 601, 10_000)] {
             let mut backoff = Backoff::new(Duration::from_secs(300), 8);
-            let first = running_pod(vec![ended(0, 0)]);
-            assert_eq!(grant_start(&mut backoff, &pod, a, &first, secs(0)), Ok(()));
-            let second = running_pod(vec![ended(1, run_s)]);
-            let at_once = grant_start(&mut backoff, &pod, a, &second, secs(run_s)).is_ok();
+            let (first, second) = (Some(secs(0)), Some(secs(run_s)));
+            assert_eq!(grant_start(&mut backoff, &pod, a, first, secs(0)), Ok(()));
+            let at_once = grant_start(&mut backoff, &pod, a, second, secs(run_s)).is_ok();
             assert_eq!(at_once, run_s > 600, "{name}");
             if !at_once {
-                let later = grant_start(&mut backoff, &pod, a, &second, secs(run_s + 10));
+                let later = grant_start(&mut backoff, &pod, a, second, secs(run_s + 10));
                 assert_eq!(later, Ok(()), "{name}");
             }
             assert_eq!(backoff.records()[0].delay_ms, delay_ms, "{name}");
@@ -414,12 +400,12 @@ mod tests {
         let pod = pod_with(&["a", "b"]);
         let mut backoff = Backoff::new(Duration::from_secs(300), 8);
         crash_loop(&mut backoff, 4);
-        let status = running_pod(vec![ended(9, 1100)]);
+        let ended = Some(secs(1100));
         let wait = grant_start(
             &mut backoff,
             &pod,
             &pod.spec.containers[0],
-            &status,
+            ended,
             secs(1101),
         )
         .expect_err("waits");
@@ -430,7 +416,7 @@ mod tests {
         );
         let b = &pod.spec.containers[1];
         assert_eq!(
-            grant_start(&mut backoff, &pod, b, &status, secs(1101)),
+            grant_start(&mut backoff, &pod, b, ended, secs(1101)),
             Ok(())
         );
     }
@@ -442,21 +428,15 @@ mod tests {
         let a = &pod.spec.containers[0];
         let mut backoff = Backoff::new(Duration::from_secs(300), 8);
         let key = crash_loop_key(&pod, a);
-        let mut running = nth(1, instance("a", ContainerState::Running));
-        running.finished_mono = None;
-        let status = running_pod(vec![running, ended(0, 0)]);
-        assert_eq!(grant_start(&mut backoff, &pod, a, &status, secs(0)), Ok(()));
+        let older = Some(secs(0));
+        assert_eq!(grant_start(&mut backoff, &pod, a, older, secs(0)), Ok(()));
         // Killed for its probe at 60 s: the older exit gates, long over; yet the delay doubles.
-        assert_eq!(
-            grant_start(&mut backoff, &pod, a, &status, secs(60)),
-            Ok(())
-        );
+        assert_eq!(grant_start(&mut backoff, &pod, a, older, secs(60)), Ok(()));
         assert_eq!(backoff.records()[0].delay_ms, 20_000);
         assert_eq!(backoff.records()[0].key, key);
         // Only running instances: nothing to wait for, nothing noted.
-        let fresh = running_pod(vec![instance("a", ContainerState::Running)]);
         let mut empty = Backoff::new(Duration::from_secs(300), 8);
-        assert_eq!(grant_start(&mut empty, &pod, a, &fresh, secs(60)), Ok(()));
+        assert_eq!(grant_start(&mut empty, &pod, a, None, secs(60)), Ok(()));
         assert!(empty.records().is_empty());
     }
 

@@ -7,7 +7,9 @@ use core::{cmp::Reverse, time::Duration};
 use crate::api::order::Order;
 use crate::api::{
     ContainerId, PodUid, SandboxId, Wall,
-    cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
+    cri::{
+        ContainerItem, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, SandboxState,
+    },
 };
 
 /// How many dead instances are kept.
@@ -57,14 +59,14 @@ pub struct Removal {
 /// - Order: pod by pod as given, oldest first within a container; those over the global limit last.
 #[must_use]
 pub fn removable_containers(
-    pods: &[PodRuntimeStatus],
+    pods: &[PodItem],
     fate: &dyn Fn(&PodUid) -> Fate,
     sources_ready: bool,
     policy: &ContainerGcPolicy,
     now: Wall,
 ) -> Vec<Removal> {
     let mut out = Vec::new();
-    let mut units: Vec<Vec<&ContainerStatus>> = Vec::new();
+    let mut units: Vec<Vec<&ContainerItem>> = Vec::new();
     for pod in pods {
         let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
         for unit in dead_units(pod, gone, policy.min_age, now) {
@@ -77,13 +79,13 @@ pub fn removable_containers(
     }
     keep_newest(&mut units, policy.max_per_container, &mut out);
     if let Some(max) = policy.max_total {
-        let count = |units: &[Vec<&ContainerStatus>]| units.iter().map(Vec::len).sum::<usize>();
+        let count = |units: &[Vec<&ContainerItem>]| units.iter().map(Vec::len).sum::<usize>();
         if count(&units) > max {
             let each = (max / units.len().max(1)).max(1);
             keep_newest(&mut units, each, &mut out);
         }
         let mut rest: Vec<_> = units.iter().flatten().copied().collect();
-        rest.order_by_key(|c| c.created);
+        rest.order_by_key(|c| c.created_at);
         let surplus = rest.len().saturating_sub(max);
         out.extend(rest[..surplus].iter().map(|c| removal(c)));
     }
@@ -91,12 +93,7 @@ pub fn removable_containers(
 }
 
 /// Dead instances of a pod, per container name, newest first.
-fn dead_units(
-    pod: &PodRuntimeStatus,
-    gone: bool,
-    min_age: Duration,
-    now: Wall,
-) -> Vec<Vec<&ContainerStatus>> {
+fn dead_units(pod: &PodItem, gone: bool, min_age: Duration, now: Wall) -> Vec<Vec<&ContainerItem>> {
     let min_ns = i64::try_from(min_age.as_nanos()).unwrap_or(i64::MAX);
     let mut names: Vec<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
     names.order();
@@ -104,8 +101,8 @@ fn dead_units(
     names
         .into_iter()
         .map(|name| {
-            let mut unit: Vec<_> = pod.instances(name).collect();
-            unit.order_by_key(|c| Reverse(c.created));
+            let mut unit: Vec<_> = pod.containers.iter().filter(|c| c.name == name).collect();
+            unit.order_by_key(|c| Reverse((c.attempt, c.created_at)));
             let starting = unit
                 .first()
                 .filter(|c| !gone && c.state == ContainerState::Created)
@@ -121,14 +118,14 @@ fn dead_units(
         .collect()
 }
 
-fn keep_newest(units: &mut [Vec<&ContainerStatus>], keep: usize, out: &mut Vec<Removal>) {
+fn keep_newest(units: &mut [Vec<&ContainerItem>], keep: usize, out: &mut Vec<Removal>) {
     for unit in units {
         let surplus = unit.split_off(keep.min(unit.len()));
         out.extend(surplus.into_iter().rev().map(removal));
     }
 }
 
-fn removal(status: &ContainerStatus) -> Removal {
+fn removal(status: &ContainerItem) -> Removal {
     Removal {
         id: status.id.clone(),
         stop_first: status.state == ContainerState::Unknown,
@@ -157,7 +154,7 @@ pub fn removable_after_death(
         return Vec::new();
     };
     let mut unit: Vec<_> = pod.instances(&dead.name).filter(exited).collect();
-    unit.order_by_key(|c| Reverse(c.created));
+    unit.order_by_key(|c| Reverse((c.restart_count, c.created_at)));
     unit.into_iter()
         .skip(keep.max(1))
         .map(|c| c.id.clone())
@@ -169,14 +166,17 @@ pub fn removable_after_death(
 /// Never a READY one, nor one that an instance refers to; the newest of a living pod is kept.
 #[must_use]
 pub fn removable_sandboxes(
-    pods: &[PodRuntimeStatus],
+    pods: &[PodItem],
     fate: &dyn Fn(&PodUid) -> Fate,
     sources_ready: bool,
 ) -> Vec<SandboxId> {
     let mut out = Vec::new();
     for pod in pods {
         let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
-        let newest = pod.sandboxes.iter().max_by_key(|s| (s.attempt, s.created));
+        let newest = pod
+            .sandboxes
+            .iter()
+            .max_by_key(|s| (s.attempt, s.created_at));
         out.extend(
             pod.sandboxes
                 .iter()
@@ -221,7 +221,7 @@ pub fn log_dir_uid(name: &str) -> Option<PodUid> {
 #[must_use]
 pub fn removable_links<'a>(
     dangling: impl IntoIterator<Item = &'a str>,
-    pods: &[PodRuntimeStatus],
+    pods: &[PodItem],
 ) -> Vec<&'a str> {
     let goes_on = |id: &str| {
         let mut all = pods.iter().flat_map(|pod| &pod.containers);

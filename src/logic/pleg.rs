@@ -19,10 +19,10 @@ use core::{cmp::Ordering, time::Duration};
 use crate::api::order::{Gather, Order};
 use crate::api::{
     Mono, PodUid,
-    cri::{ContainerState, PodRuntimeStatus, SandboxState},
+    cri::{ContainerState, PodItem, PodRuntimeStatus, SandboxState},
 };
 
-use super::runtime_cache::RuntimeCache;
+use super::runtime_cache::{RuntimeCache, Seen};
 
 /// Time from the end of a relist to the start of the next.
 pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
@@ -144,13 +144,12 @@ impl Pleg {
     /// - Source: kubelet `pleg/generic.go`, `Relist`.
     pub fn listed(
         &mut self,
-        pods: &[PodRuntimeStatus],
+        pods: &[PodItem],
         cache: &mut RuntimeCache,
         stamp: Mono,
     ) -> Vec<PodUid> {
         self.relist_began = Some(stamp);
-        let listed: BTreeMap<&PodUid, &PodRuntimeStatus> =
-            pods.iter().map(|pod| (&pod.uid, pod)).gather();
+        let listed: BTreeMap<&PodUid, &PodItem> = pods.iter().map(|pod| (&pod.uid, pod)).gather();
         let gone: Vec<PodUid> = self
             .records
             .keys()
@@ -177,7 +176,7 @@ impl Pleg {
         uid: &PodUid,
         status: Result<PodRuntimeStatus, String>,
         cache: &mut RuntimeCache,
-        stamp: Mono,
+        seen: Seen,
     ) {
         let Some(record) = self.records.get_mut(uid) else {
             return;
@@ -185,10 +184,10 @@ impl Pleg {
         if status.is_err() {
             // The same differences come up again in the next relist.
             record.reinspect = true;
-            cache.set(uid, status, stamp);
+            cache.set(uid, status, seen);
             return;
         }
-        cache.set(uid, status, stamp);
+        cache.set(uid, status, seen);
         let reinspected = core::mem::take(&mut record.reinspect);
         let Some(current) = record.current.take() else {
             if reinspected {
@@ -245,7 +244,7 @@ impl Pleg {
         uid: &PodUid,
         status: Result<PodRuntimeStatus, String>,
         cache: &mut RuntimeCache,
-        stamp: Mono,
+        seen: Seen,
     ) -> bool {
         let Some(pod) = status
             .ok()
@@ -253,10 +252,10 @@ impl Pleg {
         else {
             return false;
         };
-        if self.note(uid, &pod) {
-            self.inspected(uid, Ok(pod), cache, stamp);
+        if self.note(uid, &PodItem::from(&pod)) {
+            self.inspected(uid, Ok(pod), cache, seen);
         } else {
-            cache.mark_observed(uid, stamp);
+            cache.mark_observed(uid, seen.at);
         }
         true
     }
@@ -332,7 +331,7 @@ impl Pleg {
     }
 
     /// Notes the listed state of a pod. Returns whether the pod must be read.
-    fn note(&mut self, uid: &PodUid, pod: &PodRuntimeStatus) -> bool {
+    fn note(&mut self, uid: &PodUid, pod: &PodItem) -> bool {
         let asked = self.reinspect.remove(uid);
         if !self.records.contains_key(uid) {
             self.records.insert(uid.clone(), Record::default());
@@ -372,7 +371,7 @@ impl Pleg {
     }
 }
 
-fn items(pod: &PodRuntimeStatus) -> Vec<Item> {
+fn items(pod: &PodItem) -> Vec<Item> {
     let containers = pod.containers.iter().map(|container| Item {
         id: container.id.as_str().into(),
         is_sandbox: false,
@@ -443,7 +442,7 @@ mod tests {
     use super::*;
     use crate::api::{
         ContainerId, SandboxId, Wall,
-        cri::{ContainerStatus, NamespaceOptions, Order, SandboxStatus},
+        cri::{ContainerStatus, NamespaceOptions, SandboxStatus},
     };
     use crate::pod_table::{Freshness, StatusAge};
 
@@ -457,11 +456,9 @@ mod tests {
             name: "c".into(),
             restart_count: 0,
             state,
-            created: Order(1, 1),
             created_at: Wall(0),
             started_at: None,
             finished_at: None,
-            finished_mono: None,
             exit_code: 0,
             reason: String::new(),
             message: String::new(),
@@ -483,7 +480,6 @@ mod tests {
             namespace: String::new(),
             attempt: 0,
             state,
-            created: Order(1, 1),
             created_at: Wall(0),
             ips: Vec::new(),
             namespaces: NamespaceOptions::default(),
@@ -498,6 +494,14 @@ mod tests {
         }
     }
 
+    fn items_of(pods: &[PodRuntimeStatus]) -> Vec<PodItem> {
+        pods.iter().map(PodItem::from).collect()
+    }
+
+    fn seen(at: Mono) -> Seen {
+        Seen { at, wall: Wall(0) }
+    }
+
     #[derive(Default)]
     struct Bench {
         pleg: Pleg,
@@ -510,14 +514,15 @@ mod tests {
         fn relist(&mut self, pods: &[PodRuntimeStatus], fail: bool) -> usize {
             self.now += 1000;
             let stamp = self.pleg.stamp(Mono(self.now));
-            let inspect = self.pleg.listed(pods, &mut self.cache, stamp);
+            let inspect = self.pleg.listed(&items_of(pods), &mut self.cache, stamp);
             for uid in &inspect {
                 let listed = pods.iter().find(|pod| pod.uid == *uid).cloned();
                 let status = match fail {
                     true => Err("no answer".into()),
                     false => Ok(listed.expect("only listed pods are read")),
                 };
-                self.pleg.inspected(uid, status, &mut self.cache, stamp);
+                self.pleg
+                    .inspected(uid, status, &mut self.cache, seen(stamp));
             }
             self.pleg.relisted(&mut self.cache, stamp, Mono(self.now));
             inspect.len()
@@ -614,7 +619,7 @@ mod tests {
         assert_eq!(bench.pleg.next_relist(), Mono(0), "first at once");
         let pods = [pod(&[("x", Running)])];
         let stamp = bench.pleg.stamp(Mono(100));
-        let inspect = bench.pleg.listed(&pods, &mut bench.cache, stamp);
+        let inspect = bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp);
         assert_eq!(bench.pleg.relist_began, Some(Mono(100)));
         let unknown: PodUid = "b".into();
         assert_eq!(
@@ -624,7 +629,9 @@ mod tests {
         );
         for uid in inspect {
             let failed = Err("no answer".into());
-            bench.pleg.inspected(&uid, failed, &mut bench.cache, stamp);
+            bench
+                .pleg
+                .inspected(&uid, failed, &mut bench.cache, seen(stamp));
         }
         bench.pleg.relisted(&mut bench.cache, stamp, Mono(250));
         assert_eq!(bench.cache.newer_than(&unknown, Mono(99)), Freshness::Fresh);
@@ -653,14 +660,14 @@ mod tests {
         let pods = [pod(&[("x", Exited)]), other];
         let stamp = Mono(9000);
         assert_eq!(
-            bench.pleg.listed(&pods, &mut bench.cache, stamp),
+            bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp),
             ["a".into()]
         );
         assert_eq!(bench.events(), [], "not before the pod was read");
         let read = Ok(pods[0].clone());
         bench
             .pleg
-            .inspected(&"a".into(), read, &mut bench.cache, stamp);
+            .inspected(&"a".into(), read, &mut bench.cache, seen(stamp));
         let cached = bench.cache.get(&"a".into()).expect("status");
         assert_eq!(cached.containers[0].state, Exited);
         assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
@@ -783,7 +790,7 @@ mod tests {
         assert_eq!(stamp, Mono(1001));
         let one = |bench: &mut Bench, status, stamp| {
             let Bench { pleg, cache, .. } = bench;
-            pleg.relisted_one(&"a".into(), status, cache, stamp)
+            pleg.relisted_one(&"a".into(), status, cache, seen(stamp))
         };
         assert!(one(&mut bench, Ok(pod(&[("x", Running)])), stamp));
         assert_eq!(bench.events(), [], "nothing new, but observed");

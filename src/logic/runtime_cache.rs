@@ -8,8 +8,8 @@ use core::time::Duration;
 
 use crate::api::order::Order;
 use crate::api::{
-    Mono, PodUid,
-    cri::{PodRuntimeStatus, SandboxState},
+    ContainerId, Mono, PodUid, Wall,
+    cri::{ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, SandboxState},
 };
 
 use super::pod_table::{Freshness, StatusAge};
@@ -20,9 +20,20 @@ pub const RUNNING_PODS_TTL: Duration = Duration::from_secs(3);
 /// The status of a pod, or why it could not be read.
 pub type Status = Result<Rc<PodRuntimeStatus>, Rc<str>>;
 
+/// When the runtime was read: the same instant on both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// On the agent's clock: the begin of the listing.
+    pub at: Mono,
+    /// On the wall clock, which the runtime's times are compared with.
+    pub wall: Wall,
+}
+
 #[derive(Clone, Debug)]
 struct Entry {
     status: Status,
+    /// When ended instances ended, as [`RuntimeCache::last_end`] reckons it. At most as many as there are in `status`.
+    ends: Vec<(ContainerId, Mono)>,
     /// When the listing began that led to `status`.
     modified: Mono,
     /// When the last listing began that found nothing new.
@@ -51,20 +62,74 @@ impl RuntimeCache {
         )
     }
 
-    /// Replaces the answer about `uid` by that of a listing which began at `at`.
-    pub fn set(&mut self, uid: &PodUid, status: Result<PodRuntimeStatus, String>, at: Mono) {
+    /// Replaces the answer about `uid` by what was seen then.
+    pub fn set(&mut self, uid: &PodUid, status: Result<PodRuntimeStatus, String>, seen: Seen) {
+        let (status, ends) = match status {
+            Ok(mut status) => {
+                self.keep_ips(uid, &mut status);
+                let ends = self.ends(uid, &status, seen);
+                (Ok(Rc::new(status)), ends)
+            }
+            Err(text) => {
+                let known = self.entries.get_mut(uid);
+                let ends = known.map(|entry| core::mem::take(&mut entry.ends));
+                (Err(text.into()), ends.unwrap_or_default())
+            }
+        };
         let entry = Entry {
-            status: match status {
-                Ok(mut status) => {
-                    self.keep_ips(uid, &mut status);
-                    Ok(Rc::new(status))
-                }
-                Err(text) => Err(text.into()),
-            },
-            modified: at,
-            observed: at,
+            status,
+            ends,
+            modified: seen.at,
+            observed: seen.at,
         };
         self.entries.insert(uid.clone(), entry);
+    }
+
+    /// When the instances of `status` ended. Known ends stay as they are, whatever happens to the wall clock.
+    fn ends(
+        &self,
+        uid: &PodUid,
+        status: &PodRuntimeStatus,
+        seen: Seen,
+    ) -> Vec<(ContainerId, Mono)> {
+        let before = self.entries.get(uid);
+        let exited = |c: &&ContainerStatus| c.state == ContainerState::Exited;
+        let ended = status.containers.iter().filter(exited).map(|container| {
+            let id = &container.id;
+            let known = before.and_then(|entry| entry.ends.iter().find(|(known, _)| known == id));
+            let at = known.map_or_else(|| self.first_seen(before, container, seen), |(_, at)| *at);
+            (id.clone(), at)
+        });
+        ended.collect()
+    }
+
+    /// The end of an instance that is seen for the first time: as long ago as the wall clock says, but not before the
+    /// instance was last seen otherwise. A clock that was set meanwhile does less harm this way.
+    fn first_seen(&self, before: Option<&Entry>, container: &ContainerStatus, seen: Seen) -> Mono {
+        let is_it = |c: &ContainerStatus| c.id == container.id;
+        let alive = before.filter(|entry| {
+            let status = entry.status.as_ref();
+            status.is_ok_and(|status| status.containers.iter().any(is_it))
+        });
+        let earliest = alive.map_or(Mono(0), |entry| {
+            self.time.max(entry.modified).max(entry.observed)
+        });
+        let finished = container.finished_at.unwrap_or(seen.wall);
+        let age_ns = seen.wall.0.saturating_sub(finished.0).max(0).unsigned_abs();
+        let at = Mono(seen.at.0.saturating_sub(age_ns / 1_000_000));
+        at.max(earliest.min(seen.at))
+    }
+
+    /// When the newest ended instance of `container` ended, for its back-off. `None`: none has ended.
+    #[must_use]
+    pub fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
+        let mut instances = status.instances(container);
+        let ended = instances.find(|c| c.state == ContainerState::Exited)?;
+        let known = self.entries.get(&status.uid).and_then(|entry| {
+            let end = entry.ends.iter().find(|(id, _)| *id == ended.id);
+            end.map(|(_, at)| *at)
+        });
+        Some(known.unwrap_or_default())
     }
 
     /// A stopped sandbox no longer reports its addresses, but the pod's status still shows them.
@@ -147,7 +212,7 @@ pub struct RunningPods {
 
 impl RunningPods {
     /// Takes the listing of all pods that began at `at`.
-    pub fn set(&mut self, listed: &[PodRuntimeStatus], at: Mono) {
+    pub fn set(&mut self, listed: &[PodItem], at: Mono) {
         let running = listed.iter().filter(|pod| pod.is_running());
         self.pods = running
             .map(|pod| RunningPod {
@@ -182,9 +247,10 @@ mod tests {
 
     use super::*;
     use crate::api::{
-        SandboxId, Wall,
-        cri::{NamespaceOptions, Order, SandboxStatus},
+        SandboxId,
+        cri::{NamespaceOptions, SandboxStatus},
     };
+    use crate::testing::{exited, instance, nth, running_pod};
 
     const IP: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -204,7 +270,6 @@ mod tests {
                     namespace: String::new(),
                     attempt: 0,
                     state,
-                    created: Order(1, 1),
                     created_at: Wall(0),
                     ips: ips.to_vec(),
                     namespaces: NamespaceOptions::default(),
@@ -213,6 +278,84 @@ mod tests {
                 .collect(),
             ..PodRuntimeStatus::default()
         }
+    }
+
+    fn seen(ms: u64) -> Seen {
+        Seen {
+            at: Mono(ms),
+            wall: Wall(0),
+        }
+    }
+
+    #[test]
+    fn when_an_instance_ended() {
+        // BACK-02 BACK-07
+        let wall = |s| Wall::from_secs(1_000_000 + s);
+        let at = |s: u64, wall_s| Seen {
+            at: Mono(s * 1000),
+            wall: wall(wall_s),
+        };
+        let with = |n, end: Option<i64>| {
+            let mut instance = match end {
+                Some(_) => nth(n, exited("a", 1)),
+                None => nth(n, instance("a", ContainerState::Running)),
+            };
+            instance.finished_at = end.map(wall);
+            instance
+        };
+        for (name, before, seen, ended, expected) in [
+            (
+                "as long ago as the wall clock says",
+                None,
+                at(500, 500),
+                420,
+                420,
+            ),
+            ("in an earlier boot", None, at(5, 500), 100, 0),
+            (
+                "an end in the future was just now",
+                None,
+                at(500, 500),
+                600,
+                500,
+            ),
+            (
+                "seen running before",
+                Some(at(498, 498)),
+                at(500, 500),
+                499,
+                499,
+            ),
+            (
+                "and the clock was set since",
+                Some(at(498, 498)),
+                at(500, 90_500),
+                499,
+                498,
+            ),
+        ] {
+            let mut cache = RuntimeCache::default();
+            let pod = |instance| running_pod(vec![instance]);
+            if let Some(before) = before {
+                cache.set(&uid("uid"), Ok(pod(with(0, None))), before);
+                cache.set_time(before.at);
+            }
+            let status = pod(with(0, Some(ended)));
+            cache.set(&uid("uid"), Ok(status.clone()), seen);
+            let end = Some(Mono(expected * 1000));
+            assert_eq!(cache.last_end(&status, "a"), end, "{name}");
+            // Neither a look that fails nor a clock that is set changes it.
+            cache.set(&uid("uid"), Err("no answer".into()), at(600, 0));
+            cache.set(&uid("uid"), Ok(status.clone()), at(601, 1_000_000));
+            assert_eq!(cache.last_end(&status, "a"), end, "{name}");
+            assert_eq!(cache.last_end(&status, "b"), None);
+        }
+        let mut cache = RuntimeCache::default();
+        let status = running_pod(vec![with(2, None), with(1, Some(30)), with(0, Some(20))]);
+        cache.set(&uid("uid"), Ok(status.clone()), at(40, 40));
+        assert_eq!(cache.last_end(&status, "a"), Some(Mono(30_000)));
+        let first = running_pod(vec![with(0, None)]);
+        assert_eq!(cache.last_end(&first, "a"), None, "nothing has ended");
     }
 
     #[test]
@@ -278,7 +421,7 @@ mod tests {
             let mut cache = RuntimeCache::default();
             cache.set_time(Mono(time));
             if let Some((status, at)) = set {
-                cache.set(&uid("a"), status, Mono(at));
+                cache.set(&uid("a"), status, seen(at));
             }
             if let Some(at) = observed {
                 cache.mark_observed(&uid("a"), Mono(at));
@@ -288,7 +431,7 @@ mod tests {
         // A deletion releases nobody by itself; the time of the relist that saw it does.
         let mut cache = RuntimeCache::default();
         cache.set_time(Mono(3));
-        cache.set(&uid("a"), ok(), Mono(5));
+        cache.set(&uid("a"), ok(), seen(5));
         cache.delete(&uid("a"));
         assert_eq!(cache.newer_than(&uid("a"), Mono(4)), Stale);
         cache.set_time(Mono(5));
@@ -316,9 +459,9 @@ mod tests {
             cache.set(
                 &uid("a"),
                 Ok(status(before.as_slice(), Some(Ready))),
-                Mono(1),
+                seen(1),
             );
-            cache.set(&uid("a"), Ok(status(after.as_slice(), sandbox)), Mono(2));
+            cache.set(&uid("a"), Ok(status(after.as_slice(), sandbox)), seen(2));
             let ips = cache.get(&uid("a")).expect("status").ips.clone();
             assert_eq!(ips, expected.as_slice(), "{name}");
         }
@@ -336,7 +479,7 @@ mod tests {
             (Ok(status(&[], Some(SandboxState::Ready))), false),
             (Err("unreadable".into()), false),
         ] {
-            cache.set(&uid("a"), status, Mono(1));
+            cache.set(&uid("a"), status, seen(1));
             assert_eq!(cache.is_idle(&uid("a")), idle);
         }
     }
@@ -348,10 +491,8 @@ mod tests {
         assert_eq!(running.fresh(Mono(0)), None);
         let mut other = status(&[], Some(SandboxState::NotReady));
         other.uid = uid("b");
-        running.set(
-            &[other, status(&[], Some(SandboxState::Ready))],
-            Mono(10_000),
-        );
+        let ready = status(&[], Some(SandboxState::Ready));
+        running.set(&[&other, &ready].map(PodItem::from), Mono(10_000));
         let uids = |pods: &[RunningPod]| pods.iter().map(|p| p.uid.clone()).collect::<Vec<_>>();
         assert_eq!(running.fresh(Mono(13_000)).map(uids), Some(vec![uid("a")]));
         assert_eq!(running.fresh(Mono(13_001)), None, "expired");

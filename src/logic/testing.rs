@@ -6,7 +6,7 @@ use crate::actions::spec_hash;
 use crate::api::{
     Container, ContainerId, Pod, PodUid, SandboxId, Wall,
     cri::{
-        ContainerState, ContainerStatus, NamespaceOptions, Order, PodRuntimeStatus, SandboxState,
+        ContainerState, ContainerStatus, NamespaceOptions, PodRuntimeStatus, SandboxState,
         SandboxStatus,
     },
     pod::RestartPolicy,
@@ -53,11 +53,9 @@ pub fn instance(name: &str, state: ContainerState) -> ContainerStatus {
         name: name.into(),
         restart_count: 0,
         state,
-        created: Order(1, 0),
         created_at: Wall::from_secs(100),
         started_at: (state != ContainerState::Created).then_some(Wall::from_secs(101)),
         finished_at: (state == ContainerState::Exited).then_some(Wall::from_secs(102)),
-        finished_mono: None,
         exit_code: 0,
         reason: String::new(),
         message: String::new(),
@@ -80,11 +78,11 @@ pub fn exited(name: &str, exit_code: i32) -> ContainerStatus {
     }
 }
 
-/// The `n`th instance of a container: id, restart count and order follow.
+/// The `n`th instance of a container: id and restart count follow.
 pub fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
     status.id = ContainerId::new(format!("{}-{n}", status.name));
     status.restart_count = n;
-    status.created = Order(1, n);
+    status.created_at = Wall::from_secs(100 + i64::from(n));
     status
 }
 
@@ -97,7 +95,6 @@ pub fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
         namespace: "ns".into(),
         attempt,
         state,
-        created: Order(1, attempt),
         created_at: Wall::from_secs(100),
         ips: vec!["10.0.0.2".parse().expect("address")],
         namespaces: NamespaceOptions::default(),

@@ -20,8 +20,8 @@ use core::{future::Future, pin::Pin, time::Duration};
 use std::os::fd::OwnedFd;
 
 use crate::api::cri::{
-    Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodRuntimeStatus, RuntimeStatus,
-    SandboxConfig, SandboxStatus, Version,
+    Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodItem, PodRuntimeStatus,
+    RuntimeStatus, SandboxConfig, SandboxStatus, Version,
 };
 use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
@@ -86,9 +86,9 @@ pub trait RuntimeService: ImageService {
     /// Conditions; cheap enough for every 5 s.
     fn status(&self) -> Call<'_, RuntimeStatus>;
 
-    /// Lists all pods with every sandbox and instance, exited ones included (the relist).
+    /// Lists all pods with every sandbox and instance, exited ones included (the relist). How they are, [`Self::pod_status`] tells.
     /// Sorted by UID; at most the pods the table can hold plus orphans.
-    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>>;
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>>;
     /// Reads one pod anew, termination messages included. Unknown UID: an empty status carrying it.
     fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus>;
     /// Resolves when something at the runtime may have changed (a container ended). May be late or lost.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::file;
+use crate::api::Wall;
 use crate::api::strict::from_json;
-use crate::api::{Mono, Wall};
 
 /// Version of both records. Fields may be added without a new one; readers ignore what they do not know.
 pub const VERSION: u32 = 1;
@@ -110,12 +110,6 @@ impl Exit {
     #[must_use]
     pub const fn wall(&self) -> Wall {
         Wall(self.wall_ns)
-    }
-
-    /// When it ended, in milliseconds since the boot [`Self::boot_id`].
-    #[must_use]
-    pub const fn mono(&self) -> Mono {
-        Mono(self.boot_ms)
     }
 }
 

@@ -11,7 +11,9 @@
 mod streams;
 
 use alloc::rc::Rc;
-use core::{cell::RefCell, future::poll_fn, net::IpAddr, pin::Pin, task::Poll, time::Duration};
+use core::{
+    cell::RefCell, cmp::Reverse, future::poll_fn, net::IpAddr, pin::Pin, task::Poll, time::Duration,
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
@@ -25,7 +27,7 @@ pub use streams::Forwarded;
 use super::{Call, ImageService, RuntimeError, RuntimeService};
 use crate::api::cri::{
     ANNOTATION_HASH, Capabilities, Condition, ContainerConfig, ContainerState, ContainerStatus,
-    ExecOutput, FsInfo, Handler, Image, NamespaceMode, Order, PodRuntimeStatus, RuntimeStatus,
+    ExecOutput, FsInfo, Handler, Image, NamespaceMode, PodItem, PodRuntimeStatus, RuntimeStatus,
     SandboxConfig, SandboxState, SandboxStatus, Version,
 };
 use crate::api::stats::{
@@ -128,8 +130,18 @@ pub enum OnStop {
     Ignores,
 }
 
+/// Boot, and number in that boot.
+type Order = (u32, u32);
+
+struct Sandbox {
+    status: SandboxStatus,
+    created: Order,
+    logs: String,
+}
+
 struct Instance {
     status: ContainerStatus,
+    created: Order,
     words: Vec<String>,
     config: ContainerConfig,
     /// Ends of what is attached to it.
@@ -142,7 +154,7 @@ struct State {
     wall: Wall,
     boot: u32,
     sequence: u32,
-    sandboxes: BTreeMap<SandboxId, (SandboxStatus, String)>,
+    sandboxes: BTreeMap<SandboxId, Sandbox>,
     containers: BTreeMap<ContainerId, Instance>,
     images: BTreeMap<String, Image>,
     offered: BTreeSet<String>,
@@ -199,13 +211,13 @@ impl Latency {
 impl State {
     fn order(&mut self) -> Order {
         self.sequence += 1;
-        Order(self.boot, self.sequence)
+        (self.boot, self.sequence)
     }
 
     fn uid_of(&self, sandbox: &SandboxId) -> PodUid {
         self.sandboxes
             .get(sandbox)
-            .map(|(status, _)| status.uid.clone())
+            .map(|sandbox| sandbox.status.uid.clone())
             .unwrap_or_default()
     }
 
@@ -226,7 +238,6 @@ impl State {
             (reason, _) => reason.into(),
         };
         status.finished_at = Some(self.wall);
-        status.finished_mono = Some(self.now);
         status.pid = 0;
         self.rung |= !self.deaf;
         true
@@ -262,7 +273,7 @@ impl State {
     }
 
     fn close_sandbox(&mut self, id: &SandboxId) {
-        if let Some((status, _)) = self.sandboxes.get_mut(id) {
+        if let Some(Sandbox { status, .. }) = self.sandboxes.get_mut(id) {
             status.state = SandboxState::NotReady;
             status.ips.clear();
         }
@@ -270,25 +281,25 @@ impl State {
 
     fn pods(&self) -> Vec<PodRuntimeStatus> {
         let mut pods: BTreeMap<&PodUid, PodRuntimeStatus> = BTreeMap::new();
-        for (status, _) in self.sandboxes.values() {
+        let mut sandboxes: Vec<&Sandbox> = self.sandboxes.values().collect();
+        sandboxes.sort_by_key(|s| Reverse((s.status.attempt, s.created)));
+        for Sandbox { status, .. } in sandboxes {
             let pod = pods.entry(&status.uid).or_default();
             pod.uid = status.uid.clone();
             pod.name.clone_from(&status.name);
             pod.namespace.clone_from(&status.namespace);
             pod.sandboxes.push(status.clone());
         }
-        for instance in self.containers.values() {
+        let mut containers: Vec<&Instance> = self.containers.values().collect();
+        containers.sort_by_key(|instance| Reverse(instance.created));
+        for instance in containers {
             let sandbox = self.sandboxes.get(&instance.status.sandbox);
-            let pod = sandbox.and_then(|(status, _)| pods.get_mut(&status.uid));
+            let pod = sandbox.and_then(|sandbox| pods.get_mut(&sandbox.status.uid));
             if let Some(pod) = pod {
                 pod.containers.push(instance.status.clone());
             }
         }
         for pod in pods.values_mut() {
-            pod.sandboxes
-                .sort_by(|a, b| (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id)));
-            pod.containers
-                .sort_by_key(|container| core::cmp::Reverse(container.created));
             let ready = |sandbox: &&SandboxStatus| sandbox.state == SandboxState::Ready;
             pod.ips = pod
                 .sandboxes
@@ -448,7 +459,7 @@ impl Fake {
     pub fn has_live_sandbox(&self, uid: &PodUid) -> bool {
         let state = self.state.borrow();
         let mut sandboxes = state.sandboxes.values();
-        sandboxes.any(|(status, _)| status.uid == *uid && status.state == SandboxState::Ready)
+        sandboxes.any(|s| s.status.uid == *uid && s.status.state == SandboxState::Ready)
     }
 
     /// Puts an image into the store and returns its id.
@@ -546,9 +557,6 @@ impl Fake {
             let running: Vec<_> = state.containers.keys().cloned().collect();
             for id in running {
                 state.end(&id, KILLED, "ContainerStatusUnknown");
-            }
-            for instance in state.containers.values_mut() {
-                instance.status.finished_mono = None;
             }
             let sandboxes: Vec<_> = state.sandboxes.keys().cloned().collect();
             for id in sandboxes {
@@ -787,7 +795,7 @@ impl Fake {
 
     fn uid_of(&self, sandbox: &SandboxId) -> (String, Option<PodUid>) {
         let state = self.state.borrow();
-        let Some((status, _)) = state.sandboxes.get(sandbox) else {
+        let Some(Sandbox { status, .. }) = state.sandboxes.get(sandbox) else {
             return (sandbox.to_string(), None);
         };
         (status.uid.to_string(), Some(status.uid.clone()))
@@ -928,8 +936,10 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
-        self.at_once(Op::ListPods, "", None, None, |state| Ok(state.pods()))
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+        self.at_once(Op::ListPods, "", None, None, |state| {
+            Ok(state.pods().iter().map(PodItem::from).collect())
+        })
     }
 
     fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
@@ -965,10 +975,10 @@ impl RuntimeService for Fake {
                 if state.sandboxes.contains_key(&id) {
                     return Err(RuntimeError::Failed(format!("sandbox {id} exists")));
                 }
-                let ready = |(other, _): &&(SandboxStatus, String)| {
-                    other.uid == *uid && other.state == SandboxState::Ready
+                let ready = |other: &Sandbox| {
+                    other.status.uid == *uid && other.status.state == SandboxState::Ready
                 };
-                if state.sandboxes.values().any(|other| ready(&other)) {
+                if state.sandboxes.values().any(ready) {
                     let text = format!("a second live sandbox of pod {uid}");
                     state.violations.push(text);
                 }
@@ -983,12 +993,15 @@ impl RuntimeService for Fake {
                     namespace: config.namespace.clone(),
                     attempt: config.attempt,
                     state: SandboxState::Ready,
-                    created,
                     created_at: state.wall,
                     ips: if on_host { Vec::new() } else { vec![ip] },
                     namespaces: config.namespaces,
                 };
-                let record = (status.clone(), config.log_directory.clone());
+                let record = Sandbox {
+                    status: status.clone(),
+                    created,
+                    logs: config.log_directory.clone(),
+                };
                 state.sandboxes.insert(id, record);
                 Ok(status)
             },
@@ -1022,7 +1035,12 @@ impl RuntimeService for Fake {
     ) -> Call<'a, ContainerId> {
         let (_, uid) = self.uid_of(sandbox);
         self.at_once(Op::CreateContainer, &config.name, uid, None, move |state| {
-            let Some((inside, logs)) = state.sandboxes.get(sandbox) else {
+            let Some(Sandbox {
+                status: inside,
+                logs,
+                ..
+            }) = state.sandboxes.get(sandbox)
+            else {
                 return Err(not_found("sandbox", sandbox));
             };
             if inside.state != SandboxState::Ready {
@@ -1053,11 +1071,9 @@ impl RuntimeService for Fake {
                 name: config.name.clone(),
                 restart_count: config.attempt,
                 state: ContainerState::Created,
-                created,
                 created_at: state.wall,
                 started_at: None,
                 finished_at: None,
-                finished_mono: None,
                 exit_code: 0,
                 reason: String::new(),
                 message: String::new(),
@@ -1074,6 +1090,7 @@ impl RuntimeService for Fake {
             let words = config.command.iter().chain(&config.args).cloned().collect();
             let instance = Instance {
                 status,
+                created,
                 words,
                 config: config.clone(),
                 attached: Vec::new(),
@@ -1086,7 +1103,7 @@ impl RuntimeService for Fake {
     fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::StartContainer, &target, uid, Some(id), move |state| {
-            let (now, wall) = (state.now, state.wall);
+            let wall = state.wall;
             if let Some(text) = state.second_instance(id) {
                 state.violations.push(text);
             }
@@ -1110,12 +1127,11 @@ impl RuntimeService for Fake {
                 status.reason = "StartError".into();
                 status.message.clone_from(&text);
                 status.finished_at = Some(wall);
-                status.finished_mono = Some(now);
                 return Err(RuntimeError::Failed(text));
             }
             status.state = ContainerState::Running;
             status.started_at = Some(wall);
-            status.pid = i32::try_from(status.created.1).unwrap_or(i32::MAX);
+            status.pid = i32::try_from(instance.created.1).unwrap_or(i32::MAX);
             if let Some(code) = exit_of(&instance.words) {
                 state.end(id, code, "");
             }
@@ -1454,17 +1470,20 @@ mod tests {
         let fake = Fake::new();
         started(&fake, "a");
         fake.reboot();
-        let [pod] = &block_on(fake.list_pods()).expect("list")[..] else {
+        let [pod] = &fake.pods()[..] else {
             panic!("records survive");
         };
         assert!(!pod.is_running() && pod.ips.is_empty());
         assert_eq!(pod.containers[0].reason, "ContainerStatusUnknown");
-        let before = pod.sandboxes[0].created;
         let again = SandboxConfig {
             attempt: 1,
             ..sandbox("a")
         };
         let after = block_on(fake.run_pod_sandbox(&again)).expect("sandbox");
-        assert!(after.created > before, "ordered across boots");
+        assert_eq!(
+            fake.pods()[0].sandboxes[0].id,
+            after.id,
+            "ordered across boots"
+        );
     }
 }

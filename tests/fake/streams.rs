@@ -111,7 +111,7 @@ pub(super) fn forward(
     port: u16,
 ) -> Result<OwnedFd, RuntimeError> {
     let sandbox = state.sandboxes.get(id);
-    if sandbox.is_none_or(|(status, _)| status.state != SandboxState::Ready) {
+    if sandbox.is_none_or(|sandbox| sandbox.status.state != SandboxState::Ready) {
         return Err(not_found("ready sandbox", id));
     }
     if port <= CLOSED_PORTS {

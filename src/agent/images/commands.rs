@@ -40,8 +40,11 @@ pub(super) async fn in_use(
     runtime: &dyn RuntimeService,
     store: &StoreImages,
 ) -> Result<BTreeSet<String>, RuntimeError> {
-    let listed = runtime.list_pods().await?;
-    Ok(store.used_by(&listed))
+    let mut pods = Vec::new();
+    for pod in runtime.list_pods().await? {
+        pods.push(runtime.pod_status(&pod.uid).await?);
+    }
+    Ok(store.used_by(&pods))
 }
 
 fn internal(e: RuntimeError) -> Refusal {

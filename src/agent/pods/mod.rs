@@ -27,7 +27,7 @@ pub(super) use config::ConfigPod;
 use entry::PodEntry;
 
 use crate::{
-    api::{Container, Mono, Pod, PodStatus, PodUid, Wall, cri::PodRuntimeStatus},
+    api::{Container, Mono, Pod, PodStatus, PodUid, Wall},
     config::Config,
     logic::{
         admission::ActivePod,
@@ -431,16 +431,17 @@ impl Pods {
         self.reasons.borrow_mut().forget_pod(uid);
     }
 
-    /// Grants a start, and has the next one wait longer, or says how long this one has to wait.
+    /// Grants a start, and has the next one wait longer, or says how long this one has to wait. `ended`: when the instance
+    /// before it did.
     pub(super) fn grant_start(
         &self,
         pod: &Pod,
         container: &Container,
-        runtime: &PodRuntimeStatus,
+        ended: Option<Mono>,
         now: Mono,
     ) -> Result<(), CrashLoop> {
         let mut crash_loop = self.crash_loop.borrow_mut();
-        backoff::grant_start(&mut crash_loop, pod, container, runtime, now)
+        backoff::grant_start(&mut crash_loop, pod, container, ended, now)
     }
 
     /// The crash-loop delays, to be kept for the next agent.

@@ -198,7 +198,12 @@ impl Reset {
         let runtime = Runc::open(settings, Box::new(images), lane, cgroups)
             .await
             .map_err(|e| e.to_string())?;
-        let pods = runtime.list_pods().await.map_err(|e| e.to_string())?;
+        let listed = runtime.list_pods().await.map_err(|e| e.to_string())?;
+        let mut pods = Vec::new();
+        for pod in &listed {
+            let status = runtime.pod_status(&pod.uid).await;
+            pods.push(status.map_err(|e| e.to_string())?);
+        }
         let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run);
         // What does not end is killed by what follows.
         join_all(pods.iter().map(|pod| self.end_pod(&runtime, &store, pod))).await;

@@ -3,8 +3,8 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use super::*;
+use crate::api::Wall;
 use crate::api::pod::{Probe, RestartRule, RestartRuleExitCodes};
-use crate::api::{Wall, cri::Order};
 use crate::testing::{
     Random, container, exited, instance, nth, pod_with, running_pod, sandbox, sidecar,
 };
@@ -208,8 +208,8 @@ fn sandbox_decision() {
 fn latest_sandbox_order() {
     // ACT-11
     let (mut old, mut new) = (sandbox(1, DEAD), sandbox(1, READY));
-    old.created = Order(1, 5);
-    new.created = Order(2, 0);
+    old.created_at = Wall::from_secs(5);
+    new.created_at = Wall::from_secs(6);
     new.id = "z".into();
     let case = Case::new(&["a"], running(&["a"])).sandboxes(vec![old, new]);
     assert_eq!(

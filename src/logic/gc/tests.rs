@@ -15,6 +15,10 @@ fn pod(uid: &str, containers: Vec<ContainerStatus>) -> PodRuntimeStatus {
     pod
 }
 
+fn listed(pods: &[PodRuntimeStatus]) -> Vec<PodItem> {
+    pods.iter().map(PodItem::from).collect()
+}
+
 /// Pods whose UID begins with `gone` are gone.
 fn fate(uid: &PodUid) -> Fate {
     if uid.starts_with("gone") {
@@ -157,7 +161,7 @@ fn dead_instances() {
             "a-5 a-6 c-3",
         ),
     ] {
-        let got = removable_containers(&pods, &fate, ready, &policy, NOW);
+        let got = removable_containers(&listed(&pods), &fate, ready, &policy, NOW);
         assert_eq!(ids(&got), expected, "{name}");
     }
     let young = ContainerGcPolicy {
@@ -167,7 +171,7 @@ fn dead_instances() {
     let mut dead = exited("a", 0);
     dead.created_at = Wall::from_secs(9_950);
     let pods = [pod("p", vec![dead, exited("b", 0)])];
-    let got = removable_containers(&pods, &fate, true, &young, NOW);
+    let got = removable_containers(&listed(&pods), &fate, true, &young, NOW);
     assert_eq!(ids(&got), "b-0", "younger than the minimum age");
 }
 
@@ -256,7 +260,7 @@ fn sandboxes() {
             "",
         ),
     ] {
-        let got: Vec<_> = removable_sandboxes(&[pod], &fate, sources)
+        let got: Vec<_> = removable_sandboxes(&listed(&[pod]), &fate, sources)
             .iter()
             .map(|id| id.to_string())
             .collect();
@@ -297,7 +301,7 @@ fn dangling_links() {
         "web_default_c-.log",
     ];
     assert_eq!(
-        removable_links(names, &pods),
+        removable_links(names, &listed(&pods)),
         [&*ended, "web-node_default_gone-0123abcd.log"]
     );
 }
@@ -359,7 +363,7 @@ fn never_too_much() {
             ..ContainerGcPolicy::default()
         };
         let pods = [status];
-        let removed = removable_containers(&pods, &fate, true, &policy, NOW);
+        let removed = removable_containers(&listed(&pods), &fate, true, &policy, NOW);
         for c in &pods[0].containers {
             let times = removed.iter().filter(|r| r.id == c.id).count();
             assert!(times <= 1, "{round}: {} twice", c.id);
@@ -374,7 +378,7 @@ fn never_too_much() {
                 assert_eq!(times, 1, "{round}: {} belongs to nobody", c.id);
             }
         }
-        for id in removable_sandboxes(&pods, &fate, true) {
+        for id in removable_sandboxes(&listed(&pods), &fate, true) {
             let sandbox = pods[0]
                 .sandboxes
                 .iter()

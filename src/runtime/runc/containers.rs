@@ -28,7 +28,7 @@ use super::{
 use crate::{
     api::order::Order as _,
     api::{
-        ContainerId, Mono, PodUid, SandboxId, Wall,
+        ContainerId, PodUid, SandboxId, Wall,
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, NamespaceMode,
             SandboxState, SecurityProfile,
@@ -363,7 +363,7 @@ impl Runc {
                 let (wall, mono) = (clock::wall().truncated(), clock::mono());
                 // First: whoever looks while it is killed must not take that for its end.
                 if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
-                    note_failure(c, &message, wall, Some(mono));
+                    note_failure(c, &message, wall);
                 }
                 self.clear_failed_start(id).await;
                 crash::point("container.start-failed");
@@ -640,7 +640,7 @@ impl Runc {
         };
         match exit {
             Ok(Some(exit)) => {
-                note_exit(container, &exit, &self.boot.id);
+                note_exit(container, &exit);
                 true
             }
             Ok(None) => false,
@@ -689,7 +689,7 @@ impl Runc {
         if let Some(container) = table.containers.get_mut(id) {
             if watched.is_none() {
                 match shim::read_exit(&self.dirs(id).run) {
-                    Ok(Some(exit)) => note_exit(container, &exit, &self.boot.id),
+                    Ok(Some(exit)) => note_exit(container, &exit),
                     Ok(None) | Err(_) => note_lost(container),
                 }
             }
@@ -777,7 +777,7 @@ impl Runc {
 }
 
 /// An instance that ended, by its shim's record.
-pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit, boot_id: &str) {
+pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
@@ -788,7 +788,6 @@ pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit, boot_id: &
     status.state = ContainerState::Exited;
     status.exit_code = exit.code;
     status.finished_at = Some(exit.wall());
-    status.finished_mono = (exit.boot_id == boot_id).then(|| exit.mono());
     status.reason = match exit {
         exit if !exit.known => LOST,
         exit if exit.oom_killed() => "OOMKilled",
@@ -810,16 +809,10 @@ pub(super) fn note_lost(container: &mut Container) {
     status.exit_code = LOST_CODE;
     status.reason = LOST.into();
     status.finished_at.get_or_insert_with(clock::wall);
-    status.finished_mono.get_or_insert_with(clock::mono);
 }
 
 /// An instance that could not be started (RTM-03).
-pub(super) fn note_failure(
-    container: &mut Container,
-    message: &str,
-    wall: Wall,
-    mono: Option<Mono>,
-) {
+pub(super) fn note_failure(container: &mut Container, message: &str, wall: Wall) {
     let status = &mut container.status;
     status.pid = 0;
     status.state = ContainerState::Exited;
@@ -827,7 +820,6 @@ pub(super) fn note_failure(
     status.reason = START_ERROR.into();
     status.message = message.to_owned();
     status.finished_at = Some(wall);
-    status.finished_mono = mono;
     // Its words are the runtime's: it never wrote any.
     container.message_read = true;
 }

@@ -68,7 +68,7 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler, Image, Order,
+            Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler, Image, PodItem,
             PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
@@ -285,10 +285,10 @@ impl Runc {
         }
     }
 
-    fn next_order(&self) -> Order {
+    fn next_order(&self) -> record::Order {
         let mut next = self.next_order.borrow_mut();
         *next += 1;
-        Order(self.boot.number, *next)
+        record::Order(self.boot.number, *next)
     }
 
     fn runtime_condition(&self) -> Condition {
@@ -399,10 +399,10 @@ impl RuntimeService for Runc {
         })
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodRuntimeStatus>> {
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             self.absorb().await;
-            Ok(self.table.borrow().pods())
+            Ok(self.table.borrow().list())
         })
     }
 

@@ -71,6 +71,7 @@ impl Runc {
             id.clone(),
             Sandbox {
                 status: sandbox_status(&record, SandboxState::NotReady),
+                created: record.created,
                 holder: None,
             },
         );

@@ -13,7 +13,7 @@ use super::files;
 use crate::api::strict::from_json;
 use crate::api::{
     ContainerId, PodUid, SandboxId, Wall,
-    cri::{ContainerConfig, Order, SandboxConfig},
+    cri::{ContainerConfig, SandboxConfig},
     oci::ResolvedUser,
 };
 
@@ -23,6 +23,11 @@ pub const VERSION: u32 = 1;
 pub const FILE: &str = "record.json";
 /// Largest record that is read, bytes: a pod's annotations may have 256 KiB.
 const LIMIT: u64 = 1024 * 1024;
+
+/// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot). It
+/// orders what a clock that is set back would not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Order(pub u32, pub u32);
 
 /// How far a sandbox has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -141,6 +141,7 @@ impl Runc {
             id.clone(),
             Sandbox {
                 status: sandbox_status(&record, state),
+                created: record.created,
                 holder: None,
             },
         );
@@ -170,12 +171,10 @@ impl Runc {
         let mut entry = container_entry(&record);
         entry.holds = self.hold(&record.image, &record.volume_images);
         let this_boot = record.boot_id == self.boot.id;
-        if let Some((message, wall, mono)) = &record.failure {
-            let mono = this_boot.then_some(Mono(*mono));
-            containers::note_failure(&mut entry, message, *wall, mono);
+        if let Some((message, wall, _)) = &record.failure {
+            containers::note_failure(&mut entry, message, *wall);
         } else if !this_boot && record.started_at.is_some() {
             containers::note_lost(&mut entry);
-            entry.status.finished_mono = None;
         }
         let settled = entry.status.state == ContainerState::Exited;
         self.table.borrow_mut().containers.insert(id.clone(), entry);
@@ -334,15 +333,14 @@ impl Runc {
             c.status.exit_code = 0;
             c.status.reason = String::new();
             c.status.finished_at = None;
-            c.status.finished_mono = None;
         }
     }
 
     /// New instances come after all that were found.
     fn count_on(&self) {
         let table = self.table.borrow();
-        let sandboxes = table.sandboxes.values().map(|s| s.status.created);
-        let containers = table.containers.values().map(|c| c.status.created);
+        let sandboxes = table.sandboxes.values().map(|s| s.created);
+        let containers = table.containers.values().map(|c| c.created);
         let last = sandboxes
             .chain(containers)
             .filter(|order| order.0 == self.boot.number)

@@ -48,7 +48,8 @@ impl Runc {
 
     fn targets(&self) -> Vec<Target> {
         let table = self.table.borrow();
-        let targets = table.pods().into_iter().filter_map(|status| {
+        let targets = table.uids().into_iter().filter_map(|uid| {
+            let status = table.pod(&uid);
             let newest = status.sandboxes.first()?;
             if newest.state != SandboxState::Ready {
                 return None;

@@ -4,7 +4,7 @@
 //! next poll, which costs one system call whatever the number of containers. At rest no file is read.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     rc::Rc,
@@ -17,14 +17,14 @@ use nix::sys::{
 };
 
 use super::images::Hold;
-use super::record::{ContainerRecord, SandboxRecord};
+use super::record::{self, ContainerRecord, SandboxRecord};
 use super::sources::Source;
-use crate::api::order::Order;
+use crate::api::order::{Gather as _, Order as _};
 use crate::api::{
     ContainerId, PodUid, SandboxId,
     cri::{
-        ANNOTATION_HASH, ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState,
-        SandboxStatus,
+        ANNOTATION_HASH, ContainerItem, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus,
+        SandboxItem, SandboxState, SandboxStatus,
     },
 };
 
@@ -35,6 +35,8 @@ const EVENTS: usize = 32;
 #[derive(Debug)]
 pub(super) struct Sandbox {
     pub(super) status: SandboxStatus,
+    /// Place among all sandboxes and instances.
+    pub(super) created: record::Order,
     /// Init of its shared PID namespace.
     pub(super) holder: Option<Watched>,
 }
@@ -44,6 +46,8 @@ pub(super) struct Sandbox {
 pub(super) struct Container {
     pub(super) uid: PodUid,
     pub(super) status: ContainerStatus,
+    /// Place among all sandboxes and instances.
+    pub(super) created: record::Order,
     /// Key of the image in the store: it may not be removed.
     pub(super) image: String,
     /// This image, and those of its volumes, for as long as the instance is listed.
@@ -187,34 +191,56 @@ impl Table {
     }
 
     /// Every pod, sorted by UID.
-    pub(super) fn pods(&self) -> Vec<PodRuntimeStatus> {
-        let mut pods: BTreeMap<&str, PodRuntimeStatus> = BTreeMap::new();
-        for sandbox in self.sandboxes.values() {
-            let pod = pods.entry(&sandbox.status.uid).or_default();
-            pod.sandboxes.push(sandbox.status.clone());
+    pub(super) fn list(&self) -> Vec<PodItem> {
+        let mut pods: BTreeMap<&PodUid, PodItem> = BTreeMap::new();
+        for Sandbox { status, .. } in self.sandboxes.values() {
+            let pod = pods.entry(&status.uid).or_default();
+            if pod.sandboxes.is_empty() {
+                pod.name.clone_from(&status.name);
+                pod.namespace.clone_from(&status.namespace);
+            }
+            pod.sandboxes.push(SandboxItem::from(status));
         }
         for container in self.containers.values() {
             let pod = pods.entry(&container.uid).or_default();
-            pod.containers.push(container.status.clone());
+            pod.containers.push(ContainerItem::from(&container.status));
         }
-        pods.into_iter()
-            .map(|(uid, pod)| finish(PodUid::new(uid), pod))
-            .collect()
+        let named = pods.into_iter().map(|(uid, pod)| PodItem {
+            uid: uid.clone(),
+            ..pod
+        });
+        named.collect()
     }
 
     /// One pod; empty if nothing of it is known.
     pub(super) fn pod(&self, uid: &PodUid) -> PodRuntimeStatus {
-        let sandboxes = self.sandboxes.values().map(|s| &s.status);
-        let containers = self.containers.values();
-        let pod = PodRuntimeStatus {
-            sandboxes: sandboxes.filter(|s| s.uid == *uid).cloned().collect(),
-            containers: containers
-                .filter(|c| c.uid == *uid)
-                .map(|c| c.status.clone())
-                .collect(),
+        let all = self.sandboxes.values();
+        let mut sandboxes: Vec<&Sandbox> = all.filter(|s| s.status.uid == *uid).collect();
+        sandboxes.order_by_key(|s| core::cmp::Reverse((s.status.attempt, s.created)));
+        let all = self.containers.values();
+        let mut containers: Vec<&Container> = all.filter(|c| c.uid == *uid).collect();
+        containers.order_by_key(|c| core::cmp::Reverse(c.created));
+        let mut pod = PodRuntimeStatus {
+            uid: uid.clone(),
+            sandboxes: sandboxes.iter().map(|s| s.status.clone()).collect(),
+            containers: containers.iter().map(|c| c.status.clone()).collect(),
             ..PodRuntimeStatus::default()
         };
-        finish(uid.clone(), pod)
+        if let Some(newest) = pod.sandboxes.first() {
+            pod.name.clone_from(&newest.name);
+            pod.namespace.clone_from(&newest.namespace);
+            // Only a READY sandbox has addresses that count (PLEG-11, STAT-30).
+            if newest.state == SandboxState::Ready {
+                pod.ips.clone_from(&newest.ips);
+            }
+        }
+        pod
+    }
+
+    /// UIDs of all pods with a sandbox, sorted.
+    pub(super) fn uids(&self) -> BTreeSet<PodUid> {
+        let sandboxes = self.sandboxes.values();
+        sandboxes.map(|s| s.status.uid.clone()).gather()
     }
 
     /// Instances of a sandbox.
@@ -233,24 +259,6 @@ fn reap(pidfd: &OwnedFd) {
     let _ = waitid(Id::PIDFd(pidfd.as_fd()), flags);
 }
 
-/// Sorts, and fills what follows from the sandboxes.
-fn finish(uid: PodUid, mut pod: PodRuntimeStatus) -> PodRuntimeStatus {
-    pod.uid = uid;
-    pod.sandboxes
-        .order_by(|a, b| (b.attempt, b.created, &a.id).cmp(&(a.attempt, a.created, &b.id)));
-    pod.containers
-        .order_by_key(|c| core::cmp::Reverse(c.created));
-    if let Some(newest) = pod.sandboxes.first() {
-        pod.name.clone_from(&newest.name);
-        pod.namespace.clone_from(&newest.namespace);
-        // Only a READY sandbox has addresses that count (PLEG-11, STAT-30).
-        if newest.state == SandboxState::Ready {
-            pod.ips.clone_from(&newest.ips);
-        }
-    }
-    pod
-}
-
 /// The status that a record alone tells.
 pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> SandboxStatus {
     SandboxStatus {
@@ -260,7 +268,6 @@ pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> San
         namespace: record.config.namespace.clone(),
         attempt: record.config.attempt,
         state,
-        created: record.created,
         created_at: record.created_at,
         ips: record.ips.clone(),
         namespaces: record.config.namespaces,
@@ -274,6 +281,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
     let hash = config.annotations.get(ANNOTATION_HASH);
     Container {
         uid: record.uid.clone(),
+        created: record.created,
         image: record.image.clone(),
         holds: Vec::new(),
         stop_signal: record.stop_signal.clone(),
@@ -294,11 +302,9 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
             name: config.name.clone(),
             restart_count: config.attempt,
             state: ContainerState::Created,
-            created: record.created,
             created_at: record.created_at,
             started_at: record.started_at,
             finished_at: None,
-            finished_mono: None,
             exit_code: 0,
             reason: String::new(),
             message: String::new(),
