@@ -27,20 +27,21 @@ use std::{
 use picolet::image::{Progress, pull::Pulled, registry::Keyring};
 use picolet::{
     api::{
-        ContainerId, PodUid,
+        ContainerId, PodUid, SandboxId,
         cri::{
             ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, ContainerConfig,
-            ContainerState, ContainerStatus, FsInfo, Image, ImageSpec, Mount, NamespaceMode,
-            NamespaceOptions, PodRuntimeStatus, PortMapping, SandboxConfig, SandboxState,
-            SandboxStatus,
+            ContainerState, ContainerStatus, FsInfo, Image, ImageSpec, LinuxResources, Mount,
+            NamespaceMode, NamespaceOptions, PodRuntimeStatus, PortMapping, SandboxConfig,
+            SandboxState, SandboxStatus,
         },
         oci::ImageProcess,
+        stats::Detail,
     },
     cgroup::Cgroups,
     logic,
     runtime::{
         AttachOptions, Call, ExecOptions, ImageService as _, Output, Room, RuntimeError,
-        RuntimeService, Session, contract,
+        RuntimeService, Session, Start, Stream, contract,
         runc::{
             BuiltIn, Runc, Settings, host,
             images::{Hold, Images, ResolvedImage},
@@ -134,6 +135,26 @@ impl Images for OneImage {
     }
     fn fs_info(&self) -> Call<'_, FsInfo> {
         Box::pin(async { Ok(FsInfo::default()) })
+    }
+}
+
+/// A session of this backend: its streams are never elsewhere.
+async fn local(opened: Call<'_, Stream<Start<'_>>>) -> Result<Session, RuntimeError> {
+    match opened.await? {
+        Stream::Local(start) => start.await,
+        Stream::Url(url) => panic!("streams at {url}"),
+    }
+}
+
+/// The same for a port of a pod.
+async fn connect(
+    runtime: &dyn RuntimeService,
+    sandbox: &SandboxId,
+    port: u16,
+) -> Result<OwnedFd, RuntimeError> {
+    match runtime.port_forward(sandbox).await? {
+        Stream::Local(connect) => connect(port).await,
+        Stream::Url(url) => panic!("ports at {url}"),
     }
 }
 
@@ -403,6 +424,7 @@ fn keeps_the_contract() {
             runs: words("trap 'exit 143' TERM; sleep 1000 & wait"),
             exits_3: words("exit 3"),
             cannot_start: vec!["/no/such/program".into()],
+            echoes: ["/bin/echo", "heard"].map(Into::into).into(),
         };
         let pause = || -> Pin<Box<dyn Future<Output = ()>>> {
             Box::pin(async {
@@ -906,7 +928,7 @@ fn users_of_the_machine_have_no_way_to_a_container() {
         }
         // Nothing that runs noticed.
         let command = ["/bin/sh", "-c", "cat /dev/shm/x /words && id -u"].map(str::to_owned);
-        let output = lab.runtime().exec(&user, &command, None, 64).await;
+        let output = lab.runtime().exec_sync(&user, &command, None, 64).await;
         assert_eq!(output.expect("exec").stdout, b"x\nx\n1000\n");
     });
 }
@@ -1000,7 +1022,7 @@ fn exec_with_and_without_terminal() {
             .await;
         let words = |script: &str| vec!["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()];
         let output = runtime
-            .exec(
+            .exec_sync(
                 &id,
                 &words("echo out $FROM_IMAGE; echo err >&2; exit 5"),
                 None,
@@ -1013,17 +1035,17 @@ fn exec_with_and_without_terminal() {
             (5, &b"out yes\n"[..], &b"err\n"[..])
         );
         let output = runtime
-            .exec(&id, &words("echo 12345678"), None, 4)
+            .exec_sync(&id, &words("echo 12345678"), None, 4)
             .await
             .expect("exec");
         assert_eq!(output.stdout, b"1234");
         let error = runtime
-            .exec(&id, &["/no/such".to_owned()], None, 64)
+            .exec_sync(&id, &["/no/such".to_owned()], None, 64)
             .await
             .expect_err("missing");
         assert!(error.to_string().contains("no such file"), "{error}");
         let error = runtime
-            .exec(
+            .exec_sync(
                 &id,
                 &words("exec sleep 777"),
                 Some(Duration::from_millis(700)),
@@ -1044,14 +1066,14 @@ fn exec_with_and_without_terminal() {
             tty,
         };
         let options = with("cat; exit 4", true, false);
-        let mut session = runtime.open_exec(&id, &options).await.expect("session");
+        let mut session = local(runtime.exec(&id, &options)).await.expect("session");
         say(&mut session, b"through").await;
         session.streams.end_input();
         let (text, end) = finish(session).await;
         assert_eq!((&*text, end), ("through", Ok(4)));
 
         let options = with("read x; stty size; exit 6", true, true);
-        let mut session = runtime.open_exec(&id, &options).await.expect("session");
+        let mut session = local(runtime.exec(&id, &options)).await.expect("session");
         session.streams.resize(123, 45);
         say(&mut session, b"go\n").await;
         let (text, end) = finish(session).await;
@@ -1097,7 +1119,7 @@ fn commands_whose_clients_go() {
             ("terminal", "read x; sleep 0", true, true),
         ] {
             let options = options(script, stdin, tty);
-            let session = runtime.open_exec(&id, &options).await.expect("session");
+            let session = local(runtime.exec(&id, &options)).await.expect("session");
             until("it runs", || running(script) == 1).await;
             drop(session);
             until(name, || running(script) == 0).await;
@@ -1105,7 +1127,7 @@ fn commands_whose_clients_go() {
         // Who is just being started never runs.
         for _ in 0..6 {
             let options = options("exec sleep 777", false, false);
-            let session = runtime.open_exec(&id, &options).await.expect("session");
+            let session = local(runtime.exec(&id, &options)).await.expect("session");
             drop(session);
         }
         until("the helpers end", || helpers() == 0).await;
@@ -1114,7 +1136,7 @@ fn commands_whose_clients_go() {
         let mut sessions = Vec::new();
         for _ in 0..70 {
             let options = options("exec sleep 888", false, false);
-            sessions.push(runtime.open_exec(&id, &options).await.expect("session"));
+            sessions.push(local(runtime.exec(&id, &options)).await.expect("session"));
             until("it runs", || running("888") == sessions.len()).await;
         }
         drop(sessions);
@@ -1133,7 +1155,7 @@ fn commands_whose_clients_go() {
         // The runtime is somewhere between its start and the command's when the session is dropped.
         for moment in 0..12 {
             let options = options("exec sleep 999", false, false);
-            let session = runtime.open_exec(&id, &options).await.expect("session");
+            let session = local(runtime.exec(&id, &options)).await.expect("session");
             async_io::Timer::after(Duration::from_millis(moment * 5)).await;
             drop(session);
         }
@@ -1151,7 +1173,7 @@ fn commands_whose_clients_go() {
             names
         };
         let next = ["/bin/sh", "-c", "exit 3"].map(str::to_owned);
-        let ended = runtime.exec(&id, &next, None, 1).await;
+        let ended = runtime.exec_sync(&id, &next, None, 1).await;
         assert_eq!(ended.expect("the next command").exit_code, 3);
         assert_eq!(leftovers(), [""; 0], "the next command clears away");
     });
@@ -1213,8 +1235,10 @@ fn attached_to_a_container() {
             stdin: false,
             ..all
         };
-        let watcher = runtime.open_attach(&plain, watcher).await.expect("watcher");
-        let mut session = runtime.open_attach(&plain, all).await.expect("attach");
+        let watcher = local(runtime.attach(&plain, watcher))
+            .await
+            .expect("watcher");
+        let mut session = local(runtime.attach(&plain, all)).await.expect("attach");
         // More than all buffers hold: whoever talks waits for the container.
         let sent: String = (0..40_000).map(|n| format!("line {n}\n")).collect();
         let talk = async {
@@ -1257,7 +1281,9 @@ fn attached_to_a_container() {
                 ..all
             };
             // Each leaves without ending anything.
-            let mut session = runtime.open_attach(&shell, options).await.expect("attach");
+            let mut session = local(runtime.attach(&shell, options))
+                .await
+                .expect("attach");
             session.streams.resize(columns, 30);
             // What was asked for earlier may be answered first; the size is sent when output is waited for.
             let mut text = String::new();
@@ -1267,8 +1293,45 @@ fn attached_to_a_container() {
                 text += &hear(&mut session).await.expect("a terminal");
             }
         }
-        let gone = runtime.open_attach(&plain, all).await;
+        let gone = local(runtime.attach(&plain, all)).await;
         assert!(matches!(gone, Err(RuntimeError::NotFound(_))));
+    });
+}
+
+#[test]
+fn limits_of_a_running_container_change_wholly_or_not() {
+    // RTM-19
+    lab("limits", async |lab| {
+        let runtime = lab.runtime();
+        let config = lab.sandbox("limits");
+        let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+        let id = lab
+            .start(&sandbox, &lab.container(&config, "main", "sleep 1000"))
+            .await;
+        let limit = async || {
+            let pods = runtime.list_pod_usage(Detail::Basic).await.expect("usage");
+            let usage = pods[0].containers[0].usage.memory.expect("memory");
+            usage.limit_bytes
+        };
+        assert_eq!(limit().await, None);
+        let resources = LinuxResources {
+            memory_limit_bytes: Some(64 << 20),
+            ..LinuxResources::default()
+        };
+        let updated = runtime.update_container_resources(&id, &resources).await;
+        assert_eq!(updated, Ok(()));
+        assert_eq!(limit().await, Some(64 << 20));
+        let more = LinuxResources {
+            memory_limit_bytes: Some(128 << 20),
+            unified: [("memory.high".into(), "1".into())].into(),
+            ..LinuxResources::default()
+        };
+        let refused = runtime.update_container_resources(&id, &more).await;
+        assert!(
+            matches!(refused, Err(RuntimeError::Invalid(_))),
+            "{refused:?}"
+        );
+        assert_eq!(limit().await, Some(64 << 20));
     });
 }
 
@@ -1285,7 +1348,7 @@ fn ports_of_pods() {
         lab.start(&sandbox, &lab.container(&config, "serve", serve))
             .await;
         let ask = async || {
-            let fd = runtime.open_port_forward(&sandbox.id, 8080).await?;
+            let fd = connect(&*runtime, &sandbox.id, 8080).await?;
             let mut stream = TcpStream::from(fd);
             stream.set_nonblocking(false).expect("blocking");
             let request = b"GET /index.html HTTP/1.0\r\n\r\n";
@@ -1303,7 +1366,7 @@ fn ports_of_pods() {
         for _ in 0..50 {
             ask().await.expect("answer");
         }
-        let refused = runtime.open_port_forward(&sandbox.id, 9).await;
+        let refused = connect(&*runtime, &sandbox.id, 9).await;
         let refused = refused.expect_err("nobody listens").to_string();
         assert!(
             refused.contains("127.0.0.1:9: Connection refused"),
@@ -1316,11 +1379,11 @@ fn ports_of_pods() {
         let mut config = lab.sandbox("hosted");
         config.namespaces.network = NamespaceMode::Node;
         let hosted = runtime.run_pod_sandbox(&config).await.expect("sandbox");
-        let fd = runtime.open_port_forward(&hosted.id, port).await;
+        let fd = connect(&*runtime, &hosted.id, port).await;
         fd.expect("connected");
         listener.accept().expect("connection");
         runtime.stop_pod_sandbox(&hosted.id).await.expect("stop");
-        let gone = runtime.open_port_forward(&hosted.id, port).await;
+        let gone = connect(&*runtime, &hosted.id, port).await;
         assert!(matches!(gone, Err(RuntimeError::NotFound(_))));
     });
 }
@@ -1392,7 +1455,7 @@ fn an_agent_restart_changes_nothing() {
         assert_eq!(lab.ended(&config, &again).await.exit_code, 0);
         let output = lab
             .runtime()
-            .exec(&stays, &["/bin/echo".into(), "x".into()], None, 9)
+            .exec_sync(&stays, &["/bin/echo".into(), "x".into()], None, 9)
             .await
             .expect("exec");
         assert_eq!(output.stdout, b"x\n");

@@ -99,7 +99,11 @@ async fn command(
     words: &[String],
     timeout: Option<Duration>,
 ) -> Result<(), HookError> {
-    match ctx.runtime.exec(id, words, timeout, MAX_OUTPUT_BYTES).await {
+    match ctx
+        .runtime
+        .exec_sync(id, words, timeout, MAX_OUTPUT_BYTES)
+        .await
+    {
         Ok(output) if output.exit_code == 0 => Ok(()),
         Ok(output) => Err(HookError::Failed(format!(
             "command ended with {}: {}{}",

@@ -2,21 +2,22 @@
 
 use alloc::rc::Rc;
 use core::{pin::Pin, time::Duration};
-use std::os::fd::OwnedFd;
 
 use super::{clock::Clock, vitals::WorkCounters};
 use crate::{
     api::{
-        ContainerId, PodUid, SandboxId,
+        ContainerId, Mono, PodUid, SandboxId,
         cri::{
-            Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodItem, PodRuntimeStatus,
-            RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+            Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources, PodItem,
+            PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
     image::{Progress, pull::Pulled, registry::Keyring},
     logic::metrics::own::Operation,
-    runtime::{AttachOptions, Call, ExecOptions, ImageService, RuntimeService, Session},
+    runtime::{
+        AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeService, Start, Stream,
+    },
 };
 
 /// See the module.
@@ -27,14 +28,35 @@ pub(super) struct Metered {
 }
 
 impl Metered {
+    /// A local stream counts when it begins, and each time it does; others when the runtime has said where they are.
+    fn stream<'a, T: 'a>(
+        &'a self,
+        operation: Operation,
+        call: Call<'a, Stream<T>>,
+        local: impl FnOnce(T) -> T + 'a,
+    ) -> Call<'a, Stream<T>> {
+        Box::pin(async move {
+            let begun = self.clock.now();
+            let result = match call.await {
+                Ok(Stream::Local(stream)) => return Ok(Stream::Local(local(stream))),
+                result => result,
+            };
+            self.counted(operation, begun, result.is_ok());
+            result
+        })
+    }
+
+    fn counted(&self, operation: Operation, begun: Mono, is_ok: bool) {
+        let took = self.clock.now() - begun;
+        self.counters.count(|c| c.called(operation, took, is_ok));
+    }
+
     /// A call that is dropped before its end is not counted.
     fn count<'a, T: 'a>(&'a self, operation: Operation, call: Call<'a, T>) -> Call<'a, T> {
         Box::pin(async move {
             let begun = self.clock.now();
             let result = call.await;
-            let took = self.clock.now() - begun;
-            let is_ok = result.is_ok();
-            self.counters.count(|c| c.called(operation, took, is_ok));
+            self.counted(operation, begun, result.is_ok());
             result
         })
     }
@@ -146,7 +168,7 @@ impl RuntimeService for Metered {
         self.count(Operation::ReopenLog, self.inner.reopen_log(id))
     }
 
-    fn exec<'a>(
+    fn exec_sync<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -155,23 +177,44 @@ impl RuntimeService for Metered {
     ) -> Call<'a, ExecOutput> {
         self.count(
             Operation::ExecSync,
-            self.inner.exec(id, command, timeout, limit),
+            self.inner.exec_sync(id, command, timeout, limit),
         )
     }
 
-    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session> {
-        self.count(Operation::Exec, self.inner.open_exec(id, options))
-    }
-
-    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session> {
-        self.count(Operation::Attach, self.inner.open_attach(id, options))
-    }
-
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
+    fn update_container_resources<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        resources: &'a LinuxResources,
+    ) -> Call<'a, ()> {
         self.count(
-            Operation::PortForward,
-            self.inner.open_port_forward(id, port),
+            Operation::UpdateContainer,
+            self.inner.update_container_resources(id, resources),
         )
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let start = move |start| self.count(Operation::Exec, start);
+        self.stream(Operation::Exec, self.inner.exec(id, options), start)
+    }
+
+    fn attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let start = move |start| self.count(Operation::Attach, start);
+        self.stream(Operation::Attach, self.inner.attach(id, options), start)
+    }
+
+    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+        let connect = move |connect: Connect<'a>| -> Connect<'a> {
+            Box::new(move |port| self.count(Operation::PortForward, connect(port)))
+        };
+        self.stream(Operation::PortForward, self.inner.port_forward(id), connect)
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {

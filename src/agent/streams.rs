@@ -1,12 +1,11 @@
 //! Where exec, attach and port forwarding lead, for the server.
 
 use core::time::Duration;
-use std::os::fd::OwnedFd;
 
 use super::backend::LocalBackend;
 use crate::api::cri::{ContainerState, ExecOutput, SandboxState};
 use crate::api::{ContainerId, Pod, SandboxId};
-use crate::runtime::{AttachOptions, Call, ExecOptions, Session};
+use crate::runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream};
 use crate::server::backend::{PodName, Reply, Running, Streaming};
 use crate::server::http::Refusal;
 use crate::server::streaming::OTHER_UID;
@@ -63,8 +62,12 @@ impl Streaming for LocalBackend {
         })
     }
 
-    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session> {
-        self.runtime.open_exec(id, options)
+    fn open_exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        self.runtime.exec(id, options)
     }
 
     fn run<'a>(
@@ -73,15 +76,19 @@ impl Streaming for LocalBackend {
         command: &'a [String],
         limit: usize,
     ) -> Call<'a, ExecOutput> {
-        self.runtime.exec(id, command, None, limit)
+        self.runtime.exec_sync(id, command, None, limit)
     }
 
-    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session> {
-        self.runtime.open_attach(id, options)
+    fn open_attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        self.runtime.attach(id, options)
     }
 
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
-        self.runtime.open_port_forward(id, port)
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+        self.runtime.port_forward(id)
     }
 
     fn idle_timeout(&self) -> Duration {

@@ -4,16 +4,19 @@
 
 use core::{future::Future, pin::Pin, time::Duration};
 
-use super::{RuntimeError, RuntimeService};
+use super::{AttachOptions, Call, ExecOptions, RuntimeError, RuntimeService, Start, Stream};
 use crate::api::cri::{
     ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, ImageSpec,
-    LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount,
-    PodRuntimeStatus, SandboxConfig, SandboxState,
+    LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, LinuxResources,
+    Mount, PodItem, PodRuntimeStatus, SandboxConfig, SandboxState,
 };
+use crate::api::stats::Detail;
 use crate::api::{ContainerId, PodUid, SandboxId};
 
 /// How often the end of a container is looked for; the pause in between is the caller's.
 const MAX_LOOKS: usize = 500;
+/// Bytes of output that are wanted of a command.
+const LIMIT: usize = 64;
 
 /// What the contract is tried with.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct Fixture {
     pub exits_3: Vec<String>,
     /// A command that cannot be started.
     pub cannot_start: Vec<String>,
+    /// A command that prints `heard` and a line feed, or without one, and ends with code 0.
+    pub echoes: Vec<String>,
 }
 
 /// A pause between two looks at the runtime.
@@ -66,6 +71,19 @@ fn ensure(holds: bool, what: &str) -> Result<(), String> {
 
 fn went<T>(result: Result<T, RuntimeError>, what: &str) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
+}
+
+/// Whether streams of something unknown are said not to be found, at once or when they are started.
+async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<(), String> {
+    let result = match opened.await {
+        Ok(Stream::Local(start)) => start.await.map(drop),
+        Ok(Stream::Url(_)) => Ok(()),
+        Err(e) => Err(e),
+    };
+    ensure(
+        matches!(result, Err(RuntimeError::NotFound(_))),
+        &format!("{what} in an unknown container says it is not found"),
+    )
 }
 
 impl Trial<'_> {
@@ -146,12 +164,37 @@ impl Trial<'_> {
             matches!(start, Err(RuntimeError::NotFound(_))),
             "starting an unknown container says it is not found",
         )?;
+        let sync = runtime.exec_sync(&container, &self.fixture.echoes, None, LIMIT);
+        ensure(sync.await.is_err(), "nothing runs in an unknown container")?;
+        let resources = LinuxResources::default();
+        let update = runtime.update_container_resources(&container, &resources);
+        ensure(update.await.is_err(), "an unknown container has no limits")?;
+        let options = self.options();
+        is_absent(runtime.exec(&container, &options), "exec").await?;
+        let all = AttachOptions::default();
+        is_absent(runtime.attach(&container, all), "attach").await?;
+        let ports = match runtime.port_forward(&sandbox).await {
+            Ok(Stream::Local(connect)) => connect(1).await.map(drop),
+            Ok(Stream::Url(_)) => Ok(()),
+            Err(e) => Err(e),
+        };
+        ensure(
+            matches!(ports, Err(RuntimeError::NotFound(_))),
+            "an unknown sandbox has no ports",
+        )?;
         let config = self.container("unknown", 0, &self.fixture.runs, "");
         let create = runtime.create_container(&sandbox, &config).await;
         ensure(
             matches!(create, Err(RuntimeError::NotFound(_))),
             "creating in an unknown sandbox says it is not found",
         )
+    }
+
+    fn options(&self) -> ExecOptions {
+        ExecOptions {
+            command: self.fixture.echoes.clone(),
+            ..ExecOptions::default()
+        }
     }
 
     async fn images(&self) -> Result<(), String> {
@@ -284,6 +327,8 @@ impl Trial<'_> {
                 && pod.instances("main").count() == 2,
             "instances are listed newest first, ended ones included",
         )?;
+        self.lists_agree(&pod).await?;
+        self.running(&second).await?;
         let image = self.image().await?;
         ensure(
             runtime.remove_image(&image.id).await.is_err(),
@@ -366,6 +411,60 @@ impl Trial<'_> {
         ensure(
             self.instance(&first).await.is_err(),
             "what was removed is not listed",
+        )
+    }
+
+    /// What is listed of a pod is what its status says.
+    async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), String> {
+        let listed = went(self.runtime.list_pods().await, "list of pods")?;
+        let listed = listed.into_iter().find(|pod| pod.uid == status.uid);
+        let listed = listed.ok_or("the pod is not listed")?;
+        let mut expected = PodItem::from(status);
+        let mut found = listed;
+        for pod in [&mut expected, &mut found] {
+            pod.sandboxes.sort_by(|a, b| a.id.cmp(&b.id));
+            pod.containers.sort_by(|a, b| a.id.cmp(&b.id));
+        }
+        ensure(found == expected, "list and status agree")
+    }
+
+    /// What can be done with a container that runs.
+    async fn running(&self, id: &ContainerId) -> Result<(), String> {
+        let (runtime, uid) = (self.runtime, &self.fixture.sandbox.uid);
+        let said = runtime.exec_sync(id, &self.fixture.echoes, None, LIMIT);
+        let said = went(said.await, "command in a container")?;
+        ensure(
+            said.exit_code == 0 && said.stdout.trim_ascii_end() == b"heard",
+            "a command's output comes back",
+        )?;
+        let options = self.options();
+        match went(runtime.exec(id, &options).await, "streams of a command")? {
+            Stream::Local(start) => {
+                let session = went(start.await, "streams of a command")?;
+                ensure(
+                    session.end.await == Ok(0),
+                    "a command with streams says how it ended",
+                )?;
+            }
+            Stream::Url(url) => ensure(!url.is_empty(), "a URL leads somewhere")?,
+        }
+        let can = runtime.capabilities();
+        let resources = LinuxResources {
+            memory_limit_bytes: Some(64 << 20),
+            ..LinuxResources::default()
+        };
+        let updated = runtime.update_container_resources(id, &resources).await;
+        ensure(
+            updated.is_ok() == can.live_resource_updates,
+            "limits of a running container change if the backend says so",
+        )?;
+        let usage = runtime.list_pod_usage(Detail::Basic).await;
+        let usage = usage.unwrap_or_default();
+        let found = usage.iter().find(|pod| pod.uid == *uid);
+        ensure(
+            found.is_some_and(|pod| pod.containers.iter().any(|c| c.id == *id))
+                == can.container_stats,
+            "usage is told if the backend says so",
         )
     }
 

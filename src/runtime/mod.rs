@@ -14,14 +14,15 @@ pub mod log_rotation;
 pub mod runc;
 mod streams;
 
-pub use streams::{AttachOptions, End, ExecOptions, Output, Pipes, Room, Session, Streams};
+pub use streams::{
+    AttachOptions, Connect, End, ExecOptions, Output, Pipes, Room, Session, Start, Stream, Streams,
+};
 
 use core::{future::Future, pin::Pin, time::Duration};
-use std::os::fd::OwnedFd;
 
 use crate::api::cri::{
-    Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, PodItem, PodRuntimeStatus,
-    RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+    Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources, PodItem,
+    PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
 };
 use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
@@ -117,7 +118,7 @@ pub trait RuntimeService: ImageService {
     fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
     /// Runs a command in a running container and collects at most `limit` bytes of each stream.
     /// After `timeout` the process in the container is killed and [`RuntimeError::Timeout`] returned.
-    fn exec<'a>(
+    fn exec_sync<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -125,12 +126,29 @@ pub trait RuntimeService: ImageService {
         limit: usize,
     ) -> Call<'a, ExecOutput>;
 
-    /// Starts a command with streams, for `exec -it`. Not found if the container does not run.
-    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session>;
-    /// Connects to the streams of a running container. What it wrote before is in its log. Not found if it does not run.
-    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session>;
-    /// A connection to a TCP port of a pod, from inside: a stream socket, not blocking. Not found if the sandbox is not ready.
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd>;
+    /// Changes the limits of a running container to these, wholly or not at all; `None` stays as it is. Refused unless
+    /// [`Capabilities::live_resource_updates`] says otherwise.
+    fn update_container_resources<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        resources: &'a LinuxResources,
+    ) -> Call<'a, ()>;
+
+    /// A command with streams, for `exec -it`; a local one begins when its [`Start`] is awaited. Not found, here or there,
+    /// if the container does not run.
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>>;
+    /// The streams of a running container. What it wrote before is in its log. Not found, here or there, if it does not run.
+    fn attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>>;
+    /// The TCP ports of a pod. Not found, here or there, if the sandbox is not ready.
+    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>>;
 
     /// What pods with a usable sandbox and their running containers have used, sorted by UID. Reads some files of each: for
     /// when somebody asks.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use async_io::Async;
 
-use super::RuntimeError;
+use super::{Call, RuntimeError};
 use crate::sys::tty;
 
 /// A command to run in a container.
@@ -48,6 +48,20 @@ pub struct Session {
 
 /// See [`Session::end`].
 pub type End = Pin<Box<dyn Future<Output = Result<i32, RuntimeError>>>>;
+
+/// How a stream is reached.
+pub enum Stream<T> {
+    /// Here: whoever asked speaks the client's protocol.
+    Local(T),
+    /// At a server of the runtime: the client's request goes to this URL, once and at once.
+    Url(String),
+}
+
+/// A session that begins when it is awaited.
+pub type Start<'a> = Call<'a, Session>;
+
+/// Connects to a TCP port of a pod from inside, each time it is called: a stream socket, not blocking.
+pub type Connect<'a> = Box<dyn Fn(u16) -> Call<'a, OwnedFd> + 'a>;
 
 /// How much output is welcome of each stream, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the server's routes ask of the agent. The agent implements it; the server knows nothing else of the agent.
 
 use core::{future::Future, pin::Pin, time::Duration};
-use std::{os::fd::OwnedFd, path::PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
     api::{ContainerId, Node, PodUid, SandboxId, Wall, cri::ExecOutput, stats::Detail},
     image::{Progress, Verification},
-    runtime::{AttachOptions, Call, ExecOptions, Session},
+    runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream},
     stream::remote_command::CREATION_TIMEOUT,
     sys::lane::Lane,
 };
@@ -85,8 +85,12 @@ pub trait Streaming {
     fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running>;
     /// The sandbox of a pod that runs.
     fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId>;
-    /// Starts a command in a container.
-    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session>;
+    /// A command in a container.
+    fn open_exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>>;
     /// Runs a command to its end; of each of its outputs at most `limit` bytes are kept.
     fn run<'a>(
         &'a self,
@@ -94,10 +98,14 @@ pub trait Streaming {
         command: &'a [String],
         limit: usize,
     ) -> Call<'a, ExecOutput>;
-    /// Connects to a container's streams.
-    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session>;
-    /// Connects to a port of a pod.
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd>;
+    /// A container's streams.
+    fn open_attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>>;
+    /// The ports of a pod.
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>>;
     /// How long nothing may come or go on a connection before it is closed.
     fn idle_timeout(&self) -> Duration;
     /// How long a client of exec and attach may take to make its streams (STREAM-06).

@@ -1,7 +1,7 @@
 //! An agent that has one pod and does nothing, for tests of what is served.
 
 use core::time::Duration;
-use std::{os::fd::OwnedFd, path::PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::{
         cri::{ExecOutput, Image},
     },
     image::{Progress, Verification},
-    runtime::{AttachOptions, Call, ExecOptions, RuntimeError, Session},
+    runtime::{AttachOptions, Call, Connect, ExecOptions, RuntimeError, Start, Stream},
     sys::lane::Lane,
 };
 
@@ -46,7 +46,7 @@ fn unused<T>() -> Reply<'static, T> {
 }
 
 /// It runs nothing.
-fn nothing<T: 'static>() -> Call<'static, T> {
+fn nothing<'a, T: 'a>() -> Call<'a, T> {
     Box::pin(async { Err(RuntimeError::NotFound("container c".into())) })
 }
 
@@ -65,7 +65,11 @@ impl Streaming for FakeBackend {
         unused()
     }
 
-    fn open_exec<'a>(&'a self, _: &'a ContainerId, _: &'a ExecOptions) -> Call<'a, Session> {
+    fn open_exec<'a>(
+        &'a self,
+        _: &'a ContainerId,
+        _: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
         nothing()
     }
 
@@ -73,11 +77,15 @@ impl Streaming for FakeBackend {
         nothing()
     }
 
-    fn open_attach<'a>(&'a self, _: &'a ContainerId, _: AttachOptions) -> Call<'a, Session> {
+    fn open_attach<'a>(
+        &'a self,
+        _: &'a ContainerId,
+        _: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
         nothing()
     }
 
-    fn open_port_forward<'a>(&'a self, _: &'a SandboxId, _: u16) -> Call<'a, OwnedFd> {
+    fn open_port_forward<'a>(&'a self, _: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
         nothing()
     }
 

@@ -12,7 +12,13 @@ mod streams;
 
 use alloc::rc::Rc;
 use core::{
-    cell::RefCell, cmp::Reverse, future::poll_fn, net::IpAddr, pin::Pin, task::Poll, time::Duration,
+    cell::RefCell,
+    cmp::Reverse,
+    future::{poll_fn, ready},
+    net::IpAddr,
+    pin::Pin,
+    task::Poll,
+    time::Duration,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,11 +30,14 @@ use sha2::{Digest as _, Sha256};
 
 pub use streams::Forwarded;
 
-use super::{Call, ImageService, RuntimeError, RuntimeService};
+use super::{
+    AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeError, RuntimeService, Start,
+    Stream,
+};
 use crate::api::cri::{
     ANNOTATION_HASH, Capabilities, Condition, ContainerConfig, ContainerState, ContainerStatus,
-    ExecOutput, FsInfo, Handler, Image, NamespaceMode, PodItem, PodRuntimeStatus, RuntimeStatus,
-    SandboxConfig, SandboxState, SandboxStatus, Version,
+    ExecOutput, FsInfo, Handler, Image, LinuxResources, NamespaceMode, PodItem, PodRuntimeStatus,
+    RuntimeStatus, SandboxConfig, SandboxState, SandboxStatus, Version,
 };
 use crate::api::stats::{
     ContainerUsage, Cpu, Detail, DiskUsage, Interface, Memory, PodUsage, Usage,
@@ -63,6 +72,7 @@ pub enum Op {
     StopContainer,
     RemoveContainer,
     ReopenLog,
+    UpdateContainer,
     Exec,
     Attach,
     PortForward,
@@ -1189,7 +1199,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn exec<'a>(
+    fn exec_sync<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -1217,32 +1227,54 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn open_exec<'a>(
+    fn update_container_resources<'a>(
         &'a self,
         id: &'a ContainerId,
-        options: &'a super::ExecOptions,
-    ) -> Call<'a, super::Session> {
+        resources: &'a LinuxResources,
+    ) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
-        self.at_once(Op::Exec, &target, uid, Some(id), move |state| {
+        self.at_once(Op::UpdateContainer, &target, uid, Some(id), move |state| {
+            let instance = state.containers.get_mut(id);
+            let running = instance.filter(|i| i.status.state == ContainerState::Running);
+            let Some(instance) = running else {
+                return Err(not_found("running container", id));
+            };
+            instance.config.resources = resources.clone();
+            Ok(())
+        })
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let (target, uid) = self.names_of(id);
+        let start = self.at_once(Op::Exec, &target, uid, Some(id), move |state| {
             streams::exec(state, id, options)
-        })
+        });
+        Box::pin(ready(Ok(Stream::Local(start))))
     }
 
-    fn open_attach<'a>(
+    fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
-        options: super::AttachOptions,
-    ) -> Call<'a, super::Session> {
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
         let (target, uid) = self.names_of(id);
-        self.at_once(Op::Attach, &target, uid, Some(id), move |state| {
+        let start = self.at_once(Op::Attach, &target, uid, Some(id), move |state| {
             streams::attach(state, id, options)
-        })
+        });
+        Box::pin(ready(Ok(Stream::Local(start))))
     }
 
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
-        self.at_once(Op::PortForward, id, None, None, move |state| {
-            streams::forward(state, id, port)
-        })
+    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+        let connect: Connect<'a> = Box::new(move |port| {
+            self.at_once(Op::PortForward, id, None, None, move |state| {
+                streams::forward(state, id, port)
+            })
+        });
+        Box::pin(ready(Ok(Stream::Local(connect))))
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
@@ -1373,6 +1405,7 @@ mod tests {
             runs: vec!["sleep".into(), "1d".into()],
             exits_3: vec!["sh".into(), "-c".into(), "exit 3".into()],
             cannot_start: vec!["/nonexistent/program".into()],
+            echoes: vec!["echo".into(), "heard".into()],
         };
         let pause = || -> Pin<Box<dyn Future<Output = ()>>> { Box::pin(smol::future::yield_now()) };
         let result = block_on(contract(&fake, &fixture, &pause));

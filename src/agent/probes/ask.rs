@@ -149,7 +149,7 @@ async fn once(driver: &Driver, target: &Target, limit: Duration) -> Answer {
         Action::Exec(words) => {
             let ran = driver
                 .runtime
-                .exec(&target.id, words, Some(limit), MAX_OUTPUT_BYTES)
+                .exec_sync(&target.id, words, Some(limit), MAX_OUTPUT_BYTES)
                 .await;
             match ran {
                 Ok(output) if output.exit_code == 0 => Answer::Success,

@@ -29,6 +29,7 @@ pub enum Operation {
     StopContainer,
     RemoveContainer,
     ReopenLog,
+    UpdateContainer,
     ExecSync,
     Exec,
     Attach,
@@ -45,7 +46,7 @@ pub enum Operation {
 
 impl Operation {
     /// The label `operation_type` of each, in order: a kubelet's words.
-    const LABELS: [&'static str; 23] = [
+    const LABELS: [&'static str; 24] = [
         "status",
         "list_podsandbox",
         "podsandbox_status",
@@ -57,6 +58,7 @@ impl Operation {
         "stop_container",
         "remove_container",
         "reopen_container_log",
+        "update_container",
         "exec_sync",
         "exec",
         "attach",

@@ -18,7 +18,7 @@ use crate::shim::control::{self, Attached, MAX_DATA_BYTES, kind};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Runc {
-    pub(super) async fn attach(
+    pub(super) async fn attach_to(
         &self,
         id: &ContainerId,
         options: AttachOptions,

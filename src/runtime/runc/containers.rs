@@ -30,8 +30,8 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
-            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, NamespaceMode,
-            SandboxState, SecurityProfile,
+            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, LinuxResources,
+            NamespaceMode, SandboxState, SecurityProfile,
         },
         oci::SpecInput,
     },
@@ -561,6 +561,28 @@ impl Runc {
         }
     }
 
+    /// Has the OCI runtime write other limits. What it cannot change in a running container is refused.
+    pub(super) async fn update_instance(
+        &self,
+        id: &ContainerId,
+        resources: &LinuxResources,
+    ) -> Result<(), RuntimeError> {
+        self.demand_running(id)?;
+        let args = update_arguments(resources).ok_or_else(|| {
+            let text = "only processor, memory and number of processes can be changed";
+            RuntimeError::Invalid(text.into())
+        })?;
+        if args.is_empty() {
+            return Ok(());
+        }
+        let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
+        words.push(id);
+        let program = self.program().map_err(failed_error)?;
+        let root = self.runtime_root();
+        let updated = program.call(&root, "update", &words, &self.gate).await;
+        updated.map(drop).map_err(failed_error)
+    }
+
     pub(super) async fn remove_instance(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.stop_instance(id, Duration::ZERO).await?;
         let (log, cgroup, name) = {
@@ -822,6 +844,34 @@ pub(super) fn note_failure(container: &mut Container, message: &str, wall: Wall)
     status.finished_at = Some(wall);
     // Its words are the runtime's: it never wrote any.
     container.message_read = true;
+}
+
+/// Words of `update`, the same for runc and crun. `None`: there is something that it does not take.
+fn update_arguments(resources: &LinuxResources) -> Option<Vec<String>> {
+    let LinuxResources {
+        cpu_shares,
+        cpu_quota_us,
+        cpu_period_us,
+        memory_limit_bytes,
+        memory_swap_bytes,
+        oom_score_adj: _, // of the process: it never changes
+        pids_limit,
+        hugepage_limits,
+        unified,
+    } = resources;
+    if !hugepage_limits.is_empty() || !unified.is_empty() {
+        return None;
+    }
+    let unsigned = [("--cpu-share", cpu_shares), ("--cpu-period", cpu_period_us)];
+    let signed = [
+        ("--cpu-quota", cpu_quota_us),
+        ("--memory", memory_limit_bytes),
+        ("--memory-swap", memory_swap_bytes),
+        ("--pids-limit", pids_limit),
+    ];
+    let unsigned = unsigned.map(|(name, value)| value.map(|n| format!("{name}={n}")));
+    let signed = signed.map(|(name, value)| value.map(|n| format!("{name}={n}")));
+    Some(unsigned.into_iter().chain(signed).flatten().collect())
 }
 
 /// A stop signal as OCI runtimes take it: real-time ones by number, for not every runtime knows their names.

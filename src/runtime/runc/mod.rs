@@ -41,10 +41,10 @@ mod table;
 mod termination;
 
 use alloc::rc::Rc;
-use core::{cell::RefCell, pin::Pin, time::Duration};
+use core::{cell::RefCell, future::ready, pin::Pin, time::Duration};
 use std::{
     fs, io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
@@ -60,7 +60,7 @@ use self::{
     recover::Boot,
     table::{Bell, Table},
 };
-use super::{Call, ImageService, RuntimeError, RuntimeService};
+use super::{Call, Connect, ImageService, RuntimeError, RuntimeService, Start, Stream};
 use crate::image::Progress;
 use crate::image::pull::Pulled;
 use crate::image::registry::Keyring;
@@ -68,8 +68,9 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler, Image, PodItem,
-            PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+            Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler, Image,
+            LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
+            Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
@@ -470,7 +471,7 @@ impl RuntimeService for Runc {
         })
     }
 
-    fn exec<'a>(
+    fn exec_sync<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -480,24 +481,35 @@ impl RuntimeService for Runc {
         Box::pin(self.exec_captured(id, command, timeout, limit))
     }
 
-    fn open_exec<'a>(
+    fn update_container_resources<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        resources: &'a LinuxResources,
+    ) -> Call<'a, ()> {
+        Box::pin(self.update_instance(id, resources))
+    }
+
+    fn exec<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a super::ExecOptions,
-    ) -> Call<'a, super::Session> {
-        Box::pin(self.exec_stream(id, options))
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let start: Start<'a> = Box::pin(self.exec_stream(id, options));
+        Box::pin(ready(Ok(Stream::Local(start))))
     }
 
-    fn open_attach<'a>(
+    fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: super::AttachOptions,
-    ) -> Call<'a, super::Session> {
-        Box::pin(self.attach(id, options))
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let start: Start<'a> = Box::pin(self.attach_to(id, options));
+        Box::pin(ready(Ok(Stream::Local(start))))
     }
 
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
-        Box::pin(self.forward(id, port))
+    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+        let connect: Connect<'a> = Box::new(move |port| Box::pin(self.forward(id, port)));
+        Box::pin(ready(Ok(Stream::Local(connect))))
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {

@@ -31,7 +31,7 @@ use self::carrier::Carrier;
 use super::Outcome;
 use super::backend::{PodName, Streaming};
 use super::http::{self, Connection, Origin, Refusal, Request};
-use crate::runtime::{AttachOptions, Call, ExecOptions, Session};
+use crate::runtime::{AttachOptions, ExecOptions, RuntimeError, Start, Stream};
 use crate::stream::port_forward::{self, Ports, Streams};
 use crate::stream::remote_command::{self, Remote, Version, Wanted, websocket_protocol};
 use crate::stream::upgrade::{Refused, Upgrade};
@@ -229,7 +229,7 @@ async fn exec(
     if options.command.is_empty() {
         return Ok(Err(Refusal::bad("command: required")));
     }
-    let start = || streaming.open_exec(&running.id, &options);
+    let start = or_refuse!(local(streaming.open_exec(&running.id, &options).await));
     converse(streaming, connection, request, wanted, start).await
 }
 
@@ -248,8 +248,22 @@ async fn attach(
         stderr: wanted.stderr,
         stdin_once: running.stdin_once,
     };
-    let start = || streaming.open_attach(&running.id, options);
+    let start = or_refuse!(local(streaming.open_attach(&running.id, options).await));
     converse(streaming, connection, request, wanted, start).await
+}
+
+/// What is to be spoken with here. Streams that are elsewhere are refused: no backend has such yet. Here is where the client's
+/// request would go to their URL (STREAM-01).
+fn local<T>(stream: Result<Stream<T>, RuntimeError>) -> Result<T, Refusal> {
+    match stream {
+        Ok(Stream::Local(stream)) => Ok(stream),
+        Ok(Stream::Url(_)) => Err(Refusal::new(
+            501,
+            "streams of this runtime are not passed on",
+        )),
+        Err(e @ RuntimeError::NotFound(_)) => Err(Refusal::not_found(e.to_string())),
+        Err(e) => Err(Refusal::new(500, e.to_string())),
+    }
 }
 
 /// Agrees on a protocol, and carries the session that `start` begins to its end.
@@ -258,7 +272,7 @@ async fn converse<'a>(
     connection: &'a mut Connection,
     request: &Request,
     wanted: Wanted,
-    start: impl FnOnce() -> Call<'a, Session>,
+    start: Start<'a>,
 ) -> Outcome {
     let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
         return Ok(Ok(()));
@@ -277,12 +291,13 @@ async fn forward(
     pod: PodName<'_>,
 ) -> Outcome {
     let sandbox = or_refuse!(streaming.ready_sandbox(pod).await);
+    let connect = or_refuse!(local(streaming.open_port_forward(&sandbox).await));
     if request.origin == Origin::Local && request.header("upgrade") == Some(PROTOCOL) {
         let port: Option<u16> = or_refuse!(request.number("port"));
         let Some(port) = port.filter(|port| *port > 0) else {
             return Ok(Err(Refusal::bad("port: required")));
         };
-        let connected = streaming.open_port_forward(&sandbox, port).await;
+        let connected = connect(port).await;
         let failed =
             |why: String| Refusal::new(500, format!("error forwarding port {port}: {why}"));
         let fd = or_refuse!(connected.map_err(|e| failed(e.to_string())));
@@ -316,7 +331,6 @@ async fn forward(
     } else {
         return Ok(Ok(()));
     };
-    let connect = |port| streaming.open_port_forward(&sandbox, port);
     ports::drive(carrier, wire, connect).await?;
     Ok(Ok(()))
 }

@@ -10,7 +10,7 @@ use std::io;
 
 use super::carrier::{Carrier, TURNS};
 use crate::api::Mono;
-use crate::runtime::{Call, Output as Read, Room, RuntimeError, Session};
+use crate::runtime::{Output as Read, Room, RuntimeError, Session, Start};
 use crate::stream::remote_command::{Error, Event, Outcome, Output, Remote, Size};
 use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span};
 use crate::sys::clock;
@@ -34,17 +34,17 @@ struct Pending {
     taken: usize,
 }
 
-enum Process<'a, S> {
+enum Process<'a> {
     /// Until the client has made its streams.
-    Wanted(Option<S>),
-    Starting(Call<'a, Session>),
+    Wanted(Option<Start<'a>>),
+    Starting(Start<'a>),
     Running(Session),
 }
 
-struct Drive<'a, S> {
+struct Drive<'a> {
     carrier: Carrier<'a>,
     remote: Remote,
-    process: Process<'a, S>,
+    process: Process<'a>,
     pending: Option<Pending>,
     /// What the terminal is to be set to once it is there.
     size: Option<Size>,
@@ -58,11 +58,11 @@ struct Drive<'a, S> {
 /// time.
 ///
 /// - Errors: the connection broke.
-pub(super) async fn drive<'a, S: FnOnce() -> Call<'a, Session>>(
+pub(super) async fn drive<'a>(
     carrier: Carrier<'a>,
     remote: Remote,
     within: Duration,
-    start: S,
+    start: Start<'a>,
 ) -> io::Result<()> {
     let mut drive = Drive {
         carrier,
@@ -95,7 +95,7 @@ pub(super) async fn drive<'a, S: FnOnce() -> Call<'a, Session>>(
     Ok(())
 }
 
-impl<'a, S: FnOnce() -> Call<'a, Session>> Drive<'a, S> {
+impl Drive<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Over>> {
         loop {
             ready!(self.carrier.poll_pause(cx));
@@ -124,7 +124,7 @@ impl<'a, S: FnOnce() -> Call<'a, Session>> Drive<'a, S> {
             && self.created_by.is_none()
             && let Some(start) = start.take()
         {
-            self.process = Process::Starting(start());
+            self.process = Process::Starting(start);
         }
         let Process::Starting(call) = &mut self.process else {
             return None;

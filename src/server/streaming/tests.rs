@@ -4,7 +4,6 @@ mod turns;
 
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use async_io::{Async, Timer};
@@ -15,7 +14,9 @@ use super::*;
 use crate::api::cri::{ContainerConfig, ExecOutput, SandboxConfig};
 use crate::api::{ContainerId, SandboxId};
 use crate::runtime::fake::Fake;
-use crate::runtime::{Call, ImageService as _, RuntimeService as _, Session};
+use crate::runtime::{
+    Call, Connect, ImageService as _, RuntimeService as _, Session, Start, Stream,
+};
 use crate::server::backend::{Reply, Running};
 use crate::stream::remote_command::CREATION_TIMEOUT;
 use crate::stream::testing::{SpdyClient, masked, spdy_frames, ws_frames};
@@ -94,11 +95,16 @@ impl Streaming for Node {
         Box::pin(async { Ok(self.sandbox.clone()) })
     }
 
-    fn open_exec<'a>(&'a self, id: &'a ContainerId, options: &'a ExecOptions) -> Call<'a, Session> {
-        if let Some(session) = self.session.take() {
-            return Box::pin(async { Ok(session) });
+    fn open_exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        if self.session.borrow().is_some() {
+            let start: Start<'a> = Box::pin(async { Ok(self.session.take().expect("one")) });
+            return Box::pin(async { Ok(Stream::Local(start)) });
         }
-        self.runtime.open_exec(id, options)
+        self.runtime.exec(id, options)
     }
 
     fn run<'a>(
@@ -107,15 +113,19 @@ impl Streaming for Node {
         command: &'a [String],
         limit: usize,
     ) -> Call<'a, ExecOutput> {
-        self.runtime.exec(id, command, None, limit)
+        self.runtime.exec_sync(id, command, None, limit)
     }
 
-    fn open_attach<'a>(&'a self, id: &'a ContainerId, options: AttachOptions) -> Call<'a, Session> {
-        self.runtime.open_attach(id, options)
+    fn open_attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        self.runtime.attach(id, options)
     }
 
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId, port: u16) -> Call<'a, OwnedFd> {
-        self.runtime.open_port_forward(id, port)
+    fn open_port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+        self.runtime.port_forward(id)
     }
 
     fn idle_timeout(&self) -> Duration {
