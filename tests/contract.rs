@@ -14,13 +14,13 @@ use picolet::{
     api::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
-            ANNOTATION_HASH, Capabilities, Condition, ContainerConfig, ContainerState,
+            ANNOTATION_HASH, AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState,
             ContainerStatus, ExecOutput, FsInfo, Image, LinuxResources, PodItem, PodRuntimeStatus,
             RuntimeStatus, SandboxConfig, SandboxState, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
-    image::{Progress, pull::Pulled, registry::Keyring},
+    image::Progress,
     runtime::{
         AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeError, RuntimeService,
         Start, Stream,
@@ -127,7 +127,12 @@ impl ImageService for Memory {
         })
     }
 
-    fn pull_image<'a>(&'a self, _: &'a str, _: Keyring) -> Call<'a, Pulled> {
+    fn pull_image<'a>(
+        &'a self,
+        _: &'a str,
+        _: Option<&'a AuthConfig>,
+        _: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String> {
         done(Err(RuntimeError::Failed("no registry".into())))
     }
 

@@ -24,15 +24,15 @@ use std::{
     time::Duration,
 };
 
-use picolet::image::{Progress, pull::Pulled, registry::Keyring};
+use picolet::image::Progress;
 use picolet::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, ContainerConfig,
-            ContainerState, ContainerStatus, FsInfo, Image, ImageSpec, LinuxResources, Mount,
-            NamespaceMode, NamespaceOptions, PodRuntimeStatus, PortMapping, SandboxConfig,
-            SandboxState, SandboxStatus,
+            ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, AuthConfig,
+            ContainerConfig, ContainerState, ContainerStatus, FsInfo, Image, ImageSpec,
+            LinuxResources, Mount, NamespaceMode, NamespaceOptions, PodRuntimeStatus, PortMapping,
+            SandboxConfig, SandboxState, SandboxStatus,
         },
         oci::ImageProcess,
         stats::Detail,
@@ -119,7 +119,7 @@ impl Images for OneImage {
     fn list(&self) -> Vec<Image> {
         vec![Self::image()]
     }
-    fn pull<'a>(&'a self, _: &'a str, _: Keyring) -> Call<'a, Pulled> {
+    fn pull<'a>(&'a self, _: &'a str, _: Option<AuthConfig>) -> Call<'a, String> {
         Box::pin(async { Err(RuntimeError::Failed("no registry".into())) })
     }
     fn pull_progress(&self, _: &str) -> Option<Progress> {

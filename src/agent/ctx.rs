@@ -7,7 +7,7 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, Joined, News},
     complaints::Complaints,
-    images::{self, Images},
+    images::{self, Images, NodeKeyring},
     metered::Metered,
     node::Node,
     objects::Objects,
@@ -38,6 +38,7 @@ pub(super) struct Parts {
     pub(super) node: Rc<Node>,
     pub(super) clock: Box<dyn Clock>,
     pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) keyring: Rc<dyn NodeKeyring>,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
@@ -118,6 +119,7 @@ impl Ctx {
         });
         let tools = images::Tools {
             service: Rc::clone(&runtime) as Rc<dyn ImageService>,
+            keyring: parts.keyring,
             clock: Rc::clone(&clock),
             disk: parts.disk.clone(),
             complaints: Rc::clone(&complaints),

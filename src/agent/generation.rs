@@ -29,7 +29,7 @@ use crate::{
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
         downward::Place,
         env::{self, EnvInput},
-        generate::{self, ConfigError, ContainerInput, NodeContext, VolumeSource},
+        generate::{self, ConfigError, ContainerInput, NodeContext, SandboxPlan, VolumeSource},
         hosts,
         qos::qos_class,
         restart,
@@ -93,6 +93,15 @@ fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
 
 /// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
 pub(super) fn sandbox_config(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<SandboxConfig, String> {
+    let plan = sandbox_plan(ctx, pod, attempt)?;
+    for (reason, message) in &plan.warnings {
+        ctx.pod_event(pod, Severity::Warning, reason, message);
+    }
+    Ok(plan.config)
+}
+
+/// The same without its warnings.
+pub(super) fn sandbox_plan(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<SandboxPlan, String> {
     let mut node = ctx.node.context_now();
     if let Some(path) = &ctx.cfg.network.resolv_conf {
         let limit = u64::try_from(MAX_RESOLV_CONF)
@@ -103,11 +112,7 @@ pub(super) fn sandbox_config(ctx: &Ctx, pod: &Pod, attempt: u32) -> Result<Sandb
         node.dns.node = dns::parse_resolv_conf(&text)
             .map_err(|e| format!("resolver file {}: {e}", path.display()))?;
     }
-    let plan = generate::sandbox_config(pod, attempt, qos_class(pod), &node)?;
-    for (reason, message) in &plan.warnings {
-        ctx.pod_event(pod, Severity::Warning, reason, message);
-    }
-    Ok(plan.config)
+    generate::sandbox_config(pod, attempt, qos_class(pod), &node)
 }
 
 /// Configuration of a new instance of `container`, with everything on disk that it refers to. `volume_images` are its

@@ -8,12 +8,12 @@ use crate::{
     api::{
         ContainerId, Mono, PodUid, SandboxId,
         cri::{
-            Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources, PodItem,
-            PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+            AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources,
+            PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
-    image::{Progress, pull::Pulled, registry::Keyring},
+    image::Progress,
     logic::metrics::own::Operation,
     runtime::{
         AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeService, Start, Stream,
@@ -71,10 +71,15 @@ impl ImageService for Metered {
         self.count(Operation::ListImages, self.inner.list_images())
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+    fn pull_image<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<&'a AuthConfig>,
+        sandbox: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String> {
         self.count(
             Operation::PullImage,
-            self.inner.pull_image(reference, keyring),
+            self.inner.pull_image(reference, credential, sandbox),
         )
     }
 

@@ -593,6 +593,7 @@ async fn assemble(
         joined,
         wire: Rc::new(Prober::default()),
         runtime: Rc::new(runtime),
+        keyring: Rc::new(store.clone()),
         volumes,
         cgroups,
         disk,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     api::{
         Container, ContainerId, Mono, Pod, PodSpec,
-        cri::{PodRuntimeStatus, SandboxStatus},
+        cri::{PodRuntimeStatus, SandboxConfig, SandboxStatus},
     },
     logic::{
         actions::{ContainerToKill, PodActions},
@@ -59,6 +59,14 @@ impl ForPod for Pass<'_> {
             Some(name) => ctx.container_event(pod, name, severity, reason, message),
             None => ctx.pod_event(pod, severity, reason, message),
         }
+    }
+
+    fn sandbox(&self) -> Option<SandboxConfig> {
+        let Self {
+            ctx, pod, sandbox, ..
+        } = *self;
+        let plan = generation::sandbox_plan(ctx, pod, sandbox.attempt);
+        plan.ok().map(|plan| plan.config)
     }
 
     fn pull_secrets(&self) -> Pending<'_, PodSecrets> {

@@ -4,7 +4,7 @@
 //! instances of one container, or of two sandboxes of one pod, the one with the higher attempt is newer.
 
 use alloc::collections::BTreeMap;
-use core::net::IpAddr;
+use core::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -542,6 +542,32 @@ pub struct Image {
     pub username: String,
     /// Never garbage-collected.
     pub pinned: bool,
+}
+
+/// One credential for a registry. Which fields are set decides how it is used.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct AuthConfig {
+    /// User name.
+    pub username: String,
+    /// Password.
+    pub password: String,
+    /// Base64 of `user:password`; counts where the two above are empty.
+    pub auth: String,
+    /// A refresh token, to be exchanged for an access token.
+    pub identity_token: String,
+    /// An access token, sent as it is.
+    pub registry_token: String,
+}
+
+/// Says which fields are set, never what is in them.
+impl fmt::Debug for AuthConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuthConfig")
+            .field("user", &!(self.username.is_empty() && self.auth.is_empty()))
+            .field("identity_token", &!self.identity_token.is_empty())
+            .field("registry_token", &!self.registry_token.is_empty())
+            .finish()
+    }
 }
 
 /// One runtime condition.

@@ -21,14 +21,12 @@ pub use streams::{
 use core::{future::Future, pin::Pin, time::Duration};
 
 use crate::api::cri::{
-    Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources, PodItem,
+    AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources, PodItem,
     PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
 };
 use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
 use crate::image::Progress;
-use crate::image::pull::Pulled;
-use crate::image::registry::Keyring;
 
 /// A call to the runtime. Dropping it does not cancel what it started, a pull excepted; see design section "Worker".
 pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, RuntimeError>> + 'a>>;
@@ -42,6 +40,9 @@ pub enum RuntimeError {
     /// The configuration cannot be honoured; repeating the call unchanged is useless.
     #[error("{0}")]
     Invalid(String),
+    /// A registry does not give the image for this credential, or the backend cannot tell why there is none.
+    #[error("{0}")]
+    Denied(String),
     /// A call did not end in time; whatever it started has been killed.
     #[error("{what} timed out after {after:?}")]
     Timeout {
@@ -61,9 +62,16 @@ pub trait ImageService {
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
     /// All images, sorted by id.
     fn list_images(&self) -> Call<'_, Vec<Image>>;
-    /// Pulls `reference`. `keyring` holds the pod's own credentials; those of the node are tried after them. Dropped, it
-    /// ends soon unless others wait for the same; what arrived stays.
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled>;
+    /// Pulls `reference` with one credential, or anonymously; `sandbox` is that of the pod that wants it, if any does. Returns
+    /// the image's id. Dropped, it ends soon unless others wait for the same; what arrived stays.
+    ///
+    /// - Errors: [`RuntimeError::Denied`] if it is worth trying another credential.
+    fn pull_image<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<&'a AuthConfig>,
+        sandbox: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String>;
     /// How far the pull of `reference` is; `None` if none is under way. From memory.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.

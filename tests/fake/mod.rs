@@ -35,18 +35,15 @@ use super::{
     Stream,
 };
 use crate::api::cri::{
-    ANNOTATION_HASH, Capabilities, Condition, ContainerConfig, ContainerState, ContainerStatus,
-    ExecOutput, FsInfo, Handler, Image, LinuxResources, NamespaceMode, PodItem, PodRuntimeStatus,
-    RuntimeStatus, SandboxConfig, SandboxState, SandboxStatus, Version,
+    ANNOTATION_HASH, AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState,
+    ContainerStatus, ExecOutput, FsInfo, Handler, Image, LinuxResources, NamespaceMode, PodItem,
+    PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxState, SandboxStatus, Version,
 };
 use crate::api::stats::{
     ContainerUsage, Cpu, Detail, DiskUsage, Interface, Memory, PodUsage, Usage,
 };
 use crate::api::{ContainerId, Mono, PodUid, SandboxId, Wall};
 use crate::image::Progress;
-use crate::image::Reference;
-use crate::image::pull::Pulled;
-use crate::image::registry::{Credential, Keyring};
 
 /// Calls that are remembered for [`Fake::take_calls`]; older ones are forgotten.
 const MAX_CALLS: usize = 10_000;
@@ -862,25 +859,23 @@ impl ImageService for Fake {
         })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+    fn pull_image<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<&'a AuthConfig>,
+        _: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String> {
         Box::pin(async move {
             let running = self.begin(Op::PullImage, reference, None, None).await?;
             let offered = self.state.borrow().offered.contains(reference);
             let private = self.state.borrow().private.get(reference).cloned();
-            let image = Reference::parse(reference).expect("a reference");
-            let own = keyring.lookup(image.repository());
-            let named = |user: &String| {
-                let is_theirs = |c: &&Credential| c.basic().is_some_and(|(own, _)| own == *user);
-                own.iter().find(is_theirs).map(Credential::digest)
-            };
-            let with = private.as_ref().and_then(named);
-            let result = match offered && (private.is_none() || with.is_some()) {
-                true => Ok(Pulled {
-                    id: self.add_image(reference),
-                    took: Duration::ZERO,
-                    with,
-                }),
-                false => Err(not_found("image", reference)),
+            let user = credential.map_or("", |credential| &credential.username);
+            let result = match private {
+                Some(owner) if owner != user => {
+                    Err(RuntimeError::Denied(format!("{user:?} may not have it")))
+                }
+                _ if offered => Ok(self.add_image(reference)),
+                _ => Err(not_found("image", reference)),
             };
             running.finish(result)
         })

@@ -7,7 +7,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use picolet::image::pull::{PullError, Settings};
-use picolet::image::registry::{Keyring, Limits};
+use picolet::image::registry::Limits;
 
 use crate::proxy::{Asked, Fault, Proxy};
 use crate::registry::{Filled, Registry, able};
@@ -71,7 +71,7 @@ fn what_passes_is_got_over() {
             },
             ..Settings::default()
         });
-        let pulled = bench.pull(&format!("{}/{NAME}:1", proxy.address), Keyring::default());
+        let pulled = bench.pull(&format!("{}/{NAME}:1", proxy.address), None);
         bench.check(&pulled.unwrap_or_else(|e| panic!("{fault:?}: {e}")));
         let layers = u64::try_from(filled.layers.len()).expect("few");
         assert_eq!(
@@ -121,10 +121,10 @@ fn what_lasts_has_its_reason_and_nothing_is_visible() {
         let proxy = faulty(&registry, &filled, fault, u64::MAX);
         let bench = Bench::new(Settings::default());
         let image = format!("{}/{NAME}:1", proxy.address);
-        let error = bench.pull(&image, Keyring::default()).expect_err("a fault");
+        let error = bench.pull(&image, None).expect_err("a fault");
         let found = match &error {
             PullError::Unavailable(_) => "RegistryUnavailable",
-            PullError::Failed(_) => "ErrImagePull",
+            PullError::Denied(_) | PullError::Failed(_) => "ErrImagePull",
             PullError::Invalid(_) | PullError::Signature(_) => "another",
         };
         assert_eq!(found, reason, "{fault:?}: {error}");
@@ -175,7 +175,7 @@ fn a_registry_that_is_restarted_goes_on_where_it_was() {
     });
     let image = format!("{}/{NAME}:1", proxy.address);
     let id = thread::scope(|scope| {
-        let pull = scope.spawn(|| bench.pull(&image, Keyring::default()));
+        let pull = scope.spawn(|| bench.pull(&image, None));
         halfway.recv().expect("half of a layer");
         registry.kill();
         killed.send(()).expect("the proxy waits");

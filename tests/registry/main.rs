@@ -28,9 +28,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use picolet::image::pull::{PullError, Puller, Settings};
-use picolet::image::registry::{DockerConfig, Keyring, Limits};
+use picolet::image::registry::{Credential, Limits};
 use picolet::image::{ImageRecord, Store};
-use serde_json::json;
 
 use proxy::{Fault, Proxy};
 use registry::{Random, Registry, Scratch, able, layer, noise};
@@ -74,8 +73,8 @@ impl Bench {
         }
     }
 
-    fn pull(&self, image: &str, keyring: Keyring) -> Result<String, PullError> {
-        smol::block_on(self.puller.pull(image, keyring)).map(|pulled| pulled.id)
+    fn pull(&self, image: &str, credential: Option<Credential>) -> Result<String, PullError> {
+        smol::block_on(self.puller.pull(image, credential))
     }
 
     /// Every file of the image has the bytes it was made with, and there are no others.
@@ -150,7 +149,7 @@ fn every_pull_through_a_bad_link_ends_right_or_says_why() {
         });
         let bench = Bench::new(Settings::default());
         let image = format!("{}/{NAME}:1", proxy.address);
-        match bench.pull(&image, Keyring::default()) {
+        match bench.pull(&image, None) {
             Ok(id) => {
                 bench.check(&id);
                 assert_eq!(bench.images(), [image], "seed {seed}");
@@ -164,7 +163,7 @@ fn every_pull_through_a_bad_link_ends_right_or_says_why() {
                 );
                 let reason = match &error {
                     PullError::Unavailable(_) => "RegistryUnavailable",
-                    PullError::Failed(_) => "ErrImagePull",
+                    PullError::Denied(_) | PullError::Failed(_) => "ErrImagePull",
                     PullError::Invalid(_) | PullError::Signature(_) => {
                         panic!("seed {seed}: {error}")
                     }
@@ -195,7 +194,7 @@ fn twenty_cuts_cost_at_most_a_twentieth() {
         }
     });
     let bench = Bench::new(Settings::default());
-    let id = bench.pull(&format!("{}/{NAME}:1", proxy.address), Keyring::default());
+    let id = bench.pull(&format!("{}/{NAME}:1", proxy.address), None);
     bench.check(&id.expect("pulled"));
     assert_eq!(proxy.faults.load(Ordering::SeqCst), 20);
     let needed = filled.bytes();
@@ -216,24 +215,22 @@ fn with_a_password() {
     let registry = Registry::start_guarded();
     registry.fill(NAME, &layers(), &["--dest-creds=user:secret"]);
     let image = format!("{}/{NAME}:1", registry.address);
-    let ring = |password: &str| {
-        let config = json!({"auths": {registry.address.to_string(): {
-            "username": "user", "password": password,
-        }}});
-        let config = DockerConfig::parse(config.to_string().as_bytes()).expect("config");
-        let mut ring = Keyring::default();
-        ring.add(config.auths);
-        ring
+    let user = |password: &str| {
+        Some(Credential {
+            username: "user".into(),
+            password: password.into(),
+            ..Credential::default()
+        })
     };
     let bench = Bench::new(Settings::default());
-    for wrong in [Keyring::default(), ring("wrong")] {
+    for wrong in [None, user("wrong")] {
         let error = bench.pull(&image, wrong).expect_err("refused");
         assert!(
-            matches!(&error, PullError::Failed(e) if e.contains("refuses access")),
+            matches!(&error, PullError::Denied(e) if e.contains("refuses access")),
             "{error}"
         );
     }
-    bench.check(&bench.pull(&image, ring("secret")).expect("pulled"));
+    bench.check(&bench.pull(&image, user("secret")).expect("pulled"));
 }
 
 #[test]
@@ -249,7 +246,7 @@ fn what_skopeo_writes_in_other_forms() {
         registry.fill(name, &layers(), flags);
         let bench = Bench::new(Settings::default());
         let image = format!("{}/{name}:1", registry.address);
-        let id = bench.pull(&image, Keyring::default());
+        let id = bench.pull(&image, None);
         bench.check(&id.unwrap_or_else(|e| panic!("{name}: {e}")));
     }
     assert!(Path::new(&registry.dir.0).exists());

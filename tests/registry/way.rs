@@ -1,7 +1,7 @@
 //! The way to a registry: TLS, IPv6, proxies.
 
 use picolet::image::pull::{PullError, Settings};
-use picolet::image::registry::{Keyring, Registries};
+use picolet::image::registry::Registries;
 use picolet::net::ProxyVariables;
 use serde_json::json;
 
@@ -27,17 +27,17 @@ fn over_tls_by_the_cas_that_are_configured() {
     };
     let ca = registry.dir.0.join("ca.pem");
     let bench = with(json!({ "ca_file": ca }));
-    bench.check(&bench.pull(&image, Keyring::default()).expect("trusted"));
+    bench.check(&bench.pull(&image, None).expect("trusted"));
     let bench = with(json!({"insecure_skip_verify": true}));
-    bench.check(&bench.pull(&image, Keyring::default()).expect("not checked"));
+    bench.check(&bench.pull(&image, None).expect("not checked"));
     let bench = with(json!({}));
-    let error = bench.pull(&image, Keyring::default()).expect_err("unknown");
+    let error = bench.pull(&image, None).expect_err("unknown");
     assert!(
         matches!(&error, PullError::Failed(e) if e.starts_with("cannot trust")),
         "{error}"
     );
     let bench = with(json!({"ca_file": "/nonexistent/ca.pem"}));
-    let error = bench.pull(&image, Keyring::default()).expect_err("no file");
+    let error = bench.pull(&image, None).expect_err("no file");
     assert!(error.to_string().contains("/nonexistent/ca.pem"), "{error}");
 }
 
@@ -53,7 +53,7 @@ fn over_six() {
     let bench = Bench::new(Settings::default());
     let image = format!("{}/{NAME}:1", proxy.address);
     assert!(image.starts_with("[::1]:"));
-    bench.check(&bench.pull(&image, Keyring::default()).expect("pulled"));
+    bench.check(&bench.pull(&image, None).expect("pulled"));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn through_a_proxy_that_knows_the_name() {
     });
     // Nobody but the proxy knows where that is.
     let image = format!("registry.test/{NAME}:1");
-    bench.check(&bench.pull(&image, Keyring::default()).expect("pulled"));
+    bench.check(&bench.pull(&image, None).expect("pulled"));
     let heads = tunnel.heads();
     assert!(!heads.is_empty());
     for head in heads {
@@ -102,7 +102,7 @@ fn through_a_proxy_that_knows_the_name() {
         },
         ..Settings::default()
     });
-    bench.check(&bench.pull(&image, Keyring::default()).expect("pulled"));
+    bench.check(&bench.pull(&image, None).expect("pulled"));
     assert!(tunnel.heads()[0].starts_with("CONNECT mirror.test:5000 "));
 }
 
@@ -120,7 +120,7 @@ fn a_proxy_that_refuses_or_is_away_is_named_without_its_password() {
         ..Settings::default()
     });
     let error = bench
-        .pull("registry.test/a:1", Keyring::default())
+        .pull("registry.test/a:1", None)
         .expect_err("nobody listens");
     assert!(matches!(&error, PullError::Unavailable(_)), "{error}");
     assert!(!error.to_string().contains("secret"), "{error}");

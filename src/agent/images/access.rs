@@ -128,7 +128,7 @@ impl Access {
                 let mut good = credentials.brought.clone();
                 good.retain(|own| own.digest == digest);
                 if good.is_empty() {
-                    // A credential of the pod for a mirror alone.
+                    // No Secret has it any more, which makes it nobody's, not everybody's.
                     return self.note_pulled(id).await;
                 }
                 good

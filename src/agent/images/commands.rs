@@ -88,11 +88,10 @@ impl ImageCommands {
     /// Pulls `reference`. Returns the image's id.
     pub(in crate::agent) async fn pull(&self, reference: &str) -> Result<String, Refusal> {
         let pulled = self.images.pull_for_node(reference).await;
-        let pulled = pulled.map_err(|e| match e {
+        pulled.map_err(|e| match e {
             RuntimeError::Invalid(text) => Refusal::bad(text),
             other => internal(other),
-        })?;
-        Ok(pulled.id)
+        })
     }
 
     /// How far the pull of `reference` is, if one is under way.

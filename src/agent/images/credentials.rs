@@ -1,11 +1,13 @@
-//! What a pod's pull secrets bring for its images (IMG-13).
+//! What an image is pulled with: what a pod's pull secrets bring, then what the node itself has (IMG-13).
 
 use alloc::collections::BTreeMap;
 
+use super::for_pod::Pending;
 use crate::{
-    api::{Pod, Secret},
+    api::{Pod, Secret, cri::AuthConfig},
     image::registry::{Credential, DockerConfig, Keyring},
     logic::image_access::PullSecret,
+    runtime::runc::store_images::StoreImages,
 };
 
 /// Credentials by registry.
@@ -18,12 +20,50 @@ pub(in crate::agent) struct PodSecrets {
     missing: Vec<String>,
 }
 
+/// What the node itself has for images.
+pub(in crate::agent) trait NodeKeyring {
+    /// All of it for `reference`, in the order in which it is tried. Programs may have to be asked.
+    fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>>;
+}
+
+impl NodeKeyring for StoreImages {
+    fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+        Box::pin(self.node_credentials(reference))
+    }
+}
+
+/// One try of a pull.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Try {
+    /// What is presented; `None`: nothing.
+    pub(super) auth: Option<AuthConfig>,
+    /// Digest of a credential that the pod brought. `None`: everybody on this node may do as much.
+    pub(super) digest: Option<String>,
+}
+
 /// What a pod brings for a pull.
 pub(super) struct Credentials {
-    /// All of it.
-    pub(super) ring: Keyring,
-    /// What is for the image, by the Secret that it is in.
+    /// In the order in which they are tried.
+    pub(super) own: Vec<Try>,
+    /// The same by the Secrets that they are in.
     pub(super) brought: Vec<PullSecret>,
+}
+
+/// All tries: what a pod brings, then what the node has, each once. Without any, one without a credential.
+pub(super) fn tries(own: &[Try], node: Vec<AuthConfig>) -> Vec<Try> {
+    let mut all = own.to_vec();
+    for auth in node {
+        if !all.iter().any(|known| known.auth.as_ref() == Some(&auth)) {
+            all.push(Try {
+                auth: Some(auth),
+                digest: None,
+            });
+        }
+    }
+    if all.is_empty() {
+        all.push(Try::default());
+    }
+    all
 }
 
 impl PodSecrets {
@@ -80,7 +120,14 @@ impl PodSecrets {
         for (_, auths) in self.found {
             ring.add(auths);
         }
-        Credentials { ring, brought }
+        let own = ring.lookup(repository).into_iter().map(|credential| Try {
+            digest: Some(credential.digest()),
+            auth: Some(credential.into()),
+        });
+        Credentials {
+            own: own.collect(),
+            brought,
+        }
     }
 }
 

@@ -119,7 +119,7 @@ async fn pull_for_list(images: Rc<Images>, wanted: Wanted) -> (Wanted, Result<St
     log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
     let reference = with_default_tag(&wanted.reference);
     let pulled = images.pull_for_node(&reference).await;
-    let result = pulled.map(|image| image.id).map_err(|e| e.to_string());
+    let result = pulled.map_err(|e| e.to_string());
     (wanted, result)
 }
 

@@ -3,7 +3,10 @@
 use core::pin::Pin;
 
 use super::credentials::PodSecrets;
-use crate::{agent::recorder::Severity, api::Pod};
+use crate::{
+    agent::recorder::Severity,
+    api::{Pod, cri::SandboxConfig},
+};
 
 /// What takes its time.
 pub(in crate::agent) type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -14,6 +17,8 @@ pub(in crate::agent) trait ForPod {
     fn pod(&self) -> &Pod;
     /// Records an event of its container of this name, or of the pod.
     fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str);
+    /// How its sandbox was asked for; `None` if that cannot be told.
+    fn sandbox(&self) -> Option<SandboxConfig>;
     /// What its pull secrets hold now.
     fn pull_secrets(&self) -> Pending<'_, PodSecrets>;
     /// Resolves when it is to end, and waits for nothing any more (PW-14).

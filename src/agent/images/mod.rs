@@ -30,7 +30,7 @@ mod settings;
 mod tests;
 
 pub(super) use commands::ImageCommands;
-pub(super) use credentials::PodSecrets;
+pub(super) use credentials::{NodeKeyring, PodSecrets};
 pub(super) use drop_in::ImageDirectory;
 pub(super) use ensure::VolumeImages;
 pub(super) use for_pod::{ForPod, Pending, Waiting};

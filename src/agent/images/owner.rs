@@ -1,15 +1,24 @@
 //! The owner of what is known of images.
 
 use alloc::rc::Rc;
-use core::cell::{Cell, RefCell};
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
 use std::path::Path;
 
-use super::{access::Access, for_pod::ForPod};
+use smol::lock::Semaphore;
+
+use super::{
+    access::Access,
+    credentials::{NodeKeyring, Try, tries},
+    for_pod::ForPod,
+};
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
-    api::{Container, Mono, Pod},
+    api::{Container, Mono, Pod, cri::SandboxConfig},
     config::ImageConfig,
-    image::{Progress, pull::Pulled, registry::Keyring},
+    image::{Progress, pull::MAX_PARALLEL},
     logic::{backoff::ImageBackoff, pull_rate::PullRate},
     runtime::{ImageService, RuntimeError},
     sys::lane::Lane,
@@ -18,10 +27,23 @@ use crate::{
 /// What [`Images`] works with.
 pub(in crate::agent) struct Tools {
     pub(in crate::agent) service: Rc<dyn ImageService>,
+    /// What the node itself has for pulls.
+    pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
     /// Where records are read and written.
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) complaints: Rc<Complaints>,
+}
+
+/// An image that was pulled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pulled {
+    /// Its id.
+    pub(super) id: String,
+    /// Time that took, without waiting for a turn.
+    pub(super) took: Duration,
+    /// Digest of the credential that it was had with, if the pod brought that.
+    pub(super) with: Option<String>,
 }
 
 /// Everything the agent knows of images: which pulls are delayed, how many may begin, who may use what is there.
@@ -33,6 +55,9 @@ pub(in crate::agent) struct Tools {
 ///   ([`Images::sweep`]), and what serves local commands.
 pub(in crate::agent) struct Images {
     pub(super) service: Rc<dyn ImageService>,
+    keyring: Rc<dyn NodeKeyring>,
+    /// As many as pulls may run at once.
+    turns: Semaphore,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) access: Access,
     backoff: RefCell<ImageBackoff>,
@@ -51,6 +76,8 @@ impl Images {
         let rate = PullRate::new(cfg.pull_qps, cfg.pull_burst, tools.clock.now());
         Self {
             service: tools.service,
+            keyring: tools.keyring,
+            turns: Semaphore::new(parallel(cfg)),
             clock: tools.clock,
             access: Access::new(root, tools.disk, tools.complaints),
             backoff: RefCell::new(ImageBackoff::new(delays)),
@@ -95,24 +122,52 @@ impl Images {
         })
     }
 
-    /// Pulls for the operator, with what the node itself brings.
+    /// Pulls for the operator, with what the node itself brings. Returns the image's id.
     ///
     /// # Errors
     /// What the runtime says.
-    pub(super) async fn pull_for_node(&self, reference: &str) -> Result<Pulled, RuntimeError> {
-        self.pull_with(reference, Keyring::default()).await
+    pub(super) async fn pull_for_node(&self, reference: &str) -> Result<String, RuntimeError> {
+        let pulled = self.pull_with(reference, &[], None).await?;
+        Ok(pulled.id)
     }
 
-    /// Pulls with the credentials of `keyring` before those of the node.
+    /// Pulls with the credentials of a pod before those of the node, one after the other, when its turn has come (IMG-13,
+    /// IMG-16).
+    ///
+    /// # Errors
+    /// What the runtime says of each credential, each text once.
     pub(super) async fn pull_with(
         &self,
         reference: &str,
-        keyring: Keyring,
+        own: &[Try],
+        sandbox: Option<&SandboxConfig>,
     ) -> Result<Pulled, RuntimeError> {
-        let pulled = self.service.pull_image(reference, keyring).await;
-        // Unpacking used it.
-        self.heap_used.set(true);
-        pulled
+        let _turn = self.turns.acquire().await;
+        let begun = self.clock.now();
+        let mut denied: Vec<String> = Vec::new();
+        for Try { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
+            let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
+            let pulled = pulled.await;
+            // Unpacking used it.
+            self.heap_used.set(true);
+            match pulled {
+                Ok(id) => {
+                    return Ok(Pulled {
+                        id,
+                        took: self.clock.now() - begun,
+                        with: digest,
+                    });
+                }
+                Err(RuntimeError::Denied(why)) if denied.contains(&why) => {}
+                Err(RuntimeError::Denied(why)) => denied.push(why),
+                Err(other) if denied.is_empty() => return Err(other),
+                Err(other) => {
+                    denied.push(other.to_string());
+                    break;
+                }
+            }
+        }
+        Err(RuntimeError::Denied(denied.join("; ")))
     }
 
     /// Whether a pull may begin at `now`; if so, it is counted (IMG-16).
@@ -144,6 +199,11 @@ impl Images {
     pub(in crate::agent) async fn tidy(&self) {
         self.access.tidy(&*self.service).await;
     }
+}
+
+fn parallel(cfg: &ImageConfig) -> usize {
+    let asked = cfg.parallel_pulls.and_then(|n| usize::try_from(n).ok());
+    asked.map_or(MAX_PARALLEL, |n| n.clamp(1, MAX_PARALLEL))
 }
 
 /// Appends `:latest` to a reference that has neither tag nor digest; short names are not expanded (IMG-01).

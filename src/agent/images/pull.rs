@@ -132,7 +132,8 @@ impl Images {
                 }
             }
         };
-        let pulled = self.pull_with(reference, credentials.ring.clone());
+        let sandbox = pod.sandbox();
+        let pulled = self.pull_with(reference, &credentials.own, sandbox.as_ref());
         let pulled = pulled.or(told).await?;
         let with = pulled.with.as_deref();
         self.access

@@ -7,26 +7,49 @@ use std::fs;
 use serde_json::json;
 use smol::future::block_on;
 
-use super::{ForPod, ImageCommands, Images, Pending, PodSecrets, Tools, credentials::Credentials};
+use super::{
+    ForPod, ImageCommands, Images, NodeKeyring, Pending, PodSecrets, Tools,
+    credentials::{Credentials, Try},
+};
 use crate::{
     agent::{
         clock::{Clock, SystemClock},
         complaints::Complaints,
         recorder::Severity,
     },
-    api::Pod,
+    api::{
+        Pod,
+        cri::{AuthConfig, SandboxConfig},
+    },
     config,
     image::{
         pull::Settings,
-        registry::Keyring,
         testing::{Scratch, Stream, docker_archive},
     },
     logic::image_access::PullSecret,
-    runtime::{ImageService, RuntimeService, fake::Fake, runc::store_images::StoreImages},
+    runtime::{
+        ImageService, RuntimeError, RuntimeService,
+        fake::{Fake, Op},
+        runc::store_images::StoreImages,
+    },
     sys::lane::Lane,
 };
 
 const PRIVATE: &str = "registry.test/app:1";
+
+/// A node that has nothing.
+impl NodeKeyring for () {
+    fn lookup<'a>(&'a self, _: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+        Box::pin(async { Vec::new() })
+    }
+}
+
+/// A node with these.
+impl NodeKeyring for Vec<AuthConfig> {
+    fn lookup<'a>(&'a self, _: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+        Box::pin(async { self.clone() })
+    }
+}
 
 /// A pod without Secrets, and its events: of whom, how bad, reason and message.
 struct Plain(Pod, RefCell<Vec<Told>>);
@@ -42,6 +65,10 @@ impl ForPod for Plain {
         let whose = container.map(str::to_owned);
         let told = (whose, severity, reason.to_owned(), message.to_owned());
         self.1.borrow_mut().push(told);
+    }
+
+    fn sandbox(&self) -> Option<SandboxConfig> {
+        None
     }
 
     fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
@@ -65,8 +92,20 @@ fn plain() -> Plain {
     )
 }
 
+fn user(name: &str) -> AuthConfig {
+    AuthConfig {
+        username: name.into(),
+        password: "p".into(),
+        ..AuthConfig::default()
+    }
+}
+
 /// The owner, with its records below `dir`.
 fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<Images> {
+    images_of(dir, fake, Rc::new(()))
+}
+
+fn images_of(dir: &Scratch, fake: &Rc<Fake>, keyring: Rc<dyn NodeKeyring>) -> Rc<Images> {
     let flags = config::flags::parse(Vec::new(), &dir.join("")).expect("flags");
     let host = config::Host {
         hostname: "node".into(),
@@ -75,6 +114,7 @@ fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<Images> {
     let clock: Rc<dyn Clock> = Rc::new(SystemClock);
     let tools = Tools {
         service: Rc::clone(fake) as Rc<dyn ImageService>,
+        keyring,
         complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
         clock,
         disk: Lane::inline(),
@@ -117,7 +157,7 @@ fn what_the_operator_imports_is_everybodys() {
     let may_use = |reference: &str| block_on(images.access.may_use(&pod, reference, &id));
     // A pod with a Secret has the same bytes from a registry.
     let credentials = Credentials {
-        ring: Keyring::default(),
+        own: Vec::new(),
         brought: vec![PullSecret {
             name: "pull".into(),
             digest: "1".into(),
@@ -175,4 +215,75 @@ fn a_failed_pull_is_delayed_until_images_arrive() {
     fake.offer_image(PRIVATE);
     assert!(ensure().expect("there").is_some());
     assert!(images.take_heap_used() && !images.take_heap_used());
+}
+
+#[test]
+fn credentials_are_tried_one_after_the_other() {
+    // IMG-13
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    fake.offer_private_image(PRIVATE, "right");
+    let own = |names: &[&str]| -> Vec<Try> {
+        let of = |name: &&str| Try {
+            auth: Some(user(name)),
+            digest: Some((*name).into()),
+        };
+        names.iter().map(of).collect()
+    };
+    for (name, own, node, tried, with) in [
+        (
+            "the pod's, in order",
+            own(&["old", "right", "last"]),
+            vec![],
+            2,
+            Ok(Some("right")),
+        ),
+        (
+            "then the node's",
+            own(&["old"]),
+            vec![user("right")],
+            2,
+            Ok(None),
+        ),
+        (
+            "each once",
+            own(&["right"]),
+            vec![user("right")],
+            1,
+            Ok(Some("right")),
+        ),
+        (
+            "of the node alone",
+            vec![],
+            vec![user("older"), user("right")],
+            2,
+            Ok(None),
+        ),
+        ("none", vec![], vec![], 1, Err("\"\" may not have it")),
+        (
+            "all wrong",
+            own(&["old", "older"]),
+            vec![user("old")],
+            2,
+            Err("\"old\" may not have it; \"older\" may not have it"),
+        ),
+    ] {
+        let images = images_of(&scratch, &fake, Rc::new(node));
+        fake.take_calls();
+        let pulled = block_on(images.pull_with(PRIVATE, &own, None));
+        let pulled = pulled.map(|pulled| pulled.with);
+        let with = with.map(|digest: Option<&str>| digest.map(str::to_owned));
+        let with = with.map_err(|e: &str| RuntimeError::Denied(e.into()));
+        assert_eq!(pulled, with, "{name}");
+        let mut calls = fake.take_calls();
+        calls.retain(|(op, _)| *op == Op::PullImage);
+        assert_eq!(calls.len(), tried, "{name}");
+    }
+    // What no credential mends is not tried again.
+    let absent = images(&scratch, &fake);
+    let absent = block_on(absent.pull_with("registry.test/absent:1", &own(&["a", "b"]), None));
+    assert!(
+        matches!(absent, Err(RuntimeError::NotFound(_))),
+        "{absent:?}"
+    );
+    assert_eq!(fake.take_calls().len(), 1);
 }

@@ -603,6 +603,7 @@ impl Template {
             node,
             clock: Box::new(TestClock(hands)),
             runtime: fake,
+            keyring: Rc::new(()),
             volumes,
             cgroups,
             disk: Lane::inline(),

@@ -17,7 +17,6 @@ use crate::image::progress::Progress;
 use crate::image::pull::tests::{Offer, Server, file, quick, reply};
 use crate::image::pull::{Puller, Settings};
 use crate::image::record::ImageRecord;
-use crate::image::registry::Keyring;
 use crate::image::store::Store;
 use crate::image::testing::{Layout, Stream, config, docker_archive, gzip, zstd};
 use crate::image::verify::{Repair, Verifying};
@@ -332,7 +331,7 @@ impl<'a> Worker<'a> {
 
     fn pull(&self, name: &str) -> Result<(), String> {
         let image = self.image(name);
-        smol::block_on(self.puller().pull(&image, Keyring::default()))
+        smol::block_on(self.puller().pull(&image, None))
             .map(drop)
             .map_err(|e| e.to_string())
     }

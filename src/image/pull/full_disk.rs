@@ -92,7 +92,7 @@ fn puller(store: &Store) -> Puller {
 
 fn pull(puller: &Puller, server: &Server) -> Outcome {
     let image = format!("{}/team/app:1", server.address);
-    smol::block_on(puller.pull(&image, Keyring::default()))
+    smol::block_on(puller.pull(&image, None))
 }
 
 /// Requests for layers of an offer.
@@ -126,7 +126,7 @@ fn what_was_fetched_stays_when_there_is_no_room_to_unpack_it() {
     // Tried again with room, it goes on from there.
     disk.remount("size=8m");
     let pulled = pull(&puller, &server).expect("pulled");
-    assert!(store.get(&pulled.id).is_some());
+    assert!(store.get(&pulled).is_some());
     assert_eq!(asked(&server, &offer), before, "no layer was asked for");
     assert_eq!(disk.files("pulls/blobs/sha256"), []);
 }
@@ -182,7 +182,7 @@ fn a_disk_that_fills_up_meanwhile_costs_nothing_that_arrived() {
     fs::remove_file(&ballast).expect("room");
     let before = server.seen().len();
     let pulled = pull(&puller, &server).expect("pulled");
-    assert!(store.get(&pulled.id).is_some());
+    assert!(store.get(&pulled).is_some());
     let resumed: u64 = server.seen()[before..]
         .iter()
         .filter(|s| offer.is_layer(&s.path))
@@ -242,7 +242,7 @@ fn images_on_a_disk_that_cannot_be_written_can_be_used() {
     let offer = Offer::small();
     let server = Server::start(move |seen| offer.answer(seen));
     let store = disk.store();
-    let id = pull(&puller(&store), &server).expect("pulled").id;
+    let id = pull(&puller(&store), &server).expect("pulled");
     drop(store);
     // What an end in the middle leaves.
     let left = disk.path().join("images/staging/l0");

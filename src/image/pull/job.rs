@@ -1,7 +1,7 @@
 //! One pull from start to end, on threads of its own.
 //!
 //! ```text
-//! for each endpoint, for each credential:
+//! for each endpoint, for each credential of the node's for a mirror:
 //!   manifest ─▶ policy ─▶ documents ─▶ plan ─▶ layers that are missing, several at once ─▶ import
 //! ```
 //!
@@ -35,7 +35,7 @@ use crate::image::registry::blob::Fetch;
 use crate::image::registry::hosts::Endpoint;
 use crate::image::registry::http::Http;
 use crate::image::registry::session::{Session, Top};
-use crate::image::registry::{Credential, Keyring, RegistryError};
+use crate::image::registry::{Credential, RegistryError};
 use crate::image::whose::{Shares, Way};
 use crate::net::pace::Stop;
 use crate::sys::clock;
@@ -56,7 +56,8 @@ const MAX_ROUNDS: usize = 3;
 pub(super) struct Job<'a> {
     pub(super) inner: &'a Inner,
     pub(super) reference: &'a Reference,
-    pub(super) keyring: &'a Keyring,
+    /// For the registry itself.
+    pub(super) credential: Option<&'a Credential>,
     pub(super) tracker: &'a Tracker,
     pub(super) stop: &'a Arc<Stop>,
 }
@@ -80,9 +81,8 @@ impl From<RegistryError> for Failure {
 }
 
 impl Job<'_> {
-    /// Pulls. Blocks for as long as the link takes. Returns the image, and the digest of the pod's credential that it was
-    /// had with.
-    pub(super) fn run(&self) -> Result<(Arc<ImageRecord>, Option<String>), PullError> {
+    /// Pulls. Blocks for as long as the link takes.
+    pub(super) fn run(&self) -> Result<Arc<ImageRecord>, PullError> {
         let settings = &self.inner.settings;
         if self.stop.is_stopped() {
             return Err(PullError::Failed(RegistryError::Cancelled.to_string()));
@@ -103,21 +103,22 @@ impl Job<'_> {
         endpoints.order_by_key(|endpoint| self.inner.absent.has(&endpoint.base));
         let count = endpoints.len();
         for (n, endpoint) in endpoints.into_iter().enumerate() {
-            let (own, credentials) = self.credentials(&endpoint);
+            let credentials = self.credentials(&endpoint);
             // Without any, anonymously.
             let ways = if credentials.is_empty() {
                 vec![None]
             } else {
                 credentials.iter().map(Some).collect()
             };
-            for (at, credential) in ways.into_iter().enumerate() {
+            for credential in ways {
                 let session = Session::new(&http, &endpoint, credential, n + 1 < count);
-                let own = credential.filter(|_| at < own);
+                // What the node has everybody has.
+                let is_pods =
+                    |c: &&Credential| endpoint.mirrored.is_none() && !self.inner.node.is_own(c);
+                let own = credential.filter(is_pods);
                 let way = Way::new(self.reference.domain(), own);
                 match self.through(&session, &way) {
-                    Ok(image) => {
-                        return Ok((image, own.map(Credential::digest)));
-                    }
+                    Ok(image) => return Ok(image),
                     Err(Failure::Final(error)) => return Err(error),
                     Err(Failure::Here(error)) => {
                         log::debug!("image {} from {}: {error}", self.reference, endpoint.base);
@@ -136,27 +137,16 @@ impl Job<'_> {
         Err(joined(&errors))
     }
 
-    /// What to present at an endpoint, in order, and how many of these are the pod's own. A mirror gets what is meant for
-    /// the mirror: a secret for the registry is none of its business.
-    fn credentials(&self, endpoint: &Endpoint) -> (usize, Vec<Credential>) {
-        let settings = &self.inner.settings;
-        let image = match &endpoint.mirrored {
-            Some(_) => format!("{}/{}", endpoint.base.authority, endpoint.repository),
-            None => self.reference.repository().to_owned(),
-        };
-        let mut all = self.keyring.lookup(&image);
-        let own = all.len();
-        for credential in self.inner.node.credentials(&image) {
-            if !all.contains(&credential) {
-                all.push(credential);
-            }
+    /// What to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for the registry is
+    /// none of its business.
+    fn credentials(&self, endpoint: &Endpoint) -> Vec<Credential> {
+        match &endpoint.mirrored {
+            None => self.credential.cloned().into_iter().collect(),
+            Some(_) => self.inner.credentials_at(
+                &format!("{}/{}", endpoint.base.authority, endpoint.repository),
+                &endpoint.base.authority,
+            ),
         }
-        let configured = settings
-            .registries
-            .host(&endpoint.base.authority)
-            .and_then(|host| host.auth.clone());
-        all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
-        (own, all)
     }
 
     fn through(&self, session: &Session<'_>, way: &Way) -> Result<Arc<ImageRecord>, Failure> {
@@ -528,6 +518,8 @@ fn joined(errors: &[RegistryError]) -> PullError {
     let text = texts.join("; ");
     if !errors.is_empty() && errors.iter().all(RegistryError::is_outage) {
         PullError::Unavailable(text)
+    } else if errors.iter().any(RegistryError::is_refusal) {
+        PullError::Denied(text)
     } else {
         PullError::Failed(text)
     }

@@ -38,7 +38,7 @@ use self::node::NodeCredentials;
 use super::progress::{Progress, Tracker};
 use super::reference::Reference;
 use super::registry::pace::Throttle;
-use super::registry::{Keyring, Limits, Registries, RegistryError};
+use super::registry::{Credential, Limits, Registries, RegistryError};
 use super::store::Store;
 use crate::net::ProxyVariables;
 use crate::net::pace::Stop;
@@ -95,23 +95,16 @@ pub enum PullError {
     /// The image is not signed as it has to be (waiting reason `SignatureValidationFailed`).
     #[error("SignatureValidationFailed: {0}")]
     Signature(String),
+    /// A registry refused it, or hides it: with another credential it may be had (waiting reason `ErrImagePull`).
+    #[error("{0}")]
+    Denied(String),
     /// Anything else (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Failed(String),
 }
 
-/// A pulled image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
-    /// `sha256:` and the digest of its configuration.
-    pub id: String,
-    /// Time the pull itself took, without waiting for others.
-    pub took: Duration,
-    /// Digest of the pod's credential that it was had with; `None`: anonymously, or with what the node has.
-    pub with: Option<String>,
-}
-
-type Outcome = Result<Pulled, PullError>;
+/// `sha256:` and the digest of the image's configuration.
+type Outcome = Result<String, PullError>;
 
 /// Pulls images into a store. Clones share it.
 #[derive(Clone)]
@@ -139,13 +132,13 @@ struct Queue {
     running: usize,
     waiting: VecDeque<Arc<Flight>>,
     /// Running or waiting, by what is asked for.
-    flights: BTreeMap<(String, u64), Arc<Flight>>,
+    flights: BTreeMap<(String, Option<String>), Arc<Flight>>,
 }
 
 /// One pull and everybody who waits for it.
 struct Flight {
     reference: Reference,
-    keyring: Keyring,
+    credential: Option<Credential>,
     tracker: Tracker,
     outcome: OnceLock<Outcome>,
     /// How many wait for it; changed with the queue locked.
@@ -179,17 +172,34 @@ impl Puller {
         }
     }
 
-    /// Pulls an image, or waits for whoever pulls it with the same credentials. When the last future that waits for a pull
+    /// What the node itself has for an image, in the order in which it is tried: docker's configuration, plugins, what is
+    /// configured for the registry. Blocks on programs.
+    #[must_use]
+    pub fn node_credentials(&self, reference: &str) -> Vec<Credential> {
+        let Ok(reference) = Reference::parse(reference) else {
+            return Vec::new();
+        };
+        let inner = &self.inner;
+        let endpoints = inner.settings.registries.endpoints(&reference);
+        let own = endpoints.iter().find(|e| e.mirrored.is_none());
+        let authority = own.map_or("", |e| e.base.authority.as_str());
+        let found = inner.credentials_at(reference.repository(), authority);
+        inner.node.hand_out(&found);
+        found
+    }
+
+    /// Pulls an image, or waits for whoever pulls it with the same credential. Without one it is pulled anonymously; mirrors
+    /// get what the node has for them. When the last future that waits for a pull
     /// is dropped the pull ends soon; what arrived stays for the next one.
     ///
     /// # Errors
     /// See [`PullError`].
-    pub async fn pull(&self, reference: &str, keyring: Keyring) -> Outcome {
+    pub async fn pull(&self, reference: &str, credential: Option<Credential>) -> Outcome {
         let reference =
             Reference::parse(reference).map_err(|e| PullError::Invalid(e.to_string()))?;
         let seat = Seat {
             inner: &self.inner,
-            flight: self.board(reference, keyring),
+            flight: self.board(reference, credential),
         };
         // Never sent to: it ends by being closed.
         let _ = seat.flight.done.recv().await;
@@ -230,8 +240,9 @@ impl Puller {
         }
     }
 
-    fn board(&self, reference: Reference, keyring: Keyring) -> Arc<Flight> {
-        let key = (reference.to_string(), keyring.fingerprint());
+    fn board(&self, reference: Reference, credential: Option<Credential>) -> Arc<Flight> {
+        let digest = credential.as_ref().map(Credential::digest);
+        let key = (reference.to_string(), digest);
         let mut queue = self.inner.lock();
         // One that nobody waited for any longer is about to end: this pull comes behind it.
         if let Some(flight) = queue.flights.get(&key).filter(|f| !f.stop.is_stopped()) {
@@ -242,7 +253,7 @@ impl Puller {
         let (doing, done) = smol::channel::bounded(1);
         let flight = Arc::new(Flight {
             reference,
-            keyring,
+            credential,
             tracker: Tracker::default(),
             outcome: OnceLock::new(),
             waiting: AtomicUsize::new(1),
@@ -283,6 +294,15 @@ impl Puller {
 }
 
 impl Inner {
+    /// What the node has for `image` (domain and path) at `authority`.
+    fn credentials_at(&self, image: &str, authority: &str) -> Vec<Credential> {
+        let mut all = self.node.credentials(image);
+        let host = self.settings.registries.host(authority);
+        let configured = host.and_then(|host| host.auth.clone());
+        all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
+        all
+    }
+
     fn parallel(&self) -> usize {
         self.settings
             .parallel
@@ -301,19 +321,14 @@ impl Inner {
                 };
                 flight
             };
-            let start = clock::mono();
             let job = Job {
                 inner: self,
                 reference: &flight.reference,
-                keyring: &flight.keyring,
+                credential: flight.credential.as_ref(),
                 tracker: &flight.tracker,
                 stop: &flight.stop,
             };
-            let outcome = job.run().map(|(image, with)| Pulled {
-                id: image.id.clone(),
-                took: clock::mono() - start,
-                with,
-            });
+            let outcome = job.run().map(|image| image.id.clone());
             self.lock().land(&flight, outcome);
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! Source: kubelet `pkg/credentialprovider/plugin`; docker-credential-helpers, README "Development".
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 use std::fs::File;
 use std::io::Read as _;
@@ -28,6 +28,8 @@ const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_ANSWER_BYTES: usize = 256 * 1024;
 /// Answers of plugins kept.
 const MAX_CACHED: usize = 100;
+/// Credentials remembered that were handed out.
+const MAX_HANDED: usize = 1000;
 /// Plugins configured at most.
 const MAX_PROVIDERS: usize = 32;
 /// Where docker's helpers are looked for.
@@ -136,6 +138,8 @@ pub(super) struct NodeCredentials {
     /// What programs find in their environment besides what is configured for them.
     environment: Vec<(&'static str, String)>,
     cache: Mutex<Cache>,
+    /// Digests of what was handed out: the node's, not a pod's.
+    handed: Mutex<BTreeSet<String>>,
 }
 
 impl NodeCredentials {
@@ -145,7 +149,23 @@ impl NodeCredentials {
             providers: settings.providers.clone(),
             environment: settings.proxies.environment(),
             cache: Mutex::new(BTreeMap::new()),
+            handed: Mutex::default(),
         }
+    }
+
+    /// Remembers what is handed out for use as one of many credentials. Of too many all are forgotten, and count as a pod's.
+    pub(super) fn hand_out(&self, credentials: &[Credential]) {
+        let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        if handed.len() + credentials.len() > MAX_HANDED {
+            handed.clear();
+        }
+        handed.extend(credentials.iter().map(Credential::digest));
+    }
+
+    /// Whether a credential was handed out.
+    pub(super) fn is_own(&self, credential: &Credential) -> bool {
+        let handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        handed.contains(&credential.digest())
     }
 
     /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.

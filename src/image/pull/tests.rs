@@ -266,12 +266,12 @@ impl Bench {
     }
 
     fn pull(&self, image: &str) -> Outcome {
-        smol::block_on(self.puller.pull(image, Keyring::default()))
+        smol::block_on(self.puller.pull(image, None))
     }
 
     fn pulled(&self, image: &str) -> Arc<crate::image::ImageRecord> {
         let pulled = self.pull(image).unwrap_or_else(|e| panic!("{e}"));
-        self.store.get(&pulled.id).expect("in the store")
+        self.store.get(&pulled).expect("in the store")
     }
 
     /// A file of an image, from the uppermost layer that has it.
@@ -353,7 +353,7 @@ fn a_whole_image() {
     assert_eq!(bench.pulled(&by_digest).id, record.id);
     let absent = format!("{}/team/app:2", server.address);
     assert!(
-        matches!(bench.pull(&absent), Err(PullError::Failed(e)) if e.contains("manifest unknown"))
+        matches!(bench.pull(&absent), Err(PullError::Denied(e)) if e.contains("manifest unknown"))
     );
     assert!(matches!(
         bench.pull("host.example/Case"),
@@ -730,7 +730,7 @@ fn outages_are_waited_out_and_told_apart() {
             (Err(PullError::Unavailable(e)), Some(true)) => {
                 assert!(e.contains(&status.to_string()), "{name}: {e}");
             }
-            (Err(PullError::Failed(e)), Some(false)) => {
+            (Err(PullError::Failed(e) | PullError::Denied(e)), Some(false)) => {
                 assert!(e.contains(&status.to_string()), "{name}: {e}");
                 assert_eq!(server.seen().len(), 1, "{name}: asked once");
             }
@@ -848,7 +848,7 @@ fn a_document_that_arrives_byte_by_byte_ends_the_pull() {
             ..Settings::default()
         };
         let puller = Puller::new(bench.store.clone(), settings);
-        let pulled = smol::block_on(puller.pull(&format!("{asked}/a:1"), Keyring::default()));
+        let pulled = smol::block_on(puller.pull(&format!("{asked}/a:1"), None));
         assert!(pulled.is_err(), "{name}");
         // Not six times as long as it may take, either.
         let sent = sent.load(Ordering::SeqCst);
@@ -869,7 +869,7 @@ fn a_pull_that_nobody_waits_for_ends_whatever_the_registry_does() {
         let puller = Puller::new(bench.store.clone(), Settings::default());
         let name = format!("{address}/a:1");
         let flight = smol::block_on(async {
-            let mut pull = Box::pin(puller.pull(&name, Keyring::default()));
+            let mut pull = Box::pin(puller.pull(&name, None));
             while sent.load(Ordering::SeqCst) == 0 {
                 assert_eq!(smol::future::poll_once(&mut pull).await, None);
                 smol::future::yield_now().await;
@@ -911,22 +911,24 @@ fn guarded(offer: Offer, anonymous: bool) -> Server {
     })
 }
 
-fn keyring(config: &Value) -> Keyring {
+/// The only credential of a docker configuration.
+fn only(config: &Value) -> Option<Credential> {
     let config = DockerConfig::parse(config.to_string().as_bytes()).expect("config");
-    let mut ring = Keyring::default();
-    ring.add(config.auths);
-    ring
+    let mut all = config.auths.into_values();
+    let one = all.next();
+    assert!(all.next().is_none(), "one");
+    one
 }
 
 #[test]
-fn credentials_are_tried_in_order() {
+fn kinds_of_credentials() {
     // IMG-13
     let server = guarded(Offer::small(), false);
     let host = server.address.to_string();
     let bench = Bench::new();
     let error = bench.pull(&image(&server)).expect_err("anonymous");
     assert!(
-        matches!(&error, PullError::Failed(e) if e.contains("wrong password")),
+        matches!(&error, PullError::Denied(e) if e.contains("wrong password")),
         "{error}"
     );
     for (name, auths) in [
@@ -940,27 +942,16 @@ fn credentials_are_tried_in_order() {
             json!({ &host: {"identitytoken": "identity"} }),
         ),
         ("ready token", json!({ &host: {"registrytoken": "good"} })),
-        (
-            "second key",
-            json!({
-                format!("{host}/team"): {"username": "user", "password": "old"},
-                &host: {"username": "user", "password": "secret"},
-            }),
-        ),
     ] {
         let bench = Bench::new();
-        let ring = keyring(&json!({ "auths": auths }));
-        let pulled = smol::block_on(bench.puller.pull(&image(&server), ring));
+        let credential = only(&json!({ "auths": auths }));
+        let pulled = smol::block_on(bench.puller.pull(&image(&server), credential));
         assert!(pulled.is_ok(), "{name}: {pulled:?}");
     }
-    // All of them wrong: each is named once.
-    let ring = keyring(&json!({"auths": {
-        format!("{host}/team"): {"username": "user", "password": "old"},
-        &host: {"username": "user", "password": "older"},
-    }}));
-    let error = smol::block_on(bench.puller.pull(&image(&server), ring)).expect_err("wrong");
+    let wrong = only(&json!({"auths": { &host: {"username": "user", "password": "old"} }}));
+    let error = smol::block_on(bench.puller.pull(&image(&server), wrong)).expect_err("wrong");
     assert!(
-        matches!(&error, PullError::Failed(e) if e.contains("refuses access")),
+        matches!(&error, PullError::Denied(e) if e.contains("refuses access")),
         "{error}"
     );
     // The node's own file.
@@ -972,7 +963,11 @@ fn credentials_are_tried_in_order() {
     let auths = json!({"auths": { &host: {"username": "user", "password": "secret"} }});
     fs::create_dir_all(path.parent().expect("parent")).expect("scratch");
     fs::write(&path, auths.to_string()).expect("config");
-    assert!(bench.pull(&image(&server)).is_ok());
+    let [own] = &bench.puller.node_credentials(&image(&server))[..] else {
+        panic!("there is one");
+    };
+    let pulled = smol::block_on(bench.puller.pull(&image(&server), Some(own.clone())));
+    assert!(pulled.is_ok(), "{pulled:?}");
     fs::remove_dir_all(path.parent().expect("parent")).expect("scratch");
     // Tokens for nobody in particular.
     let open = guarded(Offer::small(), true);
@@ -1023,7 +1018,7 @@ fn a_secret_stays_with_whom_it_is_for() {
     let bench = Bench::new();
     let host = server.address.to_string();
     let auths = json!({"auths": { &host: {"username": "user", "password": "secret"} }});
-    let pulled = smol::block_on(bench.puller.pull(&image(&server), keyring(&auths)));
+    let pulled = smol::block_on(bench.puller.pull(&image(&server), only(&auths)));
     assert!(pulled.is_ok(), "{pulled:?}");
     assert!(!store.seen().is_empty());
     assert!(store.seen().iter().all(|s| s.authorization.is_empty()));
@@ -1040,7 +1035,7 @@ fn a_secret_stays_with_whom_it_is_for() {
     let pulled = smol::block_on(
         bench
             .puller
-            .pull("registry.example/team/app:1", keyring(&auths)),
+            .pull("registry.example/team/app:1", only(&auths)),
     );
     assert!(pulled.is_ok(), "{pulled:?}");
     assert!(mirror.seen().iter().all(|s| s.authorization.is_empty()));
@@ -1176,10 +1171,10 @@ fn who_asks_at_the_same_time_shares_one_pull() {
     let bench = Bench::new();
     let name = image(&server);
     let all = smol::block_on(async {
-        let one = bench.puller.pull(&name, Keyring::default());
-        let two = bench.puller.pull(&name, Keyring::default());
+        let one = bench.puller.pull(&name, None);
+        let two = bench.puller.pull(&name, None);
         // Given up at once: the others get it all the same.
-        let mut left = Box::pin(bench.puller.pull(&name, Keyring::default()));
+        let mut left = Box::pin(bench.puller.pull(&name, None));
         assert!(smol::future::poll_once(&mut left).await.is_none());
         drop(left);
         smol::future::zip(one, two).await
@@ -1219,10 +1214,10 @@ fn two_images_on_one_base_fetch_it_once() {
     let pull = |name: &str| {
         let image = format!("{}/{name}/app:1", server.address);
         let puller = bench.puller.clone();
-        async move { puller.pull(&image, Keyring::default()).await }
+        async move { puller.pull(&image, None).await }
     };
     let (one, two) = smol::block_on(smol::future::zip(pull("one"), pull("two")));
-    let ids = [one, two].map(|pulled| pulled.expect("pulled").id);
+    let ids = [one, two].map(|pulled| pulled.expect("pulled"));
     assert_ne!(ids[0], ids[1]);
     assert_eq!(server.count(&shared.to_string()), 1, "fetched once");
     let [one, two] = ids.map(|id| bench.store.get(&id).expect("there"));
@@ -1254,7 +1249,7 @@ fn a_slow_registry_keeps_nobody_else_waiting() {
     let bench = Bench::new();
     let (slow, fast) = (image(&hung), image(&good));
     smol::block_on(async {
-        let mut slow = Box::pin(bench.puller.pull(&slow, Keyring::default()));
+        let mut slow = Box::pin(bench.puller.pull(&slow, None));
         let under_way = || {
             hung.seen()
                 .iter()
@@ -1265,7 +1260,7 @@ fn a_slow_registry_keeps_nobody_else_waiting() {
             assert_eq!(smol::future::poll_once(&mut slow).await, None);
             smol::future::yield_now().await;
         }
-        let fetched = bench.puller.pull(&fast, Keyring::default()).await;
+        let fetched = bench.puller.pull(&fast, None).await;
         assert!(fetched.is_ok(), "{fetched:?}");
         *free.0.lock().expect("free") = true;
         free.1.notify_all();
@@ -1301,7 +1296,7 @@ fn who_pauses_gives_its_place_to_others() {
     let bench = Bench::new();
     let name = image(&server);
     smol::block_on(async {
-        let mut pull = Box::pin(bench.puller.pull(&name, Keyring::default()));
+        let mut pull = Box::pin(bench.puller.pull(&name, None));
         while server.count("/blobs/") < 3 || *bench.puller.inner.slots.lock() < 3 {
             assert_eq!(smol::future::poll_once(&mut pull).await, None);
             smol::future::yield_now().await;
@@ -1318,7 +1313,7 @@ fn the_queue_is_bounded_and_forgets_who_left() {
     });
     let ask = |n: usize| {
         let (puller, name) = (bench.puller.clone(), format!("{address}/a{n}:1"));
-        Box::pin(async move { puller.pull(&name, Keyring::default()).await })
+        Box::pin(async move { puller.pull(&name, None).await })
     };
     let counts = || {
         let queue = bench.puller.inner.lock();
@@ -1380,7 +1375,7 @@ fn pulls_are_queued_as_configured() {
             .map(|n| format!("{}/team/app{n}:1", server.address))
             .map(|name| {
                 let puller = bench.puller.clone();
-                executor.spawn(async move { puller.pull(&name, Keyring::default()).await })
+                executor.spawn(async move { puller.pull(&name, None).await })
             })
             .collect();
         smol::block_on(executor.run(async {
@@ -1481,7 +1476,7 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
         ..Settings::default()
     });
     let name = image(&server);
-    let pull = || bench.puller.pull(&name, Keyring::default());
+    let pull = || bench.puller.pull(&name, None);
     smol::block_on(async {
         let mut second = Box::pin(pull());
         assert_eq!(smol::future::poll_once(&mut second).await, None);
@@ -1515,7 +1510,7 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
     });
     assert!(bench.arriving().iter().any(|n| n.ends_with(".part")));
     let fast = Puller::new(bench.store.clone(), quick(Settings::default()));
-    smol::block_on(fast.pull(&name, Keyring::default())).expect("pulled");
+    smol::block_on(fast.pull(&name, None)).expect("pulled");
     assert!(server.seen().iter().any(|s| s.range.is_some()));
 }
 
@@ -1530,7 +1525,7 @@ fn a_stopped_pull_keeps_what_arrived() {
     });
     let name = image(&server);
     let outcome = smol::block_on(async {
-        let pull = bench.puller.pull(&name, Keyring::default());
+        let pull = bench.puller.pull(&name, None);
         let stop = async {
             while !matches!(bench.puller.progress(&name), Some(p) if p.bytes > 0) {
                 smol::future::yield_now().await;

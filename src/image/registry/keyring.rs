@@ -7,6 +7,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::hosts::aliases;
+use crate::api::cri::AuthConfig;
 use crate::api::order::Order;
 use crate::api::strict::{TextError, from_foreign_json};
 
@@ -68,6 +69,30 @@ impl Credential {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.identity_token.is_empty() && self.registry_token.is_empty() && self.basic().is_none()
+    }
+}
+
+impl From<Credential> for AuthConfig {
+    fn from(credential: Credential) -> Self {
+        Self {
+            username: credential.username,
+            password: credential.password,
+            auth: credential.auth,
+            identity_token: credential.identity_token,
+            registry_token: credential.registry_token,
+        }
+    }
+}
+
+impl From<AuthConfig> for Credential {
+    fn from(config: AuthConfig) -> Self {
+        Self {
+            username: config.username,
+            password: config.password,
+            auth: config.auth,
+            identity_token: config.identity_token,
+            registry_token: config.registry_token,
+        }
     }
 }
 
@@ -137,12 +162,6 @@ impl Keyring {
         }
     }
 
-    /// Whether there is no credential at all.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
     /// All credentials for `image` (domain and path, normalised), in the order in which they are tried; each once.
     /// Source: kubelet `pkg/credentialprovider/keyring.go`, `Lookup`.
     #[must_use]
@@ -170,25 +189,6 @@ impl Keyring {
             }
         }
         found
-    }
-
-    /// A number that differs between keyrings that may give different answers. Not for storing.
-    #[must_use]
-    pub fn fingerprint(&self) -> u64 {
-        use core::hash::{Hash as _, Hasher as _};
-        let mut hash = std::hash::DefaultHasher::new();
-        for (key, credential) in self.places.iter().flatten() {
-            (
-                key,
-                &credential.username,
-                &credential.password,
-                &credential.auth,
-                &credential.identity_token,
-                &credential.registry_token,
-            )
-                .hash(&mut hash);
-        }
-        hash.finish()
     }
 }
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use crate::{
     api::{
-        cri::{FsInfo, Image},
+        cri::{AuthConfig, FsInfo, Image},
         oci::ImageProcess,
     },
-    image::{Progress, pull::Pulled, registry::Keyring},
+    image::Progress,
     runtime::Call,
 };
 
@@ -44,8 +44,8 @@ pub trait Images {
     fn hold(&self, id: &str) -> Option<Hold>;
     /// All images, sorted by id. From memory.
     fn list(&self) -> Vec<Image>;
-    /// Pulls a reference, with these credentials before those of the node.
-    fn pull<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled>;
+    /// Pulls a reference, with this credential or none.
+    fn pull<'a>(&'a self, reference: &'a str, credential: Option<AuthConfig>) -> Call<'a, String>;
     /// How far that is.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image; `in_use` holds the ids that instances use. Absent is success.

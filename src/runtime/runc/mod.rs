@@ -62,15 +62,13 @@ use self::{
 };
 use super::{Call, Connect, ImageService, RuntimeError, RuntimeService, Start, Stream};
 use crate::image::Progress;
-use crate::image::pull::Pulled;
-use crate::image::registry::Keyring;
 use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler, Image,
-            LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
-            Version,
+            AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler,
+            Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
+            SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
@@ -336,8 +334,13 @@ impl ImageService for Runc {
         Box::pin(async { Ok(self.images.list()) })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
-        self.images.pull(reference, keyring)
+    fn pull_image<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<&'a AuthConfig>,
+        _: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String> {
+        self.images.pull(reference, credential.cloned())
     }
 
     fn pull_progress(&self, reference: &str) -> Option<Progress> {

@@ -9,15 +9,13 @@ use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc};
 use super::images::{Hold, Images, ResolvedImage};
 use crate::api::order::Gather as _;
 use crate::{
-    api::cri::{FsInfo, Image, PodRuntimeStatus},
+    api::cri::{AuthConfig, FsInfo, Image, PodRuntimeStatus},
     image::{
         DropIn, ImageError, ImageRecord, ImportOptions, Progress, PullError, Puller, Store,
-        Verifying,
-        pull::{Pulled, Settings},
-        registry::Keyring,
+        Verifying, pull::Settings,
     },
     runtime::{Call, RuntimeError},
-    sys::lane::{Lane, OnLane},
+    sys::lane::{Lane, OnLane, on_fresh_thread},
 };
 
 /// The store, and what fills it. A copy is the same store.
@@ -124,6 +122,18 @@ impl StoreImages {
         self.unpack.run(move || puller.clear(unused)).await
     }
 
+    /// What the node itself has for an image, in the order in which it is tried; none if that cannot be asked.
+    pub async fn node_credentials(&self, reference: &str) -> Vec<AuthConfig> {
+        let (puller, reference) = (self.puller.clone(), reference.to_owned());
+        // Plugins may take their time.
+        let asked = on_fresh_thread("credentials", move || puller.node_credentials(&reference));
+        let found = asked.await.unwrap_or_else(|e| {
+            log::warn!("credentials of the node: {e}");
+            Vec::new()
+        });
+        found.into_iter().map(Into::into).collect()
+    }
+
     /// Begins to check all images: one layer a step.
     pub async fn verifying(&self) -> OnLane<Verifying> {
         let store = self.store.clone();
@@ -175,11 +185,15 @@ impl Images for StoreImages {
         self.store.list().iter().map(|i| i.to_cri()).collect()
     }
 
-    fn pull<'a>(&'a self, reference: &'a str, keyring: Keyring) -> Call<'a, Pulled> {
+    fn pull<'a>(&'a self, reference: &'a str, credential: Option<AuthConfig>) -> Call<'a, String> {
         Box::pin(async move {
-            let pulled = self.puller.pull(reference, keyring).await;
+            let pulled = self
+                .puller
+                .pull(reference, credential.map(Into::into))
+                .await;
             pulled.map_err(|e| match e {
                 PullError::Invalid(_) => RuntimeError::Invalid(e.to_string()),
+                PullError::Denied(_) => RuntimeError::Denied(e.to_string()),
                 // The prefix of the text is the waiting reason (IMG-08).
                 PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
                     RuntimeError::Failed(e.to_string())

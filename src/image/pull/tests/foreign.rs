@@ -6,9 +6,9 @@ use super::*;
 const BASIC: &str = "Basic dXNlcjpzZWNyZXQ=";
 const LATER: &str = "Basic dXNlcjpsYXRlcg==";
 
-fn ring(server: &Server, password: &str) -> Keyring {
+fn credential(server: &Server, password: &str) -> Option<Credential> {
     let host = server.address.to_string();
-    keyring(&json!({"auths": { host: {"username": "user", "password": password} }}))
+    only(&json!({"auths": { host: {"username": "user", "password": password} }}))
 }
 
 /// The registry of a private repository, `team`, and of one for everybody, `open`, that has what `open` is given.
@@ -58,8 +58,8 @@ fn named(server: &Server, repository: &str, tag: usize) -> String {
 }
 
 impl Bench {
-    fn pull_with(&self, image: &str, ring: Keyring) -> Outcome {
-        smol::block_on(self.puller.pull(image, ring))
+    fn pull_with(&self, image: &str, credential: Option<Credential>) -> Outcome {
+        smol::block_on(self.puller.pull(image, credential))
     }
 }
 
@@ -96,8 +96,8 @@ fn who_knows_a_digest_does_not_get_the_layer() {
         _ => absent.answer(seen),
     });
     let mut bench = Bench::new();
-    let own = bench.pull_with(&named(&server, "team", 1), ring(&server, "secret"));
-    let own = own.expect("pulled").id;
+    let own = bench.pull_with(&named(&server, "team", 1), credential(&server, "secret"));
+    let own = own.expect("pulled");
     for restarted in [false, true] {
         if restarted {
             bench.restart(Settings::default());
@@ -114,7 +114,7 @@ fn who_knows_a_digest_does_not_get_the_layer() {
     assert_eq!(bench.store.list().len(), 1);
     // Nor if the team itself, which has the layer, pulled the stranger's image.
     let hers = named(&server, "open", 1);
-    let pulled = bench.pull_with(&hers, ring(&server, "secret"));
+    let pulled = bench.pull_with(&hers, credential(&server, "secret"));
     assert!(pulled.is_ok(), "{pulled:?}");
     let got = bench.pull(&hers);
     assert!(got.is_err(), "{got:?}");
@@ -139,7 +139,7 @@ fn nor_what_only_arrived() {
     let forged = forged(&[&plain[0]], &[&packed], &packed);
     let hers = Server::start(move |seen| forged.answer(seen));
     let mut bench = Bench::new();
-    let mine = || ring(&team, "secret");
+    let mine = || credential(&team, "secret");
     assert!(bench.pull_with(&image(&team), mine()).is_err());
     for restarted in [false, true] {
         if restarted {
@@ -169,8 +169,8 @@ fn who_may_have_a_layer_need_not_fetch_it() {
     let bench = Bench::new();
     let image = |n| named(&server, "team", n);
     let pull = |n: usize, password: &str| {
-        let done = bench.pull_with(&image(n), ring(&server, password));
-        bench.store.get(&done.expect("pulled").id).expect("there")
+        let done = bench.pull_with(&image(n), credential(&server, password));
+        bench.store.get(&done.expect("pulled")).expect("there")
     };
     let first = pull(1, "secret");
     assert_eq!(asked(&server, blob), (1, 0));
