@@ -5,7 +5,7 @@ use core::cell::RefCell;
 use std::fs;
 
 use serde_json::json;
-use smol::future::block_on;
+use smol::future::{block_on, poll_once};
 
 use super::{
     ForPod, ImageCommands, Images, NodeKeyring, Pending, PodSecrets, Tools,
@@ -29,7 +29,7 @@ use crate::{
     logic::image_access::PullSecret,
     runtime::{
         ImageService, RuntimeError, RuntimeService,
-        fake::{Fake, Op},
+        fake::{Fake, Fault, Op, Trouble},
         runc::store_images::StoreImages,
     },
     sys::lane::Lane,
@@ -102,15 +102,22 @@ fn user(name: &str) -> AuthConfig {
 
 /// The owner, with its records below `dir`.
 fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<Images> {
-    images_of(dir, fake, Rc::new(()))
+    images_of(dir, fake, Rc::new(()), None)
 }
 
-fn images_of(dir: &Scratch, fake: &Rc<Fake>, keyring: Rc<dyn NodeKeyring>) -> Rc<Images> {
+/// The same with what the node has, and with that many pulls at once.
+fn images_of(
+    dir: &Scratch,
+    fake: &Rc<Fake>,
+    keyring: Rc<dyn NodeKeyring>,
+    parallel: Option<u32>,
+) -> Rc<Images> {
     let flags = config::flags::parse(Vec::new(), &dir.join("")).expect("flags");
     let host = config::Host {
         hostname: "node".into(),
     };
-    let loaded = config::load(flags, &host).expect("configuration");
+    let mut loaded = config::load(flags, &host).expect("configuration");
+    loaded.config.images.parallel_pulls = parallel;
     let clock: Rc<dyn Clock> = Rc::new(SystemClock);
     let tools = Tools {
         service: Rc::clone(fake) as Rc<dyn ImageService>,
@@ -267,7 +274,7 @@ fn credentials_are_tried_one_after_the_other() {
             Err("\"old\" may not have it; \"older\" may not have it"),
         ),
     ] {
-        let images = images_of(&scratch, &fake, Rc::new(node));
+        let images = images_of(&scratch, &fake, Rc::new(node), None);
         fake.take_calls();
         let pulled = block_on(images.pull_with(PRIVATE, &own, None));
         let pulled = pulled.map(|pulled| pulled.with);
@@ -286,4 +293,35 @@ fn credentials_are_tried_one_after_the_other() {
         "{absent:?}"
     );
     assert_eq!(fake.take_calls().len(), 1);
+}
+
+#[test]
+fn pulls_wait_for_their_turn() {
+    // IMG-16
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let images = images_of(&scratch, &fake, Rc::new(()), Some(1));
+    fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: None,
+        times: 2,
+        trouble: Trouble::Hangs,
+    });
+    fake.offer_image(PRIVATE);
+    let pull = || Box::pin(images.pull_with(PRIVATE, &[], None));
+    let (mut first, mut second) = (pull(), pull());
+    block_on(async {
+        assert!(poll_once(&mut first).await.is_none());
+        assert!(poll_once(&mut second).await.is_none());
+        assert_eq!(
+            fake.hanging(Op::PullImage),
+            1,
+            "the other one has not begun"
+        );
+        fake.release(Op::PullImage);
+        assert!(first.await.is_ok());
+        assert!(poll_once(&mut second).await.is_none());
+        assert_eq!(fake.hanging(Op::PullImage), 1);
+        fake.release(Op::PullImage);
+        assert!(second.await.is_ok());
+    });
 }
