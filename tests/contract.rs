@@ -34,7 +34,7 @@ const IMAGE: &str = "4f2a";
 /// Newest first.
 #[derive(Default)]
 struct Memory {
-    sandboxes: RefCell<Vec<(SandboxStatus, SandboxConfig)>>,
+    sandboxes: RefCell<Vec<SandboxStatus>>,
     containers: RefCell<Vec<(ContainerStatus, ContainerConfig)>>,
     made: RefCell<u32>,
 }
@@ -92,7 +92,7 @@ impl Memory {
             uid: uid.clone(),
             ..PodRuntimeStatus::default()
         };
-        for (status, _) in &*self.sandboxes.borrow() {
+        for status in &*self.sandboxes.borrow() {
             if status.uid == *uid {
                 pod.name.clone_from(&status.name);
                 pod.namespace.clone_from(&status.namespace);
@@ -182,7 +182,7 @@ impl RuntimeService for Memory {
 
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         let sandboxes = self.sandboxes.borrow();
-        let mut uids: Vec<&PodUid> = sandboxes.iter().map(|(status, _)| &status.uid).collect();
+        let mut uids: Vec<&PodUid> = sandboxes.iter().map(|status| &status.uid).collect();
         uids.sort();
         uids.dedup();
         let pods = uids.into_iter().map(|uid| PodItem::from(&self.pod(uid)));
@@ -209,14 +209,13 @@ impl RuntimeService for Memory {
             ips: vec!["10.0.0.1".parse().expect("address")],
             namespaces: config.namespaces,
         };
-        let record = (status.clone(), config.clone());
-        self.sandboxes.borrow_mut().insert(0, record);
+        self.sandboxes.borrow_mut().insert(0, status.clone());
         done(Ok(status))
     }
 
     fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
         self.kill_all(id);
-        for (status, _) in &mut *self.sandboxes.borrow_mut() {
+        for status in &mut *self.sandboxes.borrow_mut() {
             if status.id == *id {
                 status.state = SandboxState::NotReady;
                 status.ips.clear();
@@ -230,7 +229,7 @@ impl RuntimeService for Memory {
         containers.retain(|(status, _)| status.sandbox != *id);
         self.sandboxes
             .borrow_mut()
-            .retain(|(status, _)| status.id != *id);
+            .retain(|status| status.id != *id);
         done(Ok(()))
     }
 
@@ -238,16 +237,18 @@ impl RuntimeService for Memory {
         &'a self,
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
+        made: Option<&'a SandboxConfig>,
     ) -> Call<'a, ContainerId> {
         let sandboxes = self.sandboxes.borrow();
-        let Some((_, made)) = sandboxes.iter().find(|(status, _)| status.id == *sandbox) else {
+        if !sandboxes.iter().any(|status| status.id == *sandbox) {
             return done(absent(sandbox));
-        };
+        }
         let volume_images = config.volume_images();
         if let Some(image) = volume_images.iter().find(|image| **image != IMAGE) {
             return done(absent(image));
         }
         let id = ContainerId::new(self.next_id());
+        let logs = made.map_or("", |made| &made.log_directory);
         let hash = config.annotations.get(ANNOTATION_HASH);
         let status = ContainerStatus {
             id: id.clone(),
@@ -267,7 +268,7 @@ impl RuntimeService for Memory {
             hash: hash.map_or(0, |hash| u64::from_str_radix(hash, 16).expect("a hash")),
             user: None,
             pid: 0,
-            log_path: format!("{}/{}", made.log_directory, config.log_path),
+            log_path: format!("{logs}/{}", config.log_path),
         };
         let record = (status, config.clone());
         self.containers.borrow_mut().insert(0, record);
@@ -348,7 +349,7 @@ impl RuntimeService for Memory {
 
     fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
         let sandboxes = self.sandboxes.borrow();
-        done(match sandboxes.iter().any(|(status, _)| status.id == *id) {
+        done(match sandboxes.iter().any(|status| status.id == *id) {
             true => Ok(Stream::Url(format!("http://127.0.0.1:1/{id}"))),
             false => absent(id),
         })

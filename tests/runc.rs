@@ -316,7 +316,7 @@ impl Lab {
     async fn start(&self, sandbox: &SandboxStatus, config: &ContainerConfig) -> ContainerId {
         let runtime = self.runtime();
         let id = runtime
-            .create_container(&sandbox.id, config)
+            .create_container(&sandbox.id, config, None)
             .await
             .expect("create");
         runtime.start_container(&id).await.expect("start");
@@ -696,14 +696,14 @@ fn exit_codes_oom_and_last_words() {
             ..Mount::default()
         }];
         let error = runtime
-            .create_container(&sandbox.id, &absent)
+            .create_container(&sandbox.id, &absent, Some(&config))
             .await
             .expect_err("missing source");
         assert!(error.to_string().contains("/no/such/source"), "{error}");
         absent.mounts.clear();
         absent.image = "other:1".into();
         let error = runtime
-            .create_container(&sandbox.id, &absent)
+            .create_container(&sandbox.id, &absent, Some(&config))
             .await
             .expect_err("missing image");
         assert!(matches!(error, RuntimeError::NotFound(_)), "{error}");
@@ -730,7 +730,7 @@ fn a_container_may_end_before_its_start_returns() {
         let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
         let once = lab.container(&config, "once", "exit 0");
         let id = runtime
-            .create_container(&sandbox.id, &once)
+            .create_container(&sandbox.id, &once, Some(&config))
             .await
             .expect("create");
         let ended = async {
@@ -890,7 +890,9 @@ fn users_of_the_machine_have_no_way_to_a_container() {
             ..Mount::default()
         }];
         let mask = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-        let user = runtime.create_container(&sandbox.id, &user).await;
+        let user = runtime
+            .create_container(&sandbox.id, &user, Some(&config))
+            .await;
         nix::sys::stat::umask(mask);
         let user = user.expect("create");
         runtime.start_container(&user).await.expect("start");
@@ -992,7 +994,7 @@ fn a_host_path_that_became_a_link_starts_nothing() {
         );
         fs::write(shared.join("swap"), "").expect("file");
         let bad = runtime
-            .create_container(&sandbox.id, &with("bad"))
+            .create_container(&sandbox.id, &with("bad"), Some(&config))
             .await
             .expect("create");
         let refused = runtime.start_container(&bad).await.expect_err("refused");
@@ -1419,7 +1421,11 @@ fn an_agent_restart_changes_nothing() {
             .await;
         let created = lab
             .runtime()
-            .create_container(&sandbox.id, &lab.container(&config, "created", "exit 0"))
+            .create_container(
+                &sandbox.id,
+                &lab.container(&config, "created", "exit 0"),
+                Some(&config),
+            )
             .await
             .expect("created");
         let layer = lab.dir.join("root/containers").join(&*created);
@@ -1461,7 +1467,11 @@ fn an_agent_restart_changes_nothing() {
         assert_eq!(output.stdout, b"x\n");
         let newest = lab
             .runtime()
-            .create_container(&sandbox.id, &lab.container(&config, "newest", "exit 0"))
+            .create_container(
+                &sandbox.id,
+                &lab.container(&config, "newest", "exit 0"),
+                Some(&config),
+            )
             .await
             .expect("create");
         let pod = lab.pod(&config).await;
@@ -1484,7 +1494,11 @@ fn what_a_crash_leaves_is_found() {
             .expect("sandbox");
         let half = lab
             .runtime()
-            .create_container(&sandbox.id, &lab.container(&config, "half", "exit 0"))
+            .create_container(
+                &sandbox.id,
+                &lab.container(&config, "half", "exit 0"),
+                Some(&config),
+            )
             .await
             .expect("create");
         let lost = lab
@@ -1695,7 +1709,9 @@ fn images_as_volumes() {
                 image_mount(DEEP, "/deep", ""),
                 image_mount(image, "/v", sub_path),
             ];
-            let refused = runtime.create_container(&sandbox.id, &bad).await;
+            let refused = runtime
+                .create_container(&sandbox.id, &bad, Some(&config))
+                .await;
             let refused = refused.expect_err(why).to_string();
             assert!(
                 refused.starts_with("ImageVolumeMountFailed: ") && refused.contains(why),
@@ -1712,7 +1728,9 @@ fn images_as_volumes() {
             read_only: false,
             ..image_mount(FLAT, "/v", "")
         }];
-        let refused = runtime.create_container(&sandbox.id, &writes).await;
+        let refused = runtime
+            .create_container(&sandbox.id, &writes, Some(&config))
+            .await;
         assert!(
             matches!(refused, Err(RuntimeError::Invalid(_))),
             "{refused:?}"
@@ -1721,7 +1739,9 @@ fn images_as_volumes() {
         // Another agent knows what is in use; one that died before its record was whole leaves no mount.
         let mut half = lab.container(&config, "half", "exit 0");
         half.mounts = vec![image_mount(FLAT, "/v", "")];
-        let half = runtime.create_container(&sandbox.id, &half).await;
+        let half = runtime
+            .create_container(&sandbox.id, &half, Some(&config))
+            .await;
         let half = half.expect("create");
         assert_eq!(mounts(&half), 1);
         drop(runtime);
@@ -1785,7 +1805,11 @@ fn another_boot_is_noticed() {
         assert!(pod.ips.is_empty());
         let refused = lab
             .runtime()
-            .create_container(&sandbox.id, &lab.container(&config, "x", "true"))
+            .create_container(
+                &sandbox.id,
+                &lab.container(&config, "x", "true"),
+                Some(&config),
+            )
             .await;
         assert!(refused.is_err(), "nothing is started in it");
     });

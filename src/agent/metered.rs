@@ -147,10 +147,11 @@ impl RuntimeService for Metered {
         &'a self,
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
+        made: Option<&'a SandboxConfig>,
     ) -> Call<'a, ContainerId> {
         self.count(
             Operation::CreateContainer,
-            self.inner.create_container(sandbox, config),
+            self.inner.create_container(sandbox, config, made),
         )
     }
 

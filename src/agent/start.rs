@@ -232,9 +232,10 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     if pass.is_to_end() {
         return Ok(());
     }
+    let made = pass.sandbox();
     let id = ctx
         .runtime
-        .create_container(&pass.sandbox.id, &config)
+        .create_container(&pass.sandbox.id, &config, made.as_ref())
         .await
         .map_err(|e| failed(StartError::new("CreateContainerError", e.to_string())))?;
     ctx.container_event(

@@ -183,7 +183,9 @@ impl Trial<'_> {
             "an unknown sandbox has no ports",
         )?;
         let config = self.container("unknown", 0, &self.fixture.runs, "");
-        let create = runtime.create_container(&sandbox, &config).await;
+        let create = runtime
+            .create_container(&sandbox, &config, Some(&self.fixture.sandbox))
+            .await;
         ensure(
             matches!(create, Err(RuntimeError::NotFound(_))),
             "creating in an unknown sandbox says it is not found",
@@ -282,7 +284,9 @@ impl Trial<'_> {
         let image = self.image().await?;
         let config = self.container(name, attempt, command, &image.id);
         went(
-            self.runtime.create_container(sandbox, &config).await,
+            self.runtime
+                .create_container(sandbox, &config, Some(&self.fixture.sandbox))
+                .await,
             "container",
         )
     }
@@ -363,7 +367,9 @@ impl Trial<'_> {
             }),
             ..Mount::default()
         }];
-        let reader = runtime.create_container(sandbox, &config).await;
+        let reader = runtime
+            .create_container(sandbox, &config, Some(&fixture.sandbox))
+            .await;
         let reader = went(reader, "container with an image as a volume")?;
         ensure(
             self.instance(&reader).await?.volume_images == [image.id.clone()],
@@ -375,7 +381,9 @@ impl Trial<'_> {
         config.name = "blind".into();
         ensure(
             matches!(
-                runtime.create_container(sandbox, &config).await,
+                runtime
+                    .create_container(sandbox, &config, Some(&fixture.sandbox))
+                    .await,
                 Err(RuntimeError::NotFound(_))
             ),
             "an absent image cannot be a volume",
@@ -501,7 +509,9 @@ impl Trial<'_> {
         ensure(made.id != *sandbox, "every attempt has its own id")?;
         let image = self.image().await?;
         let config = self.container("again", 0, &fixture.runs, &image.id);
-        let id = runtime.create_container(&made.id, &config).await;
+        let id = runtime
+            .create_container(&made.id, &config, Some(&again))
+            .await;
         let id = went(id, "container in the second sandbox")?;
         went(
             runtime.start_container(&id).await,

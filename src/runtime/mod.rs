@@ -110,11 +110,13 @@ pub trait RuntimeService: ImageService {
     /// Stops, removes its containers and every trace of it. Idempotent.
     fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
 
-    /// Creates an instance. The id is derived from (uid, name, attempt).
+    /// Creates an instance. `made` is what the sandbox was asked for, made anew for
+    /// backends that do not remember it; `None` if that cannot be told now.
     fn create_container<'a>(
         &'a self,
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
+        made: Option<&'a SandboxConfig>,
     ) -> Call<'a, ContainerId>;
     /// Starts a created instance. A failure leaves it `Exited` with reason `StartError` and code 128.
     fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;

@@ -1037,6 +1037,7 @@ impl RuntimeService for Fake {
         &'a self,
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
+        _: Option<&'a SandboxConfig>,
     ) -> Call<'a, ContainerId> {
         let (_, uid) = self.uid_of(sandbox);
         self.at_once(Op::CreateContainer, &config.name, uid, None, move |state| {
@@ -1380,9 +1381,12 @@ mod tests {
     /// A running container of pod `uid`.
     fn started(fake: &Fake, uid: &str) -> ContainerId {
         block_on(async {
-            let sandbox = fake.run_pod_sandbox(&sandbox(uid)).await.expect("sandbox");
+            let sandbox = sandbox(uid);
+            let made = fake.run_pod_sandbox(&sandbox).await.expect("sandbox");
             let config = container(fake, "c");
-            let id = fake.create_container(&sandbox.id, &config).await;
+            let id = fake
+                .create_container(&made.id, &config, Some(&sandbox))
+                .await;
             let id = id.expect("container");
             fake.start_container(&id).await.expect("started");
             id

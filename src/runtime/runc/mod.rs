@@ -439,6 +439,7 @@ impl RuntimeService for Runc {
         &'a self,
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
+        _: Option<&'a SandboxConfig>,
     ) -> Call<'a, ContainerId> {
         Box::pin(self.create_instance(sandbox, config))
     }

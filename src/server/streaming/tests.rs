@@ -50,12 +50,14 @@ impl Node {
         };
         let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
         let images = runtime.list_images().await.expect("images");
-        let config = ContainerConfig {
+        let container = ContainerConfig {
             name: "c".into(),
             image: images[0].id.clone(),
             ..ContainerConfig::default()
         };
-        let container = runtime.create_container(&sandbox.id, &config).await;
+        let container = runtime
+            .create_container(&sandbox.id, &container, Some(&config))
+            .await;
         let container = container.expect("container");
         runtime.start_container(&container).await.expect("start");
         Self {
