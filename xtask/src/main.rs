@@ -2,6 +2,7 @@
 
 mod bench;
 mod chaos;
+mod crates;
 mod demo;
 mod dist;
 mod elf;
@@ -28,6 +29,7 @@ Tasks of picolet. Usage: cargo xtask TASK
            `--long`: with all that takes long
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
   reach    Name what the program as it ships cannot reach: rules that only their own tests call
+  crates   Check licences, sources and versions of the crates that the project uses
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
            from a registry, beside skopeo and umoci; `--program FILE` measures that file
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "sim" => sim::run(&env::args().skip(2).collect::<Vec<_>>()),
         "reach" => reach::run(),
+        "crates" => crates::run(),
         "spec" => spec::run(),
         "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
