@@ -1,25 +1,60 @@
-//! The kinds of boards.
+//! The kinds of boards: what `cross/NAME.conf` says of each.
+
+use std::{fs, path::Path};
 
 use crate::Failure;
 
+/// Where that is.
+const DIR: &str = "cross";
+const END: &str = ".conf";
+
 /// A kind of board.
+#[derive(Debug)]
 pub(crate) struct Board {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     /// Rust's name of it.
-    pub(crate) triple: &'static str,
-    /// Zig's words for it.
-    pub(crate) zig: &'static [&'static str],
+    pub(crate) triple: String,
+    /// Zig's name of it.
+    pub(crate) zig: String,
+    /// Zig's name of what assembler files are for.
+    pub(crate) zig_assembler: String,
+    /// Zig's name of its processors.
+    pub(crate) zig_processor: String,
+    /// More flags of the compiler.
+    pub(crate) flags: String,
     /// `e_machine` of its programs.
     pub(crate) machine: usize,
     /// Most bytes of the program.
-    pub(crate) max_bytes: u64,
-    /// Qemu's name of its processors.
-    pub(crate) processor: &'static str,
-    /// Words that make the emulator as poor as the poorest of them.
-    pub(crate) emulator: &'static [&'static str],
+    pub(crate) max_bytes: usize,
+    /// The emulator, by the name of its program.
+    pub(crate) emulator: String,
+    /// Words that make it as poor as the poorest of these boards.
+    pub(crate) emulator_words: String,
 }
 
 impl Board {
+    fn parse(name: &str, text: &str) -> Result<Self, Failure> {
+        let value = |key: &str| -> Result<String, Failure> {
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            let mut pairs = lines.filter_map(|line| line.split_once('='));
+            let found = pairs.find(|(k, _)| k.trim() == key);
+            let (_, value) = found.ok_or_else(|| format!("{DIR}/{name}{END}: no {key}"))?;
+            Ok(value.trim().to_owned())
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            triple: value("triple")?,
+            zig: value("zig")?,
+            zig_assembler: value("zig-assembler")?,
+            zig_processor: value("zig-processor")?,
+            flags: value("flags")?,
+            machine: value("machine")?.parse()?,
+            max_bytes: value("max-bytes")?.parse()?,
+            emulator: value("emulator")?,
+            emulator_words: value("emulator-words")?,
+        })
+    }
+
     /// Name of the environment variable by which cargo is told `what` of this target.
     pub(crate) fn variable(&self, what: &str) -> String {
         let triple = self.triple.replace('-', "_").to_uppercase();
@@ -27,61 +62,45 @@ impl Board {
     }
 }
 
-/// 4.25 MiB: TLS and the client of registries are a million bytes of it, what a node of a cluster takes is half of that, and
-/// so is what its HTTPS server takes with streams and metrics.
-const MAX_BYTES: u64 = 4_456_448;
-/// 5 MiB, where the same takes more instructions.
-const MAX_BYTES_OTHERS: u64 = 5_242_880;
-
-/// What `cargo xtask dist` builds, most used first.
-pub(crate) const BOARDS: [Board; 4] = [
-    Board {
-        name: "aarch64",
-        triple: "aarch64-unknown-linux-musl",
-        zig: &["aarch64-linux-musl"],
-        machine: 183,
-        max_bytes: MAX_BYTES,
-        processor: "aarch64",
-        emulator: &["-cpu", "cortex-a53"],
-    },
-    Board {
-        name: "armv7",
-        triple: "armv7-unknown-linux-musleabihf",
-        // As Rust's target: not every ARMv7 has NEON.
-        zig: &["arm-linux-musleabihf", "-mcpu=generic+v7a+vfp3d16-neon"],
-        machine: 40,
-        max_bytes: MAX_BYTES_OTHERS,
-        processor: "arm",
-        emulator: &["-cpu", "cortex-a7"],
-    },
-    Board {
-        name: "armv6",
-        triple: "arm-unknown-linux-musleabihf",
-        // The first Raspberry Pi and the Zero.
-        zig: &["arm-linux-musleabihf", "-mcpu=arm1176jzf_s"],
-        machine: 40,
-        max_bytes: MAX_BYTES_OTHERS,
-        processor: "arm",
-        emulator: &["-cpu", "arm1176"],
-    },
-    Board {
-        name: "x86_64",
-        triple: "x86_64-unknown-linux-musl",
-        zig: &["x86_64-linux-musl"],
-        machine: 62,
-        max_bytes: MAX_BYTES_OTHERS,
-        processor: "x86_64",
-        emulator: &[],
-    },
-];
-
-/// The boards of these names.
-pub(crate) fn boards(names: &[impl AsRef<str>]) -> Result<Vec<&'static Board>, Failure> {
-    let find = |name: &str| {
-        BOARDS.iter().find(|b| b.name == name).ok_or_else(|| {
-            let known: Vec<_> = BOARDS.iter().map(|b| b.name).collect();
-            format!("unknown board {name:?}; there are {}", known.join(", ")).into()
-        })
+/// The boards of these names; of none: all.
+pub(crate) fn boards(names: &[impl AsRef<str>]) -> Result<Vec<Board>, Failure> {
+    let mut known = Vec::new();
+    for entry in fs::read_dir(DIR)? {
+        let file = entry?.file_name();
+        known.extend(
+            file.to_str()
+                .and_then(|f| f.strip_suffix(END))
+                .map(str::to_owned),
+        );
+    }
+    known.sort();
+    let mut wanted: Vec<_> = names.iter().map(AsRef::as_ref).collect();
+    if wanted.is_empty() {
+        wanted.extend(known.iter().map(String::as_str));
+    }
+    let read = |name: &str| {
+        if !known.iter().any(|k| k == name) {
+            let known = known.join(", ");
+            return Err(format!("unknown board {name:?}; there are {known}").into());
+        }
+        let file = Path::new(DIR).join(format!("{name}{END}"));
+        Board::parse(name, &fs::read_to_string(file)?)
     };
-    names.iter().map(|name| find(name.as_ref())).collect()
+    wanted.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files() {
+        let text = "# machine = 1\nmachine = 40\ntriple = t\nzig = z\nzig-assembler = a\nzig-processor = p\n\
+                    flags = -C a=b\nmax-bytes = 7\nemulator = e\nemulator-words =\n";
+        let board = Board::parse("b", text).unwrap();
+        assert_eq!((board.machine, board.max_bytes), (40, 7));
+        assert_eq!((&*board.flags, &*board.emulator_words), ("-C a=b", ""));
+        let missing = Board::parse("b", "machine = 40\n").unwrap_err().to_string();
+        assert_eq!(missing, "cross/b.conf: no triple");
+    }
 }

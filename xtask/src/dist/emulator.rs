@@ -7,6 +7,7 @@ use std::{
     env, fs, io,
     path::{Path, PathBuf},
     process::Command,
+    slice,
 };
 
 use super::{
@@ -96,10 +97,10 @@ const ALL: &str = "--all";
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let all = words.iter().any(|word| word == ALL);
     let names: Vec<_> = words.iter().filter(|word| *word != ALL).collect();
-    let boards = boards(&names)?;
-    if boards.is_empty() {
+    if names.is_empty() {
         return Err("which board?".into());
     }
+    let boards = boards(&names)?;
     let toolchain = Toolchain::find(&boards)?;
     let tests = Tests {
         toolchain,
@@ -121,7 +122,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         skipped.extend(LONG);
     }
     let skip: Vec<_> = skipped.iter().flat_map(|test| ["--skip", test]).collect();
-    for board in boards {
+    for board in &boards {
         let emulator = emulator(board)?;
         println!("{}: run by {}", board.name, emulator.display());
         let known = output(tests.emulated(board, &emulator, None)?.arg("--list"))?;
@@ -154,7 +155,7 @@ struct Tests {
 
 impl Tests {
     /// `cargo test` for `boards`.
-    fn cargo(&self, boards: &[&Board]) -> Result<Command, Failure> {
+    fn cargo(&self, boards: &[Board]) -> Result<Command, Failure> {
         let mut command = self.toolchain.cargo("test", boards, Std::Test)?;
         command
             .args([
@@ -191,11 +192,11 @@ impl Tests {
         let mut runner =
             late_s.map_or_else(String::new, |s| format!("unshare --time --boottime {s} "));
         runner += &emulator.display().to_string();
-        for word in board.emulator {
+        for word in board.emulator_words.split_whitespace() {
             runner.push(' ');
             runner += word;
         }
-        let mut command = self.cargo(&[board])?;
+        let mut command = self.cargo(slice::from_ref(board))?;
         command.arg("--").env(board.variable("RUNNER"), runner);
         if !self.optimized {
             command.env("PICOLET_SIM_SCHEDULES", SCHEDULES);
@@ -206,11 +207,11 @@ impl Tests {
 
 /// Finds an emulator that is new enough, or fetches it.
 pub(crate) fn emulator(board: &Board) -> Result<PathBuf, Failure> {
-    let name = format!("qemu-{}", board.processor);
+    let name = &board.emulator;
     let dir = env::current_dir()?.join(TARGET_DIR).join("qemu");
-    let fetched = dir.join("usr/bin").join(&name);
+    let fetched = dir.join("usr/bin").join(name);
     let at_hand = [
-        find(&name),
+        find(name),
         find(&format!("{name}-static")),
         Some(fetched.clone()),
     ];

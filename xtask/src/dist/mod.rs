@@ -7,23 +7,28 @@ mod toolchain;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
-use board::{BOARDS, Board, boards};
+use board::{Board, boards};
 use toolchain::{Std, TARGET_DIR, Toolchain};
 
-use crate::{Failure, elf, process::run as run_command};
+use crate::{
+    Failure, elf,
+    process::{output, run as run_command},
+};
 
 /// Where the programs are put.
 const DIR: &str = "target/dist";
 
+/// Has an emulator start each program.
+const START: &str = "--start";
+
 /// Builds and checks the program for the boards named, or for all of them.
-pub(crate) fn run(names: &[String]) -> Result<(), Failure> {
-    let boards = if names.is_empty() {
-        BOARDS.iter().collect()
-    } else {
-        boards(names)?
-    };
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let start = words.iter().any(|word| word == START);
+    let names: Vec<_> = words.iter().filter(|word| *word != START).collect();
+    let boards = boards(&names)?;
     let toolchain = Toolchain::find(&boards)?;
     println!("Built with {toolchain}.");
     // One call for all: they are linked beside each other.
@@ -32,16 +37,22 @@ pub(crate) fn run(names: &[String]) -> Result<(), Failure> {
     run_command(&mut command)?;
     fs::create_dir_all(DIR)?;
     println!("{:<8} {:>10} {:>10}  file", "board", "bytes", "limit");
-    for board in boards {
+    for board in &boards {
         let made = Path::new(TARGET_DIR)
-            .join(board.triple)
+            .join(&board.triple)
             .join("release/picolet");
         let file = PathBuf::from(DIR).join(format!("picolet-{}", board.name));
         let bytes = fs::read(&made)?;
-        let (name, limit, len) = (board.name, board.max_bytes, bytes.len());
+        let (name, limit, len) = (&board.name, board.max_bytes, bytes.len());
         println!("{name:<8} {len:>10} {limit:>10}  {}", file.display());
         check(board, &bytes)?;
         fs::copy(made, &file)?;
+        if start {
+            let mut command = Command::new(emulator::emulator(board)?);
+            command.args(board.emulator_words.split_whitespace());
+            let said = output(command.arg(&file).arg("version"))?;
+            println!("  {}", said.trim());
+        }
     }
     Ok(())
 }
@@ -50,7 +61,7 @@ pub(crate) fn run(names: &[String]) -> Result<(), Failure> {
 pub(crate) fn prepare(names: &[&str]) -> Result<(), Failure> {
     let boards = boards(names)?;
     Toolchain::find(&boards)?;
-    for board in boards {
+    for board in &boards {
         emulator::emulator(board)?;
     }
     Ok(())
@@ -66,7 +77,7 @@ fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
     } else if !linked.fixed {
         // Relocations would cost each shim about 60 KiB.
         "is position independent".into()
-    } else if u64::try_from(file.len())? > board.max_bytes {
+    } else if file.len() > board.max_bytes {
         format!("has {} bytes, more than {}", file.len(), board.max_bytes)
     } else {
         return Ok(());

@@ -68,16 +68,16 @@ impl fmt::Display for Toolchain {
 
 impl Toolchain {
     /// Finds a way to build for all of `boards`, installing what it needs where that is possible.
-    pub(crate) fn find(boards: &[&Board]) -> Result<Self, Failure> {
+    pub(crate) fn find(boards: &[Board]) -> Result<Self, Failure> {
         let rustc = env::var_os("RUSTC").map_or_else(|| "rustc".into(), PathBuf::from);
         let ask = |what: &[&str]| -> Result<PathBuf, Failure> {
             Ok(output(Command::new(&rustc).args(what))?.trim().into())
         };
         let mut without = Vec::new();
         for board in boards {
-            let libdir = ask(&["--print", "target-libdir", "--target", board.triple])?;
+            let libdir = ask(&["--print", "target-libdir", "--target", &board.triple])?;
             if !has_std(&libdir) {
-                without.push(board.triple);
+                without.push(&*board.triple);
             }
         }
         if without.is_empty() {
@@ -117,7 +117,7 @@ impl Toolchain {
     pub(crate) fn cargo(
         &self,
         subcommand: &str,
-        boards: &[&Board],
+        boards: &[Board],
         std: Std,
     ) -> Result<Command, Failure> {
         let mut command = match self {
@@ -134,7 +134,7 @@ impl Toolchain {
         };
         command.arg(subcommand).env("CARGO_TARGET_DIR", TARGET_DIR);
         for board in boards {
-            command.args(["--target", board.triple]);
+            command.args(["--target", &board.triple]);
             let (linker, flags) = match self {
                 Self::Plain => ("rust-lld".into(), "-C linker-flavor=ld.lld"),
                 Self::FromSources { zig, .. } => {
@@ -146,7 +146,16 @@ impl Toolchain {
                     (tools.cc, "-C link-self-contained=no")
                 }
             };
-            let flags = format!("{flags}{}", shorter_paths());
+            // Nothing unwinds: the program aborts on a panic.
+            let flags = format!(
+                "{flags} {}{}{}",
+                board.flags,
+                match std {
+                    Std::Program => " -C force-unwind-tables=no",
+                    Std::Test => "",
+                },
+                shorter_paths()
+            );
             command
                 .env(board.variable("LINKER"), linker)
                 .env(board.variable("RUSTFLAGS"), flags);
@@ -252,25 +261,22 @@ fn write_tools(board: &Board, zig: &Path) -> Result<Tools, Failure> {
     let here = env::current_dir()?;
     let dir = here.join(TARGET_DIR).join("tools");
     fs::create_dir_all(&dir)?;
-    let script = |name: &str, words: &str| -> Result<PathBuf, Failure> {
+    let script = |name: &str, text: &str| -> Result<PathBuf, Failure> {
         let path = dir.join(format!("{}-{name}", board.name));
         let cache = here.join(TARGET_DIR).join("zig-cache");
-        let text = format!(
-            "#!/bin/sh\n\
-             # Zig has names of its own for targets.\n\
-             for word do shift; case $word in --target=*) ;; *) set -- \"$@\" \"$word\" ;; esac; done\n\
-             export ZIG_GLOBAL_CACHE_DIR='{cache}' ZIG_LOCAL_CACHE_DIR='{cache}'\n\
-             exec '{zig}' {name} {words} \"$@\"\n",
-            cache = cache.display(),
-            zig = zig.display(),
-        );
+        let text = text
+            .replace("@cache@", &cache.display().to_string())
+            .replace("@zig@", &zig.display().to_string())
+            .replace("@assembler@", &board.zig_assembler)
+            .replace("@target@", &board.zig)
+            .replace("@processor@", &board.zig_processor);
         fs::write(&path, text)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
         Ok(path)
     };
     Ok(Tools {
-        cc: script("cc", &format!("-target {}", board.zig.join(" ")))?,
-        ar: script("ar", "")?,
+        cc: script("cc", include_str!("../../../cross/cc.sh"))?,
+        ar: script("ar", include_str!("../../../cross/ar.sh"))?,
     })
 }
 
