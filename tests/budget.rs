@@ -7,6 +7,8 @@
 #[macro_use]
 #[path = "common/skipped.rs"]
 mod skipped;
+#[path = "common/program.rs"]
+mod program;
 
 use core::time::Duration;
 use std::fs;
@@ -17,15 +19,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+use program::{is_shipped, program};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_picolet");
 const BUSYBOX: &str = "/bin/busybox";
 const IMAGE: &str = "localhost/picolet/budget:1";
 
 /// Pods of the crowd.
-const PODS: usize = if cfg!(debug_assertions) { 10 } else { 100 };
+const PODS: usize = 100;
+/// Where figures do not count.
+const FEW_PODS: usize = 10;
 /// Memory of the agent, its share of what it maps (PSS), in KiB: without pods, and with the crowd.
 const AGENT_EMPTY_KIB: u64 = 4 * 1024;
 const AGENT_FULL_KIB: u64 = 6 * 1024 + 512;
@@ -39,7 +43,7 @@ const STACK_KIB: u64 = 18 * 1024;
 const GROWTH_KIB: u64 = 4 * 1024;
 /// Crowds of which the last must leave no more than those before, and their pods.
 const CROWDS: usize = 4;
-const CROWD: usize = if cfg!(debug_assertions) { 10 } else { 60 };
+const CROWD: usize = 60;
 /// Anonymous memory of the agent after a crowd that is gone, in KiB: heap, stacks, what was written of the program's data.
 const AFTER_CROWD_KIB: u64 = 1536;
 /// By which that may differ from one crowd to the next: where freed pieces lie is chance, so it is a tenth.
@@ -83,24 +87,25 @@ fn a_crowd_of_sleeping_pods() {
     let empty = node.figures();
     empty.show("without pods");
 
-    node.crowd_comes(PODS);
+    let pods = if is_shipped() { PODS } else { FEW_PODS };
+    node.crowd_comes(pods);
     pass(SETTLE);
     let full = node.figures();
     full.show("with pods");
 
-    node.crowd_goes(PODS);
+    node.crowd_goes(pods);
     pass(SETTLE);
     let after = node.figures();
     after.show("after them");
 
-    assert_eq!(full.shims.len(), PODS, "one shim a container");
+    assert_eq!(full.shims.len(), pods, "one shim a container");
     assert_eq!(
         full.processes,
-        1 + PODS,
+        1 + pods,
         "agent and shims, nothing else is resident"
     );
     assert_eq!(after.processes, 1, "the agent alone");
-    if !cfg!(debug_assertions) {
+    if is_shipped() {
         let most = |f: fn(&Memory) -> u64| full.shims.iter().map(f).max().unwrap_or_default();
         for (what, found, limit) in [
             ("agent without pods, PSS", empty.agent.pss, AGENT_EMPTY_KIB),
@@ -140,16 +145,17 @@ fn crowds_that_come_and_go() {
     pass(SETTLE);
     let agent = node.agent.id();
     let empty = memory(agent).anonymous;
+    let crowd = if is_shipped() { CROWD } else { FEW_PODS };
     let left: Vec<u64> = (0..CROWDS)
         .map(|_| {
-            node.crowd_comes(CROWD);
-            node.crowd_goes(CROWD);
+            node.crowd_comes(crowd);
+            node.crowd_goes(crowd);
             pass(SETTLE);
             memory(agent).anonymous
         })
         .collect();
-    eprintln!("anonymous memory of the agent: {empty} KiB, after crowds of {CROWD} {left:?} KiB");
-    if !cfg!(debug_assertions) {
+    eprintln!("anonymous memory of the agent: {empty} KiB, after crowds of {crowd} {left:?} KiB");
+    if is_shipped() {
         let last = left[CROWDS - 1];
         assert!(
             left.iter().all(|kib| *kib <= AFTER_CROWD_KIB),
@@ -176,7 +182,8 @@ fn a_crowd_that_is_probed() {
     node.import_image();
     let probe = json!({"httpGet": {"path": "/yes", "port": 8080}, "periodSeconds": 1});
     let serve = "/busybox mkdir /w; /busybox touch /w/yes; exec /busybox httpd -f -p 8080 -h /w";
-    for n in 0..PODS {
+    let count = if is_shipped() { PODS } else { FEW_PODS };
+    for n in 0..count {
         let more = json!({
             "command": ["/busybox", "sh", "-c", serve], "livenessProbe": probe, "readinessProbe": probe,
         });
@@ -187,7 +194,7 @@ fn a_crowd_that_is_probed() {
         let ready = pods
             .iter()
             .filter(|p| p["status"]["containerStatuses"][0]["ready"] == true);
-        (pods.len() == PODS && ready.count() == PODS).then_some(())
+        (pods.len() == count && ready.count() == count).then_some(())
     });
     pass(SETTLE);
     let agent = node.agent.id();
@@ -196,23 +203,23 @@ fn a_crowd_that_is_probed() {
         .iter()
         .filter_map(|p| p["status"]["podIP"].as_str())
         .collect();
-    let count = |probes: &Value, key: &str| probes[key].as_u64().expect("a number");
+    let number = |probes: &Value, key: &str| probes[key].as_u64().expect("a number");
     let before = node.probes();
     let (mut least_us, mut bare_us, mut all_ns, mut all_ended) = (u64::MAX, u64::MAX, 0, 0);
     for _ in 0..ROUNDS {
         let (started, used) = (node.probes(), ran_ns(agent));
         pass(ROUND);
         let (probes, used) = (node.probes(), ran_ns(agent) - used);
-        let ended = count(&probes, "ended") - count(&started, "ended");
+        let ended = number(&probes, "ended") - number(&started, "ended");
         least_us = least_us.min(used / 1000 / ended.max(1));
         bare_us = bare_us.min(bare_probe_us(&ips));
         all_ns += used;
         all_ended += ended;
     }
-    let late = count(&node.probes(), "late") - count(&before, "late");
+    let late = number(&node.probes(), "late") - number(&before, "late");
     let span_s = ROUNDS * ROUND.as_secs();
     eprintln!(
-        "{PODS} pods, two probes a second each: {} ms of processor time a second, {} µs a probe, {least_us} at best ({bare_us} bare), {} probes a second, {late} late; agent {} KiB PSS",
+        "{count} pods, two probes a second each: {} ms of processor time a second, {} µs a probe, {least_us} at best ({bare_us} bare), {} probes a second, {late} late; agent {} KiB PSS",
         all_ns / 1_000_000 / span_s,
         all_ns / 1000 / all_ended.max(1),
         all_ended / span_s,
@@ -223,9 +230,9 @@ fn a_crowd_that_is_probed() {
         .iter()
         .filter(|p| p["status"]["containerStatuses"][0]["restartCount"] != 0);
     assert_eq!(restarted.count(), 0);
-    if !cfg!(debug_assertions) {
+    if is_shipped() {
         assert_eq!(late, 0, "a period late, or more");
-        let due = u64::try_from(2 * PODS).expect("a number") * span_s;
+        let due = u64::try_from(2 * count).expect("a number") * span_s;
         assert!(all_ended * 100 >= due * 98, "{all_ended} probes of {due}");
         assert!(
             least_us * 100 <= bare_us * PROBE_PER_CENT,
@@ -236,7 +243,6 @@ fn a_crowd_that_is_probed() {
 }
 
 /// `cargo xtask chaos` names places where the agent dies; the program that is shipped knows none of them.
-#[cfg(not(debug_assertions))]
 #[test]
 fn no_trace_of_crash_points() {
     fn collect(dir: &Path, found: &mut Vec<String>) {
@@ -252,10 +258,13 @@ fn no_trace_of_crash_points() {
             }
         }
     }
+    if !is_shipped() {
+        return;
+    }
     let mut words = vec!["PICOLET_CRASH_AT".to_owned(), "--crash-at".to_owned()];
     collect(Path::new("src"), &mut words);
     assert!(words.len() > 50, "{words:?}");
-    let program = fs::read(PROGRAM).expect("program");
+    let program = fs::read(program()).expect("program");
     for word in words {
         let found = program.windows(word.len()).any(|w| w == word.as_bytes());
         assert!(!found, "{word} is in the program");
@@ -345,7 +354,7 @@ impl Node {
             fs::create_dir_all(base.join(dir)).expect("directory");
         }
         let log = fs::File::create(base.join("agent.log")).expect("log");
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program());
         command.arg("run");
         for (flag, dir) in [
             ("--root-dir", "root"),
@@ -393,7 +402,7 @@ impl Node {
     }
 
     fn client(&self, words: &[&str]) -> Output {
-        Command::new(PROGRAM)
+        Command::new(program())
             .args(words)
             .env("PICOLET_SOCKET", self.base.join("run/picolet.sock"))
             .stdin(Stdio::null())

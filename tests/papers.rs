@@ -113,7 +113,7 @@ fn papers_name_what_exists() {
                 .iter()
                 .any(|kind| commands.contains(&format!("{kind}(\"{flag}\"")))
             // Of every command, of tasks, and of tests.
-            || ["help", "socket", "cluster", "schedules", "vm", "quick"].contains(&flag)
+            || ["help", "socket", "cluster", "schedules", "long"].contains(&flag)
             || commands.contains(&format!("\n    \"{flag}\",\n"))
     };
     let mut named = 0;
@@ -137,7 +137,7 @@ fn papers_name_what_exists() {
                 );
                 named += 1;
             }
-            let is_path = ["src/", "tests/", "xtask/", "systemd/"]
+            let is_path = ["cross/", "src/", "tests/", "xtask/", "systemd/"]
                 .iter()
                 .any(|top| word.starts_with(top));
             if is_path && !word.contains(['*', '<', ' ']) {

@@ -4,6 +4,8 @@
 #[macro_use]
 #[path = "common/skipped.rs"]
 mod skipped;
+#[path = "common/program.rs"]
+mod program;
 
 #[expect(dead_code, reason = "shared with the other tests of real containers")]
 #[path = "common/bundle.rs"]
@@ -30,9 +32,7 @@ fn a_hundred_idle_shims() {
         skipped!("memory of shims: {why}");
         return;
     }
-    let exe: OwnedFd = fs::File::open(env!("CARGO_BIN_EXE_picolet"))
-        .expect("program")
-        .into();
+    let exe: OwnedFd = fs::File::open(program::program()).expect("program").into();
     let exe = Arc::new(exe);
     let mut running: Vec<(Bundle, Launched)> = Vec::new();
     for _ in 0..SHIMS {
@@ -73,7 +73,7 @@ fn a_hundred_idle_shims() {
     let private = costs.iter().map(|c| c.0).max().expect("shims");
     let pss = costs.iter().map(|c| c.1).max().expect("shims");
     eprintln!("of {SHIMS} idle shims the largest: {private} KiB private, {pss} KiB PSS");
-    if !cfg!(debug_assertions) {
+    if program::is_shipped() {
         assert!(private <= MAX_PRIVATE_KIB, "{private} KiB private");
         assert!(pss <= MAX_PSS_KIB, "{pss} KiB PSS");
     }

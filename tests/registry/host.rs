@@ -8,10 +8,9 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use picolet::sys::clock;
 
+use crate::program::program;
 use crate::registry::Scratch;
 
-/// The program under test.
-const PICOLET: &str = env!("CARGO_BIN_EXE_picolet");
 /// How long a condition may take on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// An agent without pods.
@@ -64,7 +63,7 @@ impl Agent {
             .open(dir.join("agent.log"))
             .expect("agent log");
         let mark = format!("pr{}", std::process::id());
-        let child = Command::new(PICOLET)
+        let child = Command::new(program())
             .arg("run")
             .args(["--root-dir", &at("root"), "--run-dir", &at("run")])
             .args(["--pod-manifest-path", &at("man"), "--image-dir", &at("img")])
@@ -102,7 +101,7 @@ impl Agent {
     }
 
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(PICOLET);
+        let mut command = Command::new(program());
         command
             .args(words)
             .env("PICOLET_SOCKET", self.dir.join("run/picolet.sock"))

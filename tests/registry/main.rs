@@ -12,6 +12,9 @@
 #[macro_use]
 #[path = "../common/skipped.rs"]
 mod skipped;
+#[path = "../common/program.rs"]
+#[expect(dead_code, reason = "shared with tests of what the program costs")]
+mod program;
 
 mod agent;
 mod faults;

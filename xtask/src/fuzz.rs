@@ -2,6 +2,8 @@
 //!
 //! The targets are in `src/fuzz`; `fuzz/` drives the same with libFuzzer.
 
+use std::process::Command;
+
 use crate::{Failure, process::cargo};
 
 /// How long, unless it is said.
@@ -41,22 +43,32 @@ pub(crate) enum Long {
 }
 
 /// The call that runs all targets, or the one called `target`.
-pub(crate) fn command(long: Long, seed: u64, target: &str) -> std::process::Command {
+fn command(long: Long, seed: u64, target: &str) -> Command {
     let mut command = cargo();
     command.args(["test", "--lib", "--quiet"]);
+    if let Long::Runs(_) = long {
+        command
+            .args(["--profile", "try"])
+            .env("CARGO_PROFILE_TRY_DEBUG_ASSERTIONS", "true")
+            .env("CARGO_PROFILE_TRY_OVERFLOW_CHECKS", "true");
+    }
+    command.arg("--");
+    set(&mut command, long, seed, target);
+    command
+}
+
+/// Has the library's tests do it.
+pub(crate) fn set(tests: &mut Command, long: Long, seed: u64, target: &str) {
     let (seconds, runs) = match long {
         Long::Seconds(n) => (n, 0),
-        Long::Runs(n) => {
-            command
-                .args(["--profile", "try"])
-                .env("CARGO_PROFILE_TRY_DEBUG_ASSERTIONS", "true")
-                .env("CARGO_PROFILE_TRY_OVERFLOW_CHECKS", "true");
-            (0, n)
-        }
+        Long::Runs(n) => (0, n),
     };
-    command
-        .arg("fuzz::run::longer_run")
-        .args(["--", "--ignored", "--exact", "--nocapture"])
+    tests
+        .args([
+            "fuzz::run::longer_run",
+            "--ignored",
+            "--exact",
+            "--nocapture",
+        ])
         .env("PICOLET_FUZZ", format!("{seconds} {runs} {seed} {target}"));
-    command
 }

@@ -26,7 +26,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   demo     Show the pod host on this machine, step by step, each checked (root); `--cluster`: a node of a cluster, whose
            control plane are the real programs if they are on PATH, else the test API server; `--program FILE` shows that file
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
-           `--long`: with all that takes long
+           `--long`: with all that takes long; `--only LANE,…`: only these
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
   reach    Name what the program as it ships cannot reach: rules that only their own tests call
   crates   Check licences, sources and versions of the crates that the project uses
@@ -34,7 +34,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
            from a registry, beside skopeo and umoci; `--program FILE` measures that file
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
-           [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…]
+           [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…] [--program FILE]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
   dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist;
            `--start`: and have qemu start each

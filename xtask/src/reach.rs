@@ -194,7 +194,8 @@ fn dead_code() -> Result<Vec<String>, Failure> {
     check
         .args(["check", "--message-format=json", "--manifest-path"])
         .arg(Path::new(DIR).join("Cargo.toml"))
-        .env("CARGO_TARGET_DIR", Path::new(DIR).join("target"));
+        // Of the crates of others both know the same.
+        .env("CARGO_TARGET_DIR", "target");
     read_dead(&mut check)
 }
 

@@ -84,22 +84,23 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A test of the simulation, with the schedules of CI.
-pub(crate) fn ci(on_disk: bool) -> Command {
-    let mut command = simulation(&[ALONE, CLUSTER]);
-    let schedules = if on_disk {
-        command.env("PICOLET_SIM_DISK", "1");
-        CI_SCHEDULES_ON_DISK
-    } else {
-        CI_SCHEDULES
-    };
-    command.env("PICOLET_SIM_SCHEDULES", schedules.to_string());
-    command
+/// Has the library's tests run both simulations.
+pub(crate) fn set(tests: &mut Command, schedules: u64, on_disk: bool) {
+    add_tests(tests, &[ALONE, CLUSTER]);
+    tests.env("PICOLET_SIM_SCHEDULES", schedules.to_string());
+    if on_disk {
+        tests.env("PICOLET_SIM_DISK", "1");
+    }
 }
 
 fn simulation(tests: &[&str]) -> Command {
     let mut command = cargo();
     command.args(["test", "--profile", "sim", "--lib", "--"]);
+    add_tests(&mut command, tests);
+    command
+}
+
+fn add_tests(command: &mut Command, tests: &[&str]) {
     command.args(tests.iter().map(|test| format!("agent::sim::{test}")));
     // Each has threads of its own.
     command.args([
@@ -108,5 +109,4 @@ fn simulation(tests: &[&str]) -> Command {
         "--nocapture",
         "--test-threads=1",
     ]);
-    command
 }

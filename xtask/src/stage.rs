@@ -17,6 +17,10 @@ use crate::{
     wait::until,
 };
 
+/// Names the release program where it is built already.
+pub(crate) const SHIPPED: &str = "PICOLET_SHIPPED";
+/// The program, its package and its file.
+pub(crate) const PROGRAM: &str = "picolet";
 /// Where stages have their directories.
 const STAGES: &str = "/var/lib";
 /// Name of the node; static pods carry it behind their own name.
@@ -495,36 +499,24 @@ fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
     found.push(dir.to_path_buf());
 }
 
-/// Builds the release program and returns where it is.
+/// The release program: the file that [`SHIPPED`] names, or built here.
 pub(crate) fn program() -> Result<PathBuf, Failure> {
-    build("release")
+    match env::var_os(SHIPPED) {
+        Some(file) => Ok(std::path::absolute(file)?),
+        None => build("release", ""),
+    }
 }
 
-/// Builds the program by the named profile and returns where it is.
-pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
-    build_with(profile, "")
-}
-
-/// [`build`] with features, separated by commas.
-pub(crate) fn build_with(profile: &str, features: &str) -> Result<PathBuf, Failure> {
-    let build = || {
-        let mut command = cargo();
-        command.args([
-            "build",
-            "--profile",
-            profile,
-            "--package",
-            "picolet",
-            "--bin",
-            "picolet",
-            "--features",
-            features,
-        ]);
+/// Builds the program by the named profile, with features separated by commas, and returns where it is.
+pub(crate) fn build(profile: &str, features: &str) -> Result<PathBuf, Failure> {
+    let command = || {
+        let mut command = build_command(profile);
+        command.args(["--features", features]);
         command
     };
-    run(build().arg("--quiet"))?;
+    run(command().arg("--quiet"))?;
     // Nothing is built the second time: this only asks where the file is.
-    let messages = output(build().args(["--message-format", "json"]))?;
+    let messages = output(command().args(["--message-format", "json"]))?;
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -532,4 +524,12 @@ pub(crate) fn build_with(profile: &str, features: &str) -> Result<PathBuf, Failu
         .map(|path: PathBuf| env::current_dir().map(|dir| dir.join(path)))
         .ok_or("cargo named no program")?
         .map_err(Into::into)
+}
+
+/// What builds the program by the named profile.
+pub(crate) fn build_command(profile: &str) -> Command {
+    let mut command = cargo();
+    command.args(["build", "--profile", profile]);
+    command.args(["--package", PROGRAM, "--bin", PROGRAM]);
+    command
 }

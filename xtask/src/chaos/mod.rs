@@ -29,7 +29,7 @@ use self::{
 use crate::{
     Failure, install,
     process::{is_root, output, run as call},
-    stage::{IMAGE, Stage, build_with},
+    stage::{IMAGE, Stage, build},
     wait::{Watch, pass, until},
 };
 
@@ -57,6 +57,8 @@ struct Options {
     limit: Option<Duration>,
     quick: bool,
     only: Option<String>,
+    /// A program with crash points, instead of one that is built.
+    program: Option<PathBuf>,
 }
 
 impl Options {
@@ -67,6 +69,7 @@ impl Options {
             limit: None,
             quick: false,
             only: None,
+            program: None,
         };
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -78,6 +81,7 @@ impl Options {
                     options.limit = Some(Duration::from_secs(60 * value()?.parse::<u64>()?));
                 }
                 "--only" => options.only = Some(value()?.clone()),
+                "--program" => options.program = Some(value()?.into()),
                 "--quick" => {
                     options.quick = true;
                     options.kills = QUICK_KILLS;
@@ -119,8 +123,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !missing.is_empty() {
         return Err(format!("still missing after installation: {}", missing.join(", ")).into());
     }
-    println!("Building the program with crash points");
-    let program = build_with("try", "crash-points")?;
+    let program = if let Some(file) = &options.program {
+        std::path::absolute(file)?
+    } else {
+        println!("Building the program with crash points");
+        build("try", "crash-points")?
+    };
     println!("Seed {}", options.seed);
     let watch = Watch::start();
     let mut stage = Stage::with("chaos", program)?;

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     Failure, install,
     process::{find, is_root, output, run as run_command},
+    test::{LIST, List},
 };
 
 /// The first emulator with openat2.
@@ -28,47 +29,10 @@ const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyri
 const LATE_S: &str = "3000000000";
 const LATE_TEST: &str = "sys::clock::tests::the_clock_is_read_whole";
 
-/// Why tests that cut the power at each system call are not run.
-const NO_TRACE: &str = "it records system calls by ptrace(2), which qemu does not have";
-
-/// What user mode cannot run, and why.
-const NOT_EMULATED: [(&str, &str); 7] = [
-    (
-        "sys::child::tests::missing_program_and_opened_program",
-        "qemu makes a fork of a child that shares memory, so the parent does not see why it failed to start",
-    ),
-    (
-        "sys::child::tests::start_is_fast",
-        "it takes the time of a start, of which the emulator's fork is the most",
-    ),
-    ("image::powercut::an_image_without_layers", NO_TRACE),
-    (
-        "image::powercut::damaged_images_that_are_removed_and_come_again",
-        NO_TRACE,
-    ),
-    ("image::powercut::imports_from_archives", NO_TRACE),
-    ("image::powercut::pulls_and_what_arrived", NO_TRACE),
-    (
-        "image::powercut::the_memory_of_the_drop_in_directory",
-        NO_TRACE,
-    ),
-];
-
-/// What takes up to four minutes each when it is emulated without being optimized, and names neither file nor process; the last enciphers 25 MiB.
-const LONG: [&str; 12] = [
-    "config::decode::tests::hostile",
-    "actions::tests::properties_of_every_decision",
-    "api_sim::converges_and_never_errs",
-    "env::tests::growth_is_bounded",
-    "pod_table::explore::one_api_pod_and_every_input",
-    "pod_table::explore::one_pod_and_every_age_of_its_status",
-    "pod_table::explore::one_static_pod_and_every_input",
-    "pod_table::explore::two_pods_and_one_slot",
-    "pod_table::explore::two_static_pods_of_one_name",
-    "status::tests::never_regresses",
-    "status_patch::tests::leads_where_a_merge_of_the_whole_would",
-    "server::streaming::tests::many_ports_at_once",
-];
+/// The lane whose rows of the list of skipped tests are meant.
+const LANE: &str = "emulation";
+/// The lane that runs what only takes long.
+const LONG_LANE: &str = "all boards";
 
 /// Schedules of each simulation while the tests are not optimized: as many as elsewhere would take ten minutes.
 const SCHEDULES: &str = "20";
@@ -109,17 +73,13 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     println!("Built with {}.", tests.toolchain);
     run_command(tests.cargo(&boards)?.arg("--no-run"))?;
 
+    let list = List::read(Path::new(LIST))?;
     let mut skipped = Vec::new();
-    for (test, why) in NOT_EMULATED {
-        eprintln!("SKIPPED {test} for boards: {why}");
-        skipped.push(test);
-    }
-    if !all {
-        let tests = LONG.join(", ");
-        eprintln!(
-            "SKIPPED tests for boards that would run long: {tests}; run `cargo xtask emulate BOARD {ALL}`"
-        );
-        skipped.extend(LONG);
+    for row in list.of(LANE).filter(|row| row.what.contains("::")) {
+        if !all || row.runs != LONG_LANE {
+            eprintln!("SKIPPED {}: {}", row.what, row.why);
+            skipped.push(&*row.what);
+        }
     }
     let skip: Vec<_> = skipped.iter().flat_map(|test| ["--skip", test]).collect();
     for board in &boards {
@@ -141,7 +101,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             let words = ["--ignored", "--exact", LATE_TEST];
             run_command(tests.emulated(board, &emulator, Some(LATE_S))?.args(words))?;
         } else {
-            eprintln!("SKIPPED a late clock for boards: a time namespace needs root");
+            eprintln!("SKIPPED {LATE_TEST}: a time namespace needs root");
         }
     }
     Ok(())

@@ -31,16 +31,17 @@ pub(super) const OFF_LIMIT: Duration = Duration::from_secs(300);
 pub(crate) enum Backend {
     /// Debian's kernel for machines of its kind, by qemu; takes ten times as long where the processor does not help.
     Qemu,
-    /// User Mode Linux: Debian's kernel as a program of this machine's kernel. As quick everywhere, with one processor.
+    /// User Mode Linux: Debian's kernel as a program of this machine's kernel, with one processor. Not for every machine.
     Uml,
 }
 
 impl Backend {
-    /// The one that is quick here.
+    /// The quickest that there is here.
     pub(crate) fn quick() -> Self {
-        match accelerator() {
-            "kvm" => Self::Qemu,
-            _ => Self::Uml,
+        if accelerator() == "kvm" || !uml::is_possible() {
+            Self::Qemu
+        } else {
+            Self::Uml
         }
     }
 

@@ -55,11 +55,6 @@ pub(crate) fn is_possible() -> bool {
     std::env::consts::ARCH == "x86_64"
 }
 
-/// Whether the processor runs it, so that it is quick.
-pub(crate) fn is_quick() -> bool {
-    machine::accelerator() == "kvm"
-}
-
 /// `--qemu` or `--uml`: what the machine is, else what is quick here. `--program FILE`: what is shown, else the release
 /// program.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
@@ -98,7 +93,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         Some(file) => file,
         None => {
             println!("Building the program");
-            stage::build("release")?
+            stage::program()?
         }
     };
     let dir = &Path::new(DIR).join(backend.name());

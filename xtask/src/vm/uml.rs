@@ -45,6 +45,20 @@ const OWN: &str = "uml";
 /// Until a process that was told to stop has stopped.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
+/// What a processor has whose registers are more than this kernel keeps of a process (`struct _xstate`: up to those of AVX).
+/// There it ends with "ptrace set fp regs failed".
+const TOO_MANY_REGISTERS: [&str; 4] = ["avx512f", "amx_tile", "mpx", "pku"];
+
+/// Whether it can run on this processor.
+pub(super) fn is_possible() -> bool {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    keeps_registers(text.split_whitespace())
+}
+
+fn keeps_registers<'a>(mut flags: impl Iterator<Item = &'a str>) -> bool {
+    !flags.any(|flag| TOO_MANY_REGISTERS.contains(&flag))
+}
+
 /// The kernel.
 pub(super) fn kernel() -> Option<PathBuf> {
     find("linux.uml")
@@ -167,4 +181,20 @@ fn stat(pid: u32) -> Option<(char, String)> {
     // Behind the name, which may have blanks.
     let mut words = text.rsplit(')').next()?.split_whitespace();
     Some((words.next()?.chars().next()?, words.next()?.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors() {
+        for (flags, expected) in [
+            ("fpu sse2 avx avx2 xsave", true),
+            ("fpu avx2 avx512f avx512dq", false),
+            ("avx2 pku", false),
+        ] {
+            assert_eq!(keeps_registers(flags.split(' ')), expected, "{flags}");
+        }
+    }
 }

@@ -1,0 +1,421 @@
+//! `cargo xtask test`: everything a change has to pass, in one command.
+//!
+//! The run is made of lanes. What lanes share is built once: the program as it is shipped, and all test programs with the
+//! checks of a debug build, beside a program with crash points.
+
+mod list;
+mod run;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use self::run::Run;
+use crate::{
+    Failure, dist, fuzz, install,
+    process::{cargo, is_root, output},
+    sim,
+    stage::{self, SHIPPED},
+    vm,
+};
+
+pub(crate) use self::list::List;
+
+/// What is skipped, and where it runs.
+pub(crate) const LIST: &str = "tests/skipped.md";
+/// Boards whose programs are built and measured in every run.
+const BUILT_BOARDS: [&str; 2] = ["aarch64", "armv7"];
+/// The board whose tests are emulated in every run: the one whose words are as wide as no developer's.
+const EMULATED_BOARD: &str = "armv7";
+/// Schedules of each simulation of a long run.
+const LONG_SCHEDULES: u64 = 100_000;
+/// Seconds of fuzzing of a long run.
+const LONG_FUZZ_S: u32 = 600;
+/// Names directories in which tests look for a kubectl.
+const KUBECTLS: &str = "K8S_BIN";
+
+/// Test programs of which another lane runs a part, or all.
+const BUDGETS: [&str; 3] = ["budget", "pull_memory", "shim_memory"];
+/// Tests of the library that are lanes of their own.
+const LANES_OF_THEIR_OWN: [&str; 2] = ["agent::sim::schedules", "agent::sim::cluster_schedules"];
+
+/// When a lane runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Always,
+    /// If this is root.
+    Root,
+    /// If this is root, and `--long` is asked for.
+    Long,
+}
+
+/// Name, when it runs, what it does.
+type Lane = (&'static str, When, fn(&mut Run) -> Result<(), Failure>);
+
+/// In their order: first what tells most a minute; last the tests, so that what CI shows of a long log ends with their count.
+const LANES: [Lane; 21] = [
+    ("format", When::Always, format),
+    ("crates", When::Always, crates),
+    ("lints", When::Always, lints),
+    ("documentation", When::Always, documentation),
+    ("rules", When::Always, rules),
+    ("simulation", When::Always, simulation),
+    ("simulation on disk", When::Always, simulation_on_disk),
+    ("fuzz", When::Always, fuzz),
+    ("budgets", When::Root, budgets),
+    ("machine", When::Root, machine),
+    ("chaos", When::Root, chaos),
+    ("boards", When::Always, boards),
+    ("emulation", When::Always, emulation),
+    ("long simulation", When::Long, long_simulation),
+    ("long fuzz", When::Long, long_fuzz),
+    ("long tests", When::Long, long_tests),
+    ("whole chaos", When::Long, whole_chaos),
+    ("demos", When::Long, demos),
+    ("all boards", When::Long, all_boards),
+    ("bench", When::Long, bench),
+    ("tests", When::Always, tests),
+];
+
+/// What was typed.
+#[derive(Debug, Default, PartialEq)]
+struct Args {
+    long: bool,
+    /// Lanes, by name; none: all.
+    only: Vec<String>,
+}
+
+fn parse(words: &[String]) -> Result<Args, Failure> {
+    let mut args = Args::default();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--long" => args.long = true,
+            "--only" => {
+                let names = words.next().ok_or("--only: which lanes?")?;
+                args.only = names.split(',').map(str::to_owned).collect();
+            }
+            odd => {
+                return Err(format!("unknown option {odd:?}; known: --long, --only LANE,…").into());
+            }
+        }
+    }
+    if let Some(odd) = args
+        .only
+        .iter()
+        .find(|o| LANES.iter().all(|lane| lane.0 != **o))
+    {
+        let names: Vec<_> = LANES.iter().map(|lane| lane.0).collect();
+        return Err(format!("unknown lane {odd:?}; there are {}", names.join(", ")).into());
+    }
+    Ok(args)
+}
+
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let args = parse(words)?;
+    let mut run = Run::new(List::read(Path::new(LIST))?);
+    for missing in install::ensure(&[&install::BUILD, &install::HOST, &install::TEST])? {
+        run.skip(&format!("{missing} is not installed"));
+    }
+    let is_whole = args.only.is_empty();
+    if is_whole && is_root() && env::var_os(SHIPPED).is_none() {
+        run.build_beside()?;
+    }
+    for (name, when, work) in LANES {
+        let asked = args.only.iter().any(|only| only == name);
+        let wanted = asked || is_whole && (args.long || when != When::Long);
+        if !wanted {
+            if is_whole {
+                run.skip(&format!("lane {name}"));
+            }
+        } else if when != When::Always && !is_root() {
+            run.skip(&format!("lane {name}: it needs root"));
+        } else {
+            run.begin(name);
+            if let Err(e) = work(&mut run) {
+                run.fail(&e.to_string());
+            }
+        }
+    }
+    run.end()
+}
+
+fn format(run: &mut Run) -> Result<(), Failure> {
+    run.step(cargo().args(["fmt", "--all", "--check"]));
+    Ok(())
+}
+
+fn crates(run: &mut Run) -> Result<(), Failure> {
+    run.step(&mut task("crates"));
+    Ok(())
+}
+
+fn lints(run: &mut Run) -> Result<(), Failure> {
+    let words = "clippy --workspace --all-targets -- -D warnings";
+    run.step(cargo().args(words.split(' ')));
+    Ok(())
+}
+
+fn documentation(run: &mut Run) -> Result<(), Failure> {
+    let words = "doc --workspace --no-deps --document-private-items";
+    run.step(
+        cargo()
+            .args(words.split(' '))
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    );
+    Ok(())
+}
+
+/// Rules of `logic` that the program cannot reach.
+fn rules(run: &mut Run) -> Result<(), Failure> {
+    run.step(&mut task("reach"));
+    Ok(())
+}
+
+fn simulation(run: &mut Run) -> Result<(), Failure> {
+    let mut command = run.tests()?.library();
+    sim::set(&mut command, sim::CI_SCHEDULES, false);
+    run.step(&mut command);
+    Ok(())
+}
+
+fn simulation_on_disk(run: &mut Run) -> Result<(), Failure> {
+    let mut command = run.tests()?.library();
+    sim::set(&mut command, sim::CI_SCHEDULES_ON_DISK, true);
+    run.step(&mut command);
+    Ok(())
+}
+
+fn long_simulation(run: &mut Run) -> Result<(), Failure> {
+    let mut command = run.tests()?.library();
+    sim::set(&mut command, LONG_SCHEDULES, false);
+    run.step(&mut command);
+    Ok(())
+}
+
+/// Another seed than the tests' own short run.
+fn fuzz(run: &mut Run) -> Result<(), Failure> {
+    let mut command = run.tests()?.library();
+    fuzz::set(
+        &mut command,
+        fuzz::Long::Seconds(fuzz::SHORT_SECONDS),
+        2,
+        "",
+    );
+    run.step(&mut command);
+    Ok(())
+}
+
+fn long_fuzz(run: &mut Run) -> Result<(), Failure> {
+    let mut command = run.tests()?.library();
+    fuzz::set(&mut command, fuzz::Long::Seconds(LONG_FUZZ_S), 3, "");
+    run.step(&mut command);
+    Ok(())
+}
+
+/// Budgets count for the program as it is shipped.
+fn budgets(run: &mut Run) -> Result<(), Failure> {
+    let shipped = run.shipped()?;
+    for name in BUDGETS {
+        let mut command = run.tests()?.program(name)?;
+        run.step(command.env(SHIPPED, &shipped));
+    }
+    Ok(())
+}
+
+fn machine(run: &mut Run) -> Result<(), Failure> {
+    if !vm::is_possible() {
+        run.skip("lane machine: its image is for x86-64");
+        return Ok(());
+    }
+    let shipped = run.shipped()?;
+    run.step(task("vm").env(SHIPPED, shipped));
+    Ok(())
+}
+
+fn chaos(run: &mut Run) -> Result<(), Failure> {
+    let program = run.tests()?.crashing.clone();
+    run.step(task("chaos").arg("--quick").arg("--program").arg(program));
+    Ok(())
+}
+
+fn whole_chaos(run: &mut Run) -> Result<(), Failure> {
+    let program = run.tests()?.crashing.clone();
+    run.step(task("chaos").arg("--program").arg(program));
+    Ok(())
+}
+
+/// Both for all: the libraries below are built beside each other.
+fn boards(run: &mut Run) -> Result<(), Failure> {
+    if !can_build(run, &BUILT_BOARDS) {
+        return Ok(());
+    }
+    run.step(task("dist").args(BUILT_BOARDS));
+    Ok(())
+}
+
+fn emulation(run: &mut Run) -> Result<(), Failure> {
+    if can_build(run, &[EMULATED_BOARD]) {
+        run.step(task("emulate").arg(EMULATED_BOARD));
+    }
+    Ok(())
+}
+
+fn all_boards(run: &mut Run) -> Result<(), Failure> {
+    run.step(task("dist").arg("--start"));
+    run.step(task("emulate").args(["--all"]).args(BUILT_BOARDS));
+    Ok(())
+}
+
+/// What CI does not build would rot: only elsewhere the lack of a toolchain is no fault.
+fn can_build(run: &mut Run, boards: &[&str]) -> bool {
+    match dist::prepare(boards) {
+        Err(e) if env::var_os("CI").is_none() => {
+            run.skip(&format!("programs for boards: {e}"));
+            false
+        }
+        _ => true,
+    }
+}
+
+fn demos(run: &mut Run) -> Result<(), Failure> {
+    let shipped = run.shipped()?;
+    run.step(task("demo").env(SHIPPED, &shipped));
+    run.step(task("demo").arg("--cluster").env(SHIPPED, shipped));
+    Ok(())
+}
+
+fn bench(run: &mut Run) -> Result<(), Failure> {
+    let shipped = run.shipped()?;
+    run.step(task("bench").env(SHIPPED, &shipped));
+    run.step(task("bench").arg("pull").env(SHIPPED, shipped));
+    Ok(())
+}
+
+/// Tests that are ignored because they take minutes.
+fn long_tests(run: &mut Run) -> Result<(), Failure> {
+    for (program, test) in [
+        (
+            "picolet_logic",
+            "api_sim::converges_and_never_errs_in_many_schedules",
+        ),
+        ("image", "memory_does_not_grow_with_the_archive"),
+        ("volume_memory", "a_directory_of_a_million_names"),
+    ] {
+        let mut command = run.tests()?.program(program)?;
+        run.step(command.args(["--ignored", "--exact", test]));
+    }
+    Ok(())
+}
+
+/// The rest of all test programs.
+fn tests(run: &mut Run) -> Result<(), Failure> {
+    // Tests take every kubectl that they find.
+    let kubectls = match install::old_kubectl() {
+        Ok(dir) => {
+            let at_hand = env::var_os(KUBECTLS);
+            let dirs = at_hand.iter().flat_map(env::split_paths).chain([dir]);
+            Some(env::join_paths(dirs)?)
+        }
+        Err(e) => {
+            run.skip(&format!("Debian's kubectl: {e}"));
+            None
+        }
+    };
+    let names = run.tests()?.names();
+    for name in names.iter().filter(|name| !BUDGETS.contains(&&***name)) {
+        let mut command = run.tests()?.program(name)?;
+        if let Some(dirs) = &kubectls {
+            command.env(KUBECTLS, dirs);
+        }
+        if name == LIBRARY {
+            command.args(LANES_OF_THEIR_OWN.iter().flat_map(|test| ["--skip", test]));
+        }
+        run.step_called(&format!("tests: {name}"), &mut command);
+    }
+    Ok(())
+}
+
+/// A task of this project. Not this program's own file: cargo may have put another in its place since.
+fn task(name: &str) -> Command {
+    let mut command = cargo();
+    command.args(["xtask", name]);
+    command
+}
+
+/// Name of the library's tests.
+const LIBRARY: &str = "picolet";
+
+/// What [`Run::tests`] builds.
+struct Tests {
+    programs: Vec<TestProgram>,
+    /// The program, with crash points.
+    crashing: PathBuf,
+}
+
+struct TestProgram {
+    name: String,
+    /// Where cargo would start it.
+    dir: PathBuf,
+    file: PathBuf,
+}
+
+impl Tests {
+    /// What builds them.
+    fn command() -> Command {
+        let mut command = cargo();
+        let words = "test --workspace --no-run --profile sim --features picolet/crash-points";
+        command.args(words.split(' '));
+        command
+    }
+
+    /// Asks cargo for what [`Tests::command`] has built.
+    fn find() -> Result<Self, Failure> {
+        let messages = output(Self::command().args(["--message-format", "json"]))?;
+        let mut programs = Vec::new();
+        let mut crashing = None;
+        for message in messages.lines() {
+            let Ok(message) = serde_json::from_str::<serde_json::Value>(message) else {
+                continue;
+            };
+            let Some(file) = message["executable"].as_str().map(PathBuf::from) else {
+                continue;
+            };
+            let name = message["target"]["name"].as_str().ok_or("no name")?;
+            if message["profile"]["test"] == true {
+                let manifest = message["manifest_path"].as_str().ok_or("no manifest")?;
+                let dir = Path::new(manifest).parent().ok_or("no directory")?;
+                programs.push(TestProgram {
+                    name: name.to_owned(),
+                    dir: dir.to_owned(),
+                    file,
+                });
+            } else if name == stage::PROGRAM {
+                crashing = Some(file);
+            }
+        }
+        programs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self {
+            programs,
+            crashing: crashing.ok_or("cargo named no program")?,
+        })
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.programs.iter().map(|p| p.name.clone()).collect()
+    }
+
+    fn program(&self, name: &str) -> Result<Command, Failure> {
+        let found = self.programs.iter().find(|p| p.name == name);
+        let found = found.ok_or_else(|| format!("there are no tests called {name}"))?;
+        let mut command = Command::new(&found.file);
+        command.current_dir(&found.dir);
+        Ok(command)
+    }
+
+    fn library(&self) -> Command {
+        self.program(LIBRARY).expect("a library")
+    }
+}
