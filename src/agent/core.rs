@@ -652,6 +652,8 @@ fn admit(ctx: &Ctx, pod: &Pod) -> bool {
     let Err(rejection) = super::admission::admit(ctx, pod) else {
         return true;
     };
+    ctx.counters
+        .count(|c| c.rejected(rejection.metric_reason()));
     let (reason, message) = (&rejection.reason, &rejection.message);
     ctx.pod_event(pod, Severity::Warning, reason, message);
     status::reject(ctx, pod, reason, message);

@@ -257,7 +257,8 @@ async fn relist(ctx: &Shared, events: &Sender<Event>) {
     }
     let begun = ctx.clock.now();
     let before = view.last_relist();
-    let (stamp, wall) = (view.pleg.borrow().stamp(begun), ctx.clock.wall());
+    // 0 is the time of what was never listed.
+    let (stamp, wall) = (begun.max(Mono(1)), ctx.clock.wall());
     let listed = match ctx.runtime.list_pods().await {
         Ok(listed) => listed,
         Err(e) => {
@@ -280,13 +281,15 @@ async fn relist(ctx: &Shared, events: &Sender<Event>) {
         let (mut pleg, mut cache) = (view.pleg.borrow_mut(), view.cache.borrow_mut());
         pleg.inspected(&uid, status, &mut cache, seen);
     }
-    let happened: Vec<pleg::Event> = {
-        let (mut pleg, mut cache) = (view.pleg.borrow_mut(), view.cache.borrow_mut());
-        pleg.relisted(&mut cache, stamp, ctx.clock.now());
-        core::iter::from_fn(|| pleg.poll_event()).collect()
+    view.cache.borrow_mut().set_time(stamp);
+    let (happened, discarded) = {
+        let mut pleg = view.pleg.borrow_mut();
+        let happened: Vec<pleg::Event> = core::iter::from_fn(|| pleg.poll_event()).collect();
+        (happened, pleg.discarded())
     };
     let (took, gap) = (ctx.clock.now() - begun, before.map(|before| begun - before));
-    ctx.counters.count(|c| c.relisted(took, gap, wall));
+    ctx.counters
+        .count(|c| c.relisted(took, gap, wall, discarded));
     // Sent even when nothing happened: calls may wait for a status newer than their last end.
     if !happened.is_empty() || waiting.is_some() {
         let _ = events.send(Event::Relisted(happened)).await;

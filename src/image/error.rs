@@ -19,9 +19,6 @@ pub enum ImageError {
     /// No such image.
     #[error("no image {0:?}")]
     NotFound(String),
-    /// More than one image has an id that starts like this.
-    #[error("image id {0:?} is ambiguous")]
-    Ambiguous(String),
     /// A container uses the image.
     #[error("image {0} is in use by a container")]
     InUse(String),
@@ -206,7 +203,7 @@ impl ImageError {
                     | Problem::Read(_)
                     | Problem::Write { .. }
             ),
-            Self::InvalidReference { .. } | Self::NotFound(_) | Self::Ambiguous(_) => false,
+            Self::InvalidReference { .. } | Self::NotFound(_) => false,
         }
     }
 

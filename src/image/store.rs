@@ -45,8 +45,6 @@ use crate::sys::{crash, disk_usage, file, lock};
 pub const MAX_IMAGES: usize = 1000;
 /// Names an image has at most.
 pub const MAX_NAMES: usize = 256;
-/// Fewest hex digits that [`Store::find`] takes for the start of an id.
-pub const MIN_ID_PREFIX: usize = 4;
 /// Directory below `layers/` for images that have no layer: overlayfs wants at least one.
 const EMPTY: &str = "empty";
 
@@ -209,29 +207,6 @@ impl Store {
         Ok(index.by_reference(&reference))
     }
 
-    /// [`Store::resolve`], else the one image whose id starts with `text`. For people.
-    ///
-    /// Errors: [`ImageError::NotFound`], [`ImageError::Ambiguous`].
-    pub fn find(&self, text: &str) -> Result<Arc<ImageRecord>, ImageError> {
-        if let Ok(Some(image)) = self.resolve(text) {
-            return Ok(image);
-        }
-        let prefix = text.strip_prefix("sha256:").unwrap_or(text);
-        if prefix.len() < MIN_ID_PREFIX || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(ImageError::NotFound(text.into()));
-        }
-        let index = self.index();
-        let mut hits = index
-            .images
-            .values()
-            .filter(|image| image.id["sha256:".len()..].starts_with(prefix));
-        match (hits.next(), hits.next()) {
-            (Some(image), None) => Ok(Arc::clone(image)),
-            (None, _) => Err(ImageError::NotFound(text.into())),
-            (Some(_), Some(_)) => Err(ImageError::Ambiguous(text.into())),
-        }
-    }
-
     /// The image with this id (`sha256:…`).
     #[must_use]
     pub fn get(&self, id: &str) -> Option<Arc<ImageRecord>> {
@@ -347,12 +322,6 @@ impl Store {
     #[must_use]
     pub fn layers_root(&self) -> PathBuf {
         self.inner.root.join("layers")
-    }
-
-    /// Bytes that the unpacked layers of all images hold, each layer counted once.
-    #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        self.index().layers().values().map(|l| l.size_bytes).sum()
     }
 
     /// The file system that holds the store.
@@ -848,7 +817,6 @@ mod tests {
             );
         }
         assert_eq!(store.resolve("busybox").expect("valid"), None);
-        assert_eq!(store.find(&image.id[7..15]).expect("prefix"), image);
         let dirs = store.layer_dirs(&image.id).expect("layers");
         assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
     }

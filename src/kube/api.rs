@@ -89,8 +89,6 @@ pub trait Api: Send + Sync {
     fn node(&self, name: &str) -> Reply<Value>;
     /// Creates this node's object. Returns it.
     fn create_node(&self, body: &[u8]) -> Reply<Value>;
-    /// Patches this node's object, its status excepted. Returns it.
-    fn patch_node(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value>;
     /// Patches this node's status. Returns the node.
     fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value>;
 
@@ -98,8 +96,6 @@ pub trait Api: Send + Sync {
     fn lease(&self, name: &str) -> Reply<Value>;
     /// Creates it.
     fn create_lease(&self, body: &[u8]) -> Reply<Value>;
-    /// Replaces it.
-    fn update_lease(&self, name: &str, body: &[u8]) -> Reply<Value>;
     /// Patches it (RFC 7386): the smallest renewal. Returns its metadata only.
     fn patch_lease(&self, name: &str, body: &[u8]) -> Reply<Value>;
 

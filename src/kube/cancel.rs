@@ -1,6 +1,5 @@
 //! Ending, from another thread, an exchange that may have no end.
 
-use core::time::Duration;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use ureq::Agent;
@@ -47,16 +46,6 @@ impl Cancel {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.lock().cancelled
-    }
-
-    /// Waits for so long, or until it is cancelled; returns whether it was. Between two watches.
-    pub fn wait(&self, time: Duration) -> bool {
-        let guard = self.lock();
-        let (state, _) = self
-            .bell
-            .wait_timeout_while(guard, time, |state| !state.cancelled)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.cancelled
     }
 
     /// The connections to cut. False if it is too late to begin.

@@ -128,12 +128,6 @@ impl Cluster {
         }
     }
 
-    /// The kubeconfig.
-    #[must_use]
-    pub const fn config(&self) -> &Kubeconfig {
-        &self.config
-    }
-
     /// Looks at the files of certificates with the next request: there may be a new pair (BOOT-08).
     pub fn look_at_credentials(&self) {
         self.credentials.look_again();
@@ -220,7 +214,7 @@ impl<'a> Ask<'a> {
 
 /// A client of the apiserver: connections of its own, its own rate.
 pub struct Client {
-    cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<Cluster>,
     timeouts: Timeouts,
     rate: Option<Arc<Rate>>,
     connections: Mutex<Option<Connections>>,
@@ -244,12 +238,6 @@ impl Client {
             rate,
             connections: Mutex::new(None),
         }
-    }
-
-    /// What it shares with other clients of the apiserver.
-    #[must_use]
-    pub const fn cluster(&self) -> &Arc<Cluster> {
-        &self.cluster
     }
 
     /// Closes connections that are not in use; those in use are not used again. After repeated failures the path may be

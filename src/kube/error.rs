@@ -86,12 +86,6 @@ impl KubeError {
         matches!(self.status(), Some(409))
     }
 
-    /// Whether a resource version or a continue token is too old.
-    #[must_use]
-    pub const fn is_expired(&self) -> bool {
-        matches!(self.status(), Some(410))
-    }
-
     /// Whether the apiserver is there at all, whatever it says (BOOT-09).
     #[must_use]
     pub const fn is_answer(&self) -> bool {
@@ -332,6 +326,6 @@ mod tests {
                 "{error}"
             );
         }
-        assert!(api(404).is_not_found() && api(409).is_conflict() && api(410).is_expired());
+        assert!(api(404).is_not_found() && api(409).is_conflict());
     }
 }

@@ -230,12 +230,6 @@ impl Doorbell {
             Err(_) => Rung::Ended(Err(KubeError::Cancelled)),
         }
     }
-
-    /// Ends the watch there is, as if its link had broken: after a long sleep of the machine, or when its answers are no
-    /// longer wanted.
-    pub fn interrupt(&self) {
-        self.cancel.interrupt();
-    }
 }
 
 impl Drop for Doorbell {
@@ -333,7 +327,7 @@ mod tests {
             assert_eq!((rings, overrun), (RING_QUEUE, true));
             bell.watch(options()).await;
             assert!(matches!(bell.next().await, Rung::Ring(r) if r.kind == RingKind::Modified));
-            bell.interrupt();
+            bell.cancel.interrupt();
             assert!(matches!(bell.next().await, Rung::Ended(Err(_))));
             // Dropped while it watches.
             bell.watch(options()).await;

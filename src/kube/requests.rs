@@ -46,7 +46,7 @@ impl Default for Rates {
 
 /// The apiserver over HTTP, by three clients (CONF-21).
 pub struct HttpApi {
-    main: Client,
+    pub(super) main: Client,
     /// Shares nothing with the others but the credentials: a full rate or a stuck connection there must not cost the node.
     heartbeat: Client,
     events: Client,
@@ -76,12 +76,6 @@ impl HttpApi {
             ),
             events: client(timeouts, rates.events),
         }
-    }
-
-    /// What the clients share.
-    #[must_use]
-    pub const fn cluster(&self) -> &Arc<Cluster> {
-        self.main.cluster()
     }
 
     fn get(&self, path: &str) -> Reply<Value> {
@@ -244,12 +238,6 @@ impl Api for HttpApi {
         self.heartbeat.send(&ask)?.document()
     }
 
-    fn patch_node(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value> {
-        let path = format!("/api/v1/nodes/{}", segment(name)?);
-        let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
-        self.main.send(&ask)?.document()
-    }
-
     fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value> {
         let path = format!("/api/v1/nodes/{}/status", segment(name)?);
         let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
@@ -263,12 +251,6 @@ impl Api for HttpApi {
 
     fn create_lease(&self, body: &[u8]) -> Reply<Value> {
         let ask = Ask::send(Method::POST, LEASES, JSON, body);
-        self.heartbeat.send(&ask)?.document()
-    }
-
-    fn update_lease(&self, name: &str, body: &[u8]) -> Reply<Value> {
-        let path = format!("{LEASES}/{}", segment(name)?);
-        let ask = Ask::send(Method::PUT, &path, JSON, body);
         self.heartbeat.send(&ask)?.document()
     }
 

@@ -98,7 +98,6 @@ fn what_is_asked() {
     api.patch_node_status("n", Patch::Strategic, b"{}")
         .expect("node");
     api.patch_lease("n", b"{3}").expect("lease");
-    api.update_lease("n", b"{}").expect("lease");
     api.create_event("shop", b"{}").expect("event");
     api.patch_event("shop", "e", b"{}").expect("event");
     api.create_token("shop", "default", b"{}").expect("token");
@@ -132,7 +131,6 @@ fn what_is_asked() {
             "POST /api/v1/namespaces/shop/pods",
             "PATCH /api/v1/nodes/n/status",
             "PATCH /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
-            "PUT /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
             "POST /api/v1/namespaces/shop/events",
             "PATCH /api/v1/namespaces/shop/events/e",
             "POST /api/v1/namespaces/shop/serviceaccounts/default/token",
@@ -170,7 +168,7 @@ fn what_is_asked() {
     let connections: Vec<_> = seen.iter().map(|s| s.connection).collect();
     assert_eq!(
         connections,
-        [0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0]
+        [0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0]
     );
 }
 
@@ -214,7 +212,7 @@ fn pages_make_one_list_or_none() {
             }
         });
         let error = names(&api(&server)).expect_err(name);
-        assert_eq!(error.is_expired(), name == "expired", "{error}");
+        assert_eq!(error.status() == Some(410), name == "expired", "{error}");
     }
     // A server that never comes to the end.
     let server = Server::plain(|_| ok(&page("9", "x", &[item("one")])));
@@ -324,7 +322,7 @@ fn answers_that_stop() {
         "{error}"
     );
     // The heartbeat has a time for the whole (CONF-21).
-    let cluster = Arc::clone(api.cluster());
+    let cluster = Arc::clone(&api.main.cluster);
     let heartbeat = Duration::from_millis(50);
     let api = HttpApi::new(&cluster, quick(), Rates::default(), Some(heartbeat));
     let begun = clock::mono();
@@ -547,7 +545,7 @@ fn new_certificates_are_taken_without_a_restart() {
     );
     let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", &user, &[]);
     let api = api_of(config, quick());
-    let cluster = Arc::clone(api.cluster());
+    let cluster = Arc::clone(&api.main.cluster);
     assert!(
         matches!(api.config_map("a", "b"), Err(KubeError::Local(_))),
         "none yet"
@@ -649,7 +647,7 @@ fn the_doorbell_rings() {
         assert!(matches!(end, Err(KubeError::Unreachable { .. })), "{end:?}");
         assert_eq!(rings, ["u-one"]);
     }
-    assert!(watch().0.expect_err("expired").is_expired());
+    assert_eq!(watch().0.expect_err("expired").status(), Some(410));
     let (end, _) = watch();
     assert!(matches!(end, Ok(WatchEnd::Error(e)) if e.status == 410));
     let seen = server.seen();
@@ -700,7 +698,7 @@ fn the_doorbell_can_be_cut_off() {
         cancel.cancel();
         let end = watching.join().expect("thread");
         assert!(matches!(end, Err(KubeError::Cancelled)), "{end:?}");
-        assert!(cancel.wait(Duration::from_secs(3600)), "nobody waits on");
+        assert!(cancel.is_cancelled());
         let end = api.watch_pods(&options(), &cancel, &mut |_| panic!("no ring"));
         assert!(matches!(end, Err(KubeError::Cancelled)), "{end:?}");
         assert_eq!(server.seen().len(), 2);
@@ -747,7 +745,7 @@ fn new_certificates_end_the_doorbell() {
     };
     rung.recv().expect("a ring");
     replace();
-    api.cluster().look_at_credentials();
+    api.main.cluster.look_at_credentials();
     // Whichever client sees it first.
     api.lease("n").expect("lease");
     let end = watching.join().expect("thread");

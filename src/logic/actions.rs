@@ -18,7 +18,7 @@ use crate::api::{
 };
 
 use super::kill::{KillCause, single_kill_grace_s};
-pub use super::probe::{NoProbes, ProbeResult, Probes};
+pub use super::probe::{ProbeResult, Probes};
 pub use super::restart::restartable;
 use super::restart::{
     effective_policy, init_failed, restart_all_pending, restarts_after_exit, triggers_restart_all,

@@ -52,19 +52,12 @@ impl Rejection {
         Self::new(name, format!("Predicate {name} failed: {text}"))
     }
 
-    /// The answer while the node itself is not known.
-    #[must_use]
-    pub fn no_node_info() -> Self {
-        Self::new("InvalidNodeInfo", "Kubelet cannot get node info.")
-    }
-
     /// Value of the metric's `reason` label (ADM-03): few enough to be a label.
     #[must_use]
-    pub fn metric_reason(&self) -> &str {
+    pub fn metric_reason(&self) -> &'static str {
         const KNOWN: &[&str] = &[
             "AppArmor",
             "Evicted",
-            "InvalidNodeInfo",
             "OutOfcpu",
             "OutOfephemeral-storage",
             "OutOfmemory",
@@ -75,12 +68,11 @@ impl Rejection {
             "SysctlForbidden",
             "UnexpectedAdmissionError",
         ];
-        if KNOWN.contains(&self.reason.as_str()) {
-            &self.reason
-        } else if self.reason.starts_with("OutOf") {
-            "OutOfExtendedResources"
-        } else {
-            "Other"
+        let known = KNOWN.iter().find(|known| **known == self.reason);
+        match known {
+            Some(known) => known,
+            None if self.reason.starts_with("OutOf") => "OutOfExtendedResources",
+            None => "Other",
         }
     }
 }

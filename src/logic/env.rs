@@ -24,24 +24,6 @@ pub trait Objects {
     ) -> Result<Vec<u8>, String>;
 }
 
-/// No objects at all.
-pub struct NoObjects;
-
-impl Objects for NoObjects {
-    fn config_map(&self, _: &str, _: &str) -> Result<Option<&ConfigMap>, String> {
-        Ok(None)
-    }
-    fn secret(&self, _: &str, _: &str) -> Result<Option<&Secret>, String> {
-        Ok(None)
-    }
-    fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
-        Err(format!("no file {path:?} in volume {volume:?}"))
-    }
-    fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
-        Err("service account tokens need an API server".into())
-    }
-}
-
 /// Everything env is made from.
 pub struct EnvInput<'a> {
     /// The pod.
@@ -483,7 +465,7 @@ mod tests {
         let input = EnvInput {
             pod: &pod,
             container: &Container::default(),
-            objects: &NoObjects,
+            objects: &crate::testing::NoObjects,
             services: None,
             place: Place {
                 node_name: "",

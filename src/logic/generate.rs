@@ -537,7 +537,8 @@ fn recursive_read_only(
 mod tests {
     use super::*;
     use crate::api::cri::{DnsConfig, SecurityProfile};
-    use crate::env::{EnvInput, NoObjects, environment};
+    use crate::env::{EnvInput, environment};
+    use crate::testing::NoObjects;
 
     fn node() -> NodeContext {
         NodeContext {

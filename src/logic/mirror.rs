@@ -80,17 +80,6 @@ impl Mirror {
     }
 }
 
-/// What is known of the Node object, to which mirrors belong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwnNode<'a> {
-    /// It could not be read, or is not there.
-    Unknown,
-    /// It is being deleted.
-    Terminating,
-    /// Its uid.
-    Known(&'a str),
-}
-
 /// What to do about the mirror of a static pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -98,23 +87,18 @@ pub enum Action {
     Nothing,
     /// Delete it with grace 0 and this uid as precondition. If that really deleted it, ask again.
     Delete(PodUid),
-    /// Create it; the Node's uid.
-    Create(String),
-    /// It should be there, and cannot be: the Node is not known or goes.
-    NoNode,
+    /// Create it.
+    Create,
 }
 
 /// What the mirror of `pod`, a static pod, needs (MIR-04, MIR-05).
 #[must_use]
-pub fn reconcile(pod: &ObjectMeta, mirror: Option<&Mirror>, node: OwnNode<'_>) -> Action {
+pub fn reconcile(pod: &ObjectMeta, mirror: Option<&Mirror>) -> Action {
     let hash = pod.annotations.get(CONFIG_HASH);
     match mirror {
         Some(mirror) if !mirror.terminating && Some(&mirror.hash) == hash => Action::Nothing,
         Some(mirror) => Action::Delete(mirror.uid.clone()),
-        None => match node {
-            OwnNode::Known(uid) if !uid.is_empty() => Action::Create(uid.into()),
-            OwnNode::Known(_) | OwnNode::Unknown | OwnNode::Terminating => Action::NoNode,
-        },
+        None => Action::Create,
     }
 }
 
@@ -127,6 +111,9 @@ pub enum MirrorError {
     /// The apiserver would take it for another node's.
     #[error("pod {0} is of another node")]
     OtherNode(String),
+    /// Nothing that the mirror could belong to.
+    #[error("the Node object has no uid")]
+    NoNodeUid,
     /// NodeRestriction refuses it.
     #[error("pod {0} refers to API objects")]
     References(String),
@@ -146,6 +133,9 @@ pub fn mirror_pod(
     let hash = hash.ok_or_else(|| MirrorError::NoHash(name()))?;
     if pod.spec.node_name != node {
         return Err(MirrorError::OtherNode(name()));
+    }
+    if node_uid.is_empty() {
+        return Err(MirrorError::NoNodeUid);
     }
     // Refused when the manifest was read; a record of an older version may still have them.
     if !super::validation::static_references(pod).is_empty() {
@@ -209,16 +199,6 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    /// Takes a complete list of the pods of this node. What is in it and no mirror is passed over.
-    pub fn replace<'a>(&mut self, pods: impl Iterator<Item = &'a ObjectMeta>) {
-        self.known.clear();
-        for metadata in pods {
-            if let Some(mirror) = Mirror::of(metadata) {
-                self.put(FullName::of(metadata), mirror);
-            }
-        }
-    }
-
     /// Takes a mirror as it was created or read.
     pub fn put(&mut self, name: FullName, mirror: Mirror) {
         if self.known.len() < MAX_MIRRORS || self.known.contains_key(&name) {
@@ -245,29 +225,6 @@ impl Mirrors {
         let mut uids: Vec<PodUid> = self.known.values().map(|m| m.uid.clone()).collect();
         uids.order();
         uids
-    }
-
-    /// Number of mirrors, for `kubelet_mirror_pods`.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.known.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
-    }
-
-    /// The uid under which the apiserver knows a pod: its own, or that of its mirror. `None`: a static pod without mirror,
-    /// whose status is not sent (MIR-01, MIR-03).
-    #[must_use]
-    pub fn api_uid<'a>(&'a self, pod: &'a ObjectMeta, is_static: bool) -> Option<&'a PodUid> {
-        if !is_static {
-            return Some(&pod.uid);
-        }
-        let mirror = self.known.get(&FullName::of(pod))?;
-        Some(&mirror.uid)
     }
 
     /// The name of the pod that a mirror's uid stands for; `None`: it is no mirror's, and stands for itself (MIR-01).
@@ -363,6 +320,14 @@ mod tests {
         }
     }
 
+    fn take(mirrors: &mut Mirrors, pods: &[ObjectMeta]) {
+        for pod in pods {
+            if let Some(mirror) = Mirror::of(pod) {
+                mirrors.put(FullName::of(pod), mirror);
+            }
+        }
+    }
+
     fn name(name: &str) -> FullName {
         FullName {
             namespace: "ns".into(),
@@ -420,6 +385,9 @@ mod tests {
             edit(&mut pod);
             assert_eq!(mirror_pod(&raw, &pod, "pi", "nu"), Err(error));
         }
+        let (raw, pod) = static_pod();
+        let nobody = mirror_pod(&raw, &pod, "pi", "");
+        assert_eq!(nobody, Err(MirrorError::NoNodeUid));
     }
 
     #[test]
@@ -428,47 +396,24 @@ mod tests {
         pod.annotations = [(CONFIG_HASH.into(), "h1".into())].into();
         let delete = || Action::Delete("m".into());
         // MIR-04 MIR-05 MIR-09
-        for (name, found, node, want) in [
+        for (name, found, want) in [
             (
                 "as it should be",
                 Some(mirror("m", "h1", false)),
-                OwnNode::Unknown,
                 Action::Nothing,
             ),
-            (
-                "terminating",
-                Some(mirror("m", "h1", true)),
-                OwnNode::Known("nu"),
-                delete(),
-            ),
+            ("terminating", Some(mirror("m", "h1", true)), delete()),
             (
                 "of another version",
                 Some(mirror("m", "h2", false)),
-                OwnNode::Unknown,
                 delete(),
             ),
-            (
-                "none",
-                None,
-                OwnNode::Known("nu"),
-                Action::Create("nu".into()),
-            ),
-            ("no node", None, OwnNode::Unknown, Action::NoNode),
-            (
-                "no uid of the node",
-                None,
-                OwnNode::Known(""),
-                Action::NoNode,
-            ),
-            ("the node goes", None, OwnNode::Terminating, Action::NoNode),
+            ("none", None, Action::Create),
         ] {
-            assert_eq!(reconcile(&pod, found.as_ref(), node), want, "{name}");
+            assert_eq!(reconcile(&pod, found.as_ref()), want, "{name}");
         }
         pod.annotations.clear();
-        assert_eq!(
-            reconcile(&pod, Some(&mirror("m", "", false)), OwnNode::Unknown),
-            delete()
-        );
+        assert_eq!(reconcile(&pod, Some(&mirror("m", "", false))), delete());
     }
 
     #[test]
@@ -492,22 +437,12 @@ mod tests {
         let mut dying = meta("b", "mb", Some("hb"));
         dying.deletion_timestamp = Some(Wall(0));
         let list = [meta("a", "ma", Some("ha")), dying, meta("c", "uc", None)];
-        mirrors.replace(list.iter());
-        assert_eq!(mirrors.len(), 2);
+        take(&mut mirrors, &list);
+        assert_eq!(mirrors.known.len(), 2);
         assert_eq!(mirrors.get(&name("a")), Some(&mirror("ma", "ha", false)));
         assert_eq!(mirrors.get(&name("b")), Some(&mirror("mb", "hb", true)));
         assert_eq!(mirrors.get(&name("c")), None);
         let uid = |text: &str| PodUid::from(text);
-        for (pod, is_static, want) in [
-            ("a", true, Some("ma")),
-            ("c", true, None),
-            ("c", false, Some("own")),
-            ("a", false, Some("own")),
-        ] {
-            let pod = meta(pod, "own", None);
-            let got = mirrors.api_uid(&pod, is_static);
-            assert_eq!(got, want.map(uid).as_ref());
-        }
         assert_eq!(mirrors.name_of(&uid("mb")), Some(&name("b")));
         assert_eq!(mirrors.name_of(&uid("uc")), None);
         // MIR-09: gone by its own uid only.
@@ -515,8 +450,6 @@ mod tests {
         assert!(mirrors.get(&name("a")).is_some());
         mirrors.remove(&name("a"), &uid("ma"));
         assert!(mirrors.get(&name("a")).is_none());
-        mirrors.replace([].iter());
-        assert!(mirrors.is_empty());
     }
 
     #[test]
@@ -524,7 +457,7 @@ mod tests {
         // MIR-10
         let mut mirrors = Mirrors::default();
         let list = ["kept", "orphan", "ends"].map(|n| meta(n, &["m", n].concat(), Some("h")));
-        mirrors.replace(list.iter());
+        take(&mut mirrors, &list);
         assert_eq!(
             mirrors.orphans(|n| n.name == "kept", |n| n.name == "ends"),
             [(name("orphan"), "morphan".into())]
@@ -537,8 +470,8 @@ mod tests {
         let many: Vec<ObjectMeta> = (0..MAX_MIRRORS + 9)
             .map(|n| meta(&["p", &n.to_string()].concat(), "u", Some("h")))
             .collect();
-        mirrors.replace(many.iter());
-        assert_eq!(mirrors.len(), MAX_MIRRORS);
+        take(&mut mirrors, &many);
+        assert_eq!(mirrors.known.len(), MAX_MIRRORS);
         let p = name("p0");
         assert_eq!(mirrors.tries_at(&p), Mono(0));
         let mut now = Mono(0);

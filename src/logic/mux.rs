@@ -23,8 +23,6 @@ use crate::api::{PodUid, Wall};
 pub enum Source {
     /// The manifest directory or file.
     File,
-    /// A manifest URL.
-    Http,
     /// The apiserver.
     Api,
 }
@@ -35,7 +33,6 @@ impl Source {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
-            Self::Http => "http",
             Self::Api => "api",
         }
     }
@@ -246,14 +243,6 @@ impl Mux {
     #[must_use]
     pub fn all_sources_ready(&self) -> bool {
         self.feeds.values().all(|f| f.merged && f.handled)
-    }
-
-    /// Uids of the last snapshot of `source`, sorted.
-    pub fn uids(&self, source: Source) -> impl Iterator<Item = &PodUid> {
-        self.feeds
-            .get(&source)
-            .into_iter()
-            .flat_map(|f| f.pods.keys())
     }
 }
 

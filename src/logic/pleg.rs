@@ -1,8 +1,8 @@
 //! Pod lifecycle event generator: what changed at the runtime between two relists.
 //!
-//! A relist is four steps of the caller, which alone talks to the runtime: take a [`Pleg::stamp`], list all pods,
+//! A relist is four steps of the caller, which alone talks to the runtime: take the time, list all pods,
 //! hand the list to [`Pleg::listed`], read each pod that it names and hand that to [`Pleg::inspected`], then close
-//! with [`Pleg::relisted`]. Relists never overlap. A listing that fails is simply not handed over. Afterwards
+//! with [`RuntimeCache::set_time`]. Relists never overlap. A listing that fails is simply not handed over. Afterwards
 //! [`Pleg::poll_event`] yields what happened; the cache is by then at least as new as the event.
 //!
 //! A container that is created and removed between two relists is invisible: exited containers must be kept for a
@@ -10,7 +10,7 @@
 
 use alloc::{
     boxed::Box,
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     string::String,
     vec::Vec,
 };
@@ -24,14 +24,10 @@ use crate::api::{
 
 use super::runtime_cache::{RuntimeCache, Seen};
 
-/// Time from the end of a relist to the start of the next.
-pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 /// A relist that began longer ago than this makes the PLEG unhealthy.
 pub const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
 /// Events that may wait. More are dropped and counted; their pods are synced at their next resync.
 pub const MAX_EVENTS: usize = 1000;
-/// Single pods that may wait for a relist, and for a reinspection. More are refused: the next full relist serves them.
-pub const MAX_REQUESTS: usize = 200;
 /// Capacity of the event list that is kept for the next burst.
 const KEPT_EVENTS: usize = 64;
 
@@ -46,7 +42,7 @@ pub enum EventKind {
     ContainerRemoved,
     /// Its state is not known. Never delivered, but it makes the pod be read.
     ContainerChanged,
-    /// The pod was read again on request.
+    /// The pod was read again after a failure.
     PodSync,
 }
 
@@ -115,29 +111,13 @@ pub struct RunningCounts {
 #[derive(Clone, Debug, Default)]
 pub struct Pleg {
     records: BTreeMap<PodUid, Record>,
-    /// UIDs that are to be read again once they are listed.
-    reinspect: BTreeSet<PodUid>,
-    requests: VecDeque<(PodUid, Mono)>,
-    /// Newest instant that a request asked to be newer than.
-    newest_request: Mono,
     events: VecDeque<Event>,
-    dropped: u64,
+    discarded: u64,
     /// When the last successful listing began.
     relist_began: Option<Mono>,
-    /// When the last relist ended.
-    relist_ended: Option<Mono>,
 }
 
 impl Pleg {
-    /// The time of a listing that begins now.
-    ///
-    /// It is later than what any request so far asked to be newer than: two things in the same millisecond still
-    /// have an order.
-    #[must_use]
-    pub fn stamp(&self, now: Mono) -> Mono {
-        now.max(self.newest_request + Duration::from_millis(1))
-    }
-
     /// Takes a complete list of all pods, and names those that must be read.
     ///
     /// - Shape: `pods` in any order; the answer is sorted by UID.
@@ -199,85 +179,6 @@ impl Pleg {
         self.deliver(uid, &old, &current);
     }
 
-    /// Closes a relist: whoever waits for something newer than `stamp` is served.
-    pub fn relisted(&mut self, cache: &mut RuntimeCache, stamp: Mono, now: Mono) {
-        cache.set_time(stamp);
-        self.relist_ended = Some(now);
-    }
-
-    /// When the next relist is due: at once before the first.
-    #[must_use]
-    pub fn next_relist(&self) -> Mono {
-        self.relist_ended
-            .map_or(Mono(0), |ended| ended + RELIST_PERIOD)
-    }
-
-    /// Asks for a relist of one pod that begins after `after`. False if too many wait: the full relist will do.
-    pub fn request(&mut self, uid: &PodUid, after: Mono) -> bool {
-        self.newest_request = self.newest_request.max(after);
-        if self.requests.len() >= MAX_REQUESTS {
-            return false;
-        }
-        self.requests.push_back((uid.clone(), after));
-        true
-    }
-
-    /// The next pod to relist alone. Requests that a full relist has served are skipped; a due full relist goes
-    /// before all of them.
-    pub fn next_request(&mut self, now: Mono) -> Option<PodUid> {
-        if self.next_relist() <= now {
-            return None;
-        }
-        while let Some((uid, after)) = self.requests.pop_front() {
-            if self.relist_began.is_none_or(|began| began <= after) {
-                return Some(uid);
-            }
-        }
-        None
-    }
-
-    /// Takes what the runtime said about one pod that was asked for alone.
-    ///
-    /// A failure, or a pod the runtime does not know, is left to the full relist: false.
-    pub fn relisted_one(
-        &mut self,
-        uid: &PodUid,
-        status: Result<PodRuntimeStatus, String>,
-        cache: &mut RuntimeCache,
-        seen: Seen,
-    ) -> bool {
-        let Some(pod) = status
-            .ok()
-            .filter(|pod| !pod.sandboxes.is_empty() || !pod.containers.is_empty())
-        else {
-            return false;
-        };
-        if self.note(uid, &PodItem::from(&pod)) {
-            self.inspected(uid, Ok(pod), cache, seen);
-        } else {
-            cache.mark_observed(uid, seen.at);
-        }
-        true
-    }
-
-    /// Has a pod read in the next relist that lists it, changed or not. False if too many wait.
-    pub fn request_reinspection(&mut self, uid: &PodUid) -> bool {
-        if let Some(record) = self.records.get_mut(uid) {
-            record.reinspect = true;
-            return true;
-        }
-        let room = self.reinspect.len() < MAX_REQUESTS || self.reinspect.contains(uid);
-        if room {
-            self.reinspect.insert(uid.clone());
-        }
-        room
-    }
-
-    /// Forgets a reinspection asked for a pod that never came.
-    pub fn cancel_reinspection(&mut self, uid: &PodUid) {
-        self.reinspect.remove(uid);
-    }
-
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
@@ -289,8 +190,8 @@ impl Pleg {
 
     /// Events dropped because the list was full.
     #[must_use]
-    pub const fn dropped(&self) -> u64 {
-        self.dropped
+    pub const fn discarded(&self) -> u64 {
+        self.discarded
     }
 
     /// Whether relists succeed.
@@ -332,14 +233,12 @@ impl Pleg {
 
     /// Notes the listed state of a pod. Returns whether the pod must be read.
     fn note(&mut self, uid: &PodUid, pod: &PodItem) -> bool {
-        let asked = self.reinspect.remove(uid);
         if !self.records.contains_key(uid) {
             self.records.insert(uid.clone(), Record::default());
         }
         let Some(record) = self.records.get_mut(uid) else {
             return false;
         };
-        record.reinspect |= asked;
         let items = items(pod);
         record.current = (items != record.old).then_some(items);
         record.reinspect || record.current.is_some()
@@ -360,7 +259,7 @@ impl Pleg {
             return;
         }
         if self.events.len() >= MAX_EVENTS {
-            self.dropped += 1;
+            self.discarded += 1;
             return;
         }
         self.events.push_back(Event {
@@ -513,7 +412,7 @@ mod tests {
         /// A whole relist in which each inspection answers what was listed, or fails.
         fn relist(&mut self, pods: &[PodRuntimeStatus], fail: bool) -> usize {
             self.now += 1000;
-            let stamp = self.pleg.stamp(Mono(self.now));
+            let stamp = Mono(self.now);
             let inspect = self.pleg.listed(&items_of(pods), &mut self.cache, stamp);
             for uid in &inspect {
                 let listed = pods.iter().find(|pod| pod.uid == *uid).cloned();
@@ -524,7 +423,7 @@ mod tests {
                 self.pleg
                     .inspected(uid, status, &mut self.cache, seen(stamp));
             }
-            self.pleg.relisted(&mut self.cache, stamp, Mono(self.now));
+            self.cache.set_time(stamp);
             inspect.len()
         }
 
@@ -600,25 +499,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_listing_changes_nothing() {
-        // PLEG-02
-        let mut bench = Bench::default();
-        bench.relist(&[pod(&[("x", Running)])], false);
-        let before = bench.pleg.relist_began;
-        bench.now += 5000;
-        let _stamp = bench.pleg.stamp(Mono(bench.now));
-        assert_eq!(bench.pleg.relist_began, before);
-        let freshness = bench.cache.newer_than(&"a".into(), Mono(1000));
-        assert_eq!(freshness, Freshness::Stale);
-    }
-
-    #[test]
     fn the_time_is_that_before_listing() {
-        // PLEG-03 PLEG-01
+        // PLEG-03
         let mut bench = Bench::default();
-        assert_eq!(bench.pleg.next_relist(), Mono(0), "first at once");
         let pods = [pod(&[("x", Running)])];
-        let stamp = bench.pleg.stamp(Mono(100));
+        let stamp = Mono(100);
         let inspect = bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp);
         assert_eq!(bench.pleg.relist_began, Some(Mono(100)));
         let unknown: PodUid = "b".into();
@@ -633,13 +518,12 @@ mod tests {
                 .pleg
                 .inspected(&uid, failed, &mut bench.cache, seen(stamp));
         }
-        bench.pleg.relisted(&mut bench.cache, stamp, Mono(250));
+        bench.cache.set_time(stamp);
         assert_eq!(bench.cache.newer_than(&unknown, Mono(99)), Freshness::Fresh);
         assert_eq!(
             bench.cache.newer_than(&unknown, Mono(100)),
             Freshness::Stale
         );
-        assert_eq!(bench.pleg.next_relist(), Mono(1250), "after its end");
     }
 
     #[test]
@@ -700,24 +584,6 @@ mod tests {
     }
 
     #[test]
-    fn reinspection_on_request() {
-        // PLEG-09
-        let mut bench = Bench::default();
-        let up = pod(&[("x", Running)]);
-        assert!(bench.pleg.request_reinspection(&"a".into()));
-        assert_eq!(bench.relist(&[], false), 0);
-        assert_eq!(
-            bench.relist(slice::from_ref(&up), false),
-            1,
-            "kept until it is listed"
-        );
-        assert_eq!(bench.events(), [(ContainerStarted, "x".into())]);
-        bench.pleg.request_reinspection(&"a".into());
-        assert_eq!(bench.relist(&[up], false), 1);
-        assert_eq!(bench.events(), [(PodSync, "".into())]);
-    }
-
-    #[test]
     fn a_pod_that_is_gone() {
         // PLEG-10
         let mut bench = Bench::default();
@@ -739,7 +605,7 @@ mod tests {
         let ids: Vec<String> = (0..MAX_EVENTS + 5).map(|n| format!("c{n:05}")).collect();
         let all: Vec<_> = ids.iter().map(|id| (id.as_str(), Running)).collect();
         bench.relist(&[pod(&all)], false);
-        assert_eq!(bench.pleg.dropped(), 5);
+        assert_eq!(bench.pleg.discarded(), 5);
         assert_eq!(bench.events().len(), MAX_EVENTS);
         assert_eq!(bench.relist(&[pod(&all)], false), 0, "relists go on");
         assert!(bench.pleg.events.capacity() <= KEPT_EVENTS * 2);
@@ -767,46 +633,6 @@ mod tests {
             late.to_string(),
             "pleg was last seen active 180 s ago, threshold is 180 s"
         );
-    }
-
-    #[test]
-    fn single_pods_on_demand() {
-        let a: PodUid = "a".into();
-        // PLEG-15 PLEG-16
-        let mut bench = Bench::default();
-        bench.pleg.request(&a, Mono(1));
-        assert_eq!(bench.pleg.next_request(Mono(1)), None, "the full one first");
-        bench.relist(&[pod(&[("x", Running)])], false);
-        bench.events();
-        assert_eq!(bench.pleg.next_request(Mono(1000)), None, "served by it");
-        for n in 0..MAX_REQUESTS {
-            assert!(bench.pleg.request(&a, Mono(1000)), "{n}");
-        }
-        assert!(!bench.pleg.request(&a, Mono(1000)), "the queue is full");
-        assert_eq!(bench.pleg.next_request(Mono(1000)), Some(a.clone()));
-
-        // Listed in the millisecond of the request, and yet newer than that.
-        let stamp = bench.pleg.stamp(Mono(1000));
-        assert_eq!(stamp, Mono(1001));
-        let one = |bench: &mut Bench, status, stamp| {
-            let Bench { pleg, cache, .. } = bench;
-            pleg.relisted_one(&"a".into(), status, cache, seen(stamp))
-        };
-        assert!(one(&mut bench, Ok(pod(&[("x", Running)])), stamp));
-        assert_eq!(bench.events(), [], "nothing new, but observed");
-        assert_eq!(bench.cache.newer_than(&a, Mono(1000)), Freshness::Fresh);
-        assert_eq!(
-            bench.cache.newer_than(&"b".into(), Mono(1000)),
-            Freshness::Stale,
-            "others wait on"
-        );
-        assert!(one(&mut bench, Ok(pod(&[("x", Exited)])), Mono(1200)));
-        assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
-        // Errors and absence are the full relist's business.
-        assert!(!one(&mut bench, Err("no answer".into()), Mono(1300)));
-        assert!(!one(&mut bench, Ok(pod(&[])), Mono(1300)));
-        assert!(bench.cache.get(&a).is_ok());
-        assert_eq!(bench.events(), []);
     }
 
     #[test]

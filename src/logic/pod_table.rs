@@ -583,13 +583,6 @@ impl PodTable {
         Some(self.slots[self.index_of(handle)?].worker.stage)
     }
 
-    /// Grace in force in seconds, once the pod terminates.
-    #[must_use]
-    pub fn grace_s(&self, handle: Handle) -> Option<u32> {
-        let grace_s = self.slots[self.index_of(handle)?].worker.grace_s;
-        (grace_s != 0).then_some(grace_s)
-    }
-
     /// Whether the pod's running call was told to end early.
     #[must_use]
     pub fn is_cancelled(&self, handle: Handle) -> bool {
@@ -604,18 +597,6 @@ impl PodTable {
             .worker
             .stop_status
             .as_deref()
-    }
-
-    /// Slots in use, pods not fetched as [`Effect::Gone`] yet included.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.used
-    }
-
-    /// Whether no slot is in use.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.used == 0
     }
 
     /// Handles of all pods, in slot order.
@@ -655,20 +636,6 @@ impl PodTable {
     #[must_use]
     pub fn is_pod_termination_requested(&self, uid: &PodUid) -> bool {
         self.ask(uid, false, |worker| worker.stage.is_requested())
-    }
-
-    /// Containers of the pod are being stopped: no new volume is set up.
-    #[must_use]
-    pub fn should_pod_containers_be_terminating(&self, uid: &PodUid) -> bool {
-        self.ask(uid, self.synced, |worker| {
-            worker.stage.termination_started()
-        })
-    }
-
-    /// Volumes may be unmounted.
-    #[must_use]
-    pub fn should_pod_runtime_be_removed(&self, uid: &PodUid) -> bool {
-        self.ask(uid, self.synced, |worker| worker.stage.is_terminated())
     }
 
     /// Containers, sandboxes and logs may be removed.
@@ -814,5 +781,7 @@ impl PodTable {
 
 #[cfg(test)]
 mod explore;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 #[cfg(test)]
 mod tests;

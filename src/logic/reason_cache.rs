@@ -80,18 +80,6 @@ impl ReasonCache {
         Some(&entry.failure)
     }
 
-    /// Number of entries.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing is remembered.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     fn tick(&self) -> u64 {
         self.clock.set(self.clock.get() + 1);
         self.clock.get()
@@ -121,17 +109,17 @@ mod tests {
         let mut cache = ReasonCache::default();
         cache.failed(&uid, "a", "ErrImagePull", "first");
         cache.failed(&uid, "a", "ImagePullBackOff", "second");
-        assert_eq!(cache.len(), 1);
+        assert_eq!(cache.len, 1);
         assert_eq!(&*cache.get(&uid, "a").expect("entry").message, "second");
         assert_eq!(cache.get(&uid, "b"), None);
         assert_eq!(cache.get(&other, "a"), None);
         cache.started(&other, "a");
         cache.started(&uid, "a");
-        assert!(cache.get(&uid, "a").is_none() && cache.is_empty());
+        assert!(cache.get(&uid, "a").is_none() && cache.len == 0);
         cache.failed(&uid, "a", "x", "");
         cache.failed(&uid, "b", "x", "");
         cache.forget_pod(&uid);
-        assert!(cache.is_empty());
+        assert!(cache.len == 0);
     }
 
     #[test]
@@ -144,7 +132,7 @@ mod tests {
         }
         assert!(cache.get(&uid, "c0").is_some(), "read, hence recent");
         cache.failed(&uid, "new", "r", &"x".repeat(MAX_MESSAGE_BYTES + 1));
-        assert_eq!(cache.len(), CAPACITY);
+        assert_eq!(cache.len, CAPACITY);
         assert!(cache.get(&uid, "c0").is_some());
         assert!(cache.get(&uid, "c1").is_none());
         let message = &cache.get(&uid, "new").expect("entry").message;

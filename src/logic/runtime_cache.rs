@@ -36,8 +36,6 @@ struct Entry {
     ends: Vec<(ContainerId, Mono)>,
     /// When the listing began that led to `status`.
     modified: Mono,
-    /// When the last listing began that found nothing new.
-    observed: Mono,
 }
 
 /// One status a pod. At most as many as the runtime lists.
@@ -80,7 +78,6 @@ impl RuntimeCache {
             status,
             ends,
             modified: seen.at,
-            observed: seen.at,
         };
         self.entries.insert(uid.clone(), entry);
     }
@@ -111,9 +108,7 @@ impl RuntimeCache {
             let status = entry.status.as_ref();
             status.is_ok_and(|status| status.containers.iter().any(is_it))
         });
-        let earliest = alive.map_or(Mono(0), |entry| {
-            self.time.max(entry.modified).max(entry.observed)
-        });
+        let earliest = alive.map_or(Mono(0), |entry| self.time.max(entry.modified));
         let finished = container.finished_at.unwrap_or(seen.wall);
         let age_ns = seen.wall.0.saturating_sub(finished.0).max(0).unsigned_abs();
         let at = Mono(seen.at.0.saturating_sub(age_ns / 1_000_000));
@@ -140,13 +135,6 @@ impl RuntimeCache {
             && let Some(Ok(before)) = self.entries.get(uid).map(|entry| &entry.status)
         {
             status.ips.clone_from(&before.ips);
-        }
-    }
-
-    /// A listing that began at `at` found `uid` as it is known.
-    pub fn mark_observed(&mut self, uid: &PodUid, at: Mono) {
-        if let Some(entry) = self.entries.get_mut(uid) {
-            entry.observed = at;
         }
     }
 
@@ -180,9 +168,7 @@ impl RuntimeCache {
 impl StatusAge for RuntimeCache {
     fn newer_than(&self, uid: &PodUid, after: Mono) -> Freshness {
         let entry = self.entries.get(uid);
-        let newest = entry.map_or(self.time, |entry| {
-            self.time.max(entry.modified).max(entry.observed)
-        });
+        let newest = entry.map_or(self.time, |entry| self.time.max(entry.modified));
         match entry {
             _ if newest <= after => Freshness::Stale,
             Some(Entry { status: Err(_), .. }) => Freshness::Failed,
@@ -230,14 +216,6 @@ impl RunningPods {
     pub fn fresh(&self, now: Mono) -> Option<&[RunningPod]> {
         let young = |at| now - at <= RUNNING_PODS_TTL;
         self.at.is_some_and(young).then_some(&self.pods[..])
-    }
-
-    /// The list, unless its listing began before `at`: what housekeeping needs.
-    #[must_use]
-    pub fn since(&self, at: Mono) -> Option<&[RunningPod]> {
-        self.at
-            .is_some_and(|listed| listed >= at)
-            .then_some(&self.pods[..])
     }
 }
 
@@ -369,62 +347,23 @@ mod tests {
     #[test]
     fn newer_than() {
         use Freshness::{Failed, Fresh, Stale};
-        let ok = || Ok(status(&[], None));
+        let (ok, no) = (|| Ok(status(&[], None)), || Err(String::from("x")));
         // CACHE-02 CACHE-03
-        for (name, time, set, observed, after, expected) in [
-            ("before the first relist", 0, None, None, 0, Stale),
-            ("absent, relist newer", 5, None, None, 4, Fresh),
-            ("absent, relist as old", 5, None, None, 5, Stale),
-            (
-                "present, modified newer",
-                0,
-                Some((ok(), 7)),
-                None,
-                6,
-                Fresh,
-            ),
-            (
-                "present, modified as old",
-                0,
-                Some((ok(), 7)),
-                None,
-                7,
-                Stale,
-            ),
-            (
-                "present, observed newer",
-                0,
-                Some((ok(), 3)),
-                Some(9),
-                8,
-                Fresh,
-            ),
-            ("present, relist newer", 9, Some((ok(), 3)), None, 8, Fresh),
-            ("present, all older", 9, Some((ok(), 3)), Some(8), 9, Stale),
-            (
-                "an error is an answer",
-                0,
-                Some((Err("x".into()), 7)),
-                None,
-                6,
-                Failed,
-            ),
-            (
-                "an old error is not",
-                0,
-                Some((Err("x".into()), 7)),
-                None,
-                7,
-                Stale,
-            ),
+        for (name, time, set, after, expected) in [
+            ("before the first relist", 0, None, 0, Stale),
+            ("absent, relist newer", 5, None, 4, Fresh),
+            ("absent, relist as old", 5, None, 5, Stale),
+            ("present, modified newer", 0, Some((ok(), 7)), 6, Fresh),
+            ("present, modified as old", 0, Some((ok(), 7)), 7, Stale),
+            ("present, relist newer", 9, Some((ok(), 3)), 8, Fresh),
+            ("present, all older", 9, Some((ok(), 3)), 9, Stale),
+            ("an error is an answer", 0, Some((no(), 7)), 6, Failed),
+            ("an old error is not", 0, Some((no(), 7)), 7, Stale),
         ] {
             let mut cache = RuntimeCache::default();
             cache.set_time(Mono(time));
             if let Some((status, at)) = set {
                 cache.set(&uid("a"), status, seen(at));
-            }
-            if let Some(at) = observed {
-                cache.mark_observed(&uid("a"), Mono(at));
             }
             assert_eq!(cache.newer_than(&uid("a"), Mono(after)), expected, "{name}");
         }
@@ -496,11 +435,5 @@ mod tests {
         let uids = |pods: &[RunningPod]| pods.iter().map(|p| p.uid.clone()).collect::<Vec<_>>();
         assert_eq!(running.fresh(Mono(13_000)).map(uids), Some(vec![uid("a")]));
         assert_eq!(running.fresh(Mono(13_001)), None, "expired");
-        assert_eq!(running.since(Mono(10_000)).map(uids), Some(vec![uid("a")]));
-        assert_eq!(
-            running.since(Mono(10_001)),
-            None,
-            "listed before it was asked for"
-        );
     }
 }

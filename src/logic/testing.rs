@@ -4,7 +4,7 @@ use alloc::{string::String, vec::Vec};
 
 use crate::actions::spec_hash;
 use crate::api::{
-    Container, ContainerId, Pod, PodUid, SandboxId, Wall,
+    ConfigMap, Container, ContainerId, Pod, PodUid, SandboxId, Secret, Wall,
     cri::{
         ContainerState, ContainerStatus, NamespaceOptions, PodRuntimeStatus, SandboxState,
         SandboxStatus,
@@ -13,6 +13,8 @@ use crate::api::{
     pod_status::PodStatus,
 };
 use crate::conditions::{self, DISRUPTION_TARGET};
+use crate::env::Objects;
+use crate::probe::{ProbeResult, Probes};
 
 pub mod server;
 pub mod smp;
@@ -183,4 +185,38 @@ pub fn merge_for_api(
         conditions::replace_or_append(&mut merged.conditions, condition);
     }
     merged
+}
+
+/// No objects at all.
+pub struct NoObjects;
+
+impl Objects for NoObjects {
+    fn config_map(&self, _: &str, _: &str) -> Result<Option<&ConfigMap>, String> {
+        Ok(None)
+    }
+    fn secret(&self, _: &str, _: &str) -> Result<Option<&Secret>, String> {
+        Ok(None)
+    }
+    fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
+        Err(format!("no file {path:?} in volume {volume:?}"))
+    }
+    fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
+        Err("service account tokens need an API server".into())
+    }
+}
+
+/// Nothing is probed. A container that has a startup or readiness probe then never counts as started or ready.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProbes;
+
+impl Probes for NoProbes {
+    fn liveness(&self, _: &ContainerId) -> Option<ProbeResult> {
+        None
+    }
+    fn readiness(&self, _: &ContainerId) -> Option<ProbeResult> {
+        None
+    }
+    fn startup(&self, _: &ContainerId) -> Option<ProbeResult> {
+        None
+    }
 }

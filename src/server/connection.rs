@@ -89,12 +89,6 @@ impl Connection {
         self.stalled = None;
     }
 
-    /// Bytes that were read and that nobody wanted yet.
-    #[must_use]
-    pub fn ahead(&self) -> &[u8] {
-        &self.ahead
-    }
-
     /// Puts `bytes` before what is read next.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
         self.ahead.splice(0..0, bytes.iter().copied());

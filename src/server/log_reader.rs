@@ -273,24 +273,6 @@ pub(crate) fn fuzz(data: &[u8], scratch: &Path) -> String {
     kinds
 }
 
-/// The last `lines` records of the log at `path` as text, of that at most the last `bytes` (TMSG-02).
-/// Blocking; reads at most `lines` records.
-pub fn read_tail(path: &Path, lines: u64, bytes: usize) -> io::Result<Vec<u8>> {
-    let options = LogOptions {
-        tail: Some(lines),
-        ..LogOptions::default()
-    };
-    let mut reader = LogReader::open(path, options)?;
-    let mut text = Vec::new();
-    while let Chunk::Text(chunk) = reader.next_chunk()? {
-        text.extend_from_slice(&chunk);
-        if text.len() > bytes {
-            text.drain(..text.len() - bytes);
-        }
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use std::{fs, io::Write as _};
@@ -473,18 +455,5 @@ mod tests {
             LogReader::open(&dir.0, LogOptions::default()).is_err(),
             "a directory is no log"
         );
-    }
-
-    #[test]
-    fn tail_for_messages() {
-        // TMSG-02
-        let dir = scratch("tail");
-        let path = dir.0.join("0.log");
-        fs::write(&path, sample()).expect("write");
-        assert_eq!(
-            read_tail(&path, 80, 2048).expect("tail"),
-            b"one\ntwo\nthree\n\n"
-        );
-        assert_eq!(read_tail(&path, 80, 5).expect("tail"), b"ree\n\n");
     }
 }

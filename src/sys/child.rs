@@ -11,7 +11,7 @@ use core::time::Duration;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::{ffi::OsStrExt, process::ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -75,7 +75,6 @@ pub struct Command {
     stderr: Sink,
     keep: Vec<OwnedFd>,
     exe: Option<Arc<OwnedFd>>,
-    session: bool,
     cgroups: Vec<PathBuf>,
     polite: bool,
 }
@@ -95,7 +94,6 @@ impl Command {
             stderr: Sink::Null,
             keep: Vec::new(),
             exe: None,
-            session: false,
             cgroups: Vec::new(),
             polite: false,
         }
@@ -165,12 +163,6 @@ impl Command {
         self
     }
 
-    /// Makes the child the leader of a new session instead of a new process group only.
-    pub fn session(mut self) -> Self {
-        self.session = true;
-        self
-    }
-
     /// For a child that watches over others and ends them itself: [`Child::kill`] sends SIGTERM to it alone.
     pub fn polite(mut self) -> Self {
         self.polite = true;
@@ -220,7 +212,6 @@ impl Command {
             stdio: [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()],
             keep: &keep,
             procs: &procs,
-            session: self.session,
         })
         .map_err(|e| named(&e, &self.program))?;
         // The child's ends of the pipes are closed here.
@@ -351,18 +342,6 @@ pub struct Child {
 }
 
 impl Child {
-    /// Its process id. The number stays reserved until [`Self::wait`] has returned.
-    #[must_use]
-    pub fn pid(&self) -> i32 {
-        self.pid.map_or(-1, Pid::as_raw)
-    }
-
-    /// Its pidfd.
-    #[must_use]
-    pub fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_ref().expect("set by spawn").as_fd()
-    }
-
     /// Waits for its end and reaps it. Does not read its pipes: use [`run`] for children with captured output.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         let gone = || io::Error::other("child was waited for twice");

@@ -57,22 +57,6 @@ pub fn rename_new(
     )
 }
 
-/// Gives two entries each other's name, in one step. Source: renameat2(2).
-pub fn exchange(
-    dir: impl AsFd,
-    name: &OsStr,
-    other_dir: impl AsFd,
-    other: &OsStr,
-) -> Result<(), Errno> {
-    renameat2(
-        dir.as_fd(),
-        name,
-        other_dir.as_fd(),
-        other,
-        libc::RENAME_EXCHANGE,
-    )
-}
-
 /// Not every C library has it.
 fn renameat2(
     dir: BorrowedFd<'_>,
@@ -128,8 +112,24 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Gives two entries each other's name, in one step. Source: renameat2(2).
+    pub(crate) fn exchange(
+        dir: impl AsFd,
+        name: &OsStr,
+        other_dir: impl AsFd,
+        other: &OsStr,
+    ) -> Result<(), Errno> {
+        renameat2(
+            dir.as_fd(),
+            name,
+            other_dir.as_fd(),
+            other,
+            libc::RENAME_EXCHANGE,
+        )
+    }
 
     #[test]
     fn a_rename_replaces_nothing() {

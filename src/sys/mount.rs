@@ -19,17 +19,6 @@ const MAX_OPTIONS_BYTES: usize = 4095;
 
 const NONE: Option<&str> = None;
 
-/// What happens to mounts made later below a mount, on either side. Source: mount_namespaces(7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Propagation {
-    /// Nothing goes either way.
-    Private,
-    /// From the host only (`HostToContainer`).
-    Slave,
-    /// Both ways (`Bidirectional`).
-    Shared,
-}
-
 /// Shows the file or directory `source` at `target` too; with what is mounted below it if `recursive`.
 pub fn bind(source: &Path, target: &Path, recursive: bool) -> io::Result<()> {
     let mut flags = MsFlags::MS_BIND;
@@ -137,14 +126,10 @@ fn overlay_options(
     options
 }
 
-/// Changes how the mount at `target` propagates; with all below it if `recursive`.
-pub fn set_propagation(target: &Path, propagation: Propagation, recursive: bool) -> io::Result<()> {
-    let mut flags = match propagation {
-        Propagation::Private => MsFlags::MS_PRIVATE,
-        Propagation::Slave => MsFlags::MS_SLAVE,
-        Propagation::Shared => MsFlags::MS_SHARED,
-    };
-    flags.set(MsFlags::MS_REC, recursive);
+/// Lets mounts made later below the mount at `target`, and below all in it, be seen wherever it is shown, and the reverse.
+/// Source: mount_namespaces(7).
+pub fn make_shared(target: &Path) -> io::Result<()> {
+    let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
     Ok(mount(NONE, target, NONE, flags, NONE)?)
 }
 
@@ -381,7 +366,8 @@ mod tests {
                 skipped!("no mount namespace: {e}");
                 return;
             }
-            set_propagation(Path::new("/"), Propagation::Private, true).expect("private");
+            let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
+            mount(NONE, Path::new("/"), NONE, private, NONE).expect("private");
             let dir = std::env::temp_dir().join(format!("picolet-mount-{}", nix::unistd::gettid()));
             std::fs::create_dir_all(&dir).expect("dir");
             tmpfs(

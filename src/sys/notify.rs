@@ -43,16 +43,6 @@ impl Notify {
         self.send("STOPPING=1")
     }
 
-    /// One line of text for `systemctl status`.
-    pub fn status(&self, text: &str) -> io::Result<()> {
-        self.send(&format!("STATUS={}", text.replace('\n', " ")))
-    }
-
-    /// Another process is the main one now.
-    pub fn main_pid(&self, pid: u32) -> io::Result<()> {
-        self.send(&format!("MAINPID={pid}"))
-    }
-
     /// Never waits: a full queue is `WouldBlock`.
     fn send(&self, message: &str) -> io::Result<()> {
         self.socket.send(message.as_bytes()).map(drop)
@@ -81,8 +71,6 @@ mod tests {
                 (notify.ready(), "READY=1"),
                 (notify.watchdog(), "WATCHDOG=1"),
                 (notify.stopping(), "STOPPING=1"),
-                (notify.status("a\nb"), "STATUS=a b"),
-                (notify.main_pid(7), "MAINPID=7"),
             ] {
                 sent.expect("send");
                 let mut buffer = [0; 64];

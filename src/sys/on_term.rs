@@ -48,11 +48,6 @@ pub fn target(pid: Pid) {
     }
 }
 
-/// Forgets the target: it was waited for, its number is free.
-pub fn no_target() {
-    TARGET.store(0, Ordering::SeqCst);
-}
-
 /// Whether SIGTERM has come.
 pub fn was_ordered() -> bool {
     ORDERED.load(Ordering::SeqCst)

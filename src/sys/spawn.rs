@@ -54,8 +54,6 @@ pub(super) struct Program<'a> {
     pub(super) keep: &'a [RawFd],
     /// Opened `cgroup.procs` of the control groups to enter.
     pub(super) procs: &'a [File],
-    /// A session of its own instead of a process group only.
-    pub(super) session: bool,
 }
 
 /// What the child finds in the caller's memory.
@@ -68,7 +66,7 @@ struct Call<'a> {
     errno: i32,
 }
 
-/// Starts `program`. The child leads a process group or session, has default signal dispositions, no blocked signal and no
+/// Starts `program`. The child leads a process group, has default signal dispositions, no blocked signal and no
 /// descriptor but those named.
 ///
 /// - Errors: what failed before or at the exec; no child is left then.
@@ -145,11 +143,7 @@ fn prepare(call: &Call<'_>) -> io::Result<()> {
         // "0" is the writer itself.
         procs.write_all(b"0")?;
     }
-    if program.session {
-        nix::unistd::setsid()?;
-    } else {
-        nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-    }
+    nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
     nix::unistd::chdir(program.cwd)?;
     for signal in 1..=LAST_SIGNAL {
         // SAFETY: a disposition without handler; fails harmlessly for SIGKILL, SIGSTOP and those the C library keeps.

@@ -1,14 +1,13 @@
 //! Setting up the volumes of a pod: idempotent, repeated at each sync.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
-    Cause, Files, Medium, PodVolume, PodVolumes, Source, Step, VolumeError, Volumes, atomic,
+    Cause, Files, Medium, PodVolume, PodVolumes, Source, VolumeError, Volumes, atomic,
     empty_dir::{self, Backing},
     fs_group, host_path, is_component,
     tear_down::plugin,
 };
-use crate::api::order::Order;
 use crate::sys::crash;
 
 /// A volume that containers may mount.
@@ -229,41 +228,17 @@ impl Volumes {
             );
         }
     }
-
-    /// Names of the volumes on disk as (plugin directory, volume), sorted: all that an agent needs to know after a restart.
-    ///
-    /// - Errors: the pod directory cannot be read.
-    pub fn volumes_on_disk(&self, uid: &str) -> Result<Vec<(String, String)>, Cause> {
-        let mut found = Vec::new();
-        let base = self.pods.join(uid).join(super::VOLUMES);
-        for plugin in sub_directories(&base).step("failed to read the pod's volumes")? {
-            for volume in
-                sub_directories(&base.join(&plugin)).step("failed to read the pod's volumes")?
-            {
-                found.push((plugin.clone(), volume));
-            }
-        }
-        found.order();
-        Ok(found)
-    }
-}
-
-fn sub_directories(dir: &std::path::Path) -> std::io::Result<Vec<String>> {
-    match fs::read_dir(dir) {
-        Ok(entries) => entries
-            .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
-            .collect(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(e),
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt},
+    };
 
     use super::{
-        super::testing::{Scratch, can_mount, pod, uid},
+        super::testing::{Scratch, can_mount, pod, uid, volumes_on_disk},
         *,
     };
     use crate::{api::ProjectedFile, volume::beneath};
@@ -332,7 +307,7 @@ mod tests {
         );
         assert!(dir.join("kept").exists());
         assert_eq!(
-            volumes.volumes_on_disk(&uid()).unwrap(),
+            volumes_on_disk(&volumes),
             [("kubernetes.io~empty-dir".into(), "data".into())]
         );
     }
@@ -511,11 +486,7 @@ mod tests {
             first.into_result().unwrap_err().to_string(),
             "MountVolume.SetUp failed for volume \"config\" : configmap \"c\" not found"
         );
-        assert_eq!(
-            volumes.volumes_on_disk(&uid()).unwrap(),
-            [],
-            "nothing half made stays"
-        );
+        assert_eq!(volumes_on_disk(&volumes), [], "nothing half made stays");
 
         volumes
             .set_up(&pod(vec![volume("config", Source::ConfigMap(files("1")))]))

@@ -192,7 +192,7 @@ mod tests {
 
     use nix::fcntl::AT_FDCWD;
 
-    use crate::sys::file::exchange;
+    use crate::sys::file::tests::exchange;
 
     use super::{
         super::testing::{Scratch, can_mount, uid},

@@ -55,6 +55,23 @@ pub(super) fn uid() -> PodUid {
     PodUid::new("0f0e0d0c-0000-4000-8000-000000000001")
 }
 
+/// The volumes of the pod that are on disk, as (plugin directory, volume), sorted.
+pub(super) fn volumes_on_disk(volumes: &Volumes) -> Vec<(String, String)> {
+    let names = |dir: &Path| {
+        let entries = fs::read_dir(dir).into_iter().flatten();
+        let names = entries.map(|entry| entry.expect("entry").file_name());
+        let mut names: Vec<String> = names.map(|n| n.to_string_lossy().into()).collect();
+        names.sort_unstable();
+        names
+    };
+    let base = volumes.pod_dir(&uid()).join(super::VOLUMES);
+    let of = |plugin: String| {
+        let volumes = names(&base.join(&plugin)).into_iter();
+        volumes.map(move |volume| (plugin.clone(), volume))
+    };
+    names(&base).into_iter().flat_map(of).collect()
+}
+
 /// A pod with these volumes and nothing else.
 pub(super) fn pod(volumes: Vec<super::PodVolume>) -> PodVolumes {
     PodVolumes {

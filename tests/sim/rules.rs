@@ -246,25 +246,21 @@ impl Rules {
 }
 
 /// The table's answers about one pod, in the order of the truth table without its last column.
-fn answers(table: &PodTable, uid: &PodUid) -> [bool; 6] {
+fn answers(table: &PodTable, uid: &PodUid) -> [bool; 4] {
     [
         table.is_pod_known_terminated(uid),
         table.could_have_running_containers(uid),
         table.should_pod_be_finished(uid),
         table.is_pod_termination_requested(uid),
-        table.should_pod_containers_be_terminating(uid),
-        table.should_pod_runtime_be_removed(uid),
     ]
 }
 
-const fn answers_in(stage: Stage) -> [bool; 6] {
+const fn answers_in(stage: Stage) -> [bool; 4] {
     match stage {
-        Stage::Sync => [false, true, false, false, false, false],
-        Stage::Requested => [false, true, false, true, false, false],
-        Stage::Terminating => [false, true, false, true, true, false],
-        Stage::Terminated => [true, false, false, true, true, true],
-        Stage::Finished => [true, false, true, true, true, true],
-        Stage::FinishedUnstarted => [true, false, true, true, false, true],
+        Stage::Sync => [false, true, false, false],
+        Stage::Requested | Stage::Terminating => [false, true, false, true],
+        Stage::Terminated => [true, false, false, true],
+        Stage::Finished | Stage::FinishedUnstarted => [true, false, true, true],
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     },
     api::{Mono, ObjectMeta, PodUid, Wall, pod::CONFIG_HASH},
     logic::{
-        mirror::{self, Action, FullName, Mirror, Mirrors, OwnNode},
+        mirror::{self, Action, FullName, Mirror, Mirrors},
         status_writer::{ApiCopy, Failure, Next, StatusWriter, Write},
     },
 };
@@ -229,18 +229,14 @@ impl ApiWriter {
             if work.is_some() {
                 return;
             }
-            // Which node it is matters only when it is created.
             let found = mirrors.get(pod.name);
-            let wanted =
-                match mirror::reconcile(&metadata(pod.name, pod.hash), found, OwnNode::Unknown) {
-                    Action::Nothing => return,
-                    // Also that of a pod which has ended: it shows what another was.
-                    Action::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
-                    Action::Create(_) | Action::NoNode if pod.ends => return,
-                    Action::Create(_) | Action::NoNode => {
-                        MirrorWork::Create(pod.uid.clone(), pod.name.clone())
-                    }
-                };
+            let wanted = match mirror::reconcile(&metadata(pod.name, pod.hash), found) {
+                Action::Nothing => return,
+                // Also that of a pod which has ended: it shows what another was.
+                Action::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
+                Action::Create if pod.ends => return,
+                Action::Create => MirrorWork::Create(pod.uid.clone(), pod.name.clone()),
+            };
             if may_try(pod.name) {
                 work = Some(wanted);
             }

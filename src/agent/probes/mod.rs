@@ -231,7 +231,7 @@ impl Probes {
     /// Workers there are.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
-        self.workers.borrow().len()
+        self.workers.borrow().iter().count()
     }
 
     /// Has the driver look again if something is due sooner than it waits for.

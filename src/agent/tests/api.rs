@@ -574,12 +574,8 @@ impl Api for FakeApi {
         })
     }
 
-    fn patch_node(&self, _: &str, _: Patch, body: &[u8]) -> Reply<Value> {
+    fn patch_node_status(&self, _: &str, _: Patch, body: &[u8]) -> Reply<Value> {
         self.not_noted(|state| patched(&mut state.node, body))
-    }
-
-    fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value> {
-        self.patch_node(name, kind, body)
     }
 
     fn lease(&self, _: &str) -> Reply<Value> {
@@ -592,10 +588,6 @@ impl Api for FakeApi {
             state.lease["metadata"]["resourceVersion"] = "1".into();
             Ok(state.lease.clone())
         })
-    }
-
-    fn update_lease(&self, _: &str, body: &[u8]) -> Reply<Value> {
-        self.create_lease(body)
     }
 
     fn patch_lease(&self, _: &str, body: &[u8]) -> Reply<Value> {

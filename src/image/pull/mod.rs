@@ -127,8 +127,6 @@ struct Inner {
 
 #[derive(Default)]
 struct Queue {
-    /// Whether all pulls are to end, those that come too.
-    stopped: bool,
     running: usize,
     waiting: VecDeque<Arc<Flight>>,
     /// Running or waiting, by what is asked for.
@@ -231,15 +229,6 @@ impl Puller {
         self.inner.blobs.clear(unused, clock::mono())
     }
 
-    /// Ends all pulls soon, with an error. What arrived stays.
-    pub fn stop(&self) {
-        let mut queue = self.inner.lock();
-        queue.stopped = true;
-        for flight in queue.flights.values() {
-            flight.stop.stop();
-        }
-    }
-
     fn board(&self, reference: Reference, credential: Option<Credential>) -> Arc<Flight> {
         let digest = credential.as_ref().map(Credential::digest);
         let key = (reference.to_string(), digest);
@@ -265,9 +254,6 @@ impl Puller {
             let why = format!("{MAX_WAITING} pulls are waiting already");
             queue.land(&flight, Err(PullError::Failed(why)));
             return flight;
-        }
-        if queue.stopped {
-            flight.stop.stop();
         }
         queue.flights.insert(key, Arc::clone(&flight));
         queue.waiting.push_back(Arc::clone(&flight));

@@ -1530,7 +1530,9 @@ fn a_stopped_pull_keeps_what_arrived() {
             while !matches!(bench.puller.progress(&name), Some(p) if p.bytes > 0) {
                 smol::future::yield_now().await;
             }
-            bench.puller.stop();
+            for flight in bench.puller.inner.lock().flights.values() {
+                flight.stop.stop();
+            }
         };
         smol::future::zip(pull, stop).await.0
     });

@@ -144,7 +144,7 @@ impl DockerConfig {
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     /// Key as normalised, credential; place by place.
-    places: Vec<Vec<(String, Credential)>>,
+    pub(super) places: Vec<Vec<(String, Credential)>>,
 }
 
 impl Keyring {

@@ -4,8 +4,9 @@ use super::*;
 use crate::api::pod::{Probe, RestartPolicy, VolumeMount};
 use crate::api::pod_status::{PodCondition, PodStatus};
 use crate::api::{ContainerId, Pod, Wall, cri::PodRuntimeStatus};
-use crate::probe::{NoProbes, Probes};
+use crate::probe::Probes;
 use crate::reason_cache::ReasonCache;
+use crate::testing::NoProbes;
 use crate::testing::{container, exited, instance, nth, pod_with, running_pod, sidecar};
 
 /// All probes of every instance have this result.

@@ -115,11 +115,14 @@ pub struct Counters {
     relist: Histogram<11>,
     relist_interval: Histogram<11>,
     relist_seen: Wall,
+    discarded_events: u64,
     pod_start: Histogram<25>,
     work: [Histogram<11>; Work::LABELS.len()],
     started: [u64; ContainerType::LABELS.len()],
     /// By kind and reason, of which there are few: they are names in this program.
     start_errors: BTreeMap<(ContainerType, &'static str), u64>,
+    /// By reason; few as well.
+    rejections: BTreeMap<&'static str, u64>,
 }
 const _: () = assert!(size_of::<Counters>() <= 4096, "one in an agent");
 
@@ -131,13 +134,19 @@ impl Counters {
         calls.errors += u64::from(!ok);
     }
 
-    /// A relist ended; `since` the one before began.
-    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: Wall) {
+    /// A relist ended; `since` the one before began. `discarded`: events that found no room, in all.
+    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: Wall, discarded: u64) {
         self.relist.observe(&DEFAULT, took);
         if let Some(since) = since {
             self.relist_interval.observe(&DEFAULT, since);
         }
         self.relist_seen = at;
+        self.discarded_events = discarded;
+    }
+
+    /// Admission refused a pod (ADM-03).
+    pub fn rejected(&mut self, reason: &'static str) {
+        *self.rejections.entry(reason).or_default() += 1;
     }
 
     /// A pod runs, for the first time since it was seen.
@@ -359,6 +368,16 @@ fn work(t: &mut Text, counters: &Counters) {
         },
     );
     t.family(
+        "kubelet_admission_rejections_total",
+        Counter,
+        "Pods that admission refused.",
+        |s| {
+            for (reason, n) in &counters.rejections {
+                s.put(&[("reason", *reason)], Value::Count(*n), None);
+            }
+        },
+    );
+    t.family(
         "kubelet_pod_start_duration_seconds",
         Histogram,
         "From a pod's arrival to its running.",
@@ -447,6 +466,14 @@ fn runtime(t: &mut Text, counters: &Counters) {
         "When the last relist ended, in seconds since 1970.",
         &[],
         Value::Time(counters.relist_seen),
+    );
+    one(
+        t,
+        "kubelet_pleg_discard_events",
+        Counter,
+        "Changes at the runtime that found no room; their pods are looked at later.",
+        &[],
+        Value::Count(counters.discarded_events),
     );
 }
 
@@ -598,14 +625,15 @@ mod tests {
 
     #[test]
     fn the_page() {
-        // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06
+        // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06 ADM-03 PLEG-12
         let mut counters = Counters::default();
         let ms = Duration::from_millis;
         counters.called(Operation::RunPodSandbox, ms(40), true);
         counters.called(Operation::RunPodSandbox, ms(900), false);
         counters.called(Operation::ListPods, ms(0), true);
-        counters.relisted(ms(1), None, Wall::from_secs(1_700_000_050));
-        counters.relisted(ms(1), Some(ms(1001)), Wall::from_secs(1_700_000_051));
+        counters.relisted(ms(1), None, Wall::from_secs(1_700_000_050), 0);
+        counters.relisted(ms(1), Some(ms(1001)), Wall::from_secs(1_700_000_051), 2);
+        counters.rejected("OutOfcpu");
         counters.pod_started(ms(700));
         counters.worked(Work::Sync, ms(300));
         counters.container_started(ContainerType::Regular, Ok(()));

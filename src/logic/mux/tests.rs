@@ -141,9 +141,11 @@ fn sources_are_apart() {
         ["add b"]
     );
     assert_eq!(say(&mux.merge(Source::Api, vec![], NOW)), ["remove b"]);
+    let mut mux = Mux::new(&[Source::File]);
     assert_eq!(
-        say(&mux.merge(Source::Http, vec![pod("c", "c", 1)], NOW)),
-        Vec::<String>::new()
+        say(&mux.merge(Source::Api, vec![pod("c", "c", 1)], NOW)),
+        Vec::<String>::new(),
+        "not configured"
     );
 }
 

@@ -785,10 +785,7 @@ fn outcomes() {
     assert_eq!(bench.stage(handle), Stage::Sync, "failure changes no state");
     bench.tick(&[&a]);
     bench.run(handle, Call::Sync, Outcome::Terminal);
-    assert!(
-        bench.table.should_pod_containers_be_terminating(&a.uid),
-        "termination has started with that"
-    );
+    assert_eq!(bench.stage(handle), Stage::Terminating, "started with that");
     for _ in 0..20 {
         let calls = bench.starts();
         assert!(matches!(calls[..], [(_, Call::Terminating { .. })]));
@@ -1022,15 +1019,13 @@ fn rows_of_known_pods() {
     );
 }
 
-/// Answers of the seven questions, in the order of the table.
-fn answers(table: &PodTable, uid: &PodUid) -> [bool; 7] {
+/// Answers of the five questions, in the order of the table.
+fn answers(table: &PodTable, uid: &PodUid) -> [bool; 5] {
     [
         table.is_pod_known_terminated(uid),
         table.could_have_running_containers(uid),
         table.should_pod_be_finished(uid),
         table.is_pod_termination_requested(uid),
-        table.should_pod_containers_be_terminating(uid),
-        table.should_pod_runtime_be_removed(uid),
         table.should_pod_content_be_removed(uid),
     ]
 }
@@ -1044,13 +1039,13 @@ fn truth_table() {
     let mut bench = Bench::new();
     assert_eq!(
         answers(&bench.table, &a.uid),
-        [F, T, F, F, F, F, F],
+        [F, T, F, F, F],
         "unknown, not yet synced"
     );
     bench.sync(&[]);
     assert_eq!(
         answers(&bench.table, &a.uid),
-        [F, F, T, F, T, T, T],
+        [F, F, T, F, T],
         "unknown, synced"
     );
 
@@ -1069,9 +1064,9 @@ fn truth_table() {
                 );
             };
             let handle = bench.create(&a);
-            check(&bench, "waiting to start", [F, T, F, F, F, F, F]);
+            check(&bench, "waiting to start", [F, T, F, F, F]);
             assert_eq!(bench.starts(), [(handle, Call::Sync)]);
-            check(&bench, "syncing", [F, T, F, F, F, F, F]);
+            check(&bench, "syncing", [F, T, F, F, F]);
             let target = if d { a.deleted(9) } else { a.clone() };
             bench.kill(
                 &target,
@@ -1080,14 +1075,14 @@ fn truth_table() {
                     ..kill_in(9)
                 },
             );
-            check(&bench, "requested, not yet started", [F, T, F, T, F, F, e]);
+            check(&bench, "requested, not yet started", [F, T, F, T, e]);
             bench.done(handle, Outcome::Done);
             assert_eq!(bench.starts(), [(handle, terminating(9))]);
-            check(&bench, "terminating", [F, T, F, T, T, F, e]);
+            check(&bench, "terminating", [F, T, F, T, e]);
             bench.done(handle, Outcome::Done);
-            check(&bench, "terminated, unfinished", [T, F, F, T, T, T, e || d]);
+            check(&bench, "terminated, unfinished", [T, F, F, T, e || d]);
             bench.run(handle, Call::Terminated, Outcome::Done);
-            check(&bench, "finished", [T, F, T, T, T, T, e || d]);
+            check(&bench, "finished", [T, F, T, T, e || d]);
         }
         let mut bench = Bench::new();
         let a = static_pod("a");
@@ -1103,7 +1098,7 @@ fn truth_table() {
         bench.effects();
         assert_eq!(
             answers(&bench.table, &a.uid),
-            [T, F, T, T, F, T, e || d],
+            [T, F, T, T, e || d],
             "finished, never started e={e} d={d}"
         );
     }

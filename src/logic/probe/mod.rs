@@ -84,22 +84,6 @@ pub trait Probes {
     }
 }
 
-/// Nothing is probed. A container that has a startup or readiness probe then never counts as started or ready.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoProbes;
-
-impl Probes for NoProbes {
-    fn liveness(&self, _: &ContainerId) -> Option<ProbeResult> {
-        None
-    }
-    fn readiness(&self, _: &ContainerId) -> Option<ProbeResult> {
-        None
-    }
-    fn startup(&self, _: &ContainerId) -> Option<ProbeResult> {
-        None
-    }
-}
-
 /// The number of a port that a probe or hook names (PROBE-24): that of the container's own port of that name, else the text
 /// as a number.
 ///

@@ -217,18 +217,6 @@ impl<A> Workers<A> {
         gone.iter().for_each(|uid| self.stop(uid, Kept::None));
     }
 
-    /// How many there are, those included that have ended.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.pods.values().map(|pod| pod.entries.len()).sum()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.pods.is_empty()
-    }
-
     /// All of them, with their pods.
     pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Entry<A>)> {
         let pods = self.pods.values();

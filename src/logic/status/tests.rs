@@ -4,7 +4,7 @@ use super::*;
 use crate::api::cri::{ContainerState as State, ContainerStatus as Instance, NamespaceMode};
 use crate::api::pod::{CONFIG_SOURCE, Probe, RestartPolicy};
 use crate::api::pod_status::{PodCondition, QosClass};
-use crate::probe::NoProbes;
+use crate::testing::NoProbes;
 use crate::testing::{
     Random, container, exited, instance, nth, pod_with, running_pod, sandbox, sidecar,
 };

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use crate::sys::mount::{self, Propagation};
+use crate::sys::mount;
 
 /// Makes `dir` (or the mount it lies on) propagate: what is pinned or mounted below is seen, and released, in every mount
 /// namespace that got a copy, and a pod may propagate its own mounts out.
@@ -23,5 +23,5 @@ pub(super) fn make_shared(dir: &Path) -> io::Result<()> {
     if on != dir {
         mount::bind(&dir, &dir, true)?;
     }
-    mount::set_propagation(&dir, Propagation::Shared, true)
+    mount::make_shared(&dir)
 }

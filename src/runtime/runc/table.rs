@@ -328,7 +328,9 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{child::Command, pidfd};
+    use std::process::{Command, Stdio};
+
+    use crate::sys::pidfd;
 
     #[test]
     fn an_end_is_seen_once_and_rings() {
@@ -336,10 +338,11 @@ mod tests {
             let mut table = Table::new().expect("epoll");
             let (reader, writer) = io::pipe().expect("pipe");
             let mut child = Command::new("/bin/cat")
-                .stdin(crate::sys::child::Input::Fd(reader.into()))
+                .stdin(Stdio::from(reader))
                 .spawn()
                 .expect("cat");
-            let fd = pidfd::open(child.pid()).expect("pidfd");
+            let pid = child.id().try_into().expect("a pid");
+            let fd = pidfd::open(pid).expect("pidfd");
             let who = Ended::Shim(ContainerId::new("c"));
             let watched = table.watch(fd, who.clone()).expect("watch");
             assert!(table.take_ended().is_empty(), "it runs");
@@ -348,7 +351,7 @@ mod tests {
             assert_eq!(table.take_ended(), [who]);
             table.unwatch(&watched);
             assert!(table.take_ended().is_empty(), "seen once");
-            child.wait().await.expect("reaped");
+            child.wait().expect("reaped");
         });
     }
 }

@@ -70,7 +70,7 @@ pub enum Error {
 }
 
 #[derive(Debug)]
-enum Pair {
+pub(super) enum Pair {
     /// One stream has come.
     Half {
         request: Box<str>,
@@ -90,7 +90,7 @@ enum Pair {
 const _: () = assert!(size_of::<Pair>() <= 48, "one per connection");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Data,
     Error,
 }
@@ -109,7 +109,7 @@ impl Pair {
 pub struct Streams {
     session: Box<Session>,
     tunnel: Option<Box<Tunnel>>,
-    pairs: Vec<Pair>,
+    pub(super) pairs: Vec<Pair>,
     /// The pair that became whole last had been ended before.
     end: Option<PairId>,
 }
@@ -201,12 +201,6 @@ impl Streams {
                 });
             }
         }
-    }
-
-    /// Connections, whole or not.
-    #[must_use]
-    pub const fn pairs(&self) -> usize {
-        self.pairs.len()
     }
 
     /// `bytes` of data have left the caller's hands.
@@ -404,6 +398,7 @@ impl Streams {
             return None;
         }
         self.with(out, |session, out| session.reply(id, out));
+        debug_assert!(self.pairs.len() < MAX_PAIRS);
         self.pairs.push(Pair::Half {
             request,
             port,

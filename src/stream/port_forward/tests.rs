@@ -65,12 +65,12 @@ fn real_kubectl() {
     for size in [1, 2, 3, 4, 5, 16, usize::MAX] {
         let (streams, seen, sent) = serve(Streams::new(), &recorded::bytes(FORWARD_SPDY), size);
         assert_eq!(seen, expected, "in pieces of {size}");
-        assert_eq!(streams.pairs(), 0);
+        assert_eq!(streams.pairs.len(), 0);
         let plain = spdy_frames(&sent);
         let recorded = recorded::bytes(FORWARD_TUNNEL);
         let (streams, seen, sent) = serve(Streams::tunnelled(), &recorded, size);
         assert_eq!(seen, expected, "tunnelled, in pieces of {size}");
-        assert_eq!(streams.pairs(), 0);
+        assert_eq!(streams.pairs.len(), 0);
         let messages = ws_frames(&sent);
         assert!(messages.iter().all(|(first, _)| *first == 0x82));
         let tunnelled: Vec<u8> = messages.into_iter().flat_map(|(_, m)| m).collect();
@@ -260,10 +260,10 @@ fn one_connection_fails_and_others_go_on() {
     assert_eq!(streams.sendable(first), 0);
     streams.send(second, b"y", &mut out).expect("open");
     streams.finish(second, &mut out);
-    assert_eq!(streams.pairs(), 1, "the client may still send");
+    assert_eq!(streams.pairs.len(), 1, "the client may still send");
     streams.close(second, &mut out);
     streams.close(second, &mut out);
-    assert_eq!(streams.pairs(), 0);
+    assert_eq!(streams.pairs.len(), 0);
     streams.go_away(&mut out);
     assert_eq!(
         spdy_frames(&out),
@@ -309,7 +309,7 @@ fn data_that_cannot_be_answered_is_refused() {
             }
             let (streams, seen, sent) = served(&client);
             assert_eq!(seen, Vec::<String>::new(), "{flags} {first}");
-            assert_eq!(streams.pairs(), 3, "they wait for their mates");
+            assert_eq!(streams.pairs.len(), 3, "they wait for their mates");
             let resets = sent.iter().filter(|frame| frame.starts_with("reset"));
             assert_eq!(resets.count(), 3, "{sent:?}");
         }
@@ -328,9 +328,9 @@ fn a_mate_that_does_not_come() {
     assert_eq!(streams.next_timeout(), Some(at));
     let mut out = Vec::new();
     streams.handle_timeout(Mono(at.0 - 1), &mut out);
-    assert_eq!(streams.pairs(), 2);
+    assert_eq!(streams.pairs.len(), 2);
     streams.handle_timeout(at, &mut out);
-    assert_eq!((streams.pairs(), streams.next_timeout()), (0, None));
+    assert_eq!((streams.pairs.len(), streams.next_timeout()), (0, None));
     let mut frames = spdy_frames(&out);
     frames.sort();
     let text = "data 1 \"timed out waiting for streams\"";
@@ -345,7 +345,7 @@ fn connections_have_a_limit() {
         client.forward(2 * n + 1, "error", "80", &n.to_string());
     }
     let (streams, _, sent) = served(&client);
-    assert_eq!(streams.pairs(), MAX_PAIRS);
+    assert_eq!(streams.pairs.len(), MAX_PAIRS);
     assert_eq!(sent.last(), Some(&format!("reset {} 3", 2 * most + 1)));
 }
 

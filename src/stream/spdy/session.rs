@@ -62,7 +62,7 @@ pub enum Event {
 pub struct Gone;
 
 #[derive(Debug)]
-struct Stream {
+pub(super) struct Stream {
     id: StreamId,
     replied: bool,
     /// The peer has sent its FIN.
@@ -124,7 +124,7 @@ pub struct Session {
     /// The newest header block.
     block: Vec<u8>,
     /// In order of their ids.
-    streams: Vec<Stream>,
+    pub(super) streams: Vec<Stream>,
     /// Newest stream of the peer's.
     last: StreamId,
     going: bool,
@@ -199,12 +199,6 @@ impl Session {
     #[must_use]
     pub fn is_open(&self, id: StreamId) -> bool {
         self.stream(id).is_some_and(|s| !s.finished)
-    }
-
-    /// Streams of which either side may still send.
-    #[must_use]
-    pub const fn open_streams(&self) -> usize {
-        self.streams.len()
     }
 
     /// How much payload the peer takes on `id` now; `usize::MAX` from one without windows.
@@ -463,6 +457,7 @@ impl Session {
             return Ok(None);
         }
         let fin = flags & FLAG_FIN != 0;
+        debug_assert!(self.streams.len() < MAX_STREAMS);
         self.streams.push(Stream {
             id,
             replied: false,

@@ -415,7 +415,7 @@ fn sending() {
     session.reset(3, Reset::Cancel, &mut out);
     session.reset(3, Reset::Cancel, &mut out);
     assert_eq!(session.send(3, b"late", &mut out), Err(Gone));
-    assert_eq!((session.has(3), session.open_streams()), (false, 1));
+    assert_eq!((session.has(3), session.streams.len()), (false, 1));
     assert_eq!(
         spdy_frames(&out),
         ["data 1 \"abc\"", "data 1 \"\" fin", "reset 3 5"]
@@ -423,7 +423,7 @@ fn sending() {
     let mut client = SpdyClient::default();
     client.data(1, true, b"");
     session.receive(&client.bytes, &mut out).expect("frames");
-    assert_eq!(session.open_streams(), 0, "over in both directions");
+    assert_eq!(session.streams.len(), 0, "over in both directions");
 
     let mut client = SpdyClient::default();
     client.stream(1, "x");

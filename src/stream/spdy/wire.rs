@@ -145,14 +145,10 @@ pub(super) const fn control_head(control: Control, length: u32) -> [u8; HEAD_BYT
 pub enum Reset {
     /// The peer broke the protocol.
     ProtocolError = 1,
-    /// There is no such stream.
-    InvalidStream = 2,
     /// Not started; may be tried again.
     RefusedStream = 3,
     /// No longer wanted.
     Cancel = 5,
-    /// This side failed.
-    InternalError = 6,
 }
 
 impl Reset {

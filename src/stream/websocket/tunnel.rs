@@ -19,15 +19,6 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// A connection behind its handshake.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            socket: WebSocket::new(),
-            ready: 0,
-        }
-    }
-
     /// Makes the front of `input` readable: takes what is only WebSocket's. Afterwards [`Tunnel::ready`] bytes behind it are
     /// SPDY's; they are not taken. `true` as event: the peer said goodbye.
     ///

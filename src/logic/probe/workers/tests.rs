@@ -79,7 +79,7 @@ fn who_is_probed() {
     // PROBE-02
     let mut all = workers(&pod(), at(100));
     all.add(&pod(), at(100), |_, _| (), |n| n);
-    assert_eq!(all.len(), 5);
+    assert_eq!(all.iter().count(), 5);
     assert_eq!(all.next_due(), Some(at(100)));
     use ProbeKind::{Liveness, Readiness, Startup};
     let found: Vec<_> = due(&mut all, at(100))
@@ -95,7 +95,7 @@ fn who_is_probed() {
     ];
     assert_eq!(found, want.map(|(name, kind)| (name.to_owned(), kind)));
     let plain = workers(&pod_with(&["a"]), at(100));
-    assert!(plain.is_empty());
+    assert!(plain.pods.is_empty());
     // PROBE-03
     let mut young = workers(&pod(), at(9));
     assert_eq!(young.next_due(), Some(at(14)), "half a period later");
@@ -131,9 +131,9 @@ fn ends() {
     );
     assert!(all.next_due().is_some(), "readiness goes on");
     all.retain(|_| true, at(103));
-    assert_eq!(all.len(), 5);
+    assert_eq!(all.iter().count(), 5);
     all.retain(|_| false, at(103));
-    assert!(all.is_empty() && all.next_due().is_none());
+    assert!(all.pods.is_empty() && all.next_due().is_none());
     assert_eq!(all.of(uid).readiness(&id), None);
     // What comes too late finds nobody, also when the pod is there again.
     all.add(&pod, at(200), |_, _| (), |n| n);
