@@ -9,13 +9,6 @@ use super::{
 };
 use crate::api::{Pod, pod_status::QosClass};
 
-/// Reason of a preempted pod's status and event (ADM-15).
-pub const PREEMPTING: &str = "Preempting";
-/// Message of its status and event.
-pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
-/// Message of its condition `DisruptionTarget`, reason `TerminationByKubelet`.
-pub const DISRUPTION_MESSAGE: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
-
 /// How a pod stands among others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rank {
