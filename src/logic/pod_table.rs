@@ -72,8 +72,8 @@ pub struct Answer {
 pub enum Effect {
     /// Run this call and report its end with [`PodTable::on_done`]. Its future is never dropped.
     Start(Start),
-    /// Set the cancellation flag of the pod's running call. The grace in force, if the pod is terminating, is that
-    /// of [`PodTable::grace_s`]: a stop in progress may shorten its wait to it.
+    /// Set the cancellation flag of the pod's running call. It ends soon; the next call of a pod that terminates brings
+    /// the shorter grace ([`Call::Terminating`]).
     Cancel(Handle),
     /// A call waits for a status of this pod that is newer than the end of its last one: a relist of it would help.
     /// Said once; the call starts as soon as the cache has it.

@@ -34,11 +34,9 @@ impl List {
         let lines = text.lines().filter_map(|line| line.strip_prefix("| "));
         let mut rows = Vec::new();
         for line in lines {
-            let cells: Vec<_> = line
-                .trim_end_matches([' ', '|'])
-                .split(" | ")
-                .map(str::trim)
-                .collect();
+            let line = line.trim_end();
+            let cells = line.strip_suffix('|').unwrap_or(line).split('|');
+            let cells: Vec<_> = cells.map(str::trim).collect();
             let [what, lane, why, runs] = cells[..] else {
                 return Err(format!("four cells are wanted: {line}").into());
             };
