@@ -138,3 +138,36 @@ fn clocks_are_read_in_one_place() {
         }
     }
 }
+
+/// Only whole modules are compiled for tests, and what makes them known: all else that tests run is what ships.
+#[test]
+fn tests_run_what_ships() {
+    let mut files = Vec::new();
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    sources(&src, &mut files);
+    let mut found = Vec::new();
+    for (path, text) in &files {
+        let mut lines = text.lines().map(str::trim).enumerate();
+        while let Some((n, line)) = lines.next() {
+            let Some((_, condition)) = line.split_once("cfg") else {
+                continue;
+            };
+            let mut words = condition.split(|c: char| !c.is_alphanumeric() && c != '_');
+            if line.starts_with("//") || !words.any(|word| word == "test") {
+                continue;
+            }
+            let mut after = lines.clone().map(|(_, line)| line);
+            let item = after.find(|line| !line.starts_with("#[")).unwrap_or_default();
+            let item = match item.strip_prefix("pub") {
+                Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or(rest, |s| s.1),
+                Some(rest) => rest.trim_start(),
+                None => item,
+            };
+            let is_whole = ["mod ", "use ", "extern crate "].iter().any(|kind| item.starts_with(kind));
+            if !line.starts_with("#[cfg(") || line.contains("not(") || !is_whole {
+                found.push(format!("{path}:{}: {line} {item}", n + 1));
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+}

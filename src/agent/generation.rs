@@ -313,9 +313,6 @@ async fn write_hosts_file(
     let text = hosts::hosts_file(own.as_deref(), ips, &names, &pod.spec.host_aliases);
     let path = ctx.store.dir(&pod.metadata.uid).join("etc-hosts");
     let shown = path.display().to_string();
-    if !ctx.store.has_disk() {
-        return Ok(Some(shown));
-    }
     let written = ctx.disk.run(move || put_hosts_file(&path, &text)).await;
     written.map_err(|e| format!("{shown}: {e}"))?;
     Ok(Some(shown))
@@ -358,9 +355,6 @@ async fn make_termination_log(
 }
 
 async fn make_log_directory(ctx: &Ctx, pod: &Pod, container: &Container) -> Result<(), String> {
-    if !ctx.store.has_disk() {
-        return Ok(());
-    }
     let dir = log_directory(ctx, pod).join(&container.name);
     let shown = dir.display().to_string();
     let logs = ctx.cfg.dirs.pod_logs.clone();

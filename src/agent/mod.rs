@@ -82,6 +82,6 @@ mod volumes;
 mod wake;
 
 #[cfg(any(test, fuzzing))]
-pub(crate) use pod_store::fuzz as fuzz_pod_record;
+pub(crate) use pod_store::fuzz;
 pub use reset::{Choice, Reset};
 pub use run::{Manager, main};

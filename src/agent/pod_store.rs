@@ -81,8 +81,6 @@ pub(super) enum StoreError {
 pub(super) struct PodStore {
     pods: PathBuf,
     waiting: PathBuf,
-    #[cfg(test)]
-    memory: Option<crate::volume::in_memory::InMemory>,
 }
 
 impl PodStore {
@@ -92,37 +90,11 @@ impl PodStore {
         Self {
             pods: root.join("pods"),
             waiting: run.join("pod-records"),
-            #[cfg(test)]
-            memory: None,
         }
-    }
-
-    /// The same on a disk that is nowhere.
-    #[cfg(test)]
-    pub(super) fn in_memory(mut self, memory: crate::volume::in_memory::InMemory) -> Self {
-        self.memory = Some(memory);
-        self
-    }
-
-    /// Whether there is a disk at all; there always is but in a simulation.
-    #[cfg(test)]
-    pub(super) const fn has_disk(&self) -> bool {
-        self.memory.is_none()
-    }
-
-    /// Whether there is a disk at all; there always is but in a simulation.
-    #[cfg(not(test))]
-    pub(super) const fn has_disk(&self) -> bool {
-        true
     }
 
     /// Makes the directories of one pod (SYNC-08).
     pub(super) fn make_dirs(&self, uid: &PodUid) -> io::Result<()> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            memory.make(uid);
-            return Ok(());
-        }
         let dir = self.dir(uid);
         ["volumes", "plugins", "containers"]
             .iter()
@@ -149,11 +121,6 @@ impl PodStore {
     ) -> Result<(), StoreError> {
         self.write_as(RECORD, uid, header, object)?;
         // What was kept for after an incarnation before this one is older than this.
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            memory.take(uid, NEXT);
-            return Ok(());
-        }
         let path = self.dir(uid).join(NEXT);
         remove(&self.waiting.join(uid.as_str()).join(NEXT))?;
         match remove(&path) {
@@ -170,12 +137,6 @@ impl PodStore {
         header: &Header,
         object: &serde_json::Value,
     ) -> Result<(), StoreError> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            let text = format!("{}\n{object}\n", serde_json::json!(header));
-            memory.write(uid, name, text.into());
-            return Ok(());
-        }
         match write_in(&self.dir(uid), name, header, object) {
             Ok(()) => self.waits_no_more(name, uid),
             Err(StoreError::Io { path, source }) if is_unwritable(&source) => {
@@ -210,9 +171,6 @@ impl PodStore {
     }
 
     fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), StoreError> {
-        if !self.has_disk() {
-            return Ok(());
-        }
         let dir = self.waiting.join(uid.as_str());
         remove(&dir.join(name))?;
         // Still there while the other record waits; absent as a rule.
@@ -232,9 +190,6 @@ impl PodStore {
 
     /// Pods with records that wait for the disk, in no order. Empty as a rule.
     pub(super) fn waiting_pods(&self) -> Vec<PodUid> {
-        if !self.has_disk() {
-            return Vec::new();
-        }
         fs::read_dir(&self.waiting)
             .into_iter()
             .flatten()
@@ -267,17 +222,6 @@ impl PodStore {
         &self,
         uid: &PodUid,
     ) -> Result<(Header, T), StoreError> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            let path = self.dir(uid).join(RECORD);
-            return match memory.read(uid, RECORD) {
-                Some(text) => parse(&text).map_err(|why| StoreError::Damaged { path, why }),
-                None => Err(StoreError::Io {
-                    path,
-                    source: io::ErrorKind::NotFound.into(),
-                }),
-            };
-        }
         self.read_at(&self.path(uid))
     }
 
@@ -336,13 +280,6 @@ impl PodStore {
 
     /// Makes the object kept by [`PodStore::write_next`] the pod's record. None kept is success.
     pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), StoreError> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            if let Some(next) = memory.take(uid, NEXT) {
-                memory.write(uid, RECORD, next);
-            }
-            return Ok(());
-        }
         let dir = self.dir(uid);
         let waiting = self.waiting.join(uid.as_str());
         if waiting.join(NEXT).exists() {
@@ -372,14 +309,18 @@ fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), Str
     Ok((header, object))
 }
 
-/// For [`crate::fuzz`].
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(data: &[u8]) -> String {
-    use crate::logic::static_pod;
-    let read = parse::<serde_json::Value>(data);
-    match read.and_then(|(_, object)| static_pod::decode(&object)) {
-        Ok(_) => "ok".into(),
-        Err(e) => e,
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// For [`crate::fuzz`].
+    pub(crate) fn run(data: &[u8]) -> String {
+        use crate::logic::static_pod;
+        let read = parse::<serde_json::Value>(data);
+        match read.and_then(|(_, object)| static_pod::decode(&object)) {
+            Ok(_) => "ok".into(),
+            Err(e) => e,
+        }
     }
 }
 

@@ -18,9 +18,7 @@
 
 use alloc::collections::VecDeque;
 
-#[cfg(test)]
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::api::{Mono, Pod, Wall};
 use crate::logic::{
@@ -38,8 +36,7 @@ pub(super) const RING_BYTES: usize = 48 * 1024;
 const MAX_TEXT_BYTES: usize = 320;
 
 /// First line of a dump.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Header {
     /// [`VERSION`].
@@ -57,8 +54,7 @@ pub(super) struct Header {
 }
 
 /// Another line of a dump; exactly one of the two is there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Line {
     /// Milliseconds since the machine was switched on.
     pub(super) t: u64,
@@ -71,8 +67,7 @@ pub(super) struct Line {
 }
 
 /// An input of the loop.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Heard {
     /// A pod is new in its source.
@@ -109,8 +104,7 @@ pub(super) enum Heard {
 }
 
 /// A pod as its source has it, as far as the loop decides by it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(Deserialize))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Seen {
     pub(super) pod: String,
@@ -131,8 +125,7 @@ pub(super) struct Seen {
 }
 
 /// An output of the loop.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(test, derive(Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Made {
     /// A call of a worker began.
@@ -309,24 +302,23 @@ impl Ring {
     }
 }
 
-/// Reads a dump.
-///
-/// Errors: the number of the line that is none, from 1.
 #[cfg(test)]
-pub(super) fn parse(dump: &str) -> Result<(Header, Vec<Line>), usize> {
-    let mut lines = dump.lines();
-    let header: Header = serde_json::from_str(lines.next().unwrap_or("")).map_err(|_| 1usize)?;
-    if header.v != VERSION {
-        return Err(1);
-    }
-    let read = |(n, line)| serde_json::from_str(line).map_err(|_| n + 2);
-    let lines = lines.enumerate().map(read).collect::<Result<_, _>>()?;
-    Ok((header, lines))
-}
-
-#[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Reads a dump.
+    ///
+    /// Errors: the number of the line that is none, from 1.
+    pub(in crate::agent) fn parse(dump: &str) -> Result<(Header, Vec<Line>), usize> {
+        let mut lines = dump.lines();
+        let header: Header = serde_json::from_str(lines.next().unwrap_or("")).map_err(|_| 1usize)?;
+        if header.v != VERSION {
+            return Err(1);
+        }
+        let read = |(n, line)| serde_json::from_str(line).map_err(|_| n + 2);
+        let lines = lines.enumerate().map(read).collect::<Result<_, _>>()?;
+        Ok((header, lines))
+    }
 
     fn pleg(n: u64) -> Heard {
         Heard::Pleg {

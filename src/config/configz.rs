@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(all["healthzPort"], 10248);
         let known = all.as_object().expect("object").keys();
         for field in known.filter(|field| *field != "picolet") {
-            assert!(super::super::file::is_known(field), "{field}");
+            assert!(super::super::file::tests::is_known(field), "{field}");
         }
     }
 }

@@ -137,13 +137,6 @@ fn known(pattern: &str) -> Known {
     }
 }
 
-/// Whether the document has this field, or fields below it where the table is finer.
-#[cfg(test)]
-pub(super) fn is_known(field: &str) -> bool {
-    // `logging` is one entry: what is below it is not checked.
-    field.starts_with("logging.") || !matches!(known(field), Known::No)
-}
-
 /// Every field of KubeletConfiguration v1beta1 in 1.36 and of `picolet`, sorted. Maps with free keys are one entry.
 #[rustfmt::skip]
 const FIELDS: &[&str] = &[
@@ -469,13 +462,19 @@ pub struct BuiltinNetwork {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
     fn load(text: &str) -> Result<Document, DecodeError> {
         read(format!("{HEAD}{text}").as_bytes(), Path::new("/etc/x"))
+    }
+
+    /// Whether the document has this field, or fields below it where the table is finer.
+    pub(in crate::config) fn is_known(field: &str) -> bool {
+        // `logging` is one entry: what is below it is not checked.
+        field.starts_with("logging.") || !matches!(known(field), Known::No)
     }
 
     #[test]

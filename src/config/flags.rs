@@ -583,7 +583,7 @@ mod tests {
             assert!(text.contains(&format!("--{}", flag.name)), "{}", flag.name);
             assert!(
                 [CONFIG, CONFIG_DIR].contains(&flag.field)
-                    || super::super::file::is_known(flag.field),
+                    || super::super::file::tests::is_known(flag.field),
                 "{}",
                 flag.field
             );

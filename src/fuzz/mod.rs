@@ -46,15 +46,15 @@ pub const TARGETS: &[Target] = &[
     target("registry_bodies", image::registry::fuzz::bodies),
     target("registries", registries),
     target("credentials", credentials),
-    target("cni", runtime::runc::cni::fuzz),
+    target("cni", runtime::runc::cni::fuzz::run),
     target("runtime_message", runtime_message),
     target("records", records),
-    target("pod_record", agent::fuzz_pod_record),
+    target("pod_record", agent::fuzz::run),
     target("log_lines", log_lines),
     target("log_reader", |data| {
-        server::log_reader::fuzz(data, &scratch())
+        server::log_reader::fuzz::run(data, &scratch())
     }),
-    target("http", server::http::fuzz),
+    target("http", server::http::fuzz::run),
     target("expansion", expand),
     target("passwd", passwd),
     target("texts", texts),
@@ -206,7 +206,7 @@ fn records(data: &[u8]) -> String {
 
 /// Container output into records: nothing is lost, nothing added, no record over its limit.
 fn log_lines(data: &[u8]) -> String {
-    shim::fuzz_lines(data)
+    shim::fuzz::run(data)
 }
 
 fn expand(data: &[u8]) -> String {

@@ -118,7 +118,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
                  users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: ./p, args: [a], env: [{name: A, value: b}], interactiveMode: Never}}}]\n",
                 r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"t","expirationTimestamp":"2030-01-01T00:00:00Z","clientCertificateData":"C","clientKeyData":"K"}}"#,
             ]);
-            seeds.push(crate::kube::fuzz::certificate());
+            seeds.push(crate::kube::fuzz::tests::certificate());
             seeds
         }
         "pod_list" => {
@@ -128,7 +128,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             seeds.push(gzip(text.as_bytes()));
             seeds
         }
-        "spdy" | "websocket" => crate::stream::fuzz::seeds(target),
+        "spdy" | "websocket" => crate::stream::fuzz::tests::seeds(target),
         "watch" => texts(&[
             "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"u\",\"resourceVersion\":\"7\"}}}\n\
              {\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"9\"}}}\n",

@@ -126,26 +126,27 @@ fn outcome(error: ReadError) -> String {
     }
 }
 
-/// A certificate in DER, to start from.
 #[cfg(test)]
-pub(crate) fn certificate() -> Vec<u8> {
-    use super::testing::{Authority, NOW};
-    let pair = Authority::new().server(&["node", "10.0.0.1"], NOW);
-    crate::net::tls::certificates(pair.certificate.as_bytes())[0].to_vec()
-}
+pub(crate) mod tests {
+    /// A certificate in DER, to start from.
+    pub(crate) fn certificate() -> Vec<u8> {
+        use super::super::testing::{Authority, NOW};
+        let pair = Authority::new().server(&["node", "10.0.0.1"], NOW);
+        crate::net::tls::certificates(pair.certificate.as_bytes())[0].to_vec()
+    }
 
-/// Requests are our own; that they can be made from any names is not given.
-#[cfg(test)]
-#[test]
-fn requests_for_odd_names() {
-    use super::csr;
+    /// Requests are our own; that they can be made from any names is not given.
+    #[test]
+    fn requests_for_odd_names() {
+        use super::super::csr;
 
-    for name in ["", "\u{0}", "\u{e9}\u{1f980}", &"x".repeat(70_000)] {
-        let subject = csr::Subject {
-            common_name: name.into(),
-            dns_names: vec![name.into()],
-            ..csr::Subject::default()
-        };
-        assert!(csr::request(&subject).is_ok());
+        for name in ["", "\u{0}", "\u{e9}\u{1f980}", &"x".repeat(70_000)] {
+            let subject = csr::Subject {
+                common_name: name.into(),
+                dns_names: vec![name.into()],
+                ..csr::Subject::default()
+            };
+            assert!(csr::request(&subject).is_ok());
+        }
     }
 }

@@ -6,8 +6,12 @@
 //! | work | [`WORK_THREADS`] | all other requests |
 //! | doorbell | 1 | the watch, which blocks for as long as it lasts |
 
-use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, Ordering};
+use alloc::{rc::Rc, sync::Arc};
+use core::{
+    future::ready,
+    pin::Pin,
+    sync::atomic::{AtomicBool, Ordering},
+};
 use std::io;
 use std::thread;
 
@@ -33,72 +37,56 @@ pub struct KubeLanes {
     api: Arc<dyn Api>,
     heartbeat: Lane,
     work: Lane,
-    #[cfg(test)]
-    staged: Option<alloc::rc::Rc<Staged>>,
+    way: Rc<dyn Way>,
 }
 
-/// A way to the apiserver that a simulation has in its hands: there is no thread beside its own.
-#[cfg(test)]
-pub(crate) struct Staged {
+/// What lies between those who ask and the apiserver's client.
+pub trait Way {
     /// A request, or an answer, is on its way until this is over.
-    pub(crate) travel: Box<dyn Fn() -> Travel>,
-    /// The other end of the newest doorbell.
-    pub(crate) rope: core::cell::RefCell<Option<Rope>>,
+    fn travel(&self) -> Travel;
+    /// Has the bell at the other end of `rope` rung by watches of `api`.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    fn doorbell(&self, api: &Arc<dyn Api>, rope: Rope) -> io::Result<()>;
 }
 
-/// See [`Staged`].
-#[cfg(test)]
-pub(crate) type Travel = core::pin::Pin<Box<dyn Future<Output = ()>>>;
+/// See [`Way::travel`].
+pub type Travel = Pin<Box<dyn Future<Output = ()>>>;
 
-/// The doorbell's thread, as far as others see it.
-#[cfg(test)]
-pub(crate) struct Rope {
-    /// What it is to watch.
-    pub(crate) watches: Receiver<WatchOptions>,
-    /// What it tells; one place is for the end.
-    pub(crate) rungs: Sender<Rung>,
-    /// There was no place for a ring.
-    pub(crate) overrun: Arc<AtomicBool>,
+/// Threads of this process: what is asked is there at once.
+pub(crate) struct Threads;
+
+impl Way for Threads {
+    fn travel(&self) -> Travel {
+        Box::pin(ready(()))
+    }
+
+    fn doorbell(&self, api: &Arc<dyn Api>, rope: Rope) -> io::Result<()> {
+        let api = Arc::clone(api);
+        let thread = thread::Builder::new()
+            .name("kube-doorbell".into())
+            .stack_size(STACK_BYTES);
+        thread.spawn(move || rope.pull(&*api)).map(drop)
+    }
 }
 
 impl KubeLanes {
     /// Starts the threads. Fails only if the system refuses one.
     pub fn start(api: Arc<dyn Api>) -> io::Result<Self> {
-        Ok(Self {
-            api,
-            heartbeat: Lane::start_threads("kube-heartbeat", 1, STACK_BYTES)?,
-            work: Lane::start_threads("kube", WORK_THREADS, STACK_BYTES)?,
-            #[cfg(test)]
-            staged: None,
-        })
+        let heartbeat = Lane::start_threads("kube-heartbeat", 1, STACK_BYTES)?;
+        let work = Lane::start_threads("kube", WORK_THREADS, STACK_BYTES)?;
+        Ok(Self::by(api, [heartbeat, work], Rc::new(Threads)))
     }
 
-    /// Without threads: what is asked is answered at once. For tests that step through an executor.
-    #[cfg(test)]
-    #[must_use]
-    pub fn inline(api: Arc<dyn Api>) -> Self {
+    /// By these lanes: for the heartbeat, and for all other requests.
+    pub(crate) fn by(api: Arc<dyn Api>, lanes: [Lane; 2], way: Rc<dyn Way>) -> Self {
+        let [heartbeat, work] = lanes;
         Self {
             api,
-            heartbeat: Lane::inline(),
-            work: Lane::inline(),
-            staged: None,
-        }
-    }
-
-    /// Without threads, and with a way between that takes its time.
-    #[cfg(test)]
-    pub(crate) fn staged(api: Arc<dyn Api>, staged: alloc::rc::Rc<Staged>) -> Self {
-        Self {
-            staged: Some(staged),
-            ..Self::inline(api)
-        }
-    }
-
-    /// Where nothing is staged, nothing is on its way.
-    #[cfg(test)]
-    async fn travel(&self) {
-        if let Some(staged) = &self.staged {
-            (staged.travel)().await;
+            heartbeat,
+            work,
+            way,
         }
     }
 
@@ -107,13 +95,7 @@ impl KubeLanes {
         &self,
         job: impl FnOnce(&dyn Api) -> T + Send + 'static,
     ) -> T {
-        let api = Arc::clone(&self.api);
-        #[cfg(test)]
-        self.travel().await;
-        let done = self.heartbeat.run(move || job(&*api)).await;
-        #[cfg(test)]
-        self.travel().await;
-        done
+        self.run(&self.heartbeat, job).await
     }
 
     /// Runs any other job. Dropping the future does not stop it.
@@ -121,24 +103,29 @@ impl KubeLanes {
         &self,
         job: impl FnOnce(&dyn Api) -> T + Send + 'static,
     ) -> T {
+        self.run(&self.work, job).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        lane: &Lane,
+        job: impl FnOnce(&dyn Api) -> T + Send + 'static,
+    ) -> T {
         let api = Arc::clone(&self.api);
-        #[cfg(test)]
-        self.travel().await;
-        let done = self.work.run(move || job(&*api)).await;
-        #[cfg(test)]
-        self.travel().await;
+        self.way.travel().await;
+        let done = lane.run(move || job(&*api)).await;
+        self.way.travel().await;
         done
     }
 
-    /// Starts the doorbell's thread; nothing is watched before [`Doorbell::watch`].
+    /// Hangs a doorbell; nothing is watched before [`Doorbell::watch`].
+    ///
+    /// # Errors
+    /// The system refuses its thread.
     pub fn doorbell(&self) -> io::Result<Doorbell> {
-        #[cfg(test)]
-        if let Some(staged) = &self.staged {
-            let (bell, rope) = Doorbell::without_thread();
-            staged.rope.replace(Some(rope));
-            return Ok(bell);
-        }
-        Doorbell::start(Arc::clone(&self.api))
+        let (bell, rope) = Doorbell::new();
+        self.way.doorbell(&self.api, rope)?;
+        Ok(bell)
     }
 }
 
@@ -153,7 +140,7 @@ pub enum Rung {
     Ended(Result<WatchEnd, KubeError>),
 }
 
-/// The thread that watches. Ends with its value: what is open is cut.
+/// What hears of watches. With its value they end: what is open is cut.
 #[derive(Debug)]
 pub struct Doorbell {
     watches: Sender<WatchOptions>,
@@ -162,56 +149,55 @@ pub struct Doorbell {
     cancel: Arc<Cancel>,
 }
 
+/// The other end of a [`Doorbell`]: who watches.
+pub struct Rope {
+    /// What it is to watch.
+    pub(crate) watches: Receiver<WatchOptions>,
+    /// What it tells; one place is for the end.
+    pub(crate) rungs: Sender<Rung>,
+    /// There was no place for a ring.
+    pub(crate) overrun: Arc<AtomicBool>,
+    cancel: Arc<Cancel>,
+}
+
+impl Rope {
+    /// Watches as it is told to, until the bell is gone. Blocks.
+    fn pull(&self, api: &dyn Api) {
+        while let Ok(options) = self.watches.recv_blocking() {
+            let end = api.watch_pods(&options, &self.cancel, &mut |ring| {
+                if self.rungs.len() >= RING_QUEUE {
+                    self.overrun.store(true, Ordering::SeqCst);
+                } else if let Err(TrySendError::Full(_)) = self.rungs.try_send(Rung::Ring(ring)) {
+                    self.overrun.store(true, Ordering::SeqCst);
+                }
+            });
+            let is_told = self.rungs.send_blocking(Rung::Ended(end)).is_ok();
+            if !is_told || self.cancel.is_cancelled() {
+                return;
+            }
+        }
+    }
+}
+
 impl Doorbell {
-    #[cfg(test)]
-    fn without_thread() -> (Self, Rope) {
+    fn new() -> (Self, Rope) {
         let (watches, wanted) = bounded(1);
+        // One place more than rings may take: the end is always told.
         let (told, rungs) = bounded(RING_QUEUE + 1);
-        let overrun = Arc::new(AtomicBool::new(false));
+        let (overrun, cancel): (Arc<AtomicBool>, Arc<Cancel>) = Default::default();
         let rope = Rope {
             watches: wanted,
             rungs: told,
             overrun: Arc::clone(&overrun),
+            cancel: Arc::clone(&cancel),
         };
         let bell = Self {
             watches,
             rungs,
             overrun,
-            cancel: Arc::default(),
+            cancel,
         };
         (bell, rope)
-    }
-
-    fn start(api: Arc<dyn Api>) -> io::Result<Self> {
-        let (watches, wanted) = bounded::<WatchOptions>(1);
-        // One place more than rings may take: the end is always told.
-        let (told, rungs) = bounded(RING_QUEUE + 1);
-        let overrun = Arc::new(AtomicBool::new(false));
-        let cancel = Arc::new(Cancel::default());
-        let (over, cancelled) = (Arc::clone(&overrun), Arc::clone(&cancel));
-        thread::Builder::new()
-            .name("kube-doorbell".into())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                while let Ok(options) = wanted.recv_blocking() {
-                    let end = api.watch_pods(&options, &cancelled, &mut |ring| {
-                        if told.len() >= RING_QUEUE {
-                            over.store(true, Ordering::SeqCst);
-                        } else if let Err(TrySendError::Full(_)) = told.try_send(Rung::Ring(ring)) {
-                            over.store(true, Ordering::SeqCst);
-                        }
-                    });
-                    if told.send_blocking(Rung::Ended(end)).is_err() || cancelled.is_cancelled() {
-                        return;
-                    }
-                }
-            })?;
-        Ok(Self {
-            watches,
-            rungs,
-            overrun,
-            cancel,
-        })
     }
 
     /// Begins a watch. The one before has to have ended; otherwise this one begins when it has.

@@ -49,8 +49,8 @@ pub use cancel::Cancel;
 pub use client::{Client, Cluster, Timeouts};
 pub use error::{ApiError, KubeError};
 pub use kubeconfig::{Kubeconfig, KubeconfigError};
-pub use lanes::{Doorbell, KubeLanes, Rung};
 #[cfg(test)]
-pub(crate) use lanes::{Rope, Staged};
+pub(crate) use lanes::Threads;
+pub use lanes::{Doorbell, KubeLanes, Rope, Rung, Travel, Way};
 pub use requests::{HttpApi, Rates};
 pub use watch::{Ring, RingKind, WatchEnd, WatchOptions};

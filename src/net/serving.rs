@@ -204,18 +204,6 @@ impl fmt::Debug for Shown {
 pub struct Authorities(Arc<dyn ClientCertVerifier>);
 
 impl Authorities {
-    /// What a test says of them.
-    #[cfg(test)]
-    pub(crate) fn staged(verifier: Arc<dyn ClientCertVerifier>) -> Self {
-        Self(verifier)
-    }
-
-    /// Who they are, in their own words.
-    #[cfg(test)]
-    pub(crate) fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
-        Arc::clone(&self.0)
-    }
-
     /// Reads them.
     ///
     /// - Errors: there is none among the text.
@@ -299,6 +287,24 @@ impl ClientCertVerifier for AnyClient {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    use super::*;
+
+    impl Authorities {
+        /// What a test says of them.
+        pub(crate) fn staged(verifier: Arc<dyn ClientCertVerifier>) -> Self {
+            Self(verifier)
+        }
+
+        /// Who they are, in their own words.
+        pub(crate) fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
+            Arc::clone(&self.0)
+        }
     }
 }
 

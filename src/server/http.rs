@@ -298,32 +298,36 @@ fn is_plain(path: &str) -> bool {
     below.is_some_and(|p| p.is_empty() || !p.starts_with('/') && !p.contains("//"))
 }
 
-/// For [`crate::fuzz`].
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(data: &[u8]) -> String {
-    match parse(&data[..data.len().min(MAX_HEAD_BYTES)]) {
-        Ok(Some((request, end))) => {
-            assert!(end <= data.len() && request.headers.len() <= MAX_HEADERS);
-            assert_eq!(HeadEnd::default().find(data), Some(end));
-            assert!(request.query.len() <= MAX_QUERY);
-            assert!(request.path.iter().all(|segment| !segment.is_empty()));
-            for (_, value) in &request.query {
-                assert_eq!(decode(&encode(value), true).as_ref(), Some(value));
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// For [`crate::fuzz`].
+    pub(crate) fn run(data: &[u8]) -> String {
+        match parse(&data[..data.len().min(MAX_HEAD_BYTES)]) {
+            Ok(Some((request, end))) => {
+                assert!(end <= data.len() && request.headers.len() <= MAX_HEADERS);
+                assert_eq!(HeadEnd::default().find(data), Some(end));
+                assert!(request.query.len() <= MAX_QUERY);
+                assert!(request.path.iter().all(|segment| !segment.is_empty()));
+                for (_, value) in &request.query {
+                    assert_eq!(decode(&encode(value), true).as_ref(), Some(value));
+                }
+                let body = if request.is_chunked {
+                    super::super::chunked::fuzz::run(&data[end..])
+                } else {
+                    String::new()
+                };
+                format!(
+                    "ok {} {} {} {body}",
+                    request.path.len().min(3),
+                    request.is_plain,
+                    request.header("upgrade").is_some()
+                )
             }
-            let body = if request.is_chunked {
-                super::chunked::fuzz(&data[end..])
-            } else {
-                String::new()
-            };
-            format!(
-                "ok {} {} {} {body}",
-                request.path.len().min(3),
-                request.is_plain,
-                request.header("upgrade").is_some()
-            )
+            Ok(None) => "incomplete".into(),
+            Err(refusal) => refusal.message,
         }
-        Ok(None) => "incomplete".into(),
-        Err(refusal) => refusal.message,
     }
 }
 

@@ -235,42 +235,46 @@ fn render(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec
     *in_line = record.partial;
 }
 
-/// For [`crate::fuzz`]: whatever is in the file, the reader ends and shows no more than there is.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(data: &[u8], scratch: &Path) -> String {
-    let path = scratch.join("log");
-    std::fs::write(&path, data).expect("scratch");
-    let mut kinds = String::new();
-    let by_first = data.first().copied().unwrap_or(0);
-    for options in [
-        LogOptions::default(),
-        LogOptions {
-            tail: Some(u64::from(by_first)),
-            timestamps: true,
-            ..LogOptions::default()
-        },
-        LogOptions {
-            limit_bytes: Some(100),
-            since: Some(Wall(0)),
-            stream: Some("stdout".into()),
-            ..LogOptions::default()
-        },
-    ] {
-        let limit = options.limit_bytes;
-        let mut reader = LogReader::open(&path, options).expect("open");
-        let mut shown = 0;
-        loop {
-            match reader.next_chunk().expect("read") {
-                Chunk::Text(text) => shown += text.len(),
-                Chunk::End => break kinds.push('e'),
-                Chunk::Limit => break kinds.push('l'),
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// For [`crate::fuzz`]: whatever is in the file, the reader ends and shows no more than there is.
+    pub(crate) fn run(data: &[u8], scratch: &Path) -> String {
+        let path = scratch.join("log");
+        std::fs::write(&path, data).expect("scratch");
+        let mut kinds = String::new();
+        let by_first = data.first().copied().unwrap_or(0);
+        for options in [
+            LogOptions::default(),
+            LogOptions {
+                tail: Some(u64::from(by_first)),
+                timestamps: true,
+                ..LogOptions::default()
+            },
+            LogOptions {
+                limit_bytes: Some(100),
+                since: Some(Wall(0)),
+                stream: Some("stdout".into()),
+                ..LogOptions::default()
+            },
+        ] {
+            let limit = options.limit_bytes;
+            let mut reader = LogReader::open(&path, options).expect("open");
+            let mut shown = 0;
+            loop {
+                match reader.next_chunk().expect("read") {
+                    Chunk::Text(text) => shown += text.len(),
+                    Chunk::End => break kinds.push('e'),
+                    Chunk::Limit => break kinds.push('l'),
+                }
             }
+            assert!(shown <= data.len() * 2, "{shown} of {}", data.len());
+            assert!(limit.is_none_or(|limit| u64::try_from(shown).unwrap_or(u64::MAX) <= limit));
+            kinds.push_str(&format!("{} ", shown.min(1)));
         }
-        assert!(shown <= data.len() * 2, "{shown} of {}", data.len());
-        assert!(limit.is_none_or(|limit| u64::try_from(shown).unwrap_or(u64::MAX) <= limit));
-        kinds.push_str(&format!("{} ", shown.min(1)));
+        kinds
     }
-    kinds
 }
 
 #[cfg(test)]

@@ -72,33 +72,37 @@ impl<S: DerefMut<Target = [u8]>> Lines<S> {
     }
 }
 
-/// For [`crate::fuzz`]: the records joined are the stream, whatever the pieces in which it came.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(data: &[u8]) -> String {
-    let mut lines = Lines::new(vec![0; MAX_TEXT_BYTES]);
-    let mut joined = Vec::new();
-    let mut parts = 0_usize;
-    let mut record = |tag: Tag, text: &[u8]| {
-        assert!(text.len() <= MAX_TEXT_BYTES);
-        joined.extend_from_slice(text);
-        match tag {
-            Tag::Full => joined.push(b'\n'),
-            Tag::Partial => parts += 1,
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// For [`crate::fuzz`]: the records joined are the stream, whatever the pieces in which it came.
+    pub(crate) fn run(data: &[u8]) -> String {
+        let mut lines = Lines::new(vec![0; MAX_TEXT_BYTES]);
+        let mut joined = Vec::new();
+        let mut parts = 0_usize;
+        let mut record = |tag: Tag, text: &[u8]| {
+            assert!(text.len() <= MAX_TEXT_BYTES);
+            joined.extend_from_slice(text);
+            match tag {
+                Tag::Full => joined.push(b'\n'),
+                Tag::Partial => parts += 1,
+            }
+        };
+        let piece = usize::from(data.first().copied().unwrap_or(0)) * 97 + 1;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let space = lines.space();
+            assert!(!space.is_empty());
+            let count = rest.len().min(space.len()).min(piece);
+            space[..count].copy_from_slice(&rest[..count]);
+            rest = &rest[count..];
+            lines.filled(count, &mut record);
         }
-    };
-    let piece = usize::from(data.first().copied().unwrap_or(0)) * 97 + 1;
-    let mut rest = data;
-    while !rest.is_empty() {
-        let space = lines.space();
-        assert!(!space.is_empty());
-        let count = rest.len().min(space.len()).min(piece);
-        space[..count].copy_from_slice(&rest[..count]);
-        rest = &rest[count..];
-        lines.filled(count, &mut record);
+        lines.finish(&mut record);
+        assert_eq!(joined, data);
+        format!("{}", parts.min(3))
     }
-    lines.finish(&mut record);
-    assert_eq!(joined, data);
-    format!("{}", parts.min(3))
 }
 
 /// RFC 3339 in UTC with nine fractional digits. Years beyond 9999 show their last four digits.

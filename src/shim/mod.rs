@@ -34,7 +34,7 @@ pub use launch::{
     launch_log_only, open, runtime_message,
 };
 #[cfg(any(test, fuzzing))]
-pub(crate) use line::fuzz as fuzz_lines;
+pub(crate) use line::fuzz;
 pub use record::{Exit, RecordError, State, read_exit, read_state};
 
 /// Names of the files in the container's run directory.

@@ -303,54 +303,56 @@ fn ports(protocol: Protocol, data: &[u8], size: usize) -> (Said, Option<String>)
     (said, error.map(|e| e.to_string()))
 }
 
-/// Inputs to start from: what real clients sent, for each choice.
 #[cfg(test)]
-pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
-    use super::recorded::{
-        EXEC_SPDY, EXEC_WEBSOCKET, FORWARD_SPDY, FORWARD_TUNNEL, TERMINAL_SPDY, bytes,
-    };
-    use super::testing::{SpdyClient, masked};
+pub(crate) mod tests {
+    /// Inputs to start from: what real clients sent, for each choice.
+    pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
+        use super::super::recorded::{
+            EXEC_SPDY, EXEC_WEBSOCKET, FORWARD_SPDY, FORWARD_TUNNEL, TERMINAL_SPDY, bytes,
+        };
+        use super::super::testing::{SpdyClient, masked};
 
-    let with = |choice: u8, data: &[u8]| [&[choice], data].concat();
-    if target == "spdy" {
-        let mut client = SpdyClient::default();
-        client.stream(1, "error").numbers(4, &[1, 7, 100]);
-        client.numbers(9, &[0, 10]).numbers(6, &[1]);
-        client.control(10, 0, b"x").headers(1, true, &[]).reset(1);
-        client.forward(3, "data", "80", "").numbers(7, &[0, 0]);
-        let tunnelled: Vec<u8> = client
-            .bytes
-            .chunks(30)
-            .flat_map(|part| masked(0x82, part))
-            .collect();
-        return [
-            with(0, &bytes(EXEC_SPDY)),
-            with(0, &client.bytes),
-            with(1 | 0x10, &bytes(EXEC_SPDY)),
-            with(1 | 0x20, &bytes(TERMINAL_SPDY)),
-            with(1 | 0x60, &client.bytes),
-            with(2, &bytes(FORWARD_SPDY)),
-            with(2, &client.bytes),
-            with(3, &bytes(FORWARD_TUNNEL)),
-            with(3, &tunnelled),
+        let with = |choice: u8, data: &[u8]| [&[choice], data].concat();
+        if target == "spdy" {
+            let mut client = SpdyClient::default();
+            client.stream(1, "error").numbers(4, &[1, 7, 100]);
+            client.numbers(9, &[0, 10]).numbers(6, &[1]);
+            client.control(10, 0, b"x").headers(1, true, &[]).reset(1);
+            client.forward(3, "data", "80", "").numbers(7, &[0, 0]);
+            let tunnelled: Vec<u8> = client
+                .bytes
+                .chunks(30)
+                .flat_map(|part| masked(0x82, part))
+                .collect();
+            return [
+                with(0, &bytes(EXEC_SPDY)),
+                with(0, &client.bytes),
+                with(1 | 0x10, &bytes(EXEC_SPDY)),
+                with(1 | 0x20, &bytes(TERMINAL_SPDY)),
+                with(1 | 0x60, &client.bytes),
+                with(2, &bytes(FORWARD_SPDY)),
+                with(2, &client.bytes),
+                with(3, &bytes(FORWARD_TUNNEL)),
+                with(3, &tunnelled),
+            ]
+            .into();
+        }
+        let plain = [
+            masked(0x02, b"\x04{\"Width\":8"),
+            masked(0x89, b"ping"),
+            masked(0x80, b"0,\"Height\":24}"),
+            masked(0x82, b"\x00in"),
+            masked(0x82, b"\xff\x00"),
+            masked(0x88, &[3, 0xe8]),
         ]
-        .into();
+        .concat();
+        let base64 = [masked(0x81, b"0aW4="), masked(0x81, b"4e30=")].concat();
+        let mut seeds = Vec::new();
+        for choice in [0, 1, 2, 3, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32, 0x72] {
+            seeds.push(with(choice, &plain));
+            seeds.push(with(choice, &bytes(EXEC_WEBSOCKET)));
+            seeds.push(with(choice, &base64));
+        }
+        seeds
     }
-    let plain = [
-        masked(0x02, b"\x04{\"Width\":8"),
-        masked(0x89, b"ping"),
-        masked(0x80, b"0,\"Height\":24}"),
-        masked(0x82, b"\x00in"),
-        masked(0x82, b"\xff\x00"),
-        masked(0x88, &[3, 0xe8]),
-    ]
-    .concat();
-    let base64 = [masked(0x81, b"0aW4="), masked(0x81, b"4e30=")].concat();
-    let mut seeds = Vec::new();
-    for choice in [0, 1, 2, 3, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32, 0x72] {
-        seeds.push(with(choice, &plain));
-        seeds.push(with(choice, &bytes(EXEC_WEBSOCKET)));
-        seeds.push(with(choice, &base64));
-    }
-    seeds
 }

@@ -43,13 +43,6 @@ impl Lane {
         Ok(Self { jobs: Some(jobs) })
     }
 
-    /// A lane without a thread: jobs run at once, where they are asked for. For tests that step through an executor.
-    #[cfg(test)]
-    #[must_use]
-    pub fn inline() -> Self {
-        Self { jobs: None }
-    }
-
     /// Runs `job` on the lane's thread and returns its result. Waits while the queue is full.
     /// Dropping the future does not stop a job that was queued.
     pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
@@ -121,4 +114,16 @@ pub async fn on_fresh_thread<T: Send + 'static>(
         .map_err(|_| io::Error::other("thread ended without an answer"));
     drop(handle);
     result
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::Lane {
+        /// A lane without a thread: jobs run at once, where they are asked for. For tests that step through an executor.
+        #[must_use]
+        pub fn inline() -> Self {
+            Self { jobs: None }
+        }
+    }
 }

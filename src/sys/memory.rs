@@ -63,14 +63,14 @@ pub fn use_one_arena() {
 
 /// Gives free pages of the heap back to the system, and lets go of the program's own code, so that what started the agent,
 /// pulled an image or saw a crowd of pods come does not count as its memory for ever after. Takes milliseconds on a full heap:
-/// call it when a burst is over. Simulated agents by the thousand share one heap, and leave it alone.
+/// call it when a burst is over. A program with debug assertions leaves it alone: simulated agents by the thousand share one heap.
 pub fn trim() {
-    #[cfg(all(target_env = "gnu", not(test)))]
+    #[cfg(all(target_env = "gnu", not(debug_assertions)))]
     {
         // SAFETY: malloc_trim may be called at any time.
         unsafe { libc::malloc_trim(0) };
     }
-    #[cfg(not(any(test, debug_assertions)))]
+    #[cfg(not(debug_assertions))]
     let_go_of_code();
 }
 
@@ -78,7 +78,7 @@ pub fn trim() {
 /// mapped again when it is next called, 64 KiB at a time and without reading the disk: some fifty faults of a microsecond.
 ///
 /// Not where a debugger may have written breakpoints: its copies would go.
-#[cfg(not(any(test, debug_assertions)))]
+#[cfg(not(debug_assertions))]
 fn let_go_of_code() {
     use core::{ffi::c_void, ptr::NonNull};
     use nix::sys::mman::{MmapAdvise, madvise};

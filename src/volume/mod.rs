@@ -23,8 +23,6 @@ mod bound;
 mod empty_dir;
 mod fs_group;
 mod host_path;
-#[cfg(test)]
-pub(crate) mod in_memory;
 mod mounts;
 mod orphan;
 mod remove;
@@ -56,8 +54,6 @@ use crate::api::PodUid;
 pub struct Volumes {
     /// `<root>/pods`, without symbolic links, as mountinfo shows it.
     pods: PathBuf,
-    #[cfg(test)]
-    memory: Option<in_memory::InMemory>,
 }
 
 /// What went wrong with a volume. The texts are the ones events show after `FailedMount`.
@@ -141,25 +137,7 @@ impl Volumes {
         close_to_others(&pods);
         Ok(Self {
             pods: fs::canonicalize(pods)?,
-            #[cfg(test)]
-            memory: None,
         })
-    }
-
-    /// The same on a disk that is nowhere. Only pods without volumes can be told of it.
-    #[cfg(test)]
-    pub(crate) fn in_memory(mut self, memory: in_memory::InMemory) -> Self {
-        self.memory = Some(memory);
-        self
-    }
-
-    /// Whether anything of the pod is on disk.
-    #[cfg(test)]
-    pub(crate) fn has_pod(&self, uid: &PodUid) -> bool {
-        match &self.memory {
-            Some(memory) => memory.list().contains(uid),
-            None => self.pod_dir(uid).exists(),
-        }
     }
 
     /// `<root>/pods/<uid>`.

@@ -12,10 +12,6 @@ use crate::api::order::Order;
 impl Volumes {
     /// Every pod directory on disk, sorted.
     pub fn list_pod_dirs(&self) -> io::Result<Vec<PodUid>> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            return Ok(memory.list().into_iter().collect());
-        }
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.pods)? {
             let entry = entry?;
@@ -36,11 +32,6 @@ impl Volumes {
     ///   [`VolumeError::Orphan`] if a volume still holds data or a file could not be removed. The caller tries again later.
     /// - Source: kubelet `pkg/kubelet/kubelet_volumes.go`.
     pub fn remove_pod_dir(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        #[cfg(test)]
-        if let Some(memory) = &self.memory {
-            memory.remove(uid);
-            return Ok(());
-        }
         let Some(pod) = self.open_pod(uid)? else {
             return Ok(());
         };

@@ -51,31 +51,29 @@ const MAX_PODS_REPLAYED: u32 = 110;
 /// What agents of this thread are made of, with their files below `root`.
 pub(super) struct Site {
     template: Rc<Template>,
-    real_disk: bool,
 }
 
 impl Site {
     /// For schedules from seeds.
-    fn new(root: &Path, real_disk: bool) -> Self {
-        Self::with(root, real_disk, MAX_PODS)
+    fn new(root: &Path) -> Self {
+        Self::with(root, MAX_PODS)
     }
 
     /// For schedules from elsewhere.
-    pub(super) fn for_replay(root: &Path, real_disk: bool) -> Self {
-        Self::with(root, real_disk, MAX_PODS_REPLAYED)
+    pub(super) fn for_replay(root: &Path) -> Self {
+        Self::with(root, MAX_PODS_REPLAYED)
     }
 
-    fn with(root: &Path, real_disk: bool, max_pods: u32) -> Self {
+    fn with(root: &Path, max_pods: u32) -> Self {
         std::fs::create_dir_all(root.join("cgroup")).expect("directory");
         Self {
             template: Rc::new(Template::new(root, &[&format!("--max-pods={max_pods}")])),
-            real_disk,
         }
     }
 
     fn machine(&self, joins: Option<(bool, u64)>, journal: bool) -> Machine {
         self.template.wipe();
-        Machine::new(Rc::clone(&self.template), self.real_disk, journal, joins)
+        Machine::new(Rc::clone(&self.template), journal, joins)
     }
 }
 
@@ -262,7 +260,6 @@ pub(super) fn replay(
 pub(super) fn run_many(
     root: &Path,
     kind: Kind,
-    real_disk: bool,
     first: u64,
     count: u64,
     jobs: u64,
@@ -276,7 +273,7 @@ pub(super) fn run_many(
             let (next, failed, total) = (&next, &failed, &total);
             let root = root.join(job.to_string());
             scope.spawn(move || {
-                let site = Site::new(&root, real_disk);
+                let site = Site::new(&root);
                 while failed.load(Ordering::Relaxed) < failures {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= first + count {

@@ -7,6 +7,7 @@ use alloc::{
     sync::Arc,
 };
 use core::{cell::RefCell, sync::atomic::Ordering, time::Duration};
+use std::io;
 
 use serde_json::{Value, json};
 
@@ -25,7 +26,7 @@ use super::{
 use crate::{
     api::{Mono, PodUid, Wall, pod::CONFIG_MIRROR},
     kube::{
-        ApiError, KubeError, KubeLanes, Ring, RingKind, Rope, Rung, Staged, WatchEnd,
+        Api, ApiError, KubeError, KubeLanes, Ring, RingKind, Rope, Rung, Travel, WatchEnd, Way,
         lanes::RING_QUEUE,
     },
     logic::{
@@ -33,6 +34,7 @@ use crate::{
         testing::server::{Key, Server, uid_of},
     },
     runtime::fake::Fake,
+    sys::lane::Lane,
 };
 
 /// Image that pods of the API are given by an edit.
@@ -44,6 +46,31 @@ const STALL: Duration = Duration::from_secs(30);
 struct Wire {
     random: Random,
     max_ms: u64,
+}
+
+/// The way to the apiserver: there is no thread beside the simulation's.
+struct Staged {
+    wire: Rc<RefCell<Wire>>,
+    clock: TestClock,
+    /// The other end of the newest doorbell.
+    rope: RefCell<Option<Rope>>,
+}
+
+impl Way for Staged {
+    fn travel(&self) -> Travel {
+        let mut wire = self.wire.borrow_mut();
+        let wait_ms = match wire.max_ms {
+            0 => 0,
+            max_ms => wire.random.below(max_ms),
+        };
+        let there = self.clock.now() + Duration::from_millis(wait_ms);
+        self.clock.until(there)
+    }
+
+    fn doorbell(&self, _: &Arc<dyn Api>, rope: Rope) -> io::Result<()> {
+        self.rope.replace(Some(rope));
+        Ok(())
+    }
 }
 
 /// An open watch.
@@ -120,20 +147,12 @@ impl Control {
             random: Random::new(seed),
             max_ms: 0,
         }));
-        let (way, clock) = (Rc::clone(&wire), TestClock(Rc::clone(hands)));
-        let travel = move || {
-            let mut wire = way.borrow_mut();
-            let wait_ms = match wire.max_ms {
-                0 => 0,
-                max_ms => wire.random.below(max_ms),
-            };
-            clock.until(clock.now() + Duration::from_millis(wait_ms))
-        };
         Self {
             api: Arc::default(),
             hands: Rc::clone(hands),
             staged: Rc::new(Staged {
-                travel: Box::new(travel),
+                wire: Rc::clone(&wire),
+                clock: TestClock(Rc::clone(hands)),
                 rope: RefCell::default(),
             }),
             wire,
@@ -157,7 +176,8 @@ impl Control {
     }
 
     pub(super) fn lanes(&self) -> KubeLanes {
-        KubeLanes::staged(Arc::clone(&self.api) as _, Rc::clone(&self.staged))
+        let way = Rc::clone(&self.staged);
+        KubeLanes::by(Arc::clone(&self.api) as _, [Lane::inline(), Lane::inline()], way)
     }
 
     fn saw(&mut self, what: &'static str) {

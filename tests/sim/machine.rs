@@ -25,7 +25,7 @@ use super::{
         event_loop, manifests, pollers, runtime_view,
         tests::{
             api::Link,
-            world::{Hands, IMAGE, NODE, Template},
+            world::{Hands, IMAGE, MANY_ANSWERS, NODE, Template},
         },
     },
     control::{Control, NEW_IMAGE},
@@ -47,7 +47,6 @@ use crate::{
         fake::{Fake, Fault, OnStop, Op, Trouble as FakeTrouble},
     },
     source::Snapshot,
-    volume::in_memory::InMemory,
 };
 
 /// Steps of tasks at one instant; more means that tasks wake each other for ever.
@@ -98,8 +97,6 @@ struct Agent {
 /// See the module's words.
 pub(super) struct Machine {
     template: Rc<Template>,
-    /// Unless the template's directories are used.
-    disk: Option<InMemory>,
     hands: Rc<Hands>,
     pub(super) fake: Rc<Fake>,
     agent: Option<Agent>,
@@ -127,11 +124,9 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// A machine without pods. Its disk is nowhere, unless it is to have a `real_disk`. It stands alone, or belongs to a
-    /// cluster with or without doorbell, and with a seed.
+    /// A machine without pods. It stands alone, or belongs to a cluster with or without doorbell, and with a seed.
     pub(super) fn new(
         template: Rc<Template>,
-        real_disk: bool,
         journal: bool,
         joins: Option<(bool, u64)>,
     ) -> Self {
@@ -155,7 +150,6 @@ impl Machine {
         let mut machine = Self {
             control,
             template,
-            disk: (!real_disk).then(InMemory::default),
             hands,
             fake,
             agent: None,
@@ -240,14 +234,11 @@ impl Machine {
         self.sequence += 1;
         let cluster = self.control.as_ref().map(|control| {
             let (lanes, seed) = (control.lanes(), self.sequence);
-            Joined::new(lanes, control.doorbell, seed)
+            let mut joined = Joined::new(lanes, control.doorbell, seed);
+            joined.answers = MANY_ANSWERS;
+            joined
         });
-        let ctx: Shared = Rc::new(match &self.disk {
-            Some(disk) => self
-                .template
-                .context_in_memory(fake, hands, relist, cluster, disk),
-            None => self.template.context(fake, hands, relist, cluster),
-        });
+        let ctx: Shared = Rc::new(self.template.context(fake, hands, relist, cluster));
         backoff_store::restore(&ctx);
         let task = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());

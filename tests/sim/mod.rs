@@ -55,7 +55,6 @@ struct Settings {
     first: u64,
     schedules: Option<u64>,
     jobs: u64,
-    real_disk: bool,
     failures: u64,
 }
 
@@ -68,7 +67,6 @@ impl Settings {
             schedules: number("PICOLET_SIM_SCHEDULES").or_else(|| seed.map(|_| 1)),
             jobs: number("PICOLET_SIM_JOBS").unwrap_or(2),
             failures: number("PICOLET_SIM_FAILURES").unwrap_or(1),
-            real_disk: env_of("PICOLET_SIM_DISK").is_some(),
         }
     }
 
@@ -117,7 +115,6 @@ fn campaign(kind: Kind) {
     let result = campaign::run_many(
         &root,
         kind,
-        settings.real_disk,
         settings.first,
         settings.schedules(kind),
         settings.jobs,
@@ -146,7 +143,7 @@ fn campaign(kind: Kind) {
 fn regressions() {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/sim/regressions");
     let root = root("regressions");
-    let site = campaign::Site::for_replay(&root, false);
+    let site = campaign::Site::for_replay(&root);
     let mut count = 0;
     for entry in std::fs::read_dir(dir).expect("a directory") {
         let path = entry.expect("readable").path();
@@ -168,7 +165,7 @@ fn replay() {
     let text = std::fs::read_to_string(&file).expect("readable");
     let schedule = campaign::read(&text).expect("a schedule");
     let root = root("replay");
-    let site = campaign::Site::for_replay(&root, Settings::read().real_disk);
+    let site = campaign::Site::for_replay(&root);
     let result = campaign::replay(&site, None, schedule);
     let text = result.err().map(|failure| campaign::report(&site, failure));
     let _ = std::fs::remove_dir_all(&root);

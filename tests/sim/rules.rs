@@ -332,7 +332,7 @@ impl Present<'_> {
                 self.ctx.pods.with_status(uid, |_| ()).is_some(),
                 "it has a status",
             ),
-            (self.ctx.volumes.has_pod(uid), "it has files"),
+            (self.ctx.volumes.pod_dir(uid).exists(), "it has files"),
             (self.ctx.view.uids().contains(uid), "it is in the cache"),
         ];
         match left.iter().find(|(is, _)| *is) {

@@ -11,8 +11,6 @@ use crate::{
 
 /// Schedules that every change has to pass.
 pub(crate) const CI_SCHEDULES: u64 = 10_000;
-/// Of these many, agents keep their records on a real disk.
-pub(crate) const CI_SCHEDULES_ON_DISK: u64 = 500;
 
 /// Tests: schedules of a machine that stands alone, and of a node of a cluster.
 const ALONE: &str = "schedules";
@@ -20,7 +18,7 @@ const ALONE: &str = "schedules";
 const CLUSTER: &str = "cluster_schedules";
 
 const HELP: &str = "\
-Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jobs J] [--disk]
+Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jobs J]
        cargo xtask sim --replay FILE
 
   --alone        Only schedules of a machine without a cluster
@@ -29,7 +27,6 @@ Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jo
                  too
   --seed SEED    From this one on (1)
   --jobs J       Threads (2)
-  --disk         The agents keep their records on a real disk
   --replay FILE  A schedule as a failure prints it, one of tests/sim/regressions, or a dump of `picolet debug dump`
 ";
 
@@ -55,7 +52,6 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
             "--alone" | "--cluster" => {}
             "--schedules" => schedules = Some(number()?),
             "--jobs" => _ = command.env("PICOLET_SIM_JOBS", number()?.to_string()),
-            "--disk" => _ = command.env("PICOLET_SIM_DISK", "1"),
             "--seed" => seed = Some(number()?),
             "--replay" => {
                 replay = true;
@@ -85,12 +81,9 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
 }
 
 /// Has the library's tests run both simulations.
-pub(crate) fn set(tests: &mut Command, schedules: u64, on_disk: bool) {
+pub(crate) fn set(tests: &mut Command, schedules: u64) {
     add_tests(tests, &[ALONE, CLUSTER]);
     tests.env("PICOLET_SIM_SCHEDULES", schedules.to_string());
-    if on_disk {
-        tests.env("PICOLET_SIM_DISK", "1");
-    }
 }
 
 fn simulation(tests: &[&str]) -> Command {

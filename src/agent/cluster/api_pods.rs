@@ -87,10 +87,15 @@ impl ApiPods {
     pub(super) fn reread(&self, uid: &PodUid) {
         self.poll.borrow_mut().reread(uid);
     }
+}
 
-    /// What is remembered, for the report of a failure.
-    #[cfg(test)]
-    pub(super) fn memory(&self) -> String {
-        format!("{:?}", self.poll.borrow())
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::ApiPods {
+        /// What is remembered, for the report of a failure.
+        pub(in crate::agent::cluster) fn memory(&self) -> String {
+            format!("{:?}", self.poll.borrow())
+        }
     }
 }

@@ -41,6 +41,9 @@ pub(in crate::agent) enum JoinError {
     Failed(String),
 }
 
+/// See [`Joined::answers`].
+const ANSWERS: usize = 4;
+
 /// What a member of a cluster begins with.
 pub(in crate::agent) struct Joined {
     /// The apiserver, and the threads that wait for it.
@@ -52,6 +55,8 @@ pub(in crate::agent) struct Joined {
     pub(super) doorbells: bool,
     /// Decides the spread of delays.
     pub(super) seed: u64,
+    /// Answers about pods that may wait: whole pods of a list are read no faster than they are recorded.
+    pub(in crate::agent) answers: usize,
 }
 
 impl Joined {
@@ -63,6 +68,7 @@ impl Joined {
             certificate: None,
             doorbells,
             seed,
+            answers: ANSWERS,
         }
     }
 }

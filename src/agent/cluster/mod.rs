@@ -105,6 +105,8 @@ pub(super) struct Cluster {
     certificates: Option<Rc<Certificates>>,
     /// Where it lies, until the task is made that keeps it.
     certificate: Cell<Option<Kept>>,
+    /// Answers about pods that may wait.
+    answers: usize,
 }
 
 /// Tools of the agent that those use who speak with the apiserver.
@@ -146,6 +148,7 @@ impl Cluster {
             certificate,
             doorbells,
             seed,
+            answers,
         } = joined;
         let paces = if cfg.cluster.metered {
             Paces::METERED
@@ -179,6 +182,7 @@ impl Cluster {
             api_pods: Rc::new(ApiPods::new(ApiPoll::new(paces, slots, seed))),
             certificates: certificate.as_ref().map(|_| Rc::default()),
             certificate: Cell::new(certificate),
+            answers,
         }
     }
 
@@ -220,18 +224,6 @@ impl Cluster {
     /// What `pod` refers to, if it is one of the API.
     pub(super) fn objects_of(&self, pod: &Pod) -> Option<&Objects> {
         (!pod_kind::is_static(pod)).then_some(&*self.objects)
-    }
-
-    /// A whole list was told since the agent began.
-    #[cfg(test)]
-    pub(super) fn has_completed(&self) -> bool {
-        self.api_pods.has_completed()
-    }
-
-    /// What is remembered of the API's pods, for the report of a failure.
-    #[cfg(test)]
-    pub(super) fn memory(&self) -> String {
-        format!("{}\n{}", self.api_pods.memory(), self.writer.memory())
     }
 
     /// UIDs of mirror pods, sorted.
@@ -294,7 +286,7 @@ impl Cluster {
             clock: clock(),
             complaints: complaints(),
         };
-        let (written, answers) = smol::channel::bounded(pods::ANSWERS);
+        let (written, answers) = smol::channel::bounded(self.answers);
         let follows_cidrs = pod_cidr::is_followed(cfg);
         let keeper = Rc::new(NodeKeeper {
             name: name(),
@@ -415,5 +407,21 @@ impl Cluster {
             tasks.push(boxed(certificate.run()));
         }
         tasks
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::Cluster {
+        /// A whole list was told since the agent began.
+        pub(in crate::agent) fn has_completed(&self) -> bool {
+            self.api_pods.has_completed()
+        }
+
+        /// What is remembered of the API's pods, for the report of a failure.
+        pub(in crate::agent) fn memory(&self) -> String {
+            format!("{}\n{}", self.api_pods.memory(), self.writer.memory())
+        }
     }
 }

@@ -43,12 +43,6 @@ use crate::{
     },
 };
 
-/// Answers that wait: whole pods of a list are read no faster than they are recorded.
-#[cfg(not(test))]
-pub(super) const ANSWERS: usize = 4;
-/// Tests have no lane that could wait beside the executor.
-#[cfg(test)]
-pub(super) const ANSWERS: usize = 4096;
 /// A watch ends after this time, a little before a list would be due all the same.
 const WATCH_TIME: Duration = Duration::from_secs(280);
 /// A watch that ends so much earlier did not end by its time: the server stops, or was put back to an older state in

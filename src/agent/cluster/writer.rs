@@ -269,12 +269,6 @@ impl ApiWriter {
             let _ = mirrors.failed(name, now);
         }
     }
-
-    /// What is remembered, for the report of a failure.
-    #[cfg(test)]
-    pub(super) fn memory(&self) -> String {
-        format!("{:?}", self.statuses.borrow())
-    }
 }
 
 /// The metadata of a static pod, as far as mirrors go.
@@ -285,5 +279,17 @@ fn metadata(name: &FullName, hash: &str) -> ObjectMeta {
         namespace: name.namespace.clone(),
         annotations: hash.into_iter().collect(),
         ..ObjectMeta::default()
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::ApiWriter {
+
+        /// What is remembered, for the report of a failure.
+        pub(in crate::agent::cluster) fn memory(&self) -> String {
+            format!("{:?}", self.statuses.borrow())
+        }
     }
 }

@@ -69,17 +69,22 @@ impl PodEntry {
         })
     }
 
-    /// Whether nobody is at work on it.
-    #[cfg(test)]
-    pub(super) const fn is_idle(&self) -> bool {
-        !self.operating && !self.recording
-    }
-
     /// Whether somebody is at this kind of work.
     pub(super) fn work(&mut self, work: Work) -> &mut bool {
         match work {
             Work::Operation => &mut self.operating,
             Work::Record => &mut self.recording,
+        }
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::PodEntry {
+        /// Whether nobody is at work on it.
+        pub(in crate::agent::pods) const fn is_idle(&self) -> bool {
+            !self.operating && !self.recording
         }
     }
 }

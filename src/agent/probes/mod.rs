@@ -228,12 +228,6 @@ impl Probes {
         }
     }
 
-    /// Workers there are.
-    #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
-        self.workers.borrow().iter().count()
-    }
-
     /// Has the driver look again if something is due sooner than it waits for.
     fn wake(&self) {
         if let Some(due) = self.workers.borrow().next_due() {
@@ -248,5 +242,16 @@ impl Probes {
         let z = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::Probes {
+        /// Workers there are.
+        pub(in crate::agent) fn count(&self) -> usize {
+            self.workers.borrow().iter().count()
+        }
     }
 }

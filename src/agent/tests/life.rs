@@ -470,7 +470,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
 
 fn dump(world: &World) -> Vec<Line> {
     let text = world.ctx.ring.borrow().dump(world.now(), Wall(0));
-    let (header, lines) = ring::parse(&text).expect("a dump");
+    let (header, lines) = ring::tests::parse(&text).expect("a dump");
     assert_eq!(header.lost, 0);
     lines
 }

@@ -44,7 +44,7 @@ use crate::{
     api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
     cgroup::{Cgroups, Hierarchy},
     config::{self, Config},
-    kube::{Api, KubeLanes},
+    kube::{Api, KubeLanes, Threads},
     logic::static_pod,
     runtime::{
         RuntimeError, RuntimeService as _,
@@ -52,9 +52,11 @@ use crate::{
     },
     source::Snapshot,
     sys::lane::Lane,
-    volume::{Volumes, in_memory::InMemory},
+    volume::Volumes,
 };
 
+/// No lane waits beside the executor: whatever a list tells has to find room.
+pub(in crate::agent) const MANY_ANSWERS: usize = 4096;
 /// Image that is there from the beginning.
 pub(in crate::agent) const IMAGE: &str = "busybox:1";
 /// Name of the node.
@@ -208,8 +210,13 @@ impl World {
         }
         let mut template = Template::new(&root, &flags);
         template.wire = Rc::clone(&wire);
-        let lanes = way.1.clone().map(KubeLanes::inline);
-        let joined = lanes.map(|lanes| Joined::new(lanes, template.cfg.doorbells, 7));
+        let joined = way.1.clone().map(|api| {
+            let lanes = [Lane::inline(), Lane::inline()];
+            let lanes = KubeLanes::by(api, lanes, Rc::new(Threads));
+            let mut joined = Joined::new(lanes, template.cfg.doorbells, 7);
+            joined.answers = MANY_ANSWERS;
+            joined
+        });
         let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, joined);
         let ctx = Rc::new(ctx);
         backoff_store::restore(&ctx);
@@ -547,23 +554,6 @@ impl Template {
         }
     }
 
-    /// An agent's context on a disk that is nowhere.
-    pub(in crate::agent) fn context_in_memory(
-        &self,
-        fake: Rc<Fake>,
-        hands: Rc<Hands>,
-        relist: Sender<()>,
-        joined: Option<Joined>,
-        disk: &InMemory,
-    ) -> Ctx {
-        let volumes = self.volumes.clone().in_memory(disk.clone());
-        let ctx = self.context_with(fake, hands, relist, joined, volumes);
-        Ctx {
-            store: ctx.store.in_memory(disk.clone()),
-            ..ctx
-        }
-    }
-
     /// An agent's context.
     pub(in crate::agent) fn context(
         &self,
@@ -571,17 +561,6 @@ impl Template {
         hands: Rc<Hands>,
         relist: Sender<()>,
         joined: Option<Joined>,
-    ) -> Ctx {
-        self.context_with(fake, hands, relist, joined, self.volumes.clone())
-    }
-
-    fn context_with(
-        &self,
-        fake: Rc<Fake>,
-        hands: Rc<Hands>,
-        relist: Sender<()>,
-        joined: Option<Joined>,
-        volumes: Volumes,
     ) -> Ctx {
         let (cfg, mut node) = (self.cfg.clone(), self.node.clone());
         if joined.is_some() {
@@ -604,7 +583,7 @@ impl Template {
             clock: Box::new(TestClock(hands)),
             runtime: fake,
             keyring: Rc::new(()),
-            volumes,
+            volumes: self.volumes.clone(),
             cgroups,
             disk: Lane::inline(),
             relist,

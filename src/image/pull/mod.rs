@@ -47,7 +47,7 @@ use crate::sys::clock;
 pub use self::blobs::RESUME_TIME;
 pub use self::job::MAX_LAYERS_AT_ONCE;
 #[cfg(any(test, fuzzing))]
-pub(in crate::image) use self::node::fuzz as node_fuzz;
+pub(in crate::image) use self::node::fuzz;
 pub use self::node::{Provider, Providers};
 pub use self::policy::{Beside, Policy, Verifier};
 

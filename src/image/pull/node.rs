@@ -411,27 +411,31 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(total)
 }
 
-/// What helpers and plugins print, and the configuration of plugins. See [`crate::fuzz`].
 #[cfg(any(test, fuzzing))]
-pub(in crate::image) fn fuzz(data: &[u8], document: Option<&Value>) -> String {
-    let kind = |result: Result<String, String>| result.unwrap_or_else(|why| why);
-    let answer = provider_answer(data).map(|answer| {
-        let holds = answer.cache_duration.as_deref().and_then(duration);
-        format!("{} {}", answer.auth.is_empty(), holds.is_some())
-    });
-    let helper = helper_answer(data).map(|c| c.is_empty().to_string());
-    let providers = document.map_or_else(String::new, |document| {
-        kind(
-            Providers::parse(document, "/plugins".into()).map(|providers| {
-                for provider in &providers.list {
-                    assert!(!provider.name.contains('/') && provider.name != "..");
-                    assert!(duration(&provider.default_cache_duration).is_some());
-                }
-                "ok".into()
-            }),
-        )
-    });
-    format!("{} {} {providers}", kind(answer), kind(helper))
+pub(in crate::image) mod fuzz {
+    use super::*;
+
+    /// What helpers and plugins print, and the configuration of plugins. See [`crate::fuzz`].
+    pub(crate) fn run(data: &[u8], document: Option<&Value>) -> String {
+        let kind = |result: Result<String, String>| result.unwrap_or_else(|why| why);
+        let answer = provider_answer(data).map(|answer| {
+            let holds = answer.cache_duration.as_deref().and_then(duration);
+            format!("{} {}", answer.auth.is_empty(), holds.is_some())
+        });
+        let helper = helper_answer(data).map(|c| c.is_empty().to_string());
+        let providers = document.map_or_else(String::new, |document| {
+            kind(
+                Providers::parse(document, "/plugins".into()).map(|providers| {
+                    for provider in &providers.list {
+                        assert!(!provider.name.contains('/') && provider.name != "..");
+                        assert!(duration(&provider.default_cache_duration).is_some());
+                    }
+                    "ok".into()
+                }),
+            )
+        });
+        format!("{} {} {providers}", kind(answer), kind(helper))
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::challenge::{self, Challenge};
 use super::keyring::{DockerConfig, Keyring};
 use super::session::{MAX_ERROR_CHARS, errors_text, manifest_type, read_token};
 use super::{Credential, Registries};
-use crate::image::pull::node_fuzz;
+use crate::image::pull::fuzz as node;
 use crate::image::reference::Reference;
 use crate::net::url::{MAX_URL_BYTES, Url};
 
@@ -130,7 +130,7 @@ pub(crate) fn credentials(data: &[u8], document: Option<&Value>) -> String {
         outcome.push_str(amount(found.len()));
     }
     assert_eq!(Credential::default().basic(), None);
-    outcome + &node_fuzz(data, document)
+    outcome + &node::run(data, document)
 }
 
 /// `registries.yaml`, and where it leads.

@@ -26,7 +26,7 @@ pub const MAX_BUCKETS: usize = 160;
 
 /// Messages of one group, as digests.
 #[derive(Clone, Debug)]
-struct Similar {
+pub(super) struct Similar {
     messages: [u32; MAX_MESSAGES],
     count: usize,
     last: Option<Mono>,
@@ -34,14 +34,14 @@ struct Similar {
 
 /// An event that has an object in the API.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+pub(super) struct Seen {
     count: u32,
     first: Wall,
 }
 
 /// Tokens as the time that they stand for.
 #[derive(Clone, Copy, Debug)]
-struct Bucket {
+pub(super) struct Bucket {
     tokens_ms: u64,
     at: Mono,
 }
@@ -50,9 +50,9 @@ struct Bucket {
 #[derive(Clone, Debug)]
 pub struct Correlator {
     node: Box<str>,
-    similar: Lru<Similar>,
-    seen: Lru<Seen>,
-    buckets: Lru<Bucket>,
+    pub(super) similar: Lru<Similar>,
+    pub(super) seen: Lru<Seen>,
+    pub(super) buckets: Lru<Bucket>,
     thin: bool,
 }
 
@@ -156,11 +156,6 @@ impl Correlator {
             bucket.tokens_ms -= refill_ms;
         }
         enough
-    }
-
-    #[cfg(test)]
-    pub(super) fn sizes(&self) -> [usize; 3] {
-        [self.similar.len(), self.seen.len(), self.buckets.len()]
     }
 }
 

@@ -5,13 +5,13 @@ use alloc::vec::Vec;
 /// Entries by digest. Two keys with one digest would share an entry, nothing worse.
 #[derive(Clone, Debug)]
 pub(super) struct Lru<T> {
-    entries: Vec<Entry<T>>,
+    pub(super) entries: Vec<Entry<T>>,
     capacity: usize,
     clock: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Entry<T> {
+pub(super) struct Entry<T> {
     key: u64,
     used: u64,
     value: T,
@@ -50,10 +50,5 @@ impl<T> Lru<T> {
         let entry = &mut self.entries[index];
         entry.used = self.clock;
         &mut entry.value
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
     }
 }

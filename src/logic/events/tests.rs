@@ -172,7 +172,15 @@ fn memory_is_bounded() {
     for n in 0..2_000 {
         correlator.correlate(&told(&format!("p{n}"), "BackOff", "again", n), at(0));
     }
-    assert_eq!(correlator.sizes(), [MAX_SIMILAR, MAX_SEEN, MAX_BUCKETS]);
+    let Correlator {
+        similar,
+        seen,
+        buckets,
+        ..
+    } = &correlator;
+    assert_eq!(similar.entries.len(), MAX_SIMILAR);
+    assert_eq!(seen.entries.len(), MAX_SEEN);
+    assert_eq!(buckets.entries.len(), MAX_BUCKETS);
     let recent = correlator
         .correlate(&told("p1999", "BackOff", "again", 1), at(0))
         .expect("a count");

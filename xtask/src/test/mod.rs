@@ -55,14 +55,13 @@ enum When {
 type Lane = (&'static str, When, fn(&mut Run) -> Result<(), Failure>);
 
 /// In their order: first what tells most a minute; last the tests, so that what CI shows of a long log ends with their count.
-const LANES: [Lane; 21] = [
+const LANES: [Lane; 20] = [
     ("format", When::Always, format),
     ("crates", When::Always, crates),
     ("lints", When::Always, lints),
     ("documentation", When::Always, documentation),
     ("rules", When::Always, rules),
     ("simulation", When::Always, simulation),
-    ("simulation on disk", When::Always, simulation_on_disk),
     ("fuzz", When::Always, fuzz),
     ("budgets", When::Root, budgets),
     ("machine", When::Root, machine),
@@ -176,21 +175,14 @@ fn rules(run: &mut Run) -> Result<(), Failure> {
 
 fn simulation(run: &mut Run) -> Result<(), Failure> {
     let mut command = run.tests()?.library();
-    sim::set(&mut command, sim::CI_SCHEDULES, false);
-    run.step(&mut command);
-    Ok(())
-}
-
-fn simulation_on_disk(run: &mut Run) -> Result<(), Failure> {
-    let mut command = run.tests()?.library();
-    sim::set(&mut command, sim::CI_SCHEDULES_ON_DISK, true);
+    sim::set(&mut command, sim::CI_SCHEDULES);
     run.step(&mut command);
     Ok(())
 }
 
 fn long_simulation(run: &mut Run) -> Result<(), Failure> {
     let mut command = run.tests()?.library();
-    sim::set(&mut command, LONG_SCHEDULES, false);
+    sim::set(&mut command, LONG_SCHEDULES);
     run.step(&mut command);
     Ok(())
 }

@@ -835,14 +835,18 @@ fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// For [`crate::fuzz`]: a plugin's answer, its error, a configuration.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz(data: &[u8]) -> String {
-    let ips = from_json::<Value>(data).map_or(0, |answer| result::pod_ips(&answer).len());
-    let failure = result::failure(data, data, 1);
-    assert!(failure.len() <= 8 * 1024, "an error is short");
-    let config = NetworkConfig::parse(data).map_or_else(|e| e, |_| "ok".into());
-    format!("{} {config}", ips.min(2))
+pub(crate) mod fuzz {
+    use super::*;
+
+    /// For [`crate::fuzz`]: a plugin's answer, its error, a configuration.
+    pub(crate) fn run(data: &[u8]) -> String {
+        let ips = from_json::<Value>(data).map_or(0, |answer| result::pod_ips(&answer).len());
+        let failure = result::failure(data, data, 1);
+        assert!(failure.len() <= 8 * 1024, "an error is short");
+        let config = NetworkConfig::parse(data).map_or_else(|e| e, |_| "ok".into());
+        format!("{} {config}", ips.min(2))
+    }
 }
 
 #[cfg(test)]
