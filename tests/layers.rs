@@ -157,13 +157,17 @@ fn tests_run_what_ships() {
                 continue;
             }
             let mut after = lines.clone().map(|(_, line)| line);
-            let item = after.find(|line| !line.starts_with("#[")).unwrap_or_default();
+            let item = after
+                .find(|line| !line.starts_with("#["))
+                .unwrap_or_default();
             let item = match item.strip_prefix("pub") {
                 Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or(rest, |s| s.1),
                 Some(rest) => rest.trim_start(),
                 None => item,
             };
-            let is_whole = ["mod ", "use ", "extern crate "].iter().any(|kind| item.starts_with(kind));
+            let is_whole = ["mod ", "use ", "extern crate "]
+                .iter()
+                .any(|kind| item.starts_with(kind));
             if !line.starts_with("#[cfg(") || line.contains("not(") || !is_whole {
                 found.push(format!("{path}:{}: {line} {item}", n + 1));
             }

@@ -311,7 +311,8 @@ pub(super) mod tests {
     /// Errors: the number of the line that is none, from 1.
     pub(in crate::agent) fn parse(dump: &str) -> Result<(Header, Vec<Line>), usize> {
         let mut lines = dump.lines();
-        let header: Header = serde_json::from_str(lines.next().unwrap_or("")).map_err(|_| 1usize)?;
+        let header: Header =
+            serde_json::from_str(lines.next().unwrap_or("")).map_err(|_| 1usize)?;
         if header.v != VERSION {
             return Err(1);
         }

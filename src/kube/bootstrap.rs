@@ -162,8 +162,11 @@ impl Requested {
             chain: pem(chain.as_bytes()),
             key: pem(self.key.as_bytes()),
         };
-        crate::net::tls::config(crate::net::tls::Roots::Any, Some(identity))
-            .map_err(|e| format!("the certificate issued is of no use: {e}"))?;
+        crate::net::tls::config(
+            crate::net::tls::Roots::Any(crate::net::any_peer::Proof::Key),
+            Some(identity),
+        )
+        .map_err(|e| format!("the certificate issued is of no use: {e}"))?;
         Ok((chain, &self.key))
     }
 }

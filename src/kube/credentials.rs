@@ -18,6 +18,7 @@ use super::error::KubeError;
 use super::exec;
 use super::kubeconfig::{Kubeconfig, MAX_TOKEN_BYTES, Material, Trust, check_token};
 use crate::api::Mono;
+use crate::net::any_peer::Proof;
 use crate::net::tls::{self, Identity, Pem, Roots};
 use crate::sys::clock;
 
@@ -196,7 +197,7 @@ impl State {
 fn build(config: &Kubeconfig, plugin: Option<&exec::Answer>) -> Result<Arc<ClientConfig>, String> {
     let roots = match &config.trust {
         Trust::System => Roots::SystemAnd(None),
-        Trust::Any => Roots::Any,
+        Trust::Any => Roots::Any(Proof::Key),
         Trust::Ca(material) => Roots::Only(pem("certificate-authority-data", material)),
     };
     let from_plugin = plugin.and_then(|answer| answer.pair.as_ref());

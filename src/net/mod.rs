@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `any_peer` | TLS with whoever answers, or asks |
 //! | [`url`] | absolute `http` and `https` URLs |
 //! | [`dns`], [`names`] | name servers asked by ourselves |
 //! | [`pace`] | delays between attempts, stopping |
@@ -14,6 +15,7 @@
 //! Everything blocks: it runs on lanes and on threads of a pull, never on the deciding one. Nothing here is built or read
 //! before a server is first asked: a board without peers pays for none of it.
 
+pub(crate) mod any_peer;
 mod dns;
 pub mod names;
 pub mod pace;

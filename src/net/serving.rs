@@ -1,7 +1,7 @@
 //! TLS as a server speaks it: the certificate that it shows, which may change at any time, and whose clients' certificates it
 //! takes.
 //!
-//! A handshake takes any client certificate whose key the client has, in a chain of at most [`MAX_CHAIN`]. Whether its issuer
+//! A handshake takes any client certificate whose key the client has, in a chain of at most [`MAX_CHAIN`](super::any_peer::MAX_CHAIN). Whether its issuer
 //! is trusted is asked with a request: who shows a wrong one may still have a token, and hears a refusal instead of a broken
 //! connection.
 
@@ -9,33 +9,24 @@ use alloc::sync::Arc;
 use core::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{
     ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
 };
 use rustls::sign::CertifiedKey;
 use rustls::{
-    CipherSuite, DigitallySignedStruct, DistinguishedName, NamedGroup, ProtocolVersion,
-    RootCertStore, ServerConfig, SignatureScheme, SupportedProtocolVersion,
+    CipherSuite, NamedGroup, ProtocolVersion, RootCertStore, ServerConfig, SupportedProtocolVersion,
 };
 
+use super::any_peer::{AnyPeer, Proof};
 use super::tls::{OwnClock, TlsError, certificates, unix_time};
 use crate::sys::clock;
 
 /// Certificates of authorities taken at most.
 const MAX_AUTHORITIES: usize = 100;
-/// Certificates that a client may show, its own included. A way from it to a trusted CA is searched among all the others:
-/// among four there are at most 64 ways, each tried with one signature for each trusted CA of that name. Among the two
-/// hundred that one message of a handshake holds only the budget of the search ends it: 100 signatures, or 200,000 steps
-/// that each look at all of them.
-pub const MAX_CHAIN: usize = 5;
-/// Bytes of them all. They are kept with the connection.
-pub const MAX_CHAIN_BYTES: usize = 16 * 1024;
-
 /// What is offered to clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
@@ -148,11 +139,11 @@ pub(crate) fn config(offer: &Offer, shown: Arc<Shown>) -> Result<Arc<ServerConfi
         .filter(|v| old || v.version == ProtocolVersion::TLSv1_3)
         .collect();
     let provider = Arc::new(provider);
-    let builder = ServerConfig::builder_with_details(Arc::clone(&provider), Arc::new(OwnClock))
+    let builder = ServerConfig::builder_with_details(provider, Arc::new(OwnClock))
         .with_protocol_versions(&versions)
         .map_err(wrong)?;
     let builder = match offer.client_certificates {
-        true => builder.with_client_cert_verifier(Arc::new(AnyClient(provider))),
+        true => builder.with_client_cert_verifier(Arc::new(AnyPeer::new(Proof::Key))),
         false => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(shown);
@@ -234,59 +225,6 @@ impl Authorities {
 impl fmt::Debug for Authorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Authorities")
-    }
-}
-
-/// Whoever has the key of what he shows; see the module.
-#[derive(Debug)]
-struct AnyClient(Arc<CryptoProvider>);
-
-impl ClientCertVerifier for AnyClient {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        own: &CertificateDer<'_>,
-        others: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        let all = core::iter::once(own).chain(others);
-        if others.len() >= MAX_CHAIN || all.map(|one| one.len()).sum::<usize>() > MAX_CHAIN_BYTES {
-            return Err(rustls::Error::General(format!(
-                "more than {MAX_CHAIN} certificates, or {MAX_CHAIN_BYTES} bytes of them"
-            )));
-        }
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signed, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 

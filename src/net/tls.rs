@@ -10,20 +10,17 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::time_provider::TimeProvider;
-use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    StreamOwned,
-};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
     TransportAdapter,
 };
 
+use super::any_peer::{AnyPeer, Proof};
 use crate::api::Wall;
 use crate::sys::clock;
 
@@ -74,8 +71,8 @@ pub(crate) enum Roots<'a> {
     SystemAnd(Option<Pem<'a>>),
     /// What the CAs given signed.
     Only(Pem<'a>),
-    /// Any.
-    Any,
+    /// Any, with that proof: `insecure_skip_verify`, or a probe.
+    Any(Proof),
 }
 
 /// A client certificate and its key.
@@ -94,13 +91,13 @@ pub(crate) fn config(
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let wrong = |e: rustls::Error| TlsError::Unusable(e.to_string());
     let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_details(Arc::clone(&provider), Arc::new(OwnClock))
+    let builder = ClientConfig::builder_with_details(provider, Arc::new(OwnClock))
         .with_safe_default_protocol_versions()
         .map_err(wrong)?;
     let builder = match roots {
-        Roots::Any => builder
+        Roots::Any(proof) => builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
+            .with_custom_certificate_verifier(Arc::new(AnyPeer::new(proof))),
         Roots::SystemAnd(more) => builder.with_root_certificates(system_roots(more)?),
         Roots::Only(pem) => {
             let mut store = RootCertStore::empty();
@@ -203,47 +200,6 @@ impl TimeProvider for OwnClock {
 pub(super) fn unix_time(now: Wall) -> Option<UnixTime> {
     let nanos = u64::try_from(now.0).ok()?;
     Some(UnixTime::since_unix_epoch(Duration::from_nanos(nanos)))
-}
-
-/// `insecure_skip_verify`: whoever holds the certificate's key is talked to.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signed, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 /// Wraps connections to `https` URLs.

@@ -4,18 +4,13 @@
 use alloc::sync::Arc;
 use std::io::{self, Read as _};
 
-use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme,
-    client::{
-        Resumption,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use rustls::{ClientConfig, ClientConnection, client::Resumption, pki_types::ServerName};
 
 use super::{Prober, plain::Plain};
-use crate::net::tls::OwnClock;
+use crate::net::{
+    any_peer::Proof,
+    tls::{self, Roots},
+};
 
 /// Bytes taken from the socket at a time.
 const PIECE_BYTES: usize = 4096;
@@ -113,54 +108,9 @@ impl Tls {
 }
 
 fn config() -> io::Result<Arc<ClientConfig>> {
-    let provider = Arc::new(ring::default_provider());
-    let any = Arc::new(Anybody(Arc::clone(&provider)));
-    let mut config = ClientConfig::builder_with_details(provider, Arc::new(OwnClock))
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .dangerous()
-        .with_custom_certificate_verifier(any)
-        .with_no_client_auth();
+    let config = tls::config(Roots::Any(Proof::Nothing), None).map_err(io::Error::other)?;
+    let mut config = Arc::unwrap_or_clone(config);
     // A probe is a connection of its own, and memory of peers would grow with them.
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
-}
-
-/// Takes every certificate and every signature: also of kinds that a careful client refuses, for nothing is proved by them.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -177,7 +177,11 @@ impl Control {
 
     pub(super) fn lanes(&self) -> KubeLanes {
         let way = Rc::clone(&self.staged);
-        KubeLanes::by(Arc::clone(&self.api) as _, [Lane::inline(), Lane::inline()], way)
+        KubeLanes::by(
+            Arc::clone(&self.api) as _,
+            [Lane::inline(), Lane::inline()],
+            way,
+        )
     }
 
     fn saw(&mut self, what: &'static str) {

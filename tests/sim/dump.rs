@@ -12,7 +12,8 @@ use super::{
 
 /// The schedule in a dump.
 pub(super) fn schedule(text: &str) -> Result<Vec<Timed>, String> {
-    let (_, lines) = ring::tests::parse(text).map_err(|line| format!("line {line} is none of a dump"))?;
+    let (_, lines) =
+        ring::tests::parse(text).map_err(|line| format!("line {line} is none of a dump"))?;
     let start = lines.first().map_or(0, |line| line.t);
     let mut files = BTreeMap::new();
     let inputs = lines

@@ -125,11 +125,7 @@ pub(super) struct Machine {
 
 impl Machine {
     /// A machine without pods. It stands alone, or belongs to a cluster with or without doorbell, and with a seed.
-    pub(super) fn new(
-        template: Rc<Template>,
-        journal: bool,
-        joins: Option<(bool, u64)>,
-    ) -> Self {
+    pub(super) fn new(template: Rc<Template>, journal: bool, joins: Option<(bool, u64)>) -> Self {
         let fake = Rc::new(Fake::new());
         fake.add_image(IMAGE);
         if joins.is_some() {

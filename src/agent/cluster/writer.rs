@@ -286,7 +286,6 @@ fn metadata(name: &FullName, hash: &str) -> ObjectMeta {
 mod testing {
     //! What tests ask.
     impl super::ApiWriter {
-
         /// What is remembered, for the report of a failure.
         pub(in crate::agent::cluster) fn memory(&self) -> String {
             format!("{:?}", self.statuses.borrow())

@@ -14,6 +14,7 @@ use ureq::{Agent, Body, Proxy};
 use super::error::RegistryError;
 use super::hosts::{Registries, TlsFiles};
 use super::watch::Watch;
+use crate::net::any_peer::Proof;
 use crate::net::pace::Stop;
 use crate::net::tls::{self, Identity, Pem, Roots, TlsConnector, TlsError};
 use crate::net::{Names, ProxyVariables, Url};
@@ -267,7 +268,7 @@ impl<'a> Http<'a> {
 fn tls_config(files: &TlsFiles) -> Result<Arc<ClientConfig>, TlsError> {
     let file = |path: &'_ PathBuf| !path.as_os_str().is_empty();
     let roots = if files.insecure_skip_verify {
-        Roots::Any
+        Roots::Any(Proof::Key)
     } else {
         Roots::SystemAnd(file(&files.ca_file).then_some(Pem::File(&files.ca_file)))
     };

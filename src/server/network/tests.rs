@@ -18,7 +18,8 @@ use crate::{
     image::testing::Scratch,
     kube::testing::{Authority, NOW, Pair},
     net::{
-        serving::{self, Authorities, MAX_CHAIN, Offer, Shown},
+        any_peer::{MAX_CHAIN, MAX_CHAIN_BYTES, Proof},
+        serving::{self, Authorities, Offer, Shown},
         tls,
     },
     server::{
@@ -172,7 +173,7 @@ impl World {
             chain: tls::Pem::Text("chain", pair.certificate.as_bytes()),
             key: tls::Pem::Text("key", pair.key.as_bytes()),
         });
-        let config = tls::config(tls::Roots::Any, identity).expect("client");
+        let config = tls::config(tls::Roots::Any(Proof::Key), identity).expect("client");
         let stream = loop {
             match Async::<TcpStream>::connect(self.address).await {
                 Ok(stream) => break stream,
@@ -963,7 +964,7 @@ fn long_chains_are_refused_in_the_handshake() {
         // Few, and large.
         let long = world
             .ours
-            .client(&"o".repeat(serving::MAX_CHAIN_BYTES), "reader", NOW);
+            .client(&"o".repeat(MAX_CHAIN_BYTES), "reader", NOW);
         let answer = world.ask(Some(&long), "GET /pods", "").await;
         assert_eq!(status(&answer), 0, "{answer}");
     });
