@@ -32,6 +32,7 @@ pub mod agent;
 pub mod cgroup;
 pub mod cli;
 pub mod config;
+pub mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod image;

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use picolet::error::chain;
 use picolet::image::{ImageRecord, ImportOptions, Store};
 use picolet::sys::xattr;
 
@@ -122,7 +123,7 @@ fn import(store: &Store, archive: &Path, names: &[&str]) -> Vec<std::sync::Arc<I
     };
     store
         .import_archive(archive, &options, &mut |_| ControlFlow::Continue(()))
-        .unwrap_or_else(|e| panic!("{}: {}", archive.display(), e.chain()))
+        .unwrap_or_else(|e| panic!("{}: {}", archive.display(), chain(&e)))
 }
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) {

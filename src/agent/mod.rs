@@ -15,7 +15,7 @@
 //! | `ctx`, `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `records`, `ring` | what the loop and the calls share |
 //! | `cluster` | the apiserver |
 //! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
-//! | `chain`, `tasks`, `wake` | small tools |
+//! | `tasks`, `wake` | small tools |
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
@@ -31,7 +31,6 @@ mod admission;
 mod backend;
 mod backoff_store;
 mod cgroups;
-mod chain;
 mod clock;
 mod cluster;
 mod cluster_views;

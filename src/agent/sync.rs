@@ -3,7 +3,6 @@
 //!
 //! The future is never dropped while its pod exists. It looks at the pod's cancellation flag between steps.
 
-pub(super) use super::chain::chain;
 use super::{
     ctx::Ctx,
     kill, outcome,
@@ -11,6 +10,7 @@ use super::{
     start::{self, Pass},
     status,
 };
+pub(super) use crate::error::chain;
 use crate::{
     api::{
         Pod, PodUid,

@@ -11,6 +11,7 @@ use super::{
     print,
     progress::{Progress, Step},
 };
+use crate::error::chain;
 use crate::image::{ImageError, Store, Verification, Verifying, progress::Stage};
 
 /// Directory of the store below the agent's root directory.
@@ -61,7 +62,7 @@ fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Value, CliError> {
             "{} belongs to an agent that runs: leave --root-dir out",
             dir.display()
         )),
-        other => CliError::new(other.chain()),
+        other => CliError::new(chain(&other)),
     })?;
     let mut verifying = Verifying::new(store);
     while verifying.step() {

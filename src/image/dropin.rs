@@ -34,6 +34,7 @@ use super::store::Store;
 use crate::api::Mono;
 use crate::api::order::Gather;
 use crate::api::strict::from_json;
+use crate::error::chain;
 
 /// How long a file must stay the same before it is read.
 pub const SETTLE: Duration = Duration::from_secs(1);
@@ -252,7 +253,7 @@ impl DropIn {
         let entry = file.and_then(|done| done.pulls.get_mut(&wanted.reference))?;
         let result = result.and_then(|id| match self.store.set_pinned(&id, true) {
             Ok(()) => Ok(id),
-            Err(e) => Err(e.chain()),
+            Err(e) => Err(chain(&e)),
         });
         match result {
             Ok(id) => {
@@ -349,7 +350,7 @@ impl DropIn {
                 );
                 first.then(|| Report::Failed {
                     file: name.to_owned(),
-                    error: error.chain(),
+                    error: chain(&error),
                     retried: true,
                 })
             }
@@ -360,13 +361,13 @@ impl DropIn {
                     name,
                     Done {
                         stamp,
-                        error: error.chain(),
+                        error: chain(&error),
                         ..Done::default()
                     },
                 );
                 Some(Report::Failed {
                     file: name.to_owned(),
-                    error: error.chain(),
+                    error: chain(&error),
                     retried: false,
                 })
             }
@@ -476,7 +477,7 @@ impl DropIn {
             if !kept.contains(id)
                 && let Err(error) = self.store.set_pinned(id, false)
             {
-                failed = Some(error.chain());
+                failed = Some(chain(&error));
             }
         }
         failed
@@ -534,7 +535,7 @@ impl DropIn {
             .and_then(|bytes| crate::sys::file::write_atomic(&path, &bytes, 0o600, true))
             .map_err(ImageError::store("write", path));
         if let Err(error) = &written {
-            log::warn!("{}", error.chain());
+            log::warn!("{}", chain(&error));
         }
         written.is_ok()
     }

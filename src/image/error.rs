@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::digest::Digest;
 
-/// Errors of the image store. The cause is in `source`: print the chain ([`ImageError::chain`]).
+/// Errors of the image store. The cause is in `source`: print the chain ([`crate::error::chain`]).
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// Not a reference. The API's reason is `InvalidImageName`; repeating is useless.
@@ -205,18 +205,5 @@ impl ImageError {
             ),
             Self::InvalidReference { .. } | Self::NotFound(_) => false,
         }
-    }
-
-    /// The error and its causes in one line.
-    #[must_use]
-    pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = core::error::Error::source(self);
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
     }
 }

@@ -15,6 +15,7 @@ use super::platform::Machine;
 use super::reference::Reference;
 use super::tarball::{Input, Tar};
 use super::tree;
+use crate::error::chain;
 
 /// Bytes that one input may unpack to, and entries.
 const BUDGET: Budget = Budget {
@@ -143,7 +144,7 @@ pub(crate) fn reference(data: &[u8]) -> String {
             }
             "ok".into()
         }
-        Err(e) => e.chain(),
+        Err(e) => chain(&e),
     }
 }
 

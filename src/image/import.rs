@@ -684,6 +684,7 @@ fn chain_id(below: Option<Digest>, diff_id: Digest) -> Digest {
 
 #[cfg(test)]
 mod tests {
+    use crate::error::chain;
     use std::path::PathBuf;
 
     use super::super::testing::{
@@ -734,11 +735,11 @@ mod tests {
 
         fn ok(&self, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
             self.import(archive)
-                .unwrap_or_else(|e| panic!("{}", e.chain()))
+                .unwrap_or_else(|e| panic!("{}", chain(&e)))
         }
 
         fn error(&self, archive: &[u8]) -> String {
-            let error = self.import(archive).expect_err("must fail").chain();
+            let error = chain(&self.import(archive).expect_err("must fail"));
             self.is_clean();
             error
         }
@@ -793,7 +794,7 @@ mod tests {
             layout.name(image, "lazy:1");
             let image = bench
                 .import(&layout.tar())
-                .unwrap_or_else(|e| panic!("{name}: {}", e.chain()))
+                .unwrap_or_else(|e| panic!("{name}: {}", chain(&e)))
                 .remove(0);
             let dir = &bench.store.layer_dirs(&image.id).expect("layers")[0];
             for (file, data) in files {
@@ -821,7 +822,7 @@ mod tests {
                     matches!(&error, ImageError::Import { source, .. }
                         if matches!(**source, Problem::Truncated | Problem::WrongDigest { .. })),
                     "{name} cut at {cut}: {}",
-                    error.chain()
+                    chain(&error)
                 );
             }
         }
@@ -856,7 +857,7 @@ mod tests {
             let bench = Bench::new();
             let images = bench
                 .import(&archive)
-                .unwrap_or_else(|e| panic!("{name}: {}", e.chain()));
+                .unwrap_or_else(|e| panic!("{name}: {}", chain(&e)));
             assert_eq!(images.len(), 1, "{name}");
             assert_eq!(images[0].names, ["quay.io/a/b:1"], "{name}");
             assert_eq!(bench.text(&images[0], "a"), "base", "{name}");
@@ -872,7 +873,7 @@ mod tests {
             .import_archive(&dir, &ImportOptions::default(), &mut |_| {
                 ControlFlow::Continue(())
             })
-            .unwrap_or_else(|e| panic!("{}", e.chain()));
+            .unwrap_or_else(|e| panic!("{}", chain(&e)));
         assert_eq!(bench.text(&images[0], "b"), "top");
     }
 
@@ -960,7 +961,7 @@ mod tests {
         );
         let images = bench
             .import_as(&with_name("latest"), &["mine", "quay.io/other:2"])
-            .unwrap_or_else(|e| panic!("{}", e.chain()));
+            .unwrap_or_else(|e| panic!("{}", chain(&e)));
         assert_eq!(
             images[0].names,
             ["docker.io/library/mine:latest", "quay.io/other:2"]
@@ -988,9 +989,9 @@ mod tests {
         assert_eq!(bench.ok(&two.tar()).len(), 2);
         let error = bench.import_as(&two.tar(), &["z"]).expect_err("two");
         assert!(
-            error.chain().contains("holds 2 images"),
+            chain(&error).contains("holds 2 images"),
             "{}",
-            error.chain()
+            chain(&error)
         );
     }
 
@@ -1357,9 +1358,9 @@ mod tests {
         });
         let error = bench.import(&archive).expect_err("too large");
         assert!(
-            error.is_transient() && error.chain().contains("100 bytes"),
+            error.is_transient() && chain(&error).contains("100 bytes"),
             "{}",
-            error.chain()
+            chain(&error)
         );
         bench.is_clean();
     }

@@ -39,6 +39,7 @@ use super::whose::{self, Shares};
 use crate::api::cri::FsInfo;
 use crate::api::order::{Gather, Order};
 use crate::api::strict::from_json;
+use crate::error::chain;
 use crate::sys::{crash, disk_usage, file, lock};
 
 /// Images a store holds at most. Each costs a few KiB of memory.
@@ -570,7 +571,7 @@ impl Store {
                     if let Some(id) = hex.and_then(Digest::from_hex)
                         && let Err(e) = self.lose(&id.to_string())
                     {
-                        log::warn!("{}", e.chain());
+                        log::warn!("{}", chain(&e));
                     }
                     let removed = fs::remove_file(&path);
                     unless_read_only(removed.map_err(ImageError::store("remove", &path)))?;
@@ -791,7 +792,7 @@ mod tests {
         fs::write(&path, archive).expect("scratch");
         store
             .import_archive(&path, &ImportOptions::default(), &mut go)
-            .unwrap_or_else(|e| panic!("{}", e.chain()))
+            .unwrap_or_else(|e| panic!("{}", chain(&e)))
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::record::LayerRecord;
 use super::store::Store;
 use super::sum;
 use crate::api::order::Gather as _;
+use crate::error::chain;
 
 /// A store that is being checked.
 pub struct Verifying {
@@ -231,7 +232,7 @@ impl Verifying {
     /// damaged layer again.
     pub fn repair(&self, image: &Damaged, in_use: &BTreeSet<String>) -> Repair {
         let done = self.try_repair(image, in_use);
-        done.unwrap_or_else(|e| Repair::Failed(e.chain()))
+        done.unwrap_or_else(|e| Repair::Failed(chain(&e)))
     }
 
     fn try_repair(&self, image: &Damaged, in_use: &BTreeSet<String>) -> Result<Repair, ImageError> {
@@ -306,7 +307,7 @@ mod tests {
             let options = ImportOptions::default();
             let go = &mut |_| ControlFlow::Continue(());
             let images = self.store.import_archive(&path, &options, go);
-            images.unwrap_or_else(|e| panic!("{}", e.chain()))[0]
+            images.unwrap_or_else(|e| panic!("{}", chain(&e)))[0]
                 .id
                 .clone()
         }

@@ -24,8 +24,9 @@ use super::{
     signing::{Draw, FIRST_POLL, Failed, LOOK, Signer, due},
 };
 use crate::{
-    agent::{chain::chain, views::Intake},
+    agent::views::Intake,
     api::{Mono, Wall},
+    error::chain,
     kube::{
         self, Api, Kubeconfig,
         bootstrap::{CLIENT_SIGNER, node_subject},

@@ -15,9 +15,9 @@ use super::{
     link::Skew,
 };
 use crate::{
-    agent::chain::chain,
     api::Wall,
     config::{ClusterConfig, Config},
+    error::chain,
     kube::{
         self, Api, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, bootstrap,
         client::HEARTBEAT_TIMEOUT,
@@ -252,7 +252,7 @@ fn adopt(config: &mut Kubeconfig, store: &Store, now: Wall) {
         let pair = bootstrap::client_pair(config);
         let stored = pair.and_then(|(chain, key)| {
             let stored = store.store(&chain, &key, now);
-            stored.map_err(|e| chain_of(&e))
+            stored.map_err(|e| chain(&e))
         });
         if let Err(why) = stored {
             log::warn!("the client certificate cannot be renewed: {why}");
@@ -261,10 +261,6 @@ fn adopt(config: &mut Kubeconfig, store: &Store, now: Wall) {
     }
     let file = || Material::File(PathBuf::from(&current));
     config.user.certificate = Some((file(), file()));
-}
-
-fn chain_of(error: &dyn core::error::Error) -> String {
-    chain(error)
 }
 
 fn same_file(one: &Path, other: &Path) -> bool {

@@ -11,13 +11,13 @@ use super::{
 };
 use crate::{
     agent::{
-        chain::chain,
         clock::Clock,
         complaints::Complaints,
         pod_store::{PodStore, StoreError},
         views::{Intake, PodsView},
     },
     api::{Mono, Pod, PodUid},
+    error::chain,
     kube::{Api, KubeError, KubeLanes},
     logic::{
         mirror::{self, FullName, InTheWay},

@@ -27,7 +27,6 @@ use super::{
 };
 use crate::{
     agent::{
-        chain::chain,
         clock::Clock,
         complaints::Complaints,
         pod_store::RETRY,
@@ -36,6 +35,7 @@ use crate::{
         views::{Intake, LoopEnded, PodsView},
     },
     api::{Mono, PodUid, received::Delivered},
+    error::chain,
     kube::{Api, Doorbell, KubeLanes, Rung, WatchEnd, WatchOptions},
     logic::{
         api_poll::{Ask, BellEnd, Failure, Item, List, Ticket, Verdict},

@@ -9,13 +9,13 @@ use super::{
 };
 use crate::{
     agent::{
-        chain::chain,
         clock::Clock,
         complaints::Complaints,
         pod_store::{Header, PodStore, StoreError},
         views::{Intake, LoopEnded},
     },
     api::{Pod, PodStatus, PodUid, order::Order as _},
+    error::chain,
     logic::mux::Source,
     sys::lane::Lane,
     volume::Volumes,

@@ -11,8 +11,9 @@ use super::{
     signing::{Draw, Failed, LOOK, Signer, due},
 };
 use crate::{
-    agent::{chain::chain, views::NodeView},
+    agent::views::NodeView,
     api::Node,
+    error::chain,
     kube::{
         bootstrap::{SERVING_SIGNER, node_subject},
         csr::Subject,

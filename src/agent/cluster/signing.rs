@@ -5,8 +5,9 @@ use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 
 use crate::{
-    agent::{chain::chain, clock::Clock, complaints::Complaints},
+    agent::{clock::Clock, complaints::Complaints},
     api::Wall,
+    error::chain,
     kube::{
         Api, KubeError, KubeLanes,
         api::Reply,

@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{
     agent::{
-        chain::chain,
         clock::Clock,
         complaints::Complaints,
         tasks::{Spawner, boxed},
         views::{Intake, PodsView},
     },
     api::PodUid,
+    error::chain,
     kube::{Api, KubeError, KubeLanes, Patch},
     logic::{
         api_poll::Item,

@@ -9,6 +9,7 @@ use smol::channel::Sender;
 use super::owner::Images;
 use crate::{
     api::cri::Image,
+    error::chain,
     image::{ImageRecord, ImportOptions, Progress, Repair, Verification, progress::Stage},
     runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
     server::http::Refusal,
@@ -78,7 +79,7 @@ impl ImageCommands {
             None => ControlFlow::Continue(()),
         };
         let imported = self.store.import(path, options, tick).await;
-        let records = imported.map_err(|e| Refusal::bad(e.chain()))?;
+        let records = imported.map_err(|e| Refusal::bad(chain(&e)))?;
         let ids: Vec<&str> = records.iter().map(|record| &*record.id).collect();
         self.images.imported(&ids).await;
         memory::trim();
@@ -118,7 +119,7 @@ impl ImageCommands {
             .map_err(internal)?;
         let pruned = self.store.prune(used).await;
         let cleared = self.store.clear_unfinished(Duration::ZERO).await;
-        let (records, mut bytes) = pruned.map_err(|e| Refusal::new(500, e.chain()))?;
+        let (records, mut bytes) = pruned.map_err(|e| Refusal::new(500, chain(&e)))?;
         bytes += cleared.map_err(|e| Refusal::new(500, e.to_string()))?;
         self.images.tidy().await;
         Ok((

@@ -9,6 +9,7 @@ use super::{commands::in_use, owner::Images};
 use crate::{
     api::cri::FsInfo,
     config::ImageConfig,
+    error::chain,
     image::{ImageError, ImageRecord, pull::RESUME_TIME},
     logic::image_gc::{ImageGc, ImageGcPolicy, ImageUse, PERIOD},
     runtime::{RuntimeService, runc::store_images::StoreImages},
@@ -142,7 +143,7 @@ impl ImageGarbage {
         let freed = match self.store.remove_unused(id, used).await {
             // Since it was chosen.
             Err(ImageError::InUse(_)) => return Ok(0),
-            freed => freed.map_err(|e| e.chain())?,
+            freed => freed.map_err(|e| chain(&e))?,
         };
         log::info!("image {id} ({names}) is removed, {freed} bytes: {why}");
         Ok(freed)

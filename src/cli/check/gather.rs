@@ -17,6 +17,7 @@ use crate::{
     api::{order::Order as _, received::Delivered},
     cgroup::{Cgroups, Hierarchy, Version},
     config::{self, Config, Host, flags},
+    error::chain,
     logic::{
         check::{self, Agent, AgentFacts, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
         static_pod, validation,
@@ -144,16 +145,6 @@ fn text(path: impl AsRef<Path>) -> String {
 
 fn number(path: &str) -> u64 {
     text(path).trim().parse().unwrap_or(0)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// A program of the machine, by its name.

@@ -24,6 +24,7 @@ use self::record::{Mark, Recorded, record};
 use self::work::{SCRIPTS, Script, Supplies, Worker, able, images, may_arrive};
 use super::record::ImageRecord;
 use super::store::Store;
+use crate::error::chain;
 
 /// Directory of the store on the recorded disk.
 const STORE: &str = "images";
@@ -227,7 +228,7 @@ impl Trial<'_> {
         let root = self.dir.join(STORE);
         let open = |why: &str| {
             Worker::open(self.supplies, &root)
-                .unwrap_or_else(|e| panic!("{place}: {why}: {}", e.chain()))
+                .unwrap_or_else(|e| panic!("{place}: {why}: {}", chain(&e)))
         };
         let mut worker = open("it does not open");
         let found = images(worker.store());

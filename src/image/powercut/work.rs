@@ -9,6 +9,7 @@ use std::thread;
 use core::time::Duration;
 
 use crate::api::Mono;
+use crate::error::chain;
 use crate::image::digest::Digest;
 use crate::image::dropin::{DropIn, Report, SETTLE};
 use crate::image::error::ImageError;
@@ -275,7 +276,7 @@ impl<'a> Worker<'a> {
                 let path = self.supplies.dir.join("archives").join(name);
                 let options = ImportOptions::default();
                 let imported = self.store().import_archive(&path, &options, &mut go);
-                imported.unwrap_or_else(|e| panic!("{name}: {}", e.chain()));
+                imported.unwrap_or_else(|e| panic!("{name}: {}", chain(&e)));
             }
             Step::Tag(name, new) => {
                 let image = find(self, name).expect("it is there");

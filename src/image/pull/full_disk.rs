@@ -11,6 +11,7 @@ use nix::mount::MsFlags;
 
 use super::tests::{Offer, Server, quick};
 use super::*;
+use crate::error::chain;
 use crate::image::error::ImageError;
 use crate::image::import::Limits as ImportLimits;
 use crate::image::testing::Scratch;
@@ -60,7 +61,7 @@ impl Disk {
             match Store::open_with(&self.path().join("images"), limits.clone()) {
                 // The thread of the last pull is about to end.
                 Err(ImageError::Locked(_)) => thread::yield_now(),
-                store => return store.unwrap_or_else(|e| panic!("{}", e.chain())),
+                store => return store.unwrap_or_else(|e| panic!("{}", chain(&e))),
             }
         }
     }

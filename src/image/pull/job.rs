@@ -22,6 +22,7 @@ use super::{Beside, Inner, OwnSlot, PullError};
 use crate::api::Mono;
 use crate::api::oci::Descriptor;
 use crate::api::order::Order;
+use crate::error::chain;
 use crate::image::digest::Digest;
 use crate::image::error::{ImageError, Problem};
 use crate::image::import;
@@ -259,7 +260,7 @@ impl Job<'_> {
             Some(tag) if self.reference.digest().is_none() && !image.names.contains(&tag) => store
                 .tag(&image.id, &tag)
                 .map(Some)
-                .map_err(|e| Failure::Final(PullError::Failed(e.chain()))),
+                .map_err(|e| Failure::Final(PullError::Failed(chain(&e)))),
             _ => Ok(Some(image)),
         }
     }
@@ -391,7 +392,7 @@ impl Job<'_> {
     /// Whether so many bytes more may be written, besides what has to stay free.
     fn room(&self, needed: u64) -> io::Result<()> {
         let store = &self.inner.store;
-        let info = store.fs_info().map_err(|e| io::Error::other(e.chain()))?;
+        let info = store.fs_info().map_err(|e| io::Error::other(chain(&e)))?;
         let available = info
             .available_bytes
             .checked_sub(store.limits().reserve_bytes);
@@ -534,7 +535,7 @@ fn of_import(error: &ImageError) -> PullError {
         ..
     } = error
     else {
-        return PullError::Failed(error.chain());
+        return PullError::Failed(chain(&error));
     };
     let mut text = String::from("cannot unpack");
     if let Some(blob) = blob {

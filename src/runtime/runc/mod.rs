@@ -61,6 +61,7 @@ use self::{
     table::{Bell, Table},
 };
 use super::{Call, Connect, ImageService, RuntimeError, RuntimeService, Start, Stream};
+use crate::error::chain;
 use crate::image::Progress;
 use crate::{
     api::{
@@ -584,19 +585,4 @@ fn failed<E: std::error::Error>(step: &str) -> impl FnOnce(E) -> RuntimeError + 
 
 fn failed_error<E: std::error::Error>(error: E) -> RuntimeError {
     RuntimeError::Failed(chain(&error))
-}
-
-/// An error with all its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let words = error.to_string();
-        // Some causes are part of the text above them.
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = error.source();
-    }
-    text
 }
