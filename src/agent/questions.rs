@@ -181,7 +181,7 @@ impl Questions for Ctx {
         let probes = self.probes();
         let interval = self.cfg.times.file_check.as_millis();
         Health {
-            version: crate::VERSION,
+            version: crate::VERSION.into(),
             pid: std::process::id(),
             relist_age_ms: age_ms(self.view.last_relist()),
             manifests_age_ms: age_ms(self.manifests_read.get()),

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::de::DeserializeOwned;
+
 use super::CliError;
+use crate::api::strict::from_json;
 
 /// Bytes of an answer head.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
@@ -94,13 +97,21 @@ impl Client {
 
     /// A request whose whole answer is JSON.
     pub(super) fn json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
-        let text = self.send(method, target, "")?.text()?;
-        serde_json::from_str(&text)
-            .map_err(|e| CliError::new(format!("the agent's answer is no JSON: {e}")))
+        self.send(method, target, "")?.read()
+    }
+
+    /// What the agent says there of itself.
+    pub(super) fn read<T: DeserializeOwned>(&self, target: &str) -> Result<T, CliError> {
+        self.send("GET", target, "")?.read()
     }
 }
 
 impl Answer {
+    fn read<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
+        from_json(self.text()?.as_bytes())
+            .map_err(|e| CliError::new(format!("the agent's answer is not understood: {e}")))
+    }
+
     /// The whole body as text, at most [`MAX_BODY_BYTES`].
     pub(super) fn text(&mut self) -> Result<String, CliError> {
         let mut text = String::new();

@@ -2,17 +2,16 @@
 
 use std::io::{BufRead as _, Read as _};
 
-use serde_json::Value;
-
 use super::{
     CliError,
     args::{Word, Words, unexpected},
     client::Answer,
     get, print,
-    progress::{Progress, Step},
+    progress::Progress,
     verify,
 };
-use crate::server::http::encode;
+use crate::api::strict::from_json;
+use crate::server::{backend::Line, http::encode};
 
 pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
     if verb == "verify" {
@@ -96,17 +95,14 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Shows the steps of a transfer until it has ended; the references it brought.
 fn follow(answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliError> {
-    let names = outcome(answer, progress, "imported")?;
-    let names = names.as_array().into_iter().flatten();
-    Ok(names.filter_map(Value::as_str).map(str::to_owned).collect())
+    match outcome(answer, progress)? {
+        Line::Imported(names) => Ok(names),
+        other => Err(unforeseen(&other)),
+    }
 }
 
-/// Shows the steps of something until it has ended; what is called `key` in the last line.
-pub(super) fn outcome(
-    mut answer: Answer,
-    progress: &mut Progress,
-    key: &str,
-) -> Result<Value, CliError> {
+/// Shows the steps of something until it has ended; its last line, which is no failure.
+pub(super) fn outcome(mut answer: Answer, progress: &mut Progress) -> Result<Line, CliError> {
     let lost = |why: &str| CliError::new(format!("connection to the agent failed: {why}"));
     loop {
         let mut line = String::new();
@@ -114,15 +110,15 @@ pub(super) fn outcome(
         if read.map_err(|e| lost(&e.to_string()))? == 0 {
             return Err(lost("it ended before the work was done"));
         }
-        let mut said: Value = serde_json::from_str(&line).map_err(|e| lost(&e.to_string()))?;
-        if let Some(step) = Step::read(&said) {
-            progress.show(step);
-        } else if said.get(key).is_some() {
-            return Ok(said[key].take());
-        } else {
-            let status = said["status"].as_u64().and_then(|s| u16::try_from(s).ok());
-            let why = said["error"].as_str().unwrap_or("no answer");
-            return Err(CliError::from_server(status.unwrap_or(500), why));
+        match from_json(line.as_bytes()).map_err(|e| lost(&e.to_string()))? {
+            Line::Step(step) => progress.show(step),
+            Line::Failed { status, error } => return Err(CliError::from_server(status, &error)),
+            last => return Ok(last),
         }
     }
+}
+
+/// The agent said what nobody asked for.
+pub(super) fn unforeseen(line: &Line) -> CliError {
+    CliError::new(format!("the agent's answer is not understood: {line:?}"))
 }

@@ -4,9 +4,8 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::fd::AsFd as _;
 
-use serde_json::Value;
-
 use super::table::human_bytes;
+use crate::image::Progress as Step;
 use crate::sys::tty;
 
 /// Cells of the bar.
@@ -14,55 +13,28 @@ const BAR_CELLS: usize = 20;
 /// Columns of a terminal that does not tell.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// What a transfer has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Step {
-    /// What it does.
-    pub(super) stage: String,
-    /// Parts done (layers).
-    pub(super) done: u64,
-    /// Parts in all.
-    pub(super) parts: u64,
-    /// Bytes so far.
-    pub(super) bytes: u64,
-    /// Bytes in the end; 0 if nobody knows.
-    pub(super) total: u64,
+/// How much is done, of so many cells: by bytes if it is known how many there will be.
+fn filled(step: &Step, cells: usize) -> usize {
+    let all = u64::try_from(cells).unwrap_or(0);
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let by_parts = || (count(step.layers_done) * all).checked_div(count(step.layers));
+    let by_bytes = (step.bytes * all).checked_div(step.bytes_total);
+    let filled = by_bytes.or_else(by_parts).unwrap_or(all);
+    usize::try_from(filled).unwrap_or(cells).min(cells)
 }
 
-impl Step {
-    /// Reads `{"stage": …, "layersDone": …, "layers": …, "bytes": …, "bytesTotal": …}`; `None` if it is something else.
-    pub(super) fn read(line: &Value) -> Option<Self> {
-        Some(Self {
-            stage: line["stage"].as_str()?.to_owned(),
-            done: line["layersDone"].as_u64()?,
-            parts: line["layers"].as_u64()?,
-            bytes: line["bytes"].as_u64()?,
-            total: line["bytesTotal"].as_u64()?,
-        })
+fn amount(step: &Step) -> String {
+    let bytes = human_bytes(step.bytes);
+    match step.bytes_total {
+        0 => bytes,
+        total => format!("{bytes} of {}", human_bytes(total)),
     }
+}
 
-    /// How much is done, of so many cells: by bytes if it is known how many there will be.
-    fn filled(&self, cells: usize) -> usize {
-        let all = u64::try_from(cells).unwrap_or(0);
-        let by_parts = || (self.done * all).checked_div(self.parts).unwrap_or(all);
-        let filled = (self.bytes * all)
-            .checked_div(self.total)
-            .unwrap_or_else(by_parts);
-        usize::try_from(filled).unwrap_or(cells).min(cells)
-    }
-
-    fn amount(&self) -> String {
-        let bytes = human_bytes(self.bytes);
-        match self.total {
-            0 => bytes,
-            total => format!("{bytes} of {}", human_bytes(total)),
-        }
-    }
-
-    /// Whether this is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
-    fn is_news(&self, before: &Self) -> bool {
-        (&self.stage, self.done, self.filled(10)) != (&before.stage, before.done, before.filled(10))
-    }
+/// Whether a step is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
+fn is_news(step: &Step, before: &Step) -> bool {
+    let of = |step: &Step| (step.stage, step.layers_done, filled(step, 10));
+    of(step) != of(before)
 }
 
 /// Where progress is shown.
@@ -105,7 +77,7 @@ impl Progress {
             None if self
                 .shown
                 .as_ref()
-                .is_none_or(|before| step.is_news(before)) =>
+                .is_none_or(|before| is_news(&step, before)) =>
             {
                 writeln!(io::stderr(), "{}", words(&self.label, &step))
             }
@@ -125,27 +97,29 @@ impl Drop for Progress {
 }
 
 fn words(label: &str, step: &Step) -> String {
-    if step.parts == 0 {
-        return format!("{label}: {}", step.stage);
+    let stage = step.stage.word();
+    if step.layers == 0 {
+        return format!("{label}: {stage}");
     }
-    let (stage, amount) = (&step.stage, step.amount());
     format!(
-        "{label}: {stage}, {} of {} layers, {amount}",
-        step.done, step.parts
+        "{label}: {stage}, {} of {} layers, {}",
+        step.layers_done,
+        step.layers,
+        amount(step)
     )
 }
 
 /// One line, never wider than the terminal.
 fn bar(label: &str, step: &Step, columns: usize) -> String {
-    let filled = step.filled(BAR_CELLS);
+    let filled = filled(step, BAR_CELLS);
     let tail = format!(
         " [{}{}] {} {}/{} layers {}",
         "#".repeat(filled),
         ".".repeat(BAR_CELLS - filled),
-        step.stage,
-        step.done,
-        step.parts,
-        step.amount()
+        step.stage.word(),
+        step.layers_done,
+        step.layers,
+        amount(step)
     );
     // The last column stays free: some terminals go on to the next line there.
     let room = columns.saturating_sub(1);
@@ -160,21 +134,22 @@ fn bar(label: &str, step: &Step, columns: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::progress::Stage;
 
-    fn step(stage: &str, done: u64, bytes: u64, total: u64) -> Step {
+    fn step(stage: Stage, layers_done: usize, bytes: u64, bytes_total: u64) -> Step {
         Step {
-            stage: stage.into(),
-            done,
-            parts: 4,
+            stage,
+            layers_done,
+            layers: 4,
             bytes,
-            total,
+            bytes_total,
         }
     }
 
     #[test]
     fn lines() {
-        let fetching = step("fetching", 1, 15_000_000, 20_000_000);
-        let unpacking = step("unpacking", 1, 12_345_678, 0);
+        let fetching = step(Stage::Fetching, 1, 15_000_000, 20_000_000);
+        let unpacking = step(Stage::Unpacking, 1, 12_345_678, 0);
         for (step, text, drawn) in [
             (
                 &fetching,
@@ -203,7 +178,7 @@ mod tests {
             words(
                 "a",
                 &Step {
-                    stage: "resolving".into(),
+                    stage: Stage::Resolving,
                     ..none
                 }
             ),
@@ -213,30 +188,14 @@ mod tests {
 
     #[test]
     fn each_tenth_and_each_layer_is_news() {
-        let before = step("fetching", 1, 150, 1000);
+        let before = step(Stage::Fetching, 1, 150, 1000);
         for (after, news) in [
-            (step("fetching", 1, 199, 1000), false),
-            (step("fetching", 1, 200, 1000), true),
-            (step("fetching", 2, 150, 1000), true),
-            (step("unpacking", 1, 150, 1000), true),
+            (step(Stage::Fetching, 1, 199, 1000), false),
+            (step(Stage::Fetching, 1, 200, 1000), true),
+            (step(Stage::Fetching, 2, 150, 1000), true),
+            (step(Stage::Unpacking, 1, 150, 1000), true),
         ] {
-            assert_eq!(after.is_news(&before), news, "{after:?}");
+            assert_eq!(is_news(&after, &before), news, "{after:?}");
         }
-    }
-
-    #[test]
-    fn read_from_what_the_agent_says() {
-        let progress = crate::image::Progress {
-            layers_done: 1,
-            layers: 4,
-            bytes: 150,
-            bytes_total: 1000,
-            ..Default::default()
-        };
-        assert_eq!(
-            Step::read(&progress.to_json()),
-            Some(step("waiting", 1, 150, 1000))
-        );
-        assert_eq!(Step::read(&serde_json::json!({"imported": []})), None);
     }
 }

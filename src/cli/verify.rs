@@ -2,17 +2,18 @@
 
 use std::path::Path;
 
-use serde_json::Value;
-
 use super::{
     CliError,
     args::{Word, Words, unexpected},
-    image::outcome,
+    image::{outcome, unforeseen},
     print,
-    progress::{Progress, Step},
+    progress::Progress,
 };
 use crate::error::chain;
-use crate::image::{ImageError, Store, Verification, Verifying, progress::Stage};
+use crate::image::{
+    Damaged, ImageError, Progress as Step, Repair, Store, Verification, Verifying, progress::Stage,
+};
+use crate::server::backend::Line;
 
 /// Directory of the store below the agent's root directory.
 const IMAGES: &str = "images";
@@ -32,7 +33,10 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let found = if dir.is_empty() {
         let target = format!("/images/verify?repair={repair}");
         let answer = words.client().send("POST", &target, "")?;
-        outcome(answer, &mut progress, "verified")?
+        match outcome(answer, &mut progress)? {
+            Line::Verified(found) => found,
+            other => return Err(unforeseen(&other)),
+        }
     } else if repair {
         return Err(CliError::new(
             "--repair needs the agent, which knows what containers use: leave --root-dir out",
@@ -42,7 +46,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     };
     drop(progress);
     print(&told(&found))?;
-    if found["damaged"].as_array().is_none_or(Vec::is_empty) {
+    if found.found.damaged.is_empty() {
         return Ok(());
     }
     Err(CliError {
@@ -52,7 +56,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Without an agent: what it would do at its start is done too.
-fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Value, CliError> {
+fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Verification, CliError> {
     if !dir.join("records").is_dir() {
         let text = format!("{} is not an image store", dir.display());
         return Err(CliError::new(text));
@@ -66,81 +70,102 @@ fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Value, CliError> {
     })?;
     let mut verifying = Verifying::new(store);
     while verifying.step() {
-        let (done, parts, bytes) = verifying.progress();
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let (layers_done, layers, bytes) = verifying.progress();
         progress.show(Step {
-            stage: Stage::Verifying.word().into(),
-            done: count(done),
-            parts: count(parts),
+            stage: Stage::Verifying,
+            layers_done,
+            layers,
             bytes,
-            total: 0,
+            bytes_total: 0,
         });
     }
     Ok(Verification {
         found: verifying.found(),
         repairs: Vec::new(),
-    }
-    .to_json())
+    })
 }
 
 /// A line for each problem, what was done about it, and a line for all.
-fn told(found: &Value) -> String {
+fn told(verification: &Verification) -> String {
+    let Verification { found, repairs } = verification;
     let mut text = String::new();
-    let list = |value: &Value| -> Vec<String> {
-        let items = value.as_array().into_iter().flatten();
-        items.filter_map(Value::as_str).map(str::to_owned).collect()
-    };
-    let damaged = found["damaged"].as_array().map_or(&[][..], Vec::as_slice);
-    for image in damaged {
-        let mut name = list(&image["names"]).join(", ");
-        if name.is_empty() {
-            image["id"].as_str().unwrap_or("?").clone_into(&mut name);
-        }
-        for problem in list(&image["problems"]) {
+    let repairs = repairs.iter().map(Option::as_ref);
+    let repairs = repairs.chain(core::iter::repeat(None));
+    for (image, repair) in found.damaged.iter().zip(repairs) {
+        let name = match image.names.join(", ") {
+            none if none.is_empty() => image.id.clone(),
+            names => names,
+        };
+        for problem in &image.problems {
             text.push_str(&format!("{name}: {problem}\n"));
         }
-        let why = image["why"].as_str().unwrap_or("");
-        match image["repair"].as_str().unwrap_or("") {
-            "removed" => text.push_str(&format!("Deleted: {name}\n")),
-            "rewritten" => text.push_str(&format!("Written again: the record of {name}\n")),
-            "kept" => text.push_str(&format!("Kept: {name}: {why}\n")),
-            _ => {}
+        if let Some(repair) = repair {
+            text.push_str(&repaired(repair, image, &name));
         }
     }
-    let number = |key: &str| found[key].as_u64().unwrap_or(0);
     text.push_str(&format!(
         "{} images with {} layers checked, {} damaged\n",
-        number("images"),
-        number("layers"),
-        damaged.len()
+        found.images,
+        found.layers,
+        found.damaged.len()
     ));
-    if number("unrecorded") > 0 {
+    if found.unrecorded > 0 {
         text.push_str(&format!(
             "{} of the layers were unpacked by an earlier version: they can be read, more is not known\n",
-            number("unrecorded")
+            found.unrecorded
         ));
     }
     text
 }
 
+fn repaired(repair: &Repair, image: &Damaged, name: &str) -> String {
+    let why = match repair {
+        Repair::Removed => return format!("Deleted: {name}\n"),
+        Repair::Rewritten => return format!("Written again: the record of {name}\n"),
+        Repair::Whole => "it was brought again meanwhile",
+        Repair::InUse(user) if *user == image.id => "a container uses it",
+        Repair::InUse(user) => &format!("a container uses {user}, which has the damaged layer too"),
+        Repair::Failed(why) => why,
+    };
+    format!("Kept: {name}: {why}\n")
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::image::Verified;
 
     #[test]
     fn what_is_told() {
-        let found = json!({
-            "images": 3, "layers": 5, "unrecorded": 1,
-            "damaged": [
-                {"id": "sha256:aa", "names": ["a:1", "a:2"], "problems": ["layer x: gone", "layer y: gone"],
-                    "repair": "removed", "why": ""},
-                {"id": "sha256:bb", "names": [], "problems": ["layer z: cut"], "repair": "kept",
-                    "why": "a container uses it"},
-                {"id": "sha256:cc", "names": ["c:1"], "problems": ["its record: half"], "repair": "", "why": ""},
+        let damaged = |id: &str, names: &[&str], problems: &[&str]| Damaged {
+            id: id.into(),
+            names: names.iter().map(|&name| name.into()).collect(),
+            problems: problems.iter().map(|&problem| problem.into()).collect(),
+            record_only: false,
+        };
+        let found = Verification {
+            found: Verified {
+                images: 3,
+                layers: 5,
+                unrecorded: 1,
+                damaged: vec![
+                    damaged(
+                        "sha256:aa",
+                        &["a:1", "a:2"],
+                        &["layer x: gone", "layer y: gone"],
+                    ),
+                    damaged("sha256:bb", &[], &["layer z: cut"]),
+                    damaged("sha256:cc", &["c:1"], &["its record: half"]),
+                ],
+            },
+            repairs: vec![
+                Some(Repair::Removed),
+                Some(Repair::InUse("sha256:bb".into())),
             ],
-        });
+        };
+        let line = crate::api::strict::to_value(&Line::Verified(found.clone())).expect("json");
+        let read = crate::api::strict::from_json(line.to_string().as_bytes()).expect("the same");
+        assert_eq!(Line::Verified(found.clone()), read);
         assert_eq!(
             told(&found),
             "a:1, a:2: layer x: gone\na:1, a:2: layer y: gone\nDeleted: a:1, a:2\n\
@@ -149,7 +174,10 @@ mod tests {
              3 images with 5 layers checked, 3 damaged\n\
              1 of the layers were unpacked by an earlier version: they can be read, more is not known\n"
         );
-        let fine = json!({"images": 0, "layers": 0, "unrecorded": 0, "damaged": []});
+        let fine = Verification {
+            found: Verified::default(),
+            repairs: Vec::new(),
+        };
         assert_eq!(told(&fine), "0 images with 0 layers checked, 0 damaged\n");
     }
 

@@ -3,10 +3,11 @@
 use core::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 /// What is done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Stage {
     /// Other pulls come first.
     #[default]
@@ -36,7 +37,8 @@ impl Stage {
 }
 
 /// How far it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// What is done.
     pub stage: Stage,
@@ -48,20 +50,6 @@ pub struct Progress {
     pub bytes: u64,
     /// Bytes that it will be in the end; 0 if nobody knows.
     pub bytes_total: u64,
-}
-
-impl Progress {
-    /// `{"stage": …, "layersDone": …, "layers": …, "bytes": …, "bytesTotal": …}`, as local clients get it.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        json!({
-            "stage": self.stage.word(),
-            "layersDone": self.layers_done,
-            "layers": self.layers,
-            "bytes": self.bytes,
-            "bytesTotal": self.bytes_total,
-        })
-    }
 }
 
 /// In the words of events: `fetching 12 of 45 MiB (27%), 1 of 4 layers`.
@@ -137,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn said_in_words_and_in_json() {
+    fn said_in_words() {
         let tracker = Tracker::default();
         let words = |want: &str| assert_eq!(tracker.now().to_string(), want);
         words("waiting for other pulls");
@@ -148,11 +136,6 @@ mod tests {
         tracker.arrived(-(1 << 20));
         tracker.layer_fetched();
         words("fetching 4 of 10 MiB (40%), 1 of 3 layers");
-        assert_eq!(
-            tracker.now().to_json(),
-            json!({"stage": "fetching", "layersDone": 1, "layers": 3,
-                "bytes": 4 << 20, "bytesTotal": 10 << 20})
-        );
         tracker.set(Progress {
             stage: Stage::Unpacking,
             layers_done: 2,

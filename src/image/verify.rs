@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::ImageError;
 use super::record::LayerRecord;
 use super::store::Store;
@@ -28,7 +30,8 @@ pub struct Verifying {
 }
 
 /// What was found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Verified {
     /// Images in the store.
     pub images: usize,
@@ -41,7 +44,8 @@ pub struct Verified {
 }
 
 /// An image that is not what it was.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Damaged {
     /// Its id.
     pub id: String,
@@ -50,11 +54,12 @@ pub struct Damaged {
     /// What is wrong, at least one.
     pub problems: Vec<String>,
     /// Whether all that is wrong is the record, which is written again from memory.
-    record_only: bool,
+    pub record_only: bool,
 }
 
 /// What became of a damaged image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Repair {
     /// Its record was written again.
     Rewritten,
@@ -69,49 +74,13 @@ pub enum Repair {
 }
 
 /// What a check of all images came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Verification {
     /// What was found.
     pub found: Verified,
     /// What became of each damaged image, if anything was to.
     pub repairs: Vec<Option<Repair>>,
-}
-
-impl Verification {
-    /// As the local socket tells it.
-    #[must_use]
-    pub fn to_json(&self) -> serde_json::Value {
-        let Self { found, repairs } = self;
-        let damaged: Vec<serde_json::Value> = found
-            .damaged
-            .iter()
-            .enumerate()
-            .map(|(at, image)| {
-                let (done, why) = match repairs.get(at).and_then(Option::as_ref) {
-                    None => ("", String::new()),
-                    Some(Repair::Rewritten) => ("rewritten", String::new()),
-                    Some(Repair::Removed) => ("removed", String::new()),
-                    Some(Repair::Whole) => ("kept", "it was brought again meanwhile".into()),
-                    Some(Repair::InUse(user)) if *user == image.id => {
-                        ("kept", "a container uses it".into())
-                    }
-                    Some(Repair::InUse(user)) => (
-                        "kept",
-                        format!("a container uses {user}, which has the damaged layer too"),
-                    ),
-                    Some(Repair::Failed(why)) => ("kept", why.clone()),
-                };
-                serde_json::json!({
-                    "id": image.id, "names": image.names, "problems": image.problems,
-                    "repair": done, "why": why,
-                })
-            })
-            .collect();
-        serde_json::json!({
-            "images": found.images, "layers": found.layers, "unrecorded": found.unrecorded,
-            "damaged": damaged,
-        })
-    }
 }
 
 impl Verifying {

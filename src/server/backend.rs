@@ -1,9 +1,10 @@
 //! What the server's routes ask of the agent. The agent implements it; the server knows nothing else of the agent.
 
+use alloc::borrow::Cow;
 use core::{future::Future, pin::Pin, time::Duration};
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
@@ -139,11 +140,11 @@ pub struct RunningPod {
 }
 
 /// How the agent is, for `picolet check`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Health {
     /// Version of the program.
-    pub version: &'static str,
+    pub version: Cow<'static, str>,
     /// Its process.
     pub pid: u32,
     /// Since the last successful relist began.
@@ -165,7 +166,7 @@ pub struct Health {
 }
 
 /// What is counted of probes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbesHealth {
     /// Probes there are.
     pub count: usize,
@@ -180,7 +181,7 @@ pub struct ProbesHealth {
 }
 
 /// How it stands with the apiserver.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApiserverHealth {
     /// Since it last answered.
@@ -191,6 +192,25 @@ pub struct ApiserverHealth {
     pub clock: Option<String>,
     /// What is wrong with our certificate, if anything is.
     pub certificate: Option<String>,
+}
+
+/// A line of an answer that takes long: how far it is; the last one, how it ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Line {
+    /// It goes on.
+    Step(Progress),
+    /// References, or the id, of what was imported or pulled.
+    Imported(Vec<String>),
+    /// What a check of all images came to.
+    Verified(Verification),
+    /// It failed.
+    Failed {
+        /// An HTTP status.
+        status: u16,
+        /// Why, for people.
+        error: String,
+    },
 }
 
 /// The agent, as the server sees it.

@@ -7,7 +7,7 @@
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
-//! | `POST /images/verify[?repair=true]` | JSON lines: how far it is, then `verified` or `error` |
+//! | `POST /images/verify[?repair=true]` | JSON lines: [`Line`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=` | JSON lines, as of an import |
 //! | `POST /stop[?all=true]` | text |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
@@ -20,7 +20,7 @@ use std::{io, path::PathBuf};
 
 use super::{
     Outcome,
-    backend::{Backend, log_options},
+    backend::{Backend, Line, log_options},
     figures,
     http::{self, Connection, Refusal, Request},
     logs, streaming,
@@ -136,7 +136,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
             let verifying = backend.verify_images(request.flag("repair"), sender);
-            let last = async { Ok(serde_json::json!({ "verified": verifying.await?.to_json() })) };
+            let last = async { Ok(Line::Verified(verifying.await?)) };
             follow(connection, last, received(&steps)).await
         }
         ("POST", ["images", "prune"]) => {
@@ -191,7 +191,7 @@ async fn import(
 ) -> Outcome {
     let (sender, steps) = smol::channel::bounded(1);
     let importing = backend.import_image(file, name, Some(sender));
-    let last = async { Ok(serde_json::json!({ "imported": importing.await? })) };
+    let last = async { Ok(Line::Imported(importing.await?)) };
     follow(connection, last, received(&steps)).await
 }
 
@@ -208,7 +208,7 @@ fn received(steps: &smol::channel::Receiver<Progress>) -> impl AsyncFnMut() -> P
 async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &str) -> Outcome {
     let pulling = async {
         let id = backend.pull_image(reference).await?;
-        Ok(serde_json::json!({ "imported": [id] }))
+        Ok(Line::Imported(vec![id]))
     };
     let mut told = None;
     // Bounded: each round waits a while.
@@ -224,10 +224,10 @@ async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &st
     follow(connection, pulling, next).await
 }
 
-/// Tells the steps of some work, a JSON object a line; the last one is its outcome, or has `error` and `status`.
+/// Tells the steps of some work, a [`Line`] each, and its outcome.
 async fn follow(
     connection: &mut Connection,
-    work: impl Future<Output = Result<serde_json::Value, Refusal>>,
+    work: impl Future<Output = Result<Line, Refusal>>,
     mut next: impl AsyncFnMut() -> Progress,
 ) -> Outcome {
     let mut stream = http::start_stream(connection, "application/x-ndjson").await?;
@@ -238,17 +238,21 @@ async fn follow(
         match smol::future::or(done, async { Err(next().await) }).await {
             Ok(Ok(last)) => break last,
             Ok(Err(refusal)) => {
-                break serde_json::json!({ "error": refusal.message, "status": refusal.status });
+                break Line::Failed {
+                    status: refusal.status,
+                    error: refusal.message,
+                };
             }
-            Err(step) => {
-                stream
-                    .write(format!("{}\n", step.to_json()).as_bytes())
-                    .await?
-            }
+            Err(step) => stream.write(&text_of(&Line::Step(step))).await?,
         }
     };
-    stream.write(format!("{last}\n").as_bytes()).await?;
+    stream.write(&text_of(&last)).await?;
     stream.finish().await.map(Ok)
+}
+
+fn text_of(line: &Line) -> Vec<u8> {
+    let value = crate::api::strict::to_value(line).unwrap_or_default();
+    format!("{value}\n").into_bytes()
 }
 
 fn default_name(container: &str) -> &str {

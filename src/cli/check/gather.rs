@@ -23,6 +23,7 @@ use crate::{
         static_pod, validation,
     },
     runtime::runc::{apparmor, cni::NetworkConfig, host, program::Program},
+    server::backend::Health,
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
@@ -512,25 +513,20 @@ fn agent(socket: &Path) -> (Agent, Option<u32>) {
     if std::os::unix::net::UnixStream::connect(socket).is_err() {
         return (Agent::Absent, None);
     }
-    let said = match Client::new(socket).json("GET", "/health") {
-        Ok(said) => said,
+    let health: Health = match Client::new(socket).read("/health") {
+        Ok(health) => health,
         Err(e) => return (Agent::Mute(e.to_string()), None),
     };
-    let number = |key: &str| said[key].as_u64();
-    let word = |key: &str| said[key].as_str().map(str::to_owned);
     let facts = AgentFacts {
-        version: word("version").unwrap_or_default(),
-        relist_age_ms: number("relistAgeMs"),
-        manifests_age_ms: number("manifestsAgeMs"),
-        manifests_interval_ms: number("manifestsIntervalMs").unwrap_or(0),
-        down: word("down"),
-        network_down: word("networkDown"),
-        pods: number("pods")
-            .and_then(|n| usize::try_from(n).ok())
-            .unwrap_or(0),
+        version: health.version.into_owned(),
+        relist_age_ms: health.relist_age_ms,
+        manifests_age_ms: health.manifests_age_ms,
+        manifests_interval_ms: health.manifests_interval_ms,
+        down: health.down,
+        network_down: health.network_down,
+        pods: health.pods,
     };
-    let pid = number("pid").and_then(|n| u32::try_from(n).ok());
-    (Agent::Up(facts), pid)
+    (Agent::Up(facts), Some(health.pid))
 }
 
 #[cfg(test)]
