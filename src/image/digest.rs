@@ -5,21 +5,34 @@ use std::io::{self, Read};
 
 use sha2::{Digest as _, Sha256};
 
+/// What makes a text no digest: it, or its algorithm.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DigestError {
+    /// There is no colon.
+    #[error("digest {0:?} names no algorithm")]
+    NoAlgorithm(String),
+    /// Not SHA-256.
+    #[error("digest algorithm {0:?} is not supported")]
+    Algorithm(String),
+    /// Its digits.
+    #[error("digest {0:?} is not 64 lower-case hex digits")]
+    Digits(String),
+}
+
 /// A SHA-256 digest. The only algorithm images are addressed by in practice; others are refused by name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// Parses `sha256:` and 64 lower-case hex digits. Errors: what is wrong, as text.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let Some((algorithm, hex)) = text.split_once(':') else {
-            return Err(format!("digest {text:?} names no algorithm"));
-        };
+    /// Parses `sha256:` and 64 lower-case hex digits.
+    pub fn parse(text: &str) -> Result<Self, DigestError> {
+        let (algorithm, hex) = text
+            .split_once(':')
+            .ok_or_else(|| DigestError::NoAlgorithm(text.into()))?;
         if algorithm != "sha256" {
-            return Err(format!("digest algorithm {algorithm:?} is not supported"));
+            return Err(DigestError::Algorithm(algorithm.into()));
         }
-        Self::from_hex(hex)
-            .ok_or_else(|| format!("digest {text:?} is not 64 lower-case hex digits"))
+        Self::from_hex(hex).ok_or_else(|| DigestError::Digits(text.into()))
     }
 
     /// Parses 64 lower-case hex digits.

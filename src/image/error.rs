@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::digest::Digest;
+use super::digest::{Digest, DigestError};
+use super::reference::ReferenceError;
 
 /// Errors of the image store. The cause is in `source`: print the chain ([`crate::error::chain`]).
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +15,7 @@ pub enum ImageError {
         /// As given, cut.
         reference: String,
         /// What is wrong.
-        reason: String,
+        reason: ReferenceError,
     },
     /// No such image.
     #[error("no image {0:?}")]
@@ -173,6 +174,12 @@ impl From<Problem> for LayerError {
             entry: None,
             problem,
         }
+    }
+}
+
+impl From<DigestError> for Problem {
+    fn from(error: DigestError) -> Self {
+        Self::Unsupported(error.to_string())
     }
 }
 

@@ -252,10 +252,8 @@ pub(super) fn plan_remote(
             Choice::Image(found) => *found,
             Choice::OtherMachines(others) => return Err((None, nothing_for(machine, &others))),
         };
-    let mut manifests = vec![
-        Digest::parse(&top.digest)
-            .map_err(|why| (Some(top.digest.clone()), Problem::Unsupported(why)))?,
-    ];
+    let mut manifests =
+        vec![Digest::parse(&top.digest).map_err(|why| (Some(top.digest.clone()), why.into()))?];
     if !manifests.contains(&manifest_digest) {
         manifests.push(manifest_digest);
     }
@@ -277,7 +275,7 @@ pub(super) fn plan_remote(
 
 fn blob_name(descriptor: &Descriptor) -> Result<(Digest, String), Located> {
     let digest = Digest::parse(&descriptor.digest)
-        .map_err(|why| (Some(descriptor.digest.clone()), Problem::Unsupported(why)))?;
+        .map_err(|why| (Some(descriptor.digest.clone()), why.into()))?;
     Ok((digest, format!("blobs/sha256/{}", digest.hex())))
 }
 
@@ -641,10 +639,7 @@ fn diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, Located>
         )));
     }
     ids.iter()
-        .map(|id| {
-            Digest::parse(id)
-                .map_err(|why| (Some("configuration".to_owned()), Problem::Unsupported(why)))
-        })
+        .map(|id| Digest::parse(id).map_err(|why| (Some("configuration".to_owned()), why.into())))
         .collect()
 }
 

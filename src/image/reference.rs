@@ -7,7 +7,7 @@
 
 use core::fmt;
 
-use super::digest::Digest;
+use super::digest::{Digest, DigestError};
 use super::error::ImageError;
 
 /// Longest repository name (domain and path), bytes.
@@ -18,6 +18,38 @@ pub const MAX_TAG_BYTES: usize = 128;
 const DEFAULT_DOMAIN: &str = "docker.io";
 /// Path prefix of one-word names at the default domain.
 const OFFICIAL: &str = "library/";
+
+/// What makes a text no reference.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReferenceError {
+    /// There is none.
+    #[error("it is empty")]
+    Empty,
+    /// An image's id.
+    #[error("64 hex digits are an id, not a name; write sha256: before them")]
+    Id,
+    /// Domain and path.
+    #[error("its name is longer than {MAX_REPOSITORY_BYTES} bytes")]
+    TooLong,
+    /// A name is wanted that can be given to an image.
+    #[error("a digest cannot be given as a name")]
+    ByDigest,
+    /// What follows the `@`.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// The tag.
+    #[error("tag {0:?} is not 1 to {MAX_TAG_BYTES} letters, digits, `_`, `.`, `-`")]
+    Tag(String),
+    /// The domain, and what is wrong with it.
+    #[error("domain {0:?} {1}")]
+    Domain(String, &'static str),
+    /// Capitals in the path.
+    #[error("repository name must be lower case")]
+    UpperCase,
+    /// The path.
+    #[error("path {0:?} is not lower-case words joined by `.`, `_`, `__`, `-` and `/`")]
+    Path(String),
+}
 
 /// A parsed, normalised reference. Ordered by text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,12 +120,12 @@ impl fmt::Display for Reference {
     }
 }
 
-fn parse(text: &str) -> Result<Reference, String> {
+fn parse(text: &str) -> Result<Reference, ReferenceError> {
     if text.is_empty() {
-        return Err("it is empty".into());
+        return Err(ReferenceError::Empty);
     }
     if Digest::from_hex(text).is_some() {
-        return Err("64 hex digits are an id, not a name; write sha256: before them".into());
+        return Err(ReferenceError::Id);
     }
     let (rest, digest) = match text.split_once('@') {
         Some((rest, digest)) => (rest, Some(Digest::parse(digest)?)),
@@ -121,9 +153,7 @@ fn parse(text: &str) -> Result<Reference, String> {
     };
     let repository = format!("{domain}/{official}{path}");
     if repository.len() > MAX_REPOSITORY_BYTES {
-        return Err(format!(
-            "its name is longer than {MAX_REPOSITORY_BYTES} bytes"
-        ));
+        return Err(ReferenceError::TooLong);
     }
     let tag = match (tag, digest) {
         (Some(tag), _) => Some(tag.to_owned()),
@@ -156,7 +186,7 @@ fn split_domain(name: &str) -> (&str, &str) {
     }
 }
 
-fn check_tag(tag: &str) -> Result<(), String> {
+fn check_tag(tag: &str) -> Result<(), ReferenceError> {
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
     let mut bytes = tag.bytes();
     let ok = bytes.next().is_some_and(word)
@@ -165,19 +195,18 @@ fn check_tag(tag: &str) -> Result<(), String> {
     if ok {
         Ok(())
     } else {
-        Err(format!(
-            "tag {tag:?} is not 1 to {MAX_TAG_BYTES} letters, digits, `_`, `.`, `-`"
-        ))
+        Err(ReferenceError::Tag(tag.into()))
     }
 }
 
-fn check_domain(domain: &str) -> Result<(), String> {
+fn check_domain(domain: &str) -> Result<(), ReferenceError> {
+    let wrong = |why| ReferenceError::Domain(domain.into(), why);
     let (host, port) = if let Some(rest) = domain.strip_prefix('[') {
         let Some((inside, port)) = rest.split_once(']') else {
-            return Err(format!("domain {domain:?} has no closing bracket"));
+            return Err(wrong("has no closing bracket"));
         };
         if inside.is_empty() || !inside.bytes().all(|b| b.is_ascii_hexdigit() || b == b':') {
-            return Err(format!("domain {domain:?} is not an IPv6 address"));
+            return Err(wrong("is not an IPv6 address"));
         }
         (None, port.strip_prefix(':'))
     } else {
@@ -194,27 +223,25 @@ fn check_domain(domain: &str) -> Result<(), String> {
                 && !l.ends_with('-')
         };
         if !host.split('.').all(label) {
-            return Err(format!("domain {domain:?} is not a host name"));
+            return Err(wrong("is not a host name"));
         }
     }
     match port {
         Some(port) if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) => {
-            Err(format!("port of domain {domain:?} is not a number"))
+            Err(wrong("has a port that is not a number"))
         }
         _ => Ok(()),
     }
 }
 
-fn check_path(path: &str) -> Result<(), String> {
+fn check_path(path: &str) -> Result<(), ReferenceError> {
     if path.bytes().any(|b| b.is_ascii_uppercase()) {
-        return Err("repository name must be lower case".into());
+        return Err(ReferenceError::UpperCase);
     }
     if path.split('/').all(is_path_component) {
         Ok(())
     } else {
-        Err(format!(
-            "path {path:?} is not lower-case words joined by `.`, `_`, `__`, `-` and `/`"
-        ))
+        Err(ReferenceError::Path(path.into()))
     }
 }
 

@@ -33,7 +33,7 @@ use super::error::ImageError;
 use super::import::{self, ImportOptions, Limits, Tick};
 use super::plan::PlannedImage;
 use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
-use super::reference::Reference;
+use super::reference::{Reference, ReferenceError};
 use super::tree;
 use super::whose::{self, Shares};
 use crate::api::cri::FsInfo;
@@ -244,7 +244,7 @@ impl Store {
         let Some(name) = reference.tagged() else {
             return Err(ImageError::InvalidReference {
                 reference: name.into(),
-                reason: "a digest cannot be given as a name".into(),
+                reason: ReferenceError::ByDigest,
             });
         };
         let image = self

@@ -4,7 +4,10 @@
 //! bootstrap kubeconfig ─▶ kubeconfig written ─▶ request ─▶ (somebody approves and signs) ─▶ pair stored, link switched
 //! ```
 
-use std::path::Path;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -12,10 +15,11 @@ use serde_json::{Value, json};
 use super::api::{Api, Reply};
 use super::csr::{self, Subject};
 use super::error::KubeError;
-use super::kubeconfig::{Kubeconfig, Material};
-use super::x509::{self, Certificate};
+use super::kubeconfig::{Kubeconfig, Material, TextError};
+use super::x509::{self, Certificate, CertificateError};
 use crate::api::CertificateSigningRequest;
 use crate::api::strict::typed;
+use crate::error::chain;
 use crate::sys::file;
 
 /// Signs certificates that nodes show to the apiserver.
@@ -26,6 +30,39 @@ pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 pub const NODES_GROUP: &str = "system:nodes";
 /// Largest file of a certificate, bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
+
+/// Why this node's certificate and key are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum PairError {
+    /// The operator: the kubeconfig has none.
+    #[error("the kubeconfig names no client certificate")]
+    Unnamed,
+    /// This machine: one of its files.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// Verb.
+        action: &'static str,
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// A path cannot stand in a kubeconfig.
+    #[error("cannot write a kubeconfig")]
+    Kubeconfig(#[from] TextError),
+    /// Whoever wrote the files: the certificate is none.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// The same: it, or the key, is no text.
+    #[error("the client certificate or its key is no text")]
+    NoText,
+    /// The same: the key is none.
+    #[error("its key is of no use: {0}")]
+    Key(rustls::pki_types::pem::Error),
+    /// The signer: what it issued is none, or one for another key.
+    #[error("the certificate issued is of no use: {0}")]
+    Issued(String),
+}
 
 /// A request that was made, and the key that nobody else has.
 pub struct Requested {
@@ -49,7 +86,7 @@ pub fn node_subject(node: &str) -> Subject {
 /// Reads the client certificate that a kubeconfig names. `Ok(None)`: it names none.
 ///
 /// - Errors: it is missing, unreadable, or has no key.
-pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>>, String> {
+pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>>, PairError> {
     let Some((certificate, key)) = &config.user.certificate else {
         return Ok(None);
     };
@@ -57,25 +94,22 @@ pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>
     let key = read(key)?;
     let is_key = rustls::pki_types::pem::PemObject::from_pem_slice(&key)
         .map(|_: rustls::pki_types::PrivateKeyDer<'_>| ());
-    is_key.map_err(|e| format!("its key is of no use: {e}"))?;
+    is_key.map_err(PairError::Key)?;
     Ok(Some(chain))
 }
 
 /// The client certificate that a kubeconfig names, and its key, both PEM.
 ///
 /// - Errors: it names none, or one is missing, unreadable or no text.
-pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), String> {
+pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), PairError> {
     let Some((certificate, key)) = &config.user.certificate else {
-        return Err("the kubeconfig names no client certificate".into());
+        return Err(PairError::Unnamed);
     };
-    let text = |material| {
-        String::from_utf8(read(material)?)
-            .map_err(|_| "the client certificate or its key is no text".to_owned())
-    };
+    let text = |material| String::from_utf8(read(material)?).map_err(|_| PairError::NoText);
     Ok((text(certificate)?, text(key)?))
 }
 
-fn read(material: &Material) -> Result<Vec<u8>, String> {
+fn read(material: &Material) -> Result<Vec<u8>, PairError> {
     use std::io::Read as _;
     match material {
         Material::Inline(bytes) => Ok(bytes.clone()),
@@ -83,7 +117,11 @@ fn read(material: &Material) -> Result<Vec<u8>, String> {
             let mut bytes = Vec::new();
             std::fs::File::open(path)
                 .and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))
-                .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+                .map_err(|source| PairError::File {
+                    action: "read",
+                    path: path.clone(),
+                    source,
+                })?;
             Ok(bytes)
         }
     }
@@ -91,8 +129,12 @@ fn read(material: &Material) -> Result<Vec<u8>, String> {
 
 /// Writes the kubeconfig that a node uses once it has a certificate (BOOT-02): the cluster of `bootstrap`, the pair behind
 /// `pem`. Durable, 0600.
-pub fn write_kubeconfig(bootstrap: &Kubeconfig, path: &Path, pem: &Path) -> Result<(), String> {
-    let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
+pub fn write_kubeconfig(bootstrap: &Kubeconfig, path: &Path, pem: &Path) -> Result<(), PairError> {
+    let failed = |source| PairError::File {
+        action: "write",
+        path: path.into(),
+        source,
+    };
     let text = bootstrap.with_certificate(pem)?;
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
@@ -149,24 +191,25 @@ impl Requested {
     /// The chain and the key to store, both PEM. Errors: what was issued is of no use, such as for another key.
     ///
     /// `certificate`: `status.certificate`
-    pub fn pair(&self, certificate: &str) -> Result<(String, &str), String> {
-        let chain = STANDARD
-            .decode(certificate)
-            .map_err(|e| format!("the certificate issued is not one: {e}"))?;
-        x509::read_chain(&chain).map_err(|why| format!("of the certificate issued: {why}"))?;
-        let chain =
-            String::from_utf8(chain).map_err(|_| "the certificate issued is no text".to_owned())?;
+    pub fn pair(&self, certificate: &str) -> Result<(String, &str), PairError> {
+        let text = STANDARD.decode(certificate).map_err(issued)?;
+        x509::read_chain(&text).map_err(issued)?;
+        let text = String::from_utf8(text).map_err(issued)?;
         // Whoever loads the pair compares certificate and key.
         let pem = |text| crate::net::tls::Pem::Text("the certificate issued", text);
         let identity = crate::net::tls::Identity {
-            chain: pem(chain.as_bytes()),
+            chain: pem(text.as_bytes()),
             key: pem(self.key.as_bytes()),
         };
         crate::net::tls::config(
             crate::net::tls::Roots::Any(crate::net::any_peer::Proof::Key),
             Some(identity),
         )
-        .map_err(|e| format!("the certificate issued is of no use: {e}"))?;
-        Ok((chain, &self.key))
+        .map_err(|e| PairError::Issued(chain(&e)))?;
+        Ok((text, &self.key))
     }
+}
+
+fn issued(error: impl core::error::Error) -> PairError {
+    PairError::Issued(chain(&error))
 }

@@ -49,7 +49,7 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
             found.dns_names.len().min(2),
             found.ips.len().min(2)
         ),
-        Err(why) => why,
+        Err(why) => why.to_string(),
     };
     format!("{answer} {certificate} {found}")
 }

@@ -40,6 +40,17 @@ pub struct KubeconfigError {
     pub missing: bool,
 }
 
+/// Why no text of a kubeconfig can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// Not UTF-8.
+    #[error("the path {} is no text", .0.display())]
+    Path(PathBuf),
+    /// What YAML cannot hold.
+    #[error(transparent)]
+    Yaml(#[from] serde_yaml_ng::Error),
+}
+
 /// What a kubeconfig's current context leads to. Paths are absolute if that of the file was.
 #[derive(Clone, Debug)]
 pub struct Kubeconfig {
@@ -222,7 +233,7 @@ impl Kubeconfig {
     }
 
     /// The text of a kubeconfig for the same cluster with the certificate and key in `pem` (BOOT-02).
-    pub fn with_certificate(&self, pem: &Path) -> Result<String, String> {
+    pub fn with_certificate(&self, pem: &Path) -> Result<String, TextError> {
         let mut cluster = json!({"server": self.servers.first().map(server_text)});
         match &self.trust {
             Trust::System => {}
@@ -254,7 +265,7 @@ impl Kubeconfig {
                 "client-certificate": pem, "client-key": pem,
             }}],
         });
-        serde_yaml_ng::to_string(&config).map_err(|e| e.to_string())
+        Ok(serde_yaml_ng::to_string(&config)?)
     }
 }
 
@@ -262,9 +273,8 @@ fn server_text(url: &Url) -> String {
     url.to_string().trim_end_matches('/').to_owned()
 }
 
-fn text(path: &Path) -> Result<&str, String> {
-    path.to_str()
-        .ok_or_else(|| format!("the path {} is no text", path.display()))
+fn text(path: &Path) -> Result<&str, TextError> {
+    path.to_str().ok_or_else(|| TextError::Path(path.into()))
 }
 
 #[derive(Default, Deserialize)]
@@ -428,10 +438,11 @@ impl ClusterDocument {
 /// The URL of an apiserver; without a scheme it is `https`. May have a path: gateways do.
 fn server(text: &str) -> Result<Url, String> {
     let url = if text.contains("://") {
-        Url::parse(text)?
+        Url::parse(text)
     } else {
-        Url::parse(&format!("https://{text}"))?
+        Url::parse(&format!("https://{text}"))
     };
+    let url = url.map_err(|e| e.to_string())?;
     if url.path.contains('?') {
         return Err("it has a query".into());
     }

@@ -14,6 +14,7 @@ use super::testing::{Authority, NOW, Say, Seen, Server, Then, chunks, ok, say};
 use super::watch::{Ring, RingKind, WatchEnd, WatchOptions};
 use super::*;
 use crate::api::{PodUid, Wall};
+use crate::error::chain;
 use crate::image::testing::{Scratch, gzip};
 use crate::net::ProxyVariables;
 use crate::sys::clock;
@@ -800,6 +801,7 @@ fn from_a_token_to_a_certificate() {
     bootstrap::write_kubeconfig(&first, &path, &store.current_path()).expect("kubeconfig");
     let own = Kubeconfig::load(&path, &[]).expect("kubeconfig");
     let why = bootstrap::client_certificate(&own).expect_err("not yet");
+    let why = chain(&why);
     assert!(why.starts_with("cannot read "), "{why}");
 
     let api = api_of(first, quick());

@@ -45,9 +45,27 @@ const DNS_NAME: u8 = 0x82;
 const IP_ADDRESS: u8 = 0x87;
 
 /// Why a certificate is none.
-const MALFORMED: &str = "its certificate is not one";
-const BAD_NAME: &str = "a name in its certificate cannot be read";
-const MANY_NAMES: &str = "its certificate has too many names";
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// There is none.
+    #[error("it holds no certificate")]
+    Absent,
+    /// Not of the form that a certificate has.
+    #[error("its certificate is not one")]
+    Malformed,
+    /// Of a type that is not known, or bytes that are not of its type.
+    #[error("a name in its certificate cannot be read")]
+    BadName,
+    /// More than anybody needs.
+    #[error("its certificate has too many names")]
+    ManyNames,
+    /// The same of bytes.
+    #[error("its certificate has more than {MAX_CERTIFICATE_BYTES} bytes")]
+    TooLarge,
+}
+
+/// What was read.
+pub type Read<T> = Result<T, CertificateError>;
 
 /// A certificate as its holder sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,8 +85,7 @@ pub struct Certificate {
 }
 
 /// Reads all certificates in PEM text, the holder's first: of the others, who vouch for him, only the times are read.
-/// Errors: what is wrong, such as that there is none.
-pub fn read_chain(pem: &[u8]) -> Result<Vec<Certificate>, String> {
+pub fn read_chain(pem: &[u8]) -> Read<Vec<Certificate>> {
     let chain: Result<Vec<_>, _> = tls::certificates(pem)
         .iter()
         .take(MAX_CHAIN)
@@ -76,26 +93,22 @@ pub fn read_chain(pem: &[u8]) -> Result<Vec<Certificate>, String> {
         .map(|(n, der)| read_as(der, n == 0))
         .collect();
     match chain {
-        Ok(chain) if chain.is_empty() => Err("it holds no certificate".into()),
+        Ok(chain) if chain.is_empty() => Err(CertificateError::Absent),
         chain => chain,
     }
 }
 
 /// Reads one certificate in DER.
-pub fn read(der: &[u8]) -> Result<Certificate, String> {
+pub fn read(der: &[u8]) -> Read<Certificate> {
     read_as(der, true)
 }
 
-fn read_as(der: &[u8], names: bool) -> Result<Certificate, String> {
+fn read_as(der: &[u8], names: bool) -> Read<Certificate> {
     if der.len() > MAX_CERTIFICATE_BYTES {
-        return Err(format!(
-            "its certificate has more than {MAX_CERTIFICATE_BYTES} bytes"
-        ));
+        return Err(CertificateError::TooLarge);
     }
-    certificate(der, names).map_err(Into::into)
+    certificate(der, names)
 }
-
-type Read<T> = Result<T, &'static str>;
 
 fn certificate(der: &[u8], names: bool) -> Read<Certificate> {
     let mut parts = Values::only(der, SEQUENCE)?;
@@ -110,8 +123,8 @@ fn certificate(der: &[u8], names: bool) -> Read<Certificate> {
     let _algorithm = content.expect(SEQUENCE)?;
     let _issuer = content.expect(SEQUENCE)?;
     let mut validity = Values(content.expect(SEQUENCE)?);
-    found.not_before = instant(validity.next()?).ok_or(MALFORMED)?;
-    found.not_after = instant(validity.next()?).ok_or(MALFORMED)?;
+    found.not_before = instant(validity.next()?).ok_or(CertificateError::Malformed)?;
+    found.not_after = instant(validity.next()?).ok_or(CertificateError::Malformed)?;
     validity.end()?;
     let subject = Values(content.expect(SEQUENCE)?);
     let _key = content.expect(SEQUENCE)?;
@@ -175,9 +188,9 @@ fn alternative_names(extensions: &[u8], found: &mut Certificate) -> Read<()> {
 /// Nothing: a name that is none.
 fn add<T>(names: &mut Vec<T>, name: Option<T>) -> Read<()> {
     if names.len() >= MAX_NAMES {
-        return Err(MANY_NAMES);
+        return Err(CertificateError::ManyNames);
     }
-    names.push(name.ok_or(BAD_NAME)?);
+    names.push(name.ok_or(CertificateError::BadName)?);
     Ok(())
 }
 
@@ -192,7 +205,7 @@ fn text((tag, value): Value<'_>) -> Read<String> {
     };
     match core::str::from_utf8(value) {
         Ok(text) if fits => Ok(text.to_owned()),
-        _ => Err(BAD_NAME),
+        _ => Err(CertificateError::BadName),
     }
 }
 
@@ -223,7 +236,7 @@ impl<'a> Values<'a> {
     }
 
     fn next(&mut self) -> Read<Value<'a>> {
-        let (value, rest) = split(self.0).ok_or(MALFORMED)?;
+        let (value, rest) = split(self.0).ok_or(CertificateError::Malformed)?;
         self.0 = rest;
         Ok(value)
     }
@@ -231,7 +244,7 @@ impl<'a> Values<'a> {
     fn expect(&mut self, tag: u8) -> Read<&'a [u8]> {
         match self.next()? {
             (found, content) if found == tag => Ok(content),
-            _ => Err(MALFORMED),
+            _ => Err(CertificateError::Malformed),
         }
     }
 
@@ -247,7 +260,11 @@ impl<'a> Values<'a> {
     }
 
     fn end(&self) -> Read<()> {
-        if self.more() { Err(MALFORMED) } else { Ok(()) }
+        if self.more() {
+            Err(CertificateError::Malformed)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -335,10 +352,7 @@ mod tests {
             ["10.0.0.1", "2001:db8::1"].map(|ip| ip.parse::<IpAddr>().expect("ip"))
         );
         for text in ["", "x", ca.client("o", "n", NOW).key.as_str()] {
-            assert_eq!(
-                read_chain(text.as_bytes()),
-                Err("it holds no certificate".into())
-            );
+            assert_eq!(read_chain(text.as_bytes()), Err(CertificateError::Absent));
         }
         let der = &tls::certificates(client.certificate.as_bytes())[0];
         for end in 0..der.len() {

@@ -28,4 +28,4 @@ pub mod url;
 
 pub(crate) use names::Names;
 pub use proxies::ProxyVariables;
-pub use url::Url;
+pub use url::{Url, UrlError};

@@ -6,6 +6,26 @@ use core::net::Ipv6Addr;
 /// Longest URL taken, bytes. Signed addresses of blob stores have about 2000.
 pub(crate) const MAX_URL_BYTES: usize = 8192;
 
+/// What makes a text no URL. Does not repeat it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Another scheme, or none.
+    #[error("it is neither http:// nor https://")]
+    Scheme,
+    /// Longer than any that is needed.
+    #[error("it is longer than {MAX_URL_BYTES} bytes")]
+    TooLong,
+    /// Spaces, control characters, or what is not ASCII.
+    #[error("it has characters that no URL has")]
+    Characters,
+    /// Credentials do not belong there.
+    #[error("it has a user in it")]
+    User,
+    /// Neither a name nor an address, or its port is no number.
+    #[error("its host is not one")]
+    Host,
+}
+
 /// An absolute URL without user and fragment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Url {
@@ -18,28 +38,28 @@ pub struct Url {
 }
 
 impl Url {
-    /// Parses an absolute URL. Errors: what is wrong, as text that does not repeat it.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// Parses an absolute URL.
+    pub fn parse(text: &str) -> Result<Self, UrlError> {
         let (https, rest) = match text.split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (false, rest),
-            _ => return Err("it is neither http:// nor https://".into()),
+            _ => return Err(UrlError::Scheme),
         };
         if text.len() > MAX_URL_BYTES {
-            return Err(format!("it is longer than {MAX_URL_BYTES} bytes"));
+            return Err(UrlError::TooLong);
         }
         if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err("it has characters that no URL has".into());
+            return Err(UrlError::Characters);
         }
         let rest = rest.split('#').next().unwrap_or("");
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(at);
         if authority.contains('@') {
-            return Err("it has a user in it".into());
+            return Err(UrlError::User);
         }
         let (host, port) = split_port(authority);
         if !is_host(host) || port.is_some_and(|p| p.parse::<u16>().is_err()) {
-            return Err("its host is not one".into());
+            return Err(UrlError::Host);
         }
         let slash = if path.starts_with('/') { "" } else { "/" };
         Ok(Self {
@@ -50,7 +70,7 @@ impl Url {
     }
 
     /// What `location`, absolute or not, means here. Source: RFC 3986 section 5.2, without dot segments.
-    pub fn join(&self, location: &str) -> Result<Self, String> {
+    pub fn join(&self, location: &str) -> Result<Self, UrlError> {
         if location.contains("://") && !location.starts_with(['/', '?']) {
             return Self::parse(location);
         }

@@ -178,7 +178,8 @@ impl ClientCertificate {
         let store = self.kept.store.clone();
         let read = self.signer.disk.run(move || {
             let pair = store.current().map_err(|e| chain(&e))?;
-            pair.map(|pair| x509::read_chain(&pair.chain)).transpose()
+            let read = pair.map(|pair| x509::read_chain(&pair.chain));
+            read.transpose().map_err(|e| chain(&e))
         });
         match read.await {
             Ok(found) => found,

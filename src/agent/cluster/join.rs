@@ -191,7 +191,7 @@ impl Found {
                     KubeconfigFacts::Until(first_end(&chain).unwrap_or(Wall(i64::MIN)))
                 }
                 Err(why) => {
-                    bad = why;
+                    bad = chain(&why);
                     KubeconfigFacts::BadCertificate
                 }
             },
@@ -225,9 +225,11 @@ fn begin(
     let from = Kubeconfig::load(from, &wanted.servers).map_err(|e| complaint(&e))?;
     log::info!("a certificate is asked for as {} says", from.path.display());
     let pem = store.current_path();
-    let text = from.with_certificate(&pem).map_err(JoinError::Usage)?;
+    let text = from.with_certificate(&pem);
+    let text = text.map_err(|e| JoinError::Usage(chain(&e)))?;
     if fs::read(path).ok().as_deref() != Some(text.as_bytes()) {
-        bootstrap::write_kubeconfig(&from, path, &pem).map_err(JoinError::Failed)?;
+        let written = bootstrap::write_kubeconfig(&from, path, &pem);
+        written.map_err(|e| JoinError::Failed(chain(&e)))?;
     }
     Kubeconfig::load(path, &wanted.servers).map_err(|e| JoinError::Usage(e.to_string()))
 }
@@ -250,8 +252,8 @@ fn adopt(config: &mut Kubeconfig, store: &Store, now: Wall) {
     let kept_since = kept.as_deref().and_then(begins);
     if kept_since.is_none() || kept_since < brought.as_deref().and_then(begins) {
         let pair = bootstrap::client_pair(config);
-        let stored = pair.and_then(|(chain, key)| {
-            let stored = store.store(&chain, &key, now);
+        let stored = pair.map_err(|e| chain(&e)).and_then(|(pem, key)| {
+            let stored = store.store(&pem, &key, now);
             stored.map_err(|e| chain(&e))
         });
         if let Err(why) = stored {

@@ -99,7 +99,7 @@ impl ServingCertificate {
             let Some(pair) = store.current().map_err(|e| chain(&e))? else {
                 return Ok(None);
             };
-            let held = x509::read_chain(&pair.chain)?;
+            let held = x509::read_chain(&pair.chain).map_err(|e| chain(&e))?;
             Ok(Some((pair, held)))
         });
         read.await

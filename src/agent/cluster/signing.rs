@@ -123,7 +123,8 @@ impl Signer {
         );
         let requested = Arc::new(requested);
         let certificate = self.wait(other, &requested).await?;
-        let (chain_pem, key) = requested.pair(&certificate).map_err(Failed::answered)?;
+        let pair = requested.pair(&certificate);
+        let (chain_pem, key) = pair.map_err(|e| Failed::answered(chain(&e)))?;
         let (store, key, now) = (store.clone(), key.to_owned(), self.clock.wall());
         let stored = self.disk.run(move || store.store(&chain_pem, &key, now));
         let path = stored.await.map_err(|e| Failed::local(chain(&e)))?;

@@ -9,6 +9,7 @@ use core::{
 use crate::{
     api::Wall,
     config::Config,
+    error::chain,
     kube::{
         Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap, kubeconfig::Material,
         store::Store, x509::Certificate,
@@ -57,6 +58,7 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
         Ok(Some(chain)) => facts.certificate = validity(&chain),
         Err(why) => {
             let path = path.display();
+            let why = chain(&why);
             facts.error = Some(format!("kubeconfig {path}: its client certificate: {why}"));
             return Some(facts);
         }

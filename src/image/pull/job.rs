@@ -478,7 +478,7 @@ impl Remote<'_> {
 impl Documents for Remote<'_> {
     fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located> {
         let digest = Digest::parse(&descriptor.digest)
-            .map_err(|why| (Some(descriptor.digest.clone()), Problem::Unsupported(why)))?;
+            .map_err(|why| (Some(descriptor.digest.clone()), why.into()))?;
         if descriptor.digest == self.top.descriptor.digest {
             return Ok((digest, Cow::Borrowed(&self.top.bytes)));
         }

@@ -74,7 +74,7 @@ pub(crate) fn headers(data: &[u8]) -> String {
                     " other"
                 });
             }
-            Err(why) => outcome.push_str(&why),
+            Err(why) => outcome.push_str(&why.to_string()),
         }
     }
     outcome

@@ -25,7 +25,7 @@ use serde_json::Value;
 use super::keyring::Credential;
 use crate::api::strict::typed;
 use crate::image::reference::Reference;
-use crate::net::url::{Url, is_loopback};
+use crate::net::url::{Url, UrlError, is_loopback};
 
 /// Endpoints tried for one image, the registry itself included.
 pub const MAX_ENDPOINTS: usize = 16;
@@ -137,7 +137,8 @@ impl Registries {
             let mut endpoints = Vec::new();
             for text in &mirror.endpoint {
                 let url = endpoint(text);
-                endpoints.push(url.map_err(|why| at(&format!("endpoint {text:?}"), &why))?);
+                let at = |why: UrlError| at(&format!("endpoint {text:?}"), &why.to_string());
+                endpoints.push(url.map_err(at)?);
             }
             let mut rewrites = Vec::new();
             for (pattern, by) in &mirror.rewrite {
@@ -262,7 +263,7 @@ fn is_path(text: &str) -> bool {
 /// An endpoint as it is written: without a scheme it is https, but on this machine's own ports. One without a path is asked
 /// below `/v2`; with another path it is taken as it is, though Docker Hub's other names lead to its registry. Source: k3s
 /// `pkg/agent/containerd`, `normalizeEndpointAddress`.
-fn endpoint(text: &str) -> Result<Url, String> {
+fn endpoint(text: &str) -> Result<Url, UrlError> {
     let url = if text.contains("://") {
         Url::parse(text)?
     } else {
