@@ -20,7 +20,7 @@ use serde_json::{Map, Value, map};
 /// Memory that a document of a stranger may take once it is read, bytes; estimated from its text.
 pub const MAX_FOREIGN_BYTES: usize = 24 << 20;
 
-/// A value of the wrong kind.
+/// A value that a document must not have there. Its writer mends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongValue {
     /// Path of the field, such as `spec.containers[0].image`; `.` for the whole.
@@ -60,6 +60,14 @@ impl fmt::Display for TextError {
 }
 
 impl WrongValue {
+    /// Of the field at `path`.
+    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            message: message.into(),
+        }
+    }
+
     /// The same without what was found, which may be a password in the wrong place.
     #[must_use]
     pub fn without_value(mut self) -> Self {
@@ -82,6 +90,8 @@ impl TextError {
     }
 }
 
+impl core::error::Error for WrongValue {}
+
 impl core::error::Error for TextError {}
 
 impl From<TextError> for io::Error {
@@ -92,7 +102,7 @@ impl From<TextError> for io::Error {
 
 /// Reads one JSON text as a `T`.
 pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextError> {
-    let value = json_value(text).map_err(TextError::Syntax)?;
+    let value = json_value(text).map_err(|e| TextError::Syntax(e.to_string()))?;
     typed(&value).map_err(TextError::Value)
 }
 
@@ -154,8 +164,8 @@ pub fn to_value<T: Serialize>(value: &T) -> Result<Value, serde_json::Error> {
 
 /// Reads one JSON text.
 #[inline(never)]
-fn json_value(text: &[u8]) -> Result<Value, String> {
-    serde_json::from_slice(text).map_err(|e| e.to_string())
+fn json_value(text: &[u8]) -> serde_json::Result<Value> {
+    serde_json::from_slice(text)
 }
 
 /// The error while it travels up to the whole; one pointer, since every reader returns it by value.

@@ -17,16 +17,21 @@ pub(super) enum Body<R> {
     Packed(Box<GzDecoder<BufReader<R>>>),
 }
 
+/// The server packed its answer in a way that nobody asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("its encoding is {0:?}")]
+pub(super) struct UnknownEncoding(String);
+
 impl<R: Read> Body<R> {
-    /// `encoding`: the header. Errors: it names another than gzip, which nobody asked for.
-    pub(super) fn new(bytes: R, encoding: Option<&str>) -> Result<Self, String> {
+    /// `encoding`: the header.
+    pub(super) fn new(bytes: R, encoding: Option<&str>) -> Result<Self, UnknownEncoding> {
         match encoding {
             None | Some("" | "identity") => Ok(Self::Plain(bytes)),
             Some(name) if name.eq_ignore_ascii_case("gzip") => {
                 let buffer = BufReader::with_capacity(PACKED_BUFFER_BYTES, bytes);
                 Ok(Self::Packed(Box::new(GzDecoder::new(buffer))))
             }
-            Some(other) => Err(format!("its encoding is {other:?}")),
+            Some(other) => Err(UnknownEncoding(other.into())),
         }
     }
 }

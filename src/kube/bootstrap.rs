@@ -144,7 +144,7 @@ pub fn write_kubeconfig(bootstrap: &Kubeconfig, path: &Path, pem: &Path) -> Resu
 
 /// Asks for a certificate with a fresh key (BOOT-03).
 pub fn request(api: &dyn Api, signer: &str, subject: &Subject) -> Reply<Requested> {
-    let made = csr::request(subject).map_err(KubeError::Local)?;
+    let made = csr::request(subject).map_err(|e| KubeError::Local(e.to_string()))?;
     let usage = if signer == SERVING_SIGNER {
         "server auth"
     } else {

@@ -30,7 +30,7 @@ use super::date;
 use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
 use super::kubeconfig::Kubeconfig;
 use super::rate::Rate;
-use super::stream::{self, BUFFER_BYTES, ListMeta, ReadError};
+use super::stream::{self, BUFFER_BYTES, BadItem, ListMeta, ReadError};
 use crate::api::Wall;
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
@@ -467,7 +467,7 @@ impl Answer {
             Ok(body) => Ok((self.url, body)),
             Err(why) => Err(KubeError::Wrong {
                 url: self.url.into(),
-                why,
+                why: why.to_string(),
             }),
         }
     }
@@ -482,7 +482,7 @@ impl Answer {
     pub(super) fn list(
         self,
         most: usize,
-        each: &mut dyn FnMut(Value) -> Result<(), String>,
+        each: &mut dyn FnMut(Value) -> Result<(), BadItem>,
     ) -> Result<(ListMeta, usize), KubeError> {
         let (url, body) = self.into_reader()?;
         stream::list(Box::new(body), most, each).map_err(|e| unread(&url, e))

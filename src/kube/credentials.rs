@@ -7,7 +7,7 @@
 use alloc::sync::Arc;
 use core::time::Duration;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,8 +18,9 @@ use super::error::KubeError;
 use super::exec;
 use super::kubeconfig::{Kubeconfig, MAX_TOKEN_BYTES, Material, Trust, check_token};
 use crate::api::Mono;
+use crate::error::chain;
 use crate::net::any_peer::Proof;
-use crate::net::tls::{self, Identity, Pem, Roots};
+use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
 use crate::sys::clock;
 
 /// A token file is read again when what was read is so old. Service account tokens are replaced well ahead of their end.
@@ -145,12 +146,12 @@ impl Credentials {
                 });
                 Ok((built, generation))
             }
-            Err(why) => match &state.tls {
-                Some(tls) => {
+            Err(why) => match (chain(&why), &state.tls) {
+                (why, Some(tls)) => {
                     log::warn!("new credentials for the apiserver are of no use: {why}");
                     Ok((Arc::clone(&tls.config), tls.generation))
                 }
-                None => {
+                (why, None) => {
                     state.failed = Some((now, why.clone()));
                     Err(KubeError::Local(why))
                 }
@@ -194,7 +195,10 @@ impl State {
     }
 }
 
-fn build(config: &Kubeconfig, plugin: Option<&exec::Answer>) -> Result<Arc<ClientConfig>, String> {
+fn build(
+    config: &Kubeconfig,
+    plugin: Option<&exec::Answer>,
+) -> Result<Arc<ClientConfig>, TlsError> {
     let roots = match &config.trust {
         Trust::System => Roots::SystemAnd(None),
         Trust::Any => Roots::Any(Proof::Key),
@@ -212,10 +216,7 @@ fn build(config: &Kubeconfig, plugin: Option<&exec::Answer>) -> Result<Arc<Clien
         }),
         (None, None) => None,
     };
-    tls::config(roots, identity).map_err(|e| match core::error::Error::source(&e) {
-        Some(cause) => format!("{e}: {cause}"),
-        None => e.to_string(),
-    })
+    tls::config(roots, identity)
 }
 
 fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
@@ -240,15 +241,14 @@ fn stamp(path: &Path) -> Stamp {
     ))
 }
 
-fn read_token(path: &Path) -> Result<String, String> {
+/// Errors: it cannot be read, or what it holds is no token.
+fn read_token(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)
-        .and_then(|file| {
-            file.take(MAX_TOKEN_BYTES as u64 + 2)
-                .read_to_string(&mut text)
-        })
-        .map_err(|e| format!("cannot read: {e}"))?;
+    File::open(path).and_then(|file| {
+        file.take(MAX_TOKEN_BYTES as u64 + 2)
+            .read_to_string(&mut text)
+    })?;
     let token = text.trim();
-    check_token(token)?;
+    check_token(token).map_err(io::Error::other)?;
     Ok(token.to_owned())
 }

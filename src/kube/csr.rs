@@ -45,6 +45,17 @@ pub struct Subject {
     pub ips: Vec<IpAddr>,
 }
 
+/// Why no key can be made: this machine is at fault.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The kernel has none, or gives none.
+    #[error("the system gives no random numbers")]
+    NoRandom,
+    /// It does not pass the checks of a key.
+    #[error("the new key is of no use: {0}")]
+    Unusable(ring::error::KeyRejected),
+}
+
 /// A fresh key and the request for its certificate, both PEM.
 pub struct Request {
     /// PKCS#8. Nobody else has it.
@@ -54,7 +65,7 @@ pub struct Request {
 }
 
 /// Makes an ECDSA P-256 key and a request. Errors: the system gives no random numbers.
-pub fn request(subject: &Subject) -> Result<Request, String> {
+pub fn request(subject: &Subject) -> Result<Request, KeyError> {
     let (key, request) = signed(|key| yasna::construct_der(|w| info(w, subject, key)))?;
     Ok(Request {
         key: pem("PRIVATE KEY", &key),
@@ -67,7 +78,7 @@ pub fn request(subject: &Subject) -> Result<Request, String> {
 ///
 /// - Errors: the system gives no random numbers.
 /// - Source: RFC 5280 section 4.1; 4.1.2.5 for the end.
-pub fn self_signed(subject: &Subject) -> Result<(String, String), String> {
+pub fn self_signed(subject: &Subject) -> Result<(String, String), KeyError> {
     let mut serial = [0; SERIAL_BYTES];
     let random = SystemRandom::new();
     random.fill(&mut serial).map_err(no_random)?;
@@ -78,17 +89,17 @@ pub fn self_signed(subject: &Subject) -> Result<(String, String), String> {
     Ok((pem("CERTIFICATE", &certificate), pem("PRIVATE KEY", &key)))
 }
 
-fn no_random(_: ring::error::Unspecified) -> String {
-    "the system gives no random numbers".to_owned()
+fn no_random(_: ring::error::Unspecified) -> KeyError {
+    KeyError::NoRandom
 }
 
 /// A fresh key, PKCS#8, and what `body` says of its public half, signed by it.
-fn signed(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), String> {
+fn signed(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), KeyError> {
     let random = SystemRandom::new();
     let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
     let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).map_err(no_random)?;
-    let pair = EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random)
-        .map_err(|e| format!("the new key is of no use: {e}"))?;
+    let pair =
+        EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random).map_err(KeyError::Unusable)?;
     let body = body(pair.public_key().as_ref());
     let signature = pair.sign(&random, &body).map_err(no_random)?;
     let signed = yasna::construct_der(|writer| {

@@ -5,13 +5,14 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::kubeconfig::{Exec, Kubeconfig, Material, Trust, check_token};
+use super::kubeconfig::{Exec, Kubeconfig, Material, TokenError, Trust, check_token};
 use crate::api::strict::from_json;
 use crate::api::{Mono, Wall};
 use crate::sys::{child, clock};
@@ -30,6 +31,42 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Tells answers apart.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
+/// Why a plugin is of no help. Never what it printed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExecError {
+    /// The operator: it is not installed.
+    #[error("there is no such program")]
+    Missing,
+    /// The same, with what the kubeconfig says about that.
+    #[error("there is no such program; {0}")]
+    Install(String),
+    /// This machine: it does not start, or not end in time.
+    #[error("cannot run: {0}")]
+    Run(io::ErrorKind),
+    /// The plugin: it failed.
+    #[error("it ends with code {0}")]
+    Code(i32),
+    /// The plugin: not what it has to print.
+    #[error("its answer is none")]
+    NoAnswer,
+    /// Another kind, or another version than this.
+    #[error("it answers with {kind:?} {found:?}, not with ExecCredential {version:?}")]
+    Kind {
+        /// As printed.
+        kind: String,
+        /// As printed.
+        found: String,
+        /// As in the kubeconfig.
+        version: String,
+    },
+    /// What its answer lacks, or has half of.
+    #[error("its answer has {0}")]
+    Half(&'static str),
+    /// A token that cannot be sent.
+    #[error("its token {0}")]
+    Token(#[from] TokenError),
+}
+
 /// What a plugin says.
 pub(super) struct Answer {
     pub(super) token: Option<String>,
@@ -46,10 +83,10 @@ impl Answer {
 }
 
 /// Runs a plugin. Errors: how it ended or what is wrong with what it printed.
-pub(super) fn ask(plugin: &Exec, config: &Kubeconfig) -> Result<Answer, String> {
+pub(super) fn ask(plugin: &Exec, config: &Kubeconfig) -> Result<Answer, ExecError> {
     let program = find(&plugin.command).ok_or_else(|| match plugin.install_hint.as_str() {
-        "" => "there is no such program".into(),
-        hint => format!("there is no such program; {hint}"),
+        "" => ExecError::Missing,
+        hint => ExecError::Install(hint.into()),
     })?;
     let mut command = child::Command::new(program)
         .args(&plugin.args)
@@ -61,9 +98,9 @@ pub(super) fn ask(plugin: &Exec, config: &Kubeconfig) -> Result<Answer, String> 
     }
     let command = command.capture(MAX_EXEC_BYTES);
     let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
-        .map_err(|e| format!("cannot run: {}", e.kind()))?;
+        .map_err(|e| ExecError::Run(e.kind()))?;
     if output.code() != 0 {
-        return Err(format!("it ends with code {}", output.code()));
+        return Err(ExecError::Code(output.code()));
     }
     answer(
         &output.stdout,
@@ -131,15 +168,21 @@ struct Status {
 }
 
 /// Reads what a plugin printed.
-pub(super) fn answer(bytes: &[u8], version: &str, now: Mono, wall: Wall) -> Result<Answer, String> {
-    let found: Credential = from_json(bytes).map_err(|_| "its answer is none".to_owned())?;
+pub(super) fn answer(
+    bytes: &[u8],
+    version: &str,
+    now: Mono,
+    wall: Wall,
+) -> Result<Answer, ExecError> {
+    let found: Credential = from_json(bytes).map_err(|_| ExecError::NoAnswer)?;
     if found.kind != "ExecCredential" || found.api_version != version {
-        return Err(format!(
-            "it answers with {:?} {:?}, not with ExecCredential {version:?}",
-            found.kind, found.api_version
-        ));
+        return Err(ExecError::Kind {
+            kind: found.kind,
+            found: found.api_version,
+            version: version.into(),
+        });
     }
-    let status = found.status.ok_or("its answer has no status")?;
+    let status = found.status.ok_or(ExecError::Half("no status"))?;
     let pair = match (
         status.client_certificate_data.is_empty(),
         status.client_key_data.is_empty(),
@@ -149,14 +192,14 @@ pub(super) fn answer(bytes: &[u8], version: &str, now: Mono, wall: Wall) -> Resu
             status.client_certificate_data.into_bytes(),
             status.client_key_data.into_bytes(),
         )),
-        _ => return Err("its answer has only one of certificate and key".into()),
+        _ => return Err(ExecError::Half("only one of certificate and key")),
     };
     let token = (!status.token.is_empty()).then_some(status.token);
     if let Some(token) = &token {
-        check_token(token).map_err(|why| format!("its token {why}"))?;
+        check_token(token)?;
     }
     if token.is_none() && pair.is_none() {
-        return Err("its answer has neither a token nor a certificate".into());
+        return Err(ExecError::Half("neither a token nor a certificate"));
     }
     let until = status.expiration_timestamp.map(|end| {
         let left = u64::try_from(end.0.saturating_sub(wall.0)).unwrap_or(0);
@@ -180,7 +223,7 @@ mod tests {
 
     const V1: &str = "client.authentication.k8s.io/v1";
 
-    fn read(status: &str) -> Result<Answer, String> {
+    fn read(status: &str) -> Result<Answer, ExecError> {
         let text = format!(r#"{{"apiVersion":"{V1}","kind":"ExecCredential","status":{status}}}"#);
         answer(text.as_bytes(), V1, Mono(1000), Wall::from_secs(100))
     }
@@ -212,7 +255,7 @@ mod tests {
             (r#"{"token":"a b"}"#, "its token has characters"),
             (r#"{"token":1}"#, "its answer is none"),
         ] {
-            let why = read(status).err().expect(want);
+            let why = read(status).err().expect(want).to_string();
             assert!(why.contains(want), "{why}");
         }
         for text in [
@@ -247,7 +290,7 @@ mod tests {
             install_hint: "install it".into(),
         };
         let why = ask(&plugin, &config).err().expect("missing");
-        assert_eq!(why, "there is no such program; install it");
+        assert_eq!(why.to_string(), "there is no such program; install it");
         let good = format!(
             r#"case "$KUBERNETES_EXEC_INFO$1$NAME" in *https://x*getvalue) echo '{{"apiVersion":"{V1}","kind":"ExecCredential","status":{{"token":"t"}}}}';; esac"#
         );
@@ -262,6 +305,7 @@ mod tests {
             match (ask(&plugin, &config), want) {
                 (Ok(answer), None) => assert_eq!(answer.token.as_deref(), Some("t")),
                 (Err(why), Some(want)) => {
+                    let why = why.to_string();
                     assert!(why.contains(want) && !why.contains("secret"), "{why}");
                 }
                 (Ok(_), Some(want)) => panic!("{want}"),

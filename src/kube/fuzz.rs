@@ -32,7 +32,7 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
             assert_eq!(again.trust, config.trust, "{text}");
             format!("ok {}", config.user.exec.is_some())
         }
-        Err(why) => why,
+        Err(why) => why.to_string(),
     };
     let version = "client.authentication.k8s.io/v1";
     let answer = match exec::answer(data, version, Mono(5), Wall::from_secs(5)) {
@@ -41,7 +41,7 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
             assert!(answer.token.is_some() || answer.pair.is_some());
             "ok".into()
         }
-        Err(why) => why,
+        Err(why) => why.to_string(),
     };
     let certificate = match x509::read(data) {
         Ok(found) => format!(

@@ -7,15 +7,15 @@
 
 use core::fmt;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::config::decode;
-use crate::net::Url;
+use crate::config::decode::{self, DecodeError};
+use crate::net::url::{Url, UrlError};
 
 /// Largest kubeconfig, bytes.
 pub const MAX_KUBECONFIG_BYTES: u64 = 1 << 20;
@@ -28,16 +28,77 @@ const MAX_ENTRIES: usize = 100;
 /// The extension of a cluster that is handed to exec plugins.
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
 
-/// Why a kubeconfig is of no use: the file, the field, what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a kubeconfig is of no use: the file, and what is wrong.
+#[derive(Debug, thiserror::Error)]
 #[error("kubeconfig {}: {why}", path.display())]
 pub struct KubeconfigError {
     /// The file.
     pub path: PathBuf,
-    /// Such as `users[\"a\"].user.token: is longer than 7168 bytes`.
-    pub why: String,
+    /// What is wrong.
+    pub why: Fault,
+}
+
+/// What is wrong with a kubeconfig. All but the first are its writer's to mend, and name the field.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The file is not there (BOOT-01), or cannot be read.
+    #[error("cannot read: {0}")]
+    Read(io::Error),
+    /// More than [`MAX_KUBECONFIG_BYTES`].
+    #[error("has more than {MAX_KUBECONFIG_BYTES} bytes")]
+    TooLong,
+    /// No YAML, or a value of the wrong kind.
+    #[error(transparent)]
+    Text(#[from] DecodeError),
+    /// A field that has to be there.
+    #[error("{0}: is required")]
+    Required(String),
+    /// A field that nobody can want on a node.
+    #[error("{0}: is not supported")]
+    Unsupported(String),
+    /// A field that names what is not in the file: its path, of what kind, the name.
+    #[error("{0}: there is no {1} {2:?}")]
+    Unknown(String, &'static str, String),
+    /// Items of a list: its path, how many it may have.
+    #[error("{0}: has more than {1} items")]
+    TooMany(&'static str, usize),
+    /// A server's URL: the field's path, its text.
+    #[error("{0}: {1:?}: {2}")]
+    Url(String, String, UrlError),
+    /// A URL that asks for something already.
+    #[error("{0}: {1:?}: it has a query")]
+    Query(String, String),
+    /// A field's path, and what is wrong with its text.
+    #[error("{0}: {1}")]
+    Token(String, TokenError),
+    /// The same of what has to be base64.
+    #[error("{0}: {1}")]
+    Base64(String, base64::DecodeError),
+    /// The same of any other field.
+    #[error("{0}: {1}")]
+    Value(String, String),
+}
+
+/// Why a text cannot be sent as a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// No text.
+    #[error("is empty")]
+    Empty,
+    /// More than [`MAX_TOKEN_BYTES`].
+    #[error("is longer than {MAX_TOKEN_BYTES} bytes")]
+    TooLong,
+    /// What would end the header, or is no ASCII.
+    #[error("has characters that no token has")]
+    Characters,
+}
+
+impl KubeconfigError {
     /// Whether it is that the file is not there (BOOT-01).
-    pub missing: bool,
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(&self.why, Fault::Read(e) if e.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 /// Why no text of a kubeconfig can be made.
@@ -143,35 +204,31 @@ pub struct Exec {
 impl Kubeconfig {
     /// Reads `path` and resolves its current context. `more` are further URLs of the same apiserver.
     pub fn load(path: &Path, more: &[String]) -> Result<Self, KubeconfigError> {
-        let error = |why: String, missing| KubeconfigError {
+        let error = |why| KubeconfigError {
             path: path.into(),
             why,
-            missing,
         };
         let mut bytes = Vec::new();
         File::open(path)
             .and_then(|file| file.take(MAX_KUBECONFIG_BYTES + 1).read_to_end(&mut bytes))
-            .map_err(|e| {
-                let missing = e.kind() == std::io::ErrorKind::NotFound;
-                error(format!("cannot read: {e}"), missing)
-            })?;
+            .map_err(|e| error(Fault::Read(e)))?;
         if bytes.len() as u64 > MAX_KUBECONFIG_BYTES {
-            let why = format!("has more than {MAX_KUBECONFIG_BYTES} bytes");
-            return Err(error(why, false));
+            return Err(error(Fault::TooLong));
         }
-        Self::parse(path, &bytes, more).map_err(|why| error(why, false))
+        Self::parse(path, &bytes, more).map_err(error)
     }
 
     /// Resolves the current context of the text `bytes` of the file at `path`. Errors: the field and what is wrong.
-    pub fn parse(path: &Path, bytes: &[u8], more: &[String]) -> Result<Self, String> {
-        let document = decode::parse(bytes).map_err(|e| e.to_string())?;
-        let config: Document = decode::typed(&document.value).map_err(|e| e.to_string())?;
+    pub fn parse(path: &Path, bytes: &[u8], more: &[String]) -> Result<Self, Fault> {
+        let document = decode::parse(bytes)?;
+        let config: Document = decode::typed(&document.value)?;
         if !matches!(config.kind.as_str(), "" | "Config") {
-            return Err(format!("kind: is {:?}, must be \"Config\"", config.kind));
+            let found = config.kind;
+            return Err(wrong("kind", format!("is {found:?}, must be \"Config\"")));
         }
         if !matches!(config.api_version.as_str(), "" | "v1") {
             let found = config.api_version;
-            return Err(format!("apiVersion: is {found:?}, must be \"v1\""));
+            return Err(wrong("apiVersion", format!("is {found:?}, must be \"v1\"")));
         }
         for (field, count) in [
             ("clusters", config.clusters.len()),
@@ -179,18 +236,18 @@ impl Kubeconfig {
             ("users", config.users.len()),
         ] {
             if count > MAX_ENTRIES {
-                return Err(format!("{field}: has more than {MAX_ENTRIES} items"));
+                return Err(Fault::TooMany(field, MAX_ENTRIES));
             }
         }
         let current = &config.current_context;
         if current.is_empty() {
-            return Err("current-context: is required".into());
+            return Err(Fault::Required("current-context".into()));
         }
         let context = config
             .contexts
             .into_iter()
             .find(|c| c.name == *current)
-            .ok_or_else(|| format!("current-context: there is no context {current:?}"))?
+            .ok_or_else(|| Fault::Unknown("current-context".into(), "context", current.clone()))?
             .context;
         let at = format!("contexts[{current:?}].context");
         let wanted = &context.cluster;
@@ -198,7 +255,7 @@ impl Kubeconfig {
             .clusters
             .into_iter()
             .find(|c| c.name == *wanted)
-            .ok_or_else(|| format!("{at}.cluster: there is no cluster {wanted:?}"))?
+            .ok_or_else(|| Fault::Unknown(format!("{at}.cluster"), "cluster", wanted.clone()))?
             .cluster;
         let user = if context.user.is_empty() {
             UserDocument::default()
@@ -208,7 +265,7 @@ impl Kubeconfig {
                 .users
                 .into_iter()
                 .find(|u| u.name == *wanted)
-                .ok_or_else(|| format!("{at}.user: there is no user {wanted:?}"))?
+                .ok_or_else(|| Fault::Unknown(format!("{at}.user"), "user", wanted.clone()))?
                 .user
         };
         let dir = path.parent().unwrap_or_else(|| Path::new("/"));
@@ -379,9 +436,9 @@ impl ClusterDocument {
         dir: &Path,
         more: &[String],
         at: &str,
-    ) -> Result<Kubeconfig, String> {
+    ) -> Result<Kubeconfig, Fault> {
         if self.server.is_empty() {
-            return Err(format!("{at}.server: is required"));
+            return Err(required(at, "server"));
         }
         let mut servers: Vec<Url> = Vec::new();
         let named = [(format!("{at}.server"), &self.server)];
@@ -389,13 +446,13 @@ impl ClusterDocument {
             .iter()
             .map(|url| ("the list of apiservers".into(), url));
         for (field, text) in named.into_iter().chain(more) {
-            let url = server(text).map_err(|why| format!("{field}: {text:?}: {why}"))?;
+            let url = server(&field, text)?;
             if !servers.contains(&url) {
                 servers.push(url);
             }
         }
         if servers.len() > MAX_SERVERS {
-            return Err(format!("there are more than {MAX_SERVERS} apiservers"));
+            return Err(Fault::TooMany("the list of apiservers", MAX_SERVERS));
         }
         let ca = material(
             dir,
@@ -406,7 +463,7 @@ impl ClusterDocument {
         let trust = match (ca, self.insecure_skip_tls_verify) {
             (Some(_), true) => {
                 let why = "cannot be combined with a certificate-authority";
-                return Err(format!("{at}.insecure-skip-tls-verify: {why}"));
+                return Err(wrong(format!("{at}.insecure-skip-tls-verify"), why));
             }
             (Some(ca), false) => Trust::Ca(ca),
             (None, true) => Trust::Any,
@@ -416,7 +473,7 @@ impl ClusterDocument {
             let scheme = self.proxy_url.split("://").next().unwrap_or("");
             if !matches!(scheme, "http" | "https") || ureq::Proxy::new(&self.proxy_url).is_err() {
                 let why = "must be an http:// or https:// URL";
-                return Err(format!("{at}.proxy-url: {why}"));
+                return Err(wrong(format!("{at}.proxy-url"), why));
             }
         }
         let extension = self
@@ -436,29 +493,29 @@ impl ClusterDocument {
 }
 
 /// The URL of an apiserver; without a scheme it is `https`. May have a path: gateways do.
-fn server(text: &str) -> Result<Url, String> {
+fn server(at: &str, text: &str) -> Result<Url, Fault> {
     let url = if text.contains("://") {
         Url::parse(text)
     } else {
         Url::parse(&format!("https://{text}"))
     };
-    let url = url.map_err(|e| e.to_string())?;
+    let url = url.map_err(|why| Fault::Url(at.into(), text.into(), why))?;
     if url.path.contains('?') {
-        return Err("it has a query".into());
+        return Err(Fault::Query(at.into(), text.into()));
     }
     let base = url.path.trim_end_matches('/').to_owned();
     Ok(url.with_path(base))
 }
 
 impl UserDocument {
-    fn resolve(self, dir: &Path, at: &str) -> Result<User, String> {
+    fn resolve(self, dir: &Path, at: &str) -> Result<User, Fault> {
         for (field, is_set) in [
             ("username", !self.username.is_empty()),
             ("auth-provider", self.auth_provider.is_some()),
             ("as", !self.impersonated.is_empty()),
         ] {
             if is_set {
-                return Err(format!("{at}.{field}: is not supported"));
+                return Err(Fault::Unsupported(format!("{at}.{field}")));
             }
         }
         let certificate = material(
@@ -476,11 +533,12 @@ impl UserDocument {
         let certificate = match (certificate, key) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            (Some(_), None) => return Err(format!("{at}.client-key: is required")),
-            (None, Some(_)) => return Err(format!("{at}.client-certificate: is required")),
+            (Some(_), None) => return Err(required(at, "client-key")),
+            (None, Some(_)) => return Err(required(at, "client-certificate")),
         };
         if !self.token.is_empty() {
-            check_token(&self.token).map_err(|why| format!("{at}.token: {why}"))?;
+            let at = || format!("{at}.token");
+            check_token(&self.token).map_err(|why| Fault::Token(at(), why))?;
         }
         let exec = self
             .exec
@@ -496,32 +554,30 @@ impl UserDocument {
 }
 
 impl ExecDocument {
-    fn resolve(self, dir: &Path, at: &str) -> Result<Exec, String> {
+    fn resolve(self, dir: &Path, at: &str) -> Result<Exec, Fault> {
+        let wrong = |field: &str, why: String| Err(wrong(format!("{at}.{field}"), why));
         let version = self
             .api_version
             .strip_prefix("client.authentication.k8s.io/");
         if !matches!(version, Some("v1" | "v1beta1")) {
             let found = self.api_version;
-            return Err(format!(
-                "{at}.apiVersion: is {found:?}, must be client.authentication.k8s.io/v1 or v1beta1"
-            ));
+            let want = "client.authentication.k8s.io/v1 or v1beta1";
+            return wrong("apiVersion", format!("is {found:?}, must be {want}"));
         }
         if self.command.is_empty() {
-            return Err(format!("{at}.command: is required"));
+            return Err(required(at, "command"));
         }
         match self.interactive_mode.as_str() {
             "Never" | "IfAvailable" => {}
             "" if version == Some("v1beta1") => {}
-            "" => return Err(format!("{at}.interactiveMode: is required")),
-            "Always" => {
-                return Err(format!("{at}.interactiveMode: a node has no terminal"));
-            }
-            other => return Err(format!("{at}.interactiveMode: {other:?} is unknown")),
+            "" => return Err(required(at, "interactiveMode")),
+            "Always" => return wrong("interactiveMode", "a node has no terminal".into()),
+            other => return wrong("interactiveMode", format!("{other:?} is unknown")),
         }
         let mut env = Vec::new();
         for variable in self.env {
             if variable.name.is_empty() || variable.name.contains('=') {
-                return Err(format!("{at}.env: {:?} is no name", variable.name));
+                return wrong("env", format!("{:?} is no name", variable.name));
             }
             env.push((variable.name, variable.value));
         }
@@ -543,29 +599,37 @@ impl ExecDocument {
 }
 
 /// What goes into a header: nothing that could end it.
-pub(super) fn check_token(token: &str) -> Result<(), String> {
+pub(super) fn check_token(token: &str) -> Result<(), TokenError> {
     if token.is_empty() {
-        return Err("is empty".into());
+        return Err(TokenError::Empty);
     }
     if token.len() > MAX_TOKEN_BYTES {
-        return Err(format!("is longer than {MAX_TOKEN_BYTES} bytes"));
+        return Err(TokenError::TooLong);
     }
     if !token.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err("has characters that no token has".into());
+        return Err(TokenError::Characters);
     }
     Ok(())
 }
 
 /// Inline data goes before a file.
-fn material(dir: &Path, file: String, data: &str, at: &str) -> Result<Option<Material>, String> {
+fn material(dir: &Path, file: String, data: &str, at: &str) -> Result<Option<Material>, Fault> {
     if !data.is_empty() {
         let compact: String = data.split_whitespace().collect();
         return match STANDARD.decode(compact) {
             Ok(bytes) => Ok(Some(Material::Inline(bytes))),
-            Err(e) => Err(format!("{at}-data: {e}")),
+            Err(e) => Err(Fault::Base64(format!("{at}-data"), e)),
         };
     }
     Ok(some(file).map(|file| Material::File(dir.join(file))))
+}
+
+fn required(at: &str, field: &str) -> Fault {
+    Fault::Required(format!("{at}.{field}"))
+}
+
+fn wrong(at: impl Into<String>, why: impl Into<String>) -> Fault {
+    Fault::Value(at.into(), why.into())
 }
 
 fn some(text: String) -> Option<String> {
@@ -610,7 +674,7 @@ users:
       provideClusterInfo: true
 "#;
 
-    fn parse(text: &str) -> Result<Kubeconfig, String> {
+    fn parse(text: &str) -> Result<Kubeconfig, Fault> {
         Kubeconfig::parse(
             Path::new("/etc/kubernetes/kubelet.conf"),
             text.as_bytes(),
@@ -674,7 +738,8 @@ users:
         let urls: Vec<_> = found.servers.iter().map(ToString::to_string).collect();
         assert_eq!(urls, ["https://api.example/base", "https://10.0.0.2:6443"]);
         let wrong = Kubeconfig::parse(Path::new("/k"), ADMIN.as_bytes(), &["ftp://x".into()]);
-        assert!(wrong.expect_err("wrong").contains("the list of apiservers"));
+        let why = wrong.expect_err("wrong").to_string();
+        assert!(why.contains("the list of apiservers"));
     }
 
     #[test]
@@ -776,11 +841,11 @@ users:
                 "exec.env: ",
             ),
         ] {
-            let why = parse(&text).expect_err(want);
+            let why = parse(&text).expect_err(want).to_string();
             assert!(why.contains(want), "{why:?} says nothing of {want:?}");
         }
         let missing = Kubeconfig::load(Path::new("/nowhere/kubelet.conf"), &[]).expect_err("none");
-        assert!(missing.missing);
+        assert!(missing.is_missing());
         assert!(
             missing
                 .to_string()

@@ -11,6 +11,7 @@ use super::client::{Ask, Client, Cluster, HEARTBEAT_TIMEOUT, JSON, Timeouts};
 use super::error::KubeError;
 use super::path::{node_selector, one_selector, pod_selector, query, segment};
 use super::rate::Rate;
+use super::stream::BadItem;
 use super::watch::{self, Ring, WatchEnd, WatchOptions};
 use crate::api::strict::typed;
 use crate::api::{ObjectMeta, PodUid};
@@ -93,7 +94,7 @@ impl HttpApi {
         path: &str,
         accept: &str,
         most: usize,
-        each: &mut dyn FnMut(Value) -> Result<(), String>,
+        each: &mut dyn FnMut(Value) -> Result<(), BadItem>,
     ) -> Reply<Listed> {
         let mut listed = Listed::default();
         let mut continues = String::new();
@@ -136,10 +137,10 @@ fn collection(kind: &str, namespace: &str) -> Reply<String> {
 }
 
 /// The metadata of an item; an item without identity makes the list none.
-fn meta(item: &Value) -> Result<ObjectMeta, String> {
-    let meta: ObjectMeta = typed(&item["metadata"]).map_err(|e| format!("metadata.{e}"))?;
+fn meta(item: &Value) -> Result<ObjectMeta, BadItem> {
+    let meta: ObjectMeta = typed(&item["metadata"])?;
     if meta.uid.is_empty() || meta.name.is_empty() || meta.resource_version.is_empty() {
-        return Err("an item has no identity".into());
+        return Err(BadItem::Nameless);
     }
     Ok(meta)
 }

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Deserializer, Map, Number, Value};
 
-use crate::api::strict;
+use crate::api::strict::{self, WrongValue};
 
 /// Largest item of a list, and largest object, bytes. etcd takes 1.5 MiB.
 pub const MAX_ITEM_BYTES: u64 = 3 * 1024 * 1024;
@@ -35,6 +35,17 @@ pub(super) enum ReadError {
     Cut(String),
     /// It is whole, and of no use.
     Wrong(String),
+}
+
+/// Why an item makes the list that it is in none: the apiserver, or what stands for it, is at fault.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadItem {
+    /// It is of another kind.
+    #[error("metadata.{0}")]
+    Meta(#[from] WrongValue),
+    /// No name, UID or version.
+    #[error("an item has no identity")]
+    Nameless,
 }
 
 /// Bytes with a budget.
@@ -138,7 +149,7 @@ pub struct ListMeta {
 pub(super) fn list(
     input: Box<dyn Read + '_>,
     most: usize,
-    each: &mut dyn FnMut(Value) -> Result<(), String>,
+    each: &mut dyn FnMut(Value) -> Result<(), BadItem>,
 ) -> Result<(ListMeta, usize), ReadError> {
     let budget = Cell::new(MAX_ENVELOPE_BYTES);
     let mut stream = Stream::new(input, &budget);
@@ -164,7 +175,7 @@ struct Page<'a> {
     budget: &'a Cell<u64>,
     most: usize,
     count: &'a mut usize,
-    each: &'a mut dyn FnMut(Value) -> Result<(), String>,
+    each: &'a mut dyn FnMut(Value) -> Result<(), BadItem>,
 }
 
 impl<'de> DeserializeSeed<'de> for Page<'_> {

@@ -183,7 +183,7 @@ impl Found {
         let config = Kubeconfig::load(path, servers);
         let mut bad = String::new();
         let facts = match &config {
-            Err(e) if e.missing => KubeconfigFacts::Missing,
+            Err(e) if e.is_missing() => KubeconfigFacts::Missing,
             Err(_) => KubeconfigFacts::Wrong,
             Ok(config) => match bootstrap::client_certificate(config) {
                 Ok(None) => KubeconfigFacts::WithoutCertificate,

@@ -162,7 +162,7 @@ pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), Str
                 ips: node.host_ips.clone(),
                 ..Subject::default()
             };
-            let (certificate, key) = csr::self_signed(&subject)?;
+            let (certificate, key) = csr::self_signed(&subject).map_err(|e| e.to_string())?;
             write(dir, &files, &certificate, &key)
                 .map_err(|e| format!("cannot keep a certificate in {}: {e}", dir.display()))?;
             log::info!("made the serving certificate {}", files.0.display());
