@@ -15,6 +15,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
+use core::error::Error;
 use core::time::Duration;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -245,12 +246,13 @@ impl DropIn {
     pub fn pulled(
         &mut self,
         wanted: Wanted,
-        result: Result<String, String>,
+        result: Result<String, impl Error>,
         now: Mono,
     ) -> Option<Report> {
         let file = self.state.files.get_mut(&wanted.file);
         // Taken off the list meanwhile: nobody waits for it.
         let entry = file.and_then(|done| done.pulls.get_mut(&wanted.reference))?;
+        let result = result.map_err(|e| chain(&e));
         let result = result.and_then(|id| match self.store.set_pinned(&id, true) {
             Ok(()) => Ok(id),
             Err(e) => Err(chain(&e)),
@@ -734,7 +736,7 @@ mod tests {
                 let images = bench.store.import_archive(&path, &options, &mut go);
                 Ok(images.expect("image")[0].id.clone())
             } else {
-                Err("no answer".to_owned())
+                Err(io::Error::other("no answer"))
             };
             let name = wanted.reference.clone();
             let sign = if result.is_ok() { '+' } else { '-' };
@@ -840,7 +842,7 @@ mod tests {
         assert!(
             bench
                 .dropin
-                .pulled(wanted, Ok("sha256:0".into()), bench.now)
+                .pulled(wanted, Ok::<_, io::Error>("sha256:0".into()), bench.now)
                 .is_none()
         );
         assert_eq!(pinned(&bench), [""; 0]);

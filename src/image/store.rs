@@ -38,9 +38,35 @@ use super::tree;
 use super::whose::{self, Shares};
 use crate::api::cri::FsInfo;
 use crate::api::order::{Gather, Order};
-use crate::api::strict::from_json;
+use crate::api::strict::{TextError, from_json};
 use crate::error::chain;
 use crate::sys::{crash, disk_usage, file, lock};
+
+/// Why a record on disk is of no use. Whatever wrote it, the image is removed and brought again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RecordError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// It is half, or something else.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A later agent wrote it.
+    #[error("version {0} is not known")]
+    Version(u32),
+    /// Another image's, by its id.
+    #[error("it is about {0:?}")]
+    Other(String),
+    /// The directory of a layer has no such name.
+    #[error("{0:?} is not a layer")]
+    NoLayer(String),
+    /// That directory is not there.
+    #[error("layer {0} is missing")]
+    Missing(String),
+    /// It is another than in memory.
+    #[error("it is not what was written")]
+    Changed,
+}
 
 /// Images a store holds at most. Each costs a few KiB of memory.
 pub const MAX_IMAGES: usize = 1000;
@@ -607,36 +633,34 @@ impl Store {
             .gather())
     }
 
-    /// Whether the record on disk is the one in memory. Errors: what is wrong with it.
-    pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), String> {
+    /// Whether the record on disk is the one in memory.
+    pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), RecordError> {
         let found = self.load_one(&self.record_path(&image.id))?;
         // A name that moved to another image may still stand in this one's record.
         let same = found.layers == image.layers && found.config == image.config;
         if same {
             Ok(())
         } else {
-            Err("it is not what was written".into())
+            Err(RecordError::Changed)
         }
     }
 
-    fn load_one(&self, path: &Path) -> Result<ImageRecord, String> {
+    fn load_one(&self, path: &Path) -> Result<ImageRecord, RecordError> {
         let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes))
-            .map_err(|e| e.to_string())?;
-        let record: ImageRecord = from_json(&bytes).map_err(|e| e.to_string())?;
+        File::open(path).and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes))?;
+        let record: ImageRecord = from_json(&bytes)?;
         if record.v != RECORD_VERSION {
-            return Err(format!("version {} is not known", record.v));
+            return Err(RecordError::Version(record.v));
         }
         if Digest::parse(&record.id).is_err() || self.record_path(&record.id) != path {
-            return Err(format!("it is about {:?}", record.id));
+            return Err(RecordError::Other(record.id));
         }
         for layer in &record.layers {
             if !is_layer_name(&layer.dir) {
-                return Err(format!("{:?} is not a layer", layer.dir));
+                return Err(RecordError::NoLayer(layer.dir.clone()));
             }
             if !self.layers_root().join(&layer.dir).is_dir() {
-                return Err(format!("layer {} is missing", layer.dir));
+                return Err(RecordError::Missing(layer.dir.clone()));
             }
         }
         Ok(record)

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     image::dropin::{Doorbell, Report, Wanted},
-    runtime::runc::store_images::StoreImages,
+    runtime::{RuntimeError, runc::store_images::StoreImages},
     sys::memory,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 const INTERVAL: Duration = Duration::from_secs(20);
 
 /// A pull for a list, and what it is for.
-type ListPull = Pin<Box<dyn Future<Output = (Wanted, Result<String, String>)>>>;
+type ListPull = Pin<Box<dyn Future<Output = (Wanted, Result<String, RuntimeError>)>>>;
 
 /// Who looks into the directory.
 pub(in crate::agent) struct ImageDirectory {
@@ -39,7 +39,7 @@ enum Woken {
     Tick,
     /// Errors: the doorbell is dead.
     Ring(io::Result<()>),
-    Pulled(Wanted, Result<String, String>),
+    Pulled(Wanted, Result<String, RuntimeError>),
 }
 
 impl ImageDirectory {
@@ -115,12 +115,14 @@ impl ImageDirectory {
     }
 }
 
-async fn pull_for_list(images: Rc<Images>, wanted: Wanted) -> (Wanted, Result<String, String>) {
+async fn pull_for_list(
+    images: Rc<Images>,
+    wanted: Wanted,
+) -> (Wanted, Result<String, RuntimeError>) {
     log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
     let reference = with_default_tag(&wanted.reference);
     let pulled = images.pull_for_node(&reference).await;
-    let result = pulled.map_err(|e| e.to_string());
-    (wanted, result)
+    (wanted, pulled)
 }
 
 /// Logs what happened. Returns whether images arrived.

@@ -16,7 +16,7 @@ use crate::image::error::ImageError;
 use crate::image::import::{ImportOptions, Limits};
 use crate::image::progress::Progress;
 use crate::image::pull::tests::{Offer, Server, file, quick, reply};
-use crate::image::pull::{Puller, Settings};
+use crate::image::pull::{PullError, Puller, Settings};
 use crate::image::record::ImageRecord;
 use crate::image::store::Store;
 use crate::image::testing::{Layout, Stream, config, docker_archive, gzip, zstd};
@@ -330,11 +330,9 @@ impl<'a> Worker<'a> {
         format!("{}/{name}/x:1", self.supplies.registry)
     }
 
-    fn pull(&self, name: &str) -> Result<(), String> {
+    fn pull(&self, name: &str) -> Result<(), PullError> {
         let image = self.image(name);
-        smol::block_on(self.puller().pull(&image, None))
-            .map(drop)
-            .map_err(|e| e.to_string())
+        smol::block_on(self.puller().pull(&image, None)).map(drop)
     }
 
     /// Looks at a drop-in directory whose files have settled. Returns those that were imported.

@@ -91,7 +91,7 @@ impl Job<'_> {
         settings
             .policy
             .check(self.reference)
-            .map_err(PullError::Failed)?;
+            .map_err(|why| PullError::Failed(why.to_string()))?;
         let http = Http::new(
             &settings.registries,
             &settings.proxies,
@@ -165,7 +165,7 @@ impl Job<'_> {
         if let Some(verifier) = &self.inner.settings.verifier {
             verifier
                 .verify(self.reference, digest, &top.bytes, session)
-                .map_err(|why| Failure::Final(PullError::Signature(why)))?;
+                .map_err(|why| Failure::Final(PullError::Signature(why.to_string())))?;
         }
         let mut planned = self.plan(session, &top)?;
         for layer in &mut planned.layers {
@@ -433,16 +433,16 @@ fn wanted((digest, size): (Digest, u64), way: &Way) -> Wanted {
 }
 
 impl Beside for Session<'_> {
-    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, RegistryError> {
         match Session::manifest(self, name) {
             Ok(top) => Ok(Some(top.bytes)),
             Err(RegistryError::Status { status: 404, .. }) => Ok(None),
-            Err(e) => Err(e.to_string()),
+            Err(e) => Err(e),
         }
     }
 
-    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, String> {
-        self.blob_document(digest, size).map_err(|e| e.to_string())
+    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, RegistryError> {
+        self.blob_document(digest, size)
     }
 }
 

@@ -49,7 +49,7 @@ pub use self::job::MAX_LAYERS_AT_ONCE;
 #[cfg(any(test, fuzzing))]
 pub(in crate::image) use self::node::fuzz;
 pub use self::node::{Provider, Providers};
-pub use self::policy::{Beside, Policy, Verifier};
+pub use self::policy::{Beside, Forbidden, Policy, Unverified, Verifier};
 
 /// Pulls at once if the configuration names no limit: each has threads of its own.
 pub const MAX_PARALLEL: usize = 16;

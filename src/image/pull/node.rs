@@ -8,7 +8,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::Settings;
 use crate::api::Mono;
-use crate::api::strict::{from_json, typed};
+use crate::api::strict::{TextError, WrongValue, from_json, typed};
 use crate::image::registry::hosts::aliases;
 use crate::image::registry::keyring::{self, Credential, DockerConfig, Keyring, MAX_CONFIG_BYTES};
 use crate::sys::{child, clock};
@@ -82,7 +82,7 @@ impl Providers {
     ///
     /// # Errors
     /// The first wrong value, with its path.
-    pub fn parse(document: &Value, dir: PathBuf) -> Result<Self, String> {
+    pub fn parse(document: &Value, dir: PathBuf) -> Result<Self, WrongValue> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         struct Document {
@@ -90,20 +90,25 @@ impl Providers {
             kind: String,
             providers: Vec<Provider>,
         }
-        let document: Document = typed(document).map_err(|e| e.without_value().to_string())?;
+        let document: Document = typed(document).map_err(WrongValue::without_value)?;
         if document.kind != "CredentialProviderConfig"
             || document.api_version != "kubelet.config.k8s.io/v1"
         {
-            return Err(format!(
-                "is {} {:?}, must be CredentialProviderConfig \"kubelet.config.k8s.io/v1\"",
-                document.kind, document.api_version
+            let found = format!("{} {:?}", document.kind, document.api_version);
+            let want = "CredentialProviderConfig \"kubelet.config.k8s.io/v1\"";
+            return Err(WrongValue::new(
+                "kind",
+                format!("is {found}, must be {want}"),
             ));
         }
         if document.providers.is_empty() || document.providers.len() > MAX_PROVIDERS {
-            return Err(format!("providers: must be 1 to {MAX_PROVIDERS}"));
+            let why = format!("must be 1 to {MAX_PROVIDERS}");
+            return Err(WrongValue::new("providers", why));
         }
         for (n, provider) in document.providers.iter().enumerate() {
-            let at = |field: &str, why: &str| Err(format!("providers[{n}].{field}: {why}"));
+            let at = |field: &str, why: &str| {
+                Err(WrongValue::new(format!("providers[{n}].{field}"), why))
+            };
             let name = &provider.name;
             if name.is_empty() || matches!(name.as_str(), "." | "..") || name.contains(['/', ' ']) {
                 return at("name", "must be the name of a file in the plugin directory");
@@ -126,6 +131,32 @@ impl Providers {
             dir,
         })
     }
+}
+
+/// Why a program that knows credentials is of no help. Never what it printed.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    /// The docker configuration: no name of a file.
+    #[error("its name is not one")]
+    Name,
+    /// The operator: it is not installed.
+    #[error("it is not in {}", HELPER_DIRS.join(", "))]
+    Missing,
+    /// This machine: it does not start, or not end in time.
+    #[error("cannot run: {0}")]
+    Run(io::ErrorKind),
+    /// The program: it failed.
+    #[error("it ends with code {0}")]
+    Code(i32),
+    /// The program: no JSON of the right kind.
+    #[error("its answer is not one: {0}")]
+    Answer(TextError),
+    /// The same: another kind, or another version.
+    #[error("it answers with {0:?} {1:?}")]
+    Kind(String, String),
+    /// The same: a field, and its text.
+    #[error("{0} is {1:?}")]
+    Field(&'static str, String),
 }
 
 /// By plugin and cache key: until when an answer holds, and the answer.
@@ -215,7 +246,7 @@ impl NodeCredentials {
         None
     }
 
-    fn ask(&self, provider: &Provider, image: &str) -> Result<Vec<(String, Credential)>, String> {
+    fn ask(&self, provider: &Provider, image: &str) -> Result<Vec<(String, Credential)>, AskError> {
         let now = clock::mono();
         let registry = image.split('/').next().unwrap_or(image);
         {
@@ -234,10 +265,12 @@ impl NodeCredentials {
             "Image" => image,
             "Registry" => registry,
             "Global" => "",
-            other => return Err(format!("cacheKeyType is {other:?}")),
+            other => return Err(AskError::Field("cacheKeyType", other.into())),
         };
         let holds = match &answer.cache_duration {
-            Some(text) => duration(text).ok_or_else(|| format!("cacheDuration is {text:?}"))?,
+            Some(text) => {
+                duration(text).ok_or_else(|| AskError::Field("cacheDuration", text.clone()))?
+            }
             None => duration(&provider.default_cache_duration).unwrap_or_default(),
         };
         let auths: Vec<(String, Credential)> = answer.auth.into_iter().collect();
@@ -297,14 +330,11 @@ fn with_environment(command: child::Command, environment: &[(&str, String)]) -> 
         .fold(command, |command, (name, value)| command.env(name, value))
 }
 
-fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, String> {
+fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, AskError> {
     let answer: ProviderAnswer =
-        from_json(bytes).map_err(|e| format!("its answer is not one: {}", e.without_value()))?;
+        from_json(bytes).map_err(|e| AskError::Answer(e.without_value()))?;
     if answer.kind != "CredentialProviderResponse" || answer.api_version != PROVIDER_API {
-        return Err(format!(
-            "it answers with {:?} {:?}",
-            answer.kind, answer.api_version
-        ));
+        return Err(AskError::Kind(answer.kind, answer.api_version));
     }
     Ok(answer)
 }
@@ -334,29 +364,28 @@ fn ask_helper(
     program: &str,
     server: &str,
     environment: &[(&str, String)],
-) -> Result<Credential, String> {
+) -> Result<Credential, AskError> {
     if program.is_empty() || program.contains('/') {
-        return Err("its name is not one".into());
+        return Err(AskError::Name);
     }
     let file = format!("docker-credential-{program}");
     let path = HELPER_DIRS
         .iter()
         .map(|dir| Path::new(dir).join(&file))
         .find(|path| path.exists())
-        .ok_or_else(|| format!("it is not in {}", HELPER_DIRS.join(", ")))?;
+        .ok_or(AskError::Missing)?;
     let command = with_environment(child::Command::new(path).arg("get"), environment);
     helper_answer(&exec(command, server.to_owned())?)
 }
 
-fn helper_answer(bytes: &[u8]) -> Result<Credential, String> {
+fn helper_answer(bytes: &[u8]) -> Result<Credential, AskError> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "PascalCase", default)]
     struct Answer {
         username: String,
         secret: String,
     }
-    let answer: Answer =
-        from_json(bytes).map_err(|e| format!("its answer is not one: {}", e.without_value()))?;
+    let answer: Answer = from_json(bytes).map_err(|e| AskError::Answer(e.without_value()))?;
     Ok(if answer.username == "<token>" {
         Credential {
             identity_token: answer.secret,
@@ -372,14 +401,14 @@ fn helper_answer(bytes: &[u8]) -> Result<Credential, String> {
 }
 
 /// Runs a program to its end. Errors: how it ended; what it printed may hold secrets.
-fn exec(command: child::Command, input: String) -> Result<Vec<u8>, String> {
+fn exec(command: child::Command, input: String) -> Result<Vec<u8>, AskError> {
     let command = command
         .stdin(child::Input::Bytes(input.into_bytes()))
         .capture(MAX_ANSWER_BYTES);
     let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
-        .map_err(|e| format!("cannot run: {}", e.kind()))?;
+        .map_err(|e| AskError::Run(e.kind()))?;
     if output.code() != 0 {
-        return Err(format!("it ends with code {}", output.code()));
+        return Err(AskError::Code(output.code()));
     }
     Ok(output.stdout)
 }
@@ -417,7 +446,9 @@ pub(in crate::image) mod fuzz {
 
     /// What helpers and plugins print, and the configuration of plugins. See [`crate::fuzz`].
     pub(crate) fn run(data: &[u8], document: Option<&Value>) -> String {
-        let kind = |result: Result<String, String>| result.unwrap_or_else(|why| why);
+        fn kind<E: ToString>(result: Result<String, E>) -> String {
+            result.unwrap_or_else(|why| why.to_string())
+        }
         let answer = provider_answer(data).map(|answer| {
             let holds = answer.cache_duration.as_deref().and_then(duration);
             format!("{} {}", answer.auth.is_empty(), holds.is_some())
@@ -571,13 +602,12 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             provider_answer(br#"{"auth": {"a": "c2VjcmV0"}}"#).map(drop),
             provider_answer(br#""c2VjcmV0""#).map(drop),
             helper_answer(br#"{"Secret": 7316873}"#).map(drop),
-            crate::image::registry::Registries::parse(
-                &json!({"configs": {"a": {"auth": {"password": 7316873}}}}),
-            )
-            .map(drop),
         ];
-        let answers = answers.into_iter().map(|result| result.expect_err("wrong"));
-        for text in told.chain(answers) {
+        let answers = answers.map(|result| result.expect_err("wrong").to_string());
+        let document = json!({"configs": {"a": {"auth": {"password": 7316873}}}});
+        let registries = crate::image::registry::Registries::parse(&document);
+        let registries = registries.expect_err("wrong").to_string();
+        for text in told.chain(answers).chain([registries]) {
             assert!(
                 !text.contains("7316873") && !text.contains("c2VjcmV0"),
                 "{text}"
@@ -635,7 +665,8 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             ("tokenAttributes", json!({}), "needs a cluster"),
             ("env", json!("x"), "providers[0].env"),
         ] {
-            let error = parse(&|d| d["providers"][0][field] = value.clone()).expect_err(says);
+            let error = parse(&|d| d["providers"][0][field] = value.clone());
+            let error = error.expect_err(says).to_string();
             assert!(error.contains(says), "{error}");
         }
         assert!(parse(&|d| d["kind"] = json!("x")).is_err());

@@ -5,7 +5,7 @@
 
 use crate::image::digest::Digest;
 use crate::image::reference::Reference;
-use crate::image::registry::keyring;
+use crate::image::registry::{RegistryError, keyring};
 
 /// What the operator allows. The default allows everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,13 +17,33 @@ pub struct Policy {
     pub require_digest: bool,
 }
 
+/// What the operator does not allow: the pod's author takes another image, or asks the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum Forbidden {
+    /// [`Policy::require_digest`]
+    #[error("image policy of this node: {0} must name a digest (…@sha256:…)")]
+    NoDigest(Reference),
+    /// [`Policy::allowed`]: the repository, and what there is of it.
+    #[error("image policy of this node: {0} is of no allowed registry ({1})")]
+    Registry(String, String),
+}
+
+/// Why an image is not taken for what its author made.
+#[derive(Debug, thiserror::Error)]
+pub enum Unverified {
+    /// Its signature could not be had.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// There is none, or a wrong one: the verifier's words.
+    #[error("{0}")]
+    Signature(String),
+}
+
 impl Policy {
-    /// Whether an image may be pulled. Errors: why not, for the event.
-    pub fn check(&self, reference: &Reference) -> Result<(), String> {
+    /// Whether an image may be pulled.
+    pub fn check(&self, reference: &Reference) -> Result<(), Forbidden> {
         if self.require_digest && reference.digest().is_none() {
-            return Err(format!(
-                "image policy of this node: {reference} must name a digest (…@sha256:…)"
-            ));
+            return Err(Forbidden::NoDigest(reference.clone()));
         }
         let name = reference.repository();
         let allowed = |pattern: &String| {
@@ -41,10 +61,7 @@ impl Policy {
         if self.allowed.is_empty() || self.allowed.iter().any(allowed) {
             return Ok(());
         }
-        Err(format!(
-            "image policy of this node: {name} is of no allowed registry ({})",
-            self.allowed.join(", ")
-        ))
+        Err(Forbidden::Registry(name.into(), self.allowed.join(", ")))
     }
 }
 
@@ -55,12 +72,12 @@ pub trait Beside {
     ///
     /// # Errors
     /// It could not be asked for.
-    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, String>;
+    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, RegistryError>;
     /// A blob of at most 4 MiB, its digest checked.
     ///
     /// # Errors
     /// It could not be had.
-    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, String>;
+    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, RegistryError>;
 }
 
 /// Checks who made an image, each time a registry is asked for it and before any of its layers is fetched.
@@ -77,7 +94,7 @@ pub trait Verifier: Send + Sync {
         top: Digest,
         text: &[u8],
         beside: &dyn Beside,
-    ) -> Result<(), String>;
+    ) -> Result<(), Unverified>;
 }
 
 #[cfg(test)]

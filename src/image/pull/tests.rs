@@ -1400,18 +1400,18 @@ fn policy_and_signatures() {
             top: Digest,
             text: &[u8],
             beside: &dyn Beside,
-        ) -> Result<(), String> {
+        ) -> Result<(), Unverified> {
             assert_eq!(Digest::of(text), top);
+            let wrong = |why: &str| Unverified::Signature(why.into());
             let manifest = beside.manifest(&format!("sha256-{}.sig", top.hex()))?;
-            let manifest = manifest.ok_or("no signature")?;
-            let manifest: Value = serde_json::from_slice(&manifest).map_err(|e| e.to_string())?;
+            let manifest = manifest.ok_or_else(|| wrong("no signature"))?;
+            let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
             let layer = &manifest["layers"][0];
-            let digest = Digest::parse(layer["digest"].as_str().unwrap_or(""));
-            let digest = digest.map_err(|e| e.to_string())?;
+            let digest = Digest::parse(layer["digest"].as_str().unwrap_or("")).expect("digest");
             let blob = beside.blob(digest, layer["size"].as_u64().unwrap_or(0))?;
             match blob.as_slice() {
                 b"signed" => Ok(()),
-                _ => Err("a wrong signature".into()),
+                _ => Err(wrong("a wrong signature")),
             }
         }
     }

@@ -137,7 +137,7 @@ pub(crate) fn credentials(data: &[u8], document: Option<&Value>) -> String {
 pub(crate) fn registries(document: &Value) -> String {
     let registries = match Registries::parse(document) {
         Ok(registries) => registries,
-        Err(why) => return why,
+        Err(why) => return why.to_string(),
     };
     let mut outcome = String::new();
     for image in IMAGES {

@@ -16,6 +16,7 @@
 //! itself is always the last endpoint, never rewritten. Source: k3s, "Private Registry Configuration".
 
 use alloc::collections::BTreeMap;
+use core::fmt;
 use std::path::PathBuf;
 
 use regex_lite::{Regex, RegexBuilder};
@@ -23,7 +24,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::keyring::Credential;
-use crate::api::strict::typed;
+use crate::api::strict::{WrongValue, typed};
 use crate::image::reference::Reference;
 use crate::net::url::{Url, UrlError, is_loopback};
 
@@ -120,32 +121,31 @@ impl Registries {
     ///
     /// # Errors
     /// The first wrong value, with its path.
-    pub fn parse(document: &Value) -> Result<Self, String> {
+    pub fn parse(document: &Value) -> Result<Self, WrongValue> {
         if document.is_null() {
             return Ok(Self::default());
         }
-        let document: Document = typed(document).map_err(|e| e.without_value().to_string())?;
+        let document: Document = typed(document).map_err(WrongValue::without_value)?;
         let mut mirrors = BTreeMap::new();
         for (host, mirror) in document.mirrors {
-            let at = |what: &str, why: &str| format!("mirrors.{host}.{what}: {why}");
+            let at = |what: &str, why: &dyn fmt::Display| {
+                WrongValue::new(format!("mirrors.{host}.{what}"), why.to_string())
+            };
             if mirror.endpoint.len() >= MAX_ENDPOINTS {
-                return Err(at(
-                    "endpoint",
-                    &format!("has more than {MAX_ENDPOINTS} items"),
-                ));
+                let why = format!("has more than {MAX_ENDPOINTS} items");
+                return Err(at("endpoint", &why));
             }
             let mut endpoints = Vec::new();
             for text in &mirror.endpoint {
                 let url = endpoint(text);
-                let at = |why: UrlError| at(&format!("endpoint {text:?}"), &why.to_string());
-                endpoints.push(url.map_err(at)?);
+                endpoints.push(url.map_err(|why| at(&format!("endpoint {text:?}"), &why))?);
             }
             let mut rewrites = Vec::new();
             for (pattern, by) in &mirror.rewrite {
                 let regex = RegexBuilder::new(pattern)
                     .size_limit(MAX_PATTERN_BYTES)
                     .build()
-                    .map_err(|e| at(&format!("rewrite {pattern:?}"), &e.to_string()))?;
+                    .map_err(|e| at(&format!("rewrite {pattern:?}"), &e))?;
                 rewrites.push((regex, by.clone()));
             }
             mirrors.insert(
@@ -162,9 +162,8 @@ impl Registries {
                 tls.cert_file.as_os_str().is_empty() != tls.key_file.as_os_str().is_empty()
             };
             if tls.is_some_and(alone) {
-                return Err(format!(
-                    "configs.{host}.tls: cert_file and key_file go together"
-                ));
+                let why = "cert_file and key_file go together";
+                return Err(WrongValue::new(format!("configs.{host}.tls"), why));
             }
         }
         Ok(Self {
@@ -454,7 +453,7 @@ mod tests {
                 "configs.a.tls: cert_file and key_file go together",
             ),
         ] {
-            let error = Registries::parse(&document).expect_err(says);
+            let error = Registries::parse(&document).expect_err(says).to_string();
             assert!(error.contains(says), "{error}");
         }
     }
