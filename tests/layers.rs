@@ -1,6 +1,6 @@
 //! Holds the layers of the crate: reads the tree, so that a forbidden import fails a test, not a review.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 /// Every source file below `dir`, with its path.
 fn sources(dir: &Path, out: &mut Vec<(String, String)>) {
@@ -174,4 +174,74 @@ fn tests_run_what_ships() {
         }
     }
     assert_eq!(found, Vec::<String>::new());
+}
+
+/// Where an error still is a text and nothing else: each of these becomes a type, and leaves the list.
+const UNTYPED: [&str; 7] = [
+    "agent", "api", "logic", "probe", "runtime", "source", "volume",
+];
+
+/// Who calls has to know what went wrong, and who is at fault: an error has a type.
+#[test]
+fn errors_have_types() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut found = Vec::new();
+    let mut untyped = BTreeSet::new();
+    for (path, text) in &files {
+        let file = Path::new(path).strip_prefix(&src).expect("of the tree");
+        let of_tests = ["tests", "testing", "fuzz", "powercut"];
+        if file.iter().any(|part| {
+            let part = part.to_string_lossy();
+            of_tests.contains(&part.trim_end_matches(".rs"))
+        }) {
+            continue;
+        }
+        let code = text.split("\nmod tests {").next().unwrap_or(text);
+        let code: String = code.split_whitespace().collect();
+        for (at, word) in code.match_indices("Result<") {
+            if failure(&code[at + word.len()..]) == "String" {
+                let known = UNTYPED.iter().find(|dir| file.starts_with(dir));
+                match known {
+                    Some(dir) => _ = untyped.insert(*dir),
+                    None => found.push(path),
+                }
+            }
+        }
+    }
+    assert_eq!(found, Vec::<&String>::new());
+    assert!(untyped.iter().eq(UNTYPED.iter()), "only {untyped:?}");
+}
+
+/// The last argument of a type, of which `rest` is what follows its `<`; empty if there is only one.
+fn failure(rest: &str) -> &str {
+    let (mut depth, mut last) = (0, None);
+    for (at, c) in rest.char_indices() {
+        match c {
+            '<' | '(' | '[' => depth += 1,
+            // Of an arrow.
+            '>' if rest[..at].ends_with('-') => {}
+            '>' if depth == 0 => {
+                return last.map_or("", |from| rest[from..at].trim_end_matches(','));
+            }
+            '>' | ')' | ']' => depth -= 1,
+            ',' if depth == 0 && !rest[at..].starts_with(",>") => last = Some(at + 1),
+            _ => {}
+        }
+    }
+    ""
+}
+
+#[test]
+fn what_fails_is_seen() {
+    for (text, want) in [
+        ("Vec<(A,B)>,String>{", "String"),
+        ("(),Box<String>>", "Box<String>"),
+        ("fn(A)->B,C,>", "C"),
+        ("String>", ""),
+        ("A", ""),
+    ] {
+        assert_eq!(failure(text), want, "{text}");
+    }
 }

@@ -119,14 +119,15 @@ struct Kind {
 }
 
 /// Makes a row of an object: (object, now, of all namespaces, wide). Errors: the object is malformed.
-type Row = fn(&Value, Wall, bool, bool) -> Result<Vec<String>, String>;
+type Row = fn(&Value, Wall, bool, bool) -> Result<Vec<String>, CliError>;
 
 const PODS: Kind = Kind {
     route: "pods",
     singular: "pod",
     header: table::pod_header,
     row: |item, now, all_namespaces, wide| {
-        let pod = strict::typed::<Pod>(item).map_err(|e| format!("malformed pod: {e}"))?;
+        let malformed = |e| CliError::new(format!("malformed pod: {e}"));
+        let pod = strict::typed::<Pod>(item).map_err(malformed)?;
         Ok(table::pod_row(&pod, now, all_namespaces, wide))
     },
 };
@@ -209,7 +210,7 @@ fn show_objects(
     let (now, wide) = (clock::wall(), get.output == Output::Wide);
     let rows = items
         .iter()
-        .map(|item| (kind.row)(item, now, get.all_namespaces, wide).map_err(CliError::new))
+        .map(|item| (kind.row)(item, now, get.all_namespaces, wide))
         .collect::<Result<Vec<_>, _>>()?;
     let header = (kind.header)(get.all_namespaces, wide);
     show_table(&header, &rows, get.no_headers)?;

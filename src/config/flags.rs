@@ -10,7 +10,7 @@ use lexopt::{Arg, ValueExt as _};
 use serde_json::{Map, Value, json};
 
 use super::duration;
-use crate::api::Quantity;
+use crate::api::quantity::{Quantity, QuantityError};
 
 /// What a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,16 +221,45 @@ pub enum FlagError {
     #[error("unexpected argument {0:?}")]
     Stray(String),
     /// A flag with an unusable value, or without one.
-    #[error("--{flag}: {message}")]
+    #[error("--{flag}: {why}")]
     Value {
         /// The flag's name without dashes.
         flag: String,
         /// What is wrong.
-        message: String,
+        why: ValueError,
     },
     /// Not UTF-8, or otherwise no flag.
     #[error("{0}")]
     Syntax(String),
+}
+
+/// Why a text is no value of a flag.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// There is none.
+    #[error("needs a value")]
+    Missing,
+    /// Of a switch.
+    #[error("{0:?} is neither true nor false")]
+    Switch(String),
+    /// Of a number.
+    #[error("{0:?} is not a number")]
+    Number(String),
+    /// Of a path.
+    #[error("is not UTF-8")]
+    Path,
+    /// Of a time.
+    #[error("{0:?} is not a duration (such as 10s, 1m30s, 100ms)")]
+    Time(String),
+    /// Of an amount of bytes.
+    #[error(transparent)]
+    Size(#[from] QuantityError),
+    /// Of a taint.
+    #[error("{0:?} is not key=value:effect")]
+    Taint(String),
+    /// Of a map: the part, and what has to be between key and value.
+    #[error("{0:?} has no {1:?}")]
+    Pair(String, &'static str),
 }
 
 /// Reads flags. `arguments` come without program and command name; `cwd` is absolute.
@@ -261,16 +290,16 @@ pub fn parse(
             .iter()
             .find(|f| f.name == name)
             .ok_or_else(|| FlagError::Unknown(name.clone()))?;
-        let wrong = |message: String| FlagError::Value {
+        let wrong = |why: ValueError| FlagError::Value {
             flag: name.clone(),
-            message,
+            why,
         };
         let text = match (flag.kind, parser.optional_value()) {
             (Kind::Switch, None) => "true".to_owned(),
             (_, value) => value
                 .map_or_else(|| parser.value(), Ok)
                 .and_then(|v| v.string())
-                .map_err(|_| wrong("needs a value".into()))?,
+                .map_err(|_| wrong(ValueError::Missing))?,
         };
         if flag.field == CONFIG {
             flags.config = Some(cwd.join(&text));
@@ -360,39 +389,33 @@ fn place<'a>(overlay: &'a mut Map<String, Value>, field: &str) -> &'a mut Value 
     }
 }
 
-fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), String> {
+fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), ValueError> {
     let parts = || text.split(',').filter(|part| !part.is_empty());
     match kind {
         Kind::Switch => {
             *place = match text {
                 "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
                 "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
-                _ => return Err(format!("{text:?} is neither true nor false")),
+                _ => return Err(ValueError::Switch(text.into())),
             }
             .into();
         }
         Kind::Number => {
-            let number: i64 = text
-                .parse()
-                .map_err(|_| format!("{text:?} is not a number"))?;
-            *place = number.into();
+            let number = text.parse::<i64>();
+            *place = number.map_err(|_| ValueError::Number(text.into()))?.into();
         }
         Kind::Text => *place = text.into(),
         Kind::Path if text.is_empty() => *place = text.into(),
         Kind::Path => {
             let path = cwd.join(text).into_os_string();
-            *place = path
-                .into_string()
-                .map_err(|_| "is not UTF-8".to_owned())?
-                .into();
+            *place = path.into_string().map_err(|_| ValueError::Path)?.into();
         }
         Kind::Time => {
-            duration::parse(text)
-                .ok_or_else(|| format!("{text:?} is not a duration (such as 10s, 1m30s, 100ms)"))?;
+            duration::parse(text).ok_or_else(|| ValueError::Time(text.into()))?;
             *place = text.into();
         }
         Kind::Size => {
-            Quantity::parse(text).map_err(|e| e.to_string())?;
+            Quantity::parse(text)?;
             *place = text.into();
         }
         Kind::List => {
@@ -410,7 +433,7 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Stri
             for part in parts() {
                 let (name, effect) = part
                     .rsplit_once(':')
-                    .ok_or_else(|| format!("{part:?} is not key=value:effect"))?;
+                    .ok_or_else(|| ValueError::Taint(part.into()))?;
                 let (key, value) = name.split_once('=').unwrap_or((name, ""));
                 list.push(json!({"key": key, "value": value, "effect": effect}));
             }
@@ -428,7 +451,7 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Stri
             for part in parts() {
                 let (key, value) = part
                     .split_once(separator)
-                    .ok_or_else(|| format!("{part:?} has no {separator:?}"))?;
+                    .ok_or_else(|| ValueError::Pair(part.into(), separator))?;
                 let mut field = Value::from(value.trim());
                 if kind == Kind::Gates {
                     set(&mut field, Kind::Switch, value.trim(), cwd)?;

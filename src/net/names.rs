@@ -6,6 +6,7 @@
 //!
 //! Source: resolv.conf(5), hosts(5).
 
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::time::Duration;
 use std::fs::File;
@@ -65,20 +66,40 @@ struct Settings {
 enum Unknown {
     /// The servers say so.
     NoSuchName,
-    /// No server answers.
+    /// No server answers: what the last one did.
     NoAnswer(String),
 }
 
 impl Unknown {
-    fn tell(self, host: &str) -> String {
-        match self {
-            Self::NoSuchName => format!("there is no address for the name {host}"),
-            Self::NoAnswer(why) => {
-                format!("cannot find the address of {host}: no name server answers ({why})")
-            }
+    fn of(self, host: &str) -> Unresolved {
+        Unresolved {
+            host: host.into(),
+            why: self,
         }
     }
 }
+
+/// Why a host has no address.
+#[derive(Debug)]
+pub(crate) struct Unresolved {
+    host: String,
+    why: Unknown,
+}
+
+impl fmt::Display for Unresolved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = &self.host;
+        match &self.why {
+            Unknown::NoSuchName => write!(f, "there is no address for the name {host}"),
+            Unknown::NoAnswer(why) => write!(
+                f,
+                "cannot find the address of {host}: no name server answers ({why})"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for Unresolved {}
 
 impl Names {
     /// As this machine is configured.
@@ -90,10 +111,10 @@ impl Names {
         }
     }
 
-    /// The addresses of a host, best first. Blocks for `time` at the latest. Errors: as a sentence for a log.
-    pub(crate) fn addresses(&self, host: &str, time: Duration) -> Result<Vec<IpAddr>, String> {
+    /// The addresses of a host, best first. Blocks for `time` at the latest.
+    pub(crate) fn addresses(&self, host: &str, time: Duration) -> Result<Vec<IpAddr>, Unresolved> {
         let end = clock::mono() + time.min(MAX_ANSWER_TIME);
-        self.lookup(host, end).map_err(|why| why.tell(host))
+        self.lookup(host, end).map_err(|why| why.of(host))
     }
 
     /// The addresses of a host, best first. Blocks until `end` at the latest.
@@ -131,7 +152,7 @@ impl Resolver for Names {
         let time = (*timeout.after).min(MAX_ANSWER_TIME);
         let found = self
             .lookup(host, clock::mono() + time)
-            .map_err(|why| io::Error::other(why.tell(host)))?;
+            .map_err(|why| io::Error::other(why.of(host)))?;
         let mut addresses = self.empty();
         for ip in found {
             addresses.push(SocketAddr::new(ip, port));
@@ -265,18 +286,18 @@ fn ask_all(
         }
     }
     // Of a name that no server could speak of it is not known whether it is there.
-    Err(silent.map_or(Unknown::NoSuchName, Unknown::NoAnswer))
+    Err(silent.unwrap_or(Unknown::NoSuchName))
 }
 
 /// Asks the servers, one after the other, until one can tell. Errors: what the last one did.
-fn ask(settings: &Settings, name: &str, end: Mono) -> Result<Vec<IpAddr>, String> {
-    let mut why = String::from("none is named");
+fn ask(settings: &Settings, name: &str, end: Mono) -> Result<Vec<IpAddr>, Unknown> {
+    let mut why = Unknown::NoAnswer("none is named".into());
     for _ in 0..settings.rounds {
         for server in &settings.servers {
             let until = end.min(clock::mono() + settings.time);
             match ask_server(*server, name, until) {
                 Ok(found) => return Ok(found),
-                Err(e) => why = format!("{}: {e}", server.ip()),
+                Err(e) => why = Unknown::NoAnswer(format!("{}: {e}", server.ip())),
             }
             if clock::mono() >= end {
                 return Err(why);

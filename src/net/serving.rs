@@ -212,14 +212,26 @@ impl Authorities {
     }
 
     /// Whether they vouch, now, for the first certificate of the chain.
-    ///
-    /// - Errors: why not.
-    pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
-        let (own, others) = chain.split_first().ok_or("there is no certificate")?;
-        let now = unix_time(clock::wall()).ok_or("the clock stands before 1970")?;
-        let vouched = self.0.verify_client_cert(own, others, now);
-        vouched.map(|_| ()).map_err(|e| e.to_string())
+    pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>]) -> Result<(), Stranger> {
+        let (own, others) = chain.split_first().ok_or(Stranger::NoCertificate)?;
+        let now = unix_time(clock::wall()).ok_or(Stranger::Clock)?;
+        self.0.verify_client_cert(own, others, now)?;
+        Ok(())
     }
+}
+
+/// Why nobody vouches for a client.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum Stranger {
+    /// The client showed nothing.
+    #[error("there is no certificate")]
+    NoCertificate,
+    /// This machine does not know what day it is.
+    #[error("the clock stands before 1970")]
+    Clock,
+    /// The client's certificate is another's, or of another time.
+    #[error(transparent)]
+    Certificate(#[from] rustls::Error),
 }
 
 impl fmt::Debug for Authorities {

@@ -156,24 +156,34 @@ fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// Whether a program succeeds, and what it says: standard output if so, else standard error.
-fn ask(name: &str, words: &[&str]) -> Option<Result<String, String>> {
+/// Why a program says nothing of use.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    /// This machine: it does not start, or not end in time.
+    #[error(transparent)]
+    Run(#[from] std::io::Error),
+    /// It failed: the first line of its standard error.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// What a program prints; `None` if there is no such program.
+fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
     let command = Command::new(program(name)?)
         .args(words)
         .capture(MAX_OUTPUT_BYTES);
     let output = match smol::block_on(child::run(command, Some(ASK_TIMEOUT))) {
         Ok(output) => output,
-        Err(e) => return Some(Err(e.to_string())),
+        Err(e) => return Some(Err(e.into())),
     };
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     Some(if output.status.success() {
         Ok(lossy(&output.stdout))
     } else {
-        Err(lossy(&output.stderr)
-            .lines()
-            .next()
-            .unwrap_or("")
-            .to_owned())
+        let told = lossy(&output.stderr);
+        Err(AskError::Failed(
+            told.lines().next().unwrap_or("").to_owned(),
+        ))
     })
 }
 
@@ -310,7 +320,7 @@ fn network(cfg: &Config) -> Network {
             n.programs().iter().map(|&p| p.to_owned()).collect()
         }),
         iptables,
-        nat_error: nat.and_then(Result::err),
+        nat_error: nat.and_then(Result::err).map(|e| e.to_string()),
         other_rules,
         forward: forward.lines().map(str::to_owned).collect(),
         ip_forward: number("/proc/sys/net/ipv4/ip_forward") == 1,
