@@ -44,7 +44,7 @@ const KEPT: &[Kept] = &[
 ];
 /// Kept too. One implementation of it calls another, so that the compiler cannot tell when it is reached.
 const KEPT_IN_A_CIRCLE: Kept = ("src/runtime/mod.rs", "fn update_container_resources<", SEAM);
-const VERIFIER: &str = "what a verifier of signatures asks for and answers; this program has none yet";
+const VERIFIER: &str = "what a verifier of signatures asks and answers; this program has none yet";
 const SEAM: &str = "what the runtime seam offers to work that follows: resizing in place, and backends that stream by URL";
 const SHIM: &str = "the shim's protocol as a test speaks it to a real shim";
 /// What tests of any runtime run, beside the seam that it describes.
