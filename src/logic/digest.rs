@@ -85,14 +85,20 @@ impl Fnv {
     }
 }
 
-/// Digest of what makes a semantic change of a pod (SRC-04): spec, labels, deletion fields, and annotations other than
-/// those the agent itself keeps.
+/// Digest of what makes a semantic change of a pod (SRC-04): spec, its generation, labels, deletion fields, and annotations
+/// other than those the agent itself keeps. Who polls may not see an edit that was undone since, but its generation is to be
+/// told in the status.
 #[must_use]
 pub fn semantic(raw: &Value) -> u64 {
     let mut fnv = Fnv::default();
     fnv.value(&raw["spec"]);
     let metadata = &raw["metadata"];
-    for field in ["labels", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+    for field in [
+        "generation",
+        "labels",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ] {
         fnv.value(&metadata[field]);
     }
     if let Some(annotations) = metadata["annotations"].as_object() {
@@ -251,6 +257,7 @@ mod tests {
         for (name, pointer, value, changes) in [
             ("spec", "/spec/nodeName", json!("m"), true),
             ("unmodelled spec field", "/spec/someday", json!(1), true),
+            ("generation", "/metadata/generation", json!(2), true),
             ("labels", "/metadata/labels/x", json!("z"), true),
             (
                 "deletion",
