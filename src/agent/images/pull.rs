@@ -7,7 +7,7 @@ use smol::future::FutureExt as _;
 use super::{
     credentials::Credentials,
     for_pod::{ForPod, Waiting},
-    owner::Images,
+    owner::{Images, Pulled},
 };
 use crate::{agent::recorder::Severity, api::cri::Image, image::Reference, runtime::RuntimeError};
 
@@ -111,8 +111,14 @@ impl Images {
         } else {
             Some(Err(RuntimeError::Failed("pull QPS exceeded".into())))
         };
+        // What was pulled is noted to the end, also for a pod that is to end.
+        let noted = match pulled {
+            Some(Ok(pulled)) => Some(self.note(reference, pulled, &credentials).await),
+            Some(Err(e)) => Some(Err(e)),
+            None => None,
+        };
         self.access.end(begun.unwrap_or_default()).await;
-        pulled
+        noted
     }
 
     /// With events while it takes long.
@@ -122,7 +128,7 @@ impl Images {
         wanted: &Wanted<'_>,
         reference: &str,
         credentials: &Credentials,
-    ) -> Result<(Image, Duration), RuntimeError> {
+    ) -> Result<Pulled, RuntimeError> {
         let told = async {
             loop {
                 self.clock.until(self.clock.now() + PROGRESS_EVENTS).await;
@@ -134,7 +140,16 @@ impl Images {
         };
         let sandbox = pod.sandbox();
         let pulled = self.pull_with(reference, &credentials.own, sandbox.as_ref());
-        let pulled = pulled.or(told).await?;
+        pulled.or(told).await
+    }
+
+    /// Notes with whose credentials an image came.
+    async fn note(
+        &self,
+        reference: &str,
+        pulled: Pulled,
+        credentials: &Credentials,
+    ) -> Result<(Image, Duration), RuntimeError> {
         let with = pulled.with.as_deref();
         self.access
             .pulled(reference, &pulled.id, credentials, with)

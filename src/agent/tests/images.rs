@@ -10,7 +10,7 @@ use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase},
     runtime::{
         RuntimeError,
-        fake::{Fault, Op, Trouble},
+        fake::{Fake, Fault, Op, Trouble},
     },
 };
 
@@ -283,6 +283,26 @@ fn a_pod_that_is_to_end_waits_for_no_image_of_a_volume() {
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
     assert!(world.now() - before < s(30));
+}
+
+#[test]
+fn what_was_pulled_is_noted_for_a_pod_that_is_to_end_too() {
+    let world = World::new();
+    world.fake.offer_image("a:1");
+    world.fake.add_fault(Fault {
+        op: Op::ImageStatus,
+        target: Some(Fake::new().add_image("a:1")),
+        times: 1,
+        trouble: Trouble::Hangs,
+    });
+    let container = json!({"name": "c", "image": "a:1", "command": ["sleep"]});
+    world.apply(&[manifest("a", json!({"containers": [container]}))]);
+    world.until("looks", |w| w.fake.hanging(Op::ImageStatus) == 1);
+    world.apply(&[]);
+    world.advance(s(5));
+    // A call that is left before its end is a violation.
+    world.fake.release(Op::ImageStatus);
+    world.until("is gone", |w| w.is_gone("a"));
 }
 
 #[test]
