@@ -122,6 +122,23 @@ fn effects_do_not_know_decisions() {
     }
 }
 
+/// What carries out a pod's calls is given what it needs; the agent's state it asks for.
+#[test]
+fn executors_do_not_see_the_agent() {
+    let state = [
+        "Ctx",
+        "Shared",
+        "Core",
+        "Pods",
+        "Probes",
+        "RuntimeView",
+        "Statuses",
+        "Mux",
+        "RefCell",
+    ];
+    assert_eq!(offenders("agent/executor", &state), Vec::<String>::new());
+}
+
 #[test]
 fn clocks_are_read_in_one_place() {
     let mut files = Vec::new();

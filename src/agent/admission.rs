@@ -1,21 +1,20 @@
 //! Whether the node takes a pod: facts gathered for `logic::admission`.
 
-use super::ctx::Ctx;
+use super::{node::Node, pods::Pods};
 use crate::{
     api::{Pod, cri::Capabilities},
     logic::{
         admission::{self, NodeFacts, PODS, Rejection},
-        node,
+        node as rules,
         qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
         sysctl::SysctlAllowlist,
     },
 };
 
 /// Asks about `pod`, against all other active pods (LOOP-09, LOOP-11).
-pub(super) fn admit(ctx: &Ctx, pod: &Pod) -> Result<(), Rejection> {
-    let active = ctx.pods.active_but(&pod.metadata.uid);
-    ctx.node
-        .with_admission(|node| admission::admit(pod, node, &active))
+pub(super) fn admit(pods: &Pods, node: &Node, pod: &Pod) -> Result<(), Rejection> {
+    let active = pods.active_but(&pod.metadata.uid);
+    node.with_admission(|node| admission::admit(pod, node, &active))
 }
 
 /// What admission knows of this node: the one it would register (NODE-06).
@@ -35,7 +34,7 @@ pub(super) fn facts(
     ]);
     Ok(NodeFacts {
         name: node.name.clone(),
-        labels: node::new_labels(&node.settings, &node.identity.architecture),
+        labels: rules::new_labels(&node.settings, &node.identity.architecture),
         taints: node.settings.taints.clone(),
         allocatable,
         pressure: Vec::new(),

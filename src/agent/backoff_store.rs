@@ -1,5 +1,5 @@
 //! Crash-loop delays in the run dir, so that a new agent does not start a crash loop over at full speed: `backoff.json`,
-//! written by rename at each granted restart. Small, and on tmpfs: it is written where it is decided.
+//! written by rename at each granted restart.
 
 use std::{
     fs::{self, File},
@@ -10,7 +10,6 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::ctx::Ctx;
 use crate::logic::backoff::Record;
 use crate::sys::crash;
 
@@ -39,14 +38,14 @@ pub(super) fn boot_id() -> String {
     text.trim().to_owned()
 }
 
-/// Writes the delays down. Failing costs no more than a restart that comes too early, so it is only told.
-pub(super) fn save(ctx: &Ctx) {
+/// Writes the delays down. Failing costs no more than a restart that comes too early, so it is only told. Blocking.
+pub(super) fn save(run: &Path, records: Vec<Record>) {
     let stored = Stored {
         v: VERSION,
         boot_id: boot_id(),
-        records: ctx.pods.delays(),
+        records,
     };
-    if let Err(e) = write(&ctx.cfg.dirs.run, &stored) {
+    if let Err(e) = write(run, &stored) {
         log::warn!("cannot store crash-loop delays: {e}");
     }
 }
@@ -66,15 +65,15 @@ fn write(run: &Path, stored: &Stored) -> io::Result<()> {
     fs::rename(&staged, run.join(FILE))
 }
 
-/// Takes back what an earlier agent of this boot stored. Nothing there is the usual case; what cannot be read is told
-/// and forgotten.
-pub(super) fn restore(ctx: &Ctx) {
-    match read(&ctx.cfg.dirs.run) {
-        Ok(Some(stored)) if stored.v == VERSION && stored.boot_id == boot_id() => {
-            ctx.pods.restore_delays(stored.records, ctx.clock.now());
+/// What an earlier agent of this boot stored. Nothing there is the usual case; what cannot be read is told and forgotten.
+pub(super) fn restore(run: &Path) -> Vec<Record> {
+    match read(run) {
+        Ok(Some(stored)) if stored.v == VERSION && stored.boot_id == boot_id() => stored.records,
+        Ok(_) => Vec::new(),
+        Err(e) => {
+            log::warn!("crash-loop delays of the agent before are lost: {e}");
+            Vec::new()
         }
-        Ok(_) => {}
-        Err(e) => log::warn!("crash-loop delays of the agent before are lost: {e}"),
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
-    cluster::{News, Objects, Surroundings, Tools},
+    cluster::{News, Surroundings, Tools},
     core::{ConfigOp, Event},
     ctx::{Ctx, Shared},
     node::{self, Standing as _},
@@ -64,11 +64,6 @@ impl Ctx {
             disk: self.disk.clone(),
             volumes: self.volumes.clone(),
         }
-    }
-
-    /// What `pod` refers to in the API, if it is a pod of the API.
-    pub(super) fn objects_of(&self, pod: &Pod) -> Option<&Objects> {
-        self.cluster.as_ref()?.objects_of(pod)
     }
 
     /// Tells the apiserver's side of pods, if there is one.
@@ -158,10 +153,6 @@ impl PodsView for Ctx {
 
     fn resync(&self, uid: &PodUid, now: Mono) {
         self.pods.resync(uid, now);
-    }
-
-    fn cancelled<'a>(&'a self, uid: &'a PodUid) -> Later<'a, ()> {
-        Box::pin(self.pods.pod_cancelled(uid))
     }
 }
 

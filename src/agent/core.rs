@@ -1,22 +1,23 @@
 //! The deciding half of the loop: events in, effects out. It waits for nothing and does no I/O of its own; what is to
 //! be done comes out of [`Core::poll_effect`] and its end comes back as an [`Event`]. Rows LOOP-06 to LOOP-22.
 
-use alloc::collections::VecDeque;
+use alloc::{collections::VecDeque, rc::Rc};
 
 use super::{
+    calls::{self, Calls},
     cluster::News,
     ctx::{Ctx, Shared},
+    executor::{Cancel, Step},
     housekeeping, outcome,
     pods::ConfigPod,
     probes::Probed,
     recorder::Severity,
     ring::{self, Heard, Made, Seen},
-    status,
-    sync::chain,
 };
 use crate::api::order::Order;
 use crate::{
     api::{ContainerId, Mono, Pod, PodStatus, PodUid},
+    error::chain,
     logic::{
         conditions,
         dispatch::{self, Addition, ProbeWrite, Reconciliation, Removal},
@@ -54,6 +55,8 @@ pub(super) enum Event {
     RuntimeStatus,
     /// A probe's result is another.
     Probed(Probed),
+    /// A call of a worker came to something.
+    Step(Handle, Step),
     /// A call of a worker ended.
     Done(Handle, Outcome),
     /// A tick of housekeeping is due.
@@ -91,8 +94,8 @@ impl ConfigOp {
 
 /// Something to do.
 pub(super) enum Effect {
-    /// Run a worker's call.
-    Start(Start, PodUid),
+    /// Run a worker's call, which looks at the flag.
+    Start(Start, PodUid, Rc<Cancel>),
     /// Relist soon.
     Relist,
     /// Remove surplus dead instances of the container that died (CLEAN-14).
@@ -108,6 +111,8 @@ const IMAGE_REASONS: [&str; 3] = ["ErrImagePull", "ImagePullBackOff", "ErrImageN
 pub(super) struct Core {
     ctx: Shared,
     effects: VecDeque<Effect>,
+    /// Calls that run.
+    calls: Calls,
     /// Clients that wait for all pods to have ended.
     stop_waiters: Vec<smol::channel::Sender<()>>,
     /// Chores of an earlier tick are under way.
@@ -125,6 +130,7 @@ impl Core {
         Self {
             ctx,
             effects: VecDeque::new(),
+            calls: Calls::default(),
             stop_waiters: Vec::new(),
             cleaning: false,
             search_due: Mono(0),
@@ -148,7 +154,9 @@ impl Core {
             }
             Event::RuntimeStatus => {}
             Event::Probed(probed) => self.on_probed(&probed, now),
+            Event::Step(call, step) => calls::on_step(&self.ctx, call, step, now),
             Event::Done(handle, outcome) => {
+                self.calls.end(handle);
                 self.ctx.pods.on_done(handle, outcome, now);
                 self.ctx.heap.note();
                 self.search_due = Mono(0);
@@ -217,7 +225,11 @@ impl Core {
             }
             Event::Command(Command::Stop { all, .. }) => ring.heard(now, Heard::Stop { all: *all }),
             Event::Terminate => ring.heard(now, Heard::Terminate),
-            Event::RuntimeStatus | Event::Probed(_) | Event::Housekeeping | Event::Cleaned => {}
+            Event::RuntimeStatus
+            | Event::Step(..)
+            | Event::Probed(_)
+            | Event::Housekeeping
+            | Event::Cleaned => {}
         }
     }
 
@@ -234,6 +246,11 @@ impl Core {
     /// Wakes the pods that are due.
     pub(super) fn handle_timeout(&mut self, now: Mono) {
         self.ctx.pods.on_timeout(now);
+    }
+
+    /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
+    pub(super) fn show_calls(&self) {
+        self.ctx.pods.workers(|table| self.calls.refresh(table));
     }
 
     /// When [`Core::handle_timeout`] has something to do.
@@ -275,7 +292,8 @@ impl Core {
                 Some(TableEffect::Start(start)) => {
                     if let Some(uid) = self.ctx.pods.uid(start.handle) {
                         self.made(now, Made::start(uid.as_str(), &start));
-                        return Some(Effect::Start(start, uid));
+                        let cancel = self.calls.begin(start.handle);
+                        return Some(Effect::Start(start, uid, cancel));
                     }
                 }
                 Some(TableEffect::NeedStatus { handle, .. }) => {
@@ -482,7 +500,7 @@ impl Core {
                 ProbeWrite::Started(started) => ProbeChange::Started(started),
             };
             match ctx.pod(uid) {
-                Ok(pod) => status::probed(ctx, &pod, &probed.container_id, change),
+                Ok(pod) => ctx.statuses().probed(&pod, &probed.container_id, change),
                 Err(e) => ctx.complain(&format!("uid={uid} {}", chain(&e))),
             }
         }
@@ -649,19 +667,19 @@ impl Core {
 
 /// Asks admission and tells a refusal. Returns whether the pod may run.
 fn admit(ctx: &Ctx, pod: &Pod) -> bool {
-    let Err(rejection) = super::admission::admit(ctx, pod) else {
+    let Err(rejection) = super::admission::admit(&ctx.pods, &ctx.node, pod) else {
         return true;
     };
     ctx.counters
         .count(|c| c.rejected(rejection.metric_reason()));
     let (reason, message) = (&rejection.reason, &rejection.message);
     ctx.pod_event(pod, Severity::Warning, reason, message);
-    status::reject(ctx, pod, reason, message);
+    ctx.statuses().reject(pod, reason, message);
     false
 }
 
 fn tell_full(ctx: &Ctx, pod: &Pod, e: TableFull) {
     let message = format!("Node didn't have enough resource: pods: {e}");
     ctx.pod_event(pod, Severity::Warning, "OutOfpods", &message);
-    status::reject(ctx, pod, "OutOfpods", &message);
+    ctx.statuses().reject(pod, "OutOfpods", &message);
 }

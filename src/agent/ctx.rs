@@ -7,6 +7,7 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, Joined, News},
     complaints::Complaints,
+    executor::PodCgroups,
     images::{self, Images, NodeKeyring},
     metered::Metered,
     node::Node,
@@ -23,10 +24,7 @@ use crate::{
     api::{Mono, Pod, PodUid, Wall},
     cgroup::Cgroups,
     config::Config,
-    logic::{
-        mux::{Mux, Source},
-        static_pod,
-    },
+    logic::mux::{Mux, Source},
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
@@ -65,14 +63,16 @@ pub(super) struct Ctx {
     pub(super) volumes: Volumes,
     /// Cgroups; every call blocks briefly.
     pub(super) cgroups: Arc<Cgroups>,
+    /// Those of pods and tiers.
+    pub(super) pod_cgroups: PodCgroups,
     /// Specs.
     pub(super) store: PodStore,
     /// Thread for blocking file work.
     pub(super) disk: Lane,
     /// Images.
     pub(super) images: Rc<Images>,
-    /// ConfigMaps and Secrets of the manifest directory.
-    pub(super) objects: RefCell<Objects>,
+    /// ConfigMaps and Secrets of the manifest directory, as last read.
+    pub(super) objects: RefCell<Rc<Objects>>,
     /// Probes.
     pub(super) probes: Rc<Probes>,
     /// The network, for probes and hooks.
@@ -83,8 +83,6 @@ pub(super) struct Ctx {
     pub(super) ring: RefCell<Ring>,
     /// Pods of all sources.
     pub(super) mux: RefCell<Mux>,
-    /// Processor time that the Burstable tier was last given for its pods, thousandths.
-    pub(super) burstable_milli: Cell<Option<i64>>,
     /// What was complained about lately.
     pub(super) complaints: Rc<Complaints>,
     /// When the manifests were last read.
@@ -140,19 +138,26 @@ impl Ctx {
             };
             Cluster::new(joined, &cfg, slots, labels, tools)
         });
+        let cgroups = Arc::new(parts.cgroups);
+        let pod_cgroups = PodCgroups::new(
+            &cfg,
+            parts.node.facts(),
+            parts.node.context().cgroups.clone(),
+            Arc::clone(&cgroups),
+            parts.disk.clone(),
+        );
         Self {
             view: RuntimeView::new(parts.relist),
             store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
             cluster,
             pods: Pods::new(&cfg, seed),
             images: Rc::new(images),
-            objects: RefCell::new(Objects::default()),
+            objects: RefCell::default(),
             probes: Rc::new(Probes::new(clock.now(), clock.wall())),
             wire: parts.wire,
             recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),
             ring: RefCell::new(Ring::default()),
             mux: RefCell::new(Mux::new(&sources)),
-            burstable_milli: Cell::new(None),
             manifests_read: Cell::new(None),
             heap: HeapUse::new(),
             complaints,
@@ -164,7 +169,8 @@ impl Ctx {
             runtime,
             counters,
             volumes: parts.volumes,
-            cgroups: Arc::new(parts.cgroups),
+            cgroups,
+            pod_cgroups,
             disk: parts.disk,
             cfg,
         }
@@ -172,26 +178,12 @@ impl Ctx {
 
     /// The pod as recorded, with defaults applied. Read anew each time: specs do not live in memory.
     pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
-        let (_, raw) = self.store.read(uid)?;
-        self.store.decoded(uid, static_pod::decode(&raw))
+        self.store.pod(uid)
     }
 
     /// Records an event of a pod.
     pub(super) fn pod_event(&self, pod: &Pod, severity: Severity, reason: &str, message: &str) {
         self.recorder.pod(pod, severity, reason, message);
-    }
-
-    /// Records an event of a container.
-    pub(super) fn container_event(
-        &self,
-        pod: &Pod,
-        container: &str,
-        severity: Severity,
-        reason: &str,
-        message: &str,
-    ) {
-        self.recorder
-            .container(pod, container, severity, reason, message);
     }
 
     /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.

@@ -2,17 +2,27 @@
 
 use alloc::rc::Rc;
 
-use smol::{LocalExecutor, channel::Receiver, future::FutureExt as _};
+use smol::{
+    LocalExecutor,
+    channel::{Receiver, Sender},
+    future::FutureExt as _,
+};
 
 use super::{
+    assembly, calls,
     cluster::News,
     core::{Core, Effect, Event},
-    ctx::Shared,
-    gc, housekeeping, sync, terminate,
+    ctx::{Ctx, Shared},
+    executor::{Cancel, Executors, Tell},
+    gc, housekeeping,
 };
 use crate::{
     api::{Mono, PodUid},
-    logic::{metrics::own::Work, pod_table::Start, pod_worker::Call},
+    logic::{
+        metrics::own::Work,
+        pod_table::Start,
+        pod_worker::{Call, Outcome},
+    },
 };
 
 /// Events that may wait for the loop; a sender that finds it full waits. Every running call ends with one, so this is
@@ -24,9 +34,21 @@ pub(super) async fn run(
     ctx: Shared,
     executor: Rc<LocalExecutor<'static>>,
     events: Receiver<Event>,
-    sender: smol::channel::Sender<Event>,
+    sender: Sender<Event>,
 ) {
     let mut core = Core::new(Rc::clone(&ctx));
+    let steps = sender.clone();
+    let hands = Hands {
+        executors: Rc::new(assembly::executors(&ctx)),
+        tell: Rc::new(move |call, step| {
+            let steps = steps.clone();
+            // It is gone only when the agent ends.
+            Box::pin(async move { _ = steps.send(Event::Step(call, step)).await })
+        }),
+        ctx: Rc::clone(&ctx),
+        executor,
+        sender,
+    };
     while !core.finished {
         let due = core.next_timeout().unwrap_or(Mono(u64::MAX));
         let next = async { events.recv().await.ok() };
@@ -53,61 +75,65 @@ pub(super) async fn run(
         }
         core.handle_timeout(now);
         while let Some(effect) = core.poll_effect(now) {
-            start(&ctx, &executor, &sender, effect);
+            hands.carry_out(effect);
         }
+        core.show_calls();
         ctx.loop_watch.moved(ctx.clock.now());
     }
 }
 
-fn start(
-    ctx: &Shared,
-    executor: &Rc<LocalExecutor<'static>>,
-    sender: &smol::channel::Sender<Event>,
-    effect: Effect,
-) {
-    match effect {
-        Effect::Relist => {
-            ctx.view.request_status(ctx.clock.now());
-        }
-        Effect::TidyDead(uid, id) => {
-            let ctx = Rc::clone(ctx);
-            executor
-                .spawn(async move { gc::after_death(&ctx, &uid, &id).await })
-                .detach();
-        }
-        Effect::Housekeeping(chores) => {
-            let ctx = Rc::clone(ctx);
-            let sender = sender.clone();
-            let task = async move {
-                housekeeping::carry_out(&ctx, *chores).await;
-                let _ = sender.send(Event::Cleaned).await;
-            };
-            executor.spawn(task).detach();
-        }
-        Effect::Start(start, uid) => {
-            let ctx = Rc::clone(ctx);
-            let sender = sender.clone();
-            executor
-                .spawn(async move { call(&ctx, &sender, start, uid).await })
-                .detach();
+/// What carries out effects.
+struct Hands {
+    ctx: Shared,
+    executor: Rc<LocalExecutor<'static>>,
+    executors: Rc<Executors>,
+    /// The way of calls to the loop, and that of everybody else. It is gone only when the agent ends.
+    tell: Tell,
+    sender: Sender<Event>,
+}
+
+impl Hands {
+    fn carry_out(&self, effect: Effect) {
+        let (ctx, sender) = (Rc::clone(&self.ctx), self.sender.clone());
+        match effect {
+            Effect::Relist => ctx.view.request_status(ctx.clock.now()),
+            Effect::TidyDead(uid, id) => {
+                let task = async move { gc::after_death(&ctx, &uid, &id).await };
+                self.executor.spawn(task).detach();
+            }
+            Effect::Housekeeping(chores) => {
+                let task = async move {
+                    housekeeping::carry_out(&ctx, *chores).await;
+                    let _ = sender.send(Event::Cleaned).await;
+                };
+                self.executor.spawn(task).detach();
+            }
+            Effect::Start(start, uid, cancel) => {
+                let (executors, tell) = (Rc::clone(&self.executors), Rc::clone(&self.tell));
+                let task = async move {
+                    let outcome = call(&ctx, &executors, start, uid, cancel, tell).await;
+                    let _ = sender.send(Event::Done(start.handle, outcome)).await;
+                };
+                self.executor.spawn(task).detach();
+            }
         }
     }
 }
 
-/// One call of a worker, to its end. Never dropped while the pod exists.
-async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start, uid: PodUid) {
-    let handle = start.handle;
+/// One call of a worker, to its end.
+async fn call(
+    ctx: &Ctx,
+    executors: &Executors,
+    start: Start,
+    uid: PodUid,
+    cancel: Rc<Cancel>,
+    tell: Tell,
+) -> Outcome {
     // Garbage collection may be removing an instance of this pod.
     let turn = ctx.pods.operate(&uid).await;
     let begun = ctx.clock.now();
-    let outcome = match start.call {
-        Call::Sync => Box::pin(sync::run(ctx, handle, &uid)).await,
-        Call::Terminating { grace_s } => {
-            Box::pin(terminate::terminating(ctx, handle, &uid, grace_s)).await
-        }
-        Call::TerminatingRuntime => Box::pin(terminate::terminating_runtime(ctx, &uid)).await,
-        Call::Terminated => Box::pin(terminate::terminated(ctx, handle, &uid)).await,
-    };
+    let plan = calls::plan(ctx, start.handle, uid, cancel, tell);
+    let outcome = executors.run(start.call, &plan).await;
     drop(turn);
     let work = match start.call {
         Call::Sync => Work::Sync,
@@ -115,7 +141,6 @@ async fn call(ctx: &Shared, sender: &smol::channel::Sender<Event>, start: Start,
     };
     let took = ctx.clock.now() - begun;
     ctx.counters.count(|c| c.worked(work, took));
-    log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
-    // The loop is gone only when the agent ends.
-    let _ = sender.send(Event::Done(handle, outcome)).await;
+    log::debug!("uid={} {:?} ended: {outcome:?}", plan.uid, start.call);
+    outcome
 }

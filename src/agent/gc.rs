@@ -7,9 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{ctx::Ctx, recorder::Severity, sync::chain};
+use super::{ctx::Ctx, recorder::Severity};
 use crate::{
     api::{ContainerId, PodUid, cri::PodItem},
+    error::chain,
     logic::gc::{self, ContainerGcPolicy, Fate},
     runtime::{RuntimeError, log_rotation},
 };

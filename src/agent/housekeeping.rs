@@ -5,10 +5,11 @@
 use core::time::Duration;
 use std::collections::BTreeSet;
 
-use super::{cgroups, cluster::Cluster, ctx::Ctx, gc, sync::chain};
+use super::{cluster::Cluster, ctx::Ctx, gc};
 use crate::api::order::{Gather, Order};
 use crate::{
     api::{Mono, PodUid},
+    error::chain,
     logic::{
         housekeeping::{CgroupAction, ConfigPod, Pass, may_run},
         pod_worker::Update,
@@ -58,7 +59,7 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
             dirs.order();
             dirs.dedup();
         }
-        (cgroups::list(ctx), dirs)
+        (ctx.pod_cgroups.list(), dirs)
     } else {
         (Vec::new(), Vec::new())
     };
@@ -85,7 +86,7 @@ pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
     ctx.probes.retain(|uid| pass.keeps_probes(uid), now);
     ctx.pods.retain(|uid| pass.keeps_status(uid), has_worker);
     let mut chores = Chores {
-        tiers: cgroups::tiers_are_stale(ctx),
+        tiers: ctx.pod_cgroups.is_stale(ctx.pods.burstable_milli()),
         ..Chores::default()
     };
     for restart in pass.restarts() {
@@ -148,8 +149,9 @@ fn end_runtime_orphan(ctx: &Ctx, pod: &RunningPod, now: Mono) {
 /// The other half: removes what was found. One pass at a time. Much may have happened since it was decided, so each pod is
 /// claimed and looked at again; one that is busy or wanted by now is left to a later pass.
 pub(super) async fn carry_out(ctx: &Ctx, chores: Chores) {
-    if let Err(e) = cgroups::refresh_tiers(ctx) {
-        log::warn!("cgroups of pods: {e}");
+    let milli = ctx.pods.burstable_milli();
+    if let Err(e) = ctx.pod_cgroups.refresh_tiers(milli).await {
+        log::warn!("cgroups of pods: {}", chain(&e));
     }
     for (uid, path, action) in &chores.cgroups {
         let Some(_turn) = ctx.pods.try_operate(uid) else {

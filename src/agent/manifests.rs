@@ -1,5 +1,7 @@
 //! The manifest directory on its way to the loop: read on the disk lane, merged by the mux, recorded on disk, told.
 
+use alloc::rc::Rc;
+
 use smol::{
     channel::{SendError, Sender},
     future::FutureExt as _,
@@ -8,6 +10,7 @@ use smol::{
 use super::{
     core::Event,
     ctx::{Ctx, Shared},
+    objects::Objects,
     pod_store::RETRY,
     recorder::Severity,
     records,
@@ -102,9 +105,8 @@ pub(super) async fn deliver(
     snapshot.problems.iter().for_each(tell);
     let changed = snapshot.objects_changed;
     // Before the pods: those that come along find their objects.
-    ctx.objects
-        .borrow_mut()
-        .replace(snapshot.config_maps, snapshot.secrets);
+    let objects = Objects::new(snapshot.config_maps, snapshot.secrets);
+    ctx.objects.replace(Rc::new(objects));
     let merged = ctx
         .mux
         .borrow_mut()

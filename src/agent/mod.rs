@@ -5,12 +5,14 @@
 //! | `run` | assembly: from the command line to the loop |
 //! | `core` | the deciding half of the loop: events in, effects out |
 //! | `event_loop` | the only loop that waits, and the executor of effects |
+//! | `executor` | what carries out the calls of pod workers, step by step |
+//! | `calls` | the calls that run: what they are given, and what the loop makes of their steps |
+//! | `assembly` | what runs the calls, put together once |
 //! | `runtime_view` | what is known of the runtime; its pollers |
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
-//! | `sync`, `start`, `kill`, `terminate`, `hooks` | what a call of a pod worker does, step by step |
 //! | `images` | everything that is known of images |
 //! | `probes` | which containers are alive, ready, started |
-//! | `status`, `generation`, `volumes`, `cgroups`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
+//! | `status`, `admission`, `gc`, `housekeeping` | facts gathered for `logic`, and its answers carried out |
 //! | `pods` | what is known of pods |
 //! | `ctx`, `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `records`, `ring` | what the loop and the calls share |
 //! | `cluster` | the apiserver |
@@ -24,13 +26,13 @@
 //! | `questions` | where they are answered: one trait for each asker |
 //! | `vitals` | what the agent notes of itself |
 //!
-//! One thread decides. A call of a worker is never dropped while its pod exists; it looks at the pod's cancellation flag
-//! between steps.
+//! One thread decides. A call of a worker is never dropped while its pod exists; it looks at its flag between steps.
 
 mod admission;
+mod assembly;
 mod backend;
 mod backoff_store;
-mod cgroups;
+mod calls;
 mod clock;
 mod cluster;
 mod cluster_views;
@@ -38,12 +40,10 @@ mod complaints;
 mod core;
 mod ctx;
 mod event_loop;
+mod executor;
 mod gc;
-mod generation;
-mod hooks;
 mod housekeeping;
 mod images;
-mod kill;
 mod log_rotation;
 mod manifests;
 mod metered;
@@ -67,17 +67,13 @@ mod serving;
 #[cfg(test)]
 #[path = "../../tests/sim/mod.rs"]
 mod sim;
-mod start;
 mod status;
 mod streams;
-mod sync;
 mod tasks;
-mod terminate;
 #[cfg(test)]
 mod tests;
 mod views;
 mod vitals;
-mod volumes;
 mod wake;
 
 #[cfg(any(test, fuzzing))]

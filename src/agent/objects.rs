@@ -20,16 +20,15 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Takes a complete set.
-    pub(super) fn replace(
-        &mut self,
+    /// A complete set.
+    pub(super) fn new(
         config_maps: BTreeMap<ObjectKey, Arc<ConfigMap>>,
         secrets: BTreeMap<ObjectKey, Arc<Secret>>,
-    ) {
-        *self = Self {
+    ) -> Self {
+        Self {
             config_maps,
             secrets,
-        };
+        }
     }
 
     /// A ConfigMap.
@@ -118,9 +117,8 @@ mod tests {
             annotations.insert(LAST_APPLIED.into(), copy.into());
             ((namespace.to_owned(), name.to_owned()), Arc::new(secret))
         };
-        let mut objects = Objects::default();
         let all = [secret("x", "t"), secret("default", "s")];
-        objects.replace(BTreeMap::new(), BTreeMap::from(all));
+        let objects = Objects::new(BTreeMap::new(), BTreeMap::from(all));
         let shown = objects.secrets_shown(None);
         assert_eq!(
             shown[0],

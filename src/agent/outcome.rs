@@ -11,12 +11,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    ctx::Ctx,
-    pod_store::{Header, PodStore},
-};
+use super::pod_store::{Header, PodStore};
 use crate::{
-    api::{Pod, PodStatus, PodUid, strict::from_json},
+    api::{PodStatus, PodUid, strict::from_json},
     logic::{mux::Source, outcome},
     sys::{file, proc},
 };
@@ -50,26 +47,9 @@ fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
     (kept.v == VERSION).then_some(kept)
 }
 
-/// Keeps the status of a pod if that is its outcome, or shows that it began. Durable: it is for after a power cut, and for
-/// a boot that finds no apiserver to ask.
-pub(super) async fn keep(ctx: &Ctx, pod: &Pod, status: &PodStatus) {
-    let uid = &pod.metadata.uid;
-    let is_configured = || ctx.pods.is_configured(uid);
-    if !outcome::is_worth_keeping(pod, status) || !is_configured() {
-        return;
-    }
-    let (store, of, status) = (ctx.store.clone(), uid.clone(), status.clone());
-    let written = ctx.disk.run(move || write(&store, &of, status)).await;
-    if let Err(e) = written {
-        ctx.complain(&format!("uid={uid} cannot keep the outcome: {e}"));
-    }
-    // Its manifest went meanwhile.
-    if !is_configured() {
-        forget(&ctx.store, uid);
-    }
-}
-
-fn write(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
+/// Keeps a status that is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
+/// finds no apiserver to ask. Blocking.
+pub(super) fn keep(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
     let terminal = status.phase.is_terminal();
     if let Some(kept) = read(store, uid)
         && (!terminal || kept.status.phase.is_terminal())

@@ -10,6 +10,7 @@
 //! moves there as soon as it can ([`PodStore::settle`]). What a record holds is never trusted to be whole: an unreadable one is
 //! an error of that pod alone.
 
+use alloc::rc::Rc;
 use core::time::Duration;
 use std::{
     fs,
@@ -20,9 +21,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::PodUid;
-use crate::api::strict::from_json;
-use crate::sys::crash;
+use crate::{
+    api::{Pod, PodUid, strict::from_json},
+    logic::static_pod,
+    sys::{crash, lane::Lane},
+};
 
 /// Version of the record's form.
 pub(super) const RECORD_VERSION: u32 = 1;
@@ -223,6 +226,18 @@ impl PodStore {
         uid: &PodUid,
     ) -> Result<(Header, T), StoreError> {
         self.read_at(&self.path(uid))
+    }
+
+    /// The pod as recorded, with defaults applied. Blocking; read anew each time: specs do not live in memory.
+    pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
+        let (_, raw) = self.read(uid)?;
+        self.decoded(uid, static_pod::decode(&raw))
+    }
+
+    /// The same, read on the disk lane.
+    pub(super) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
+        let (store, uid) = (self.clone(), uid.clone());
+        disk.run(move || store.pod(&uid)).await.map(Rc::new)
     }
 
     /// The record in force: the one that waits is newer.
@@ -468,7 +483,7 @@ mod tests {
             .write(&big, &header, &named(&much))
             .expect_err("too much");
         assert!(
-            crate::agent::sync::chain(&refused).contains("cannot be written"),
+            crate::error::chain(&refused).contains("cannot be written"),
             "{refused:?}"
         );
         assert_eq!(store.waiting_pods().len(), 2);

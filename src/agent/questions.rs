@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     backend::Questions,
-    cluster::KnownVolume,
+    cluster::{self, KnownVolume},
     ctx::Ctx,
     metrics::{Counted, Counts, Found},
     node::Standing,
@@ -105,7 +105,8 @@ impl Counted for Ctx {
 
     fn claims_of<'a>(&'a self, pod: &'a Pod) -> Found<'a, Vec<KnownVolume>> {
         Box::pin(async move {
-            match self.objects_of(pod) {
+            let objects = self.cluster.as_ref().map(|c| &c.objects);
+            match cluster::objects_of(objects, pod) {
                 Some(objects) => objects.known_volumes(pod).await,
                 None => Vec::new(),
             }
@@ -146,7 +147,7 @@ impl Questions for Ctx {
     }
 
     fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus {
-        self.view.status(uid)
+        PodRuntimeStatus::clone(&self.view.status(uid))
     }
 
     fn runtime_statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {

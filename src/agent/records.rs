@@ -9,10 +9,10 @@ use super::{
     outcome,
     pod_store::{Header, PodStore, RECORD_VERSION, StoreError},
     recorder::Severity,
-    sync::chain,
 };
 use crate::{
     api::{Pod, PodStatus, PodUid, received::ReceivedPod, strict},
+    error::chain,
     logic::{
         digest,
         mux::{Op, Source},

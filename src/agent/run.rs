@@ -20,13 +20,13 @@ use smol::LocalExecutor;
 use super::{
     admission,
     backend::{self, LocalBackend},
-    backoff_store, cgroups,
+    backoff_store,
     clock::{Clock, SystemClock},
     cluster::{self, JoinError},
     cluster_views::{self, OwnNode},
     core::{Command, Event},
     ctx::{Ctx, Parts, Shared},
-    event_loop, generation,
+    event_loop, executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage},
     manifests,
     metrics::{self, Metrics},
@@ -36,7 +36,6 @@ use super::{
     recorder::Severity,
     runtime_view,
     serving::{self, Reviews},
-    sync::chain,
     tasks::boxed,
     vitals::LoopWatch,
 };
@@ -44,6 +43,7 @@ use crate::{
     api::oci::HostFacts,
     cgroup::{Cgroups, Version},
     config::{self, Config},
+    error::chain,
     logic::oci,
     net::ProxyVariables,
     probe::Prober,
@@ -362,9 +362,11 @@ async fn serve(
     let served = serving::prepare(served, &executor).map_err(usage)?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
-    if ctx.cfg.cgroup.per_qos {
-        spawn(boxed(cgroups::enforce_allocatable(Rc::clone(&ctx))));
-    }
+    let tiers = ctx.pod_cgroups.clone();
+    spawn(boxed(tiers.enforce_allocatable(
+        Rc::clone(&ctx.clock),
+        Rc::clone(&ctx.recorder),
+    )));
     spawn(boxed(runtime_view::poll_conditions(
         Rc::clone(&ctx),
         sender.clone(),
@@ -584,7 +586,11 @@ async fn assemble(
     let facts = node::facts(&cfg).map_err(usage)?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
-    let context = generation::node_context(&cfg, &facts, cgroups::settings(&cfg, &facts, &cgroups));
+    let context = executor::node_context(
+        &cfg,
+        &facts,
+        executor::cgroup_settings(&cfg, &facts, &cgroups),
+    );
     let admission =
         admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities()).map_err(usage)?;
     let ctx = Ctx::new(Parts {
@@ -600,7 +606,8 @@ async fn assemble(
         relist,
         cfg,
     });
-    backoff_store::restore(&ctx);
+    let delays = backoff_store::restore(&ctx.cfg.dirs.run);
+    ctx.pods.restore_delays(delays, ctx.clock.now());
     Ok((Rc::new(ctx), store))
 }
 

@@ -61,15 +61,14 @@ impl RuntimeView {
     }
 
     /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
-    pub(super) fn status(&self, uid: &PodUid) -> PodRuntimeStatus {
+    pub(super) fn status(&self, uid: &PodUid) -> Rc<PodRuntimeStatus> {
         let known = self.cache.borrow().get(uid);
-        known.map_or_else(
-            |_| PodRuntimeStatus {
+        known.unwrap_or_else(|_| {
+            Rc::new(PodRuntimeStatus {
                 uid: uid.clone(),
                 ..PodRuntimeStatus::default()
-            },
-            |status| PodRuntimeStatus::clone(&status),
-        )
+            })
+        })
     }
 
     /// Why the status of a pod could not be read, if so.

@@ -66,9 +66,6 @@ pub(super) trait PodsView {
 
     /// Has the pod synced now.
     fn resync(&self, uid: &PodUid, now: Mono);
-
-    /// Comes when the running call of the pod is told to end early.
-    fn cancelled<'a>(&'a self, uid: &'a PodUid) -> Later<'a, ()>;
 }
 
 /// The loop is over, and with it the agent.

@@ -41,7 +41,7 @@ use crate::{
         cri::{ContainerState, SandboxState},
         received::{Delivered, ReceivedPod},
     },
-    logic::pod_worker::Stage,
+    logic::{pod_table::Handle, pod_worker::Stage},
     runtime::{
         RuntimeError,
         fake::{Fake, Fault, OnStop, Op, Trouble as FakeTrouble},
@@ -81,6 +81,8 @@ struct Agent {
     on_the_way: BTreeMap<(Mono, u64), Event>,
     /// The source keeps its order.
     last_config: Mono,
+    /// So does each call of a worker.
+    last_steps: BTreeMap<Handle, Mono>,
     source: Sender<Snapshot>,
     /// The source must read everything again.
     read_again: Rc<Cell<bool>>,
@@ -235,7 +237,8 @@ impl Machine {
             joined
         });
         let ctx: Shared = Rc::new(self.template.context(fake, hands, relist, cluster));
-        backoff_store::restore(&ctx);
+        let delays = backoff_store::restore(&ctx.cfg.dirs.run);
+        ctx.pods.restore_delays(delays, ctx.clock.now());
         let task = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
             async move { event_loop::run(ctx, executor, queue, events).await }
@@ -276,6 +279,7 @@ impl Machine {
             events,
             on_the_way: BTreeMap::new(),
             last_config: Mono(0),
+            last_steps: BTreeMap::new(),
             source,
             read_again,
             told: BTreeMap::new(),
@@ -411,6 +415,12 @@ impl Machine {
             if matches!(event, Event::Config(..) | Event::ObjectsChanged) {
                 at = at.max(agent.last_config);
                 agent.last_config = at;
+            }
+            if let Event::Step(call, _) | Event::Done(call, _) = &event {
+                // What a call tells arrives in its order, and before its end.
+                let last = agent.last_steps.entry(*call).or_default();
+                at = at.max(*last);
+                *last = at;
             }
             self.sequence += 1;
             if agent

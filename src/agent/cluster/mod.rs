@@ -109,6 +109,11 @@ pub(super) struct Cluster {
     answers: usize,
 }
 
+/// What `pod` refers to in the API, if it is a pod of the API.
+pub(super) fn objects_of<'a>(objects: Option<&'a Rc<Objects>>, pod: &Pod) -> Option<&'a Objects> {
+    objects.filter(|_| !pod_kind::is_static(pod)).map(|o| &**o)
+}
+
 /// Tools of the agent that those use who speak with the apiserver.
 pub(super) struct Tools {
     pub(super) clock: Rc<dyn Clock>,
@@ -219,11 +224,6 @@ impl Cluster {
     /// The API has the pod, and nobody could read it yet: what runs of it is no orphan.
     pub(super) fn is_unread(&self, uid: &PodUid) -> bool {
         self.api_pods.is_unread(uid)
-    }
-
-    /// What `pod` refers to, if it is one of the API.
-    pub(super) fn objects_of(&self, pod: &Pod) -> Option<&Objects> {
-        (!pod_kind::is_static(pod)).then_some(&*self.objects)
     }
 
     /// UIDs of mirror pods, sorted.

@@ -18,7 +18,6 @@ use super::{
     complaints::Complaints,
     node::NodeFacts,
     pod_store::PodStore,
-    sync::chain,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -27,6 +26,7 @@ use crate::{
         stats::{ClaimUsage, Detail},
     },
     cgroup::Cgroups,
+    error::chain,
     logic::{
         cgroup,
         housekeeping::{Gauges, Totals},

@@ -45,7 +45,7 @@ pub(super) trait Standing {
 /// of it grows. The apiserver's answers come in by [`Node::learn`]; whoever starts pods or tells of the node asks.
 pub(super) struct Node {
     facts: Rc<NodeFacts>,
-    context: NodeContext,
+    context: Rc<NodeContext>,
     /// Host IPs, primary first, as the Node last had them.
     host_ips: RefCell<Vec<IpAddr>>,
     admission: RefCell<admission::NodeFacts>,
@@ -64,7 +64,7 @@ impl Node {
         Self {
             host_ips: RefCell::new(facts.host_ips.clone()),
             facts: Rc::new(facts),
-            context,
+            context: Rc::new(context),
             admission: RefCell::new(admission),
             object: RefCell::new(None),
         }
@@ -76,16 +76,8 @@ impl Node {
     }
 
     /// What shapes sandboxes and containers, with the addresses of the start.
-    pub(super) fn context(&self) -> &NodeContext {
+    pub(super) fn context(&self) -> &Rc<NodeContext> {
         &self.context
-    }
-
-    /// The same with the addresses of now.
-    pub(super) fn context_now(&self) -> NodeContext {
-        let mut context = self.context.clone();
-        context.ips = self.host_ips();
-        context.dns.node_ips = self.host_ips();
-        context
     }
 
     /// Host IPs, primary first: one, or one of each family.

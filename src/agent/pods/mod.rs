@@ -27,7 +27,7 @@ pub(super) use config::ConfigPod;
 use entry::PodEntry;
 
 use crate::{
-    api::{Container, Mono, Pod, PodStatus, PodUid, Wall},
+    api::{Container, Mono, Pod, PodStatus, PodUid, Wall, pod_status::QosClass},
     config::Config,
     logic::{
         admission::ActivePod,
@@ -35,6 +35,7 @@ use crate::{
         housekeeping::{self, Gauges, Totals},
         pod_table::{Capacity, Effect, Handle, PodTable, StatusAge, TableFull},
         pod_worker::{Outcome, Update as WorkerUpdate},
+        qos::CPU,
         reason_cache::ReasonCache,
         status_cache::StatusCache,
         status_update::Update,
@@ -71,8 +72,6 @@ pub(super) struct Pods {
     gauges: Cell<Gauges>,
     /// Records wait for a disk that cannot be written.
     records_wait: Cell<bool>,
-    /// A running call was told to end early.
-    cancelled: Bell,
     /// A turn has ended.
     turn_ended: Bell,
 }
@@ -90,7 +89,6 @@ impl Pods {
             totals: RefCell::default(),
             gauges: Cell::default(),
             records_wait: Cell::new(false),
-            cancelled: Bell::default(),
             turn_ended: Bell::default(),
         }
     }
@@ -213,28 +211,6 @@ impl Pods {
         self.workers(|table| table.is_pod_termination_requested(uid))
     }
 
-    /// Whether a call of the worker was told to end early.
-    pub(super) fn is_cancelled(&self, handle: Handle) -> bool {
-        self.workers(|table| table.is_cancelled(handle))
-    }
-
-    /// Waits until a call of the worker is told to end early.
-    pub(super) async fn cancelled(&self, handle: Handle) {
-        let is_cancelled = || self.is_cancelled(handle).then_some(());
-        self.cancelled.until(is_cancelled).await;
-    }
-
-    /// The same, by the pod.
-    pub(super) fn is_pod_cancelled(&self, uid: &PodUid) -> bool {
-        self.workers(|table| table.handle(uid).is_some_and(|h| table.is_cancelled(h)))
-    }
-
-    /// Waits until a call of the pod's worker is told to end early.
-    pub(super) async fn pod_cancelled(&self, uid: &PodUid) {
-        let is_cancelled = || self.is_pod_cancelled(uid).then_some(());
-        self.cancelled.until(is_cancelled).await;
-    }
-
     /// A look at the pods that count for admission and shares (LOOP-11), sorted by UID.
     pub(super) fn with_active<T>(
         &self,
@@ -253,6 +229,16 @@ impl Pods {
         self.with_active(|active| {
             let others = active.filter(|(other, _)| *other != uid);
             others.map(|(_, pod)| pod.takes.clone()).collect()
+        })
+    }
+
+    /// Processor time that the active pods of the Burstable tier ask for together, thousandths.
+    pub(super) fn burstable_milli(&self) -> i64 {
+        self.with_active(|active| {
+            active
+                .filter(|(_, pod)| pod.qos == QosClass::Burstable)
+                .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
+                .fold(0_i64, |sum, milli| sum.saturating_add(*milli))
         })
     }
 
@@ -297,13 +283,9 @@ impl Pods {
         self.table.borrow_mut().on_timeout(&is_configured, now);
     }
 
-    /// The next thing that a worker wants done. Who waits for a cancelled call is woken.
+    /// The next thing that a worker wants done.
     pub(super) fn poll_effect(&self, ages: &dyn StatusAge, now: Mono) -> Option<Effect> {
-        let effect = self.table.borrow_mut().poll_effect(ages, now);
-        if matches!(effect, Some(Effect::Cancel(_))) {
-            self.cancelled.ring();
-        }
-        effect
+        self.table.borrow_mut().poll_effect(ages, now)
     }
 
     /// Forgets workers that have ended and are no longer configured. Returns what is known of each that is left.

@@ -17,16 +17,16 @@ use smol::future::FutureExt as _;
 
 use super::{
     clock::{Clock as _, SystemClock},
-    kill::join_all,
+    executor::join_all,
     neighbours,
     pod_store::PodStore,
     run,
-    sync::chain,
 };
 use crate::{
     api::{Pod, cri::PodRuntimeStatus},
     cgroup::Cgroups,
     config::Config,
+    error::chain,
     image::pull::Settings,
     logic::{kill, static_pod},
     runtime::{

@@ -12,7 +12,8 @@ use std::{
 use alloc::{rc::Rc, sync::Arc};
 
 use crate::{
-    agent::{clock::Clock, complaints::Complaints, node::NodeFacts, sync::chain},
+    agent::{clock::Clock, complaints::Complaints, node::NodeFacts},
+    error::chain,
     kube::csr::{self, Subject},
     logic::fnv::fnv1a,
     net::serving::{Authorities, Shown},

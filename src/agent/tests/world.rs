@@ -25,13 +25,13 @@ use smol::{
 
 use super::{
     super::{
-        admission, backoff_store, cgroups,
+        admission, backoff_store,
         clock::{Alarm, Clock},
         cluster::Joined,
         cluster_views,
         core::{Command, Event},
         ctx::{Ctx, Parts, Shared},
-        event_loop, generation,
+        event_loop, executor,
         manifests::{self, Delivery},
         metrics::Metrics,
         node::{self, Node, NodeFacts},
@@ -219,7 +219,8 @@ impl World {
         });
         let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, joined);
         let ctx = Rc::new(ctx);
-        backoff_store::restore(&ctx);
+        let delays = backoff_store::restore(&ctx.cfg.dirs.run);
+        ctx.pods.restore_delays(delays, ctx.clock.now());
         let driver = run::probe_driver(&ctx, events.clone());
         driver.recall();
         let agent = executor.spawn({
@@ -571,8 +572,11 @@ impl Template {
             self.root.join("cgroup").display()
         );
         let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
-        let context =
-            generation::node_context(&cfg, &node, cgroups::settings(&cfg, &node, &cgroups));
+        let context = executor::node_context(
+            &cfg,
+            &node,
+            executor::cgroup_settings(&cfg, &node, &cgroups),
+        );
         let admission =
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, context, admission));

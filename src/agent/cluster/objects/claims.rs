@@ -11,7 +11,7 @@ use super::{
     store::{Objects, User},
 };
 use crate::{
-    agent::views::PodsView,
+    agent::executor::Cancel,
     api::{Pod, pod::Volume},
     logic::{
         bound_volume::{self, BoundVolume},
@@ -34,12 +34,12 @@ impl Objects {
     pub(in crate::agent) async fn bound_volumes(
         &self,
         pod: &Pod,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
     ) -> BTreeMap<String, Result<BoundVolume, String>> {
         let mut bound = BTreeMap::new();
         for volume in pod_refs::used_volumes(pod) {
             if let Some(claim) = bound_volume::claim_of(pod, volume) {
-                let found = self.bound_to(pod, pods, volume, &claim).await;
+                let found = self.bound_to(pod, cancel, volume, &claim).await;
                 bound.insert(volume.name.clone(), found);
             }
         }
@@ -64,15 +64,15 @@ impl Objects {
     }
 
     /// Groups whose members may use the volumes of the pod's claims, as far as these are known.
-    pub(in crate::agent) async fn volume_groups(&self, pod: &Pod, pods: &dyn PodsView) -> Vec<i64> {
-        let bound = self.bound_volumes(pod, pods).await.into_values();
+    pub(in crate::agent) async fn volume_groups(&self, pod: &Pod, cancel: &Cancel) -> Vec<i64> {
+        let bound = self.bound_volumes(pod, cancel).await.into_values();
         bound.filter_map(|bound| bound.ok()?.group).collect()
     }
 
     async fn bound_to(
         &self,
         pod: &Pod,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
         volume: &Volume,
         claim: &str,
     ) -> Result<BoundVolume, String> {
@@ -80,7 +80,7 @@ impl Objects {
         let key = key(pod, volume, claim);
         self.register(pod, BTreeSet::from([key.clone()]))?;
         let ask = self.ask_for_claim(pod, volume, claim);
-        match self.obtain(User { uid, pods }, &key, ask).await? {
+        match self.obtain(User { uid, cancel }, &key, ask).await? {
             Some(Content::Claim(bound)) => Ok(*bound),
             _ => Err(format!("PVC {claim} is not known")),
         }

@@ -8,16 +8,16 @@ use super::{
     store::{Objects, User},
 };
 use crate::{
-    agent::views::PodsView,
+    agent::executor::Cancel,
     api::{Container, Pod},
     logic::pod_refs::{self, Key},
 };
 
 impl Objects {
     /// What the pod's volumes hold, tokens included.
-    pub(in crate::agent) async fn for_volumes(&self, pod: &Pod, pods: &dyn PodsView) -> Loaded {
-        let mut loaded = self.load(pod, pods, pod_refs::of_volumes(pod)).await;
-        loaded.tokens = self.tokens(pod, pods).await;
+    pub(in crate::agent) async fn for_volumes(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
+        let mut loaded = self.load(pod, cancel, pod_refs::of_volumes(pod)).await;
+        loaded.tokens = self.tokens(pod, cancel).await;
         loaded
     }
 
@@ -26,21 +26,21 @@ impl Objects {
         &self,
         pod: &Pod,
         container: &Container,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
     ) -> Loaded {
-        self.load(pod, pods, pod_refs::of_environment(pod, container))
+        self.load(pod, cancel, pod_refs::of_environment(pod, container))
             .await
     }
 
     /// What the pod's images are pulled with.
-    pub(in crate::agent) async fn for_pulls(&self, pod: &Pod, pods: &dyn PodsView) -> Loaded {
-        self.load(pod, pods, pod_refs::of_pulls(pod)).await
+    pub(in crate::agent) async fn for_pulls(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
+        self.load(pod, cancel, pod_refs::of_pulls(pod)).await
     }
 
     async fn load(
         &self,
         pod: &Pod,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
         keys: Result<BTreeSet<Key>, String>,
     ) -> Loaded {
         let mut loaded = Loaded::default();
@@ -56,7 +56,7 @@ impl Objects {
         };
         let user = User {
             uid: &meta.uid,
-            pods,
+            cancel,
         };
         for key in keys {
             let content = self.obtain(user, &key, plain(&key)).await;

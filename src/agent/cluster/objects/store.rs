@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::{
-        clock::Clock, cluster::link::Skew, complaints::Complaints, pods::Bell, views::PodsView,
+        clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel, pods::Bell,
     },
     api::{Mono, Node, Pod, PodUid},
     config::{Config, OfflineSecrets},
@@ -62,7 +62,7 @@ pub(in crate::agent) struct Tools {
 #[derive(Clone, Copy)]
 pub(super) struct User<'a> {
     pub(super) uid: &'a PodUid,
-    pub(super) pods: &'a dyn PodsView,
+    pub(super) cancel: &'a Cancel,
 }
 
 /// What this agent knows of the objects that its pods of the API refer to: ConfigMaps, Secrets, services, claims with their
@@ -274,7 +274,7 @@ impl Objects {
             answer
         });
         let ended = async {
-            user.pods.cancelled(user.uid).await;
+            user.cancel.cancelled().await;
             Err(Refusal::Ended)
         };
         let late = async {

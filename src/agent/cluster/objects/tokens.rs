@@ -12,7 +12,7 @@ use super::{
     token_times::Due,
 };
 use crate::{
-    agent::views::PodsView,
+    agent::executor::Cancel,
     api::{Pod, PodUid, Wall},
     logic::{
         pod_refs::{self, TokenPlace, TokenRef},
@@ -25,12 +25,12 @@ impl Objects {
     pub(super) async fn tokens(
         &self,
         pod: &Pod,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
     ) -> BTreeMap<TokenRef, Result<Vec<u8>, String>> {
         let mut tokens = BTreeMap::new();
         for place in pod_refs::tokens(pod) {
             if let Entry::Vacant(token) = tokens.entry(place.token.clone()) {
-                token.insert(self.current_token(pod, pods, &place).await);
+                token.insert(self.current_token(pod, cancel, &place).await);
             }
         }
         tokens
@@ -39,7 +39,7 @@ impl Objects {
     async fn current_token(
         &self,
         pod: &Pod,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
         place: &TokenPlace<'_>,
     ) -> Result<Vec<u8>, String> {
         let uid = &pod.metadata.uid;
@@ -64,7 +64,7 @@ impl Objects {
             self.tokens.set(uid, &place.token, due);
             return Ok(token.clone());
         }
-        let why = match self.ask_for_token(pod, pods, &place.token).await {
+        let why = match self.ask_for_token(pod, cancel, &place.token).await {
             Ok(issued) => {
                 let due = Due {
                     at: self.now() + token::lease(issued.times, uid),
@@ -118,7 +118,7 @@ impl Objects {
     async fn ask_for_token(
         &self,
         pod: &Pod,
-        pods: &dyn PodsView,
+        cancel: &Cancel,
         token: &TokenRef,
     ) -> Result<Issued, String> {
         if !self.reach.borrow_mut().may_ask(self.now()) {
@@ -126,7 +126,7 @@ impl Objects {
         }
         let user = User {
             uid: &pod.metadata.uid,
-            pods,
+            cancel,
         };
         let mut pauses = FORBIDDEN_PAUSES.iter();
         loop {

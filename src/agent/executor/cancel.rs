@@ -1,0 +1,38 @@
+//! Whether a running call of a pod's worker is still wanted.
+
+use core::cell::Cell;
+
+use crate::agent::pods::Bell;
+
+/// Set by the loop, looked at by the call between its steps. It never goes back: each call has its own.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Cancel {
+    ends: Cell<bool>,
+    cancelled: Cell<bool>,
+    bell: Bell,
+}
+
+impl Cancel {
+    /// The pod stands so now.
+    pub(in crate::agent) fn set(&self, ends: bool, cancelled: bool) {
+        self.ends.set(ends);
+        if cancelled && !self.cancelled.replace(true) {
+            self.bell.ring();
+        }
+    }
+
+    /// Whether the pod is to end: nothing of it starts then.
+    pub(in crate::agent) fn is_to_end(&self) -> bool {
+        self.ends.get() || self.cancelled.get()
+    }
+
+    /// Whether the call is to return early.
+    pub(in crate::agent) fn is_cancelled(&self) -> bool {
+        self.cancelled.get()
+    }
+
+    /// Waits until the call is to return early.
+    pub(in crate::agent) async fn cancelled(&self) {
+        self.bell.until(|| self.is_cancelled().then_some(())).await;
+    }
+}

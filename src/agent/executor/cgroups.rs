@@ -1,0 +1,274 @@
+//! Cgroups of pods and tiers: values from `logic::cgroup`, effects in `cgroup`.
+
+use alloc::{rc::Rc, sync::Arc};
+use core::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    agent::{
+        clock::Clock,
+        node::NodeFacts,
+        recorder::{Recorder, Severity},
+    },
+    api::{Pod, PodUid, cri::LinuxResources, pod_status::QosClass},
+    cgroup::{CgroupError, Cgroups, Version},
+    config::{Config, SwapBehavior},
+    error::chain,
+    logic::{
+        cgroup::{self as values, pod_cgroup},
+        node_resources,
+        qos::qos_class,
+    },
+    sys::lane::Lane,
+};
+
+/// What cgroup values depend on.
+pub(in crate::agent) fn settings(
+    cfg: &Config,
+    node: &NodeFacts,
+    cgroups: &Cgroups,
+) -> values::CgroupSettings {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let cgroup = &cfg.cgroup;
+    values::CgroupSettings {
+        cgroup_root: cgroup.root.clone(),
+        cfs_quota: cgroup.cpu_cfs_quota,
+        cfs_period_us: u64::try_from(cgroup.cpu_cfs_quota_period.as_micros())
+            .unwrap_or(values::DEFAULT_PERIOD_US),
+        pod_pids_limit: cgroup.pod_pids_limit.unwrap_or(-1),
+        single_process_oom_kill: cgroup.single_process_oom_kill,
+        limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
+        v2: cgroups.version() == Version::V2,
+        swap_controller: accounts_swap(cgroups, &cgroup.root),
+        node_memory_bytes: signed(node.memory_bytes),
+        node_swap_bytes: signed(node.swap_bytes),
+        hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
+    }
+}
+
+/// Whether the kernel accounts swap. Version 2 has the file in every group but the root, so `kubepods` is made first.
+fn accounts_swap(cgroups: &Cgroups, root: &str) -> bool {
+    let kubepods = values::kubepods_path(root);
+    // Failing to make it is told when the tiers are made.
+    let _ = cgroups.create_leaf(&kubepods);
+    let dir = cgroups.memory_dir(&kubepods);
+    dir.is_some_and(|dir| {
+        ["memory.swap.max", "memory.memsw.limit_in_bytes"]
+            .iter()
+            .any(|f| dir.join(f).exists())
+    })
+}
+
+/// Between two tries to give `kubepods` its limits.
+const ENFORCE_RETRY: Duration = Duration::from_secs(60);
+
+const TIERS: [QosClass; 3] = [
+    QosClass::Guaranteed,
+    QosClass::Burstable,
+    QosClass::BestEffort,
+];
+
+/// Share of the Burstable tier that is not known.
+const UNKNOWN_MILLI: i64 = -1;
+
+/// Cgroups of pods and tiers. Files are read and written on the disk lane, one job after the other.
+#[derive(Clone)]
+pub(in crate::agent) struct PodCgroups {
+    tree: Arc<Tree>,
+    disk: Lane,
+}
+
+/// What jobs on the lane work with.
+struct Tree {
+    cgroups: Arc<Cgroups>,
+    root: String,
+    per_qos: bool,
+    settings: values::CgroupSettings,
+    kubepods: LinuxResources,
+    /// Processor time that the Burstable tier was last given for its pods, thousandths.
+    burstable_milli: AtomicI64,
+}
+
+/// What there is of a pod's cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::agent) enum Ensured {
+    /// It had its limits already.
+    There,
+    /// It has them now.
+    Made,
+    /// It is missing while containers of the pod run, outside of any limit: they must go before it comes back.
+    MissingUnderContainers,
+}
+
+impl PodCgroups {
+    /// Of this machine; nothing is made yet.
+    pub(in crate::agent) fn new(
+        cfg: &Config,
+        node: &NodeFacts,
+        settings: values::CgroupSettings,
+        cgroups: Arc<Cgroups>,
+        disk: Lane,
+    ) -> Self {
+        let enforce = cfg.cgroup.enforce_pods;
+        let tree = Tree {
+            cgroups,
+            root: cfg.cgroup.root.clone(),
+            per_qos: cfg.cgroup.per_qos,
+            settings,
+            kubepods: node_resources::kubepods(node.capacity(), node.kept, enforce),
+            burstable_milli: AtomicI64::new(UNKNOWN_MILLI),
+        };
+        Self {
+            tree: Arc::new(tree),
+            disk,
+        }
+    }
+
+    /// Tries to make `kubepods` and the tiers until it has succeeded once (CG-12). Nothing is done where pods have no cgroups.
+    pub(in crate::agent) async fn enforce_allocatable(
+        self,
+        clock: Rc<dyn Clock>,
+        recorder: Rc<Recorder>,
+    ) {
+        if !self.tree.per_qos {
+            return;
+        }
+        loop {
+            match self.run(Tree::make_tiers).await {
+                Ok(()) => {
+                    recorder.node(
+                        Severity::Normal,
+                        "NodeAllocatableEnforced",
+                        "Updated Node Allocatable limit across pods",
+                    );
+                    return;
+                }
+                Err(e) => recorder.node(
+                    Severity::Warning,
+                    "FailedNodeAllocatableEnforcement",
+                    &format!(
+                        "Failed to update Node Allocatable Limits {:?}: {}",
+                        values::kubepods_path(&self.tree.root),
+                        chain(&e)
+                    ),
+                ),
+            }
+            clock.until(clock.now() + ENFORCE_RETRY).await;
+        }
+    }
+
+    /// Whether the Burstable tier's share is not what its pods now ask for together.
+    pub(in crate::agent) fn is_stale(&self, burstable_milli: i64) -> bool {
+        self.tree.is_stale(burstable_milli)
+    }
+
+    /// Gives the Burstable tier the share that its pods ask for together, if it has another (CG-11).
+    pub(in crate::agent) async fn refresh_tiers(
+        &self,
+        burstable_milli: i64,
+    ) -> Result<(), CgroupError> {
+        if !self.is_stale(burstable_milli) {
+            return Ok(());
+        }
+        self.run(move |tree| tree.refresh_tiers(burstable_milli))
+            .await
+    }
+
+    /// Makes the pod's cgroup with its limits, or brings its limits up to date. `limited`: this agent has done so before;
+    /// `runs`: the pod has containers that run.
+    pub(in crate::agent) async fn ensure(
+        &self,
+        pod: &Pod,
+        limited: bool,
+        runs: bool,
+        burstable_milli: i64,
+    ) -> Result<Ensured, CgroupError> {
+        if !self.tree.per_qos {
+            return Ok(Ensured::There);
+        }
+        let qos = qos_class(pod);
+        let wanted = pod_cgroup(pod, qos, &self.tree.settings);
+        self.run(move |tree| {
+            let is_there = tree.cgroups.exists(&wanted.path);
+            if !is_there && runs {
+                return Ok(Ensured::MissingUnderContainers);
+            }
+            // One that an agent before this one left may have died before its limits were written.
+            if is_there && limited {
+                return Ok(Ensured::There);
+            }
+            let tier = values::tier_path(&tree.root, qos);
+            if !tree.cgroups.exists(&tier) {
+                tree.make_tiers()?;
+            }
+            tree.refresh_tiers(burstable_milli)?;
+            tree.cgroups.create(&wanted.path, &wanted.values)?;
+            Ok(Ensured::Made)
+        })
+        .await
+    }
+
+    /// Kills what is left in the pod's cgroup, whatever its tier, and removes it. None there is success (SYNC-32).
+    pub(in crate::agent) async fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
+        let path = |qos| values::pod_path(&self.tree.root, qos, uid);
+        let paths = TIERS.map(path);
+        let there =
+            self.run(move |tree| paths.map(|path| tree.cgroups.exists(&path).then_some(path)));
+        for path in there.await.into_iter().flatten() {
+            self.tree.cgroups.destroy(&path).await?;
+        }
+        Ok(())
+    }
+
+    /// Pods that have a cgroup, with its path. Blocking.
+    pub(in crate::agent) fn list(&self) -> Vec<(PodUid, String)> {
+        let kubepods = values::kubepods_path(&self.tree.root);
+        self.tree.cgroups.list_pods(&kubepods)
+    }
+
+    async fn run<T: Send + 'static>(&self, job: impl FnOnce(&Tree) -> T + Send + 'static) -> T {
+        let tree = Arc::clone(&self.tree);
+        self.disk.run(move || job(&tree)).await
+    }
+}
+
+impl Tree {
+    /// Makes `kubepods` and the tiers, at start and again if they have gone.
+    fn make_tiers(&self) -> Result<(), CgroupError> {
+        for qos in TIERS {
+            let path = values::tier_path(&self.root, qos);
+            let limits = if qos == QosClass::Guaranteed {
+                self.kubepods.clone()
+            } else {
+                let mut limits = values::tier_values(qos, 0, &self.settings);
+                // Pods of an agent before this one may run there: what it was given stays until the sources are read.
+                if qos == QosClass::Burstable && self.cgroups.exists(&path) {
+                    limits.cpu_shares = None;
+                }
+                limits
+            };
+            self.cgroups.create(&path, &limits)?;
+        }
+        self.burstable_milli.store(UNKNOWN_MILLI, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn is_stale(&self, burstable_milli: i64) -> bool {
+        self.per_qos && self.burstable_milli.load(Ordering::Relaxed) != burstable_milli
+    }
+
+    fn refresh_tiers(&self, burstable_milli: i64) -> Result<(), CgroupError> {
+        if !self.is_stale(burstable_milli) {
+            return Ok(());
+        }
+        let qos = QosClass::Burstable;
+        let path = values::tier_path(&self.root, qos);
+        let limits = values::tier_values(qos, burstable_milli, &self.settings);
+        self.cgroups.create(&path, &limits)?;
+        self.burstable_milli
+            .store(burstable_milli, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,427 @@
+//! From a pod's spec to what the runtime is told: facts are gathered here, decisions are `logic::generate`'s.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::net::IpAddr;
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    start::{Pass, StartError},
+    volumes::{PodObjects, files_of_volumes},
+};
+use crate::{
+    agent::{
+        cluster::{self, Loaded},
+        node::NodeFacts,
+        pod_store::PodStore,
+        recorder::{Recorder, Severity},
+    },
+    api::{
+        Container, Pod,
+        cri::{ContainerConfig, DEFAULT_HANDLER, DnsConfig, Image, ImageSpec, SandboxConfig},
+        order::Gather,
+        pod::HostAlias,
+    },
+    config::Config,
+    error::chain,
+    logic::{
+        cgroup::CgroupSettings,
+        dns::{self, DnsSettings, MAX_RESOLV_CONF},
+        downward::Place,
+        env::{self, EnvInput},
+        generate::{self, ConfigError, ContainerInput, NodeContext, SandboxPlan, VolumeSource},
+        hosts,
+        qos::qos_class,
+        restart,
+        security::SecuritySettings,
+    },
+    runtime::RuntimeService,
+    sys::{lane::Lane, open},
+    volume::{SubPath, Volumes},
+};
+
+/// Bytes read of the node's `/etc/hosts`.
+const MAX_HOSTS_BYTES: u64 = 1 << 20;
+/// Mode of the managed hosts file.
+const HOSTS_MODE: u32 = 0o644;
+
+/// What of the machine and the configuration shapes sandboxes and containers. The resolver file is read anew for each
+/// sandbox.
+pub(in crate::agent) fn node_context(
+    cfg: &Config,
+    facts: &NodeFacts,
+    cgroups: CgroupSettings,
+) -> NodeContext {
+    NodeContext {
+        name: facts.name.clone(),
+        ips: facts.host_ips.clone(),
+        allocatable: facts.allocatable(),
+        cgroups,
+        dns: DnsSettings {
+            cluster_dns: cfg
+                .network
+                .cluster_dns
+                .iter()
+                .map(IpAddr::to_string)
+                .collect(),
+            cluster_domain: cfg.network.cluster_domain.clone(),
+            has_resolv_conf: cfg.network.resolv_conf.is_some(),
+            node: Default::default(),
+            node_ips: facts.host_ips.clone(),
+        },
+        security: SecuritySettings {
+            seccomp_default: cfg.seccomp_default,
+            seccomp_root: cfg.dirs.seccomp_profiles().display().to_string(),
+        },
+        pod_logs_dir: cfg.dirs.pod_logs.display().to_string(),
+        runtime_handlers: BTreeMap::new(),
+    }
+}
+
+fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
+    let mut text = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The node's resolver file. Blocking.
+fn read_resolver(path: &Path) -> Result<DnsConfig, String> {
+    let limit = u64::try_from(MAX_RESOLV_CONF)
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
+    let text =
+        read_bounded(path, limit).map_err(|e| format!("resolver file {}: {e}", path.display()))?;
+    dns::parse_resolv_conf(&text).map_err(|e| format!("resolver file {}: {e}", path.display()))
+}
+
+/// Makes configurations of sandboxes and containers. Nothing is kept between two of them.
+pub(in crate::agent) struct Generator {
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) context: Rc<NodeContext>,
+    pub(in crate::agent) store: PodStore,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) volumes: Volumes,
+    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) resolv_conf: Option<PathBuf>,
+    pub(in crate::agent) pod_logs: PathBuf,
+}
+
+impl Generator {
+    /// Directory of the pod's logs.
+    pub(in crate::agent) fn log_directory(&self, pod: &Pod) -> PathBuf {
+        PathBuf::from(generate::log_directory(&self.context.pod_logs_dir, pod))
+    }
+
+    /// Configuration of a pod's sandbox, on a node with these addresses. The node's resolver file must be readable, whatever
+    /// the pod's policy (CFG-60).
+    pub(in crate::agent) async fn sandbox_config(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        host_ips: &[IpAddr],
+    ) -> Result<SandboxConfig, String> {
+        let plan = self.sandbox_plan(pod, attempt, host_ips).await?;
+        for (reason, message) in &plan.warnings {
+            self.recorder.pod(pod, Severity::Warning, reason, message);
+        }
+        Ok(plan.config)
+    }
+
+    /// The same without its warnings.
+    pub(in crate::agent) async fn sandbox_plan(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        host_ips: &[IpAddr],
+    ) -> Result<SandboxPlan, String> {
+        let mut node = NodeContext::clone(&self.context);
+        node.ips = host_ips.to_vec();
+        node.dns.node_ips = host_ips.to_vec();
+        if let Some(path) = self.resolv_conf.clone() {
+            node.dns.node = self.disk.run(move || read_resolver(&path)).await?;
+        }
+        generate::sandbox_config(pod, attempt, qos_class(pod), &node)
+    }
+
+    /// Configuration of a new instance of `container`, with everything on disk that it refers to. `volume_images` are its
+    /// volumes that are images.
+    pub(in crate::agent) async fn container_config(
+        &self,
+        pass: &Pass<'_>,
+        container: &Container,
+        image: &Image,
+        volume_images: BTreeMap<String, ImageSpec>,
+    ) -> Result<ContainerConfig, StartError> {
+        let Pass {
+            plan,
+            pod,
+            runtime,
+            mounted,
+            ..
+        } = *pass;
+        let refused = |e: ConfigError| StartError::new(e.reason(), e.0);
+        let config_error = |message: String| refused(ConfigError(message));
+        let own_ips = if pod.spec.host_network {
+            &plan.host_ips
+        } else {
+            &runtime.ips
+        };
+        let of_api = cluster::objects_of(self.of_api.as_ref(), pod);
+        let loaded = match of_api {
+            Some(objects) => Some(objects.for_environment(pod, container, &plan.cancel).await),
+            None => None,
+        };
+        // A host that stands alone has no services; pods of an apiserver wait for them.
+        let services = loaded.as_ref().map(Loaded::services).transpose();
+        let services = services.map_err(config_error)?;
+        let environment = {
+            let place = Place {
+                node_name: &self.context.name,
+                host_ips: &plan.host_ips,
+                pod_ips: own_ips,
+            };
+            let files = files_of_volumes(&self.disk, container, mounted).await;
+            let objects = PodObjects {
+                objects: &plan.objects,
+                files: &files,
+                loaded: loaded.as_ref(),
+            };
+            env::environment(&EnvInput {
+                pod,
+                container,
+                objects: &objects,
+                services,
+                place,
+                allocatable: self.context.allocatable,
+            })
+            .map_err(config_error)?
+        };
+        drop(loaded);
+        let sub_paths = self
+            .pin_sub_paths(pass, container, &environment, &volume_images)
+            .await
+            .map_err(refused)?;
+        let files = self.make_files(pass, container, own_ips);
+        let files = files.await.map_err(config_error)?;
+        let mut volumes: BTreeMap<String, VolumeSource> = mounted
+            .iter()
+            .map(|(name, volume)| {
+                let host_path = volume.host_path.display().to_string();
+                (
+                    name.clone(),
+                    VolumeSource {
+                        host_path,
+                        read_only: volume.read_only,
+                        image: None,
+                    },
+                )
+            })
+            .gather();
+        for (name, spec) in volume_images {
+            let volume = VolumeSource {
+                host_path: String::new(),
+                read_only: true,
+                image: Some(spec),
+            };
+            volumes.insert(name, volume);
+        }
+        let target = runtime
+            .newest(&container.target_container_name)
+            .map(|c| &c.id);
+        let volume_groups = match of_api {
+            Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
+            None => Vec::new(),
+        };
+        let mut config = generate::container_config(&ContainerInput {
+            pod,
+            container,
+            qos: qos_class(pod),
+            restart_count: files.restart_count,
+            image,
+            env: &environment,
+            volumes: &volumes,
+            sub_paths: &sub_paths,
+            hosts_file: files.hosts.as_deref(),
+            termination_log: files.termination_log.as_deref(),
+            target,
+            node: &self.context,
+            recursive_read_only: self
+                .runtime
+                .capabilities()
+                .recursive_read_only_mounts(DEFAULT_HANDLER),
+        })
+        .map_err(refused)?;
+        let groups = &mut config.security.supplemental_groups;
+        for group in volume_groups {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        Ok(config)
+    }
+
+    async fn pin_sub_paths(
+        &self,
+        pass: &Pass<'_>,
+        container: &Container,
+        environment: &env::Env,
+        volume_images: &BTreeMap<String, ImageSpec>,
+    ) -> Result<BTreeMap<usize, String>, ConfigError> {
+        let mut pinned = BTreeMap::new();
+        for (index, path) in generate::sub_paths(container, environment)? {
+            let name = container.volume_mounts[index].name.clone();
+            // The runtime knows the image's files, and they do not change.
+            if volume_images.contains_key(&name) {
+                pinned.insert(index, path);
+                continue;
+            }
+            // A volume that is missing is told by what reads the mounts.
+            let Some(volume) = pass.mounted.get(&name).cloned() else {
+                continue;
+            };
+            let volumes = self.volumes.clone();
+            let (uid, container_name) = (pass.pod.metadata.uid.clone(), container.name.clone());
+            let result = self.disk.run(move || {
+                let sub = SubPath {
+                    volume: &name,
+                    container: &container_name,
+                    mount_index: index,
+                    path: &path,
+                };
+                volumes.sub_path(&uid, &volume, &sub)
+            });
+            let path = result.await.map_err(|e| ConfigError(chain(&e)))?;
+            pinned.insert(index, path.display().to_string());
+        }
+        Ok(pinned)
+    }
+
+    /// Makes what a new instance of the container finds on the host, in one go on the disk lane.
+    async fn make_files(
+        &self,
+        pass: &Pass<'_>,
+        container: &Container,
+        ips: &[IpAddr],
+    ) -> Result<Files, String> {
+        let (uid, name) = (pass.pod.metadata.uid.clone(), container.name.clone());
+        let newest = pass.runtime.newest(&container.name);
+        let known_count = newest.map(|newest| restart::next_restart_count(Some(newest), None));
+        let hosts = self.managed_hosts(pass.pod, container, ips)?;
+        let has_termination_log = generate::termination_path(container).is_some();
+        let volumes = self.volumes.clone();
+        let (logs, dir) = (self.pod_logs.clone(), self.log_directory(pass.pod));
+        let dir = dir.join(&container.name);
+        let job = move || {
+            let restart_count =
+                known_count.unwrap_or_else(|| restart::next_restart_count(None, newest_log(&dir)));
+            let hosts = hosts.map(|hosts| hosts.put()).transpose()?;
+            let termination_log = if has_termination_log {
+                let instance = format!("{restart_count:08x}");
+                let made = volumes.make_termination_log(&uid, &name, &instance);
+                let path = made.map_err(|e| format!("termination log: {e}"))?;
+                Some(path.display().to_string())
+            } else {
+                None
+            };
+            fs::create_dir_all(logs)
+                .and_then(|()| open::make_log_dir(&dir.join("log")))
+                .map_err(|e| format!("{}: {e}", dir.display()))?;
+            Ok(Files {
+                restart_count,
+                hosts,
+                termination_log,
+            })
+        };
+        self.disk.run(job).await
+    }
+
+    /// The managed hosts file, if the container gets one (CFG-50).
+    fn managed_hosts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        ips: &[IpAddr],
+    ) -> Result<Option<HostsFile>, String> {
+        if !hosts::manages_hosts(pod, container, ips) {
+            return Ok(None);
+        }
+        Ok(Some(HostsFile {
+            path: self.store.dir(&pod.metadata.uid).join("etc-hosts"),
+            host_network: pod.spec.host_network,
+            ips: ips.to_vec(),
+            names: hosts::pod_names(pod, &self.context.dns.cluster_domain)?,
+            aliases: pod.spec.host_aliases.clone(),
+        }))
+    }
+}
+
+/// What an instance of a container finds on the host.
+struct Files {
+    /// Its restart count (CFG-06).
+    restart_count: u32,
+    /// Path of the managed hosts file.
+    hosts: Option<String>,
+    /// Path of the file for its last words.
+    termination_log: Option<String>,
+}
+
+/// Highest number among the logs of a container: a reboot neither resets the restart count nor overwrites logs.
+fn newest_log(dir: &Path) -> Option<u32> {
+    let numbers = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let (number, _) = name.to_str()?.split_once(".log")?;
+            number.parse::<u32>().ok()
+        });
+    numbers.max()
+}
+
+/// A managed hosts file to be written.
+struct HostsFile {
+    path: PathBuf,
+    /// It begins with the host's own.
+    host_network: bool,
+    ips: Vec<IpAddr>,
+    names: hosts::PodNames,
+    aliases: Vec<HostAlias>,
+}
+
+impl HostsFile {
+    /// Writes it. Returns its path.
+    fn put(&self) -> Result<String, String> {
+        let own = if self.host_network {
+            let path = Path::new("/etc/hosts");
+            let text = read_bounded(path, MAX_HOSTS_BYTES);
+            Some(text.map_err(|e| format!("{}: {e}", path.display()))?)
+        } else {
+            None
+        };
+        let text = hosts::hosts_file(own.as_deref(), &self.ips, &self.names, &self.aliases);
+        let shown = self.path.display().to_string();
+        put_hosts_file(&self.path, &text).map_err(|e| format!("{shown}: {e}"))?;
+        Ok(shown)
+    }
+}
+
+/// In place: running containers have this very file mounted, and a new one would not reach them.
+fn put_hosts_file(path: &Path, text: &str) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    // Containers may write to it: its length is theirs to choose, what is read of it is not.
+    let limit = u64::try_from(text.len())
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
+    let mut old = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut old));
+    if read.is_ok() && old == text.as_bytes() {
+        return Ok(());
+    }
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(HOSTS_MODE))
+}

@@ -1,0 +1,149 @@
+//! Lifecycle hooks. Rows HOOK-01 to HOOK-05.
+
+use alloc::rc::Rc;
+use core::time::Duration;
+
+use smol::future::FutureExt as _;
+
+use super::cancel::Cancel;
+use crate::{
+    agent::{
+        clock::Clock,
+        probes::{self, Wire},
+        recorder::{Recorder, Severity},
+    },
+    api::{
+        Container, ContainerId, Mono, Pod,
+        cri::{ContainerState, PodRuntimeStatus},
+        pod::{HttpGetAction, LifecycleHandler},
+    },
+    probe::http::Hooked,
+    runtime::{RuntimeError, RuntimeService},
+};
+
+/// Bytes kept of what a hook's command writes; it is only logged.
+const MAX_OUTPUT_BYTES: usize = 1024;
+
+/// When a hook is no longer waited for.
+#[derive(Clone, Copy)]
+pub(in crate::agent) enum Until<'a> {
+    /// At this instant: the grace of its container is used up.
+    Time(Mono),
+    /// When the pod's running call is told to end early.
+    Cancelled(&'a Cancel),
+}
+
+/// How a hook did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::agent) enum HookError {
+    /// It failed. The text may hold secrets.
+    Failed(String),
+    /// It was not waited for any longer.
+    NotWaitedFor,
+}
+
+/// Runs hooks. Nothing is kept between two of them.
+#[derive(Clone)]
+pub(in crate::agent) struct Hooks {
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) clock: Rc<dyn Clock>,
+    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) wire: Rc<dyn Wire>,
+}
+
+impl Hooks {
+    /// Runs a hook to its end, at most until `until`. A command that is not waited for any longer is killed. `status` says
+    /// where the pod is: its addresses, of a pod in the host's network those of the host.
+    pub(in crate::agent) async fn run(
+        &self,
+        pod: &Pod,
+        status: &PodRuntimeStatus,
+        container: &Container,
+        handler: &LifecycleHandler,
+        until: Until<'_>,
+    ) -> Result<(), HookError> {
+        let late = async {
+            match until {
+                Until::Time(deadline) => self.clock.until(deadline).await,
+                Until::Cancelled(cancel) => cancel.cancelled().await,
+            }
+            Err(HookError::NotWaitedFor)
+        };
+        if let Some(exec) = &handler.exec {
+            let running = status
+                .instances(&container.name)
+                .find(|c| c.state == ContainerState::Running);
+            let id = running
+                .map(|c| c.id.clone())
+                .ok_or_else(|| HookError::Failed("the container does not run".into()))?;
+            match until {
+                // The command has its own time-out, so that its end is waited for too.
+                Until::Time(deadline) => {
+                    let left = deadline - self.clock.now();
+                    self.command(&id, &exec.command, Some(left)).await
+                }
+                Until::Cancelled(_) => self.command(&id, &exec.command, None).or(late).await,
+            }
+        } else if let Some(sleep) = &handler.sleep {
+            let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
+            let done = async {
+                self.clock
+                    .until(self.clock.now() + Duration::from_secs(seconds))
+                    .await;
+                Ok(())
+            };
+            done.or(late).await
+        } else if let Some(get) = &handler.http_get {
+            // As a command it has no time-out of its own.
+            let get = async {
+                let answer = self.http_get(pod, status, container, get).await;
+                answer.map_err(HookError::Failed)
+            };
+            get.or(late).await
+        } else {
+            Err(HookError::Failed(
+                "invalid handler: none of exec, httpGet, sleep".into(),
+            ))
+        }
+    }
+
+    async fn command(
+        &self,
+        id: &ContainerId,
+        words: &[String],
+        timeout: Option<Duration>,
+    ) -> Result<(), HookError> {
+        let done = self.runtime.exec_sync(id, words, timeout, MAX_OUTPUT_BYTES);
+        match done.await {
+            Ok(output) if output.exit_code == 0 => Ok(()),
+            Ok(output) => Err(HookError::Failed(format!(
+                "command ended with {}: {}{}",
+                output.exit_code,
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            ))),
+            Err(RuntimeError::Timeout { .. }) if timeout.is_some() => Err(HookError::NotWaitedFor),
+            Err(e) => Err(HookError::Failed(e.to_string())),
+        }
+    }
+
+    /// Any HTTP answer is success, whatever its status code (HOOK-05).
+    async fn http_get(
+        &self,
+        pod: &Pod,
+        status: &PodRuntimeStatus,
+        container: &Container,
+        get: &HttpGetAction,
+    ) -> Result<(), String> {
+        let get = probes::http_get(container, get)?;
+        let ip = status.ips.first().copied();
+        if let Hooked::InPlainText(host) = self.wire.hook(&get, ip).await? {
+            let message = format!(
+                "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+            );
+            let reason = "LifecycleHTTPFallback";
+            self.recorder.pod(pod, Severity::Warning, reason, &message);
+        }
+        Ok(())
+    }
+}

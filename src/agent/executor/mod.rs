@@ -1,0 +1,54 @@
+//! What carries out the calls of pod workers: plain `async fn`s, step by step.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `steps` | what a call is given, and what it tells the loop; `cancel`: whether it is still wanted |
+//! | `sync`, `start` | brings a pod closer to its spec; starts its containers |
+//! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
+//! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
+//!
+//! None of it sees the state of the agent (`tests/layers.rs` holds that): what it must know comes with its [`Plan`], what it did
+//! the loop hears as a [`Step`]. Nothing is kept between two calls. Files are read and written on the disk lane.
+
+mod cancel;
+mod cgroups;
+mod generation;
+mod hooks;
+mod kill;
+mod start;
+mod steps;
+mod sync;
+mod terminate;
+mod volumes;
+
+pub(super) use cancel::Cancel;
+pub(super) use cgroups::{PodCgroups, settings as cgroup_settings};
+pub(super) use generation::{Generator, node_context};
+pub(super) use hooks::Hooks;
+pub(super) use kill::{Killer, join_all};
+pub(super) use start::Starter;
+pub(super) use steps::{Begun, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell};
+pub(super) use sync::Syncer;
+pub(super) use terminate::Terminator;
+pub(super) use volumes::Mounter;
+
+use crate::logic::pod_worker::{Call, Outcome};
+
+/// One for each kind of call.
+pub(super) struct Executors {
+    pub(super) syncer: Syncer,
+    pub(super) terminator: Terminator,
+}
+
+impl Executors {
+    /// Runs a call to its end. Never dropped while the pod exists.
+    pub(super) async fn run(&self, call: Call, plan: &Plan) -> Outcome {
+        let Self { syncer, terminator } = self;
+        match call {
+            Call::Sync => Box::pin(syncer.run(plan)).await,
+            Call::Terminating { grace_s } => Box::pin(terminator.terminating(plan, grace_s)).await,
+            Call::TerminatingRuntime => Box::pin(terminator.terminating_runtime(plan)).await,
+            Call::Terminated => Box::pin(terminator.terminated(plan)).await,
+        }
+    }
+}

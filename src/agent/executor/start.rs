@@ -1,0 +1,371 @@
+//! Starting containers, strictly one after the other within a pod (ACT-07).
+
+use alloc::rc::Rc;
+use std::{io, os::unix::fs::symlink, path::PathBuf};
+
+use super::{
+    generation::Generator,
+    hooks::{HookError, Hooks, Until},
+    kill::Killer,
+    steps::{NotStarted, Plan, Started, Step},
+    sync::SyncError,
+    volumes::Mounted,
+};
+use crate::{
+    agent::{
+        backoff_store, cluster,
+        images::{ForPod, Images, Pending, PodSecrets, VolumeImages, Waiting},
+        recorder::{Recorder, Severity},
+    },
+    api::{
+        Container, ContainerId, Mono, Pod,
+        cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxConfig, SandboxStatus},
+    },
+    logic::{
+        actions::{ContainerToKill, PodActions},
+        generate,
+        kill::{KillCause, single_kill_grace_s},
+        work_queue::Retry,
+    },
+    runtime::RuntimeService,
+    sys::lane::Lane,
+};
+
+/// Starts containers. Nothing is kept between two passes.
+pub(in crate::agent) struct Starter {
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) images: Rc<Images>,
+    pub(in crate::agent) generator: Generator,
+    pub(in crate::agent) hooks: Hooks,
+    pub(in crate::agent) killer: Killer,
+    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    /// Where crash-loop delays are stored.
+    pub(in crate::agent) run_dir: PathBuf,
+    /// Where links to logs lie.
+    pub(in crate::agent) container_logs: PathBuf,
+}
+
+/// What all starts of one pass share.
+pub(in crate::agent) struct Pass<'a> {
+    pub(in crate::agent) starter: &'a Starter,
+    pub(in crate::agent) plan: &'a Plan,
+    pub(in crate::agent) pod: &'a Rc<Pod>,
+    pub(in crate::agent) runtime: &'a PodRuntimeStatus,
+    pub(in crate::agent) sandbox: &'a SandboxStatus,
+    pub(in crate::agent) mounted: &'a Mounted,
+    /// What the sandbox was asked for.
+    pub(in crate::agent) made: Option<SandboxConfig>,
+    /// Images of its volumes.
+    pub(in crate::agent) volume_images: VolumeImages,
+}
+
+impl Pass<'_> {
+    /// Whether the pod is to end: nothing of it starts then. Asked before each step, for a pull may have taken minutes.
+    fn is_to_end(&self) -> bool {
+        self.plan.cancel.is_to_end()
+    }
+
+    fn tell(&self, container: &Container, severity: Severity, reason: &str, message: &str) {
+        let recorder = &self.starter.recorder;
+        recorder.container(self.pod, &container.name, severity, reason, message);
+    }
+}
+
+impl ForPod for Pass<'_> {
+    fn pod(&self) -> &Pod {
+        self.pod
+    }
+
+    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+        let (recorder, pod) = (&self.starter.recorder, self.pod);
+        match container {
+            Some(name) => recorder.container(pod, name, severity, reason, message),
+            None => recorder.pod(pod, severity, reason, message),
+        }
+    }
+
+    fn sandbox(&self) -> Option<SandboxConfig> {
+        self.made.clone()
+    }
+
+    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
+        let Self { plan, pod, .. } = *self;
+        Box::pin(async move {
+            let of_api = cluster::objects_of(self.starter.of_api.as_ref(), pod);
+            let loaded = match of_api {
+                Some(objects) => Some(objects.for_pulls(pod, &plan.cancel).await),
+                None => None,
+            };
+            PodSecrets::read(pod, |name| match &loaded {
+                Some(loaded) => loaded.secret(name).ok().flatten(),
+                None => plan.objects.secret(&pod.metadata.namespace, name),
+            })
+        })
+    }
+
+    fn cancelled(&self) -> Pending<'_, ()> {
+        Box::pin(self.plan.cancel.cancelled())
+    }
+}
+
+/// Why a container did not start: the waiting reason, its message, and when a back-off ends.
+#[derive(Clone, Debug)]
+pub(in crate::agent) struct StartError {
+    pub(in crate::agent) reason: &'static str,
+    pub(in crate::agent) message: String,
+    pub(in crate::agent) until: Option<Mono>,
+}
+
+impl StartError {
+    pub(in crate::agent) fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+            until: None,
+        }
+    }
+}
+
+impl From<Waiting> for StartError {
+    fn from(waiting: Waiting) -> Self {
+        Self::new(waiting.reason, waiting.message)
+    }
+}
+
+/// Starts what is to be started. A failed plain init container ends the pass; any other failure does not (ACT-04). Returns what
+/// was tried as well.
+pub(in crate::agent) async fn start_all(
+    pass: &Pass<'_>,
+    actions: &PodActions,
+) -> (Vec<Started>, Result<(), SyncError>) {
+    let spec = &pass.pod.spec;
+    let mut failed: Option<SyncError> = None;
+    let mut starts = Vec::new();
+    let ephemeral = actions
+        .ephemeral_to_start
+        .iter()
+        .map(|&i| (&spec.ephemeral_containers[i], false));
+    let init = actions.init_to_start.iter().map(|&i| {
+        (
+            &spec.init_containers[i],
+            !spec.init_containers[i].is_sidecar(),
+        )
+    });
+    let regular = actions
+        .to_start
+        .iter()
+        .map(|&i| (&spec.containers[i], false));
+    for (container, ends_pass) in ephemeral.chain(init).chain(regular) {
+        if pass.is_to_end() {
+            break;
+        }
+        let started = start_container(pass, container).await;
+        let result = match started {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let retry = e.until.map_or(Retry::Error, Retry::BackOff);
+                let message = format!(
+                    "failed to \"StartContainer\" for \"{}\" with {}: {}",
+                    container.name, e.reason, e.message
+                );
+                failed = Some(match failed.take() {
+                    None => SyncError { retry, message },
+                    Some(before) => SyncError {
+                        retry: before.retry.and(retry),
+                        message: format!("{}; {message}", before.message),
+                    },
+                });
+                Err(NotStarted {
+                    reason: e.reason,
+                    message: e.message,
+                })
+            }
+        };
+        let has_failed = result.is_err();
+        starts.push(Started {
+            container: container.name.clone(),
+            result,
+        });
+        if has_failed && ends_pass {
+            break;
+        }
+    }
+    (starts, failed.map_or(Ok(()), Err))
+}
+
+/// Whether the container may be started again by now: it is asked only of one that ended before.
+async fn may_restart(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
+    let Pass { plan, pod, .. } = *pass;
+    let ended = |c: &ContainerStatus| c.state == ContainerState::Exited;
+    if !plan.runtime.instances(&container.name).any(ended) {
+        return Ok(());
+    }
+    let granted = plan.line.ask(|answer| Step::Restarts {
+        pod: Rc::clone(pod),
+        container: container.name.clone(),
+        runtime: Rc::clone(&plan.runtime),
+        answer,
+    });
+    match granted.await {
+        Ok(delays) => {
+            // The next one has to wait longer: also under another agent.
+            let run = pass.starter.run_dir.clone();
+            let save = move || backoff_store::save(&run, delays);
+            pass.starter.disk.run(save).await;
+            Ok(())
+        }
+        Err(wait) => {
+            let message = format!(
+                "Back-off restarting failed container {} in pod {}",
+                container.name,
+                crate::logic::pod_kind::pod_ref(pod)
+            );
+            pass.tell(container, Severity::Warning, "BackOff", &message);
+            Err(StartError {
+                reason: "CrashLoopBackOff",
+                message: wait.message,
+                until: Some(wait.until),
+            })
+        }
+    }
+}
+
+/// Starts one container, or stops half-way without an error if the pod is to end.
+async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
+    let Pass { starter, .. } = *pass;
+    let (runtime, images) = (&starter.runtime, &starter.images);
+    may_restart(pass, container).await?;
+    let failed = |e: StartError| {
+        let message = format!("Error: {}", e.message);
+        pass.tell(container, Severity::Warning, "Failed", &message);
+        e
+    };
+    let of_volumes = images.ensure_volumes(pass, &pass.volume_images, container);
+    let Some(volume_images) = of_volumes.await? else {
+        return Ok(());
+    };
+    let Some(image) = images.ensure(pass, container).await? else {
+        return Ok(());
+    };
+    let config = starter
+        .generator
+        .container_config(pass, container, &image, volume_images)
+        .await
+        .map_err(failed)?;
+    if pass.is_to_end() {
+        return Ok(());
+    }
+    let id = runtime
+        .create_container(&pass.sandbox.id, &config, pass.made.as_ref())
+        .await
+        .map_err(|e| failed(StartError::new("CreateContainerError", e.to_string())))?;
+    pass.tell(container, Severity::Normal, "Created", "Container created");
+    if pass.is_to_end() {
+        return Ok(());
+    }
+    runtime
+        .start_container(&id)
+        .await
+        .map_err(|e| failed(StartError::new("RunContainerError", e.to_string())))?;
+    pass.tell(container, Severity::Normal, "Started", "Container started");
+    link_log(pass, container, &id, config.attempt).await;
+    post_start(pass, container, &id).await
+}
+
+/// `/var/log/containers/<pod>_<namespace>_<container>-<id>.log` → the log file (CFG-11). Failing is no reason to stop.
+async fn link_log(pass: &Pass<'_>, container: &Container, id: &ContainerId, attempt: u32) {
+    let Pass { starter, pod, .. } = *pass;
+    let dir = starter.container_logs.clone();
+    let target = starter
+        .generator
+        .log_directory(pod)
+        .join(&container.name)
+        .join(format!("{attempt}.log"));
+    let link = dir.join(generate::log_link_name(pod, &container.name, id));
+    let shown = link.display().to_string();
+    let make = move || {
+        if !target.exists() {
+            return Ok(());
+        }
+        std::fs::create_dir_all(dir)?;
+        symlink(&target, &link)
+    };
+    if let Err(e) = starter.disk.run(make).await
+        && e.kind() != io::ErrorKind::AlreadyExists
+    {
+        let meta = &pod.metadata;
+        log::warn!(
+            "pod={}/{} cannot link log {shown}: {e}",
+            meta.namespace,
+            meta.name
+        );
+    }
+}
+
+/// Runs and awaits the postStart hook; its failure kills the container (HOOK-01).
+async fn post_start(
+    pass: &Pass<'_>,
+    container: &Container,
+    id: &ContainerId,
+) -> Result<(), StartError> {
+    let Some(handler) = container
+        .lifecycle
+        .as_ref()
+        .and_then(|l| l.post_start.as_ref())
+    else {
+        return Ok(());
+    };
+    let Pass { starter, pod, .. } = *pass;
+    // The hook finds its container in a status that knows of it.
+    let status = starter.runtime.pod_status(&pod.metadata.uid).await;
+    let mut status = status.unwrap_or_default();
+    if status.ips.is_empty() {
+        // A pod in the host's network has no address at the runtime.
+        status.ips.clone_from(&pass.runtime.ips);
+    }
+    // A hook that never ends must not keep its pod from being ended.
+    let until = Until::Cancelled(&pass.plan.cancel);
+    let ran = starter.hooks.run(pod, &status, container, handler, until);
+    let Err(error) = ran.await else {
+        return Ok(());
+    };
+    let HookError::Failed(error) = error else {
+        // The pod is to end, and its containers with it.
+        return Ok(());
+    };
+    log::debug!(
+        "pod={}/{} container={} postStart: {error}",
+        pod.metadata.namespace,
+        pod.metadata.name,
+        container.name
+    );
+    pass.tell(
+        container,
+        Severity::Warning,
+        "FailedPostStartHook",
+        "PostStartHook failed",
+    );
+    let cause = KillCause::PostStart;
+    let target = ContainerToKill {
+        id: id.clone(),
+        name: container.name.clone(),
+        cause,
+        message: "FailedPostStartHook".into(),
+        grace_s: single_kill_grace_s(pod, Some(container), cause),
+    };
+    let killed = starter.killer.kill_container(pod, &status, &target);
+    if let Err(e) = killed.await {
+        log::warn!(
+            "pod={}/{} container={}: {e}",
+            pod.metadata.namespace,
+            pod.metadata.name,
+            container.name
+        );
+    }
+    Err(StartError::new(
+        "PostStartHookError",
+        "PostStartHook failed",
+    ))
+}

@@ -1,0 +1,160 @@
+//! What the loop and a running call of a pod's worker say to each other: the plan with which the call begins, and the steps
+//! that it tells of. All of it is data.
+
+use alloc::rc::Rc;
+use core::{net::IpAddr, pin::Pin};
+
+use smol::channel::Sender;
+
+use super::cancel::Cancel;
+use crate::{
+    agent::objects::Objects,
+    api::{Pod, PodStatus, PodUid, cri::PodRuntimeStatus},
+    logic::{
+        actions::PodActions,
+        backoff::{CrashLoop, Record},
+        pod_table::Handle,
+    },
+};
+
+/// What a call is to know when it begins. The pod itself it reads from its record.
+pub(in crate::agent) struct Plan {
+    pub(in crate::agent) uid: PodUid,
+    /// What the runtime last said of the pod.
+    pub(in crate::agent) runtime: Rc<PodRuntimeStatus>,
+    /// ConfigMaps and Secrets of the manifest directory.
+    pub(in crate::agent) objects: Rc<Objects>,
+    /// Addresses of the node, primary first.
+    pub(in crate::agent) host_ips: Vec<IpAddr>,
+    /// Processor time that the active pods of the Burstable tier ask for together, thousandths.
+    pub(in crate::agent) burstable_milli: i64,
+    /// This agent has given the pod's cgroup its limits.
+    pub(in crate::agent) limited: bool,
+    /// Whether the call is still wanted.
+    pub(in crate::agent) cancel: Rc<Cancel>,
+    /// To the loop.
+    pub(in crate::agent) line: Line,
+}
+
+/// Something that a call came to, in the order in which it did, before its end.
+pub(in crate::agent) enum Step {
+    /// A sync has read its pod. What the status says by now is shown before anything is done.
+    Begun {
+        pod: Rc<Pod>,
+        runtime: Rc<PodRuntimeStatus>,
+        answer: Answer<Begun>,
+    },
+    /// The outcome of the pod lies on disk. Answered: a source still has the pod.
+    OutcomeKept(Answer<bool>),
+    /// The pod's cgroup has its limits.
+    Limited,
+    /// Volumes are there: probes may begin (SYNC-12).
+    Mounted(Rc<Pod>),
+    /// A new sandbox with its network is up: shown before images are pulled (SYNC-16, ACT-24).
+    SandboxUp(Rc<Pod>),
+    /// May the container be started again?
+    Restarts {
+        pod: Rc<Pod>,
+        container: String,
+        runtime: Rc<PodRuntimeStatus>,
+        answer: Answer<Granted>,
+    },
+    /// A sync has changed something at the runtime.
+    Acted {
+        pod: Rc<Pod>,
+        /// Containers that were to be started, in the order of their turns.
+        starts: Vec<Started>,
+        /// Not all of it was done: what waits now is shown now.
+        failed: bool,
+    },
+    /// The pod is about to be stopped. Answered: its addresses, as it shows them.
+    Stopping {
+        pod: Rc<Pod>,
+        runtime: Rc<PodRuntimeStatus>,
+        answer: Answer<Vec<IpAddr>>,
+    },
+    /// Its containers were killed.
+    Killed,
+    /// Nothing of the pod runs any more: this is how it ended (SYNC-27).
+    Stopped {
+        pod: Rc<Pod>,
+        runtime: Rc<PodRuntimeStatus>,
+    },
+    /// Something was changed at the runtime.
+    Changed,
+    /// Volumes and cgroup are gone (DEL-03). The pod, if it could be read.
+    CleanedUp(Option<Rc<Pod>>),
+}
+
+/// What a sync is to do.
+pub(in crate::agent) struct Begun {
+    /// The pod has come to its end by itself: nothing is done.
+    pub(in crate::agent) terminal: bool,
+    /// A status that has to outlive the machine's boot.
+    pub(in crate::agent) outcome: Option<PodStatus>,
+    /// Addresses of the pod, as its status has them.
+    pub(in crate::agent) ips: Vec<IpAddr>,
+    /// Why nothing may start.
+    pub(in crate::agent) problem: Option<Problem>,
+    /// What to change at the runtime.
+    pub(in crate::agent) actions: PodActions,
+}
+
+/// Why nothing of a pod may start.
+pub(in crate::agent) enum Problem {
+    Runtime(String),
+    Network(String),
+}
+
+/// The delays to be kept for the next agent, or how long this start has to wait.
+pub(in crate::agent) type Granted = Result<Vec<Record>, CrashLoop>;
+
+/// What the start of a container came to.
+pub(in crate::agent) struct Started {
+    pub(in crate::agent) container: String,
+    pub(in crate::agent) result: Result<(), NotStarted>,
+}
+
+/// Why a container waits.
+pub(in crate::agent) struct NotStarted {
+    pub(in crate::agent) reason: &'static str,
+    pub(in crate::agent) message: String,
+}
+
+/// Where the answer to a step goes.
+pub(in crate::agent) struct Answer<T>(Sender<T>);
+
+impl<T> Answer<T> {
+    /// Answers.
+    pub(in crate::agent) fn give(self, answer: T) {
+        // Whoever asked leaves only with the agent.
+        let _ = self.0.try_send(answer);
+    }
+}
+
+/// Takes a step to the loop, behind all that were told before.
+pub(in crate::agent) type Tell = Rc<dyn Fn(Handle, Step) -> Pin<Box<dyn Future<Output = ()>>>>;
+
+/// The way of one call to the loop.
+pub(in crate::agent) struct Line {
+    pub(in crate::agent) call: Handle,
+    pub(in crate::agent) tell: Tell,
+}
+
+impl Line {
+    /// Tells the loop.
+    pub(in crate::agent) async fn tell(&self, step: Step) {
+        (self.tell)(self.call, step).await;
+    }
+
+    /// Tells the loop and waits for its answer.
+    pub(in crate::agent) async fn ask<T>(&self, step: impl FnOnce(Answer<T>) -> Step) -> T {
+        let (answer, answered) = smol::channel::bounded(1);
+        self.tell(step(Answer(answer))).await;
+        match answered.recv().await {
+            Ok(answer) => answer,
+            // The loop is over, and the agent with it.
+            Err(_) => core::future::pending().await,
+        }
+    }
+}

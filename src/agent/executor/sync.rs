@@ -1,0 +1,357 @@
+//! SyncPod: brings one pod closer to its spec. A plain sequence of awaited steps; the decisions are pure functions of
+//! `logic`. Rows SYNC-01 to SYNC-18, ACT-01 to ACT-07.
+//!
+//! The future is never dropped while its pod exists. It looks at the pod's cancellation flag between steps.
+
+use alloc::rc::Rc;
+
+use super::{
+    cgroups::{Ensured, PodCgroups},
+    kill::Killer,
+    start::{self, Pass, Starter},
+    steps::{Plan, Problem, Started, Step},
+    volumes::{Mounted, Mounter},
+};
+use crate::{
+    agent::{
+        complaints::Complaints,
+        outcome,
+        pod_store::PodStore,
+        recorder::{Recorder, Severity},
+    },
+    api::{
+        Container, Pod, PodStatus,
+        cri::{PodRuntimeStatus, SandboxStatus},
+        pod::RestartPolicy,
+    },
+    error::chain,
+    logic::{actions::PodActions, pod_worker::Outcome, work_queue::Retry},
+    runtime::{RuntimeError, RuntimeService},
+    sys::{crash, lane::Lane},
+};
+
+/// Why a sync failed: when to try again, and what to tell.
+#[derive(Debug)]
+pub(in crate::agent) struct SyncError {
+    pub(in crate::agent) retry: Retry,
+    pub(in crate::agent) message: String,
+}
+
+impl SyncError {
+    pub(in crate::agent) fn new(message: impl Into<String>) -> Self {
+        Self {
+            retry: Retry::Error,
+            message: message.into(),
+        }
+    }
+}
+
+/// Syncs pods. Nothing is kept between two syncs.
+pub(in crate::agent) struct Syncer {
+    pub(in crate::agent) store: PodStore,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) complaints: Rc<Complaints>,
+    pub(in crate::agent) cgroups: PodCgroups,
+    pub(in crate::agent) mounter: Mounter,
+    pub(in crate::agent) killer: Killer,
+    pub(in crate::agent) starter: Starter,
+}
+
+impl Syncer {
+    /// One sync of one pod.
+    pub(in crate::agent) async fn run(&self, plan: &Plan) -> Outcome {
+        let uid = &plan.uid;
+        let pod = match self.store.load(&self.disk, uid).await {
+            Ok(pod) => pod,
+            Err(e) => {
+                // An unreadable record harms nobody else, and what runs goes on running.
+                self.complaints
+                    .complain(&format!("uid={uid} {}", chain(&e)));
+                return Outcome::Failed(Retry::Error);
+            }
+        };
+        let meta = &pod.metadata;
+        match self.sync_pod(plan, &pod).await {
+            Ok(outcome) => outcome,
+            Err(e) if plan.cancel.is_cancelled() => {
+                log::debug!(
+                    "pod={}/{} uid={uid} sync cancelled: {}",
+                    meta.namespace,
+                    meta.name,
+                    e.message
+                );
+                Outcome::Canceled
+            }
+            Err(e) => {
+                log::debug!(
+                    "pod={}/{} uid={uid} sync: {}",
+                    meta.namespace,
+                    meta.name,
+                    e.message
+                );
+                Outcome::Failed(e.retry)
+            }
+        }
+    }
+
+    async fn sync_pod(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<Outcome, SyncError> {
+        let begun = plan.line.ask(|answer| Step::Begun {
+            pod: Rc::clone(pod),
+            runtime: Rc::clone(&plan.runtime),
+            answer,
+        });
+        let begun = begun.await;
+        if let Some(status) = begun.outcome {
+            self.keep_outcome(plan, status).await;
+        }
+        if begun.terminal {
+            return Ok(Outcome::Terminal);
+        }
+        match begun.problem {
+            None => {}
+            Some(Problem::Runtime(problem)) => {
+                // What runs goes on, and is shown; the node's condition says why nothing else does.
+                return Err(SyncError::new(format!("runtime is not ready: {problem}")));
+            }
+            Some(Problem::Network(problem)) => {
+                let message = format!("network is not ready: {problem}");
+                self.warn(pod, "NetworkNotReady", &message);
+                return Err(SyncError {
+                    retry: Retry::NetworkNotReady,
+                    message,
+                });
+            }
+        }
+        let mut runtime = PodRuntimeStatus::clone(&plan.runtime);
+        // Host-network pods have no IPs at the runtime; what runs later needs them.
+        runtime.ips = begun.ips;
+        self.ensure_cgroup(plan, pod, &runtime).await?;
+        crash::point("pod.cgroup");
+        self.make_pod_dirs(pod).await?;
+        crash::point("pod.directories");
+        let mounted = self.mounter.set_up(pod, plan).await?;
+        crash::point("pod.volumes");
+        if plan.cancel.is_cancelled() {
+            return Ok(Outcome::Canceled);
+        }
+        if has_probes(pod) {
+            plan.line.tell(Step::Mounted(Rc::clone(pod))).await;
+        }
+        let actions = begun.actions;
+        if actions.is_empty() {
+            return Ok(Outcome::Done);
+        }
+        let mut starts = Vec::new();
+        let acted = self.act(plan, pod, runtime, &mounted, &actions, &mut starts);
+        let result = acted.await;
+        let acted = Step::Acted {
+            pod: Rc::clone(pod),
+            starts,
+            failed: result.is_err(),
+        };
+        plan.line.tell(acted).await;
+        result.map(|()| Outcome::Done)
+    }
+
+    fn warn(&self, pod: &Pod, reason: &str, message: &str) {
+        self.recorder.pod(pod, Severity::Warning, reason, message);
+    }
+
+    /// Keeps how the pod ended, or that it began.
+    async fn keep_outcome(&self, plan: &Plan, status: PodStatus) {
+        let (store, uid) = (self.store.clone(), plan.uid.clone());
+        let keep = move || outcome::keep(&store, &uid, status);
+        if let Err(e) = self.disk.run(keep).await {
+            self.complaints
+                .complain(&format!("uid={} cannot keep the outcome: {e}", plan.uid));
+        }
+        if !plan.line.ask(Step::OutcomeKept).await {
+            // Its manifest went meanwhile.
+            let (store, uid) = (self.store.clone(), plan.uid.clone());
+            self.disk.run(move || outcome::forget(&store, &uid)).await;
+        }
+    }
+
+    /// Ensures the pod's cgroup (SYNC-06, ACT-06).
+    async fn ensure_cgroup(
+        &self,
+        plan: &Plan,
+        pod: &Pod,
+        runtime: &PodRuntimeStatus,
+    ) -> Result<(), SyncError> {
+        if plan.cancel.is_to_end() {
+            return Ok(());
+        }
+        let ensure = |runs| {
+            let made = self
+                .cgroups
+                .ensure(pod, plan.limited, runs, plan.burstable_milli);
+            async move {
+                made.await.map_err(|e| {
+                    let message = format!("unable to ensure pod container exists: {}", chain(&e));
+                    self.warn(pod, "FailedCreatePodContainer", &message);
+                    SyncError::new(message)
+                })
+            }
+        };
+        let mut ensured = ensure(runtime.has_running_container()).await?;
+        if ensured == Ensured::MissingUnderContainers {
+            let killed = self.killer.kill_pod(pod, runtime, None);
+            killed.await.map_err(SyncError::new)?;
+            if pod.spec.restart_policy == RestartPolicy::Never {
+                return Ok(());
+            }
+            ensured = ensure(false).await?;
+        }
+        if ensured == Ensured::Made {
+            plan.line.tell(Step::Limited).await;
+        }
+        Ok(())
+    }
+
+    /// Makes the pod's directories (SYNC-08).
+    async fn make_pod_dirs(&self, pod: &Pod) -> Result<(), SyncError> {
+        let (store, uid) = (self.store.clone(), pod.metadata.uid.clone());
+        let made = self.disk.run(move || store.make_dirs(&uid));
+        made.await.map_err(|e| {
+            let message = format!("error making pod data directories: {e}");
+            self.warn(pod, "Failed", &message);
+            SyncError::new(message)
+        })
+    }
+
+    /// Carries out the actions, in the order of ACT-03. What it starts is noted in `starts`.
+    async fn act(
+        &self,
+        plan: &Plan,
+        pod: &Rc<Pod>,
+        mut runtime: PodRuntimeStatus,
+        mounted: &Mounted,
+        actions: &PodActions,
+        starts: &mut Vec<Started>,
+    ) -> Result<(), SyncError> {
+        if actions.kill_pod {
+            if actions.create_sandbox && actions.sandbox_id.is_some() {
+                self.recorder.pod(
+                    pod,
+                    Severity::Normal,
+                    "SandboxChanged",
+                    "Pod sandbox changed, it will be killed and re-created.",
+                );
+            }
+            if let Err(e) = self.killer.kill_pod(pod, &runtime, None).await {
+                let message = format!("error killing pod: {e}");
+                self.warn(pod, "FailedKillPod", &message);
+                return Err(SyncError::new(message));
+            }
+        } else {
+            for target in &actions.to_kill {
+                let killed = self.killer.kill_container(pod, &runtime, target);
+                if let Err(e) = killed.await {
+                    return Err(SyncError::new(format!("error killing container: {e}")));
+                }
+            }
+        }
+        for id in &actions.to_remove {
+            if let Err(e) = self.runtime.remove_container(id).await {
+                log::warn!(
+                    "pod={}/{} cannot remove instance {id}: {e}",
+                    pod.metadata.namespace,
+                    pod.metadata.name
+                );
+            }
+        }
+        let sandbox = if actions.create_sandbox {
+            match self.create_sandbox(plan, pod, actions.attempt).await {
+                Ok(sandbox) => Some(sandbox),
+                Err(SandboxFailure::Terminating) => return Ok(()),
+                Err(SandboxFailure::Failed(e)) => return Err(e),
+            }
+        } else {
+            runtime
+                .sandboxes
+                .iter()
+                .find(|s| Some(&s.id) == actions.sandbox_id.as_ref())
+                .cloned()
+        };
+        let Some(sandbox) = sandbox else {
+            // Only a kill was asked for.
+            return if actions.starts_anything() {
+                Err(SyncError::new("pod sandbox is gone"))
+            } else {
+                Ok(())
+            };
+        };
+        if actions.create_sandbox {
+            if !pod.spec.host_network {
+                runtime.ips.clone_from(&sandbox.ips);
+            }
+            plan.line.tell(Step::SandboxUp(Rc::clone(pod))).await;
+        }
+        let generator = &self.starter.generator;
+        let made = generator.sandbox_plan(pod, sandbox.attempt, &plan.host_ips);
+        let made = made.await.ok().map(|plan| plan.config);
+        let pass = Pass {
+            made,
+            starter: &self.starter,
+            plan,
+            pod,
+            runtime: &runtime,
+            sandbox: &sandbox,
+            mounted,
+            volume_images: Default::default(),
+        };
+        let (tried, result) = start::start_all(&pass, actions).await;
+        *starts = tried;
+        result
+    }
+
+    async fn create_sandbox(
+        &self,
+        plan: &Plan,
+        pod: &Pod,
+        attempt: u32,
+    ) -> Result<SandboxStatus, SandboxFailure> {
+        if plan.cancel.is_to_end() {
+            // What it replaces took its time to end.
+            return Err(SandboxFailure::Terminating);
+        }
+        let generator = &self.starter.generator;
+        let config = generator.sandbox_config(pod, attempt, &plan.host_ips).await;
+        if plan.cancel.is_to_end() {
+            return Err(SandboxFailure::Terminating);
+        }
+        let made = match config {
+            Ok(config) => self.runtime.run_pod_sandbox(&config).await,
+            Err(e) => Err(RuntimeError::Invalid(e)),
+        };
+        made.map_err(|e| {
+            if plan.cancel.is_to_end() {
+                return SandboxFailure::Terminating;
+            }
+            let message = format!("Failed to create pod sandbox: {e}");
+            self.warn(pod, "FailedCreatePodSandBox", &message);
+            SandboxFailure::Failed(SyncError::new(message))
+        })
+    }
+}
+
+enum SandboxFailure {
+    /// The pod is to end: a failure does not matter any more.
+    Terminating,
+    Failed(SyncError),
+}
+
+/// Whether any of its containers is probed.
+fn has_probes(pod: &Pod) -> bool {
+    let is_probed = |c: &Container| {
+        c.liveness_probe.is_some() || c.readiness_probe.is_some() || c.startup_probe.is_some()
+    };
+    let spec = &pod.spec;
+    spec.containers
+        .iter()
+        .chain(&spec.init_containers)
+        .any(is_probed)
+}

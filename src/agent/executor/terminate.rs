@@ -1,0 +1,192 @@
+//! The end of a pod: SyncTerminatingPod, SyncTerminatingRuntimePod, SyncTerminatedPod. Rows SYNC-19 to SYNC-33,
+//! KILL-07, KILL-14.
+
+use alloc::rc::Rc;
+use core::time::Duration;
+
+use smol::future::FutureExt as _;
+
+use super::{
+    cgroups::PodCgroups,
+    kill::Killer,
+    steps::{Plan, Step},
+    sync::SyncError,
+};
+use crate::{
+    agent::{
+        clock::Clock,
+        cluster,
+        complaints::Complaints,
+        pod_store::PodStore,
+        recorder::{Recorder, Severity},
+    },
+    api::{
+        Pod,
+        cri::{ContainerState, PodRuntimeStatus},
+    },
+    error::chain,
+    logic::pod_worker::Outcome,
+    runtime::RuntimeService,
+    sys::{crash, lane::Lane},
+    volume::Volumes,
+};
+
+/// Volumes of a terminated pod may take so long to go (SYNC-30); then the step fails and is tried again.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(123);
+
+/// Ends pods. Nothing is kept between two of them.
+pub(in crate::agent) struct Terminator {
+    pub(in crate::agent) store: PodStore,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) clock: Rc<dyn Clock>,
+    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) complaints: Rc<Complaints>,
+    pub(in crate::agent) cgroups: PodCgroups,
+    pub(in crate::agent) volumes: Volumes,
+    pub(in crate::agent) killer: Killer,
+    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+}
+
+impl Terminator {
+    fn outcome(&self, plan: &Plan, step: &str, result: Result<(), SyncError>) -> Outcome {
+        match result {
+            Ok(()) => Outcome::Done,
+            Err(e) => {
+                let message = format!("uid={} {step}: {}", plan.uid, e.message);
+                self.complaints.complain(&message);
+                Outcome::Failed(e.retry)
+            }
+        }
+    }
+
+    /// Stops everything of the pod and tells its final status.
+    pub(in crate::agent) async fn terminating(&self, plan: &Plan, grace_s: Option<u32>) -> Outcome {
+        let result = match self.store.load(&self.disk, &plan.uid).await {
+            Ok(pod) => self.stop_pod(plan, &pod, grace_s).await,
+            Err(e) => {
+                // Its record is gone or damaged: the runtime's own word must do to end it.
+                let message = format!("uid={} {}", plan.uid, chain(&e));
+                self.complaints.complain(&message);
+                self.stop_runtime_pod(plan).await
+            }
+        };
+        self.outcome(plan, "terminating", result)
+    }
+
+    async fn stop_pod(
+        &self,
+        plan: &Plan,
+        pod: &Rc<Pod>,
+        grace_s: Option<u32>,
+    ) -> Result<(), SyncError> {
+        let (uid, line) = (&plan.uid, &plan.line);
+        let ips = line.ask(|answer| Step::Stopping {
+            pod: Rc::clone(pod),
+            runtime: Rc::clone(&plan.runtime),
+            answer,
+        });
+        let ips = ips.await;
+        let mut runtime = PodRuntimeStatus::clone(&plan.runtime);
+        if runtime.ips.is_empty() {
+            // A pod in the host's network has no address at the runtime; its hooks need one.
+            runtime.ips = ips;
+        }
+        let killed = self.killer.kill_pod(pod, &runtime, grace_s.map(i64::from));
+        if let Err(e) = killed.await {
+            let message = format!("error killing pod: {e}");
+            let reason = "FailedKillPod";
+            self.recorder.pod(pod, Severity::Warning, reason, &message);
+            return Err(SyncError::new(message));
+        }
+        line.tell(Step::Killed).await;
+        // Read directly, not from the cache: exit codes are caught here, for the instances may be gone later.
+        let after = self.runtime.pod_status(uid).await;
+        let mut after = after.map_err(|e| SyncError::new(e.to_string()))?;
+        if let Some(running) = after
+            .containers
+            .iter()
+            .find(|c| c.state == ContainerState::Running)
+        {
+            return Err(SyncError::new(format!(
+                "container {} still runs after the kill: runtime violation",
+                running.name
+            )));
+        }
+        // A stopped sandbox no longer reports its IPs.
+        if after.ips.is_empty() {
+            after.ips.clone_from(&plan.runtime.ips);
+        }
+        crash::point("pod.stopped");
+        let stopped = Step::Stopped {
+            pod: Rc::clone(pod),
+            runtime: Rc::new(after),
+        };
+        line.tell(stopped).await;
+        line.tell(Step::Changed).await;
+        Ok(())
+    }
+
+    /// Ends a pod that only the runtime knows.
+    pub(in crate::agent) async fn terminating_runtime(&self, plan: &Plan) -> Outcome {
+        let stopped = self.stop_runtime_pod(plan).await;
+        self.outcome(plan, "terminating (known to the runtime only)", stopped)
+    }
+
+    async fn stop_runtime_pod(&self, plan: &Plan) -> Result<(), SyncError> {
+        let runtime = self.runtime.pod_status(&plan.uid).await;
+        let runtime = runtime.map_err(|e| SyncError::new(e.to_string()))?;
+        let killed = self.killer.kill_runtime_pod(&runtime).await;
+        killed.map_err(SyncError::new)?;
+        plan.line.tell(Step::Changed).await;
+        Ok(())
+    }
+
+    /// Nothing runs any more: volumes and cgroup go, and the status is finished.
+    pub(in crate::agent) async fn terminated(&self, plan: &Plan) -> Outcome {
+        let cleaned = self.clean_up(plan).await;
+        self.outcome(plan, "terminated", cleaned)
+    }
+
+    async fn clean_up(&self, plan: &Plan) -> Result<(), SyncError> {
+        let uid = &plan.uid;
+        let pod = self.store.load(&self.disk, uid).await.ok();
+        if let Some(pod) = &pod {
+            let stopped = Step::Stopped {
+                pod: Rc::clone(pod),
+                runtime: Rc::clone(&plan.runtime),
+            };
+            plan.line.tell(stopped).await;
+        }
+        if self.of_api.is_some() || pod.as_deref().is_some_and(uses_shares) {
+            cluster::unmount_nfs(&self.volumes, &self.disk, &self.complaints, uid).await;
+        }
+        let volumes = self.volumes.clone();
+        let gone = uid.clone();
+        let unmount = async { Some(self.disk.run(move || volumes.tear_down(&gone)).await) };
+        let late = async {
+            let latest = self.clock.now() + UNMOUNT_TIMEOUT;
+            self.clock.until(latest).await;
+            None
+        };
+        match unmount.or(late).await {
+            Some(Ok(())) => {}
+            Some(Err(e)) => return Err(SyncError::new(chain(&e))),
+            None => return Err(SyncError::new("volumes are still being unmounted")),
+        }
+        crash::point("pod.volumes-down");
+        if let Some(objects) = &self.of_api {
+            objects.forget(uid).await;
+        }
+        let removed = self.cgroups.remove(uid).await;
+        removed.map_err(|e| SyncError::new(chain(&e)))?;
+        crash::point("pod.cgroup-removed");
+        plan.line.tell(Step::CleanedUp(pod)).await;
+        Ok(())
+    }
+}
+
+/// Whether the pod mounts shares of the network.
+fn uses_shares(pod: &Pod) -> bool {
+    pod.spec.volumes.iter().any(|volume| volume.nfs.is_some())
+}

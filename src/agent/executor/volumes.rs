@@ -1,0 +1,291 @@
+//! Volumes of a pod, on the way to the disk lane: contents from `logic::projection`, effects in `volume`.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use std::{io::Read as _, os::fd::OwnedFd, path::Path};
+
+use nix::fcntl::OFlag;
+
+use super::{cancel::Cancel, steps::Plan, sync::SyncError};
+use crate::{
+    agent::{
+        cluster::{self, Loaded},
+        objects::Objects,
+        recorder::{Recorder, Severity},
+    },
+    api::{ConfigMap, Container, Pod, Secret},
+    error::chain,
+    logic::{
+        bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, pod_resources,
+        projection, qos,
+    },
+    sys::{lane::Lane, open},
+    volume::{Medium, MountedVolume, PodVolumes, Source, Volumes},
+};
+
+/// Bytes read of a file for a `fileKeyRef`.
+const MAX_ENV_FILE_BYTES: u64 = 1 << 20;
+
+/// Volumes of a pod that can be mounted now, by name.
+pub(in crate::agent) type Mounted = BTreeMap<String, MountedVolume>;
+
+/// Sets up volumes. Nothing is kept between two pods.
+pub(in crate::agent) struct Mounter {
+    pub(in crate::agent) volumes: Volumes,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) context: Rc<NodeContext>,
+}
+
+impl Mounter {
+    /// Sets up all volumes of the pod and refreshes the projected ones (SYNC-09).
+    pub(in crate::agent) async fn set_up(
+        &self,
+        pod: &Pod,
+        plan: &Plan,
+    ) -> Result<Mounted, SyncError> {
+        if pod.spec.volumes.is_empty() {
+            return Ok(Mounted::new());
+        }
+        let cancel = &*plan.cancel;
+        let mut outside = self.outside(pod, cancel).await;
+        outside.extend(of_huge_pages(pod));
+        let loaded = match cluster::objects_of(self.of_api.as_ref(), pod) {
+            Some(objects) => Some(objects.for_volumes(pod, cancel).await),
+            None => None,
+        };
+        if cancel.is_cancelled() {
+            // What is not known now is nobody's fault, and nothing to tell of (VOL-28).
+            return Err(SyncError::new("the pod is to end"));
+        }
+        let objects = PodObjects {
+            objects: &plan.objects,
+            files: &VolumeFiles::new(),
+            loaded: loaded.as_ref(),
+        };
+        let files = projection::pod_files(pod, &objects, self.context.allocatable);
+        drop(loaded);
+        let failed = |message: &str| {
+            let reason = "FailedMount";
+            self.recorder.pod(pod, Severity::Warning, reason, message);
+        };
+        let request = PodVolumes::of(pod, Some(self.tmpfs_limit(pod)), files, outside);
+        let request = request.map_err(|e| {
+            let message = e.to_string();
+            failed(&message);
+            SyncError::new(message)
+        })?;
+        let volumes = self.volumes.clone();
+        let set_up = self.disk.run(move || volumes.set_up(&request)).await;
+        for failure in &set_up.failed {
+            failed(&chain(failure));
+        }
+        set_up.into_result().map_err(|e| {
+            SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e)))
+        })
+    }
+
+    /// Volumes that lie outside the pod's directory, by name: those that claims are bound to, and shares of the network, which
+    /// are mounted here.
+    async fn outside(&self, pod: &Pod, cancel: &Cancel) -> BTreeMap<String, Source> {
+        let mut sources = BTreeMap::new();
+        let bound = match cluster::objects_of(self.of_api.as_ref(), pod) {
+            Some(objects) => objects.bound_volumes(pod, cancel).await,
+            None => BTreeMap::new(),
+        };
+        for (name, bound) in bound {
+            let source = match bound {
+                Ok(bound) => self.bound_source(pod, bound).await,
+                Err(why) => Source::Unknown(why),
+            };
+            sources.insert(name, source);
+        }
+        for volume in pod_refs::used_volumes(pod) {
+            if let Some(nfs) = &volume.nfs {
+                let bound = BoundVolume {
+                    name: volume.name.clone(),
+                    nfs: Some(nfs.clone()),
+                    read_only: nfs.read_only,
+                    ..BoundVolume::default()
+                };
+                let source = self.bound_source(pod, bound).await;
+                sources.insert(volume.name.clone(), source);
+            }
+        }
+        sources
+    }
+
+    async fn bound_source(&self, pod: &Pod, bound: BoundVolume) -> Source {
+        let read_only = bound.read_only;
+        if let Some(host) = bound.host_path {
+            Source::HostPath {
+                path: host.path,
+                kind: host.kind.as_deref().unwrap_or_default().into(),
+                read_only,
+            }
+        } else if let Some(path) = bound.local_path {
+            Source::Local {
+                name: bound.name,
+                path,
+                read_only,
+            }
+        } else if let Some(nfs) = bound.nfs {
+            let share = cluster::Share {
+                server: nfs.server,
+                path: nfs.path,
+                options: bound.mount_options,
+                read_only,
+            };
+            Source::Nfs {
+                mounted: {
+                    let uid = &pod.metadata.uid;
+                    cluster::mount_nfs(&self.volumes, &self.disk, uid, &bound.name, &share).await
+                },
+                name: bound.name,
+                read_only,
+            }
+        } else {
+            Source::Unknown("its volume is of no kind".into())
+        }
+    }
+
+    /// Most bytes one tmpfs of the pod may hold: its memory limit, else what all pods may ask for together (VOL-10).
+    fn tmpfs_limit(&self, pod: &Pod) -> u64 {
+        let limit = pod_resources::pod_sum(pod, pod_resources::Amount::Limits, qos::MEMORY);
+        let limit = limit
+            .and_then(|bytes| u64::try_from(bytes).ok())
+            .filter(|bytes| *bytes > 0);
+        let most = u64::try_from(self.context.allocatable.memory_bytes).unwrap_or(0);
+        limit.map_or(most, |bytes| bytes.min(most))
+    }
+}
+
+/// Volumes of huge pages, by name: the size of their pages depends on what the containers request (VOL-14).
+fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
+    pod.spec.volumes.iter().filter_map(|volume| {
+        let empty = volume.empty_dir.as_ref()?;
+        let medium = match cgroup::medium_page_size(pod, &empty.medium)? {
+            Ok(bytes) => Medium::HugePages(bytes),
+            Err(why) => Medium::Refused(why),
+        };
+        // How much of it the pod may use its cgroup says.
+        let size_limit = None;
+        Some((volume.name.clone(), Source::EmptyDir { medium, size_limit }))
+    })
+}
+
+/// Texts of files in volumes, by volume and path.
+pub(in crate::agent) type VolumeFiles<'a> = BTreeMap<(&'a str, &'a str), Result<String, String>>;
+
+/// What the environment of `container` takes from files in its pod's volumes.
+pub(in crate::agent) async fn files_of_volumes<'a>(
+    disk: &Lane,
+    container: &'a Container,
+    mounted: &Mounted,
+) -> VolumeFiles<'a> {
+    let sources = container.env.iter().filter_map(|e| e.value_from.as_ref());
+    let wanted = sources.filter_map(|source| source.file_key_ref.as_ref());
+    let mut files = VolumeFiles::new();
+    for file in wanted {
+        let (volume, path) = (&*file.volume_name, &*file.path);
+        if files.contains_key(&(volume, path)) {
+            continue;
+        }
+        let text = match mounted.get(volume) {
+            Some(mounted) => {
+                let (dir, file) = (mounted.host_path.clone(), path.to_owned());
+                let read = disk.run(move || read_beneath(&dir, Path::new(&file))).await;
+                // The kind of the error only: the owner of the pod need not know the host's paths.
+                read.map_err(|e| format!("file {path:?} in volume {volume:?}: {}", e.kind()))
+            }
+            None => Err(not_mounted(volume)),
+        };
+        files.insert((volume, path), text);
+    }
+    files
+}
+
+fn not_mounted(volume: &str) -> String {
+    format!("volume {volume:?} is not mounted")
+}
+
+fn read_beneath(dir: &Path, path: &Path) -> std::io::Result<String> {
+    let root: OwnedFd = open::dir(dir)?;
+    let file = open::beneath(&root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
+    let mut text = String::new();
+    file.take(MAX_ENV_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Objects a pod may refer to: those of the manifest directory or, for a pod of the apiserver, those that were loaded for
+/// this step; and files of its own volumes.
+pub(in crate::agent) struct PodObjects<'a> {
+    pub(in crate::agent) objects: &'a Objects,
+    pub(in crate::agent) files: &'a VolumeFiles<'a>,
+    pub(in crate::agent) loaded: Option<&'a Loaded>,
+}
+
+impl env::Objects for PodObjects<'_> {
+    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, String> {
+        match self.loaded {
+            Some(loaded) => loaded.config_map(name),
+            None => Ok(self.objects.config_map(namespace, name)),
+        }
+    }
+
+    fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, String> {
+        match self.loaded {
+            Some(loaded) => loaded.secret(name),
+            None => Ok(self.objects.secret(namespace, name)),
+        }
+    }
+
+    fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
+        let known = self.files.get(&(volume, path));
+        known.cloned().unwrap_or_else(|| Err(not_mounted(volume)))
+    }
+
+    fn service_account_token(
+        &self,
+        audience: &str,
+        expiration_s: Option<i64>,
+    ) -> Result<Vec<u8>, String> {
+        match self.loaded {
+            Some(loaded) => loaded.token(audience, expiration_s),
+            None => Err("service account tokens need an API server".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_of_huge_pages() {
+        // VOL-14
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "containers": [{"name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}}}],
+                "volumes": [
+                    {"name": "a", "emptyDir": {"medium": "HugePages", "sizeLimit": "4Mi"}},
+                    {"name": "b", "emptyDir": {"medium": "HugePages-1Gi"}},
+                    {"name": "c", "emptyDir": {"medium": "Memory"}},
+                    {"name": "d", "hostPath": {"path": "/"}},
+                ],
+            },
+        }))
+        .expect("a pod");
+        let found: Vec<_> = of_huge_pages(&pod).collect();
+        let empty = |name: &str, medium| {
+            let size_limit = None;
+            (name.to_owned(), Source::EmptyDir { medium, size_limit })
+        };
+        let refused = Medium::Refused("no container requests hugepages-1Gi".into());
+        assert_eq!(
+            found,
+            [empty("a", Medium::HugePages(2 << 20)), empty("b", refused)]
+        );
+    }
+}
