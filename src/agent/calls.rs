@@ -86,9 +86,7 @@ pub(super) fn on_step(ctx: &Ctx, call: Handle, step: Step, now: Mono) {
         } => {
             starts.iter().for_each(|start| note_start(ctx, &pod, start));
             ctx.view.request_relist();
-            if failed {
-                // A container that waits is shown to wait now, not only when its time has come.
-                let runtime = ctx.view.status(&pod.metadata.uid);
+            if let Some(runtime) = failed {
                 statuses.store(&pod, statuses.generate(&pod, &runtime));
             }
         }

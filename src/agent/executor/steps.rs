@@ -64,8 +64,9 @@ pub(in crate::agent) enum Step {
         pod: Rc<Pod>,
         /// Containers that were to be started, in the order of their turns.
         starts: Vec<Started>,
-        /// Not all of it was done: what waits now is shown now.
-        failed: bool,
+        /// Not all of it was done: what waits is shown now, over what the sync began with. A newer look may have come between
+        /// the kill of a container and the start of its next instance, and show a pod that is never restarted as failed.
+        failed: Option<Rc<PodRuntimeStatus>>,
     },
     /// The pod is about to be stopped. Answered: its addresses, as it shows them.
     Stopping {

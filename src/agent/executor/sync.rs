@@ -149,7 +149,7 @@ impl Syncer {
         let acted = Step::Acted {
             pod: Rc::clone(pod),
             starts,
-            failed: result.is_err(),
+            failed: result.is_err().then(|| Rc::clone(&plan.runtime)),
         };
         plan.line.tell(acted).await;
         result.map(|()| Outcome::Done)

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     api::{FakeApi, Link, NODE_UID},
-    world::{NODE, World, manifest},
+    world::{NODE, World, fault, manifest},
 };
 use crate::{
     api::{
@@ -15,7 +15,10 @@ use crate::{
         pod::{CONFIG_HASH, CONFIG_MIRROR},
         pod_status::Phase,
     },
-    runtime::fake::Op,
+    runtime::{
+        RuntimeError,
+        fake::{Op, Trouble},
+    },
 };
 
 const fn s(n: u64) -> Duration {
@@ -141,6 +144,33 @@ fn new_labels_and_a_new_image() {
         known.is_some_and(|c| c.user_image == "new:1")
     });
     world.until("is told", |_| {
+        let pod = api.get("ns", "a").expect("there");
+        pod["status"]["containerStatuses"][0]["restartCount"] == 1
+    });
+}
+
+#[test]
+fn a_container_that_is_replaced_does_not_end_its_pod() {
+    // LOOP-13
+    let (world, api) = world();
+    world.fake.add_image("new:1");
+    api.create("a", json!({"restartPolicy": "Never"}));
+    world.until("runs", |_| is_ready(&api, "a"));
+    let phase = || api.get("ns", "a").expect("there")["status"]["phase"].clone();
+    world
+        .fake
+        .add_fault(fault(Op::CreateContainer, 1, Trouble::Hangs));
+    let lost = Trouble::FailsAfter(RuntimeError::Failed("no".into()));
+    world.fake.add_fault(fault(Op::StartContainer, 1, lost));
+    api.edit("a", |pod| {
+        pod["spec"]["containers"][0]["image"] = "new:1".into();
+    });
+    world.until("hangs", |w| w.fake.hanging(Op::CreateContainer) == 1);
+    // Long enough to be seen without a container that runs.
+    world.advance(s(10));
+    world.fake.release(Op::CreateContainer);
+    world.until("is told", |_| {
+        assert_eq!(phase(), "Running");
         let pod = api.get("ns", "a").expect("there");
         pod["status"]["containerStatuses"][0]["restartCount"] == 1
     });
