@@ -6,9 +6,10 @@ use std::{env, fs, path::Path};
 /// See the file.
 const LAYOUT: &str = "cross/layout.txt";
 /// The project's crates that are in the program, and their sources.
-const OWN: [(&str, &str); 3] = [
+const OWN: [(&str, &str); 4] = [
     ("picolet", "src"),
     ("picolet_api", "src/api"),
+    ("picolet_grpc", "src/grpc"),
     ("picolet_logic", "src/logic"),
 ];
 /// The compiler's start and end files refer to their own part of the table.

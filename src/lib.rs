@@ -8,6 +8,7 @@
 //! | [`api`] | Kubernetes objects and the runtime seam's data; a crate of its own |
 //! | [`logic`] | pure decisions, without `std`; a crate of its own |
 //! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
+//! | [`grpc`] | HTTP/2, HPACK and protobuf, without I/O; a crate of its own |
 //! | [`config`] | KubeletConfiguration, flags, defaults with units |
 //! | [`source`] | where pods come from: manifest directory |
 //! | [`runtime`] | traits `RuntimeService`, `ImageService`; `runc`, the direct backend |
@@ -48,6 +49,7 @@ pub mod sys;
 pub mod volume;
 
 pub use picolet_api as api;
+pub use picolet_grpc as grpc;
 pub use picolet_logic as logic;
 
 /// Version of this build.

@@ -14,6 +14,7 @@ use crate::config::{decode, duration};
 use crate::logic::{dns, expansion, static_pod, user, validation};
 use crate::{agent, config, image, kube, runtime, server, shim, stream};
 
+mod grpc;
 #[cfg(test)]
 mod mutate;
 #[cfg(test)]
@@ -63,6 +64,9 @@ pub const TARGETS: &[Target] = &[
     target("watch", kube::fuzz::watch),
     target("spdy", stream::fuzz::spdy),
     target("websocket", stream::fuzz::websocket),
+    target("http2", grpc::http2),
+    target("hpack", grpc::hpack),
+    target("protobuf", grpc::protobuf),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {

@@ -8,7 +8,8 @@ use std::io;
 
 use smol::future;
 
-use super::{Answer, Late, Prober, VERSION, dial, go_duration, hpack, plain::Plain};
+use super::{Answer, Late, Prober, VERSION, dial, go_duration, plain::Plain};
+use crate::grpc::hpack::Decoder;
 
 /// Bytes of frames that one answer may have.
 const MAX_BYTES: usize = 64 * 1024;
@@ -357,7 +358,9 @@ impl Reply {
         if flags & END_HEADERS == 0 {
             return Ok(());
         }
-        for (name, value) in hpack::decode(&self.block).map_err(internal)? {
+        let fields = Decoder::default().decode(&self.block, MAX_BLOCK_BYTES);
+        let fields = fields.map_err(|e| internal(e.to_string()))?;
+        for (name, value) in fields.ok_or_else(|| internal("headers that are too long"))? {
             let text = String::from_utf8_lossy(&value);
             match &*name {
                 b":status" => self.http = text.parse().ok(),
@@ -627,7 +630,8 @@ mod tests {
         assert_eq!((settings.kind, settings.stream), (SETTINGS, 0));
         let (head, rest) = split(rest).expect("frame").expect("whole");
         assert_eq!((head.kind, head.flags), (HEADERS, END_HEADERS));
-        let fields = hpack::decode(head.payload).expect("block");
+        let fields = Decoder::default().decode(head.payload, MAX_BLOCK_BYTES);
+        let fields = fields.expect("block").expect("short");
         let agent = fields.iter().find(|(name, _)| name == b"user-agent");
         assert_eq!(agent.expect("agent").1, b"kube-probe/1.36");
         let (data, rest) = split(rest).expect("frame").expect("whole");

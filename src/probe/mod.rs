@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`http`] | one GET, its redirects, its answer as far as it matters |
 //! | [`grpc`] | `grpc.health.v1.Health/Check` over HTTP/2 in plain text |
-//! | `hpack` | header blocks of HTTP/2, read |
 //! | `dial` | from a host to a connection |
 //! | `plain` | such a connection, of which the reactor hears only if it keeps waiting |
 //! | `tls` | TLS on a socket that does not block; nobody's certificate is checked |
@@ -17,7 +16,6 @@
 
 mod dial;
 pub mod grpc;
-mod hpack;
 pub mod http;
 mod plain;
 mod tls;

@@ -124,6 +124,8 @@ impl Tests {
                 "--package",
                 "picolet-api",
                 "--package",
+                "picolet-grpc",
+                "--package",
                 "picolet-logic",
                 "--lib",
             ])

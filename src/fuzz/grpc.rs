@@ -1,0 +1,285 @@
+//! Entry points of the fuzz targets into gRPC's protocols.
+
+use alloc::collections::BTreeMap;
+use core::time::Duration;
+
+use crate::grpc::{
+    hpack::{Decoder, Encoder, Field},
+    http2::{Connection, Event, Reason, Role},
+    proto::{self, Limits, Message as _, message},
+};
+
+const NOW: Duration = Duration::from_secs(1);
+/// What the fields of a block may come to.
+const LIST_BYTES: usize = 16 * 1024;
+/// More than waits to be sent if the peer does not read: the limit, and an answer.
+const OUTPUT_BYTES: usize = 320 * 1024;
+
+const REQUEST: [(&[u8], &[u8]); 4] = [
+    (b":method", b"POST"),
+    (b":path", b"/runtime.v1.RuntimeService/Version"),
+    (b":authority", b"localhost"),
+    (b"content-type", b"application/grpc"),
+];
+const ANSWER: [(&[u8], &[u8]); 1] = [(b":status", b"200")];
+
+/// The first byte says for whom the rest is. It comes whole and in pieces, and must say the same both times.
+pub(super) fn http2(data: &[u8]) -> String {
+    let Some((first, bytes)) = data.split_first() else {
+        return String::new();
+    };
+    let role = [Role::Client, Role::Server][usize::from(first & 1)];
+    let whole = converse(role, bytes, usize::MAX);
+    let size = 1 + bytes.len() % 7;
+    assert_eq!(whole, converse(role, bytes, size), "in pieces of {size}");
+    let mut kinds = whole.0;
+    kinds.truncate(6);
+    kinds.concat()
+}
+
+/// What was said, and what was answered.
+fn converse(role: Role, bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>) {
+    let mut connection = Connection::new(role);
+    if role == Role::Client {
+        for _ in 0..3 {
+            let id = connection.open(REQUEST).expect("room");
+            connection.send(id, vec![b'x'; 70_000]);
+            connection.end(id, Vec::new());
+        }
+    }
+    let (mut said, mut held) = (Vec::new(), Vec::new());
+    for piece in bytes.chunks(size.max(1)) {
+        held.extend_from_slice(piece);
+        let mut at = 0;
+        loop {
+            match connection.receive(&held[at..], NOW) {
+                Ok(step) => {
+                    if let Some(event) = &step.event {
+                        said.push(kind(event));
+                    }
+                    let (taken, wanted) = (step.taken, step.event.map(|e| react(&e)));
+                    if taken == 0 {
+                        break;
+                    }
+                    at += taken;
+                    if let Some(act) = wanted {
+                        act(&mut connection);
+                    }
+                }
+                Err(fault) => {
+                    said.push(fault.to_string());
+                    return (said, drain(&mut connection));
+                }
+            }
+        }
+        held.drain(..at);
+    }
+    (said, drain(&mut connection))
+}
+
+fn kind(event: &Event<'_>) -> String {
+    match event {
+        Event::Headers { fields, is_end, .. } => format!("headers {} {is_end};", fields.is_some()),
+        Event::Data { is_end, .. } => format!("data {is_end};"),
+        Event::Reset { reason, .. } => format!("reset {reason:?};"),
+        Event::GoAway { .. } => "gone;".into(),
+    }
+}
+
+/// As a server or client does it: payload is read, some streams are answered, some given up.
+fn react(event: &Event<'_>) -> Box<dyn FnOnce(&mut Connection)> {
+    match *event {
+        Event::Headers { id, .. } if id % 8 == 7 => Box::new(move |c| c.reset(id, Reason::CANCEL)),
+        Event::Headers { id, .. } => Box::new(move |c| {
+            c.send_headers(id, ANSWER);
+            c.send(id, vec![b'y'; 1000]);
+        }),
+        Event::Data { id, bytes, is_end } => {
+            let len = bytes.len();
+            Box::new(move |c| {
+                c.release(id, len);
+                if is_end {
+                    c.end(id, vec![(b"grpc-status".to_vec(), b"0".to_vec())]);
+                }
+            })
+        }
+        Event::Reset { .. } | Event::GoAway { .. } => Box::new(|_| {}),
+    }
+}
+
+/// All that is sent in the end. Only that little may wait which needs no window.
+fn drain(connection: &mut Connection) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        let out = connection.output(NOW).to_vec();
+        assert!(out.len() < OUTPUT_BYTES, "{} bytes", out.len());
+        if out.is_empty() {
+            break;
+        }
+        connection.wrote(out.len());
+        all.extend(out);
+    }
+    while connection
+        .stalled(NOW + Duration::from_secs(3600))
+        .is_some()
+    {}
+    all
+}
+
+/// Three blocks of one connection. What is read is written again, and read the same.
+pub(super) fn hpack(data: &[u8]) -> String {
+    let (mut decoder, mut encoder, mut again) =
+        (Decoder::default(), Encoder::default(), Decoder::default());
+    let mut kinds = String::new();
+    for block in data.chunks(data.len().div_ceil(3).max(1)) {
+        match decoder.decode(block, LIST_BYTES) {
+            Ok(Some(fields)) => {
+                let bytes: usize = fields.iter().map(|(n, v)| n.len() + v.len() + 32).sum();
+                assert!(bytes <= LIST_BYTES);
+                let mut out = Vec::new();
+                encoder.encode(pairs(&fields), &mut out);
+                let read = again.decode(&out, LIST_BYTES).expect("its own");
+                assert_eq!(read, Some(fields));
+                kinds += "fields ";
+            }
+            Ok(None) => kinds += "too many ",
+            Err(e) => return kinds + &e.to_string(),
+        }
+    }
+    kinds
+}
+
+fn pairs(fields: &[Field]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()))
+}
+
+message! {
+    struct Node {
+        1 name: String,
+        2 nodes: Vec<Node>,
+        3 number: i32,
+    }
+}
+message! {
+    struct All {
+        1 int: i32,
+        2 long: i64,
+        3 zigzag: i32 as Zigzag,
+        4 fixed: u32 as Fixed32,
+        5 flag: bool,
+        6 double: f64,
+        7 text: String,
+        8 bytes: Vec<u8>,
+        9 node: Option<Node>,
+        10 numbers: Vec<u64>,
+        11 deltas: Vec<i64> as Zigzag,
+        12 texts: Vec<String>,
+        13 labels: BTreeMap<String, String>,
+        14 by_number: BTreeMap<u32, Option<Node>>,
+        15 path: Option<String>,
+        16 handle: Option<u64>,
+    } oneof [15 path, 16 handle]
+}
+
+/// What is read is written again, and read the same.
+pub(super) fn protobuf(data: &[u8]) -> String {
+    let limits = Limits {
+        depth: 8,
+        entries: 10_000,
+        bytes: 1 << 20,
+    };
+    let mut message = All::default();
+    if let Err(e) = proto::decode(&mut message, data, limits) {
+        return e.to_string();
+    }
+    assert!(message.path.is_none() || message.handle.is_none());
+    let bytes = proto::encode(&mut message);
+    let mut again = All::default();
+    proto::decode(&mut again, &bytes, Limits::default()).expect("its own");
+    // Of floating numbers that are none, no two are equal.
+    assert_eq!(proto::encode(&mut again), bytes);
+    let filled = message.numbers().iter().filter(|n| {
+        let slot = message.clone();
+        is_filled(slot, **n)
+    });
+    let letters = filled.filter_map(|n| char::from_u32(u32::from(b'a') + n));
+    letters.collect()
+}
+
+fn is_filled(mut message: All, number: u32) -> bool {
+    match message.slot(number) {
+        Some(proto::Slot::Number(_, numbers)) => numbers.count() > 0,
+        Some(proto::Slot::Text(texts)) => texts.count() > 0,
+        Some(proto::Slot::Message(messages)) => messages.count() > 0,
+        Some(proto::Slot::Map(_)) | None => false,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Good inputs.
+    pub(in crate::fuzz) fn seeds(target: &str) -> Vec<Vec<u8>> {
+        let trailers = || vec![(b"grpc-status".to_vec(), b"0".to_vec())];
+        let send = |of: &mut Connection| {
+            let bytes = of.output(NOW).to_vec();
+            of.wrote(bytes.len());
+            bytes
+        };
+        let mut client = Connection::new(Role::Client);
+        let mut server = Connection::new(Role::Server);
+        let id = client.open(REQUEST).expect("room");
+        client.send(id, vec![0, 0, 0, 0, 1, 9]);
+        client.end(id, Vec::new());
+        let asked = send(&mut client);
+        let mut rest = &asked[..];
+        while let Ok(step) = server.receive(rest, NOW)
+            && step.taken > 0
+        {
+            rest = &rest[step.taken..];
+        }
+        server.send_headers(id, ANSWER);
+        server.send(id, vec![0, 0, 0, 0, 1, 9]);
+        server.end(id, trailers());
+        let answered = send(&mut server);
+        match target {
+            "http2" => vec![[&[1][..], &asked].concat(), [&[0][..], &answered].concat()],
+            "hpack" => {
+                let (mut encoder, mut blocks) = (Encoder::default(), Vec::new());
+                for _ in 0..3 {
+                    encoder.encode(REQUEST, &mut blocks);
+                }
+                encoder.resize(100);
+                encoder.encode(ANSWER, &mut blocks);
+                vec![blocks]
+            }
+            _ => {
+                let node = Node {
+                    name: "a".into(),
+                    nodes: vec![Node::default(); 2],
+                    number: -1,
+                };
+                let mut all = All {
+                    int: 5,
+                    long: -5,
+                    zigzag: -7,
+                    fixed: 1,
+                    flag: true,
+                    double: 0.5,
+                    text: "text".into(),
+                    bytes: vec![0xff; 3],
+                    node: Some(node.clone()),
+                    numbers: vec![1, 300],
+                    deltas: vec![-1, 1],
+                    texts: vec!["a".into(), String::new()],
+                    labels: [("k".into(), "v".into())].into(),
+                    by_number: [(1, Some(node))].into(),
+                    path: Some("p".into()),
+                    handle: None,
+                };
+                vec![proto::encode(&mut all)]
+            }
+        }
+    }
+}
