@@ -12,6 +12,7 @@ use alloc::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
+use super::PodError;
 use super::cri::{ContainerConfig, LinuxResources, Mount as BindMount, SandboxConfig};
 
 /// Version of the runtime specification that [`Spec`] follows.
@@ -415,12 +416,12 @@ pub struct SpecInput<'a> {
 
 /// Makes a [`Spec`]: the decision (`logic::oci::container_spec`) as the backend receives it. The error says what
 /// cannot be honoured; repeating the call unchanged is useless.
-pub type SpecFn = fn(&SpecInput<'_>) -> Result<Spec, String>;
+pub type SpecFn = fn(&SpecInput<'_>) -> Result<Spec, PodError>;
 
 /// Decides the ids of a container (`logic::oci::resolve_user`) from: its security settings, `config.User` of the image,
 /// and the contents of `/etc/passwd` and `/etc/group` of its root file system (empty if absent).
 pub type ResolveUserFn =
-    fn(&super::cri::LinuxSecurity, &str, &str, &str) -> Result<ResolvedUser, String>;
+    fn(&super::cri::LinuxSecurity, &str, &str, &str) -> Result<ResolvedUser, PodError>;
 
 /// Files of a sandbox that its containers share. An empty namespace path means that namespace is the machine's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -221,7 +221,7 @@ fn expand(data: &[u8]) -> String {
             assert!(text.len() <= expansion::MAX_WORD_BYTES);
             "ok".into()
         }
-        Err(e) => e,
+        Err(e) => e.to_string(),
     }
 }
 
@@ -237,7 +237,7 @@ fn passwd(data: &[u8]) -> String {
             assert!(user.additional_gids.contains(&user.gid));
             "ok".into()
         }
-        Err(e) => e,
+        Err(e) => e.to_string(),
     }
 }
 

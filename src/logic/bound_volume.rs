@@ -2,11 +2,7 @@
 //!
 //! Names and texts follow kubelet `volumemanager/populator/desired_state_of_world_populator.go`.
 
-use alloc::{
-    collections::BTreeMap,
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,7 +10,8 @@ use serde_json::Value;
 use super::node_selector;
 use crate::api::pod::{HostPathVolume, NfsVolume, Volume};
 use crate::api::storage::{PersistentVolume, PersistentVolumeClaim};
-use crate::api::{Pod, strict};
+use crate::api::strict::{self, WrongValue};
+use crate::api::{Pod, PodError};
 
 /// Finalizer of a claim that is still in use.
 const IN_USE: &str = "kubernetes.io/pvc-protection";
@@ -65,7 +62,7 @@ pub fn bound_to(
     pod: &Pod,
     volume: &Volume,
     claim: &PersistentVolumeClaim,
-) -> Result<String, String> {
+) -> Result<String, PodError> {
     let name = &claim.metadata.name;
     let at = format!("{}/{name}", claim.metadata.namespace);
     let is_own = || {
@@ -75,36 +72,36 @@ pub fn bound_to(
             .any(|owner| owner.controller == Some(true) && *owner.uid == *pod.metadata.uid)
     };
     if volume.ephemeral.is_some() && !is_own() {
-        return Err(format!(
+        return Err(PodError::Object(format!(
             "PVC {at} was not created for pod {}",
             pod.metadata.name
-        ));
+        )));
     }
     let meta = &claim.metadata;
     if meta.deletion_timestamp.is_some() && !meta.finalizers.iter().any(|f| f == IN_USE) {
-        return Err(format!("PVC {at} is being deleted"));
+        return Err(PodError::Object(format!("PVC {at} is being deleted")));
     }
     let volume_name = &claim.spec.volume_name;
     if claim.status.phase != "Bound" || volume_name.is_empty() {
-        return Err(format!(
+        return Err(PodError::Object(format!(
             "PVC {at} has non-bound phase ({:?}) or empty pvc.Spec.VolumeName ({volume_name:?})",
             claim.status.phase
-        ));
+        )));
     }
     check_mode(pod, volume, &claim.spec.volume_mode)?;
     if volume_name.len() > MAX_NAME_BYTES
         || volume_name.contains('/')
         || volume_name.starts_with('.')
     {
-        return Err(format!(
+        return Err(PodError::Object(format!(
             "PVC {at} names a volume {volume_name:?} that cannot be"
-        ));
+        )));
     }
     Ok(volume_name.clone())
 }
 
 /// A volume is used as a file system or as a device, as it is meant.
-fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), String> {
+fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), PodError> {
     let name = &volume.name;
     let mut containers = pod.spec.all_containers();
     let as_device = pod
@@ -113,16 +110,16 @@ fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), String> {
         .any(|c| c.volume_devices.iter().any(|d| d.name == *name));
     let as_files = containers.any(|c| c.mounts(name));
     match mode {
-        "" | "Filesystem" if as_device => Err(format!(
+        "" | "Filesystem" if as_device => Err(PodError::Spec(format!(
             "volume {name} has volumeMode Filesystem, but is specified in volumeDevices"
-        )),
+        ))),
         "" | "Filesystem" => Ok(()),
-        "Block" if as_files => Err(format!(
+        "Block" if as_files => Err(PodError::Spec(format!(
             "volume {name} has volumeMode Block, but is specified in volumeMounts"
-        )),
-        _ => Err(format!(
+        ))),
+        _ => Err(PodError::Object(format!(
             "volume {name} has volumeMode {mode}, which this agent does not support"
-        )),
+        ))),
     }
 }
 
@@ -135,21 +132,21 @@ pub fn resolve(
     bound: &PersistentVolume,
     node_name: &str,
     labels: &BTreeMap<String, String>,
-) -> Result<BoundVolume, String> {
+) -> Result<BoundVolume, PodError> {
     let name = &bound.metadata.name;
     let at = format!("{}/{}", claim.metadata.namespace, claim.metadata.name);
     let spec = &bound.spec;
     match &spec.claim_ref {
         None => {
-            return Err(format!(
+            return Err(PodError::Object(format!(
                 "PV {name} is not bound to PVC {at}: it has no claimRef"
-            ));
+            )));
         }
         Some(other) if other.uid != claim.metadata.uid => {
-            return Err(format!(
+            return Err(PodError::Object(format!(
                 "PV {name} is bound to another claim than PVC {at}: spec.claimRef.uid {:?} is not {:?}",
                 other.uid, claim.metadata.uid
-            ));
+            )));
         }
         Some(_) => {}
     }
@@ -160,16 +157,16 @@ pub fn resolve(
     if required
         .is_some_and(|r| !node_selector::fits_terms(&r.node_selector_terms, node_name, labels))
     {
-        return Err(format!(
+        return Err(PodError::Object(format!(
             "MountVolume.NodeAffinity check failed for volume {:?} : no matching NodeSelectorTerms",
             volume.name
-        ));
+        )));
     }
     if !matches!(&*spec.volume_mode, "" | "Filesystem") {
-        return Err(format!(
+        return Err(PodError::Object(format!(
             "PV {name} has volumeMode {}, which this agent does not support",
             spec.volume_mode
-        ));
+        )));
     }
     let claimed = volume.persistent_volume_claim.as_ref();
     let reads_only = claimed.is_some_and(|c| c.read_only)
@@ -187,28 +184,28 @@ pub fn resolve(
             .filter(|gid| *gid > 0),
     };
     if resolved.host_path.is_none() && resolved.local_path.is_none() && resolved.nfs.is_none() {
-        return Err(format!(
+        return Err(PodError::Object(format!(
             "PV {name} is of a type that this agent does not support: only hostPath, local and nfs"
-        ));
+        )));
     }
     if spec
         .local
         .as_ref()
         .is_some_and(|local| local.path.is_empty())
     {
-        return Err(format!("PV {name} has no path"));
+        return Err(PodError::Object(format!("PV {name} has no path")));
     }
     Ok(resolved)
 }
 
 /// Reads a claim as the apiserver gives it.
-pub fn claim(object: &Value) -> Result<PersistentVolumeClaim, String> {
-    strict::typed(object).map_err(|e| e.to_string())
+pub fn claim(object: &Value) -> Result<PersistentVolumeClaim, WrongValue> {
+    strict::typed(object)
 }
 
 /// Reads a volume as the apiserver gives it.
-pub fn volume(object: &Value) -> Result<PersistentVolume, String> {
-    strict::typed(object).map_err(|e| e.to_string())
+pub fn volume(object: &Value) -> Result<PersistentVolume, WrongValue> {
+    strict::typed(object)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 
+use crate::api::PodError;
 use crate::api::cri::LinuxSecurity;
 use crate::api::order::Gather;
 
@@ -74,7 +75,7 @@ pub const DEFAULT: [&str; 14] = [
 /// cut to what is held; a capability added by name is kept, so that a lack of it is an error of the runtime and not silent.
 ///
 /// Errors: a name that is no capability.
-pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<String>, String> {
+pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<String>, PodError> {
     let everything = || -> BTreeSet<&str> { ALL.into_iter().gather() };
     let is_held = |name: &&str| held.is_empty() || held.iter().any(|h| h == *name);
     if security.privileged {
@@ -102,7 +103,7 @@ pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<St
 }
 
 /// Each as listed in [`ALL`]; `None` stands for the word `ALL`.
-fn names(written: &[String]) -> Result<Vec<Option<&'static str>>, String> {
+fn names(written: &[String]) -> Result<Vec<Option<&'static str>>, PodError> {
     written
         .iter()
         .map(|text| {
@@ -114,7 +115,7 @@ fn names(written: &[String]) -> Result<Vec<Option<&'static str>>, String> {
             ALL.into_iter()
                 .find(|name| name.strip_prefix("CAP_") == Some(short))
                 .map(Some)
-                .ok_or_else(|| format!("unknown capability {text:?}"))
+                .ok_or_else(|| PodError::Spec(format!("unknown capability {text:?}")))
         })
         .collect()
 }
@@ -199,7 +200,7 @@ mod tests {
         };
         assert_eq!(
             effective_set(&security, &[]),
-            Err("unknown capability \"CAP_FLY\"".into())
+            Err(PodError::Spec("unknown capability \"CAP_FLY\"".into()))
         );
     }
 

@@ -11,7 +11,7 @@ use crate::api::cri::LinuxResources;
 use crate::api::oci::PodCgroup;
 use crate::api::order::Gather;
 use crate::api::pod_status::QosClass;
-use crate::api::{Container, Pod, Quantity};
+use crate::api::{Container, Pod, PodError, Quantity};
 use crate::pod_kind;
 use crate::pod_resources::{Amount, container_amount, containers_sum, names, pod_level, pod_sum};
 
@@ -356,7 +356,7 @@ fn page_size(text: &str) -> Option<u64> {
 /// - Errors: why the pod cannot have it, for the event.
 /// - Source: kubelet `pkg/volume/emptydir/empty_dir.go`, `getPageSizeMountOption`.
 #[must_use]
-pub fn medium_page_size(pod: &Pod, medium: &str) -> Option<Result<u64, String>> {
+pub fn medium_page_size(pod: &Pod, medium: &str) -> Option<Result<u64, PodError>> {
     let size = medium.strip_prefix("HugePages")?;
     let mut asked = names(pod, Amount::Requests)
         .into_iter()
@@ -364,13 +364,19 @@ pub fn medium_page_size(pod: &Pod, medium: &str) -> Option<Result<u64, String>> 
     Some(match size.strip_prefix('-') {
         Some(size) => match page_size(size) {
             Some(size) if asked.any(|other| other == size) => Ok(size),
-            Some(_) => Err(format!("no container requests hugepages-{size}")),
-            None => Err(format!("emptyDir medium {medium:?} names no page size")),
+            Some(_) => Err(PodError::Spec(format!(
+                "no container requests hugepages-{size}"
+            ))),
+            None => Err(PodError::Spec(format!(
+                "emptyDir medium {medium:?} names no page size"
+            ))),
         },
         None if size.is_empty() => match asked.next() {
-            None => Err("no container requests huge pages".into()),
+            None => Err(PodError::Spec("no container requests huge pages".into())),
             Some(size) if asked.all(|other| other == size) => Ok(size),
-            Some(_) => Err("containers request huge pages of more than one size".into()),
+            Some(_) => Err(PodError::Spec(
+                "containers request huge pages of more than one size".into(),
+            )),
         },
         None => return None,
     })
@@ -804,7 +810,7 @@ mod tests {
                 Some(Err("emptyDir medium \"HugePages-x\" names no page size")),
             ),
         ] {
-            let want = want.map(|want| want.map_err(String::from));
+            let want = want.map(|want| want.map_err(|why: &str| PodError::Spec(why.into())));
             assert_eq!(medium_page_size(&pod, medium), want, "{name}");
         }
     }

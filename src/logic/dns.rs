@@ -4,7 +4,7 @@ use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::net::IpAddr;
 
 use crate::api::cri::DnsConfig;
-use crate::api::{Pod, pod::PodDnsConfig};
+use crate::api::{Pod, PodError, pod::PodDnsConfig};
 
 /// Largest resolver file that is read, bytes.
 pub const MAX_RESOLV_CONF: usize = 10 * 1024 * 1024;
@@ -44,11 +44,11 @@ pub struct PodDns {
 /// Reads a resolver file.
 ///
 /// Errors: too large, or a `nameserver` line without an address.
-pub fn parse_resolv_conf(text: &str) -> Result<DnsConfig, String> {
+pub fn parse_resolv_conf(text: &str) -> Result<DnsConfig, PodError> {
     if text.len() > MAX_RESOLV_CONF {
-        return Err(format!(
+        return Err(PodError::Node(format!(
             "resolver file is larger than {MAX_RESOLV_CONF} bytes"
-        ));
+        )));
     }
     let mut config = DnsConfig::default();
     for (n, line) in text.lines().enumerate() {
@@ -57,10 +57,10 @@ pub fn parse_resolv_conf(text: &str) -> Result<DnsConfig, String> {
             Some("nameserver") => match words.next() {
                 Some(server) => config.servers.push(server.into()),
                 None => {
-                    return Err(format!(
+                    return Err(PodError::Node(format!(
                         "resolver file, line {}: nameserver without address",
                         n + 1
-                    ));
+                    )));
                 }
             },
             Some("search") => {

@@ -8,7 +8,7 @@ use alloc::{
 use core::net::IpAddr;
 
 use crate::api::pod::{Container, FieldRef, ResourceFieldRef, Resources};
-use crate::api::{Pod, Quantity};
+use crate::api::{Pod, PodError, Quantity};
 
 /// What the node can give to pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Place<'a> {
 /// Value of a field in env.
 ///
 /// Errors: a field that env does not offer.
-pub fn env_field(pod: &Pod, field: &FieldRef, place: Place<'_>) -> Result<String, String> {
+pub fn env_field(pod: &Pod, field: &FieldRef, place: Place<'_>) -> Result<String, PodError> {
     let first = |ips: &[IpAddr]| ips.first().map(IpAddr::to_string).unwrap_or_default();
     let list = |ips: &[IpAddr]| {
         let texts: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
@@ -56,9 +56,9 @@ pub fn env_field(pod: &Pod, field: &FieldRef, place: Place<'_>) -> Result<String
 /// Value of a field in a volume.
 ///
 /// Errors: a field that volumes do not offer.
-pub fn metadata_field(pod: &Pod, path: &str) -> Result<String, String> {
+pub fn metadata_field(pod: &Pod, path: &str) -> Result<String, PodError> {
     let metadata = &pod.metadata;
-    let unsupported = || format!("unsupported fieldPath: {path}");
+    let unsupported = || PodError::Spec(format!("unsupported fieldPath: {path}"));
     if let Some((map, key)) = subscript(path) {
         let map = match map {
             "metadata.labels" => &metadata.labels,
@@ -158,16 +158,19 @@ pub fn resource_field(
     field: &ResourceFieldRef,
     node: Allocatable,
     unset: UnsetLimit,
-) -> Result<String, String> {
+) -> Result<String, PodError> {
     let container = if field.container_name.is_empty() {
         own
     } else {
         let mut all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
         all.find(|container| container.name == field.container_name)
     };
-    let container =
-        container.ok_or_else(|| format!("container {:?} not found", field.container_name))?;
-    let unsupported = || format!("unsupported container resource: {}", field.resource);
+    let container = container
+        .ok_or_else(|| PodError::Spec(format!("container {:?} not found", field.container_name)))?;
+    let unsupported = || {
+        let resource = &field.resource;
+        PodError::Spec(format!("unsupported container resource: {resource}"))
+    };
     let (kind, name) = field.resource.split_once('.').ok_or_else(unsupported)?;
     let is_cpu = name == "cpu";
     let fallback = match name {
@@ -330,7 +333,8 @@ mod tests {
                 divisor: (!divisor.is_empty()).then(|| Quantity::parse(divisor).expect(divisor)),
             };
             let got = resource_field(&pod(), None, &field, node, unset);
-            let got = got.as_deref().map_err(String::as_str);
+            let want = want.map(String::from);
+            let want = want.map_err(|why: &str| PodError::Spec(why.into()));
             assert_eq!(got, want, "{container} {resource} / {divisor:?} {unset:?}");
         }
     }

@@ -3,7 +3,7 @@
 use alloc::{borrow::ToOwned, collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef};
-use crate::api::{ConfigMap, Pod, Secret};
+use crate::api::{ConfigMap, Pod, PodError, Secret};
 use crate::downward::{Allocatable, Place, UnsetLimit, env_field, resource_field};
 use crate::expansion::{MAX_WORDS_BYTES, expand};
 use crate::service_env::{Service, service_variables};
@@ -11,17 +11,17 @@ use crate::service_env::{Service, service_variables};
 /// Objects a pod may refer to. `Ok(None)` is "not found", the only failure that `optional` forgives.
 pub trait Objects {
     /// ConfigMap of the pod's namespace.
-    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, String>;
+    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, PodError>;
     /// Secret of the pod's namespace.
-    fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, String>;
+    fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, PodError>;
     /// Text of a file inside one of the pod's mounted volumes, for fileKeyRef.
-    fn volume_file(&self, volume: &str, path: &str) -> Result<String, String>;
+    fn volume_file(&self, volume: &str, path: &str) -> Result<String, PodError>;
     /// A token of the pod's service account, for `serviceAccountToken` in a projected volume. `expiration`: seconds.
     fn service_account_token(
         &self,
         audience: &str,
         expiration: Option<i64>,
-    ) -> Result<Vec<u8>, String>;
+    ) -> Result<Vec<u8>, PodError>;
 }
 
 /// Everything env is made from.
@@ -66,13 +66,13 @@ impl Env {
     /// Sets `name`; a later value takes the earlier one's place.
     ///
     /// Errors: more than [`MAX_WORDS_BYTES`] were set. One ConfigMap may come in under many prefixes.
-    pub fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+    pub fn set(&mut self, name: &str, value: String) -> Result<(), PodError> {
         self.bytes = self.bytes.saturating_add(name.len() + value.len() + 2);
         if self.bytes > MAX_WORDS_BYTES {
-            return Err(format!(
+            return Err(PodError::Spec(format!(
                 "environment variable {name:?}: the environment has more than {MAX_WORDS_BYTES} bytes, \
                  which is the most that the kernel passes to a program"
-            ));
+            )));
         }
         let at = *self
             .index
@@ -90,7 +90,7 @@ impl Env {
 ///
 /// Errors: a required object or key that is missing, an object that cannot be read, an unknown field. All are retried by
 /// the caller (`CreateContainerConfigError`).
-pub fn environment(input: &EnvInput<'_>) -> Result<Env, String> {
+pub fn environment(input: &EnvInput<'_>) -> Result<Env, PodError> {
     let services = service_env(input)?;
     let mut env = Env::default();
     env_from(input, &mut env)?;
@@ -100,7 +100,7 @@ pub fn environment(input: &EnvInput<'_>) -> Result<Env, String> {
                 let known = env.get(name).map(str::to_owned);
                 known.or_else(|| services.get(name).cloned())
             })
-            .map_err(|why| format!("environment variable {:?}: {why}", var.name))?
+            .map_err(|why| PodError::Spec(format!("environment variable {:?}: {why}", var.name)))?
         } else if let Some(source) = &var.value_from {
             match value_from(input, source)? {
                 Some(value) => value,
@@ -119,7 +119,7 @@ pub fn environment(input: &EnvInput<'_>) -> Result<Env, String> {
     Ok(env)
 }
 
-fn service_env(input: &EnvInput<'_>) -> Result<BTreeMap<String, String>, String> {
+fn service_env(input: &EnvInput<'_>) -> Result<BTreeMap<String, String>, PodError> {
     let source = input.pod.metadata.annotations.get(CONFIG_SOURCE);
     let is_static = source.is_some_and(|source| source != "api");
     match input.services {
@@ -132,11 +132,13 @@ fn service_env(input: &EnvInput<'_>) -> Result<BTreeMap<String, String>, String>
             ))
         }
         None if is_static => Ok(BTreeMap::new()),
-        None => Err("services have not been read yet, cannot construct environment".into()),
+        None => Err(PodError::Node(
+            "services have not been read yet, cannot construct environment".into(),
+        )),
     }
 }
 
-fn env_from(input: &EnvInput<'_>, env: &mut Env) -> Result<(), String> {
+fn env_from(input: &EnvInput<'_>, env: &mut Env) -> Result<(), PodError> {
     let namespace = input.pod.metadata.namespace.as_str();
     for source in &input.container.env_from {
         if let Some(reference) = &source.config_map_ref {
@@ -166,7 +168,7 @@ fn env_from(input: &EnvInput<'_>, env: &mut Env) -> Result<(), String> {
 }
 
 /// `Ok(None)`: optional and missing, the variable is left out.
-fn value_from(input: &EnvInput<'_>, source: &EnvVarSource) -> Result<Option<String>, String> {
+fn value_from(input: &EnvInput<'_>, source: &EnvVarSource) -> Result<Option<String>, PodError> {
     let namespace = input.pod.metadata.namespace.as_str();
     if let Some(field) = &source.field_ref {
         return env_field(input.pod, field, input.place).map(Some);
@@ -203,21 +205,21 @@ fn key_value(
     namespace: &str,
     reference: &KeyRef,
     found: Option<Option<String>>,
-) -> Result<Option<String>, String> {
+) -> Result<Option<String>, PodError> {
     match found {
         Some(Some(value)) => Ok(Some(value)),
         Some(None) | None if reference.optional == Some(true) => Ok(None),
-        Some(None) => Err(format!(
+        Some(None) => Err(PodError::Object(format!(
             "couldn't find key {} in {kind} {namespace}/{}",
             reference.key, reference.name
-        )),
+        ))),
         None => Err(not_found(kind, &reference.name)),
     }
 }
 
 /// "Not found" in the API server's words, which people search for.
-pub(super) fn not_found(kind: &str, name: &str) -> String {
-    format!("{kind} {name:?} not found")
+pub(super) fn not_found(kind: &str, name: &str) -> PodError {
+    PodError::Object(format!("{kind} {name:?} not found"))
 }
 
 /// Environment blocks are bytes to the kernel but text in every format on the way there.
@@ -225,7 +227,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn file_key(input: &EnvInput<'_>, reference: &FileKeyRef) -> Result<Option<String>, String> {
+fn file_key(input: &EnvInput<'_>, reference: &FileKeyRef) -> Result<Option<String>, PodError> {
     let FileKeyRef {
         volume_name,
         path,
@@ -233,21 +235,22 @@ fn file_key(input: &EnvInput<'_>, reference: &FileKeyRef) -> Result<Option<Strin
         optional,
     } = reference;
     let content = input.objects.volume_file(volume_name, path)?;
-    let value = env_file_value(&content, key)
-        .map_err(|error| format!("file {path:?} in volume {volume_name:?}: {error}"))?;
+    let value = env_file_value(&content, key).map_err(|error| {
+        PodError::Object(format!("file {path:?} in volume {volume_name:?}: {error}"))
+    })?;
     match value {
         Some(value) if !value.is_empty() => Ok(Some(value)),
         Some(_) | None if *optional == Some(true) => Ok(None),
-        Some(_) | None => Err(format!(
+        Some(_) | None => Err(PodError::Object(format!(
             "environment variable key {key:?} not found in file {path:?} of volume {volume_name:?}"
-        )),
+        ))),
     }
 }
 
 /// First value of `key` among lines `KEY='value'`; a value may span lines (ENV-16).
 ///
 /// Errors: a malformed line before the key.
-fn env_file_value(content: &str, key: &str) -> Result<Option<String>, String> {
+fn env_file_value(content: &str, key: &str) -> Result<Option<String>, PodError> {
     let mut rest = content;
     let mut line_number = 1;
     while !rest.is_empty() {
@@ -258,7 +261,8 @@ fn env_file_value(content: &str, key: &str) -> Result<Option<String>, String> {
             line_number += 1;
             continue;
         }
-        let malformed = || format!("line {line_number} is not of the form KEY='value'");
+        let malformed =
+            || PodError::Object(format!("line {line_number} is not of the form KEY='value'"));
         let (name, after) = rest.split_once("='").ok_or_else(malformed)?;
         let name = name.trim_start();
         if name.is_empty() || name.contains(['\n', '=', '\'', ' ', '\t']) {
@@ -289,33 +293,33 @@ mod tests {
 
     struct Two(ConfigMap, Secret);
     impl Objects for Two {
-        fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, String> {
+        fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
             match name {
                 "cm" => Ok(Some(&self.0)),
-                "broken" => Err("connection refused".into()),
+                "broken" => Err(PodError::Node("connection refused".into())),
                 _ => Ok(None),
             }
         }
-        fn secret(&self, _: &str, name: &str) -> Result<Option<&Secret>, String> {
+        fn secret(&self, _: &str, name: &str) -> Result<Option<&Secret>, PodError> {
             Ok((name == "sec").then_some(&self.1))
         }
-        fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
+        fn volume_file(&self, volume: &str, path: &str) -> Result<String, PodError> {
             match (volume, path) {
                 ("v", "env") => {
                     Ok("# c\nA='1'\n\nB='two\nlines' # note\nA='3'\nE=''\nbad\nC='x'\n".into())
                 }
-                _ => Err("no such volume".into()),
+                _ => Err(PodError::Object("no such volume".into())),
             }
         }
-        fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
-            Err("none".into())
+        fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, PodError> {
+            Err(PodError::Node("none".into()))
         }
     }
 
     fn build(
         container: &str,
         services: Option<&[Service]>,
-    ) -> Result<Vec<(String, String)>, String> {
+    ) -> Result<Vec<(String, String)>, PodError> {
         let objects = Two(
             serde_json::from_str(r#"{"data":{"A":"cm-a","K":"cm-k"},"binaryData":{"BIN":"AA=="}}"#)
                 .expect("configmap"),
@@ -342,7 +346,7 @@ mod tests {
         environment(&input).map(Env::into_vec)
     }
 
-    fn joined(env: Result<Vec<(String, String)>, String>) -> String {
+    fn joined(env: Result<Vec<(String, String)>, PodError>) -> String {
         match env {
             Ok(env) => {
                 let parts: Vec<String> = env.iter().map(|(n, v)| format!("{n}={v}")).collect();
@@ -427,7 +431,9 @@ mod tests {
         let laughs: Vec<_> = (0..20).map(var).collect();
         let error = build(&json!({"env": laughs}).to_string(), Some(&[])).expect_err("bounded");
         assert!(
-            error.starts_with("environment variable \"V5\": is longer than 131071 bytes"),
+            error
+                .to_string()
+                .starts_with("environment variable \"V5\": is longer than 131071 bytes"),
             "{error}"
         );
         let large: Vec<_> = (0..100)
@@ -435,7 +441,7 @@ mod tests {
             .collect();
         let error = build(&json!({"env": large}).to_string(), Some(&[])).expect_err("bounded");
         assert!(
-            error.starts_with(
+            error.to_string().starts_with(
                 "environment variable \"V62\": the environment has more than 6291456 bytes"
             ),
             "{error}"

@@ -2,6 +2,8 @@
 
 use alloc::string::String;
 
+use crate::api::PodError;
+
 /// Longest word of a command line or environment, bytes: the kernel refuses longer ones (`MAX_ARG_STRLEN`, execve(2)).
 pub const MAX_WORD_BYTES: usize = 128 * 1024 - 1;
 /// All words of a command line and its environment together, bytes: the kernel takes no more, whatever the stack limit.
@@ -16,7 +18,7 @@ pub const MAX_WORDS_BYTES: usize = 6 * 1024 * 1024;
 pub fn expand(
     text: &str,
     mut lookup: impl FnMut(&str) -> Option<String>,
-) -> Result<String, String> {
+) -> Result<String, PodError> {
     let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -48,13 +50,13 @@ pub fn expand(
     Ok(out)
 }
 
-fn check(bytes: usize) -> Result<(), String> {
+fn check(bytes: usize) -> Result<(), PodError> {
     if bytes <= MAX_WORD_BYTES {
         return Ok(());
     }
-    Err(format!(
+    Err(PodError::Spec(format!(
         "is longer than {MAX_WORD_BYTES} bytes, which is the most that the kernel passes to a program"
-    ))
+    )))
 }
 
 #[cfg(test)]
@@ -107,7 +109,7 @@ mod tests {
             }
         };
         assert_eq!((rounds, value.len()), (3, 100_000));
-        assert!(error.contains("131071 bytes"), "{error}");
+        assert!(format!("{error}").contains("131071 bytes"));
         let longest = "y".repeat(MAX_WORD_BYTES);
         assert_eq!(expand(&longest, |_| None).as_deref(), Ok(longest.as_str()));
         for long in [

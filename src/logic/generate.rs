@@ -22,7 +22,7 @@ use crate::api::cri::{
 use crate::api::order::Gather;
 use crate::api::pod::VolumeMount;
 use crate::api::pod_status::QosClass;
-use crate::api::{Container, ContainerId, Pod};
+use crate::api::{Container, ContainerId, Pod, PodError};
 use crate::cgroup::{CgroupSettings, container_resources, pod_path};
 use crate::dns::{DnsSettings, pod_dns};
 use crate::downward::Allocatable;
@@ -37,24 +37,8 @@ pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 /// Longest file name, bytes.
 const MAX_FILE_NAME: usize = 255;
 
-/// A container cannot be configured as its pod asks. It waits, and is tried again.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub String);
-
-impl ConfigError {
-    /// Waiting reason of the container.
-    #[must_use]
-    pub const fn reason(&self) -> &'static str {
-        "CreateContainerConfigError"
-    }
-}
-
-impl From<String> for ConfigError {
-    fn from(message: String) -> Self {
-        Self(message)
-    }
-}
+/// Waiting reason of a container that cannot be configured as its pod asks.
+pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// The machine and the configuration, as far as they shape sandboxes and containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,9 +107,11 @@ pub fn sandbox_config(
     attempt: u32,
     qos: QosClass,
     node: &NodeContext,
-) -> Result<SandboxPlan, String> {
+) -> Result<SandboxPlan, PodError> {
     if pod.spec.host_users == Some(false) {
-        return Err("hostUsers: false: user namespaces are not supported by this runtime".into());
+        return Err(PodError::Node(
+            "hostUsers: false: user namespaces are not supported by this runtime".into(),
+        ));
     }
     let names = pod_names(pod, &node.dns.cluster_domain)?;
     let dns = pod_dns(pod, &node.dns);
@@ -136,7 +122,7 @@ pub fn sandbox_config(
             .runtime_handlers
             .get(class)
             .cloned()
-            .ok_or_else(|| format!("RuntimeClass {class:?} not found"))?,
+            .ok_or_else(|| PodError::Node(format!("RuntimeClass {class:?} not found")))?,
     };
     let meta = &pod.metadata;
     let mut labels = meta.labels.clone();
@@ -218,7 +204,7 @@ fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
 /// The subPath of each volumeMount that has one, by its place in the list, with the env of the instance put in.
 ///
 /// Errors: a variable that is missing or empty (CFG-36), a path that could leave the volume (CFG-35).
-pub fn sub_paths(container: &Container, env: &Env) -> Result<Vec<(usize, String)>, ConfigError> {
+pub fn sub_paths(container: &Container, env: &Env) -> Result<Vec<(usize, String)>, PodError> {
     let mut all = Vec::new();
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let path = if !mount.sub_path.is_empty() {
@@ -229,12 +215,12 @@ pub fn sub_paths(container: &Container, env: &Env) -> Result<Vec<(usize, String)
             continue;
         };
         if path.starts_with('/') {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "subPath {path:?} must not be an absolute path"
             )));
         }
         if path.split('/').any(|part| part == "..") {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "unable to provision subPath {path:?}: must not contain '..'"
             )));
         }
@@ -243,7 +229,7 @@ pub fn sub_paths(container: &Container, env: &Env) -> Result<Vec<(usize, String)
     Ok(all)
 }
 
-fn expand_sub_path(text: &str, env: &Env) -> Result<String, ConfigError> {
+fn expand_sub_path(text: &str, env: &Env) -> Result<String, PodError> {
     let mut missing = None;
     let path = expand(text, |name| {
         let value = env.get(name).filter(|value| !value.is_empty());
@@ -252,9 +238,9 @@ fn expand_sub_path(text: &str, env: &Env) -> Result<String, ConfigError> {
         }
         value.map(str::to_owned)
     })
-    .map_err(|why| ConfigError(format!("subPath {why}")))?;
+    .map_err(|why| PodError::Spec(format!("subPath {why}")))?;
     match missing {
-        Some(name) => Err(ConfigError(format!(
+        Some(name) => Err(PodError::Spec(format!(
             "failed to expand subPath for {text:?}: missing value for {name:?}"
         ))),
         None => Ok(path),
@@ -316,8 +302,8 @@ pub fn termination_path(container: &Container) -> Option<&str> {
 
 /// Configuration of one container instance.
 ///
-/// Errors: what the pod asks for cannot be given now; the container waits with [`ConfigError::reason`].
-pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, ConfigError> {
+/// Errors: what the pod asks for cannot be given now; the container waits with [`CONFIG_ERROR`].
+pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, PodError> {
     let ContainerInput {
         pod,
         container,
@@ -332,21 +318,21 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, C
     let mut expanded = |what: &str, words: &[String]| {
         let mut all = Vec::with_capacity(words.len());
         for (at, word) in words.iter().enumerate() {
-            let wrong = |why: &str| ConfigError(format!("{what}[{at}] {why}"));
-            let word = expand(word, lookup).map_err(|why| wrong(&why))?;
+            let wrong = |why: &str| PodError::Spec(format!("{what}[{at}] {why}"));
+            let word = expand(word, lookup).map_err(|why| wrong(&why.to_string()))?;
             left = left
                 .checked_sub(word.len() + 1)
                 .ok_or_else(|| wrong("is beyond what the kernel passes to a program"))?;
             all.push(word);
         }
-        Ok::<_, ConfigError>(all)
+        Ok::<_, PodError>(all)
     };
     let mut security = linux_security(pod, container, image, &node.security)?;
     if !container.target_container_name.is_empty()
         && security.namespaces.pid == NamespaceMode::Container
     {
         let Some(target) = input.target else {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "unable to find target container {}",
                 container.target_container_name
             )));
@@ -386,8 +372,8 @@ fn annotations(
     pod: &Pod,
     container: &Container,
     restart_count: u32,
-) -> Result<BTreeMap<String, String>, ConfigError> {
-    let json = |error: serde_json::Error| ConfigError(error.to_string());
+) -> Result<BTreeMap<String, String>, PodError> {
+    let json = |error: serde_json::Error| PodError::Spec(error.to_string());
     let mut all = BTreeMap::new();
     let mut put = |key: &str, value| all.insert(key.to_owned(), value);
     put(ANNOTATION_HASH, format!("{:x}", spec_hash(container)));
@@ -421,10 +407,10 @@ fn annotations(
 }
 
 /// volumeMounts in spec order, the hosts file, the termination log (CFG-30).
-fn mounts(input: &ContainerInput<'_>) -> Result<Vec<Mount>, ConfigError> {
+fn mounts(input: &ContainerInput<'_>) -> Result<Vec<Mount>, PodError> {
     let container = input.container;
     if let Some(device) = container.volume_devices.first() {
-        return Err(ConfigError(format!(
+        return Err(PodError::Spec(format!(
             "volume {:?} as a block device is not supported",
             device.name
         )));
@@ -454,10 +440,10 @@ fn volume_mount(
     input: &ContainerInput<'_>,
     index: usize,
     mount: &VolumeMount,
-) -> Result<Mount, ConfigError> {
+) -> Result<Mount, PodError> {
     let name = &mount.name;
     let Some(volume) = input.volumes.get(name) else {
-        return Err(ConfigError(format!(
+        return Err(PodError::Spec(format!(
             "cannot find volume {name:?} to mount into container {:?}",
             input.container.name
         )));
@@ -466,7 +452,7 @@ fn volume_mount(
     let path = match input.sub_paths.get(&index) {
         Some(path) => path,
         None if has_sub_path => {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "subPath of volume {name:?} is not prepared for container {:?}",
                 input.container.name
             )));
@@ -482,7 +468,7 @@ fn volume_mount(
         Some("HostToContainer") => Propagation::HostToContainer,
         Some("Bidirectional") => Propagation::Bidirectional,
         Some(other) => {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "invalid MountPropagation mode: {other:?}"
             )));
         }
@@ -508,25 +494,25 @@ fn recursive_read_only(
     input: &ContainerInput<'_>,
     mount: &VolumeMount,
     propagation: Propagation,
-) -> Result<bool, ConfigError> {
+) -> Result<bool, PodError> {
     let name = &mount.name;
     let wanted = match mount.recursive_read_only.as_deref() {
         None | Some("" | "Disabled") => return Ok(false),
         Some("IfPossible") => input.recursive_read_only,
         Some("Enabled") if input.recursive_read_only => true,
         Some("Enabled") => {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "volume {name:?} requested recursive read-only mode, but it is not supported by the runtime"
             )));
         }
         Some(other) => {
-            return Err(ConfigError(format!(
+            return Err(PodError::Spec(format!(
                 "volume {name:?}: unknown recursive read-only mode {other:?}"
             )));
         }
     };
     if !mount.read_only || propagation != Propagation::Private {
-        return Err(ConfigError(format!(
+        return Err(PodError::Spec(format!(
             "volume {name:?} requested recursive read-only mode, which needs readOnly and no mount propagation"
         )));
     }
@@ -664,7 +650,7 @@ mod tests {
         );
     }
 
-    fn config(spec: &str) -> Result<ContainerConfig, ConfigError> {
+    fn config(spec: &str) -> Result<ContainerConfig, PodError> {
         config_with(spec, Some("/pods/u-1/etc-hosts"), None)
     }
 
@@ -682,7 +668,7 @@ mod tests {
         spec: &str,
         hosts_file: Option<&str>,
         target: Option<&ContainerId>,
-    ) -> Result<ContainerConfig, ConfigError> {
+    ) -> Result<ContainerConfig, PodError> {
         let pod = pod(spec);
         let node = node();
         let env = env_of(&pod);
@@ -895,7 +881,6 @@ mod tests {
             let spec = format!(r#"{{"containers":[{{"name":"app","volumeMounts":[{mount}]}}]}}"#);
             let error = config(&spec).expect_err(name);
             assert!(error.to_string().contains(want), "{name}: {error}");
-            assert_eq!(error.reason(), "CreateContainerConfigError");
         }
         let device = r#"{"containers":[{"volumeDevices":[{"name":"d","devicePath":"/dev/x"}]}]}"#;
         assert!(config(device).is_err());
@@ -1035,7 +1020,7 @@ mod tests {
                 .map(|list: Vec<(usize, &str)>| {
                     list.into_iter().map(|(n, p)| (n, p.to_owned())).collect()
                 })
-                .map_err(|text: &str| ConfigError(text.into()));
+                .map_err(|text: &str| PodError::Spec(text.into()));
             assert_eq!(got, want, "{name}");
         }
     }

@@ -4,8 +4,8 @@ use alloc::string::String;
 use core::fmt::Write as _;
 use core::net::IpAddr;
 
-use crate::api::Pod;
 use crate::api::pod::HostAlias;
+use crate::api::{Pod, PodError};
 
 /// Longest kernel hostname, bytes. Source: `__NEW_UTS_LEN` of uname(2).
 pub const MAX_KERNEL_HOSTNAME: usize = 64;
@@ -28,18 +28,24 @@ pub struct PodNames {
 /// Decides the names of a pod.
 ///
 /// Errors: a name that is not a DNS label, or too long for the kernel; the sandbox cannot be made, and the pod is retried.
-pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, String> {
+pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, PodError> {
     let spec = &pod.spec;
     let (hostname, domain) = if let Some(name) = &spec.hostname_override {
         if !is_subdomain(name) {
-            return Err(format!("hostnameOverride {name:?} is not a DNS name"));
+            return Err(PodError::Spec(format!(
+                "hostnameOverride {name:?} is not a DNS name"
+            )));
         }
         (name.clone(), String::new())
     } else {
         let name = match spec.hostname.as_str() {
             "" => &pod.metadata.name,
             name if is_label(name) => name,
-            name => return Err(format!("hostname {name:?} is not a DNS label")),
+            name => {
+                return Err(PodError::Spec(format!(
+                    "hostname {name:?} is not a DNS label"
+                )));
+            }
         };
         let domain = match spec.subdomain.as_str() {
             "" => String::new(),
@@ -50,7 +56,11 @@ pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, String> {
                     cluster => format!("{service}.{cluster}"),
                 }
             }
-            name => return Err(format!("subdomain {name:?} is not a DNS label")),
+            name => {
+                return Err(PodError::Spec(format!(
+                    "subdomain {name:?} is not a DNS label"
+                )));
+            }
         };
         (truncated(name)?, domain)
     };
@@ -62,9 +72,9 @@ pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, String> {
         hostname.clone()
     };
     if kernel.len() > MAX_KERNEL_HOSTNAME {
-        return Err(format!(
+        return Err(PodError::Spec(format!(
             "hostname {kernel:?} is longer than {MAX_KERNEL_HOSTNAME} characters"
-        ));
+        )));
     }
     Ok(PodNames {
         hostname,
@@ -73,7 +83,7 @@ pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, String> {
     })
 }
 
-fn truncated(name: &str) -> Result<String, String> {
+fn truncated(name: &str) -> Result<String, PodError> {
     // Pod names are ASCII; a cut elsewhere would not be at a character's boundary.
     let cut = name.get(..MAX_LABEL.min(name.len())).unwrap_or("");
     match if name.len() > MAX_LABEL {
@@ -81,7 +91,9 @@ fn truncated(name: &str) -> Result<String, String> {
     } else {
         cut
     } {
-        "" => Err(format!("no hostname can be made of {name:?}")),
+        "" => Err(PodError::Spec(format!(
+            "no hostname can be made of {name:?}"
+        ))),
         cut => Ok(cut.into()),
     }
 }

@@ -12,6 +12,7 @@ use alloc::{
     vec::Vec,
 };
 
+use crate::api::PodError;
 use crate::api::cri::{
     LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile,
 };
@@ -70,10 +71,12 @@ const ALLOWED_DEVICES: [(&str, Option<i64>, Option<i64>, &str); 10] = [
 /// - Errors: what cannot be honoured (nothing to run, privileged container in a plain sandbox, unknown capability,
 ///   profile or controller that the machine lacks). Repeating the call unchanged is useless.
 /// - Source: runtime-spec 1.0.2; containerd's practice where CRI is silent (`spec/runtime.md` RTM-08 to RTM-12).
-pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, String> {
+pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
     let security = &input.container.security;
     if security.privileged && !input.sandbox.privileged {
-        return Err("a privileged container needs a sandbox that was made privileged".into());
+        return Err(PodError::Spec(
+            "a privileged container needs a sandbox that was made privileged".into(),
+        ));
     }
     let capabilities = capabilities::effective_set(security, &input.host.capabilities)?;
     let seccomp = seccomp_filter(input, &capabilities)?;
@@ -117,7 +120,7 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, String> {
     })
 }
 
-fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, String> {
+fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, PodError> {
     let container = input.container;
     let security = &container.security;
     let cwd = [&container.working_dir, &input.image.working_dir]
@@ -125,7 +128,9 @@ fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, 
         .find(|dir| !dir.is_empty())
         .map_or("/", |dir| dir.as_str());
     if !cwd.starts_with('/') {
-        return Err(format!("working directory {cwd:?} is not absolute"));
+        return Err(PodError::Spec(format!(
+            "working directory {cwd:?} is not absolute"
+        )));
     }
     Ok(Process {
         terminal: container.tty,
@@ -169,7 +174,7 @@ pub fn process_args(
     command: &[String],
     args: &[String],
     image: &ImageProcess,
-) -> Result<Vec<String>, String> {
+) -> Result<Vec<String>, PodError> {
     let (program, args) = if !command.is_empty() {
         (command, args)
     } else {
@@ -182,7 +187,9 @@ pub fn process_args(
         (entrypoint, args)
     };
     if program.is_empty() && args.is_empty() {
-        return Err("no command specified: neither the container nor its image names one".into());
+        return Err(PodError::Spec(
+            "no command specified: neither the container nor its image names one".into(),
+        ));
     }
     Ok([program, args].concat())
 }
@@ -223,7 +230,7 @@ fn environment(input: &SpecInput<'_>) -> Vec<String> {
         .collect()
 }
 
-fn apparmor_profile(input: &SpecInput<'_>) -> Result<String, String> {
+fn apparmor_profile(input: &SpecInput<'_>) -> Result<String, PodError> {
     let (security, host) = (&input.container.security, input.host);
     if security.privileged {
         return Ok(String::new());
@@ -236,10 +243,12 @@ fn apparmor_profile(input: &SpecInput<'_>) -> Result<String, String> {
         SecurityProfile::Localhost(name) => name.as_str(),
     };
     match (host.apparmor, profile) {
-        (false, _) => {
-            Err("an AppArmor profile is requested but the kernel does not enforce AppArmor".into())
-        }
-        (true, "") => Err("the default AppArmor profile is requested but none is loaded".into()),
+        (false, _) => Err(PodError::Node(
+            "an AppArmor profile is requested but the kernel does not enforce AppArmor".into(),
+        )),
+        (true, "") => Err(PodError::Node(
+            "the default AppArmor profile is requested but none is loaded".into(),
+        )),
         (true, name) => Ok(name.into()),
     }
 }
@@ -247,13 +256,15 @@ fn apparmor_profile(input: &SpecInput<'_>) -> Result<String, String> {
 fn seccomp_filter(
     input: &SpecInput<'_>,
     capabilities: &[String],
-) -> Result<Option<Seccomp>, String> {
+) -> Result<Option<Seccomp>, PodError> {
     let (security, host) = (&input.container.security, input.host);
     if security.privileged || security.seccomp == SecurityProfile::Unconfined {
         return Ok(None);
     }
     if !host.seccomp {
-        return Err("a seccomp profile is requested but the kernel has no seccomp filters".into());
+        return Err(PodError::Node(
+            "a seccomp profile is requested but the kernel has no seccomp filters".into(),
+        ));
     }
     match &security.seccomp {
         SecurityProfile::Unconfined | SecurityProfile::Unset => Ok(None),
@@ -264,12 +275,14 @@ fn seccomp_filter(
         ))),
         SecurityProfile::Localhost(path) => match input.seccomp_file {
             Some(profile) => Ok(Some(profile.clone())),
-            None => Err(format!("seccomp profile {path:?} was not read")),
+            None => Err(PodError::Node(format!(
+                "seccomp profile {path:?} was not read"
+            ))),
         },
     }
 }
 
-fn namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, String> {
+fn namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, PodError> {
     let security = &input.container.security;
     let modes = security.namespaces;
     let new = |kind: &str| Namespace {
@@ -279,7 +292,9 @@ fn namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, String> {
     let join = |kind: &str, path: &str| {
         if path.is_empty() {
             // An empty path would make a new namespace where the pod's was meant.
-            return Err(format!("the sandbox has no {kind} namespace to join"));
+            return Err(PodError::Node(format!(
+                "the sandbox has no {kind} namespace to join"
+            )));
         }
         Ok(Namespace {
             kind: kind.into(),
@@ -351,7 +366,7 @@ fn default_mounts(privileged: bool) -> Vec<Mount> {
 
 /// Default mounts, then the sandbox's files, image volumes and the container's mounts by depth, so that none hides
 /// another. A path that the container mounts itself replaces a default one; `/dev` replaces all below it.
-fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, String> {
+fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
     let container = input.container;
     let own: BTreeSet<&str> = container
         .mounts
@@ -363,10 +378,10 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, String> {
         .iter()
         .find(|mount| !mount.container_path.starts_with('/') || mount.host_path.is_empty())
     {
-        return Err(format!(
+        return Err(PodError::Spec(format!(
             "mount of {:?} at {:?}: both must be absolute paths",
             bad.host_path, bad.container_path
-        ));
+        )));
     }
     let mut all = default_mounts(container.security.privileged);
     all.retain(|mount| {
@@ -453,7 +468,7 @@ fn rootfs_propagation(mounts: &[BindMount]) -> &'static str {
     }
 }
 
-fn resources(input: &SpecInput<'_>) -> Result<Resources, String> {
+fn resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
     let limits = &input.container.resources;
     check_controllers(limits, input.host)?;
     let has = |controller| has_controller(input.host, controller);
@@ -494,7 +509,7 @@ fn has_controller(host: &HostFacts, controller: &str) -> bool {
 }
 
 /// A limit that somebody asked for must hold: without its controller the container does not start.
-fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), String> {
+fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), PodError> {
     let quota = limits.cpu_quota_us.is_some_and(|quota| quota != 0);
     for (asked, controller, limit, hint) in [
         (quota, "cpu", "CPU limit", ""),
@@ -513,9 +528,9 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), St
         ),
     ] {
         if asked && !has_controller(host, controller) {
-            return Err(format!(
+            return Err(PodError::Node(format!(
                 "the {limit} cannot be enforced: this machine has no cgroup controller {controller:?}{hint}"
-            ));
+            )));
         }
     }
     Ok(())
@@ -629,7 +644,7 @@ mod tests {
             }
         }
 
-        fn spec(&self) -> Result<Spec, String> {
+        fn spec(&self) -> Result<Spec, PodError> {
             container_spec(&SpecInput {
                 container_id: "c1",
                 sandbox_id: "s1",
@@ -1021,7 +1036,7 @@ mod tests {
 
         case.host.controllers = words("cpu pids");
         let error = case.spec().expect_err("memory limit without controller");
-        assert!(error.contains("cgroup_enable=memory"), "{error}");
+        assert!(matches!(error, PodError::Node(why) if why.contains("cgroup_enable=memory")));
         case.container.resources.memory_limit_bytes = None;
         let got = case
             .spec()

@@ -7,7 +7,7 @@
 use alloc::{boxed::Box, collections::BTreeSet, string::String};
 
 use crate::api::pod::{Container, Volume};
-use crate::api::{Pod, PodUid};
+use crate::api::{Pod, PodError, PodUid};
 
 /// Objects that one pod may refer to, of all kinds: a pod with more has an error that says so.
 pub const MAX_POD_OBJECTS: usize = 512;
@@ -115,7 +115,7 @@ pub fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
 }
 
 /// Objects that the pod's volumes hold.
-pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<Key>, String> {
+pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<Key>, PodError> {
     let mut refs = Refs::of(pod);
     for volume in used_volumes(pod) {
         if let Some(source) = &volume.config_map {
@@ -137,7 +137,7 @@ pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<Key>, String> {
 }
 
 /// Objects that the environment of `container` is made of, services among them (ENV-07).
-pub fn of_environment(pod: &Pod, container: &Container) -> Result<BTreeSet<Key>, String> {
+pub fn of_environment(pod: &Pod, container: &Container) -> Result<BTreeSet<Key>, PodError> {
     let mut refs = Refs::of(pod);
     for source in &container.env_from {
         if let Some(source) = &source.config_map_ref {
@@ -173,7 +173,7 @@ pub fn of_services(pod: &Pod) -> BTreeSet<Key> {
 }
 
 /// Secrets that the pod's images are pulled with (IMG-13). Empty names are ignored silently.
-pub fn of_pulls(pod: &Pod) -> Result<BTreeSet<Key>, String> {
+pub fn of_pulls(pod: &Pod) -> Result<BTreeSet<Key>, PodError> {
     let mut refs = Refs::of(pod);
     for reference in &pod.spec.image_pull_secrets {
         if !reference.name.is_empty() {
@@ -214,15 +214,18 @@ impl<'a> Refs<'a> {
         }
     }
 
-    fn add(&mut self, kind: Kind, name: &str) -> Result<(), String> {
+    fn add(&mut self, kind: Kind, name: &str) -> Result<(), PodError> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return Err(format!("{name:?} is not the name of a {}", kind.as_str()));
+            return Err(PodError::Spec(format!(
+                "{name:?} is not the name of a {}",
+                kind.as_str()
+            )));
         }
         self.found.insert(Key::new(kind, self.namespace, name));
         if self.found.len() > MAX_POD_OBJECTS {
-            return Err(format!(
+            return Err(PodError::Spec(format!(
                 "the pod refers to more than {MAX_POD_OBJECTS} objects"
-            ));
+            )));
         }
         Ok(())
     }
@@ -241,7 +244,7 @@ mod tests {
         serde_json::from_value(pod).expect("pod")
     }
 
-    fn shown(keys: Result<BTreeSet<Key>, String>) -> String {
+    fn shown(keys: Result<BTreeSet<Key>, PodError>) -> String {
         match keys {
             Ok(keys) => keys
                 .iter()

@@ -4,7 +4,7 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::order::Gather;
 use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
-use crate::api::{Pod, ProjectedFile};
+use crate::api::{Pod, PodError, ProjectedFile};
 use crate::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
 use crate::env::{Objects, not_found};
 
@@ -21,7 +21,7 @@ const FILE_BYTES: usize = 1024;
 const TOKEN_MODE: u32 = 0o600;
 
 /// Files of a volume sorted by path, or why they are not known: all reasons together.
-pub type Files = Result<Vec<ProjectedFile>, String>;
+pub type Files = Result<Vec<ProjectedFile>, PodError>;
 
 /// Contents of every volume of the pod that is made of objects, by volume name.
 ///
@@ -52,7 +52,7 @@ fn volume_files(
         volume.projected.as_ref().map(|v| v.default_mode),
     ];
     let default_mode = match mode.into_iter().flatten().next()?.map(file_mode) {
-        None => return Some(Err("no defaultMode is given".into())),
+        None => return Some(Err(PodError::Spec("no defaultMode is given".into()))),
         Some(Err(error)) => return Some(Err(error)),
         Some(Ok(mode)) => mode,
     };
@@ -65,10 +65,9 @@ fn volume_files(
         left,
     };
     let errors = payload.volume(volume);
-    Some(if errors.is_empty() {
-        Ok(payload.files.into_values().collect())
-    } else {
-        Err(errors.join("; "))
+    Some(match errors.into_iter().reduce(|all, e| all.and(&e)) {
+        None => Ok(payload.files.into_values().collect()),
+        Some(error) => Err(error),
     })
 }
 
@@ -84,7 +83,7 @@ struct Payload<'a> {
 
 impl Payload<'_> {
     /// Adds all files; returns what went wrong, one entry for each source.
-    fn volume(&mut self, volume: &Volume) -> Vec<String> {
+    fn volume(&mut self, volume: &Volume) -> Vec<PodError> {
         let made = if let Some(v) = &volume.config_map {
             self.config_map(&v.name, &v.items, v.optional)
         } else if let Some(v) = &volume.secret {
@@ -100,7 +99,7 @@ impl Payload<'_> {
         made.err().into_iter().collect()
     }
 
-    fn source(&mut self, source: &ProjectedSource) -> Result<(), String> {
+    fn source(&mut self, source: &ProjectedSource) -> Result<(), PodError> {
         if let Some(v) = &source.config_map {
             self.config_map(&v.name, &v.items, v.optional)
         } else if let Some(v) = &source.secret {
@@ -121,7 +120,9 @@ impl Payload<'_> {
             };
             self.put(&v.path, &token, mode, owner)
         } else {
-            Err("a source of the projected volume is of a kind this agent does not know".into())
+            Err(PodError::Spec(
+                "a source of the projected volume is of a kind this agent does not know".into(),
+            ))
         }
     }
 
@@ -130,7 +131,7 @@ impl Payload<'_> {
         name: &str,
         items: &[KeyToPath],
         optional: Option<bool>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PodError> {
         let namespace = &self.pod.metadata.namespace;
         let Some(map) = self.objects.config_map(namespace, name)? else {
             return missing_object("configmap", name, optional);
@@ -146,7 +147,7 @@ impl Payload<'_> {
         name: &str,
         items: &[KeyToPath],
         optional: Option<bool>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PodError> {
         let namespace = &self.pod.metadata.namespace;
         let Some(secret) = self.objects.secret(namespace, name)? else {
             return missing_object("secret", name, optional);
@@ -162,7 +163,7 @@ impl Payload<'_> {
         data: &BTreeMap<&String, &[u8]>,
         items: &[KeyToPath],
         optional: Option<bool>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PodError> {
         if items.is_empty() {
             for (key, bytes) in data {
                 self.put(key, bytes, self.default_mode, None)?;
@@ -177,24 +178,27 @@ impl Payload<'_> {
                 }
                 None if optional == Some(true) => {}
                 None => {
-                    return Err(format!(
+                    return Err(PodError::Object(format!(
                         "{kind} {name:?} references non-existent key: {}",
                         item.key
-                    ));
+                    )));
                 }
             }
         }
         Ok(())
     }
 
-    fn downward_api(&mut self, volume: &DownwardApiVolume) -> Result<(), String> {
+    fn downward_api(&mut self, volume: &DownwardApiVolume) -> Result<(), PodError> {
         for item in &volume.items {
             let value = if let Some(field) = &item.field_ref {
                 metadata_field(self.pod, &field.field_path)?
             } else if let Some(field) = &item.resource_field_ref {
                 resource_field(self.pod, None, field, self.node, UnsetLimit::Node)?
             } else {
-                return Err(format!("downwardAPI item {:?} names no field", item.path));
+                return Err(PodError::Spec(format!(
+                    "downwardAPI item {:?} names no field",
+                    item.path
+                )));
             };
             let mode = self.mode(item.mode)?;
             self.put(&item.path, value.as_bytes(), mode, None)?;
@@ -202,7 +206,7 @@ impl Payload<'_> {
         Ok(())
     }
 
-    fn mode(&self, item: Option<i32>) -> Result<u32, String> {
+    fn mode(&self, item: Option<i32>) -> Result<u32, PodError> {
         item.map_or(Ok(self.default_mode), file_mode)
     }
 
@@ -212,13 +216,13 @@ impl Payload<'_> {
         data: &[u8],
         mode: u32,
         owner: Option<u32>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PodError> {
         check_path(path)?;
         let cost = data.len() + path.len() + FILE_BYTES;
         *self.left = self.left.checked_sub(cost).ok_or_else(|| {
-            format!(
+            PodError::Spec(format!(
                 "path {path:?}: the files of the pod's volumes have more than {MAX_POD_BYTES} bytes"
-            )
+            ))
         })?;
         let file = ProjectedFile {
             path: path.into(),
@@ -231,7 +235,7 @@ impl Payload<'_> {
     }
 }
 
-fn missing_object(kind: &str, name: &str, optional: Option<bool>) -> Result<(), String> {
+fn missing_object(kind: &str, name: &str, optional: Option<bool>) -> Result<(), PodError> {
     match optional {
         Some(true) => Ok(()),
         Some(false) | None => Err(not_found(kind, name)),
@@ -239,15 +243,15 @@ fn missing_object(kind: &str, name: &str, optional: Option<bool>) -> Result<(), 
 }
 
 /// The API allows 0 to 0777.
-fn file_mode(mode: i32) -> Result<u32, String> {
+fn file_mode(mode: i32) -> Result<u32, PodError> {
     u32::try_from(mode)
         .ok()
         .filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| format!("file mode {mode} is not between 0 and 0777"))
+        .ok_or_else(|| PodError::Spec(format!("file mode {mode} is not between 0 and 0777")))
 }
 
-fn check_path(path: &str) -> Result<(), String> {
-    let bad = |why| Err(format!("path {path:?} {why}"));
+fn check_path(path: &str) -> Result<(), PodError> {
+    let bad = |why| Err(PodError::Spec(format!("path {path:?} {why}")));
     if path.is_empty() || path.starts_with('/') {
         return bad("must be relative");
     }
@@ -290,20 +294,24 @@ mod tests {
 
     struct Fixed(ConfigMap, Secret);
     impl Objects for Fixed {
-        fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, String> {
+        fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
             match name {
                 "cm" => Ok(Some(&self.0)),
-                "late" => Err("timed out".into()),
+                "late" => Err(PodError::Node("timed out".into())),
                 _ => Ok(None),
             }
         }
-        fn secret(&self, _: &str, name: &str) -> Result<Option<&Secret>, String> {
+        fn secret(&self, _: &str, name: &str) -> Result<Option<&Secret>, PodError> {
             Ok((name == "sec").then_some(&self.1))
         }
-        fn volume_file(&self, _: &str, _: &str) -> Result<String, String> {
-            Err("none".into())
+        fn volume_file(&self, _: &str, _: &str) -> Result<String, PodError> {
+            Err(PodError::Object("none".into()))
         }
-        fn service_account_token(&self, audience: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
+        fn service_account_token(
+            &self,
+            audience: &str,
+            _: Option<i64>,
+        ) -> Result<Vec<u8>, PodError> {
             Ok(audience.as_bytes().to_vec())
         }
     }
@@ -329,7 +337,7 @@ mod tests {
             Ok(20),
             "more than any volume of whole objects needs"
         );
-        let error = files["b"].as_ref().expect_err("bounded");
+        let error = format!("{}", files["b"].as_ref().expect_err("bounded"));
         assert!(
             error.starts_with("path \"f11\": ") && error.contains("33554432 bytes"),
             "{error}"

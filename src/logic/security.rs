@@ -4,7 +4,7 @@ use alloc::{borrow::ToOwned, string::String};
 
 use crate::api::cri::{Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SecurityProfile};
 use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
-use crate::api::{Container, Pod};
+use crate::api::{Container, Pod, PodError};
 
 /// Annotation that asked for an AppArmor profile before there was a field; the container's name follows.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
@@ -59,7 +59,7 @@ pub fn linux_security(
     container: &Container,
     image: &Image,
     settings: &SecuritySettings,
-) -> Result<LinuxSecurity, String> {
+) -> Result<LinuxSecurity, PodError> {
     let empty = SecurityContext::default();
     let own = container.security_context.as_ref().unwrap_or(&empty);
     let whole = pod.spec.security_context.as_ref();
@@ -117,21 +117,21 @@ fn verify_non_root(
     container: &Container,
     run_as_user: Option<i64>,
     image: &Image,
-) -> Result<(), String> {
+) -> Result<(), PodError> {
     let pod = crate::pod_kind::pod_ref(pod);
     let place = format!("(pod: {pod:?}, container: {})", container.name);
     match (run_as_user, image.uid) {
-        (Some(0), _) => Err(format!(
+        (Some(0), _) => Err(PodError::Spec(format!(
             "container's runAsUser breaks non-root policy {place}"
-        )),
+        ))),
         (Some(_), _) => Ok(()),
-        (None, _) if !image.username.is_empty() => Err(format!(
+        (None, _) if !image.username.is_empty() => Err(PodError::Image(format!(
             "container has runAsNonRoot and image has non-numeric user ({}), cannot verify user is non-root {place}",
             image.username
-        )),
-        (None, Some(0) | None) => Err(format!(
+        ))),
+        (None, Some(0) | None) => Err(PodError::Image(format!(
             "container has runAsNonRoot and image will run as root {place}"
-        )),
+        ))),
         (None, Some(_)) => Ok(()),
     }
 }
@@ -139,7 +139,7 @@ fn verify_non_root(
 fn seccomp(
     profile: Option<&SeccompProfile>,
     settings: &SecuritySettings,
-) -> Result<SecurityProfile, String> {
+) -> Result<SecurityProfile, PodError> {
     let Some(profile) = profile else {
         return Ok(if settings.seccomp_default {
             SecurityProfile::RuntimeDefault
@@ -151,23 +151,27 @@ fn seccomp(
         "RuntimeDefault" => Ok(SecurityProfile::RuntimeDefault),
         "Unconfined" => Ok(SecurityProfile::Unconfined),
         "Localhost" => match profile.localhost_profile.as_deref() {
-            None | Some("") => {
-                Err("localhostProfile must be set if seccompProfile type is Localhost.".into())
+            None | Some("") => Err(PodError::Spec(
+                "localhostProfile must be set if seccompProfile type is Localhost.".into(),
+            )),
+            Some(name) if name.starts_with('/') || name.split('/').any(|part| part == "..") => {
+                Err(PodError::Spec(format!(
+                    "seccomp profile {name:?} must be a path below the profile directory"
+                )))
             }
-            Some(name) if name.starts_with('/') || name.split('/').any(|part| part == "..") => Err(
-                format!("seccomp profile {name:?} must be a path below the profile directory"),
-            ),
             Some(name) => Ok(SecurityProfile::Localhost(format!(
                 "{}/{name}",
                 settings.seccomp_root
             ))),
         },
-        other => Err(format!("unknown seccomp profile type {other:?}")),
+        other => Err(PodError::Spec(format!(
+            "unknown seccomp profile type {other:?}"
+        ))),
     }
 }
 
 /// SEC-07: container field, annotation, pod field.
-fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, String> {
+fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, PodError> {
     let own = container.security_context.as_ref();
     let whole = pod.spec.security_context.as_ref();
     if let Some(profile) = own.and_then(|own| own.app_armor_profile.as_ref()) {
@@ -180,7 +184,9 @@ fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, String>
             "" | "unconfined" => Ok(SecurityProfile::Unconfined),
             value => match value.strip_prefix("localhost/") {
                 Some(name) if !name.is_empty() => Ok(SecurityProfile::Localhost(name.into())),
-                Some(_) | None => Err(format!("unknown AppArmor profile {value:?}")),
+                Some(_) | None => Err(PodError::Spec(format!(
+                    "unknown AppArmor profile {value:?}"
+                ))),
             },
         };
     }
@@ -191,15 +197,17 @@ fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, String>
     }
 }
 
-fn apparmor_profile(profile: &SeccompProfile) -> Result<SecurityProfile, String> {
+fn apparmor_profile(profile: &SeccompProfile) -> Result<SecurityProfile, PodError> {
     match (profile.kind.as_str(), profile.localhost_profile.as_deref()) {
         ("RuntimeDefault", _) => Ok(SecurityProfile::RuntimeDefault),
         ("Unconfined", _) => Ok(SecurityProfile::Unconfined),
-        ("Localhost", None | Some("")) => {
-            Err("localhostProfile must be set if appArmorProfile type is Localhost".into())
-        }
+        ("Localhost", None | Some("")) => Err(PodError::Spec(
+            "localhostProfile must be set if appArmorProfile type is Localhost".into(),
+        )),
         ("Localhost", Some(name)) => Ok(SecurityProfile::Localhost(name.into())),
-        (other, _) => Err(format!("unknown AppArmor profile type {other:?}")),
+        (other, _) => Err(PodError::Spec(format!(
+            "unknown AppArmor profile type {other:?}"
+        ))),
     }
 }
 
@@ -236,7 +244,7 @@ mod tests {
         }
     }
 
-    fn security(whole: &str, own: &str, image: &Image) -> Result<LinuxSecurity, String> {
+    fn security(whole: &str, own: &str, image: &Image) -> Result<LinuxSecurity, PodError> {
         let pod = pod(&format!(
             r#"{{"securityContext":{whole},"containers":[{{"name":"app","securityContext":{own}}}]}}"#
         ));
@@ -354,7 +362,11 @@ mod tests {
                         "{name}"
                     );
                 }
-                (Err(got), Err(want)) => assert!(got.contains(want), "{name}: {got}"),
+                (Err(got), Err(want)) => {
+                    assert!(format!("{got}").contains(want), "{name}: {got}");
+                    let of_spec = matches!(got, PodError::Spec(_));
+                    assert_eq!(of_spec, own.contains("runAsUser"), "{name}");
+                }
                 (got, want) => panic!("{name}: {got:?}, want {want:?}"),
             }
         }

@@ -4,7 +4,7 @@ use alloc::{string::String, vec::Vec};
 
 use crate::actions::spec_hash;
 use crate::api::{
-    ConfigMap, Container, ContainerId, Pod, PodUid, SandboxId, Secret, Wall,
+    ConfigMap, Container, ContainerId, Pod, PodError, PodUid, SandboxId, Secret, Wall,
     cri::{
         ContainerState, ContainerStatus, NamespaceOptions, PodRuntimeStatus, SandboxState,
         SandboxStatus,
@@ -191,17 +191,19 @@ pub fn merge_for_api(
 pub struct NoObjects;
 
 impl Objects for NoObjects {
-    fn config_map(&self, _: &str, _: &str) -> Result<Option<&ConfigMap>, String> {
+    fn config_map(&self, _: &str, _: &str) -> Result<Option<&ConfigMap>, PodError> {
         Ok(None)
     }
-    fn secret(&self, _: &str, _: &str) -> Result<Option<&Secret>, String> {
+    fn secret(&self, _: &str, _: &str) -> Result<Option<&Secret>, PodError> {
         Ok(None)
     }
-    fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
-        Err(format!("no file {path:?} in volume {volume:?}"))
+    fn volume_file(&self, volume: &str, path: &str) -> Result<String, PodError> {
+        let why = format!("no file {path:?} in volume {volume:?}");
+        Err(PodError::Object(why))
     }
-    fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, String> {
-        Err("service account tokens need an API server".into())
+    fn service_account_token(&self, _: &str, _: Option<i64>) -> Result<Vec<u8>, PodError> {
+        let why = "service account tokens need an API server";
+        Err(PodError::Node(why.into()))
     }
 }
 

@@ -2,13 +2,10 @@
 //!
 //! Reading those two files inside the container's root file system is the backend's; the rule is here.
 
-use alloc::{
-    collections::BTreeSet,
-    string::{String, ToString},
-};
+use alloc::{collections::BTreeSet, string::ToString};
 
 use crate::api::order::Gather;
-use crate::api::{cri::LinuxSecurity, oci::ResolvedUser};
+use crate::api::{PodError, cri::LinuxSecurity, oci::ResolvedUser};
 
 /// Decides uid, gid and supplementary groups (RTM-10, SEC-04).
 ///
@@ -20,10 +17,12 @@ pub fn resolve_user(
     image_user: &str,
     passwd: &str,
     group: &str,
-) -> Result<ResolvedUser, String> {
+) -> Result<ResolvedUser, PodError> {
     let from_image = security.run_as_user.is_none() && security.username.is_empty();
     if from_image && security.run_as_group.is_some() {
-        return Err("a group to run as is given without a user".into());
+        return Err(PodError::Spec(
+            "a group to run as is given without a user".into(),
+        ));
     }
     let (image_name, image_group) = image_user.split_once(':').unwrap_or((image_user, ""));
     let uid_text;
@@ -63,7 +62,7 @@ struct Account<'a> {
     gid: u32,
 }
 
-fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, String> {
+fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, PodError> {
     let entries = passwd.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
@@ -87,7 +86,7 @@ fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, String> {
     let mut entries = entries;
     entries
         .find(|entry| entry.name == Some(who))
-        .ok_or_else(|| format!("user {who:?} is not in /etc/passwd of the image"))
+        .ok_or_else(|| PodError::Image(format!("user {who:?} is not in /etc/passwd of the image")))
 }
 
 /// (name, gid, members) of each group.
@@ -100,14 +99,14 @@ fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     })
 }
 
-fn group_id(who: &str, group: &str) -> Result<u32, String> {
+fn group_id(who: &str, group: &str) -> Result<u32, PodError> {
     if let Ok(number) = who.parse::<i64>() {
         return id(number);
     }
     groups(group)
         .find(|(name, ..)| *name == who)
         .map(|(_, gid, _)| gid)
-        .ok_or_else(|| format!("group {who:?} is not in /etc/group of the image"))
+        .ok_or_else(|| PodError::Image(format!("group {who:?} is not in /etc/group of the image")))
 }
 
 fn member_of<'a>(name: &'a str, group: &'a str) -> impl Iterator<Item = u32> {
@@ -123,11 +122,15 @@ fn field(text: &str) -> Option<u32> {
 }
 
 /// The API allows 0..2^31 for every id.
-fn id(number: i64) -> Result<u32, String> {
+fn id(number: i64) -> Result<u32, PodError> {
     i32::try_from(number)
         .ok()
         .and_then(|number| u32::try_from(number).ok())
-        .ok_or_else(|| format!("{number} is not a user or group id (0 to 2147483647)"))
+        .ok_or_else(|| {
+            PodError::Spec(format!(
+                "{number} is not a user or group id (0 to 2147483647)"
+            ))
+        })
 }
 
 #[cfg(test)]
@@ -146,7 +149,7 @@ mod tests {
         }
     }
 
-    fn ids(uid: u32, gid: u32, groups: &[u32]) -> Result<ResolvedUser, String> {
+    fn ids(uid: u32, gid: u32, groups: &[u32]) -> Result<ResolvedUser, PodError> {
         Ok(ResolvedUser {
             uid,
             gid,
@@ -157,6 +160,8 @@ mod tests {
     #[test]
     fn rules() {
         // RTM-10 SEC-02
+        let image = |why: &str| Err(PodError::Image(why.into()));
+        let spec = |why: &str| Err(PodError::Spec(why.into()));
         for (name, security, image, want) in [
             (
                 "nothing said",
@@ -216,25 +221,25 @@ mod tests {
                 "unknown name",
                 security(None, "ghost", None),
                 "",
-                Err("user \"ghost\" is not in /etc/passwd of the image".into()),
+                image("user \"ghost\" is not in /etc/passwd of the image"),
             ),
             (
                 "unknown group",
                 security(None, "", None),
                 "app:ghost",
-                Err("group \"ghost\" is not in /etc/group of the image".into()),
+                image("group \"ghost\" is not in /etc/group of the image"),
             ),
             (
                 "group without user",
                 security(None, "", Some(5)),
                 "app",
-                Err("a group to run as is given without a user".into()),
+                spec("a group to run as is given without a user"),
             ),
             (
                 "negative",
                 security(Some(-1), "", None),
                 "",
-                Err("-1 is not a user or group id (0 to 2147483647)".into()),
+                spec("-1 is not a user or group id (0 to 2147483647)"),
             ),
         ] {
             assert_eq!(
@@ -266,7 +271,9 @@ mod tests {
         let group = "all:x:4294967295:app\nhalf:x:2147483648:app\n";
         for line in ["app:x:4294967295:0::/:", "app:x:0:4294967295::/:"] {
             let found = resolve_user(&security(None, "app", None), "", line, group);
-            let missing = Err("user \"app\" is not in /etc/passwd of the image".into());
+            let missing = Err(PodError::Image(
+                "user \"app\" is not in /etc/passwd of the image".into(),
+            ));
             assert_eq!(found, missing, "{line}");
         }
         let found = resolve_user(&security(None, "app", None), "", PASSWD, group);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Cause, MountedVolume, Step, Volumes, fs_group, mkdir_all, tear_down::plugin};
-use crate::api::PodUid;
+use crate::api::{PodError, PodUid};
 use crate::sys::mount;
 
 /// Mode of a mount point.
@@ -59,11 +59,11 @@ impl Volumes {
         &self,
         uid: &PodUid,
         name: &str,
-        mounted: &Result<(), String>,
+        mounted: &Result<(), PodError>,
         read_only: bool,
     ) -> Result<MountedVolume, Cause> {
         if let Err(why) = mounted {
-            return Err(Cause::Refused(why.clone()));
+            return Err(Cause::Refused(why.to_string()));
         }
         Ok(MountedVolume {
             host_path: self.nfs_dir(uid, name),
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_share_that_is_not_mounted_is_told() {
         let scratch = Scratch::new();
-        let share = |mounted: Result<(), String>| PodVolume {
+        let share = |mounted: Result<(), PodError>| PodVolume {
             name: "v".into(),
             source: Source::Nfs {
                 name: "pv-1".into(),
@@ -195,7 +195,7 @@ mod tests {
             .expect("mounted");
         assert!(mounted["v"].read_only);
         let error = volumes
-            .set_up(&pod(vec![share(Err("no server".into()))]))
+            .set_up(&pod(vec![share(Err(PodError::Node("no server".into())))]))
             .into_result();
         assert_eq!(
             error.expect_err("refused").to_string(),

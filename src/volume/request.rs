@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{ChangePolicy, HostPathType, is_component};
 use crate::api::order::Order;
-use crate::api::{Pod, PodUid, ProjectedFile, pod::Volume};
+use crate::api::{Pod, PodError, PodUid, ProjectedFile, pod::Volume};
 
 /// The volumes of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub enum Source {
         /// Name of its directory: the PersistentVolume's, or the volume's in the pod.
         name: String,
         /// Whether it has been mounted, and why not.
-        mounted: Result<(), String>,
+        mounted: Result<(), PodError>,
         /// It is for reading only, whatever a mount says.
         read_only: bool,
     },
@@ -85,7 +85,7 @@ pub enum Source {
 }
 
 /// Files of a projected volume, or why they are not known just now. A volume that is mounted already keeps what it holds.
-pub type Files = Result<Vec<ProjectedFile>, String>;
+pub type Files = Result<Vec<ProjectedFile>, PodError>;
 
 /// Medium of an emptyDir.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,7 +164,7 @@ impl PodVolumes {
 }
 
 fn source(volume: &Volume, files: Option<Files>) -> Source {
-    let files = || files.unwrap_or_else(|| Err("its content is not known".into()));
+    let files = || files.unwrap_or_else(|| Err(PodError::Node("its content is not known".into())));
     if let Some(empty) = &volume.empty_dir {
         Source::EmptyDir {
             medium: medium(&empty.medium),

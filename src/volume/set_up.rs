@@ -180,7 +180,7 @@ impl Volumes {
         let marker = self.ready_marker(&pod.uid, plugin, &volume.name);
         let ready = empty_dir::is_ready(&dir, &marker, backing)?;
         let done = match files {
-            Err(why) => Err(Cause::Refused(why.clone())),
+            Err(why) => Err(Cause::Refused(why.to_string())),
             Ok(files) => (if ready {
                 Ok(())
             } else {
@@ -241,7 +241,10 @@ mod tests {
         super::testing::{Scratch, can_mount, pod, uid, volumes_on_disk},
         *,
     };
-    use crate::{api::ProjectedFile, volume::beneath};
+    use crate::{
+        api::{PodError, ProjectedFile},
+        volume::beneath,
+    };
 
     fn volume(name: &str, source: Source) -> PodVolume {
         PodVolume {
@@ -476,7 +479,7 @@ mod tests {
         // VOL-07 VOL-08
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
-        let missing: Files = Err("configmap \"c\" not found".into());
+        let missing: Files = Err(PodError::Object("configmap \"c\" not found".into()));
         let first = volumes.set_up(&pod(vec![volume(
             "config",
             Source::ConfigMap(missing.clone()),

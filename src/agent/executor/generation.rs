@@ -1,7 +1,7 @@
 //! From a pod's spec to what the runtime is told: facts are gathered here, decisions are `logic::generate`'s.
 
 use alloc::{collections::BTreeMap, rc::Rc};
-use core::net::IpAddr;
+use core::{fmt::Display, net::IpAddr};
 use std::{
     fs::{self, File},
     io::{self, Read as _},
@@ -20,7 +20,7 @@ use crate::{
         recorder::{Recorder, Severity},
     },
     api::{
-        Container, Pod,
+        Container, Pod, PodError,
         cri::{ContainerConfig, DEFAULT_HANDLER, DnsConfig, Image, ImageSpec, SandboxConfig},
         order::Gather,
         pod::HostAlias,
@@ -32,7 +32,7 @@ use crate::{
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
         downward::Place,
         env::{self, EnvInput},
-        generate::{self, ConfigError, ContainerInput, NodeContext, SandboxPlan, VolumeSource},
+        generate::{self, CONFIG_ERROR, ContainerInput, NodeContext, SandboxPlan, VolumeSource},
         hosts,
         qos::qos_class,
         restart,
@@ -88,13 +88,14 @@ fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
 }
 
 /// The node's resolver file. Blocking.
-fn read_resolver(path: &Path) -> Result<DnsConfig, String> {
+fn read_resolver(path: &Path) -> Result<DnsConfig, PodError> {
+    let wrong =
+        |why: &dyn Display| PodError::Node(format!("resolver file {}: {why}", path.display()));
     let limit = u64::try_from(MAX_RESOLV_CONF)
         .unwrap_or(u64::MAX)
         .saturating_add(1);
-    let text =
-        read_bounded(path, limit).map_err(|e| format!("resolver file {}: {e}", path.display()))?;
-    dns::parse_resolv_conf(&text).map_err(|e| format!("resolver file {}: {e}", path.display()))
+    let text = read_bounded(path, limit).map_err(|e| wrong(&e))?;
+    dns::parse_resolv_conf(&text).map_err(|e| wrong(&e))
 }
 
 /// Makes configurations of sandboxes and containers. Nothing is kept between two of them.
@@ -123,7 +124,7 @@ impl Generator {
         pod: &Pod,
         attempt: u32,
         host_ips: &[IpAddr],
-    ) -> Result<SandboxConfig, String> {
+    ) -> Result<SandboxConfig, PodError> {
         let plan = self.sandbox_plan(pod, attempt, host_ips).await?;
         for (reason, message) in &plan.warnings {
             self.recorder.pod(pod, Severity::Warning, reason, message);
@@ -137,7 +138,7 @@ impl Generator {
         pod: &Pod,
         attempt: u32,
         host_ips: &[IpAddr],
-    ) -> Result<SandboxPlan, String> {
+    ) -> Result<SandboxPlan, PodError> {
         let mut node = NodeContext::clone(&self.context);
         node.ips = host_ips.to_vec();
         node.dns.node_ips = host_ips.to_vec();
@@ -163,8 +164,7 @@ impl Generator {
             mounted,
             ..
         } = *pass;
-        let refused = |e: ConfigError| StartError::new(e.reason(), e.0);
-        let config_error = |message: String| refused(ConfigError(message));
+        let refused = |e: PodError| StartError::new(CONFIG_ERROR, e.to_string());
         let own_ips = if pod.spec.host_network {
             &plan.host_ips
         } else {
@@ -177,7 +177,7 @@ impl Generator {
         };
         // A host that stands alone has no services; pods of an apiserver wait for them.
         let services = loaded.as_ref().map(Loaded::services).transpose();
-        let services = services.map_err(config_error)?;
+        let services = services.map_err(|why| refused(PodError::Object(why)))?;
         let environment = {
             let place = Place {
                 node_name: &self.context.name,
@@ -198,7 +198,7 @@ impl Generator {
                 place,
                 allocatable: self.context.allocatable,
             })
-            .map_err(config_error)?
+            .map_err(refused)?
         };
         drop(loaded);
         let sub_paths = self
@@ -206,7 +206,7 @@ impl Generator {
             .await
             .map_err(refused)?;
         let files = self.make_files(pass, container, own_ips);
-        let files = files.await.map_err(config_error)?;
+        let files = files.await.map_err(refused)?;
         let mut volumes: BTreeMap<String, VolumeSource> = mounted
             .iter()
             .map(|(name, volume)| {
@@ -270,7 +270,7 @@ impl Generator {
         container: &Container,
         environment: &env::Env,
         volume_images: &BTreeMap<String, ImageSpec>,
-    ) -> Result<BTreeMap<usize, String>, ConfigError> {
+    ) -> Result<BTreeMap<usize, String>, PodError> {
         let mut pinned = BTreeMap::new();
         for (index, path) in generate::sub_paths(container, environment)? {
             let name = container.volume_mounts[index].name.clone();
@@ -294,7 +294,7 @@ impl Generator {
                 };
                 volumes.sub_path(&uid, &volume, &sub)
             });
-            let path = result.await.map_err(|e| ConfigError(chain(&e)))?;
+            let path = result.await.map_err(|e| PodError::Node(chain(&e)))?;
             pinned.insert(index, path.display().to_string());
         }
         Ok(pinned)
@@ -306,7 +306,7 @@ impl Generator {
         pass: &Pass<'_>,
         container: &Container,
         ips: &[IpAddr],
-    ) -> Result<Files, String> {
+    ) -> Result<Files, PodError> {
         let (uid, name) = (pass.pod.metadata.uid.clone(), container.name.clone());
         let newest = pass.runtime.newest(&container.name);
         let known_count = newest.map(|newest| restart::next_restart_count(Some(newest), None));
@@ -322,14 +322,14 @@ impl Generator {
             let termination_log = if has_termination_log {
                 let instance = format!("{restart_count:08x}");
                 let made = volumes.make_termination_log(&uid, &name, &instance);
-                let path = made.map_err(|e| format!("termination log: {e}"))?;
+                let path = made.map_err(|e| PodError::Node(format!("termination log: {e}")))?;
                 Some(path.display().to_string())
             } else {
                 None
             };
             fs::create_dir_all(logs)
                 .and_then(|()| open::make_log_dir(&dir.join("log")))
-                .map_err(|e| format!("{}: {e}", dir.display()))?;
+                .map_err(|e| PodError::Node(format!("{}: {e}", dir.display())))?;
             Ok(Files {
                 restart_count,
                 hosts,
@@ -345,7 +345,7 @@ impl Generator {
         pod: &Pod,
         container: &Container,
         ips: &[IpAddr],
-    ) -> Result<Option<HostsFile>, String> {
+    ) -> Result<Option<HostsFile>, PodError> {
         if !hosts::manages_hosts(pod, container, ips) {
             return Ok(None);
         }
@@ -395,18 +395,18 @@ struct HostsFile {
 
 impl HostsFile {
     /// Writes it. Returns its path.
-    fn put(&self) -> Result<String, String> {
+    fn put(&self) -> Result<String, PodError> {
+        let failed = |path: &Path, e| PodError::Node(format!("{}: {e}", path.display()));
         let own = if self.host_network {
             let path = Path::new("/etc/hosts");
             let text = read_bounded(path, MAX_HOSTS_BYTES);
-            Some(text.map_err(|e| format!("{}: {e}", path.display()))?)
+            Some(text.map_err(|e| failed(path, e))?)
         } else {
             None
         };
         let text = hosts::hosts_file(own.as_deref(), &self.ips, &self.names, &self.aliases);
-        let shown = self.path.display().to_string();
-        put_hosts_file(&self.path, &text).map_err(|e| format!("{shown}: {e}"))?;
-        Ok(shown)
+        put_hosts_file(&self.path, &text).map_err(|e| failed(&self.path, e))?;
+        Ok(self.path.display().to_string())
     }
 }
 

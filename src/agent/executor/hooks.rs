@@ -135,7 +135,7 @@ impl Hooks {
         container: &Container,
         get: &HttpGetAction,
     ) -> Result<(), String> {
-        let get = probes::http_get(container, get)?;
+        let get = probes::http_get(container, get).map_err(|e| e.to_string())?;
         let ip = status.ips.first().copied();
         if let Hooked::InPlainText(host) = self.wire.hook(&get, ip).await? {
             let message = format!(

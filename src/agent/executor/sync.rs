@@ -325,7 +325,7 @@ impl Syncer {
         }
         let made = match config {
             Ok(config) => self.runtime.run_pod_sandbox(&config).await,
-            Err(e) => Err(RuntimeError::Invalid(e)),
+            Err(e) => Err(RuntimeError::Invalid(e.to_string())),
         };
         made.map_err(|e| {
             if plan.cancel.is_to_end() {

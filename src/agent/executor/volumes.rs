@@ -12,7 +12,7 @@ use crate::{
         objects::Objects,
         recorder::{Recorder, Severity},
     },
-    api::{ConfigMap, Container, Pod, Secret},
+    api::{ConfigMap, Container, Pod, PodError, Secret},
     error::chain,
     logic::{
         bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, pod_resources,
@@ -139,7 +139,9 @@ impl Mounter {
             Source::Nfs {
                 mounted: {
                     let uid = &pod.metadata.uid;
-                    cluster::mount_nfs(&self.volumes, &self.disk, uid, &bound.name, &share).await
+                    let name = &bound.name;
+                    let mounted = cluster::mount_nfs(&self.volumes, &self.disk, uid, name, &share);
+                    mounted.await.map_err(PodError::Node)
                 },
                 name: bound.name,
                 read_only,
@@ -166,7 +168,7 @@ fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
         let empty = volume.empty_dir.as_ref()?;
         let medium = match cgroup::medium_page_size(pod, &empty.medium)? {
             Ok(bytes) => Medium::HugePages(bytes),
-            Err(why) => Medium::Refused(why),
+            Err(why) => Medium::Refused(why.to_string()),
         };
         // How much of it the pod may use its cgroup says.
         let size_limit = None;
@@ -175,7 +177,7 @@ fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
 }
 
 /// Texts of files in volumes, by volume and path.
-pub(in crate::agent) type VolumeFiles<'a> = BTreeMap<(&'a str, &'a str), Result<String, String>>;
+pub(in crate::agent) type VolumeFiles<'a> = BTreeMap<(&'a str, &'a str), Result<String, PodError>>;
 
 /// What the environment of `container` takes from files in its pod's volumes.
 pub(in crate::agent) async fn files_of_volumes<'a>(
@@ -196,7 +198,9 @@ pub(in crate::agent) async fn files_of_volumes<'a>(
                 let (dir, file) = (mounted.host_path.clone(), path.to_owned());
                 let read = disk.run(move || read_beneath(&dir, Path::new(&file))).await;
                 // The kind of the error only: the owner of the pod need not know the host's paths.
-                read.map_err(|e| format!("file {path:?} in volume {volume:?}: {}", e.kind()))
+                read.map_err(|e| {
+                    PodError::Object(format!("file {path:?} in volume {volume:?}: {}", e.kind()))
+                })
             }
             None => Err(not_mounted(volume)),
         };
@@ -205,8 +209,8 @@ pub(in crate::agent) async fn files_of_volumes<'a>(
     files
 }
 
-fn not_mounted(volume: &str) -> String {
-    format!("volume {volume:?} is not mounted")
+fn not_mounted(volume: &str) -> PodError {
+    PodError::Object(format!("volume {volume:?} is not mounted"))
 }
 
 fn read_beneath(dir: &Path, path: &Path) -> std::io::Result<String> {
@@ -226,21 +230,21 @@ pub(in crate::agent) struct PodObjects<'a> {
 }
 
 impl env::Objects for PodObjects<'_> {
-    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, String> {
+    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded.config_map(name),
+            Some(loaded) => loaded.config_map(name).map_err(PodError::Object),
             None => Ok(self.objects.config_map(namespace, name)),
         }
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, String> {
+    fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded.secret(name),
+            Some(loaded) => loaded.secret(name).map_err(PodError::Object),
             None => Ok(self.objects.secret(namespace, name)),
         }
     }
 
-    fn volume_file(&self, volume: &str, path: &str) -> Result<String, String> {
+    fn volume_file(&self, volume: &str, path: &str) -> Result<String, PodError> {
         let known = self.files.get(&(volume, path));
         known.cloned().unwrap_or_else(|| Err(not_mounted(volume)))
     }
@@ -249,10 +253,14 @@ impl env::Objects for PodObjects<'_> {
         &self,
         audience: &str,
         expiration_s: Option<i64>,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded.token(audience, expiration_s),
-            None => Err("service account tokens need an API server".into()),
+            Some(loaded) => loaded
+                .token(audience, expiration_s)
+                .map_err(PodError::Object),
+            None => Err(PodError::Node(
+                "service account tokens need an API server".into(),
+            )),
         }
     }
 }

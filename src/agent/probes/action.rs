@@ -3,7 +3,7 @@
 
 use crate::{
     api::{
-        Container,
+        Container, PodError,
         pod::{HttpGetAction, Probe},
     },
     logic::{
@@ -29,14 +29,15 @@ pub(super) fn of(container: &Container, kind: ProbeKind) -> Action {
     let probe = kind.of(container);
     probe
         .map_or_else(|| Err(missing(container)), |probe| make(container, probe))
-        .unwrap_or_else(Action::Broken)
+        .unwrap_or_else(|why| Action::Broken(why.to_string()))
 }
 
-fn missing(container: &Container) -> String {
-    format!("missing probe handler for container {}", container.name)
+fn missing(container: &Container) -> PodError {
+    let name = &container.name;
+    PodError::Spec(format!("missing probe handler for container {name}"))
 }
 
-fn make(container: &Container, probe: &Probe) -> Result<Action, String> {
+fn make(container: &Container, probe: &Probe) -> Result<Action, PodError> {
     if let Some(exec) = &probe.exec {
         // Values that are not written down in the spec count as empty.
         let value = |name: &str| {
@@ -59,7 +60,8 @@ fn make(container: &Container, probe: &Probe) -> Result<Action, String> {
     } else if let Some(grpc) = &probe.grpc {
         let port = u16::try_from(grpc.port).ok().filter(|port| *port > 0);
         Ok(Action::Ask(probe::Action::Grpc {
-            port: port.ok_or_else(|| format!("invalid port number: {}", grpc.port))?,
+            port: port
+                .ok_or_else(|| PodError::Spec(format!("invalid port number: {}", grpc.port)))?,
             service: grpc.service.as_deref().unwrap_or("").into(),
         }))
     } else {
@@ -71,7 +73,7 @@ fn make(container: &Container, probe: &Probe) -> Result<Action, String> {
 pub(in crate::agent) fn http_get(
     container: &Container,
     get: &HttpGetAction,
-) -> Result<HttpGet, String> {
+) -> Result<HttpGet, PodError> {
     Ok(HttpGet {
         https: get.scheme.eq_ignore_ascii_case("https"),
         host: get.host.as_str().into(),

@@ -9,11 +9,10 @@
 //! Carrying a probe out is not its concern; a result here is already decisive (PROBE-09). Names follow kubelet
 //! `prober/worker.go` and `prober/prober_manager.go`.
 
-use alloc::string::String;
 use core::fmt;
 
 use crate::api::{
-    Container, ContainerId, Wall,
+    Container, ContainerId, PodError, Wall,
     pod::{IntOrString, Probe},
 };
 
@@ -88,23 +87,24 @@ pub trait Probes {
 /// as a number.
 ///
 /// - Errors: no such port, or not one of 1 to 65535. Texts are those of kubelet `probe/util.go`.
-pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, String> {
+pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, PodError> {
     let number = match port {
         IntOrString::Int(n) => i64::from(*n),
         IntOrString::Text(name) => match container.ports.iter().find(|p| p.name == *name) {
             Some(port) => i64::from(port.container_port),
-            None => name.parse().map_err(|_| format!("port {name} not found"))?,
+            None => name
+                .parse()
+                .map_err(|_| PodError::Spec(format!("port {name} not found")))?,
         },
     };
     u16::try_from(number)
         .ok()
         .filter(|n| *n > 0)
-        .ok_or_else(|| format!("invalid port number: {number}"))
+        .ok_or_else(|| PodError::Spec(format!("invalid port number: {number}")))
 }
 
 #[cfg(test)]
 mod tests {
-    use alloc::borrow::ToOwned;
 
     use super::*;
     use crate::api::pod::ContainerPort;
@@ -135,7 +135,11 @@ mod tests {
             (text("other"), Err("port other not found")),
         ] {
             let got = resolve_port(&c, &given);
-            assert_eq!(got, want.map_err(str::to_owned), "{given:?}");
+            assert_eq!(
+                got,
+                want.map_err(|why: &str| PodError::Spec(why.into())),
+                "{given:?}"
+            );
         }
     }
 }

@@ -101,7 +101,7 @@ impl Runc {
         let image = self
             .images
             .resolve(&config.image)
-            .map_err(RuntimeError::Invalid)?
+            .map_err(|e| RuntimeError::Invalid(e.to_string()))?
             .ok_or_else(|| not_found("image", &config.image))?;
         let volumes = self.volume_images(config)?;
         // From now on: the layers are about to be mounted.
@@ -194,9 +194,11 @@ impl Runc {
         let mut all = VolumeImages::default();
         for reference in config.volume_images() {
             let resolved = self.images.resolve(&reference);
-            let image = resolved.map_err(RuntimeError::Invalid)?.ok_or_else(|| {
-                RuntimeError::NotFound(format!("ImageVolumeMountFailed: image {reference}"))
-            })?;
+            let image = resolved
+                .map_err(|e| RuntimeError::Invalid(e.to_string()))?
+                .ok_or_else(|| {
+                    RuntimeError::NotFound(format!("ImageVolumeMountFailed: image {reference}"))
+                })?;
             all.keys.push(image.id);
             all.wanted.push(bundle::VolumeImage {
                 image: reference,
@@ -256,7 +258,7 @@ impl Runc {
             &prepared.passwd,
             &prepared.group,
         )
-        .map_err(RuntimeError::Invalid)?;
+        .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         let mut paths = sandbox::paths(&self.sandbox_dirs(&parent.id), parent);
         if config.security.namespaces.pid == NamespaceMode::Target {
             paths.pid_namespace = self.namespace_of_target(config)?;
@@ -279,7 +281,7 @@ impl Runc {
             apparmor_default,
             host: &self.settings.host,
         })
-        .map_err(RuntimeError::Invalid)?;
+        .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         let spec = serde_json::to_vec(&spec).map_err(failed("write config.json"))?;
         files::write_atomic(&dirs.run.join("config.json"), &spec)
             .map_err(failed("write config.json"))?;

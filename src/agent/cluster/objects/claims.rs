@@ -7,7 +7,7 @@ use alloc::{
 };
 
 use super::{
-    content::{Ask, Content, Refusal},
+    content::{Ask, Content},
     store::{Objects, User},
 };
 use crate::{
@@ -91,12 +91,12 @@ impl Objects {
         let (node, labels) = (self.node.clone(), Arc::clone(&self.labels.borrow()));
         Arc::new(move |api| {
             let object = api.persistent_volume_claim(&pod.metadata.namespace, &claim)?;
-            let claim = bound_volume::claim(&object).map_err(Refusal::Other)?;
-            let name = bound_volume::bound_to(&pod, &volume, &claim).map_err(Refusal::Other)?;
+            let claim = bound_volume::claim(&object)?;
+            let name = bound_volume::bound_to(&pod, &volume, &claim)?;
             let object = api.persistent_volume(&name)?;
-            let bound = bound_volume::volume(&object).map_err(Refusal::Other)?;
-            let bound = bound_volume::resolve(&volume, &claim, &bound, &node, &labels);
-            Ok(Content::Claim(Box::new(bound.map_err(Refusal::Other)?)))
+            let bound = bound_volume::volume(&object)?;
+            let bound = bound_volume::resolve(&volume, &claim, &bound, &node, &labels)?;
+            Ok(Content::Claim(Box::new(bound)))
         })
     }
 }

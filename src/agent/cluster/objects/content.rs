@@ -6,7 +6,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    api::{ConfigMap, ObjectMeta, Secret, service, strict},
+    api::{ConfigMap, ObjectMeta, PodError, Secret, service, strict},
     kube::{Api, KubeError},
     logic::{
         bound_volume::BoundVolume,
@@ -38,6 +38,18 @@ impl From<KubeError> for Refusal {
             None if !error.is_answer() => Self::Silent(text),
             _ => Self::Other(text),
         }
+    }
+}
+
+impl From<PodError> for Refusal {
+    fn from(error: PodError) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+impl From<strict::WrongValue> for Refusal {
+    fn from(error: strict::WrongValue) -> Self {
+        Self::Other(error.to_string())
     }
 }
 

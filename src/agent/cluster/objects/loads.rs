@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     agent::executor::Cancel,
-    api::{Container, Pod},
+    api::{Container, Pod, PodError},
     logic::pod_refs::{self, Key},
 };
 
@@ -41,11 +41,12 @@ impl Objects {
         &self,
         pod: &Pod,
         cancel: &Cancel,
-        keys: Result<BTreeSet<Key>, String>,
+        keys: Result<BTreeSet<Key>, PodError>,
     ) -> Loaded {
         let mut loaded = Loaded::default();
         let meta = &pod.metadata;
         // What was not taken in is missing with the error where it is looked for.
+        let keys = keys.map_err(|e| e.to_string());
         let keys = match keys.and_then(|keys| self.register(pod, keys)) {
             Ok(keys) => keys,
             Err(why) => {

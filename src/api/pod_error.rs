@@ -1,0 +1,33 @@
+//! Why a pod cannot have what it asks for, by who can mend it.
+
+use alloc::string::String;
+
+/// A container, its sandbox or a volume cannot be made as the pod asks. It waits, and is tried again.
+///
+/// Texts are for the pod's status and events; nothing reads them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// Its author: a field asks for what cannot be.
+    #[error("{0}")]
+    Spec(String),
+    /// Whoever makes the objects that it refers to: one is missing, cannot be read now, or does not hold what it should.
+    #[error("{0}")]
+    Object(String),
+    /// Who built its image.
+    #[error("{0}")]
+    Image(String),
+    /// This node's operator: the machine cannot do it.
+    #[error("{0}")]
+    Node(String),
+}
+
+impl PodError {
+    /// Both, as the fault of whose was first.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        let (Self::Spec(text) | Self::Object(text) | Self::Image(text) | Self::Node(text)) =
+            &mut self;
+        text.push_str(&format!("; {other}"));
+        self
+    }
+}
