@@ -8,8 +8,17 @@
 //! | [`hpack`] | blocks of header fields; RFC 7541 |
 //! | [`http2`] | a connection and its streams, for both roles; RFC 9113 |
 //! | [`proto`] | messages of protobuf, by a table for each |
+//! | [`envelope`], [`status`] | messages in a stream; how a call ends |
+//! | [`client`], [`server`] | calls, over any pipe; they share what `session` does |
 #![forbid(unsafe_code)]
 
+pub mod client;
+pub mod envelope;
 pub mod hpack;
 pub mod http2;
 pub mod proto;
+pub mod server;
+mod session;
+pub mod status;
+
+pub use session::{Pipe, Sleep, Time};

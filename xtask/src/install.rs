@@ -1,7 +1,7 @@
 //! Installs what tests and demo call, by the names Debian gives the packages.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -133,10 +133,10 @@ pub(crate) const STD: [Need; 3] = [
     },
 ];
 
-/// What installs zig, which has a C library and a linker for every board.
+/// What installs zig, which has a C library and a linker for every board, and peers for tests.
 pub(crate) const PIP: [Need; 1] = [Need {
     package: "python3-pip",
-    purpose: "installs zig",
+    purpose: "installs what comes from PyPI",
     present: || {
         Command::new("python3")
             .args(["-m", "pip", "--version"])
@@ -257,23 +257,32 @@ fn apt_get(words: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A directory with Debian's kubectl, of a version that is years old. It is taken out of its package and not installed: a
-/// machine may have another.
+/// A directory with Debian's kubectl, of a version that is years old.
 pub(crate) fn old_kubectl() -> Result<PathBuf, Failure> {
-    const PACKAGE: &str = "kubernetes-client";
-    let dir = env::current_dir()?.join("target/old-kubectl");
+    unpacked("kubernetes-client", "old-kubectl", "kubectl")
+}
+
+/// Debian's containerd, as a peer for tests.
+pub(crate) fn containerd() -> Result<PathBuf, Failure> {
+    unpacked("containerd", "containerd", "containerd")
+}
+
+/// The directory of a Debian package's programs, one of which is `program`, below `dir` in the target directory. It is taken
+/// out of its package and not installed: a machine may have another, and would start what is a service.
+fn unpacked(package: &str, dir: &str, program: &str) -> Result<PathBuf, Failure> {
+    let dir = env::current_dir()?.join("target").join(dir);
     let programs = dir.join("usr/bin");
-    if programs.join("kubectl").exists() {
+    if programs.join(program).exists() {
         return Ok(programs);
     }
     if find("apt-get").is_none() {
         return Err("no apt-get".into());
     }
-    println!("Fetching {PACKAGE} below {}", dir.display());
+    println!("Fetching {package} below {}", dir.display());
     fs::create_dir_all(&dir)?;
     let download = || {
         let mut command = Command::new("apt-get");
-        command.current_dir(&dir).args(["-q", "download", PACKAGE]);
+        command.current_dir(&dir).args(["-q", "download", package]);
         run(&mut command)
     };
     // A list from before the mirror changed names a package that it does not have any more.
@@ -294,6 +303,42 @@ pub(crate) fn old_kubectl() -> Result<PathBuf, Failure> {
         .arg(&dir))?;
     fs::remove_file(package)?;
     Ok(programs)
+}
+
+/// `grpcio` of PyPI, as a peer for tests, below the target directory.
+pub(crate) fn grpcio() -> Result<(), Failure> {
+    let dir = env::current_dir()?.join("target/grpcio");
+    if dir.exists() {
+        return Ok(());
+    }
+    pip(&["grpcio==1.85.1", "typing_extensions==4.16.0"], &dir)
+}
+
+/// Installs packages of PyPI into a directory, anew.
+pub(crate) fn pip(packages: &[&str], dir: &Path) -> Result<(), Failure> {
+    let missing = ensure(&[&PIP])?;
+    if !missing.is_empty() {
+        return Err(format!("no pip: install {}", missing.join(", ")).into());
+    }
+    println!("Installing {} below {}", packages.join(" "), dir.display());
+    // What an interrupted installation left is not whole.
+    let half = dir.with_extension("new");
+    remove(&half)?;
+    remove(dir)?;
+    persist(|| {
+        run(Command::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(&half)
+            .args(packages))
+    })?;
+    Ok(fs::rename(half, dir)?)
+}
+
+fn remove(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
 }
 
 /// A busybox that runs without a file beside it.

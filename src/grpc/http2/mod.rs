@@ -78,8 +78,6 @@ impl Reason {
     pub const NO_ERROR: Self = Self(0);
     /// The peer does not keep to the protocol.
     pub const PROTOCOL_ERROR: Self = Self(1);
-    /// Something went wrong on this side.
-    pub const INTERNAL_ERROR: Self = Self(2);
     /// More was sent than the window allows.
     pub const FLOW_CONTROL_ERROR: Self = Self(3);
     /// A frame on a stream that was ended.
@@ -784,17 +782,22 @@ impl Connection {
         &mut self,
         fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<StreamId, NoRoom> {
-        let max = self.peer.max_streams.min(MAX_OWN_STREAMS);
-        let is_over = matches!(self.stage, Stage::Over(_));
-        let id = self.next;
-        if is_over || self.is_leaving || self.streams.len() >= max || id > frame::ID_MASK {
+        if !self.has_room() {
             return Err(NoRoom);
         }
+        let id = self.next;
         self.next += 2;
         let stream = Stream::new(self.peer.window_bytes);
         self.streams.insert(id, stream);
         self.put_headers(id, fields, false);
         Ok(id)
+    }
+
+    /// Whether [`Self::open`] would open one.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let max = self.peer.max_streams.min(MAX_OWN_STREAMS);
+        self.streams.len() < max && !self.is_leaving()
     }
 
     /// Whether it is known to be over or to come to its end, so that no stream can be opened any more.

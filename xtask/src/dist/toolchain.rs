@@ -6,7 +6,7 @@
 //!    builds that too, for size, and zig gives C library, C compiler and linker.
 
 use std::{
-    env, fmt, fs, io,
+    env, fmt, fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
@@ -15,7 +15,7 @@ use std::{
 use super::Board;
 use crate::{
     Failure, install,
-    process::{cargo, cargo_at, find, output, run},
+    process::{cargo, cargo_at, find, output},
 };
 
 /// Version of zig, by its name in the Python package index.
@@ -229,31 +229,9 @@ fn zig() -> Result<PathBuf, Failure> {
         .join(ZIG.replace("==", "-"));
     let zig = dir.join("ziglang/zig");
     if !zig.exists() {
-        let missing = install::ensure(&[&install::PIP])?;
-        if !missing.is_empty() {
-            return Err(format!("no zig: install it, or {}", missing.join(", ")).into());
-        }
-        println!("Installing {ZIG} below {}", dir.display());
-        // What an interrupted installation left has no zig, or half of one.
-        let half = dir.with_extension("new");
-        remove(&half)?;
-        remove(&dir)?;
-        install::persist(|| {
-            run(Command::new("python3")
-                .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-                .arg(&half)
-                .arg(ZIG))
-        })?;
-        fs::rename(half, &dir)?;
+        install::pip(&[ZIG], &dir).map_err(|e| format!("no zig: {e}"))?;
     }
     Ok(zig)
-}
-
-fn remove(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
 }
 
 /// Writes the scripts that tell zig the board: cargo, and crates that build C code, call a program without words.

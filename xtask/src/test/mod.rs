@@ -316,6 +316,15 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
             None
         }
     };
+    // And peers that speak gRPC, where they are installed.
+    for (name, done) in [
+        ("Debian's containerd", install::containerd().map(|_| ())),
+        ("grpcio", install::grpcio()),
+    ] {
+        if let Err(e) = done {
+            run.skip(&format!("{name}: {e}"));
+        }
+    }
     let names = run.tests()?.names();
     for name in names.iter().filter(|name| !BUDGETS.contains(&&***name)) {
         let mut command = run.tests()?.program(name)?;

@@ -1,0 +1,243 @@
+//! Calls to a server: [`connect`] gives a [`Client`], which is cheap to clone, and a future that carries all its calls and is
+//! to be run beside them.
+//!
+//! A call is given up by dropping it, and the server is told. The answers of a call that streams wait in a queue of
+//! [`Call`]; who does not read them loses the call, not the connection.
+
+use core::{cell::RefCell, future::poll_fn, task::Poll, time::Duration};
+use std::rc::Rc;
+
+use crate::{
+    envelope,
+    hpack::Field,
+    http2::{Reason, Role, StreamId},
+    proto::{self, Limits, Message},
+    session::{Pipe, Session, Shared, Sleep, Time, drive},
+    status::{Code, Status, timeout_text},
+};
+
+/// Begins to speak with a server: plain HTTP/2, with prior knowledge. The future is to be run; it says why the connection
+/// ended, and ends it if it is dropped.
+pub fn connect(
+    pipe: impl Pipe + 'static,
+    authority: &str,
+    time: Rc<dyn Time>,
+) -> (Client, impl Future<Output = Status> + 'static) {
+    let session = Rc::new(RefCell::new(Session::new(Role::Client)));
+    let driver = drive(Box::pin(pipe), session.clone(), time.clone());
+    let client = Client(Rc::new(Shore {
+        session,
+        authority: authority.into(),
+        time,
+    }));
+    (client, driver)
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Client(Rc<Shore>);
+
+/// What all clients of a connection share. With the last of them the connection ends.
+struct Shore {
+    session: Shared,
+    authority: String,
+    time: Rc<dyn Time>,
+}
+
+impl Drop for Shore {
+    fn drop(&mut self) {
+        self.session.borrow_mut().abandon();
+    }
+}
+
+/// What goes with a call.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// How long it may take in all; the server is told.
+    pub timeout: Option<Duration>,
+    /// Header fields of its own. Names are in lower case.
+    pub metadata: Vec<Field>,
+}
+
+impl Client {
+    /// Whether calls need another connection: this one has ended, or takes no more of them.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.0.session.borrow().is_leaving()
+    }
+
+    /// Asks once, and is answered once. `path` is `/package.Service/Method`.
+    ///
+    /// Errors: what the server said; `Unavailable` if the connection ended; `DeadlineExceeded`; `ResourceExhausted` if the
+    /// answer is too large; `Internal` if it is none.
+    pub fn unary<'a, A: Message + Default>(
+        &'a self,
+        path: &'a str,
+        request: &mut dyn Message,
+        options: &'a Options,
+    ) -> impl Future<Output = Result<A, Status>> + use<'a, A> {
+        let request = proto::encode(request);
+        async move {
+            let bytes = self.ask(path, request, options).await?;
+            let mut answer = A::default();
+            decode(&mut answer, &bytes)?;
+            Ok(answer)
+        }
+    }
+
+    async fn ask(
+        &self,
+        path: &str,
+        request: Vec<u8>,
+        options: &Options,
+    ) -> Result<Vec<u8>, Status> {
+        let mut call = self.call(path, options).await?;
+        call.send(&request).await?;
+        call.finish();
+        let odd = |text| Status::new(Code::INTERNAL, text);
+        let answer = call.next().await?;
+        let answer = answer.ok_or_else(|| odd("the server answered nothing"))?;
+        match call.next().await? {
+            None => Ok(answer),
+            Some(_) => Err(odd("the server answered more than once")),
+        }
+    }
+
+    /// Asks once, and is answered any number of times: see [`Call::answer`].
+    pub fn streaming<'a>(
+        &'a self,
+        path: &'a str,
+        request: &mut dyn Message,
+        options: &'a Options,
+    ) -> impl Future<Output = Result<Call, Status>> + use<'a> {
+        let request = proto::encode(request);
+        async move {
+            let mut call = self.call(path, options).await?;
+            call.send(&request).await?;
+            call.finish();
+            Ok(call)
+        }
+    }
+
+    /// Begins a call, as soon as the server has room for one.
+    pub async fn call(&self, path: &str, options: &Options) -> Result<Call, Status> {
+        let mut fields = vec![
+            field(":method", "POST"),
+            field(":scheme", "http"),
+            field(":path", path),
+            field(":authority", &self.0.authority),
+            field("content-type", "application/grpc"),
+            field("te", "trailers"),
+        ];
+        if let Some(timeout) = options.timeout {
+            fields.push(field("grpc-timeout", &timeout_text(timeout)));
+        }
+        fields.extend(options.metadata.iter().cloned());
+        let mut late = options.timeout.map(|timeout| self.0.time.sleep(timeout));
+        let id = poll_fn(|cx| {
+            if late
+                .as_mut()
+                .is_some_and(|late| late.as_mut().poll(cx).is_ready())
+            {
+                return Poll::Ready(Err(too_late()));
+            }
+            self.0.session.borrow_mut().poll_open(&fields, cx)
+        });
+        let id = id.await?;
+        Ok(Call {
+            client: self.0.clone(),
+            id,
+            late,
+        })
+    }
+}
+
+fn field(name: &str, value: &str) -> Field {
+    (name.as_bytes().to_vec(), value.as_bytes().to_vec())
+}
+
+fn too_late() -> Status {
+    Status::new(Code::DEADLINE_EXCEEDED, "context deadline exceeded")
+}
+
+fn decode(message: &mut dyn Message, bytes: &[u8]) -> Result<(), Status> {
+    let done = proto::decode(message, bytes, Limits::default());
+    done.map_err(|e| match e {
+        proto::Error::TooMuch => Status::new(Code::RESOURCE_EXHAUSTED, e.to_string()),
+        _ => Status::new(Code::INTERNAL, format!("the answer is no message: {e}")),
+    })
+}
+
+/// A call under way. Dropped before its end, it is given up, and the server is told.
+pub struct Call {
+    client: Rc<Shore>,
+    id: StreamId,
+    /// Ready once it has taken too long.
+    late: Option<Sleep>,
+}
+
+impl Call {
+    /// Sends a message, once little of those before it waits to be sent.
+    pub async fn send(&mut self, message: &[u8]) -> Result<(), Status> {
+        let mut bytes = envelope::wrap(message);
+        self.until(|session, id, cx| session.poll_send(id, &mut bytes, cx))
+            .await
+    }
+
+    /// Says that nothing more is sent.
+    pub fn finish(&mut self) {
+        self.client.session.borrow_mut().end(self.id, Vec::new());
+    }
+
+    /// The next message as it is; `None` at a good end.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Status> {
+        let message = self.until(Session::poll_next).await?;
+        if message.is_none() {
+            let session = self.client.session.borrow();
+            let (head, trailers) = session.fields(self.id);
+            Status::of_answer(head, trailers)?;
+        }
+        Ok(message)
+    }
+
+    /// The next message; `None` at a good end.
+    pub async fn answer<A: Message + Default>(&mut self) -> Result<Option<A>, Status> {
+        let Some(bytes) = self.next().await? else {
+            return Ok(None);
+        };
+        let mut answer = A::default();
+        decode(&mut answer, &bytes)?;
+        Ok(Some(answer))
+    }
+
+    /// Waits for what the session says, but no longer than the call may take.
+    async fn until<T>(
+        &mut self,
+        mut ask: impl FnMut(&mut Session, StreamId, &core::task::Context<'_>) -> Poll<Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let (id, late) = (self.id, &mut self.late);
+        poll_fn(|cx| {
+            let answer = ask(&mut self.client.session.borrow_mut(), id, cx);
+            if answer.is_ready() {
+                return answer;
+            }
+            if late
+                .as_mut()
+                .is_some_and(|late| late.as_mut().poll(cx).is_ready())
+            {
+                // It is not asked again once it was ready.
+                *late = Some(Box::pin(core::future::ready(())));
+                return Poll::Ready(Err(too_late()));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let mut session = self.client.session.borrow_mut();
+        session.forget(self.id, Reason::CANCEL);
+    }
+}

@@ -1,0 +1,623 @@
+//! A connection on its way: what client and server share.
+//!
+//! The task that runs [`drive`] reads and writes. It always reads, whoever waits for what: a message waits in its stream's
+//! queue. A full queue shuts the window of its stream only, and a reader that then does not come soon loses the stream: a
+//! peer may hold up everybody else until one has read. Those who ask and answer hold the session, too, and wake that task when
+//! there is something to send.
+
+use core::{
+    cell::RefCell,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io,
+    rc::Rc,
+};
+
+use smol::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    envelope::Envelopes,
+    hpack::Field,
+    http2::{Connection, Event, Reason, Role, StreamId},
+    status::{Code, Status},
+};
+
+/// Bytes of messages of one stream that wait for their reader, above which it gets no more window; and what each message counts
+/// beside its own.
+const MAX_UNREAD_BYTES: usize = 128 * 1024;
+const MESSAGE_BYTES: usize = 64;
+/// How long a reader may leave it at that.
+const MAX_UNREAD: Duration = Duration::from_secs(10);
+/// Bytes of messages that wait or are on their way, of all streams of a connection.
+const MAX_WAITING_BYTES: usize = 32 << 20;
+/// Bytes of a stream that wait to be sent, above which its writer waits, too.
+const MAX_UNSENT_BYTES: usize = 64 * 1024;
+/// Callers that wait for room for a stream.
+const MAX_WAITING_CALLS: usize = 1024;
+/// Bytes that are read at a time, and pieces after which others have their turn.
+const PIECE_BYTES: usize = 4096;
+const PIECES_A_TURN: u32 = 16;
+/// What an empty buffer may keep, in bytes.
+const KEPT_BYTES: usize = 4096;
+
+/// A wait that is over once.
+pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Where the time comes from.
+pub trait Time {
+    /// Since any fixed moment.
+    fn now(&self) -> Duration;
+    /// Waits so long.
+    fn sleep(&self, time: Duration) -> Sleep;
+}
+
+/// A way to the peer.
+pub trait Pipe: AsyncRead + AsyncWrite {}
+impl<P: AsyncRead + AsyncWrite> Pipe for P {}
+
+/// What a connection's holders share.
+pub(crate) type Shared = Rc<RefCell<Session>>;
+
+pub(crate) struct Session {
+    http: Connection,
+    role: Role,
+    streams: BTreeMap<StreamId, Incoming>,
+    /// Streams that the peer opened, and those that are over before they were answered: for the server.
+    opened: Vec<StreamId>,
+    /// The last of them: trailers of one that was answered already open no other.
+    newest: StreamId,
+    cancelled: BTreeSet<StreamId>,
+    /// Who looks at these, and who drives.
+    server: Option<Waker>,
+    driver: Option<Waker>,
+    /// Who waits for room for a stream.
+    waiting: Vec<Waker>,
+    /// Nobody will ask any more.
+    is_abandoned: bool,
+    over: Option<Status>,
+}
+
+/// What came of one stream.
+#[derive(Default)]
+struct Incoming {
+    head: Option<Vec<Field>>,
+    /// The server has sent headers.
+    is_answered: bool,
+    envelopes: Envelopes,
+    messages: VecDeque<Vec<u8>>,
+    unread_bytes: usize,
+    /// Window that is not granted until messages have been read, and since when.
+    held_back: usize,
+    unread: Option<Duration>,
+    /// With what it ended: trailers, or a failure.
+    end: Option<Result<Vec<Field>, Status>>,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Incoming {
+    fn bytes(&self) -> usize {
+        self.unread_bytes + self.envelopes.held_bytes()
+    }
+
+    fn wake(&mut self) {
+        wake(&mut self.reader);
+        wake(&mut self.writer);
+    }
+
+    /// The first end counts.
+    fn end(&mut self, end: Result<Vec<Field>, Status>) {
+        self.end.get_or_insert(end);
+        self.wake();
+    }
+}
+
+const UNREAD: &str = "messages came faster than they were read";
+
+fn wake(waker: &mut Option<Waker>) {
+    if let Some(waker) = waker.take() {
+        waker.wake();
+    }
+}
+
+fn pairs(fields: &[Field]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()))
+}
+
+impl Session {
+    pub(crate) fn new(role: Role) -> Self {
+        Self {
+            http: Connection::new(role),
+            role,
+            streams: BTreeMap::new(),
+            opened: Vec::new(),
+            newest: 0,
+            cancelled: BTreeSet::new(),
+            server: None,
+            driver: None,
+            waiting: Vec::new(),
+            is_abandoned: false,
+            over: None,
+        }
+    }
+
+    /// Whether no call can be made any more, but on a new connection.
+    pub(crate) const fn is_leaving(&self) -> bool {
+        self.over.is_some() || self.http.is_leaving()
+    }
+
+    /// Opens a stream as soon as there is room.
+    pub(crate) fn poll_open(
+        &mut self,
+        fields: &[Field],
+        cx: &Context<'_>,
+    ) -> Poll<Result<StreamId, Status>> {
+        if let Some(status) = &self.over {
+            return Poll::Ready(Err(status.clone()));
+        }
+        if let Ok(id) = self.http.open(pairs(fields)) {
+            self.streams.insert(id, Incoming::default());
+            wake(&mut self.driver);
+            return Poll::Ready(Ok(id));
+        }
+        if self.is_leaving() {
+            let status = Status::new(Code::UNAVAILABLE, "the server went away");
+            return Poll::Ready(Err(status));
+        }
+        if self.waiting.len() >= MAX_WAITING_CALLS {
+            let status = Status::new(Code::RESOURCE_EXHAUSTED, "too many calls wait");
+            return Poll::Ready(Err(status));
+        }
+        self.waiting.push(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Sends headers of an answer, unless that has been done.
+    pub(crate) fn begin(&mut self, id: StreamId, fields: &[Field]) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && !stream.is_answered
+        {
+            stream.is_answered = true;
+            self.http.send_headers(id, pairs(fields));
+        }
+    }
+
+    /// Whether [`Self::begin`] has been called.
+    pub(crate) fn is_begun(&self, id: StreamId) -> bool {
+        self.streams
+            .get(&id)
+            .is_some_and(|stream| stream.is_answered)
+    }
+
+    /// Sends it, once little of what was sent before still waits. Errors: the stream is over.
+    pub(crate) fn poll_send(
+        &mut self,
+        id: StreamId,
+        bytes: &mut Vec<u8>,
+        cx: &Context<'_>,
+    ) -> Poll<Result<(), Status>> {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Poll::Ready(Err(self.gone()));
+        };
+        if let Some(Err(status)) = &stream.end {
+            return Poll::Ready(Err(status.clone()));
+        }
+        if self.http.waiting_bytes(id) > MAX_UNSENT_BYTES {
+            stream.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        self.http.send(id, core::mem::take(bytes));
+        wake(&mut self.driver);
+        Poll::Ready(Ok(()))
+    }
+
+    fn gone(&self) -> Status {
+        let gone = || Status::new(Code::CANCELED, "the call is over");
+        self.over.clone().unwrap_or_else(gone)
+    }
+
+    /// Nothing more is sent, but these trailers.
+    pub(crate) fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
+        self.http.end(id, trailers);
+        wake(&mut self.driver);
+    }
+
+    /// The next message; `None` at the end, and then the trailers are there.
+    pub(crate) fn poll_next(
+        &mut self,
+        id: StreamId,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Option<Vec<u8>>, Status>> {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Poll::Ready(Err(self.gone()));
+        };
+        if let Some(message) = stream.messages.pop_front() {
+            stream.unread_bytes -= message.len() + MESSAGE_BYTES;
+            if stream.messages.is_empty() {
+                stream.messages = VecDeque::new();
+            }
+            if stream.unread.is_some() && stream.unread_bytes <= MAX_UNREAD_BYTES {
+                stream.unread = None;
+                let bytes = core::mem::take(&mut stream.held_back);
+                self.http.release(id, bytes);
+                wake(&mut self.driver);
+            }
+            return Poll::Ready(Ok(Some(message)));
+        }
+        match &stream.end {
+            Some(Ok(_)) => Poll::Ready(Ok(None)),
+            Some(Err(status)) => Poll::Ready(Err(status.clone())),
+            None => {
+                stream.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Headers and trailers of a stream, as far as they are there.
+    pub(crate) fn fields(&self, id: StreamId) -> (&[Field], &[Field]) {
+        let stream = self.streams.get(&id);
+        let head = stream.and_then(|stream| stream.head.as_deref());
+        let end = stream.and_then(|stream| stream.end.as_ref()?.as_deref().ok());
+        (head.unwrap_or_default(), end.unwrap_or_default())
+    }
+
+    /// Nobody is interested in the stream any more. If it is not over, the peer is told.
+    pub(crate) fn forget(&mut self, id: StreamId, reason: Reason) {
+        self.streams.remove(&id);
+        self.http.reset(id, reason);
+        self.wake_waiting();
+        wake(&mut self.driver);
+    }
+
+    /// The server has answered: what is sent still goes out.
+    pub(crate) fn close(&mut self, id: StreamId) {
+        self.streams.remove(&id);
+    }
+
+    /// Nobody will open streams any more.
+    pub(crate) fn abandon(&mut self) {
+        self.is_abandoned = true;
+        wake(&mut self.driver);
+    }
+
+    /// Waits until streams were opened or are over before they were answered: those, and those.
+    pub(crate) fn poll_changes(
+        &mut self,
+        cx: &Context<'_>,
+    ) -> Poll<(Vec<StreamId>, BTreeSet<StreamId>)> {
+        if self.opened.is_empty() && self.cancelled.is_empty() {
+            self.server = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let opened = core::mem::take(&mut self.opened);
+        Poll::Ready((opened, core::mem::take(&mut self.cancelled)))
+    }
+
+    fn wake_waiting(&mut self) {
+        for waker in self.waiting.drain(..) {
+            waker.wake();
+        }
+    }
+
+    fn fail(&mut self, id: StreamId, status: Status) {
+        self.http.reset(id, Reason::CANCEL);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.messages = VecDeque::new();
+            stream.unread_bytes = 0;
+            stream.unread = None;
+            stream.envelopes = Envelopes::default();
+            stream.end(Err(status));
+        }
+        if self.role == Role::Server {
+            self.cancelled.insert(id);
+        }
+    }
+
+    /// The connection is over, for the first reason that there is.
+    fn finish(&mut self, status: Status) {
+        let status = self.over.get_or_insert(status).clone();
+        for stream in self.streams.values_mut() {
+            stream.end(Err(status.clone()));
+        }
+        self.wake_waiting();
+    }
+
+    fn event(&mut self, event: Event<'_>, now: Duration) {
+        match event {
+            Event::Headers { id, fields, is_end } => self.headers(id, fields, is_end),
+            Event::Data { id, bytes, is_end } => self.data(id, bytes, is_end, now),
+            Event::Reset { id, reason } => {
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.end(Err(Status::of_reset(reason)));
+                }
+                if self.role == Role::Server {
+                    self.cancelled.insert(id);
+                }
+            }
+            Event::GoAway { last, .. } => {
+                let status = Status::new(Code::UNAVAILABLE, "the server went away");
+                if self.role == Role::Client {
+                    for (_, stream) in self.streams.range_mut(last.saturating_add(1)..) {
+                        stream.end(Err(status.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn headers(&mut self, id: StreamId, fields: Option<Vec<Field>>, is_end: bool) {
+        if self.role == Role::Server && id > self.newest {
+            self.newest = id;
+            self.streams.insert(id, Incoming::default());
+            self.opened.push(id);
+        }
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let Some(fields) = fields else {
+            let status = Status::new(Code::RESOURCE_EXHAUSTED, "headers that are too long");
+            return self.fail(id, status);
+        };
+        if stream.head.is_none() {
+            stream.head = Some(fields);
+            if is_end {
+                stream.end(Ok(Vec::new()));
+            }
+        } else {
+            self.end_of_messages(id, fields);
+        }
+    }
+
+    fn end_of_messages(&mut self, id: StreamId, trailers: Vec<Field>) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            if stream.envelopes.is_between() {
+                stream.end(Ok(trailers));
+            } else {
+                stream.end(Err(Status::new(Code::INTERNAL, "a message that is cut")));
+            }
+        }
+    }
+
+    fn data(&mut self, id: StreamId, mut bytes: &[u8], is_end: bool, now: Duration) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        if stream.unread_bytes <= MAX_UNREAD_BYTES {
+            self.http.release(id, bytes.len());
+        } else {
+            stream.held_back += bytes.len();
+            stream.unread.get_or_insert(now);
+        }
+        while !bytes.is_empty() {
+            match stream.envelopes.take(&mut bytes) {
+                Ok(Some(message)) => {
+                    stream.unread_bytes += message.len() + MESSAGE_BYTES;
+                    stream.messages.push_back(message);
+                }
+                Ok(None) => {}
+                Err(status) => return self.fail(id, status),
+            }
+        }
+        wake(&mut stream.reader);
+        let all: usize = self.streams.values().map(Incoming::bytes).sum();
+        if all > MAX_WAITING_BYTES {
+            return self.fail(id, Status::new(Code::RESOURCE_EXHAUSTED, UNREAD));
+        }
+        if is_end {
+            self.end_of_messages(id, Vec::new());
+        }
+    }
+
+    /// Takes what came, after what was left of before.
+    fn take(&mut self, held: &mut Vec<u8>, piece: &[u8], now: Duration) -> Result<(), Status> {
+        // What is not whole yet is kept; mostly nothing is.
+        let joined = (!held.is_empty()).then(|| {
+            held.extend_from_slice(piece);
+            core::mem::take(held)
+        });
+        let mut rest = joined.as_deref().unwrap_or(piece);
+        loop {
+            let step = self.http.receive(rest, now);
+            let step = step.map_err(|fault| {
+                Status::new(Code::UNAVAILABLE, format!("connection error: {fault}"))
+            })?;
+            if step.taken == 0 {
+                held.extend_from_slice(rest);
+                held.shrink_to(held.len().max(KEPT_BYTES));
+                return Ok(());
+            }
+            rest = &rest[step.taken..];
+            if let Some(event) = step.event {
+                self.event(event, now);
+            }
+        }
+    }
+
+    /// Reads what there is. Returns whether there may be more.
+    fn read(
+        &mut self,
+        pipe: &mut Pin<Box<dyn Pipe>>,
+        held: &mut Vec<u8>,
+        now: Duration,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, Status> {
+        let mut piece = [0; PIECE_BYTES];
+        for _ in 0..PIECES_A_TURN {
+            match pipe.as_mut().poll_read(cx, &mut piece) {
+                Poll::Ready(Ok(0)) => return Err(broken("closed by the peer")),
+                Poll::Ready(Ok(len)) => self.take(held, &piece[..len], now)?,
+                Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+                Poll::Ready(Err(e)) => return Err(broken(&e.to_string())),
+                Poll::Pending => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes what there is. Returns whether there may be more.
+    fn write(
+        &mut self,
+        pipe: &mut Pin<Box<dyn Pipe>>,
+        now: Duration,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, Status> {
+        for _ in 0..PIECES_A_TURN {
+            let out = self.http.output(now);
+            if out.is_empty() {
+                return match pipe.as_mut().poll_flush(cx) {
+                    Poll::Ready(Err(e)) => Err(broken(&e.to_string())),
+                    Poll::Ready(Ok(())) | Poll::Pending => Ok(false),
+                };
+            }
+            match pipe.as_mut().poll_write(cx, out) {
+                Poll::Ready(Ok(0)) => return Err(broken("closed by the peer")),
+                Poll::Ready(Ok(len)) => self.http.wrote(len),
+                Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
+                Poll::Ready(Err(e)) => return Err(broken(&e.to_string())),
+                Poll::Pending => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives up streams of which either side has let the other wait for too long. Returns when to look again.
+    fn end_waits(&mut self, now: Duration) -> Option<Duration> {
+        // Bounded: by the streams that there are.
+        while let Some(id) = self.http.stalled(now) {
+            self.fail(id, Status::new(Code::UNAVAILABLE, "the peer does not read"));
+        }
+        let unread = self.streams.iter().filter_map(|(id, stream)| {
+            let since = stream.unread?;
+            Some((*id, since + MAX_UNREAD))
+        });
+        let (late, soon): (Vec<_>, Vec<_>) = unread.partition(|(_, due)| *due <= now);
+        for (id, _) in late {
+            self.fail(id, Status::new(Code::RESOURCE_EXHAUSTED, UNREAD));
+        }
+        let soon = soon.into_iter().map(|(_, due)| due);
+        soon.chain(self.http.timeout()).min()
+    }
+
+    /// Wakes who can go on now.
+    fn wake_all(&mut self) {
+        let http = &self.http;
+        for (id, stream) in &mut self.streams {
+            if stream.writer.is_some() && http.waiting_bytes(*id) <= MAX_UNSENT_BYTES {
+                wake(&mut stream.writer);
+            }
+        }
+        if !self.opened.is_empty() || !self.cancelled.is_empty() {
+            wake(&mut self.server);
+        }
+        if self.http.has_room() || self.is_leaving() {
+            self.wake_waiting();
+        }
+    }
+}
+
+fn broken(why: &str) -> Status {
+    Status::new(Code::UNAVAILABLE, format!("connection error: {why}"))
+}
+
+/// Reads and writes until the connection ends, and says why it did. Dropped before, it ends the connection.
+pub(crate) async fn drive(
+    mut pipe: Pin<Box<dyn Pipe>>,
+    session: Shared,
+    time: Rc<dyn Time>,
+) -> Status {
+    struct Guard(Shared);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.borrow_mut().finish(broken("given up"));
+        }
+    }
+    let guard = Guard(session.clone());
+    let mut held = Vec::new();
+    let mut timer: Option<(Duration, Sleep)> = None;
+    let status = poll_fn(|cx| {
+        let mut session = session.borrow_mut();
+        let session = &mut *session;
+        session.driver = Some(cx.waker().clone());
+        let now = time.now();
+        let read = session.read(&mut pipe, &mut held, now, cx);
+        let due = session.end_waits(now);
+        // Also what is wrong is told, as far as that is possible at once.
+        let written = session.write(&mut pipe, now, cx);
+        session.wake_all();
+        let more = match (read, written) {
+            (Ok(read), Ok(written)) => read || written,
+            (Err(status), _) | (_, Err(status)) => return Poll::Ready(status),
+        };
+        if more {
+            cx.waker().wake_by_ref();
+        }
+        if session.is_abandoned && session.streams.is_empty() {
+            return Poll::Ready(broken("nobody needs it any more"));
+        }
+        // One that is too early does no harm.
+        timer = timer
+            .take()
+            .filter(|(at, _)| due.is_some_and(|due| *at <= due));
+        if timer.is_none() {
+            timer = due.map(|at| (at, time.sleep(at.saturating_sub(now))));
+        }
+        let is_up = timer
+            .as_mut()
+            .is_some_and(|(_, timer)| timer.as_mut().poll(cx).is_ready());
+        if is_up {
+            timer = None;
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    })
+    .await;
+    guard.0.borrow_mut().finish(status.clone());
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::envelope::wrap;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    fn carry(from: &mut Session, to: &mut Session, held: &mut Vec<u8>) {
+        let out = from.http.output(NOW).to_vec();
+        from.http.wrote(out.len());
+        for piece in out.chunks(PIECE_BYTES) {
+            to.take(held, piece, NOW).expect("frames");
+        }
+    }
+
+    #[test]
+    fn large_messages_leave_nothing_behind() {
+        const BYTES: usize = 3 << 20;
+        let cx = Context::from_waker(Waker::noop());
+        let (mut client, mut server) = (Session::new(Role::Client), Session::new(Role::Server));
+        let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
+        let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
+        let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
+            panic!("there is room");
+        };
+        let sent = client.poll_send(id, &mut wrap(&[7; BYTES]), &cx);
+        assert_eq!(sent, Poll::Ready(Ok(())));
+        let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
+        let message = loop {
+            carry(&mut client, &mut server, &mut to_server);
+            carry(&mut server, &mut client, &mut to_client);
+            if let Poll::Ready(message) = server.poll_next(id, &cx) {
+                break message;
+            }
+        };
+        assert_eq!(message.expect("well").expect("a message").len(), BYTES);
+        assert_eq!(server.streams[&id].bytes(), 0);
+        assert!(to_server.capacity() <= KEPT_BYTES && to_client.capacity() <= KEPT_BYTES);
+    }
+}
