@@ -511,10 +511,31 @@ fn grpc() {
         LONG,
         "error: health rpc probe failed: rpc error: code = Unavailable desc = the server does not speak HTTP/2",
     );
-    let endless = serve(|mut stream| while stream.write_all(&frame(4, 1, 0, &[])).is_ok() {});
-    fails(
-        endless,
-        LONG,
-        "error: health rpc probe failed: rpc error: code = Internal desc = the answer is too long",
-    );
+    // A message without end, and frames that say nothing.
+    for (first, next, why) in [
+        (
+            &b"\0\0\xff\0\0"[..],
+            frame(0, 0, 1, &[7; 200]),
+            "Internal desc = the answer is too long",
+        ),
+        (
+            b"\0",
+            frame(4, 1, 0, &[]),
+            "Unavailable desc = too many frames without payload",
+        ),
+    ] {
+        let endless = serve(move |mut stream| {
+            let mut piece = [0; 4096];
+            let _ = stream.read(&mut piece);
+            let begin = [
+                frame(4, 0, 0, &[]),
+                frame(1, 4, 1, &[0x88]),
+                frame(0, 0, 1, first),
+            ];
+            let _ = stream.write_all(&begin.concat());
+            while stream.write_all(&next).is_ok() {}
+        });
+        let why = format!("error: health rpc probe failed: rpc error: code = {why}");
+        fails(endless, LONG, &why);
+    }
 }
