@@ -8,7 +8,7 @@
 //! | [`api`] | Kubernetes objects and the runtime seam's data; a crate of its own |
 //! | [`logic`] | pure decisions, without `std`; a crate of its own |
 //! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
-//! | [`grpc`] | HTTP/2, HPACK and protobuf, without I/O; a crate of its own |
+//! | [`grpc`] | HTTP/2, HPACK and protobuf, without I/O; client and server; a crate of its own |
 //! | [`config`] | KubeletConfiguration, flags, defaults with units |
 //! | [`source`] | where pods come from: manifest directory |
 //! | [`runtime`] | traits `RuntimeService`, `ImageService`; `runc`, the direct backend |

@@ -388,6 +388,10 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
         };
+        if stream.end.is_some() {
+            // A server's answer says why, once the handler has it.
+            return self.http.release(id, bytes.len());
+        }
         if stream.unread_bytes <= MAX_UNREAD_BYTES {
             self.http.release(id, bytes.len());
         } else {
@@ -401,6 +405,10 @@ impl Session {
                     stream.messages.push_back(message);
                 }
                 Ok(None) => {}
+                Err(status) if self.role == Role::Server => {
+                    stream.envelopes = Envelopes::default();
+                    return stream.end(Err(status));
+                }
                 Err(status) => return self.fail(id, status),
             }
         }

@@ -58,7 +58,8 @@ def client():
     assert code("/a.B/C")[0] == grpc.StatusCode.UNIMPLEMENTED
     assert code("/test.Echo/Refused") == (grpc.StatusCode.NOT_FOUND, 'no "pod" of 100 %, né\n')
     assert code("/test.Echo/Never", timeout=0.1)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert code("/test.Echo/Once", text(b"z" * (17 << 20)))[0] is not None
+    too_large = code("/test.Echo/Once", text(b"z" * (17 << 20)))[0]
+    assert too_large == grpc.StatusCode.RESOURCE_EXHAUSTED, too_large
     answers = channel.unary_stream("/test.Echo/Many")(text(b"b") + number(100))
     assert [answer[:3] for answer in answers] == [text(b"b")] * 100
     sent = [text(b"c" * size) for size in range(0, 40_000, 1000)]
