@@ -1,6 +1,6 @@
 //! Two connections that speak with each other, and peers that do not keep to the rules.
 
-use super::*;
+use super::{frame::flag, *};
 
 const START: Duration = Duration::from_secs(100);
 const REQUEST: [(&[u8], &[u8]); 3] = [

@@ -1,4 +1,6 @@
-use super::*;
+use std::collections::BTreeMap;
+
+use super::{encode::put_length_before, *};
 
 enumeration! {
     /// A state.

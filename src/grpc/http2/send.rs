@@ -1,0 +1,249 @@
+//! What goes out.
+
+use core::time::Duration;
+
+use super::{
+    ANSWERS, Connection, KEPT_BYTES, MAX_FRAME_BYTES, MAX_OWN_STREAMS, MAX_STALL, NoRoom,
+    OUTPUT_BYTES, Reason, Role, Stage, StreamId,
+    frame::{self, flag, kind},
+    length,
+    stream::{End, Stream},
+};
+use crate::hpack::Field;
+
+impl Connection {
+    /// Opens a stream with these headers; payload may follow until [`Self::end`].
+    pub fn open<'a>(
+        &mut self,
+        fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+    ) -> Result<StreamId, NoRoom> {
+        if !self.has_room() {
+            return Err(NoRoom);
+        }
+        let id = self.next;
+        self.next += 2;
+        let stream = Stream::new(self.peer.window_bytes);
+        self.streams.insert(id, stream);
+        self.put_headers(id, fields, false);
+        Ok(id)
+    }
+
+    /// Whether [`Self::open`] would open one.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let max = self.peer.max_streams.min(MAX_OWN_STREAMS);
+        self.streams.len() < max && !self.is_leaving()
+    }
+
+    /// Whether it is known to be over or to come to its end, so that no stream can be opened any more.
+    #[must_use]
+    pub const fn is_leaving(&self) -> bool {
+        self.is_leaving || matches!(self.stage, Stage::Over(_)) || self.next > frame::ID_MASK
+    }
+
+    /// Sends headers of an answer, before its payload. Nothing if the stream is over.
+    pub fn send_headers<'a>(
+        &mut self,
+        id: StreamId,
+        fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+    ) {
+        if self.streams.contains_key(&id) {
+            self.put_headers(id, fields, false);
+        }
+    }
+
+    /// Sends payload as the windows allow it. Nothing if the stream is over, or its end was said.
+    pub fn send(&mut self, id: StreamId, bytes: Vec<u8>) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && stream.end == End::Open
+            && !bytes.is_empty()
+        {
+            stream.waiting.push_back(bytes);
+        }
+    }
+
+    /// Nothing more is sent, but these trailers, if any.
+    pub fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && stream.end == End::Open
+        {
+            stream.end = if trailers.is_empty() {
+                End::Payload
+            } else {
+                End::Trailers(trailers)
+            };
+        }
+    }
+
+    /// Bytes of payload that wait to be sent. 0 if the stream is over.
+    #[must_use]
+    pub fn waiting_bytes(&self, id: StreamId) -> usize {
+        let stream = self.streams.get(&id);
+        stream.map_or(0, |stream| {
+            stream.waiting.iter().map(Vec::len).sum::<usize>() - stream.at
+        })
+    }
+
+    /// Gives a stream up. Nothing if it is over.
+    pub fn reset(&mut self, id: StreamId, reason: Reason) {
+        if self.streams.remove(&id).is_some() {
+            self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
+        }
+    }
+
+    /// So many bytes of the stream's payload have been read: as many more may come.
+    pub fn release(&mut self, id: StreamId, bytes: usize) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && !stream.is_read
+            && let Some(more) = stream.receive_window.release(length(bytes))
+        {
+            self.put(kind::WINDOW_UPDATE, 0, id, &more.to_be_bytes());
+        }
+    }
+
+    pub(super) fn release_connection(&mut self, bytes: u32) {
+        if let Some(more) = self.receive_window.release(bytes) {
+            self.put(kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
+        }
+    }
+
+    /// What is to be sent next; none: nothing is, for now.
+    pub fn output(&mut self, now: Duration) -> &[u8] {
+        self.fill(now);
+        &self.output[self.written..]
+    }
+
+    /// So much of it has been sent.
+    pub fn wrote(&mut self, bytes: usize) {
+        self.written += bytes;
+        if self.written >= self.output.len() {
+            self.output.clear();
+            self.written = 0;
+            self.output.shrink_to(KEPT_BYTES);
+        }
+    }
+
+    /// Makes frames of what waits, a frame of each stream in turn.
+    fn fill(&mut self, now: Duration) {
+        if self.streams.values().all(|stream| !stream.wants_to_send()) {
+            return;
+        }
+        // One round without a frame ends it: then nothing may be sent, or nothing waits.
+        let mut idle = 0;
+        while self.output.len() - self.written < OUTPUT_BYTES && idle <= self.streams.len() {
+            let after = self.streams.range(self.turn + 1..).next();
+            let Some((id, _)) = after.or_else(|| self.streams.iter().next()) else {
+                break;
+            };
+            let id = *id;
+            self.turn = id;
+            idle = if self.put_next(id) { 0 } else { idle + 1 };
+        }
+        for stream in self.streams.values_mut() {
+            if stream.wants_to_send() {
+                stream.stalled.get_or_insert(now);
+            }
+        }
+    }
+
+    /// The next frame of a stream. Returns whether there was one.
+    fn put_next(&mut self, id: StreamId) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return false;
+        };
+        let Some(first) = stream.waiting.front() else {
+            let end = core::mem::replace(&mut stream.end, End::Sent);
+            match end {
+                End::Payload => frame::put(&mut self.output, kind::DATA, flag::END_STREAM, id, &[]),
+                End::Trailers(fields) => {
+                    let fields = fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()));
+                    self.put_headers(id, fields, true);
+                }
+                End::Open | End::Sent => {
+                    stream.end = end;
+                    return false;
+                }
+            }
+            self.close_if_done(id);
+            return true;
+        };
+        let window = stream.send_window.min(self.send_window);
+        let Some(window) = usize::try_from(window).ok().filter(|bytes| *bytes > 0) else {
+            return false;
+        };
+        let rest = &first[stream.at..];
+        let piece = &rest[..rest.len().min(window).min(MAX_FRAME_BYTES)];
+        let bytes = i64::from(length(piece.len()));
+        let is_all = piece.len() == rest.len();
+        let is_last = is_all && stream.waiting.len() == 1 && stream.end == End::Payload;
+        let flags = if is_last { flag::END_STREAM } else { 0 };
+        frame::put(&mut self.output, kind::DATA, flags, id, piece);
+        stream.at += piece.len();
+        if is_all {
+            stream.waiting.pop_front();
+            stream.at = 0;
+        }
+        if is_last {
+            stream.end = End::Sent;
+        }
+        stream.stalled = None;
+        stream.send_window -= bytes;
+        self.send_window -= bytes;
+        self.control.count = self.control.count.saturating_sub(ANSWERS);
+        self.close_if_done(id);
+        true
+    }
+
+    /// When [`Self::stalled`] has something to say, if nothing happens before.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        let since = self.streams.values().filter_map(|stream| stream.stalled);
+        since.min().map(|since| since + MAX_STALL)
+    }
+
+    /// Gives up a stream of which the peer has let nothing go out for too long, if there is one.
+    pub fn stalled(&mut self, now: Duration) -> Option<StreamId> {
+        let is_late = |stream: &Stream| {
+            let since = stream.stalled;
+            since.is_some_and(|since| now.saturating_sub(since) >= MAX_STALL)
+        };
+        let (id, _) = self.streams.iter().find(|(_, stream)| is_late(stream))?;
+        let id = *id;
+        self.reset(id, Reason::ENHANCE_YOUR_CALM);
+        Some(id)
+    }
+
+    pub(super) fn close_if_done(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(&id).filter(|s| s.end == End::Sent) else {
+            return;
+        };
+        if stream.is_read {
+            self.streams.remove(&id);
+        } else if self.role == Role::Server {
+            // The answer is whole: the rest of the question is of no interest. Section 8.1.
+            self.reset(id, Reason::NO_ERROR);
+        }
+    }
+
+    fn put_headers<'a>(
+        &mut self,
+        id: StreamId,
+        fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+        is_end: bool,
+    ) {
+        let mut block = Vec::new();
+        self.encoder.encode(fields, &mut block);
+        let mut kind = kind::HEADERS;
+        let mut flags = if is_end { flag::END_STREAM } else { 0 };
+        let mut rest = &block[..];
+        // Bounded: by the block, which is this side's own.
+        loop {
+            let (piece, after) = rest.split_at(rest.len().min(MAX_FRAME_BYTES));
+            if after.is_empty() {
+                return self.put(kind, flags | flag::END_HEADERS, id, piece);
+            }
+            self.put(kind, flags, id, piece);
+            (kind, flags, rest) = (kind::CONTINUATION, 0, after);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What is known of a stream, and what is counted.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use super::{SECOND, STREAM_WINDOW_BYTES, StreamId};
+use crate::hpack::Field;
+
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) id: StreamId,
+    pub(super) bytes: Vec<u8>,
+    pub(super) frames: u32,
+    pub(super) is_end: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) send_window: i64,
+    pub(super) receive_window: Window,
+    /// Payload that waits for the windows, the next first, and how much of that has gone out.
+    pub(super) waiting: VecDeque<Vec<u8>>,
+    pub(super) at: usize,
+    /// What follows it.
+    pub(super) end: End,
+    /// Whether the peer has sent headers, and its end.
+    pub(super) has_headers: bool,
+    pub(super) is_read: bool,
+    /// Since when nothing of what waits has gone out.
+    pub(super) stalled: Option<Duration>,
+}
+
+/// The end of what this side sends.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// More may come.
+    Open,
+    /// With the last payload.
+    Payload,
+    Trailers(Vec<Field>),
+    Sent,
+}
+
+impl Stream {
+    pub(super) fn new(send_window: i64) -> Self {
+        Self {
+            send_window,
+            receive_window: Window::new(STREAM_WINDOW_BYTES),
+            waiting: VecDeque::new(),
+            at: 0,
+            end: End::Open,
+            has_headers: false,
+            is_read: false,
+            stalled: None,
+        }
+    }
+
+    pub(super) fn wants_to_send(&self) -> bool {
+        !self.waiting.is_empty() || matches!(self.end, End::Payload | End::Trailers(_))
+    }
+}
+
+/// What a peer may still send, and what of that was used and can be granted again, in bytes.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) size: u32,
+    pub(super) open: u32,
+    pub(super) used: u32,
+}
+
+impl Window {
+    pub(super) const fn new(size: u32) -> Self {
+        Self {
+            size,
+            open: size,
+            used: 0,
+        }
+    }
+
+    /// Whether it may send so much.
+    pub(super) const fn take(&mut self, bytes: u32) -> bool {
+        match self.open.checked_sub(bytes) {
+            Some(rest) => {
+                self.open = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// So much has been read: returns what is to be granted, once it is worth a frame.
+    pub(super) fn release(&mut self, bytes: u32) -> Option<u32> {
+        // No more than was taken.
+        self.used = self.used.saturating_add(bytes).min(self.size - self.open);
+        (self.used >= self.size / 2).then(|| {
+            self.open += self.used;
+            core::mem::take(&mut self.used)
+        })
+    }
+}
+
+/// Counts within a second.
+#[derive(Debug, Default)]
+pub(super) struct Rate {
+    pub(super) since: Duration,
+    pub(super) count: u32,
+}
+
+impl Rate {
+    pub(super) fn is_within(&mut self, max: u32, now: Duration) -> bool {
+        if now.saturating_sub(self.since) >= SECOND {
+            *self = Self {
+                since: now,
+                count: 0,
+            };
+        }
+        self.count += 1;
+        self.count <= max
+    }
+}
