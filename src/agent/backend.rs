@@ -7,20 +7,22 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::{
+    asker::Asker,
     clock::Clock,
     complaints::Complaints,
-    core::Command,
+    core::{Agent, Command},
     images::ImageCommands,
     metrics::Metrics,
-    node::{KUBELET_VERSION, Node, Standing},
+    node::{KUBELET_VERSION, Node},
     pod_store::PodStore,
+    recorder::Recorder,
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
     api::{
-        self, Container, ContainerId, Mono, Pod, PodStatus, PodUid, Wall,
+        self, Container, ContainerId, Mono, Pod, PodUid, Wall,
         cri::{ContainerState, Image, PodRuntimeStatus},
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
@@ -38,34 +40,6 @@ use crate::{
 /// Annotation of `kubectl` that names a pod's default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// What local commands and the node's server ask of the agent. Answers are values; nothing is borrowed.
-pub(super) trait Questions: Standing {
-    /// UIDs of the pods to show: configured ones and those that still end, sorted.
-    fn shown_pods(&self) -> Vec<PodUid>;
-    /// Whether a source wants the pod.
-    fn is_configured(&self, uid: &PodUid) -> bool;
-    /// Whether the pod has that namespace and name; `None`: only its record says so.
-    fn is_named(&self, uid: &PodUid, namespace: &str, name: &str) -> Option<bool>;
-    /// The pod's local status.
-    fn status(&self, uid: &PodUid) -> Option<PodStatus>;
-    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
-    fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus;
-    /// What it last said of each pod, sorted by UID.
-    fn runtime_statuses(&self) -> Vec<Rc<PodRuntimeStatus>>;
-    /// Whether a container runs.
-    fn is_running(&self, id: &ContainerId) -> bool;
-    /// Kept Event objects, in no order.
-    fn events(&self) -> Vec<Value>;
-    /// See [`Backend::config_maps`].
-    fn config_maps(&self, namespace: Option<&str>) -> Vec<Value>;
-    /// See [`Backend::secrets`].
-    fn secrets(&self, namespace: Option<&str>) -> Vec<Value>;
-    /// See [`Backend::dump`].
-    fn dump(&self) -> String;
-    /// See [`Backend::health`].
-    fn health(&self) -> Health;
-}
-
 /// What does not change while the agent runs.
 pub(super) struct Settings {
     /// The configuration in force, as JSON.
@@ -81,7 +55,9 @@ pub(super) struct Settings {
 /// Serves the local commands and the node's server.
 pub(super) struct LocalBackend {
     /// The agent.
-    pub(super) agent: Rc<dyn Questions>,
+    pub(super) agent: Asker,
+    /// Kubernetes events.
+    pub(super) recorder: Rc<Recorder>,
     /// The Node object.
     pub(super) node: Rc<Node>,
     /// Figures.
@@ -120,7 +96,10 @@ impl LocalBackend {
     async fn object(&self, uid: &PodUid) -> Option<Value> {
         let raw = self.record(uid).await?;
         let mut pod = static_pod::decode(&raw).ok()?;
-        if let Some(status) = self.agent.status(uid) {
+        let of = uid.clone();
+        let shown = self.agent.ask(move |agent| agent.shown_status(&of));
+        let (status, is_configured) = shown.await;
+        if let Some(status) = status {
             pod.status = status;
         }
         let mut object = strict::to_value(&pod).ok()?;
@@ -140,7 +119,7 @@ impl LocalBackend {
         {
             meta["creationTimestamp"] = seen.to_string().into();
         }
-        if !self.agent.is_configured(uid) && pod.metadata.deletion_timestamp.is_none() {
+        if !is_configured && pod.metadata.deletion_timestamp.is_none() {
             // Its manifest is gone and it still ends: kubectl's word for that comes from this field.
             meta["deletionTimestamp"] = self.clock.wall().to_string().into();
         }
@@ -177,11 +156,14 @@ impl LocalBackend {
     /// The pod of that name, with its local status.
     pub(super) async fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
         let mut found: Option<Pod> = None;
-        for uid in self.agent.shown_pods() {
+        let (space, named) = (namespace.to_owned(), name.to_owned());
+        let candidates = self.agent.ask(move |agent| {
+            let mut uids = agent.shown_pods();
             // A worker knows its pod's name; only of pods without one must the records be read to find out.
-            if self.agent.is_named(&uid, namespace, name) == Some(false) {
-                continue;
-            }
+            uids.retain(|uid| agent.is_named(uid, &space, &named) != Some(false));
+            uids
+        });
+        for uid in candidates.await {
             let Some(raw) = self.record(&uid).await else {
                 continue;
             };
@@ -191,14 +173,24 @@ impl LocalBackend {
             if pod.metadata.namespace != namespace || pod.metadata.name != name {
                 continue;
             }
-            pod.status = self.agent.status(&uid).unwrap_or_default();
+            let shown = self.agent.ask(move |agent| agent.shown_status(&uid));
+            let (status, is_configured) = shown.await;
+            pod.status = status.unwrap_or_default();
             // A successor of the same name counts before the pod that still ends.
-            if self.agent.is_configured(&uid) {
+            if is_configured {
                 return Ok(pod);
             }
             found.get_or_insert(pod);
         }
         found.ok_or_else(|| Refusal::not_found(format!("pods \"{name}\" not found")))
+    }
+
+    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
+    pub(super) async fn runtime_status(&self, pod: &Pod) -> PodRuntimeStatus {
+        let uid = pod.metadata.uid.clone();
+        self.agent
+            .ask(move |agent| agent.runtime_status(&uid))
+            .await
     }
 
     /// The container asked for, or the default one.
@@ -315,7 +307,7 @@ impl Backend for LocalBackend {
                 text.unwrap_or("").to_owned()
             };
             let mut pods: Vec<Value> = Vec::new();
-            for uid in self.agent.shown_pods() {
+            for uid in self.agent.ask(Agent::shown_pods).await {
                 let object = self.object(&uid).await;
                 pods.extend(object.filter(|p| namespace.is_none_or(|n| text(p, "namespace") == n)));
             }
@@ -332,19 +324,21 @@ impl Backend for LocalBackend {
         }
     }
 
-    fn running_pods(&self) -> Vec<RunningPod> {
-        let pods = self.agent.runtime_statuses();
-        let running = pods.iter().map(|pod| {
-            let containers = pod.containers.iter();
-            let running = containers.filter(|c| c.state == ContainerState::Running);
-            RunningPod {
-                name: pod.name.clone(),
-                namespace: pod.namespace.clone(),
-                uid: pod.uid.clone(),
-                containers: running.map(|c| (c.name.clone(), c.image.clone())).collect(),
-            }
-        });
-        running.filter(|pod| !pod.containers.is_empty()).collect()
+    fn running_pods(&self) -> Reply<'_, Vec<RunningPod>> {
+        Box::pin(async {
+            let pods = self.agent.ask(Agent::runtime_statuses).await;
+            let running = pods.iter().map(|pod| {
+                let containers = pod.containers.iter();
+                let running = containers.filter(|c| c.state == ContainerState::Running);
+                RunningPod {
+                    name: pod.name.clone(),
+                    namespace: pod.namespace.clone(),
+                    uid: pod.uid.clone(),
+                    containers: running.map(|c| (c.name.clone(), c.image.clone())).collect(),
+                }
+            });
+            Ok(running.filter(|pod| !pod.containers.is_empty()).collect())
+        })
     }
 
     fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>> {
@@ -375,7 +369,8 @@ impl Backend for LocalBackend {
     }
 
     fn events(&self, namespace: Option<&str>) -> Vec<Value> {
-        let mut events = self.agent.events();
+        let events = self.recorder.events();
+        let mut events: Vec<Value> = events.map(|event| event.object(&self.node.name)).collect();
         events.retain(|e| namespace.is_none_or(|n| e["metadata"]["namespace"] == n));
         // RFC 3339 in UTC sorts as text.
         let last = |e: &Value| e["lastTimestamp"].as_str().unwrap_or("").to_owned();
@@ -383,23 +378,31 @@ impl Backend for LocalBackend {
         events
     }
 
-    fn config_maps(&self, namespace: Option<&str>) -> Vec<Value> {
+    fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
         // Theirs may be megabytes.
         self.heap.note();
-        self.agent.config_maps(namespace)
+        let namespace = namespace.map(str::to_owned);
+        let shown = self
+            .agent
+            .ask(move |agent| agent.config_maps(namespace.as_deref()));
+        Box::pin(async { Ok(shown.await) })
     }
 
-    fn secrets(&self, namespace: Option<&str>) -> Vec<Value> {
-        self.agent.secrets(namespace)
+    fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
+        let namespace = namespace.map(str::to_owned);
+        let shown = self
+            .agent
+            .ask(move |agent| agent.secrets(namespace.as_deref()));
+        Box::pin(async { Ok(shown.await) })
     }
 
-    fn dump(&self) -> String {
+    fn dump(&self) -> Reply<'_, String> {
         self.heap.note();
-        self.agent.dump()
+        Box::pin(async { Ok(self.agent.ask(Agent::dump).await) })
     }
 
-    fn health(&self) -> Health {
-        self.agent.health()
+    fn health(&self) -> Reply<'_, Health> {
+        Box::pin(async { Ok(self.agent.ask(Agent::health).await) })
     }
 
     fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
@@ -410,9 +413,10 @@ impl Backend for LocalBackend {
         Box::pin(async {
             let (runtime, clock) = (&*self.runtime, &*self.clock);
             let made = self.settings.started_at;
+            let standing = self.agent.ask(Agent::standing).await;
             let shown = self
                 .node
-                .show(runtime, &*self.agent, clock, &self.complaints, made);
+                .show(runtime, standing, clock, &self.complaints, made);
             Ok(shown.await)
         })
     }
@@ -433,7 +437,7 @@ impl Backend for LocalBackend {
                 ))
             })?;
             let id = instance_for_log(status, pod, previous)?;
-            let runtime = self.agent.runtime_status(&found.metadata.uid);
+            let runtime = self.runtime_status(&found).await;
             let instance = runtime.containers.iter().find(|c| c.id == id);
             let path = instance
                 .map(|c| PathBuf::from(&c.log_path))
@@ -447,8 +451,9 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn is_running(&self, id: &ContainerId) -> bool {
-        self.agent.is_running(id)
+    fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool> {
+        let id = id.clone();
+        Box::pin(async { Ok(self.agent.ask(move |agent| agent.is_running(&id)).await) })
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {

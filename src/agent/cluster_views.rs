@@ -6,22 +6,21 @@ use serde_json::Value;
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
+    asker::{Asker, Question},
     cluster::{News, Surroundings, Tools},
-    core::{ConfigOp, Event},
+    core::{Agent, Event},
     ctx::{Ctx, Shared},
-    node::{self, Standing as _},
-    outcome, pods, records,
+    node, outcome, pods, sources,
     tasks::{Spawner, Task},
-    views::{Configured, Gathered, Intake, Later, LoopEnded, NodeView, PodsView, StaticPod},
+    views::{
+        AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView, PodsView,
+        StaticPod, Taken,
+    },
 };
 use crate::{
-    api::{
-        Mono, Node, Pod, PodStatus, PodUid,
-        received::{Delivered, ReceivedPod},
-    },
+    api::{Node, PodUid},
     logic::{
         mirror::{FullName, Mirrors},
-        mux::{Merged, Op, Source},
         node::{Applied, NodeEvent},
         status_writer::{Truth, Truths},
     },
@@ -36,10 +35,7 @@ pub(super) fn tasks(
     let Some(cluster) = &ctx.cluster else {
         return Vec::new();
     };
-    let intake = ApiIntake {
-        ctx: Rc::clone(ctx),
-        events: events.clone(),
-    };
+    let api = Rc::new(ApiEvents(events.clone()));
     let around = Surroundings {
         spawner: Spawner::new(executor),
         tools: ctx.cluster_tools(),
@@ -48,9 +44,12 @@ pub(super) fn tasks(
         store: ctx.store.clone(),
         outcome: outcome::recall,
         boot_id: ctx.node.identity.boot_id.clone(),
-        pods: Rc::clone(ctx) as Rc<dyn PodsView>,
-        node: Rc::new(OwnNode(Rc::clone(ctx))),
-        intake: Rc::new(intake),
+        pods: Rc::clone(&api) as _,
+        node: Rc::new(OwnNode {
+            ctx: Rc::clone(ctx),
+            asker: Asker::new(events.clone()),
+        }),
+        intake: api,
     };
     cluster.tasks(&ctx.cfg, around)
 }
@@ -102,43 +101,44 @@ impl Truths for Known<'_> {
     }
 }
 
-impl PodsView for Ctx {
+impl PodsView for Agent {
     fn configured(&self, uid: &PodUid) -> Option<Configured> {
-        self.pods.with_config(uid, |pod| Configured {
+        self.pods().with_config(uid, |pod| Configured {
             is_static: pod.is_static,
             has_ended: pod.api_phase_terminal,
         })
     }
 
     fn is_idle(&self, uid: &PodUid) -> bool {
-        self.view.is_idle(uid)
+        self.view().is_idle(uid)
     }
 
     fn is_unwanted(&self, uid: &PodUid) -> bool {
-        self.is_nobodys(uid)
+        self.ctx.is_nobodys(uid)
     }
 
     fn every_api_pod(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {
-        let all = self.pods.with_configs(|pods| {
+        let all = self.pods().with_configs(|pods| {
             let mut of_api = pods.filter(|(_, pod)| !pod.is_static);
             of_api.all(|(uid, pod)| pod.api_phase_terminal || known(uid))
         });
-        all && !self.pods.some_arrive()
+        all && !self.pods().some_arrive()
     }
 
     fn with_truths(&self, mirrors: &Mirrors, look: &mut dyn FnMut(&dyn Truths)) {
-        self.pods.with_known(|pods| look(&Known { pods, mirrors }));
+        self.pods()
+            .with_known(|pods| look(&Known { pods, mirrors }));
     }
 
     fn each_static(&self, look: &mut dyn FnMut(StaticPod<'_>)) {
-        self.pods.with_configs(|pods| {
+        self.pods().with_configs(|pods| {
             for (uid, pod) in pods {
                 if let Some(id) = pod.static_id.as_deref() {
                     look(StaticPod {
                         uid,
                         name: &id.name,
                         hash: &id.hash,
-                        ends: self.pods.is_to_end(uid),
+                        ends: self.pods().is_to_end(uid),
                     });
                 }
             }
@@ -147,102 +147,52 @@ impl PodsView for Ctx {
 
     fn is_static_ending(&self, name: &FullName) -> bool {
         let FullName { name, namespace } = name;
-        self.pods
+        self.pods()
             .workers(|table| table.is_pod_for_mirror_pod_terminating(name, namespace))
     }
 
-    fn resync(&self, uid: &PodUid, now: Mono) {
-        self.pods.resync(uid, now);
+    fn sources_ready(&self) -> bool {
+        self.sources.are_ready()
     }
 }
 
-/// The way of the API's pods to the loop.
-struct ApiIntake {
-    ctx: Shared,
-    events: Sender<Event>,
-}
+/// The way of the apiserver's side to the loop.
+struct ApiEvents(Sender<Event>);
 
-impl ApiIntake {
-    async fn tell(&self, event: Event) -> Result<(), LoopEnded> {
-        self.events.send(event).await.map_err(|_| LoopEnded)
+impl AskPods for ApiEvents {
+    fn show(&self, look: Look) -> Later<'_, ()> {
+        let question: Question = Box::new(move |agent| look(agent));
+        // It is gone only when the agent ends.
+        Box::pin(async { _ = self.0.send(Event::Ask(question)).await })
+    }
+
+    fn resync(&self, uids: Vec<PodUid>) -> Later<'_, ()> {
+        Box::pin(async { _ = self.0.send(Event::Resync(uids)).await })
     }
 }
 
-impl Intake for ApiIntake {
-    fn read(&self, pod: Box<ReceivedPod>) -> Merged {
-        let now = self.ctx.clock.wall();
-        let mut mux = self.ctx.mux.borrow_mut();
-        mux.amend(Source::Api, vec![pod], &[], now)
-    }
-
-    fn gone(&self, uid: PodUid) -> Merged {
-        let now = self.ctx.clock.wall();
-        let mut mux = self.ctx.mux.borrow_mut();
-        mux.amend(Source::Api, vec![], &[uid], now)
-    }
-
-    fn complete(&self, all: Vec<Delivered>) -> Merged {
-        let now = self.ctx.clock.wall();
-        self.ctx.mux.borrow_mut().merge(Source::Api, all, now)
-    }
-
-    fn take_in(&self, ops: Vec<Op>) -> Later<'_, Result<Vec<PodUid>, LoopEnded>> {
-        Box::pin(async move {
-            let taken = records::take_in(&self.ctx, Source::Api, ops, &self.events).await;
-            taken.map_err(|_| LoopEnded)
-        })
-    }
-
-    fn restore(&self, received: Box<ReceivedPod>, outcome: Option<PodStatus>) -> Option<Pod> {
-        let ctx = &*self.ctx;
-        let now = ctx.clock.wall();
-        let merged = ctx
-            .mux
-            .borrow_mut()
-            .restore(Source::Api, vec![received], now);
-        let mut added = merged.ops.into_iter().filter_map(|op| match op {
-            Op::Add(mut pods) => pods.pop(),
-            Op::Remove(_) | Op::Update(_) | Op::Delete(_) | Op::Reconcile(_) => None,
-        });
-        let mut pod = added.next()?.pod;
-        if let Some(outcome) = outcome {
-            records::recall(ctx, Source::Api, &mut pod, outcome);
-        }
-        ctx.pods.arrives(&pod.metadata.uid);
-        Some(pod)
-    }
-
-    fn tell_restored(&self, pods: Vec<Pod>) -> Later<'_, Result<(), LoopEnded>> {
-        let told = vec![ConfigOp::Add(pods)];
-        Box::pin(self.tell(Event::Config(Source::Api, told)))
+impl Intake for ApiEvents {
+    fn deliver(&self, change: Change) -> Later<'_, Result<Taken, LoopEnded>> {
+        Box::pin(sources::hand_over(
+            sources::SourceNews::Api(change),
+            &self.0,
+        ))
     }
 
     fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()> {
-        Box::pin(async move { records::keep_shown(&self.ctx, &uid, shown).await })
-    }
-
-    fn has_waiting_records(&self) -> bool {
-        self.ctx.pods.records_wait() && self.ctx.cfg.dirs.manifests.is_none()
-    }
-
-    fn settle_records(&self) -> Later<'_, ()> {
-        Box::pin(records::settle(&self.ctx))
-    }
-
-    fn sources_ready(&self) -> bool {
-        self.ctx.sources_ready()
+        Box::pin(async { _ = self.0.send(Event::Shown(uid, shown)).await })
     }
 
     fn end_agent(&self) -> Later<'_, ()> {
-        Box::pin(async {
-            // It is gone only when the agent ends.
-            let _ = self.tell(Event::Terminate).await;
-        })
+        Box::pin(async { _ = self.0.send(Event::Terminate).await })
     }
 }
 
 /// The node, as the context knows it.
-pub(super) struct OwnNode(pub(super) Shared);
+pub(super) struct OwnNode {
+    pub(super) ctx: Shared,
+    pub(super) asker: Asker,
+}
 
 struct GatheredHere {
     ctx: Shared,
@@ -264,8 +214,9 @@ impl Gathered for GatheredHere {
 impl NodeView for OwnNode {
     fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
         Box::pin(async {
-            let ctx = &self.0;
-            let gathered = ctx.node.gather(&*ctx.runtime, &**ctx).await;
+            let ctx = &self.ctx;
+            let standing = self.asker.ask(Agent::standing).await;
+            let gathered = ctx.node.gather(&*ctx.runtime, &standing).await;
             let here: Box<dyn Gathered> = Box::new(GatheredHere {
                 ctx: Rc::clone(ctx),
                 gathered,
@@ -274,19 +225,20 @@ impl NodeView for OwnNode {
         })
     }
 
-    fn is_ready(&self) -> bool {
-        self.0.not_ready().is_empty()
+    fn is_ready(&self) -> Later<'_, bool> {
+        let is_ready = |agent: &Agent| agent.standing().not_ready.is_empty();
+        Box::pin(self.asker.ask(is_ready))
     }
 
     fn known(&self) -> Option<Node> {
-        self.0.node.object()
+        self.ctx.node.object()
     }
 
     fn learn(&self, node: Node) {
-        self.0.node.learn(node);
+        self.ctx.node.learn(node);
     }
 
     fn set_host_ips(&self, ips: Vec<core::net::IpAddr>) {
-        self.0.node.set_host_ips(ips);
+        self.ctx.node.set_host_ips(ips);
     }
 }

@@ -1,22 +1,30 @@
 //! The deciding half of the loop: events in, effects out. It waits for nothing and does no I/O of its own; what is to
-//! be done comes out of [`Core::poll_effect`] and its end comes back as an [`Event`]. Rows LOOP-06 to LOOP-22.
+//! be done comes out of [`Agent::poll_effect`] and its end comes back as an [`Event`]. Rows LOOP-06 to LOOP-22.
 
 use alloc::{collections::VecDeque, rc::Rc};
 
+use serde_json::Value;
+use smol::channel::Sender;
+
 use super::{
+    asker::Question,
     calls::{self, Calls},
     cluster::News,
     ctx::{Ctx, Shared},
     executor::{Cancel, Step},
-    housekeeping, outcome,
-    pods::ConfigPod,
+    housekeeping,
+    pods::{ConfigPod, Pods},
     probes::Probed,
     recorder::Severity,
+    records::{Recorded, Recording},
+    relister::{Inspection, Listing},
     ring::{self, Heard, Made, Seen},
+    runtime_view::{Listed, RuntimeView},
+    sources::{Delivery, Sources},
 };
 use crate::api::order::Order;
 use crate::{
-    api::{ContainerId, Mono, Pod, PodStatus, PodUid},
+    api::{ContainerId, Mono, Pod, PodStatus, PodUid, cri::RuntimeStatus},
     error::chain,
     logic::{
         conditions,
@@ -33,26 +41,35 @@ use crate::{
 /// A request to the loop.
 pub(super) enum Command {
     /// End the agent; with `all` every pod first. Answered when it is done.
-    Stop {
-        all: bool,
-        done: smol::channel::Sender<()>,
-    },
+    Stop { all: bool, done: Sender<()> },
     /// Images were imported.
     ImagesArrived,
 }
 
 /// Something that happened.
 pub(super) enum Event {
-    /// Pods of a source, recorded on disk already.
-    Config(Source, Vec<ConfigOp>),
-    /// ConfigMaps or Secrets of the manifest directory changed: pods that use them are synced.
-    ObjectsChanged,
+    /// A source says something.
+    Delivered(Delivery),
+    /// Pods of it are recorded on disk.
+    Recorded(Box<Recorded>),
+    /// The manifests were read, and nothing has changed.
+    ManifestsRead,
+    /// Records that waited for the disk were looked at: whether some still wait.
+    Settled(bool),
+    /// The API shows a pod so, after a write of the agent.
+    Shown(PodUid, Value),
+    /// Something else that these pods depend on is another.
+    Resync(Vec<PodUid>),
     /// Images were imported: pods that wait for one are synced.
     ImagesArrived,
-    /// A relist ended; what it found changed, in order.
-    Relisted(Vec<pleg::Event>),
+    /// The runtime was listed.
+    Listed(Listing),
+    /// The pods that differed in the last listing were read.
+    Inspected(Inspection),
     /// The runtime's conditions were read.
-    RuntimeStatus,
+    Conditions(Box<RuntimeStatus>),
+    /// Somebody wants to know something.
+    Ask(Question),
     /// A probe's result is another.
     Probed(Probed),
     /// A call of a worker came to something.
@@ -83,12 +100,12 @@ pub(super) enum ConfigOp {
 
 impl ConfigOp {
     /// Pods of which a record was written for this operation.
-    fn recorded(&self) -> impl Iterator<Item = &PodUid> {
+    pub(super) fn recorded_mut(&mut self) -> impl Iterator<Item = &mut Pod> {
         let pods = match self {
-            Self::Remove(_) => [].as_slice(),
+            Self::Remove(_) => [].as_mut_slice(),
             Self::Add(pods) | Self::Update(pods) | Self::Reconcile(pods) => pods,
         };
-        pods.iter().map(|pod| &pod.metadata.uid)
+        pods.iter_mut()
     }
 }
 
@@ -98,8 +115,18 @@ pub(super) enum Effect {
     Start(Start, PodUid, Rc<Cancel>),
     /// Relist soon.
     Relist,
+    /// Read these pods, which the listing showed to differ. What was read goes back to whoever listed.
+    Inspect(Vec<PodUid>, Sender<Vec<PodUid>>),
     /// Remove surplus dead instances of the container that died (CLEAN-14).
     TidyDead(PodUid, ContainerId),
+    /// Write records; ends with [`Event::Recorded`].
+    Record(Box<Recording>),
+    /// Move records that wait to the disk; ends with [`Event::Settled`].
+    SettleRecords,
+    /// Keep what the API shows in the pod's record.
+    KeepShown(PodUid, Value),
+    /// Forget how pods came to their end: they are no longer configured.
+    ForgetOutcomes(Vec<PodUid>),
     /// Carry out what housekeeping found.
     Housekeeping(Box<housekeeping::Chores>),
 }
@@ -107,14 +134,15 @@ pub(super) enum Effect {
 /// Waiting reasons that an arriving image may end.
 const IMAGE_REASONS: [&str; 3] = ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"];
 
-/// The loop's state that nobody else needs.
-pub(super) struct Core {
-    ctx: Shared,
-    effects: VecDeque<Effect>,
+/// The deciding side. The loop alone owns it; whoever wants to know something of it asks (see [`Event::Ask`]).
+pub(super) struct Agent {
+    pub(super) ctx: Shared,
+    pub(super) sources: Sources,
+    pub(super) effects: VecDeque<Effect>,
     /// Calls that run.
     calls: Calls,
     /// Clients that wait for all pods to have ended.
-    stop_waiters: Vec<smol::channel::Sender<()>>,
+    stop_waiters: Vec<Sender<()>>,
     /// Chores of an earlier tick are under way.
     cleaning: bool,
     /// When housekeeping next searches disk and cgroups; at once after anything that may leave something there.
@@ -125,9 +153,13 @@ pub(super) struct Core {
     pub(super) finished: bool,
 }
 
-impl Core {
+impl Agent {
     pub(super) fn new(ctx: Shared) -> Self {
+        let file = ctx.cfg.dirs.manifests.is_some().then_some(Source::File);
+        let api = ctx.cluster.is_some().then_some(Source::Api);
+        let sources: Vec<Source> = file.into_iter().chain(api).collect();
         Self {
+            sources: Sources::new(&sources, ctx.clock.now()),
             ctx,
             effects: VecDeque::new(),
             calls: Calls::default(),
@@ -139,20 +171,39 @@ impl Core {
         }
     }
 
+    /// What is known of pods.
+    pub(super) fn pods(&self) -> &Pods {
+        &self.ctx.pods
+    }
+
+    /// What is known of the runtime.
+    pub(super) fn view(&self) -> &RuntimeView {
+        &self.ctx.view
+    }
+
     pub(super) fn handle(&mut self, event: Event, now: Mono) {
         self.note(&event, now);
         match event {
-            Event::Config(source, ops) => {
-                self.search_due = Mono(0);
-                self.on_config(source, ops, now);
+            Event::Delivered(delivery) => self.on_delivered(delivery, now),
+            Event::Recorded(recorded) => self.on_recorded(*recorded, now),
+            Event::ManifestsRead => self.sources.read_manifests(now),
+            Event::Settled(waiting) => self.note_waiting(waiting, now),
+            Event::Shown(uid, shown) => {
+                self.effects.push_back(Effect::KeepShown(uid, shown));
             }
-            Event::ObjectsChanged => self.on_objects(now),
+            Event::Resync(uids) => {
+                for uid in uids {
+                    self.ctx.pods.resync(&uid, now);
+                }
+            }
             Event::ImagesArrived => self.on_images(now),
-            Event::Relisted(events) => {
-                self.search_due = Mono(0);
-                self.on_pleg(&events, now);
+            Event::Listed(listing) => self.on_listed(listing, now),
+            Event::Inspected(inspection) => {
+                let happened = self.ctx.view.inspected(inspection);
+                self.on_pleg(&happened, now);
             }
-            Event::RuntimeStatus => {}
+            Event::Conditions(status) => self.ctx.view.take_status(*status, now),
+            Event::Ask(question) => question(self),
             Event::Probed(probed) => self.on_probed(&probed, now),
             Event::Step(call, step) => calls::on_step(&self.ctx, call, step, now),
             Event::Done(handle, outcome) => {
@@ -188,48 +239,51 @@ impl Core {
     fn note(&self, event: &Event, now: Mono) {
         let mut ring = self.ctx.ring.borrow_mut();
         match event {
-            Event::Config(source, ops) => {
-                let seen = |pod: &Pod| Seen::of(pod, *source != Source::Api);
-                for op in ops {
-                    match op {
-                        ConfigOp::Remove(uids) => uids.iter().for_each(|uid| {
-                            let pod = ring::cut(uid.as_str());
-                            ring.heard(now, Heard::Remove { pod });
-                        }),
-                        ConfigOp::Add(pods) => pods
-                            .iter()
-                            .for_each(|pod| ring.heard(now, Heard::Add(seen(pod)))),
-                        ConfigOp::Update(pods) => pods
-                            .iter()
-                            .for_each(|pod| ring.heard(now, Heard::Update(seen(pod)))),
-                        ConfigOp::Reconcile(pods) => pods
-                            .iter()
-                            .for_each(|pod| ring.heard(now, Heard::Reconcile(seen(pod)))),
-                    }
-                }
-            }
-            Event::ObjectsChanged => ring.heard(now, Heard::Objects),
             Event::ImagesArrived | Event::Command(Command::ImagesArrived) => {
                 ring.heard(now, Heard::Images);
             }
-            Event::Relisted(events) => events.iter().for_each(|event| {
-                let heard = Heard::Pleg {
-                    pod: ring::cut(event.uid.as_str()),
-                    kind: format!("{:?}", event.kind),
-                    id: ring::cut(&event.id),
-                };
-                ring.heard(now, heard);
-            }),
             Event::Done(handle, outcome) => {
                 ring.heard(now, Heard::done(&self.uid_of(*handle), *outcome));
             }
             Event::Command(Command::Stop { all, .. }) => ring.heard(now, Heard::Stop { all: *all }),
             Event::Terminate => ring.heard(now, Heard::Terminate),
-            Event::RuntimeStatus
+            Event::Delivered(_)
+            | Event::Recorded(_)
+            | Event::ManifestsRead
+            | Event::Settled(_)
+            | Event::Shown(..)
+            | Event::Resync(_)
+            | Event::Listed(_)
+            | Event::Inspected(_)
+            | Event::Conditions(_)
+            | Event::Ask(_)
             | Event::Step(..)
             | Event::Probed(_)
             | Event::Housekeeping
             | Event::Cleaned => {}
+        }
+    }
+
+    /// Takes down what a source has.
+    fn note_config(&self, source: Source, ops: &[ConfigOp], now: Mono) {
+        let mut ring = self.ctx.ring.borrow_mut();
+        let seen = |pod: &Pod| Seen::of(pod, source != Source::Api);
+        for op in ops {
+            match op {
+                ConfigOp::Remove(uids) => uids.iter().for_each(|uid| {
+                    let pod = ring::cut(uid.as_str());
+                    ring.heard(now, Heard::Remove { pod });
+                }),
+                ConfigOp::Add(pods) => pods
+                    .iter()
+                    .for_each(|pod| ring.heard(now, Heard::Add(seen(pod)))),
+                ConfigOp::Update(pods) => pods
+                    .iter()
+                    .for_each(|pod| ring.heard(now, Heard::Update(seen(pod)))),
+                ConfigOp::Reconcile(pods) => pods
+                    .iter()
+                    .for_each(|pod| ring.heard(now, Heard::Reconcile(seen(pod)))),
+            }
         }
     }
 
@@ -246,6 +300,7 @@ impl Core {
     /// Wakes the pods that are due.
     pub(super) fn handle_timeout(&mut self, now: Mono) {
         self.ctx.pods.on_timeout(now);
+        self.settle_records(now);
     }
 
     /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
@@ -253,9 +308,10 @@ impl Core {
         self.ctx.pods.workers(|table| self.calls.refresh(table));
     }
 
-    /// When [`Core::handle_timeout`] has something to do.
+    /// When [`Agent::handle_timeout`] has something to do.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
-        self.ctx.pods.workers(|table| table.next_timeout())
+        let pods = self.ctx.pods.workers(|table| table.next_timeout());
+        pods.into_iter().chain(self.sources.next_timeout()).min()
     }
 
     /// The next thing to do.
@@ -273,7 +329,13 @@ impl Core {
                     },
                 ),
                 Effect::Housekeeping(_) => self.made(now, Made::Housekeeping),
-                Effect::Start(..) | Effect::Relist => {}
+                Effect::Start(..)
+                | Effect::Relist
+                | Effect::Inspect(..)
+                | Effect::Record(_)
+                | Effect::SettleRecords
+                | Effect::KeepShown(..)
+                | Effect::ForgetOutcomes(_) => {}
             }
             return Some(effect);
         }
@@ -323,13 +385,19 @@ impl Core {
         }
     }
 
-    fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
-        for op in ops {
-            for uid in op.recorded() {
-                self.ctx.pods.arrived(uid);
+    /// Acts upon what a source has, whose pods are on disk.
+    pub(super) fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
+        self.note_config(source, &ops, now);
+        self.search_due = Mono(0);
+        for mut op in ops {
+            for pod in op.recorded_mut() {
+                self.ctx.pods.arrived(&pod.metadata.uid);
             }
             match op {
-                ConfigOp::Remove(uids) => uids.iter().for_each(|uid| self.remove(source, uid, now)),
+                ConfigOp::Remove(uids) => {
+                    uids.iter().for_each(|uid| self.remove(source, uid, now));
+                    self.effects.push_back(Effect::ForgetOutcomes(uids));
+                }
                 ConfigOp::Add(mut pods) => {
                     // What runs was admitted before: nobody who was refused then takes its place over a restart.
                     pods.order_by_key(|p| {
@@ -346,7 +414,7 @@ impl Core {
                     .for_each(|pod| self.reconcile(source, &pod, now)),
             }
         }
-        self.ctx.mux.borrow_mut().mark_handled(source);
+        self.sources.handled(source);
         self.ctx.status_changed();
         self.tell_static_pods();
         if self.stop_when_idle {
@@ -444,8 +512,7 @@ impl Core {
     fn remove(&self, source: Source, uid: &PodUid, now: Mono) {
         let ctx = &*self.ctx;
         ctx.pods.unconfigure(uid);
-        outcome::forget(&ctx.store, uid);
-        match dispatch::on_removal(ctx.mux.borrow().source_ready(source)) {
+        match dispatch::on_removal(self.sources.is_ready(source)) {
             Removal::Kill => self.kill(uid, None, now),
             Removal::LeaveToHousekeeping => {
                 log::debug!("uid={uid} removed before its source was ready")
@@ -509,7 +576,9 @@ impl Core {
         }
     }
 
-    fn on_objects(&self, now: Mono) {
+    /// Pods that use ConfigMaps or Secrets of the manifest directory are synced.
+    pub(super) fn on_objects(&mut self, now: Mono) {
+        self.ctx.ring.borrow_mut().heard(now, Heard::Objects);
         let pods = &self.ctx.pods;
         for uid in pods.configured_that(|p| p.uses_objects) {
             pods.resync(&uid, now);
@@ -535,8 +604,30 @@ impl Core {
         }
     }
 
+    /// Events of a listing find a status at least as new in the cache: what differs is read before they are made (PLEG-07).
+    fn on_listed(&mut self, listing: Listing, now: Mono) {
+        match self.ctx.view.listed(&listing) {
+            Listed::Differs(pods) => {
+                let effect = Effect::Inspect(pods, listing.inspect);
+                self.effects.push_back(effect);
+            }
+            Listed::Complete(happened) => self.on_pleg(&happened, now),
+        }
+    }
+
     fn on_pleg(&mut self, events: &[pleg::Event], now: Mono) {
+        let view = &self.ctx.view;
+        self.ctx.counters.count(|c| c.discarded(view.discarded()));
+        if !events.is_empty() {
+            self.search_due = Mono(0);
+        }
         for event in events {
+            let heard = Heard::Pleg {
+                pod: ring::cut(event.uid.as_str()),
+                kind: format!("{:?}", event.kind),
+                id: ring::cut(&event.id),
+            };
+            self.ctx.ring.borrow_mut().heard(now, heard);
             let is_config = self.ctx.pods.is_configured(&event.uid);
             let reaction = dispatch::on_pleg_event(event.kind, &event.id, is_config);
             if reaction.sync {
@@ -554,8 +645,8 @@ impl Core {
     fn on_housekeeping(&mut self, now: Mono) {
         let search = !self.cleaning && now >= self.search_due;
         let was_known = self.ctx.pods.workers(|table| table.is_synced());
-        let chores = housekeeping::decide(&self.ctx, search, now);
-        let could = self.ctx.sources_ready()
+        let chores = housekeeping::decide(&self.ctx, self.sources.are_ready(), search, now);
+        let could = self.sources.are_ready()
             && self.ctx.view.may_run_pods(now)
             && self.ctx.view.running(now).is_some();
         if search && could {
@@ -606,7 +697,7 @@ impl Core {
         self.create_again(uid, true, now);
     }
 
-    fn on_stop(&mut self, all: bool, done: smol::channel::Sender<()>, now: Mono) {
+    fn on_stop(&mut self, all: bool, done: Sender<()>, now: Mono) {
         self.stop_waiters.push(done);
         if !all {
             self.finished = true;
@@ -647,7 +738,9 @@ impl Core {
         });
         let idle = ctx.view.nothing_runs(now);
         // Pods that only the apiserver knows run no earlier than it is heard of.
-        self.finished |= done && idle && ctx.manifests_ready();
+        // Before the files of root have said which pods there are, nobody knows whether that is all.
+        let told = ctx.cfg.dirs.manifests.is_none() || self.sources.is_ready(Source::File);
+        self.finished |= done && idle && told;
     }
 
     fn tell_status_failed(&self, handle: Handle) {

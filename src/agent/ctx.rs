@@ -1,7 +1,7 @@
 //! What the loop and the sync tasks share. One thread, so cells instead of locks; no borrow is held across an await.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::cell::{Cell, RefCell};
+use core::cell::RefCell;
 
 use super::{
     clock::Clock,
@@ -15,7 +15,7 @@ use super::{
     pod_store::{PodStore, StoreError},
     pods::{self, Pods},
     probes::{Probes, Wire},
-    recorder::{About, Recorder, Severity},
+    recorder::{Recorder, Severity},
     ring::Ring,
     runtime_view::RuntimeView,
     vitals::{HeapUse, LoopWatch, WorkCounters},
@@ -24,7 +24,6 @@ use crate::{
     api::{Mono, Pod, PodUid, Wall},
     cgroup::Cgroups,
     config::Config,
-    logic::mux::{Mux, Source},
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
@@ -40,7 +39,7 @@ pub(super) struct Parts {
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
-    pub(super) relist: smol::channel::Sender<()>,
+    pub(super) relist: smol::channel::Sender<Mono>,
     pub(super) joined: Option<Joined>,
     pub(super) wire: Rc<dyn Wire>,
 }
@@ -81,12 +80,8 @@ pub(super) struct Ctx {
     pub(super) recorder: Rc<Recorder>,
     /// What the loop lately heard and did.
     pub(super) ring: RefCell<Ring>,
-    /// Pods of all sources.
-    pub(super) mux: RefCell<Mux>,
     /// What was complained about lately.
     pub(super) complaints: Rc<Complaints>,
-    /// When the manifests were last read.
-    pub(super) manifests_read: Cell<Option<Mono>>,
     /// Whether the heap was used.
     pub(super) heap: HeapUse,
     /// When the loop last moved.
@@ -125,9 +120,6 @@ impl Ctx {
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
         // Delays need spreading, not secrecy.
         let seed = clock.now().0 ^ clock.wall().0.unsigned_abs();
-        let file = cfg.dirs.manifests.is_some().then_some(Source::File);
-        let api = parts.joined.is_some().then_some(Source::Api);
-        let sources: Vec<Source> = file.into_iter().chain(api).collect();
         let cluster = parts.joined.map(|joined| {
             let labels = parts.node.with_admission(|node| node.labels.clone());
             let tools = cluster::Tools {
@@ -157,8 +149,6 @@ impl Ctx {
             wire: parts.wire,
             recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),
             ring: RefCell::new(Ring::default()),
-            mux: RefCell::new(Mux::new(&sources)),
-            manifests_read: Cell::new(None),
             heap: HeapUse::new(),
             complaints,
             loop_watch: LoopWatch::new(cfg.times.sync),
@@ -176,7 +166,7 @@ impl Ctx {
         }
     }
 
-    /// The pod as recorded, with defaults applied. Read anew each time: specs do not live in memory.
+    /// The pod as recorded, with defaults applied.
     pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
         self.store.pod(uid)
     }
@@ -191,17 +181,6 @@ impl Ctx {
         self.recorder.node(severity, reason, message);
     }
 
-    /// Records an event of something of which there may be no object at hand.
-    pub(super) fn event_about(
-        &self,
-        about: About<'_>,
-        severity: Severity,
-        reason: &str,
-        message: &str,
-    ) {
-        self.recorder.about(about, severity, reason, message);
-    }
-
     /// What may run of pods is another, or how far their ends are.
     pub(super) fn status_changed(&self) {
         self.tell_api(News::Pods);
@@ -212,11 +191,6 @@ impl Ctx {
         self.cluster.as_ref().is_some_and(|c| c.is_unread(uid))
     }
 
-    /// Whether the files of root have said which pods there are, and those were handled.
-    pub(super) fn manifests_ready(&self) -> bool {
-        self.cfg.dirs.manifests.is_none() || self.mux.borrow().source_ready(Source::File)
-    }
-
     /// See [`Complaints::complain`].
     pub(super) fn complain(&self, text: &str) {
         self.complaints.complain(text);
@@ -225,11 +199,6 @@ impl Ctx {
     /// Whether nobody wants the pod any more, the apiserver included.
     pub(super) fn is_nobodys(&self, uid: &PodUid) -> bool {
         self.pods.is_unclaimed(uid) && !self.is_unread(uid)
-    }
-
-    /// Whether every configured source has reported and was handled.
-    pub(super) fn sources_ready(&self) -> bool {
-        self.mux.borrow().all_sources_ready()
     }
 }
 

@@ -11,10 +11,10 @@ use smol::{
 use super::{
     assembly, calls,
     cluster::News,
-    core::{Core, Effect, Event},
+    core::{Agent, Effect, Event},
     ctx::{Ctx, Shared},
     executor::{Cancel, Executors, Tell},
-    gc, housekeeping,
+    gc, housekeeping, outcome, records,
 };
 use crate::{
     api::{Mono, PodUid},
@@ -36,7 +36,7 @@ pub(super) async fn run(
     events: Receiver<Event>,
     sender: Sender<Event>,
 ) {
-    let mut core = Core::new(Rc::clone(&ctx));
+    let mut agent = Agent::new(Rc::clone(&ctx));
     let steps = sender.clone();
     let hands = Hands {
         executors: Rc::new(assembly::executors(&ctx)),
@@ -49,8 +49,8 @@ pub(super) async fn run(
         executor,
         sender,
     };
-    while !core.finished {
-        let due = core.next_timeout().unwrap_or(Mono(u64::MAX));
+    while !agent.finished {
+        let due = agent.next_timeout().unwrap_or(Mono(u64::MAX));
         let next = async { events.recv().await.ok() };
         let late = async {
             ctx.clock.until(due).await;
@@ -61,23 +61,23 @@ pub(super) async fn run(
         ctx.loop_watch.moved(now);
         match event {
             Some(event) => {
-                core.handle(event, now);
+                agent.handle(event, now);
                 // Events of one burst are handled before effects are started: calls then see the newest state.
                 while let Ok(event) = events.try_recv() {
-                    core.handle(event, now);
+                    agent.handle(event, now);
                 }
             }
             None if events.is_closed() => return,
             None => {}
         }
-        if core.ends_with_pods() {
+        if agent.ends_with_pods() {
             ctx.tell_api(News::EndOfAll);
         }
-        core.handle_timeout(now);
-        while let Some(effect) = core.poll_effect(now) {
+        agent.handle_timeout(now);
+        while let Some(effect) = agent.poll_effect(now) {
             hands.carry_out(effect);
         }
-        core.show_calls();
+        agent.show_calls();
         ctx.loop_watch.moved(ctx.clock.now());
     }
 }
@@ -97,26 +97,45 @@ impl Hands {
         let (ctx, sender) = (Rc::clone(&self.ctx), self.sender.clone());
         match effect {
             Effect::Relist => ctx.view.request_status(ctx.clock.now()),
+            Effect::Inspect(pods, relister) => {
+                // It takes one answer a listing.
+                let _ = relister.try_send(pods);
+            }
+            Effect::Record(recording) => self.spawn(async move {
+                let recorded = records::record(&ctx, *recording).await;
+                let _ = sender.send(Event::Recorded(Box::new(recorded))).await;
+            }),
+            Effect::SettleRecords => self.spawn(async move {
+                let waiting = records::settle(&ctx).await;
+                let _ = sender.send(Event::Settled(waiting)).await;
+            }),
+            Effect::KeepShown(uid, shown) => {
+                self.spawn(async move { records::keep_shown(&ctx, &uid, shown).await });
+            }
+            Effect::ForgetOutcomes(uids) => {
+                let (disk, store) = (ctx.disk.clone(), ctx.store.clone());
+                let forget = move || uids.iter().for_each(|uid| outcome::forget(&store, uid));
+                self.spawn(async move { disk.run(forget).await });
+            }
             Effect::TidyDead(uid, id) => {
-                let task = async move { gc::after_death(&ctx, &uid, &id).await };
-                self.executor.spawn(task).detach();
+                self.spawn(async move { gc::after_death(&ctx, &uid, &id).await });
             }
-            Effect::Housekeeping(chores) => {
-                let task = async move {
-                    housekeeping::carry_out(&ctx, *chores).await;
-                    let _ = sender.send(Event::Cleaned).await;
-                };
-                self.executor.spawn(task).detach();
-            }
+            Effect::Housekeeping(chores) => self.spawn(async move {
+                housekeeping::carry_out(&ctx, *chores).await;
+                let _ = sender.send(Event::Cleaned).await;
+            }),
             Effect::Start(start, uid, cancel) => {
                 let (executors, tell) = (Rc::clone(&self.executors), Rc::clone(&self.tell));
-                let task = async move {
+                self.spawn(async move {
                     let outcome = call(&ctx, &executors, start, uid, cancel, tell).await;
                     let _ = sender.send(Event::Done(start.handle, outcome)).await;
-                };
-                self.executor.spawn(task).detach();
+                });
             }
         }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.executor.spawn(task).detach();
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{ctx::Ctx, recorder::Severity};
+use super::{asker::Asker, ctx::Ctx, recorder::Severity};
 use crate::{
     api::{ContainerId, PodUid, cri::PodItem},
     error::chain,
@@ -39,9 +39,9 @@ fn fate(ctx: &Ctx, uid: &PodUid) -> Fate {
 }
 
 /// One pass over everything (GC-01 to GC-06). What fails is tried again in the next; an event of the node tells it (GC-13).
-pub(super) async fn pass(ctx: &Ctx) {
+pub(super) async fn pass(ctx: &Ctx, asker: &Asker) {
     let mut failed = Vec::new();
-    if let Err(e) = try_pass(ctx, &mut failed).await {
+    if let Err(e) = try_pass(ctx, asker, &mut failed).await {
         failed.push(e.to_string());
     }
     if !failed.is_empty() {
@@ -53,9 +53,9 @@ pub(super) async fn pass(ctx: &Ctx) {
     crate::sys::memory::trim();
 }
 
-async fn try_pass(ctx: &Ctx, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+async fn try_pass(ctx: &Ctx, asker: &Asker, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
     let listed = ctx.runtime.list_pods().await?;
-    let ready = ctx.sources_ready();
+    let ready = asker.ask(|agent| agent.sources.are_ready()).await;
     let fate = |uid: &PodUid| fate(ctx, uid);
     let surplus = gc::removable_containers(&listed, &fate, ready, &policy(ctx), ctx.clock.wall());
     let any = !surplus.is_empty();

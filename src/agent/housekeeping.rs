@@ -44,8 +44,8 @@ pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With `search` also at
 /// the disk and the cgroups, which takes a system call for each of a few dozen directories.
-pub(super) fn decide(ctx: &Ctx, search: bool, now: Mono) -> Chores {
-    if !may_run(ctx.sources_ready()) || !ctx.view.may_run_pods(now) {
+pub(super) fn decide(ctx: &Ctx, sources_ready: bool, search: bool, now: Mono) -> Chores {
+    if !may_run(sources_ready) || !ctx.view.may_run_pods(now) {
         return Chores::default();
     }
     // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.

@@ -1,56 +1,86 @@
 //! Rotating the logs of running containers (LOG-06, IGC-04).
 
+use alloc::rc::Rc;
+use core::time::Duration;
 use std::path::PathBuf;
 
-use super::ctx::Ctx;
+use super::{
+    asker::Asker,
+    clock::{Clock, in_step},
+    complaints::Complaints,
+};
 use crate::{
     api::{ContainerId, cri::ContainerState},
-    runtime::log_rotation,
+    runtime::{RuntimeService, log_rotation},
+    sys::lane::Lane,
 };
 
-/// Looks at every running container's log once and rotates what is too large.
-pub(super) async fn pass(ctx: &Ctx) {
-    let limit = ctx.cfg.logs.max_size_bytes;
-    let max_files = usize::try_from(ctx.cfg.logs.max_files).unwrap_or(usize::MAX);
-    let mut running: Vec<(ContainerId, PathBuf)> = Vec::new();
-    for pod in ctx.view.statuses() {
-        let containers = pod.containers.iter();
-        let open =
-            containers.filter(|c| c.state == ContainerState::Running && !c.log_path.is_empty());
-        running.extend(open.map(|c| (c.id.clone(), PathBuf::from(&c.log_path))));
+/// Rotates logs that are too large.
+pub(super) struct LogRotation {
+    pub(super) asker: Asker,
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) disk: Lane,
+    /// Between two looks.
+    pub(super) interval: Duration,
+    /// Above this a log is rotated.
+    pub(super) max_size_bytes: u64,
+    /// Files of a log, the live one included.
+    pub(super) max_files: usize,
+}
+
+impl LogRotation {
+    /// For as long as the agent runs.
+    pub(super) async fn run(self) {
+        loop {
+            let next = in_step(self.clock.now() + self.interval);
+            self.clock.until(next).await;
+            self.pass().await;
+        }
     }
-    let due = ctx.disk.run(move || {
-        let due =
-            |(_, path): &(ContainerId, PathBuf)| log_rotation::is_due(path, limit).unwrap_or(false);
-        running.into_iter().filter(due).collect::<Vec<_>>()
-    });
-    for (id, path) in due.await {
-        let now = ctx.clock.wall();
-        let live = path.clone();
-        let rotated = match ctx
-            .disk
-            .run(move || log_rotation::rotate(&live, max_files, now))
-            .await
-        {
-            Ok(rotated) => rotated,
-            Err(e) => {
-                ctx.complain(&format!(
-                    "container={id} cannot rotate {}: {e}",
-                    path.display()
-                ));
-                continue;
+
+    /// Looks at every running container's log once and rotates what is too large.
+    async fn pass(&self) {
+        let running = self.asker.ask(|agent| {
+            let mut running: Vec<(ContainerId, PathBuf)> = Vec::new();
+            for pod in agent.view().statuses() {
+                let open = pod
+                    .containers
+                    .iter()
+                    .filter(|c| c.state == ContainerState::Running && !c.log_path.is_empty());
+                running.extend(open.map(|c| (c.id.clone(), PathBuf::from(&c.log_path))));
             }
+            running
+        });
+        let (running, limit) = (running.await, self.max_size_bytes);
+        let due = self.disk.run(move || {
+            let due = |(_, path): &(ContainerId, PathBuf)| {
+                log_rotation::is_due(path, limit).unwrap_or(false)
+            };
+            running.into_iter().filter(due).collect::<Vec<_>>()
+        });
+        for (id, path) in due.await {
+            self.rotate(&id, path).await;
+        }
+    }
+
+    async fn rotate(&self, id: &ContainerId, path: PathBuf) {
+        let complain = |what: &str, e: &dyn core::fmt::Display| {
+            let text = format!("container={id} cannot {what} {}: {e}", path.display());
+            self.complaints.complain(&text);
         };
-        if let Err(e) = ctx.runtime.reopen_log(&id).await {
-            ctx.complain(&format!(
-                "container={id} cannot reopen {}: {e}",
-                path.display()
-            ));
+        let (live, max_files, now) = (path.clone(), self.max_files, self.clock.wall());
+        let rotate = move || log_rotation::rotate(&live, max_files, now);
+        let rotated = match self.disk.run(rotate).await {
+            Ok(rotated) => rotated,
+            Err(e) => return complain("rotate", &e),
+        };
+        if let Err(e) = self.runtime.reopen_log(id).await {
+            complain("reopen", &e);
             if let Some(rotated) = rotated {
-                let _ = ctx
-                    .disk
-                    .run(move || log_rotation::undo(&path, &rotated))
-                    .await;
+                let undo = move || log_rotation::undo(&path, &rotated);
+                let _ = self.disk.run(undo).await;
             }
         }
     }

@@ -8,7 +8,9 @@
 //! | `executor` | what carries out the calls of pod workers, step by step |
 //! | `calls` | the calls that run: what they are given, and what the loop makes of their steps |
 //! | `assembly` | what runs the calls, put together once |
-//! | `runtime_view` | what is known of the runtime; its pollers |
+//! | `sources` | pods of all sources on their way in |
+//! | `asker` | how others ask the loop |
+//! | `runtime_view`, `relister` | what is known of the runtime; who reads it |
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `images` | everything that is known of images |
 //! | `probes` | which containers are alive, ready, started |
@@ -29,6 +31,7 @@
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at its flag between steps.
 
 mod admission;
+mod asker;
 mod assembly;
 mod backend;
 mod backoff_store;
@@ -59,6 +62,7 @@ mod probes;
 mod questions;
 mod recorder;
 mod records;
+mod relister;
 mod reset;
 mod ring;
 mod run;
@@ -67,6 +71,7 @@ mod serving;
 #[cfg(test)]
 #[path = "../../tests/sim/mod.rs"]
 mod sim;
+mod sources;
 mod status;
 mod streams;
 mod tasks;

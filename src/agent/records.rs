@@ -1,14 +1,15 @@
-//! Pods of a source on their way to the loop: what the mux has found out is recorded on disk, then told.
+//! Records of pods, written on the disk lane.
+
+use alloc::collections::BTreeMap;
 
 use serde_json::Value;
-use smol::channel::{SendError, Sender};
 
 use super::{
-    core::{ConfigOp, Event},
+    core::ConfigOp,
     ctx::Ctx,
     outcome,
     pod_store::{Header, PodStore, RECORD_VERSION, StoreError},
-    recorder::Severity,
+    sources::Rest,
 };
 use crate::{
     api::{Pod, PodStatus, PodUid, received::ReceivedPod, strict},
@@ -19,37 +20,59 @@ use crate::{
     },
 };
 
-/// Records what changed and tells the loop.
-///
-/// - Returns the pods that could not be recorded. They were left out, and forgotten by the mux, so that they come again.
-/// - Errors: the loop is gone.
-pub(super) async fn take_in(
-    ctx: &Ctx,
-    source: Source,
-    ops: Vec<Op>,
-    events: &Sender<Event>,
-) -> Result<Vec<PodUid>, SendError<Event>> {
-    let mut told = Vec::with_capacity(ops.len());
-    let mut unrecorded = Vec::new();
+/// Pods of a source that are to be recorded.
+pub(super) struct Recording {
+    pub(super) source: Source,
+    pub(super) ops: Vec<Op>,
+    /// What the loop does afterwards.
+    pub(super) rest: Rest,
+}
+
+/// What came of it.
+pub(super) struct Recorded {
+    pub(super) source: Source,
+    /// Pods whose records are on disk.
+    pub(super) told: Vec<ConfigOp>,
+    /// Statuses with which some of these came to their end a boot ago.
+    pub(super) outcomes: BTreeMap<PodUid, PodStatus>,
+    /// Pods that could not be recorded, and why.
+    pub(super) failed: Vec<(Pod, String)>,
+    /// Some records wait for the disk.
+    pub(super) waiting: bool,
+    pub(super) rest: Rest,
+}
+
+/// Records what changed.
+pub(super) async fn record(ctx: &Ctx, recording: Recording) -> Recorded {
+    let Recording { source, ops, rest } = recording;
+    let mut recorded = Recorded {
+        source,
+        told: Vec::with_capacity(ops.len()),
+        outcomes: BTreeMap::new(),
+        failed: Vec::new(),
+        waiting: false,
+        rest,
+    };
     for op in ops {
         let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
             Op::Remove(uids) => {
                 let (store, removed) = (ctx.store.clone(), uids.clone());
                 let forget = move || removed.iter().for_each(|uid| outcome::forget(&store, uid));
                 ctx.disk.run(forget).await;
-                told.push(ConfigOp::Remove(uids));
+                recorded.told.push(ConfigOp::Remove(uids));
                 continue;
             }
             Op::Add(pods) => (pods, ConfigOp::Add),
             Op::Update(pods) | Op::Delete(pods) => (pods, ConfigOp::Update),
             Op::Reconcile(pods) => (pods, ConfigOp::Reconcile),
         };
-        told.push(into(record(ctx, source, pods, &mut unrecorded).await));
+        let pods = write_all(ctx, pods, &mut recorded).await;
+        recorded.told.push(into(pods));
     }
-    if !told.is_empty() {
-        events.send(Event::Config(source, told)).await?;
-    }
-    Ok(unrecorded)
+    let store = ctx.store.clone();
+    let some_wait = move || !store.waiting_pods().is_empty();
+    recorded.waiting = ctx.disk.run(some_wait).await;
+    recorded
 }
 
 /// A record to write.
@@ -65,20 +88,13 @@ struct Job {
     clippy::vec_box,
     reason = "the mux hands them over so: a received pod is large"
 )]
-/// Writes the pods' records on the disk lane. A pod whose record cannot be written is told, and left out. The others count
-/// as arriving until the loop has heard of them.
-async fn record(
-    ctx: &Ctx,
-    source: Source,
-    pods: Vec<Box<ReceivedPod>>,
-    unrecorded: &mut Vec<PodUid>,
-) -> Vec<Pod> {
+/// Writes the pods' records on the disk lane. Returns the pods that have one now.
+async fn write_all(ctx: &Ctx, pods: Vec<Box<ReceivedPod>>, recorded: &mut Recorded) -> Vec<Pod> {
+    let source = recorded.source;
     let mut jobs = Vec::with_capacity(pods.len());
     let mut kept = Vec::with_capacity(pods.len());
     for received in pods {
         let ReceivedPod { pod, raw, .. } = *received;
-        let uid = pod.metadata.uid.clone();
-        ctx.pods.arrives(&uid);
         let header = Header {
             v: RECORD_VERSION,
             source: source.as_str().into(),
@@ -86,7 +102,7 @@ async fn record(
             digest: digest::semantic(&raw),
         };
         jobs.push(Job {
-            uid,
+            uid: pod.metadata.uid.clone(),
             header,
             raw,
             returns: false,
@@ -110,43 +126,25 @@ async fn record(
         })
         .await;
     drop(turns);
-    let store = ctx.store.clone();
-    let waiting = ctx.disk.run(move || !store.waiting_pods().is_empty()).await;
-    ctx.pods.set_records_wait(waiting);
-    let mut recorded = Vec::with_capacity(kept.len());
-    for (mut pod, result) in kept.into_iter().zip(results) {
+    let mut written = Vec::with_capacity(kept.len());
+    for (pod, result) in kept.into_iter().zip(results) {
         match result {
-            Ok(status) => {
-                if let Some(status) = status {
-                    recall(ctx, source, &mut pod, status);
-                }
-                recorded.push(pod);
+            Ok(outcome) => {
+                let uid = || pod.metadata.uid.clone();
+                recorded.outcomes.extend(outcome.map(|o| (uid(), o)));
+                written.push(pod);
             }
             Err(e) => {
-                let uid = &pod.metadata.uid;
-                ctx.pods.arrived(uid);
-                ctx.mux.borrow_mut().forget(source, uid);
                 let message = format!("cannot record the pod: {}", chain(&e));
-                ctx.pod_event(&pod, Severity::Warning, "FailedCreatePodRecord", &message);
-                unrecorded.push(uid.clone());
+                recorded.failed.push((pod, message));
             }
         }
     }
-    recorded
+    written
 }
 
-/// The pod came to its end a boot ago: that is the status it has. The record of a pod of the apiserver keeps what that
-/// shows, so its end is known to the status cache alone, from which it is told.
-pub(super) fn recall(ctx: &Ctx, source: Source, pod: &mut Pod, outcome: PodStatus) {
-    let known = ctx.pods.with_status(&pod.metadata.uid, |_| ()).is_some();
-    if source == Source::Api && !known {
-        let _ = ctx.pods.set_status(pod, outcome.clone(), ctx.clock.wall());
-    }
-    pod.status = outcome;
-}
-
-/// Moves records that wait to the disk, as far as it can be written, and notes whether some still wait.
-pub(super) async fn settle(ctx: &Ctx) {
+/// Moves records that wait to the disk, as far as it can be written. Returns whether some still wait.
+pub(super) async fn settle(ctx: &Ctx) -> bool {
     let store = ctx.store.clone();
     let waiting = ctx.disk.run(move || store.waiting_pods()).await;
     let mut left = false;
@@ -162,7 +160,7 @@ pub(super) async fn settle(ctx: &Ctx) {
         }
         drop(turn);
     }
-    ctx.pods.set_records_wait(left);
+    left
 }
 
 /// Keeps what the API shows of a pod in its record, for the next agent.

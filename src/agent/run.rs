@@ -19,6 +19,7 @@ use smol::LocalExecutor;
 
 use super::{
     admission,
+    asker::Asker,
     backend::{self, LocalBackend},
     backoff_store,
     clock::{Clock, SystemClock},
@@ -28,19 +29,19 @@ use super::{
     ctx::{Ctx, Parts, Shared},
     event_loop, executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage},
-    manifests,
+    log_rotation::LogRotation,
+    manifests::{Manifests, RULES},
     metrics::{self, Metrics},
     neighbours,
     node::{self, Node},
     pods, pollers, probes,
     recorder::Severity,
-    runtime_view,
     serving::{self, Reviews},
-    tasks::boxed,
+    tasks::{Task, boxed},
     vitals::LoopWatch,
 };
 use crate::{
-    api::oci::HostFacts,
+    api::{Mono, oci::HostFacts},
     cgroup::{Cgroups, Version},
     config::{self, Config},
     error::chain,
@@ -52,6 +53,7 @@ use crate::{
         runc::{self, store_images::StoreImages},
     },
     server::{Listener, backend::Backend},
+    source::{ManifestDir, Poller},
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
 };
@@ -325,6 +327,7 @@ async fn serve(
 ) -> Result<Exit, StartError> {
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
+    let asker = Asker::new(sender.clone());
     let (ctx, store) = assemble(cfg, proxies, relist).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&ctx.cfg.dirs.socket).map_err(|e| {
@@ -335,9 +338,10 @@ async fn serve(
     })?;
     let (commands, asked) = smol::channel::bounded(4);
     let backend: Rc<dyn Backend> = Rc::new(LocalBackend {
-        agent: Rc::clone(&ctx) as _,
+        agent: asker.clone(),
+        recorder: Rc::clone(&ctx.recorder),
         node: Rc::clone(&ctx.node),
-        metrics: metrics(&ctx),
+        metrics: metrics(&ctx, asker.clone()),
         store: ctx.store.clone(),
         clock: Rc::clone(&ctx.clock),
         runtime: Rc::clone(&ctx.runtime),
@@ -358,7 +362,7 @@ async fn serve(
             started: ctx.started,
         },
     });
-    let served = served_parts(&ctx, Rc::clone(&backend));
+    let served = served_parts(&ctx, asker.clone(), Rc::clone(&backend));
     let served = serving::prepare(served, &executor).map_err(usage)?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
@@ -367,16 +371,9 @@ async fn serve(
         Rc::clone(&ctx.clock),
         Rc::clone(&ctx.recorder),
     )));
-    spawn(boxed(runtime_view::poll_conditions(
-        Rc::clone(&ctx),
-        sender.clone(),
-    )));
-    spawn(boxed(runtime_view::poll_pods(
-        Rc::clone(&ctx),
-        relist_asked,
-        sender.clone(),
-    )));
-    spawn(boxed(manifests::poll(Rc::clone(&ctx), sender.clone())));
+    let read = pollers::tasks(&ctx, relist_asked, &sender);
+    read.into_iter().for_each(spawn);
+    manifests(&ctx, &sender).into_iter().for_each(spawn);
     let directory = ImageDirectory {
         images: Rc::clone(&ctx.images),
         store: store.clone(),
@@ -398,13 +395,8 @@ async fn serve(
         }),
     );
     spawn(boxed(garbage.run()));
-    spawn(boxed(pollers::housekeeping(
-        Rc::clone(&ctx),
-        sender.clone(),
-    )));
-    spawn(boxed(pollers::container_gc(Rc::clone(&ctx))));
-    spawn(boxed(pollers::log_rotation(Rc::clone(&ctx))));
-    let driver = probe_driver(&ctx, sender.clone());
+    spawn(boxed(log_rotation(&ctx, asker.clone()).run()));
+    let driver = probe_driver(&ctx, asker, sender.clone());
     driver.recall();
     spawn(boxed(driver.run(Rc::clone(&executor))));
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
@@ -471,7 +463,7 @@ async fn watchdog(
 }
 
 /// What figures are read with.
-pub(super) fn metrics(ctx: &Shared) -> Metrics {
+pub(super) fn metrics(ctx: &Ctx, agent: Asker) -> Metrics {
     Metrics::new(metrics::Tools {
         clock: Rc::clone(&ctx.clock),
         runtime: Rc::clone(&ctx.runtime),
@@ -484,7 +476,8 @@ pub(super) fn metrics(ctx: &Shared) -> Metrics {
         loop_watch: ctx.loop_watch.clone(),
         heap: ctx.heap.clone(),
         complaints: Rc::clone(&ctx.complaints),
-        agent: Rc::clone(ctx) as _,
+        agent,
+        objects: ctx.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
         settings: metrics::Settings {
             root_dir: ctx.cfg.dirs.root.clone(),
             cgroup_root: ctx.cfg.cgroup.root.clone(),
@@ -496,7 +489,7 @@ pub(super) fn metrics(ctx: &Shared) -> Metrics {
 }
 
 /// What the node's server is put together from.
-fn served_parts(ctx: &Shared, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
+fn served_parts(ctx: &Shared, asker: Asker, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
     let issuing = Rc::clone(ctx);
     serving::Parts {
         cfg: &ctx.cfg.server,
@@ -521,21 +514,58 @@ fn served_parts(ctx: &Shared, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
                 // Only a member of a cluster has somebody to ask.
                 return boxed(core::future::ready(()));
             };
-            let node = Rc::new(OwnNode(Rc::clone(&issuing)));
+            let node = Rc::new(OwnNode {
+                ctx: Rc::clone(&issuing),
+                asker: asker.clone(),
+            });
             cluster.serving_certificate(&issuing.cfg, issuing.cluster_tools(), node, shown)
         }),
         backend,
     }
 }
 
+/// What reads the manifest directory, if there is one.
+fn manifests(ctx: &Ctx, events: &smol::channel::Sender<Event>) -> Option<Task> {
+    let path = ctx.cfg.dirs.manifests.clone()?;
+    let dir = ManifestDir::new(path, ctx.node.name.clone(), RULES);
+    let manifests = Manifests {
+        poller: Poller::new(dir, ctx.cfg.times.file_check, ctx.cfg.doorbells),
+        clock: Rc::clone(&ctx.clock),
+        disk: ctx.disk.clone(),
+        events: events.clone(),
+    };
+    Some(boxed(manifests.run()))
+}
+
+fn log_rotation(ctx: &Ctx, asker: Asker) -> LogRotation {
+    let logs = &ctx.cfg.logs;
+    LogRotation {
+        asker,
+        runtime: Rc::clone(&ctx.runtime),
+        clock: Rc::clone(&ctx.clock),
+        complaints: Rc::clone(&ctx.complaints),
+        disk: ctx.disk.clone(),
+        interval: logs.monitor_interval,
+        max_size_bytes: logs.max_size_bytes,
+        max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
+    }
+}
+
 /// What drives the probes.
-pub(super) fn probe_driver(ctx: &Shared, events: smol::channel::Sender<Event>) -> probes::Driver {
+pub(super) fn probe_driver(
+    ctx: &Ctx,
+    agent: Asker,
+    events: smol::channel::Sender<Event>,
+) -> probes::Driver {
     probes::Driver {
         probes: Rc::clone(&ctx.probes),
         clock: Rc::clone(&ctx.clock),
         runtime: Rc::clone(&ctx.runtime),
         wire: Rc::clone(&ctx.wire),
-        pods: Rc::clone(ctx) as _,
+        agent,
+        store: ctx.store.clone(),
+        disk: ctx.disk.clone(),
+        recorder: Rc::clone(&ctx.recorder),
         tell: Box::new(move |probed| {
             let events = events.clone();
             Box::pin(async move { events.send(Event::Probed(probed)).await.is_ok() })
@@ -549,7 +579,7 @@ pub(super) fn probe_driver(ctx: &Shared, events: smol::channel::Sender<Event>) -
 async fn assemble(
     cfg: Config,
     proxies: ProxyVariables,
-    relist: smol::channel::Sender<()>,
+    relist: smol::channel::Sender<Mono>,
 ) -> Result<(Shared, StoreImages), StartError> {
     let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {

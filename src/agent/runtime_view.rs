@@ -1,20 +1,14 @@
 //! What the agent knows of the runtime: its conditions, the pods it last listed, and whether either is fresh enough to act on.
 //!
 //! Owns the relist's records and the cache of statuses (`logic::pleg`, `logic::runtime_cache`), the list of running pods and
-//! the gate. The pollers below fill it; everybody else asks. Bounded by what the runtime lists.
+//! the gate. The loop hands it what `relister` has read; everybody else asks. Bounded by what the runtime lists.
 
 use alloc::rc::Rc;
-use core::{
-    cell::{Cell, RefCell},
-    time::Duration,
-};
+use core::cell::RefCell;
 
-use smol::{
-    channel::{Receiver, Sender},
-    future::FutureExt as _,
-};
+use smol::channel::Sender;
 
-use super::{clock::in_step, core::Event, ctx::Shared};
+use super::relister::{Inspection, Listing};
 use crate::{
     api::{
         ContainerId, Mono, PodUid,
@@ -27,13 +21,6 @@ use crate::{
     },
 };
 
-/// Time between the end of a relist and the next one (PLEG-01).
-const RELIST_INTERVAL: Duration = Duration::from_secs(1);
-/// At the sound of doorbells relists follow each other no faster than this.
-const RELIST_MIN_GAP: Duration = Duration::from_millis(3);
-/// Time between reads of the runtime's conditions (LOOP-03).
-const STATUS_INTERVAL: Duration = Duration::from_secs(5);
-
 /// See the module's words.
 #[derive(Debug)]
 pub(super) struct RuntimeView {
@@ -41,22 +28,28 @@ pub(super) struct RuntimeView {
     cache: RefCell<RuntimeCache>,
     running: RefCell<RunningPods>,
     gate: RefCell<RuntimeGate>,
-    /// Asks the poller for a relist now; a full channel means one is asked for already.
-    relist: Sender<()>,
-    /// A worker waits for a status newer than this.
-    waiting: Cell<Option<Mono>>,
+    /// Asks for a relist that begins later than this; a full channel means one is asked for already.
+    relist: Sender<Mono>,
+}
+
+/// What a listing showed.
+#[derive(Debug)]
+pub(super) enum Listed {
+    /// These pods differ and are to be read, sorted by UID; never none.
+    Differs(Vec<PodUid>),
+    /// Nothing that must be read; this happened all the same.
+    Complete(Vec<pleg::Event>),
 }
 
 impl RuntimeView {
-    /// A runtime that was not asked yet. `relist` reaches [`relist`], the poller.
-    pub(super) fn new(relist: Sender<()>) -> Self {
+    /// A runtime that was not asked yet. `relist` reaches the [`Relister`](super::relister::Relister).
+    pub(super) fn new(relist: Sender<Mono>) -> Self {
         Self {
             pleg: RefCell::default(),
             cache: RefCell::default(),
             running: RefCell::default(),
             gate: RefCell::default(),
             relist,
-            waiting: Cell::new(None),
         }
     }
 
@@ -132,6 +125,11 @@ impl RuntimeView {
         self.pleg.borrow().counts()
     }
 
+    /// Events that found no room, in all.
+    pub(super) fn discarded(&self) -> u64 {
+        self.pleg.borrow().discarded()
+    }
+
     /// When the last successful relist began.
     pub(super) fn last_relist(&self) -> Option<Mono> {
         self.pleg.borrow().last_relist()
@@ -169,16 +167,48 @@ impl RuntimeView {
     /// Asks for a relist soon: something was changed at the runtime.
     pub(super) fn request_relist(&self) {
         // Full: one is on its way already.
-        let _ = self.relist.try_send(());
+        let _ = self.relist.try_send(Mono(0));
     }
 
     /// Asks for a relist that begins after `now`: a worker waits for its outcome.
     pub(super) fn request_status(&self, now: Mono) {
-        self.waiting.set(Some(now));
-        self.request_relist();
+        let _ = self.relist.force_send(now);
     }
 
-    fn take_status(&self, status: RuntimeStatus, now: Mono) {
+    /// The runtime was listed.
+    pub(super) fn listed(&self, listing: &Listing) -> Listed {
+        let (mut pleg, mut cache) = (self.pleg.borrow_mut(), self.cache.borrow_mut());
+        self.running.borrow_mut().set(&listing.pods, listing.begun);
+        let differs = pleg.listed(&listing.pods, &mut cache, listing.begun);
+        if !differs.is_empty() {
+            return Listed::Differs(differs);
+        }
+        cache.set_time(listing.begun);
+        Listed::Complete(core::iter::from_fn(|| pleg.poll_event()).collect())
+    }
+
+    /// The pods that differed were read. Returns what happened, in order. What belongs to a listing before the last one is no
+    /// news: those pods were named again.
+    pub(super) fn inspected(&self, inspection: Inspection) -> Vec<pleg::Event> {
+        let (mut pleg, mut cache) = (self.pleg.borrow_mut(), self.cache.borrow_mut());
+        let Inspection {
+            begun,
+            wall,
+            statuses,
+        } = inspection;
+        if pleg.last_relist() != Some(begun) {
+            return Vec::new();
+        }
+        for (uid, status) in statuses {
+            let seen = Seen { at: begun, wall };
+            pleg.inspected(&uid, status, &mut cache, seen);
+        }
+        cache.set_time(begun);
+        core::iter::from_fn(|| pleg.poll_event()).collect()
+    }
+
+    /// The runtime's conditions were read.
+    pub(super) fn take_status(&self, status: RuntimeStatus, now: Mono) {
         let mut gate = self.gate.borrow_mut();
         tell_change(gate.status(), &status);
         gate.on_status(status, now);
@@ -202,95 +232,5 @@ fn tell_change(before: Option<&RuntimeStatus>, status: &RuntimeStatus) {
             (false, true) => log::info!("{name} is ready"),
             (false, false) => log::warn!("{name} is not ready: {}: {}", now.reason, now.message),
         }
-    }
-}
-
-/// Reads the runtime's conditions, and tells the log when they change.
-pub(super) async fn poll_conditions(ctx: Shared, events: Sender<Event>) {
-    loop {
-        match ctx.runtime.status().await {
-            Ok(status) => ctx.view.take_status(status, ctx.clock.now()),
-            Err(e) => ctx.complain(&format!("cannot read the runtime's status: {e}")),
-        }
-        if events.send(Event::RuntimeStatus).await.is_err() {
-            return;
-        }
-        let next = in_step(ctx.clock.now() + STATUS_INTERVAL);
-        ctx.clock.until(next).await;
-    }
-}
-
-/// Relists the runtime, as fast as its doorbell rings and at least every second (PLEG-01). Reads each pod that changed,
-/// so that an event finds a status at least as new in the cache (PLEG-07).
-pub(super) async fn poll_pods(ctx: Shared, asked: Receiver<()>, events: Sender<Event>) {
-    loop {
-        relist(&ctx, &events).await;
-        let ended = ctx.clock.now();
-        let tick = ctx.clock.until(in_step(ended + RELIST_INTERVAL));
-        let ring = async {
-            if ctx.cfg.doorbells {
-                ctx.runtime.doorbell().await;
-            } else {
-                core::future::pending().await
-            }
-        };
-        let ask = async { _ = asked.recv().await };
-        tick.or(ring).or(ask).await;
-        // A doorbell goes on ringing and a question stays in its channel: neither is lost by waiting here.
-        let gap = ended + RELIST_MIN_GAP;
-        if ctx.clock.now() < gap {
-            ctx.clock.until(gap).await;
-        }
-        // Whoever asked meanwhile is served by the relist that begins now.
-        while asked.try_recv().is_ok() {}
-    }
-}
-
-async fn relist(ctx: &Shared, events: &Sender<Event>) {
-    let view = &ctx.view;
-    // Taken before the listing: who asks during it is served by the next one.
-    let waiting = view.waiting.take();
-    if let Some(asked) = waiting {
-        // A listing of the same millisecond would not count as newer.
-        ctx.clock.until(asked + Duration::from_millis(1)).await;
-    }
-    let begun = ctx.clock.now();
-    let before = view.last_relist();
-    // 0 is the time of what was never listed.
-    let (stamp, wall) = (begun.max(Mono(1)), ctx.clock.wall());
-    let listed = match ctx.runtime.list_pods().await {
-        Ok(listed) => listed,
-        Err(e) => {
-            // No listing is no news: whoever waits goes on waiting.
-            ctx.complain(&format!("relist: {e}"));
-            view.waiting.set(view.waiting.get().max(waiting));
-            return;
-        }
-    };
-    view.running.borrow_mut().set(&listed, stamp);
-    let changed = {
-        let (mut pleg, mut cache) = (view.pleg.borrow_mut(), view.cache.borrow_mut());
-        pleg.listed(&listed, &mut cache, stamp)
-    };
-    drop(listed);
-    for uid in changed {
-        let status = ctx.runtime.pod_status(&uid).await;
-        let status = status.map_err(|e| e.to_string());
-        let seen = Seen { at: stamp, wall };
-        let (mut pleg, mut cache) = (view.pleg.borrow_mut(), view.cache.borrow_mut());
-        pleg.inspected(&uid, status, &mut cache, seen);
-    }
-    view.cache.borrow_mut().set_time(stamp);
-    let (happened, discarded) = {
-        let mut pleg = view.pleg.borrow_mut();
-        let happened: Vec<pleg::Event> = core::iter::from_fn(|| pleg.poll_event()).collect();
-        (happened, pleg.discarded())
-    };
-    let (took, gap) = (ctx.clock.now() - begun, before.map(|before| begun - before));
-    ctx.counters
-        .count(|c| c.relisted(took, gap, wall, discarded));
-    // Sent even when nothing happened: calls may wait for a status newer than their last end.
-    if !happened.is_empty() || waiting.is_some() {
-        let _ = events.send(Event::Relisted(happened)).await;
     }
 }

@@ -7,12 +7,11 @@ use serde_json::Value;
 
 use crate::{
     api::{
-        Mono, Node, Pod, PodStatus, PodUid,
+        Node, PodStatus, PodUid,
         received::{Delivered, ReceivedPod},
     },
     logic::{
         mirror::{FullName, Mirrors},
-        mux::{Merged, Op},
         node::{Applied, NodeEvent},
         status_writer::Truths,
     },
@@ -41,7 +40,7 @@ pub(super) struct StaticPod<'a> {
     pub(super) ends: bool,
 }
 
-/// The agent's pods.
+/// The agent's pods, in one turn of its loop.
 pub(super) trait PodsView {
     /// What is known of a pod; `None`: it is not configured.
     fn configured(&self, uid: &PodUid) -> Option<Configured>;
@@ -64,45 +63,73 @@ pub(super) trait PodsView {
     /// Whether a static pod of that name is on its way out.
     fn is_static_ending(&self, name: &FullName) -> bool;
 
-    /// Has the pod synced now.
-    fn resync(&self, uid: &PodUid, now: Mono);
+    /// Whether every configured source has reported and was handled.
+    fn sources_ready(&self) -> bool;
+}
+
+/// A look at the agent's pods.
+pub(super) type Look = Box<dyn FnOnce(&dyn PodsView)>;
+
+/// Asks the loop for looks at pods. Nothing comes any more once that has ended.
+pub(super) trait AskPods {
+    /// Has the loop call `look`.
+    fn show(&self, look: Look) -> Later<'_, ()>;
+
+    /// Has the loop sync pods now.
+    fn resync(&self, uids: Vec<PodUid>) -> Later<'_, ()>;
+}
+
+impl dyn AskPods {
+    /// What `look` finds.
+    pub(super) async fn look<T: 'static>(
+        &self,
+        look: impl FnOnce(&dyn PodsView) -> T + 'static,
+    ) -> T {
+        let (found, answer) = smol::channel::bounded(1);
+        let look = move |pods: &dyn PodsView| _ = found.try_send(look(pods));
+        self.show(Box::new(look)).await;
+        match answer.recv().await {
+            Ok(found) => found,
+            Err(_) => core::future::pending().await,
+        }
+    }
 }
 
 /// The loop is over, and with it the agent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoopEnded;
 
-/// Where pods of the API go: compared with what is known of all sources, recorded on disk, told to the loop.
-pub(super) trait Intake {
+/// What became of pods that were handed to the agent.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Named as unchanged, and nobody knows them: they are to be read anew.
+    pub(super) unknown: Vec<PodUid>,
+    /// Left out, for they could not be recorded.
+    pub(super) unrecorded: Vec<PodUid>,
+}
+
+/// News of the API's pods. They are compared with what is known of all sources, recorded on disk, and acted upon.
+pub(super) enum Change {
     /// A pod was read.
-    fn read(&self, pod: Box<ReceivedPod>) -> Merged;
-
+    Read(Box<ReceivedPod>),
     /// A pod is gone.
-    fn gone(&self, uid: PodUid) -> Merged;
-
+    Gone(PodUid),
     /// These are all there are.
-    fn complete(&self, all: Vec<Delivered>) -> Merged;
+    All(Vec<Delivered>),
+    /// A pod is on disk, with the status it came to its end with. Another may have its name still: then it is left out,
+    /// which counts as unrecorded.
+    OnDisk(Box<ReceivedPod>, Option<PodStatus>),
+    /// All that are on disk were told.
+    AllOnDisk,
+}
 
-    /// Records what changed and tells the loop. Returns the pods that could not be recorded.
-    fn take_in(&self, ops: Vec<Op>) -> Later<'_, Result<Vec<PodUid>, LoopEnded>>;
-
-    /// A pod that is on disk, with the status it came to its end with. `None`: another has its name still.
-    fn restore(&self, received: Box<ReceivedPod>, outcome: Option<PodStatus>) -> Option<Pod>;
-
-    /// Tells the loop of pods that were restored.
-    fn tell_restored(&self, pods: Vec<Pod>) -> Later<'_, Result<(), LoopEnded>>;
+/// Where news of the API's pods goes.
+pub(super) trait Intake {
+    /// Hands it to the loop; comes back when it is recorded, and acted upon.
+    fn deliver(&self, change: Change) -> Later<'_, Result<Taken, LoopEnded>>;
 
     /// Keeps what the API shows of a pod in its record, for the next agent.
     fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()>;
-
-    /// Whether records wait for the disk, and nobody who reads manifests sees to them.
-    fn has_waiting_records(&self) -> bool;
-
-    /// Moves records that wait to the disk, as far as it can be written.
-    fn settle_records(&self) -> Later<'_, ()>;
-
-    /// Whether every configured source has reported and was handled.
-    fn sources_ready(&self) -> bool;
 
     /// Ends the agent.
     fn end_agent(&self) -> Later<'_, ()>;
@@ -123,7 +150,7 @@ pub(super) trait NodeView {
     fn gather(&self) -> Later<'_, Box<dyn Gathered>>;
 
     /// Whether the node is ready. Cheap.
-    fn is_ready(&self) -> bool;
+    fn is_ready(&self) -> Later<'_, bool>;
 
     /// The Node without its images, as the apiserver last had it; `None` until it was read.
     fn known(&self) -> Option<Node>;

@@ -221,7 +221,7 @@ pub trait Backend: Streaming {
     /// JSON, for they keep what is not modelled.
     fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<serde_json::Value>>;
     /// Pods with containers that run, as the runtime has them; sorted by uid.
-    fn running_pods(&self) -> Vec<RunningPod>;
+    fn running_pods(&self) -> Reply<'_, Vec<RunningPod>>;
     /// Names of the containers of a pod's spec, of all kinds.
     fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>>;
     /// The configuration in force, as the JSON of a `KubeletConfiguration`.
@@ -231,15 +231,15 @@ pub trait Backend: Streaming {
     /// Since when the agent runs.
     fn uptime(&self) -> Uptime;
     /// How the agent is.
-    fn health(&self) -> Health;
+    fn health(&self) -> Reply<'_, Health>;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
     fn events(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
-    fn config_maps(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
+    fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
-    fn secrets(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
+    fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// What the loop lately heard and did, one JSON object a line.
-    fn dump(&self) -> String;
+    fn dump(&self) -> Reply<'_, String>;
     /// Figures of the agent, or of what runs.
     fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
     /// The Node object.
@@ -253,7 +253,7 @@ pub trait Backend: Streaming {
         previous: bool,
     ) -> Reply<'a, LogTarget>;
     /// Whether an instance still runs, so that a followed log goes on.
-    fn is_running(&self, id: &ContainerId) -> bool;
+    fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool>;
     /// All images.
     fn images(&self) -> Reply<'_, Vec<crate::api::cri::Image>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.

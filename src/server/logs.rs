@@ -49,7 +49,7 @@ pub(super) async fn stream(
             Chunk::Limit => return stream.finish().await.map(Ok),
             Chunk::End if !follow || ended => return stream.finish().await.map(Ok),
             Chunk::End => {
-                if backend.is_running(&target.id) {
+                if backend.is_running(&target.id).await.unwrap_or(false) {
                     let pause = async {
                         async_io::Timer::after(FOLLOW_INTERVAL).await;
                         false

@@ -70,10 +70,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
                 .await;
             list(connection, "PodList", pods).await
         }
-        ("GET", ["debug", "dump"]) => text(connection, Ok(backend.dump())).await,
+        ("GET", ["debug", "dump"]) => text(connection, backend.dump().await).await,
         ("GET", ["health"]) => {
-            let health = crate::api::strict::to_value(&backend.health());
-            json(connection, Ok(health.unwrap_or_default())).await
+            let shown = |health| crate::api::strict::to_value(&health).unwrap_or_default();
+            json(connection, backend.health().await.map(shown)).await
         }
         ("GET", ["events"]) => {
             let events = backend.events(request.param("namespace").filter(|n| !n.is_empty()));
@@ -81,16 +81,13 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         }
         ("GET", ["configmaps"]) => {
             let namespace = request.param("namespace").filter(|n| !n.is_empty());
-            list(
-                connection,
-                "ConfigMapList",
-                Ok(backend.config_maps(namespace)),
-            )
-            .await
+            let maps = backend.config_maps(namespace).await;
+            list(connection, "ConfigMapList", maps).await
         }
         ("GET", ["secrets"]) => {
             let namespace = request.param("namespace").filter(|n| !n.is_empty());
-            list(connection, "SecretList", Ok(backend.secrets(namespace))).await
+            let secrets = backend.secrets(namespace).await;
+            list(connection, "SecretList", secrets).await
         }
         ("GET", ["node"]) => {
             let node = backend.node().await;

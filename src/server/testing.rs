@@ -105,11 +105,12 @@ impl Backend for FakeBackend {
         Box::pin(async { Ok(vec![json!({ "metadata": { "name": "p" } })]) })
     }
 
-    fn running_pods(&self) -> Vec<RunningPod> {
-        vec![RunningPod {
+    fn running_pods(&self) -> Reply<'_, Vec<RunningPod>> {
+        let pod = RunningPod {
             name: "running".into(),
             ..RunningPod::default()
-        }]
+        };
+        Box::pin(async { Ok(vec![pod]) })
     }
 
     fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>> {
@@ -134,24 +135,24 @@ impl Backend for FakeBackend {
         }
     }
 
-    fn health(&self) -> Health {
-        Health::default()
+    fn health(&self) -> Reply<'_, Health> {
+        unused()
     }
 
     fn events(&self, _: Option<&str>) -> Vec<Value> {
         Vec::new()
     }
 
-    fn config_maps(&self, _: Option<&str>) -> Vec<Value> {
-        Vec::new()
+    fn config_maps(&self, _: Option<&str>) -> Reply<'_, Vec<Value>> {
+        unused()
     }
 
-    fn secrets(&self, _: Option<&str>) -> Vec<Value> {
-        Vec::new()
+    fn secrets(&self, _: Option<&str>) -> Reply<'_, Vec<Value>> {
+        unused()
     }
 
-    fn dump(&self) -> String {
-        String::new()
+    fn dump(&self) -> Reply<'_, String> {
+        unused()
     }
 
     fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
@@ -181,8 +182,8 @@ impl Backend for FakeBackend {
         })
     }
 
-    fn is_running(&self, _: &ContainerId) -> bool {
-        false
+    fn is_running<'a>(&'a self, _: &'a ContainerId) -> Reply<'a, bool> {
+        Box::pin(async { Ok(false) })
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {

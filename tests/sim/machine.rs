@@ -22,11 +22,12 @@ use super::{
         cluster_views,
         core::{Command, Event},
         ctx::Shared,
-        event_loop, manifests, pollers, runtime_view,
+        event_loop, manifests, pollers,
         tests::{
             api::Link,
             world::{Hands, IMAGE, MANY_ANSWERS, NODE, Template},
         },
+        views::Taken,
     },
     control::{Control, NEW_IMAGE},
     counts::{Counts, What},
@@ -79,9 +80,7 @@ struct Agent {
     events: Sender<Event>,
     /// Events on their way, by the time at which they arrive.
     on_the_way: BTreeMap<(Mono, u64), Event>,
-    /// The source keeps its order.
-    last_config: Mono,
-    /// So does each call of a worker.
+    /// Each call of a worker keeps its order.
     last_steps: BTreeMap<Handle, Mono>,
     source: Sender<Snapshot>,
     /// The source must read everything again.
@@ -243,21 +242,11 @@ impl Machine {
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
             async move { event_loop::run(ctx, executor, queue, events).await }
         });
-        let (status, housekeeping) = (Rc::clone(&ctx), Rc::clone(&ctx));
-        let (relists, garbage) = (Rc::clone(&ctx), Rc::clone(&ctx));
-        executor
-            .spawn(runtime_view::poll_conditions(status, events.clone()))
-            .detach();
-        executor
-            .spawn(runtime_view::poll_pods(relists, asked, events.clone()))
-            .detach();
-        executor
-            .spawn(pollers::housekeeping(housekeeping, events.clone()))
-            .detach();
-        executor.spawn(pollers::container_gc(garbage)).detach();
+        for task in pollers::tasks(&ctx, asked, &events) {
+            executor.spawn(task).detach();
+        }
         executor
             .spawn(deliver_all(
-                Rc::clone(&ctx),
                 snapshots,
                 events.clone(),
                 Rc::clone(&read_again),
@@ -278,7 +267,6 @@ impl Machine {
             inbox,
             events,
             on_the_way: BTreeMap::new(),
-            last_config: Mono(0),
             last_steps: BTreeMap::new(),
             source,
             read_again,
@@ -392,29 +380,23 @@ impl Machine {
             let random = &mut tamper.random;
             let losable = matches!(
                 event,
-                Event::Relisted(_) | Event::RuntimeStatus | Event::Housekeeping
+                Event::Listed(_) | Event::Inspected(_) | Event::Conditions(_) | Event::Housekeeping
             );
             if losable && random.percent(tamper.lost) {
                 self.counts.saw(What::EventLost);
                 continue;
             }
-            if let Event::Relisted(what) = &event
-                && random.percent(tamper.doubled)
-            {
+            if matches!(event, Event::Housekeeping) && random.percent(tamper.doubled) {
                 self.counts.saw(What::EventDoubled);
                 self.sequence += 1;
                 let at = now + Duration::from_millis(random.below(tamper.late_ms));
-                let again = Event::Relisted(what.clone());
+                let again = Event::Housekeeping;
                 agent.on_the_way.insert((at, self.sequence), again);
             }
             let mut at = now;
             if random.percent(tamper.late) {
                 self.counts.saw(What::EventLate);
                 at = at + Duration::from_millis(random.below(tamper.late_ms));
-            }
-            if matches!(event, Event::Config(..) | Event::ObjectsChanged) {
-                at = at.max(agent.last_config);
-                agent.last_config = at;
             }
             if let Event::Step(call, _) | Event::Done(call, _) = &event {
                 // What a call tells arrives in its order, and before its end.
@@ -888,14 +870,13 @@ fn visible(files: &BTreeMap<u8, (Manifest, Rc<ReceivedPod>)>) -> Vec<(u8, &Rc<Re
 }
 
 async fn deliver_all(
-    ctx: Shared,
     snapshots: Receiver<Snapshot>,
     events: Sender<Event>,
     read_again: Rc<Cell<bool>>,
 ) {
     while let Ok(snapshot) = snapshots.recv().await {
-        match manifests::deliver(&ctx, snapshot, &events).await {
-            Ok(delivery) => read_again.set(delivery.unknown || delivery.unrecorded),
+        match manifests::deliver(snapshot, &events).await {
+            Ok(taken) => read_again.set(taken != Taken::default()),
             Err(_) => return,
         }
     }

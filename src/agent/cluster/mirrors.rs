@@ -14,7 +14,7 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         pod_store::{PodStore, StoreError},
-        views::{Intake, PodsView},
+        views::AskPods,
     },
     api::{Mono, Pod, PodUid},
     error::chain,
@@ -37,8 +37,7 @@ pub(super) struct MirrorKeeper {
     pub(super) disk: Lane,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
-    pub(super) pods: Rc<dyn PodsView>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) pods: Rc<dyn AskPods>,
 }
 
 impl MirrorKeeper {
@@ -50,7 +49,9 @@ impl MirrorKeeper {
             let mut next = Mono(u64::MAX);
             while self.api_pods.has_completed() {
                 let now = self.clock.now();
-                match self.writer.next_mirror(&*self.pods, &*self.intake, now) {
+                let writer = Rc::clone(&self.writer);
+                let next_mirror = self.pods.look(move |pods| writer.next_mirror(pods, now));
+                match next_mirror.await {
                     Ok(work) => self.carry_out(work).await,
                     Err(at) => {
                         next = at;

@@ -50,7 +50,7 @@ use super::{
     pod_store::{Header, PodStore},
     recorder::Recorder,
     tasks::{Spawner, Task, boxed},
-    views::{Intake, NodeView, PodsView},
+    views::{AskPods, Intake, NodeView},
 };
 use crate::{
     api::{Mono, Pod, PodStatus, PodUid, Wall, node::NodeCondition},
@@ -69,7 +69,7 @@ use crate::{
 };
 pub(super) use join::{JoinError, Joined, join};
 pub(super) use nfs::{Share, mount as mount_nfs, unmount as unmount_nfs};
-pub(super) use objects::{KnownVolume, Loaded, Objects};
+pub(super) use objects::{Loaded, Objects};
 pub(super) use writer::{ApiWriter, News};
 
 use api_pods::ApiPods;
@@ -133,7 +133,7 @@ pub(super) struct Surroundings {
     pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<PodStatus>,
     /// Tells one boot from another.
     pub(super) boot_id: String,
-    pub(super) pods: Rc<dyn PodsView>,
+    pub(super) pods: Rc<dyn AskPods>,
     pub(super) node: Rc<dyn NodeView>,
     pub(super) intake: Rc<dyn Intake>,
 }
@@ -365,7 +365,6 @@ impl Cluster {
             writer: writer(),
             api_pods: api_pods(),
             pods: pods(),
-            intake: intake(),
         };
         let now = tools.clock.now();
         let (per_second, burst) = cfg.cluster.event_qps;
@@ -381,7 +380,6 @@ impl Cluster {
         let objects = ObjectKeeper {
             objects: Rc::clone(&self.objects),
             pods: pods(),
-            intake: intake(),
         };
         let mut tasks = vec![boxed(Rc::clone(&keeper).run()), boxed(lease.run())];
         if follows_cidrs {

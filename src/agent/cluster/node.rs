@@ -128,7 +128,7 @@ impl NodeKeeper {
     async fn look_often(&self, started: Mono, next: Mono) -> bool {
         loop {
             let now = self.now();
-            let is_ready = self.own.is_ready();
+            let is_ready = self.own.is_ready().await;
             match node::fast_round(now - started, self.member.is_ready(), is_ready) {
                 Fast::Send => return false,
                 Fast::Over => {

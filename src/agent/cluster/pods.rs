@@ -32,15 +32,12 @@ use crate::{
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
-        views::{Intake, LoopEnded, PodsView},
+        views::{AskPods, Change, Intake, LoopEnded, Taken},
     },
     api::{Mono, PodUid, received::Delivered},
     error::chain,
     kube::{Api, Doorbell, KubeLanes, Rung, WatchEnd, WatchOptions},
-    logic::{
-        api_poll::{Ask, BellEnd, Failure, Item, List, Ticket, Verdict},
-        mux::Merged,
-    },
+    logic::api_poll::{Ask, BellEnd, Failure, Item, List, Ticket, Verdict},
 };
 
 /// A watch ends after this time, a little before a list would be due all the same.
@@ -143,7 +140,7 @@ pub(super) struct PodPoller {
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
-    pub(super) pods: Rc<dyn PodsView>,
+    pub(super) pods: Rc<dyn AskPods>,
     pub(super) intake: Rc<dyn Intake>,
     pub(super) course: Course,
 }
@@ -155,8 +152,6 @@ pub(super) struct Course {
     unrecorded: BTreeMap<PodUid, Mono>,
     /// When the watch began.
     watching_since: Mono,
-    /// When records that wait for the disk are looked at next.
-    settle_at: Mono,
 }
 
 /// What wakes the poller.
@@ -189,7 +184,7 @@ impl PodPoller {
             match self.wait(bell.as_ref()).await {
                 Wakened::Answer(answer) => self.take(answer).await?,
                 Wakened::Rung(rung) => self.hear(rung),
-                Wakened::Due => self.retry_records().await,
+                Wakened::Due => self.retry_records(),
             }
         }
     }
@@ -221,11 +216,7 @@ impl PodPoller {
             let now = self.now();
             let next = is_read.then(|| self.api_pods.with(|poll| poll.next_timeout(now)));
             let retry = self.course.unrecorded.values().min().copied();
-            let settle = self
-                .intake
-                .has_waiting_records()
-                .then_some(self.course.settle_at);
-            let first = [next, retry, settle].into_iter().flatten().min();
+            let first = [next, retry].into_iter().flatten().min();
             self.clock.until(first.unwrap_or(Mono(u64::MAX))).await;
             Wakened::Due
         };
@@ -330,7 +321,7 @@ impl PodPoller {
             Answer::Got(ticket, Ok(seen)) => {
                 api_pods.with(|poll| poll.on_read_failed(ticket, Failure::Unusable, now));
                 if let Some(seen) = seen {
-                    self.unusable(*seen);
+                    self.unusable(*seen).await;
                 }
                 Ok(())
             }
@@ -363,7 +354,11 @@ impl PodPoller {
             self.gone(uid).await?;
         }
         let uid = received.pod.metadata.uid.clone();
-        if self.pods.configured(&uid).is_some_and(|c| c.is_static) {
+        let of = uid.clone();
+        let is_static = self
+            .pods
+            .look(move |pods| pods.configured(&of).is_some_and(|c| c.is_static));
+        if is_static.await {
             // Files of root come before the apiserver.
             let message = "a static pod has this uid; this one is ignored";
             self.complain(&format!("uid={uid} {message}"));
@@ -375,8 +370,7 @@ impl PodPoller {
             self.writer.look_at_mirrors();
             return Ok(());
         }
-        let merged = self.intake.read(received);
-        self.take_in(merged).await
+        self.hand_over(Change::Read(received)).await
     }
 
     async fn gone(&mut self, uid: PodUid) -> Result<(), LoopEnded> {
@@ -385,8 +379,7 @@ impl PodPoller {
             self.writer.look_at_mirrors();
             return Ok(());
         }
-        let merged = self.intake.gone(uid);
-        self.take_in(merged).await
+        self.hand_over(Change::Gone(uid)).await
     }
 
     /// The whole is known: what is not in it is no pod of this node.
@@ -396,33 +389,27 @@ impl PodPoller {
             let own = poll.known().filter(|uid| !writer.is_mirror(uid));
             own.map(Delivered::Known).collect()
         });
-        let merged = self.intake.complete(known);
-        self.api_pods.with(|poll| {
-            let unknown = merged.unknown.iter();
-            unknown.for_each(|uid| poll.undeliver(uid));
-        });
+        self.hand_over(Change::All(known)).await?;
         self.writer.look_at_mirrors();
-        self.take_in(merged).await
+        Ok(())
     }
 
-    async fn take_in(&mut self, merged: Merged) -> Result<(), LoopEnded> {
-        for dropped in &merged.dropped {
-            let message = "another pod has this name or uid already; this one is ignored";
-            self.recorder
-                .pod(&dropped.pod, Severity::Warning, "FailedValidation", message);
-        }
-        if merged.ops.is_empty() {
-            return Ok(());
-        }
-        let failed = self.intake.take_in(merged.ops).await?;
+    async fn hand_over(&mut self, change: Change) -> Result<(), LoopEnded> {
+        let Taken {
+            unknown,
+            unrecorded,
+        } = self.intake.deliver(change).await?;
+        self.api_pods.with(|poll| {
+            unknown.iter().for_each(|uid| poll.undeliver(uid));
+        });
         let again = self.now() + RETRY;
-        let all = failed.into_iter().map(|uid| (uid, again));
+        let all = unrecorded.into_iter().map(|uid| (uid, again));
         self.course.unrecorded.extend(all);
         Ok(())
     }
 
-    /// Pods without a record are read again; records that wait move to the disk.
-    async fn retry_records(&mut self) {
+    /// Pods without a record are read again.
+    fn retry_records(&mut self) {
         let now = self.now();
         self.course.unrecorded.retain(|uid, at| {
             let due = *at <= now;
@@ -431,14 +418,10 @@ impl PodPoller {
             }
             !due
         });
-        if now >= self.course.settle_at && self.intake.has_waiting_records() {
-            self.intake.settle_records().await;
-            self.course.settle_at = self.now() + RETRY;
-        }
     }
 
     /// A pod that this agent cannot read ends here, unless something of it may run.
-    fn unusable(&self, seen: Seen) {
+    async fn unusable(&self, seen: Seen) {
         let Err(why) = seen.pod else { return };
         let item = seen.item;
         let uid = &item.uid;
@@ -455,8 +438,14 @@ impl PodPoller {
         self.recorder
             .about(about, Severity::Warning, UNUSABLE, &why);
         let settled = seen.sight.terminal && !seen.sight.deleting;
-        let known = self.api_pods.holds(uid) || self.pods.configured(uid).is_some();
-        if !settled && !known && self.pods.is_idle(uid) {
+        if settled || self.api_pods.holds(uid) {
+            return;
+        }
+        let of = uid.clone();
+        let is_nothing = self
+            .pods
+            .look(move |pods| pods.configured(&of).is_none() && pods.is_idle(&of));
+        if is_nothing.await {
             self.requests.refuse(item, UNUSABLE, &why);
         }
     }

@@ -12,9 +12,9 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         pod_store::{Header, PodStore, StoreError},
-        views::{Intake, LoopEnded},
+        views::{Change, Intake, LoopEnded},
     },
-    api::{Pod, PodStatus, PodUid, order::Order as _},
+    api::{PodStatus, PodUid, order::Order as _},
     error::chain,
     logic::mux::Source,
     sys::lane::Lane,
@@ -52,19 +52,19 @@ impl Restore {
             self.complaints.complain(&format!("pod directories: {e}"));
             Vec::new()
         });
-        let mut pods: Vec<Pod> = Vec::new();
+        let mut known = 0;
         for uid in uids {
             match self.read(uid.clone()).await {
-                Ok(Some((seen, outcome))) => pods.extend(self.restore(seen, outcome)),
+                Ok(Some((seen, outcome))) => known += u32::from(self.restore(seen, outcome).await?),
                 Ok(None) => {}
                 Err(e) => self
                     .complaints
                     .complain(&format!("uid={uid} {}", chain(&e))),
             }
         }
-        if !pods.is_empty() {
-            log::info!("{} pods of the apiserver are known from disk", pods.len());
-            self.intake.tell_restored(pods).await?;
+        if known > 0 {
+            log::info!("{known} pods of the apiserver are known from disk");
+            self.intake.deliver(Change::AllOnDisk).await?;
         }
         crate::sys::memory::trim();
         self.writer.restored();
@@ -97,8 +97,8 @@ impl Restore {
         self.disk.run(read).await
     }
 
-    /// Returns the pod if it is to be told.
-    fn restore(&self, seen: Seen, outcome: Option<PodStatus>) -> Option<Pod> {
+    /// Hands a pod to the loop. Returns whether that took it.
+    async fn restore(&self, seen: Seen, outcome: Option<PodStatus>) -> Result<bool, LoopEnded> {
         let Seen { item, sight, pod } = seen;
         let uid = &item.uid;
         let received = match pod {
@@ -106,7 +106,7 @@ impl Restore {
             Err(why) => {
                 self.complaints
                     .complain(&format!("uid={uid} its record: {why}"));
-                return None;
+                return Ok(false);
             }
         };
         let now = self.clock.now();
@@ -114,15 +114,16 @@ impl Restore {
         if !self.api_pods.holds(uid) {
             self.complaints
                 .complain(&format!("uid={uid} no room for a pod from disk"));
-            return None;
+            return Ok(false);
         }
         let copy = copy_of(&received.pod);
-        let Some(pod) = self.intake.restore(received, outcome) else {
+        let change = Change::OnDisk(received, outcome);
+        if !self.intake.deliver(change).await?.unrecorded.is_empty() {
             // One that had its name before is on its way out still. What runs of this one is no orphan.
             self.api_pods.with(|poll| poll.undeliver(uid));
-            return None;
-        };
+            return Ok(false);
+        }
         self.writer.api_shows(uid, copy, None);
-        Some(pod)
+        Ok(true)
     }
 }

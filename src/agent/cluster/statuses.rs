@@ -17,7 +17,7 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         tasks::{Spawner, boxed},
-        views::{Intake, PodsView},
+        views::{AskPods, Configured, Intake},
     },
     api::PodUid,
     error::chain,
@@ -38,7 +38,7 @@ pub(super) struct StatusSender {
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
-    pub(super) pods: Rc<dyn PodsView>,
+    pub(super) pods: Rc<dyn AskPods>,
     pub(super) intake: Rc<dyn Intake>,
     /// Takes answers that say more than was known.
     pub(super) written: Sender<Answer>,
@@ -49,11 +49,12 @@ impl StatusSender {
     pub(super) async fn run(self: Rc<Self>) {
         self.member.wait_read().await;
         loop {
-            while let Some(write) = {
-                let (now, wall) = (self.clock.now(), self.clock.wall());
-                self.writer.next_write(&*self.pods, now, wall)
-            } {
-                self.send(write);
+            while self.writer.may_write() {
+                let writes = self.next_writes().await;
+                if writes.is_empty() {
+                    break;
+                }
+                writes.into_iter().for_each(|write| self.send(write));
             }
             if self.writer.take_meddled() {
                 self.member.doubt();
@@ -64,6 +65,17 @@ impl StatusSender {
             };
             self.writer.wait_statuses().or(due).await;
         }
+    }
+
+    /// All that is to be written now.
+    async fn next_writes(&self) -> Vec<Write> {
+        let (now, wall) = (self.clock.now(), self.clock.wall());
+        let writer = Rc::clone(&self.writer);
+        let writes = self.pods.look(move |pods| {
+            let next = || writer.next_write(pods, now, wall);
+            core::iter::from_fn(next).collect()
+        });
+        writes.await
     }
 
     /// Namespace and name of a pod of the API.
@@ -109,13 +121,17 @@ impl StatusSender {
                 self.lanes.work(job).await
             }
         };
+        let ended_by_others = match &answer {
+            Ok((Some(seen), _)) if !tells_end => self.is_ended_by_others(uid, seen).await,
+            _ => false,
+        };
         let now = self.clock.now();
         let (mut more, mut news) = (None, None);
         let copied = match answer {
             Ok((Some(seen), shown)) if seen.pod.is_ok() => {
                 let says_more = self.api_pods.write_ended(uid, Some(seen.sight), now);
                 let copy = copy(&seen);
-                if says_more || !tells_end && self.is_ended_by_others(uid, &seen) {
+                if says_more || ended_by_others {
                     more = Some(seen);
                 } else {
                     news = shown;
@@ -146,13 +162,17 @@ impl StatusSender {
 
     /// Whether the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's own field, so
     /// that the poller takes it for an echo.
-    fn is_ended_by_others(&self, uid: &PodUid, seen: &Seen) -> bool {
-        let lives = self.pods.configured(uid).is_some_and(|c| !c.has_ended);
-        lives
-            && seen
-                .pod
-                .as_ref()
-                .is_ok_and(|pod| pod.pod.status.phase.is_terminal())
+    async fn is_ended_by_others(&self, uid: &PodUid, seen: &Seen) -> bool {
+        let pod = seen.pod.as_ref();
+        if !pod.is_ok_and(|pod| pod.pod.status.phase.is_terminal()) {
+            return false;
+        }
+        let uid = uid.clone();
+        let lives = move |c: Configured| !c.has_ended;
+        let look = self
+            .pods
+            .look(move |pods| pods.configured(&uid).is_some_and(lives));
+        look.await
     }
 
     async fn delete(&self, uid: &PodUid) {

@@ -3,10 +3,7 @@
 use core::cell::{Cell, RefCell};
 
 use crate::{
-    agent::{
-        views::{Intake, PodsView},
-        wake::Wake,
-    },
+    agent::{views::PodsView, wake::Wake},
     api::{Mono, ObjectMeta, PodUid, Wall, pod::CONFIG_HASH},
     logic::{
         mirror::{self, Action, FullName, Mirror, Mirrors},
@@ -117,7 +114,7 @@ impl ApiWriter {
     }
 
     /// Whether statuses may be written.
-    fn may_write(&self) -> bool {
+    pub(super) fn may_write(&self) -> bool {
         self.is_restored.get() && !self.is_silent.get()
     }
 
@@ -209,12 +206,7 @@ impl ApiWriter {
     }
 
     /// The first mirror that is not as it should be and may be tried now. If there is none: when another may.
-    pub(super) fn next_mirror(
-        &self,
-        pods: &dyn PodsView,
-        intake: &dyn Intake,
-        now: Mono,
-    ) -> Result<MirrorWork, Mono> {
+    pub(super) fn next_mirror(&self, pods: &dyn PodsView, now: Mono) -> Result<MirrorWork, Mono> {
         let mut next = Mono(u64::MAX);
         let mirrors = self.mirrors.borrow();
         let mut may_try = |name: &FullName| {
@@ -244,7 +236,7 @@ impl ApiWriter {
         if let Some(work) = work {
             return Ok(work);
         }
-        if intake.sources_ready() {
+        if pods.sources_ready() {
             let is_static = |name: &FullName| {
                 let mut is_there = false;
                 pods.each_static(&mut |pod| is_there |= pod.name == name);

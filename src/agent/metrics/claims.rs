@@ -6,8 +6,9 @@ use alloc::rc::Rc;
 
 use super::{Metrics, Tools};
 use crate::{
+    agent::core::Agent,
     api::{PodUid, stats::ClaimUsage},
-    logic::static_pod,
+    logic::{pod_kind, static_pod},
 };
 
 /// Volumes of claims that are told of, of all pods: about 200 bytes each. Pods have a few of them.
@@ -28,7 +29,10 @@ pub(super) async fn usage(metrics: &Metrics) -> Rc<[ClaimUsage]> {
 
 async fn read(tools: &Tools) -> Vec<ClaimUsage> {
     let mut all = Vec::new();
-    let uids = tools.agent.pods_with_claims();
+    let Some(objects) = &tools.objects else {
+        return all;
+    };
+    let uids = tools.agent.ask(Agent::pods_with_workers).await;
     if uids.is_empty() {
         return all;
     }
@@ -46,7 +50,11 @@ async fn read(tools: &Tools) -> Vec<ClaimUsage> {
     });
     for (pod, locals) in shown.await {
         let meta = &pod.metadata;
-        for known in tools.agent.claims_of(&pod).await {
+        // Claims are the API's.
+        if pod_kind::is_static(&pod) {
+            continue;
+        }
+        for known in objects.known_volumes(&pod).await {
             let fs = locals.iter().find(|(name, _)| *name == known.bound_to);
             all.extend(fs.map(|(_, fs)| ClaimUsage {
                 uid: meta.uid.clone(),

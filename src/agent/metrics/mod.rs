@@ -9,20 +9,22 @@ use alloc::{
     rc::{Rc, Weak},
     sync::Arc,
 };
-use core::{cell::Cell, cell::RefCell, pin::Pin, time::Duration};
+use core::{cell::Cell, cell::RefCell, time::Duration};
 use std::path::PathBuf;
 
 use super::{
+    asker::Asker,
     clock::Clock,
-    cluster::KnownVolume,
+    cluster::Objects,
     complaints::Complaints,
+    core::Agent,
     node::NodeFacts,
     pod_store::PodStore,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
     api::{
-        Mono, Pod, PodUid, Wall,
+        Mono, Wall,
         stats::{ClaimUsage, Detail},
     },
     cgroup::Cgroups,
@@ -40,7 +42,6 @@ use crate::{
             summary,
         },
         pleg::RunningCounts,
-        probe::NodeFigures,
     },
     net::traffic,
     runtime::RuntimeService,
@@ -69,21 +70,6 @@ pub(super) struct Counts {
     pub(super) answered: Option<Mono>,
 }
 
-/// What figures ask of the agent.
-pub(super) trait Counted {
-    /// What is counted now.
-    fn counts(&self) -> Counts;
-    /// What is counted of probes.
-    fn probes(&self) -> NodeFigures;
-    /// Pods that may use claims: those with a worker, none on a node that stands alone.
-    fn pods_with_claims(&self) -> Vec<PodUid>;
-    /// What the claims of a pod are bound to, as far as this node knows; nobody else is asked.
-    fn claims_of<'a>(&'a self, pod: &'a Pod) -> Found<'a, Vec<KnownVolume>>;
-}
-
-/// An answer that takes time.
-pub(super) type Found<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-
 /// What figures are read with.
 pub(super) struct Tools {
     /// Time.
@@ -109,7 +95,9 @@ pub(super) struct Tools {
     /// For what cannot be read.
     pub(super) complaints: Rc<Complaints>,
     /// The agent.
-    pub(super) agent: Rc<dyn Counted>,
+    pub(super) agent: Asker,
+    /// What claims are bound to; `None` on a node that stands alone.
+    pub(super) objects: Option<Rc<Objects>>,
     /// What does not change.
     pub(super) settings: Settings,
 }
@@ -181,11 +169,11 @@ impl Metrics {
         let pieces: Pieces = match figures {
             Figures::Own => {
                 let claims = claims::usage(self).await;
-                let own = core::iter::once(own::page(self));
+                let own = core::iter::once(own::page(self).await);
                 Box::new(own.chain(crate::logic::metrics::claims::page(claims)))
             }
             Figures::Slis => Box::new(core::iter::once(own::slis(&self.tools))),
-            Figures::Probes => Box::new(probes::page(self.tools.agent.probes())),
+            Figures::Probes => Box::new(probes::page(self.tools.agent.ask(Agent::probes).await)),
             Figures::Resource => Box::new(resource::page(self.sample(Detail::Basic).await)),
             Figures::Cadvisor => Box::new(cadvisor::page(self.sample(Detail::Full).await)),
             Figures::Summary(detail) => {

@@ -16,12 +16,12 @@ use crate::{
 const TICKS: u64 = 100;
 
 /// `/metrics`.
-pub(super) fn page(metrics: &Metrics) -> String {
+pub(super) async fn page(metrics: &Metrics) -> String {
     let tools = &metrics.tools;
     let now = tools.clock.now();
     let small = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    let counts = tools.agent.counts();
-    let probes = tools.agent.probes();
+    let asked = tools.agent.ask(|agent| (agent.counts(), agent.probes()));
+    let (counts, probes) = asked.await;
     let page = |counters: &Counters| {
         own::page(&Facts {
             node: &tools.facts.name,

@@ -30,15 +30,16 @@ use crate::{
 };
 
 /// What the Node object says that others know.
-pub(super) trait Standing {
-    /// Why the node is not ready, as far as the runtime goes; empty if it is. Cheap.
-    fn not_ready(&self) -> Vec<String>;
+#[derive(Debug)]
+pub(super) struct Standing {
+    /// Why the node is not ready, as far as the runtime goes; empty if it is.
+    pub(super) not_ready: Vec<String>,
     /// Records of pods wait for a disk that cannot be written.
-    fn records_wait(&self) -> bool;
+    pub(super) records_wait: bool,
     /// Whether an apiserver has the Node.
-    fn is_member(&self) -> bool;
+    pub(super) is_member: bool,
     /// Whether that answers, for people; `None` without one.
-    fn apiserver(&self) -> Option<NodeCondition>;
+    pub(super) apiserver: Option<NodeCondition>,
 }
 
 /// This node: the machine's facts, its addresses, what pods may ask of it, and its Node object. One of each, so that nothing
@@ -115,10 +116,10 @@ impl Node {
     pub(super) async fn gather(
         &self,
         runtime: &dyn RuntimeService,
-        standing: &dyn Standing,
+        standing: &Standing,
     ) -> Gathered {
         let disk = runtime.image_fs_info().await.ok();
-        let trouble = if standing.records_wait() {
+        let trouble = if standing.records_wait {
             Some("the root directory cannot be written, records of pods wait in memory".to_owned())
         } else {
             disk.as_ref().and_then(too_full)
@@ -138,7 +139,7 @@ impl Node {
                 disk_detail: trouble.unwrap_or_default(),
                 ..Pressure::default()
             },
-            not_ready: standing.not_ready(),
+            not_ready: standing.not_ready.clone(),
         }
     }
 
@@ -176,12 +177,12 @@ impl Node {
     pub(super) async fn show(
         &self,
         runtime: &dyn RuntimeService,
-        standing: &dyn Standing,
+        standing: Standing,
         clock: &dyn Clock,
         complaints: &Complaints,
         made: Wall,
     ) -> Object {
-        let gathered = self.gather(runtime, standing).await;
+        let gathered = self.gather(runtime, &standing).await;
         let mut object = match self.object() {
             Some(mut object) => {
                 let applied = self.bring_up_to_date(&mut object, &gathered, clock.wall());
@@ -196,13 +197,13 @@ impl Node {
                 object
             }
         };
-        if !standing.is_member() {
+        if !standing.is_member {
             // Kept without its largest part, which is made anew each time. What a cluster has is the apiserver's to say.
             let images = core::mem::take(&mut object.status.images);
             *self.object.borrow_mut() = Some(object.clone());
             object.status.images = images;
         }
-        object.status.conditions.extend(standing.apiserver());
+        object.status.conditions.extend(standing.apiserver);
         object
     }
 }

@@ -5,14 +5,11 @@ use core::{net::IpAddr, time::Duration};
 
 use smol::lock::{Semaphore, SemaphoreGuard};
 
-use super::{
-    Action, Job, Probed, Turns,
-    driver::{Driver, container_status, instance},
-    passed,
-};
+use super::{Action, Job, Probed, Turns, driver::Driver, passed};
 use crate::{
-    api::{ContainerId, PodStatus, PodUid},
-    logic::probe::{Entry, Key, ProbeKind, ProbeResult, Settings},
+    agent::recorder::{About, Severity},
+    api::{ContainerId, PodUid},
+    logic::probe::{Entry, Key, ProbeKind, ProbeResult, Settings, workers::bare},
     probe::{Answer, MAX_TEXT_BYTES},
     runtime::RuntimeError,
 };
@@ -35,18 +32,22 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// What a worker of the pod is about, as its status says; `None` if there is no instance.
-    pub(super) fn of(uid: &PodUid, entry: &Entry<Rc<Job>>, status: &PodStatus) -> Option<Self> {
-        let container = container_status(status, &entry.container)?;
-        Some(Self {
+    /// What a worker of the pod is about. `container_id`: the instance there is, as the API names it.
+    pub(super) fn of(
+        uid: &PodUid,
+        entry: &Entry<Rc<Job>>,
+        container_id: &str,
+        ip: Option<IpAddr>,
+    ) -> Self {
+        Self {
             uid: uid.clone(),
             name: entry.container.clone(),
-            container_id: container.container_id.as_str().into(),
-            id: instance(container),
-            ip: status.pod_ip.parse().ok(),
+            container_id: container_id.into(),
+            id: bare(container_id).into(),
+            ip,
             settings: entry.worker.settings(),
             job: Rc::clone(&entry.action),
-        })
+        }
     }
 }
 
@@ -88,7 +89,7 @@ pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
         let took_ms = clock.now().since_ms(began);
         probes.workers.borrow_mut().took(key, took_ms);
     }
-    tell(driver, &target, answer);
+    tell(driver, &target, answer).await;
     let changed =
         probes
             .workers
@@ -170,8 +171,8 @@ async fn once(driver: &Driver, target: &Target, limit: Duration) -> Answer {
     }
 }
 
-/// The event of an answer that is not a plain success (EVT-17, EVT-18).
-fn tell(driver: &Driver, target: &Target, answer: Answer) {
+/// The event of an answer that is not a plain success (EVT-17, EVT-18), as long as the pod has a worker.
+async fn tell(driver: &Driver, target: &Target, answer: Answer) {
     let kind = target.settings.kind;
     let (reason, text) = match answer {
         Answer::Success => return,
@@ -195,5 +196,17 @@ fn tell(driver: &Driver, target: &Target, answer: Answer) {
         "containers"
     };
     let field = format!("spec.{field}{{{}}}", target.name);
-    driver.pods.warn(&target.uid, &field, reason, &text);
+    let uid = target.uid.clone();
+    let Some((namespace, name)) = driver.agent.ask(move |agent| agent.name_of(&uid)).await else {
+        return;
+    };
+    let about = About {
+        uid: &target.uid,
+        namespace: &namespace,
+        name: &name,
+        field_path: &field,
+    };
+    driver
+        .recorder
+        .about(about, Severity::Warning, reason, &text);
 }

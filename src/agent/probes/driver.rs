@@ -1,34 +1,82 @@
 //! The task that drives all probes of the node: it looks when one is due, and starts it.
 
 use alloc::rc::Rc;
-use core::time::Duration;
+use core::{net::IpAddr, time::Duration};
 use std::path::PathBuf;
 
 use smol::{LocalExecutor, future::FutureExt as _};
 
 use super::{Asked, Probed, Probes, Wire, ask, passed};
 use crate::{
-    agent::{clock::Clock, complaints::Complaints},
-    api::{ContainerId, Mono, Pod, PodStatus, PodUid, pod_status::ContainerStatus},
+    agent::{
+        asker::Asker, clock::Clock, complaints::Complaints, pod_store::PodStore, recorder::Recorder,
+    },
+    api::{Mono, PodStatus, Wall},
     logic::{
         probe::{Key, Seen, SeenContainer, SeenState, Step, workers::bare},
         restart,
     },
     runtime::RuntimeService,
+    sys::lane::Lane,
 };
 
 /// Probes may come so much early: those that are due at nearly the same time share a wake-up, and find the code they run in
 /// the processor's caches. A tenth of the shortest period.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// What probes must know of pods, and tell of them.
-pub(in crate::agent) trait ProbedPods {
-    /// Hands the status that is stored to `look`, which must ask for nothing but [`ProbedPods::spec`].
-    fn with_status(&self, uid: &PodUid, look: &mut dyn FnMut(Option<&PodStatus>));
-    /// The pod as recorded, if it can be read.
-    fn spec(&self, uid: &PodUid) -> Option<Pod>;
-    /// Records an event of a container, `field` of the pod's spec, as long as the pod has a worker.
-    fn warn(&self, uid: &PodUid, field: &str, reason: &str, message: &str);
+/// What a status says of a container that is probed.
+#[derive(Clone, Debug, Default)]
+pub(in crate::agent) struct ShownContainer {
+    /// The pod's phase is terminal.
+    ended: bool,
+    ip: Option<IpAddr>,
+    /// Of the instance there is, if one was created.
+    instance: Option<Instance>,
+}
+
+/// One instance of a container, as its status shows it.
+#[derive(Clone, Debug)]
+struct Instance {
+    /// As the API names it.
+    id: Box<str>,
+    state: InstanceState,
+    started: bool,
+    ready: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum InstanceState {
+    Waiting,
+    /// Since then, if it is known.
+    Running(Option<Wall>),
+    /// Its exit code.
+    Ended(i32),
+}
+
+impl ShownContainer {
+    /// What `status` says of the container of this name.
+    pub(in crate::agent) fn of(status: &PodStatus, name: &str) -> Self {
+        let all = status
+            .container_statuses
+            .iter()
+            .chain(&status.init_container_statuses);
+        let mut created = all.filter(|c| !c.container_id.is_empty());
+        let container = created.find(|c| c.name == name);
+        Self {
+            ended: status.phase.is_terminal(),
+            ip: status.pod_ip.parse().ok(),
+            instance: container.map(|c| Instance {
+                id: c.container_id.as_str().into(),
+                state: match (&c.state.running, &c.state.terminated) {
+                    (Some(running), _) => InstanceState::Running(running.started_at),
+                    (None, Some(ended)) => InstanceState::Ended(ended.exit_code),
+                    (None, None) => InstanceState::Waiting,
+                },
+                started: c.started == Some(true),
+                ready: c.ready,
+            }),
+        }
+    }
 }
 
 /// What the driver works with.
@@ -41,8 +89,14 @@ pub(in crate::agent) struct Driver {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     /// Where everything else is asked.
     pub(in crate::agent) wire: Rc<dyn Wire>,
-    /// Whom they are about.
-    pub(in crate::agent) pods: Rc<dyn ProbedPods>,
+    /// What is known of the pods that they are about.
+    pub(in crate::agent) agent: Asker,
+    /// Their specs.
+    pub(in crate::agent) store: PodStore,
+    /// Where these are read.
+    pub(in crate::agent) disk: Lane,
+    /// For what they find.
+    pub(in crate::agent) recorder: Rc<Recorder>,
     /// Hands a result to the loop; `false`: that has ended.
     pub(in crate::agent) tell: Box<dyn Fn(Probed) -> Asked<'static, bool>>,
     /// For what cannot be stored.
@@ -65,12 +119,10 @@ impl Driver {
             probes.limits.rest.end();
             let now = clock.now();
             probes.limits.pass(now);
-            // Not borrowed while a probe is made.
-            let next = || probes.workers.borrow_mut().poll_due(now + SLACK);
-            while let Some(key) = next() {
-                let (step, probed) = this.pass(key, now);
+            for (key, shown) in this.due(now + SLACK).await {
+                let (step, probed) = this.pass(key, &shown, now).await;
                 if step == Step::Ask {
-                    match this.target(key) {
+                    match this.target(key, &shown) {
                         Some(target) => {
                             let this = Rc::clone(&this);
                             let task = async move { ask::run(&this, key, target).await };
@@ -92,93 +144,98 @@ impl Driver {
         }
     }
 
-    /// Hands the stored status of a pod to `look`.
-    fn with_status<T>(&self, uid: &PodUid, look: impl FnOnce(Option<&PodStatus>) -> T) -> T {
-        let (mut look, mut seen) = (Some(look), None);
-        self.pods.with_status(uid, &mut |status| {
-            seen = look.take().map(|look| look(status));
+    /// The workers that are due, each with what is known of its container. One question for all of them.
+    async fn due(&self, now: Mono) -> Vec<(Key, ShownContainer)> {
+        let mut wanted = Vec::new();
+        {
+            let mut workers = self.probes.workers.borrow_mut();
+            while let Some(key) = workers.poll_due(now) {
+                if let Some((uid, entry)) = workers.entry(key) {
+                    wanted.push((key, uid.clone(), entry.container.clone()));
+                }
+            }
+        }
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let shown = self.agent.ask(move |agent| {
+            let wanted = wanted.iter();
+            let shown = wanted.map(|(key, uid, name)| (*key, agent.shown_container(uid, name)));
+            shown.collect()
         });
-        seen.expect("looked at once")
+        shown.await
     }
 
     /// What the worker is about now.
-    fn target(&self, key: Key) -> Option<ask::Target> {
+    fn target(&self, key: Key, shown: &ShownContainer) -> Option<ask::Target> {
         let workers = self.probes.workers.borrow();
         let (uid, entry) = workers.entry(key)?;
-        self.with_status(uid, |status| ask::Target::of(uid, entry, status?))
+        let id = &shown.instance.as_ref()?.id;
+        Some(ask::Target::of(uid, entry, id, shown.ip))
     }
 
-    /// One pass of a worker, by the status that is stored.
-    fn pass(&self, key: Key, now: Mono) -> (Step, Option<Probed>) {
+    /// One pass of a worker, by what the status shows.
+    async fn pass(&self, key: Key, shown: &ShownContainer, now: Mono) -> (Step, Option<Probed>) {
+        let state = shown.instance.as_ref().map(|instance| instance.state);
+        let restarts = match state {
+            Some(InstanceState::Ended(code)) => self.restarts(key, code).await,
+            _ => true,
+        };
+        let wall = self.clock.wall();
         let mut workers = self.probes.workers.borrow_mut();
         let Some((uid, entry)) = workers.entry(key) else {
             return (Step::End, None);
         };
         let (uid, kind) = (uid.clone(), entry.worker.settings().kind);
-        let name = entry.container.clone();
-        let wall = self.clock.wall();
-        self.with_status(&uid, |status| {
-            let container = status.and_then(|s| container_status(s, &name));
-            let seen = Seen {
-                ended: status.is_some_and(|s| s.phase.is_terminal()),
-                container: container.map(|c| SeenContainer {
-                    id: bare(&c.container_id),
-                    state: match (&c.state.running, &c.state.terminated) {
-                        (Some(running), _) => {
-                            let started_at = running.started_at.unwrap_or(wall);
-                            let age_s = wall.secs().saturating_sub(started_at.secs()).max(0);
-                            SeenState::Running {
-                                age_s: u32::try_from(age_s).unwrap_or(u32::MAX),
-                                adopted: workers.is_adopted(started_at),
-                            }
+        let seen = Seen {
+            ended: shown.ended,
+            container: shown.instance.as_ref().map(|c| SeenContainer {
+                id: bare(&c.id),
+                state: match c.state {
+                    InstanceState::Running(started_at) => {
+                        let started_at = started_at.unwrap_or(wall);
+                        let age_s = wall.secs().saturating_sub(started_at.secs()).max(0);
+                        SeenState::Running {
+                            age_s: u32::try_from(age_s).unwrap_or(u32::MAX),
+                            adopted: workers.is_adopted(started_at),
                         }
-                        (None, Some(ended)) => SeenState::Ended(ended.exit_code),
-                        (None, None) => SeenState::Waiting,
-                    },
-                    started: c.started == Some(true),
-                    ready: c.ready,
-                }),
-            };
-            let restarts = |code| self.restarts(&uid, &name, code);
-            let (step, news) = workers.pass(key, &seen, restarts, now);
-            let probed = news.zip(container).map(|(result, c)| Probed {
-                uid: uid.clone(),
-                container_id: c.container_id.as_str().into(),
-                kind,
-                result,
-            });
-            (step, probed)
-        })
+                    }
+                    InstanceState::Ended(code) => SeenState::Ended(code),
+                    InstanceState::Waiting => SeenState::Waiting,
+                },
+                started: c.started,
+                ready: c.ready,
+            }),
+        };
+        let (step, news) = workers.pass(key, &seen, |_| restarts, now);
+        let probed = news.zip(shown.instance.as_ref()).map(|(result, c)| Probed {
+            uid,
+            container_id: c.id.clone(),
+            kind,
+            result,
+        });
+        (step, probed)
     }
 
-    /// Whether the pod's record says that another instance follows. One that cannot be read ends nothing.
-    fn restarts(&self, uid: &PodUid, name: &str, exit_code: i32) -> bool {
-        let Some(pod) = self.pods.spec(uid) else {
+    /// Whether the pod's record says that another instance follows; read once an instance. One that cannot be read ends
+    /// nothing.
+    async fn restarts(&self, key: Key, exit_code: i32) -> bool {
+        let (uid, name) = match self.probes.workers.borrow().entry(key) {
+            Some((uid, entry)) if !entry.worker.knows_restarts() => {
+                (uid.clone(), entry.container.clone())
+            }
+            _ => return true,
+        };
+        let store = self.store.clone();
+        let read = self.disk.run(move || store.pod(&uid));
+        let Ok(pod) = read.await else {
             return true;
         };
-        let container = pod.spec.all_containers().find(|c| c.name == name);
+        let container = pod.spec.all_containers().find(|c| c.name == *name);
         restart::has_restart_all_rule(&pod)
             || container.is_none_or(|c| {
-                c.is_sidecar() && pod.spec.init_containers.iter().any(|i| i.name == name)
+                c.is_sidecar() && pod.spec.init_containers.iter().any(|i| i.name == *name)
                     || restart::restarts_after_exit(&pod, c, exit_code)
             })
     }
-}
-
-/// The status of a container of which an instance was created.
-pub(super) fn container_status<'a>(
-    status: &'a PodStatus,
-    name: &str,
-) -> Option<&'a ContainerStatus> {
-    let all = status
-        .container_statuses
-        .iter()
-        .chain(&status.init_container_statuses);
-    all.filter(|c| !c.container_id.is_empty())
-        .find(|c| c.name == name)
-}
-
-/// The instance that a status names.
-pub(super) fn instance(status: &ContainerStatus) -> ContainerId {
-    bare(&status.container_id).into()
 }

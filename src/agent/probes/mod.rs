@@ -33,7 +33,7 @@ use core::{
 use smol::lock::Semaphore;
 
 pub(super) use action::{Action, http_get};
-pub(super) use driver::{Driver, ProbedPods};
+pub(super) use driver::{Driver, ShownContainer};
 
 use limits::Limits;
 

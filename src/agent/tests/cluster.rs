@@ -464,7 +464,7 @@ fn housekeeping_waits_for_the_whole() {
         world.ctx.pods.unconfigure(&uid);
     }
     world.advance(s(300));
-    assert!(!world.ctx.sources_ready());
+    assert!(!world.wait(world.asker.ask(|agent| agent.sources.are_ready())));
     assert!(world.fake.runs(&PodUid::from(&*uid)));
     assert_eq!(starts(&world), 0);
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 fn asked(world: &World, figures: Figures) -> Result<Pieces, u16> {
-    let page = smol::future::block_on(world.metrics.page(figures));
+    let page = world.wait(world.metrics.page(figures));
     page.map_err(|refusal| refusal.status)
 }
 

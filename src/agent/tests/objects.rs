@@ -479,7 +479,7 @@ fn claims_are_read_live_once() {
     api.take_asked();
     // MET-06 MET-12
     let figures = |figures| -> String {
-        let page = smol::future::block_on(world.metrics.page(figures));
+        let page = world.wait(world.metrics.page(figures));
         page.expect("served").collect()
     };
     let capacity =

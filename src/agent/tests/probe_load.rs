@@ -5,7 +5,7 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    super::metrics::Counted as _,
+    super::core::Agent,
     probes::{exec, is_ready, probed, s, settled, tcp, told},
     wire::Port,
     world::{IMAGE, World, fault, manifest},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 fn figures(world: &World) -> NodeFigures {
-    world.ctx.probes()
+    world.wait(world.asker.ask(Agent::probes))
 }
 
 fn late(world: &World) -> u64 {

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::json;
 
-use super::super::{core::Event, manifests::Delivery};
+use super::super::{core::Event, views::Taken};
 use super::world::{IMAGE, World, fails, manifest};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
@@ -77,15 +77,15 @@ fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
     let record = world.ctx.store.dir(&uid).join("pod.json");
     fs::create_dir_all(record.join("in the way")).expect("directory");
     let delivery = world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
-    assert!(delivery.unrecorded);
+    assert_eq!(delivery.unrecorded, [uid.clone()]);
     assert_eq!(world.events_of("FailedCreatePodRecord"), 1);
     world.until("the other runs", |w| w.phase("b") == Some(Phase::Running));
     assert!(world.fake.container(&uid, "c").is_none());
     // The source says that nothing changed; it is then asked for everything.
     let known = ["a", "b"].map(|u| Delivered::Known(u.into())).to_vec();
-    let expected = Delivery {
-        unknown: true,
-        unrecorded: false,
+    let expected = Taken {
+        unknown: vec![uid.clone()],
+        unrecorded: Vec::new(),
     };
     assert_eq!(world.deliver(known), expected);
     let _ = fs::remove_dir_all(&record);

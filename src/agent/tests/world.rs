@@ -25,17 +25,19 @@ use smol::{
 
 use super::{
     super::{
-        admission, backoff_store,
+        admission,
+        asker::Asker,
+        backoff_store,
         clock::{Alarm, Clock},
         cluster::Joined,
         cluster_views,
-        core::{Command, Event},
+        core::{Agent, Command, Event},
         ctx::{Ctx, Parts, Shared},
-        event_loop, executor,
-        manifests::{self, Delivery},
+        event_loop, executor, manifests,
         metrics::Metrics,
         node::{self, Node, NodeFacts},
-        pollers, run, runtime_view,
+        pollers, run,
+        views::Taken,
     },
     api::FakeApi,
     wire::FakeWire,
@@ -157,6 +159,7 @@ pub(super) struct World {
     agent: Task<()>,
     pub(super) api: Option<Arc<FakeApi>>,
     pub(super) metrics: Metrics,
+    pub(super) asker: Asker,
     /// What the fake may complain about all the same.
     pub(super) forgiven: Option<&'static str>,
 }
@@ -221,38 +224,24 @@ impl World {
         let ctx = Rc::new(ctx);
         let delays = backoff_store::restore(&ctx.cfg.dirs.run);
         ctx.pods.restore_delays(delays, ctx.clock.now());
-        let driver = run::probe_driver(&ctx, events.clone());
+        let asker = Asker::new(events.clone());
+        let driver = run::probe_driver(&ctx, asker.clone(), events.clone());
         driver.recall();
         let agent = executor.spawn({
             let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
             async move { event_loop::run(ctx, executor, queue, events).await }
         });
-        executor
-            .spawn(runtime_view::poll_conditions(
-                Rc::clone(&ctx),
-                events.clone(),
-            ))
-            .detach();
-        executor
-            .spawn(runtime_view::poll_pods(
-                Rc::clone(&ctx),
-                asked,
-                events.clone(),
-            ))
-            .detach();
-        executor
-            .spawn(pollers::housekeeping(Rc::clone(&ctx), events.clone()))
-            .detach();
-        executor
-            .spawn(pollers::container_gc(Rc::clone(&ctx)))
-            .detach();
+        for task in pollers::tasks(&ctx, asked, &events) {
+            executor.spawn(task).detach();
+        }
         executor.spawn(driver.run(Rc::clone(&executor))).detach();
         for task in cluster_views::tasks(&ctx, &executor, &events) {
             executor.spawn(task).detach();
         }
         let world = Self {
             wire,
-            metrics: run::metrics(&ctx),
+            metrics: run::metrics(&ctx, asker.clone()),
+            asker,
             ctx,
             api: None,
             fake,
@@ -315,14 +304,22 @@ impl World {
     pub(super) fn node_object(&self) -> Value {
         let ctx = &*self.ctx;
         let (runtime, clock) = (&*ctx.runtime, &*ctx.clock);
-        let shown = ctx
-            .node
-            .show(runtime, ctx, clock, &ctx.complaints, ctx.started_at);
-        smol::future::block_on(shown).to_object()
+        let shown = async {
+            let standing = self.asker.ask(Agent::standing).await;
+            let node = &ctx.node;
+            node.show(runtime, standing, clock, &ctx.complaints, ctx.started_at)
+                .await
+        };
+        self.wait(shown).to_object()
     }
 
     pub(super) fn now(&self) -> Mono {
         self.hands.now.get()
+    }
+
+    /// What comes of something at this instant.
+    pub(super) fn wait<T>(&self, what: impl Future<Output = T>) -> T {
+        smol::future::block_on(self.executor.run(what))
     }
 
     /// Runs everything that can run at this instant.
@@ -381,7 +378,7 @@ impl World {
     }
 
     /// Delivers the manifests that lie in the directory now.
-    pub(super) fn apply(&self, manifests: &[Value]) -> Delivery {
+    pub(super) fn apply(&self, manifests: &[Value]) -> Taken {
         let pods = manifests
             .iter()
             .map(|raw| {
@@ -392,14 +389,14 @@ impl World {
         self.deliver(pods)
     }
 
-    pub(super) fn deliver(&self, pods: Vec<Delivered>) -> Delivery {
+    pub(super) fn deliver(&self, pods: Vec<Delivered>) -> Taken {
         let snapshot = Snapshot {
             pods,
             ..Snapshot::default()
         };
         let task = self.executor.spawn({
-            let (ctx, events) = (Rc::clone(&self.ctx), self.events.clone());
-            async move { manifests::deliver(&ctx, snapshot, &events).await }
+            let events = self.events.clone();
+            async move { manifests::deliver(snapshot, &events).await }
         });
         self.settle();
         assert!(task.is_finished(), "the delivery waits for something");
@@ -560,7 +557,7 @@ impl Template {
         &self,
         fake: Rc<Fake>,
         hands: Rc<Hands>,
-        relist: Sender<()>,
+        relist: Sender<Mono>,
         joined: Option<Joined>,
     ) -> Ctx {
         let (cfg, mut node) = (self.cfg.clone(), self.node.clone());

@@ -134,14 +134,18 @@ impl Counters {
         calls.errors += u64::from(!ok);
     }
 
-    /// A relist ended; `since` the one before began. `discarded`: events that found no room, in all.
-    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: Wall, discarded: u64) {
+    /// A relist ended; `since` the one before began.
+    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: Wall) {
         self.relist.observe(&DEFAULT, took);
         if let Some(since) = since {
             self.relist_interval.observe(&DEFAULT, since);
         }
         self.relist_seen = at;
-        self.discarded_events = discarded;
+    }
+
+    /// So many events of pods found no room, in all.
+    pub const fn discarded(&mut self, events: u64) {
+        self.discarded_events = events;
     }
 
     /// Admission refused a pod (ADM-03).
@@ -631,8 +635,9 @@ mod tests {
         counters.called(Operation::RunPodSandbox, ms(40), true);
         counters.called(Operation::RunPodSandbox, ms(900), false);
         counters.called(Operation::ListPods, ms(0), true);
-        counters.relisted(ms(1), None, Wall::from_secs(1_700_000_050), 0);
-        counters.relisted(ms(1), Some(ms(1001)), Wall::from_secs(1_700_000_051), 2);
+        counters.relisted(ms(1), None, Wall::from_secs(1_700_000_050));
+        counters.relisted(ms(1), Some(ms(1001)), Wall::from_secs(1_700_000_051));
+        counters.discarded(2);
         counters.rejected("OutOfcpu");
         counters.pod_started(ms(700));
         counters.worked(Work::Sync, ms(300));

@@ -225,6 +225,12 @@ impl Worker {
         self.result
     }
 
+    /// Whether it is known if another instance follows the one that ended: [`Worker::pass`] does not ask again.
+    #[must_use]
+    pub const fn knows_restarts(&self) -> bool {
+        self.restarts.is_some()
+    }
+
     /// One pass. `restarts` says whether an exit with that code is followed by another instance; asked once an instance.
     /// One that comes early, to share a wake-up with others, is made as if it were due.
     ///

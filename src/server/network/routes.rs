@@ -73,9 +73,9 @@ pub(super) async fn route(
             json_or(connection, pods.map(|items| list(&items))).await
         }
         ("GET", ["runningpods"]) => {
-            let pods = backend.running_pods();
-            let pods: Vec<_> = pods.iter().map(running_pod).collect();
-            json_or(connection, Ok(list(&pods))).await
+            let shown = |pods: Vec<_>| list(&pods.iter().map(running_pod).collect::<Vec<_>>());
+            let pods = backend.running_pods().await;
+            json_or(connection, pods.map(shown)).await
         }
         ("GET", ["configz"]) => {
             let document: serde_json::Value =

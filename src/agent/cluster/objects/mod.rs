@@ -22,7 +22,6 @@ mod token_times;
 mod tokens;
 mod upkeep;
 
-pub(in crate::agent) use claims::KnownVolume;
 pub(in crate::agent) use loaded::Loaded;
 pub(in crate::agent) use store::Objects;
 pub(super) use store::Tools;

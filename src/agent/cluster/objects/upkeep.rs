@@ -6,10 +6,7 @@ use core::time::Duration;
 use smol::future::FutureExt as _;
 
 use super::store::Objects;
-use crate::{
-    agent::views::{Intake, PodsView},
-    api::PodUid,
-};
+use crate::{agent::views::AskPods, api::PodUid};
 
 /// Time for writes to gather before they are brought to disk for good: a rollout is one such group.
 const GROUP: Duration = Duration::from_secs(5);
@@ -21,8 +18,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Looks after objects and tokens.
 pub(in crate::agent::cluster) struct ObjectKeeper {
     pub(in crate::agent::cluster) objects: Rc<Objects>,
-    pub(in crate::agent::cluster) pods: Rc<dyn PodsView>,
-    pub(in crate::agent::cluster) intake: Rc<dyn Intake>,
+    pub(in crate::agent::cluster) pods: Rc<dyn AskPods>,
 }
 
 impl ObjectKeeper {
@@ -46,8 +42,9 @@ impl ObjectKeeper {
                 mine.commit().await;
             }
             let now = clock.now();
-            for uid in mine.tokens.due(now) {
-                self.pods.resync(&uid, now);
+            let due = mine.tokens.due(now);
+            if !due.is_empty() {
+                self.pods.resync(due).await;
             }
             if now >= sweep {
                 sweep = now + self.tidy().await;
@@ -59,16 +56,19 @@ impl ObjectKeeper {
     async fn tidy(&self) -> Duration {
         let mine = &*self.objects;
         let known: Vec<PodUid> = mine.table.borrow().pods().cloned().collect();
-        for uid in known {
-            if self.pods.is_unwanted(&uid) {
-                mine.forget(&uid).await;
-            }
+        let unwanted = self.pods.look(move |pods| {
+            let unwanted = known.into_iter().filter(|uid| pods.is_unwanted(uid));
+            unwanted.collect::<Vec<_>>()
+        });
+        for uid in unwanted.await {
+            mine.forget(&uid).await;
         }
         // A pod that has not come to say what it needs may need any of them.
-        let complete = self.intake.sources_ready() && {
-            let table = mine.table.borrow();
-            self.pods.every_api_pod(&|uid| table.knows(uid))
-        };
+        let known: BTreeSet<PodUid> = mine.table.borrow().pods().cloned().collect();
+        let complete = self.pods.look(move |pods| {
+            pods.sources_ready() && pods.every_api_pod(&|uid| known.contains(uid))
+        });
+        let complete = complete.await;
         if !complete {
             return TOKEN_INTERVAL;
         }

@@ -1,0 +1,35 @@
+//! Asking the loop. A question is an event: the loop answers it between two others, and nobody borrows the agent.
+
+use smol::channel::Sender;
+
+use super::core::{Agent, Event};
+
+/// What is asked: a look at the agent that sends its answer off.
+pub(super) type Question = Box<dyn FnOnce(&Agent)>;
+
+/// Whom to ask. Each question costs a turn of the loop: ask when somebody wants to know.
+#[derive(Clone)]
+pub(super) struct Asker {
+    events: Sender<Event>,
+}
+
+impl Asker {
+    /// Whoever reads `events` answers.
+    pub(super) const fn new(events: Sender<Event>) -> Self {
+        Self { events }
+    }
+
+    /// The answer of the loop. It never comes once the loop has ended: the agent ends then, too.
+    pub(super) async fn ask<T: 'static>(&self, look: impl FnOnce(&Agent) -> T + 'static) -> T {
+        let (answer, answered) = smol::channel::bounded(1);
+        let question: Question = Box::new(move |agent| {
+            // Who asked may have gone.
+            let _ = answer.try_send(look(agent));
+        });
+        let _ = self.events.send(Event::Ask(question)).await;
+        match answered.recv().await {
+            Ok(answer) => answer,
+            Err(_) => core::future::pending().await,
+        }
+    }
+}

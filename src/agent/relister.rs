@@ -1,0 +1,168 @@
+//! Reads the runtime for the loop, which decides by it: all its pods, those of them that differ, its conditions.
+
+use alloc::rc::Rc;
+use core::time::Duration;
+
+use smol::{
+    channel::{Receiver, Sender},
+    future::FutureExt as _,
+};
+
+use super::{
+    clock::{Clock, in_step},
+    complaints::Complaints,
+    core::Event,
+    vitals::WorkCounters,
+};
+use crate::{
+    api::{
+        Mono, PodUid, Wall,
+        cri::{PodItem, PodRuntimeStatus},
+    },
+    runtime::RuntimeService,
+};
+
+/// Time between the end of a relist and the next one (PLEG-01).
+const RELIST_INTERVAL: Duration = Duration::from_secs(1);
+/// At the sound of doorbells relists follow each other no faster than this.
+const RELIST_MIN_GAP: Duration = Duration::from_millis(3);
+/// Time between reads of the runtime's conditions (LOOP-03).
+const CONDITIONS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// All pods of the runtime.
+pub(super) struct Listing {
+    /// When the runtime was asked: what is listed is at least that new.
+    pub(super) begun: Mono,
+    /// Pods, in any order.
+    pub(super) pods: Vec<PodItem>,
+    /// Where the loop names those to read, at most once. Dropped: none.
+    pub(super) inspect: Sender<Vec<PodUid>>,
+}
+
+/// The pods that differed in a listing.
+pub(super) struct Inspection {
+    /// When that listing began.
+    pub(super) begun: Mono,
+    /// The same by the wall clock.
+    pub(super) wall: Wall,
+    /// What the runtime said of each, or why it said nothing.
+    pub(super) statuses: Vec<(PodUid, Result<PodRuntimeStatus, String>)>,
+}
+
+/// Relists the runtime, as fast as its doorbell rings and at least every second (PLEG-01).
+pub(super) struct Relister {
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) counters: WorkCounters,
+    /// The runtime's doorbell is heard.
+    pub(super) doorbells: bool,
+    /// Who asks for a relist says later than what it must begin.
+    pub(super) asked: Receiver<Mono>,
+    pub(super) events: Sender<Event>,
+}
+
+impl Relister {
+    /// Until the loop is gone.
+    pub(super) async fn run(self) {
+        let mut last = None;
+        while self.relist(&mut last).await.is_some() {
+            let ended = self.clock.now();
+            let tick = async {
+                self.clock.until(in_step(ended + RELIST_INTERVAL)).await;
+                Mono(0)
+            };
+            let ring = async {
+                if !self.doorbells {
+                    core::future::pending::<()>().await;
+                }
+                self.runtime.doorbell().await;
+                Mono(0)
+            };
+            let ask = async { self.asked.recv().await.unwrap_or(Mono(0)) };
+            let mut after = tick.or(ring).or(ask).await;
+            // A doorbell goes on ringing and a question stays in its channel: neither is lost by waiting here.
+            let gap = ended + RELIST_MIN_GAP;
+            if self.clock.now() < gap {
+                self.clock.until(gap).await;
+            }
+            // Whoever asked meanwhile is served by the relist that begins now.
+            while let Ok(more) = self.asked.try_recv() {
+                after = after.max(more);
+            }
+            // A listing of the same millisecond would not count as newer.
+            let begin = after + Duration::from_millis(1);
+            if self.clock.now() < begin {
+                self.clock.until(begin).await;
+            }
+        }
+    }
+
+    /// One relist; `None`: the loop is gone. `last`: when the last successful one began.
+    async fn relist(&self, last: &mut Option<Mono>) -> Option<()> {
+        // 0 is the time of what was never listed.
+        let (begun, wall) = (self.clock.now().max(Mono(1)), self.clock.wall());
+        let pods = match self.runtime.list_pods().await {
+            Ok(pods) => pods,
+            Err(e) => {
+                // No listing is no news: whoever waits goes on waiting.
+                self.complaints.complain(&format!("relist: {e}"));
+                return Some(());
+            }
+        };
+        let (inspect, differing) = smol::channel::bounded(1);
+        let listing = Listing {
+            begun,
+            pods,
+            inspect,
+        };
+        self.events.send(Event::Listed(listing)).await.ok()?;
+        if let Ok(uids) = differing.recv().await {
+            let mut statuses = Vec::with_capacity(uids.len());
+            for uid in uids {
+                let status = self.runtime.pod_status(&uid).await;
+                statuses.push((uid, status.map_err(|e| e.to_string())));
+            }
+            let inspection = Inspection {
+                begun,
+                wall,
+                statuses,
+            };
+            self.events.send(Event::Inspected(inspection)).await.ok()?;
+        }
+        let (took, gap) = (self.clock.now() - begun, last.map(|last| begun - last));
+        self.counters.count(|c| c.relisted(took, gap, wall));
+        *last = Some(begun);
+        Some(())
+    }
+}
+
+/// Reads the runtime's conditions.
+pub(super) struct Conditions {
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) events: Sender<Event>,
+}
+
+impl Conditions {
+    /// Until the loop is gone.
+    pub(super) async fn run(self) {
+        loop {
+            match self.runtime.status().await {
+                Ok(status) => {
+                    let read = Event::Conditions(Box::new(status));
+                    if self.events.send(read).await.is_err() {
+                        return;
+                    }
+                }
+                Err(e) => {
+                    let complaint = format!("cannot read the runtime's status: {e}");
+                    self.complaints.complain(&complaint);
+                }
+            }
+            let next = in_step(self.clock.now() + CONDITIONS_INTERVAL);
+            self.clock.until(next).await;
+        }
+    }
+}
