@@ -88,10 +88,8 @@ impl Known<'_> {
             return Some(uid);
         };
         let hash = &self.mirrors.get(name)?.hash;
-        self.pods.find(|pod| {
-            let id = pod.static_id.as_deref();
-            id.is_some_and(|id| id.name == *name && id.hash == *hash)
-        })
+        self.pods
+            .find(|pod| pod.is_static && pod.id.name == *name && pod.id.hash == *hash)
     }
 }
 
@@ -132,15 +130,13 @@ impl PodsView for Agent {
 
     fn each_static(&self, look: &mut dyn FnMut(StaticPod<'_>)) {
         self.pods().with_configs(|pods| {
-            for (uid, pod) in pods {
-                if let Some(id) = pod.static_id.as_deref() {
-                    look(StaticPod {
-                        uid,
-                        name: &id.name,
-                        hash: &id.hash,
-                        ends: self.pods().is_to_end(uid),
-                    });
-                }
+            for (uid, pod) in pods.filter(|(_, pod)| pod.is_static) {
+                look(StaticPod {
+                    uid,
+                    name: &pod.id.name,
+                    hash: &pod.id.hash,
+                    ends: self.pods().is_to_end(uid),
+                });
             }
         });
     }

@@ -12,10 +12,11 @@ use super::{
     cluster::News,
     ctx::{Ctx, Shared},
     executor::{Cancel, Step},
-    housekeeping,
+    housekeeping::{self, Chores, Found},
+    pod_store::StoreError,
     pods::{ConfigPod, Pods},
     probes::Probed,
-    recorder::Severity,
+    recorder::{About, Severity},
     records::{Recorded, Recording},
     relister::{Inspection, Listing},
     ring::{self, Heard, Made, Seen},
@@ -58,6 +59,10 @@ pub(super) enum Event {
     Settled(bool),
     /// The API shows a pod so, after a write of the agent.
     Shown(PodUid, Value),
+    /// A pod was read from its record.
+    Loaded(PodUid, Purpose, Result<Rc<Pod>, StoreError>),
+    /// Directories and cgroups of pods were looked through.
+    Searched(Found),
     /// Something else that these pods depend on is another.
     Resync(Vec<PodUid>),
     /// Images were imported: pods that wait for one are synced.
@@ -119,6 +124,10 @@ pub(super) enum Effect {
     Inspect(Vec<PodUid>, Sender<Vec<PodUid>>),
     /// Remove surplus dead instances of the container that died (CLEAN-14).
     TidyDead(PodUid, ContainerId),
+    /// Read a pod from its record; ends with [`Event::Loaded`].
+    Load(PodUid, Purpose),
+    /// Look through directories and cgroups of pods; ends with [`Event::Searched`].
+    Search,
     /// Write records; ends with [`Event::Recorded`].
     Record(Box<Recording>),
     /// Move records that wait to the disk; ends with [`Event::Settled`].
@@ -128,7 +137,18 @@ pub(super) enum Effect {
     /// Forget how pods came to their end: they are no longer configured.
     ForgetOutcomes(Vec<PodUid>),
     /// Carry out what housekeeping found.
-    Housekeeping(Box<housekeeping::Chores>),
+    Housekeeping(Box<Chores>),
+}
+
+/// Why a pod is read.
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    /// It is created: it is wanted, and has no worker.
+    Create,
+    /// A probe changed its mind about an instance, as the API names it; the status shows it.
+    Show(Box<str>, ProbeChange),
+    /// An image came that it may have waited for.
+    Image,
 }
 
 /// Waiting reasons that an arriving image may end.
@@ -145,6 +165,8 @@ pub(super) struct Agent {
     stop_waiters: Vec<Sender<()>>,
     /// Chores of an earlier tick are under way.
     cleaning: bool,
+    /// Directories and cgroups are being looked through.
+    searching: bool,
     /// When housekeeping next searches disk and cgroups; at once after anything that may leave something there.
     search_due: Mono,
     /// The agent ends once nothing of any pod is left.
@@ -165,6 +187,7 @@ impl Agent {
             calls: Calls::default(),
             stop_waiters: Vec::new(),
             cleaning: false,
+            searching: false,
             search_due: Mono(0),
             stop_when_idle: false,
             finished: false,
@@ -191,12 +214,14 @@ impl Agent {
             Event::Shown(uid, shown) => {
                 self.effects.push_back(Effect::KeepShown(uid, shown));
             }
+            Event::Loaded(uid, purpose, pod) => self.on_loaded(&uid, purpose, pod, now),
+            Event::Searched(found) => self.on_searched(&found, now),
             Event::Resync(uids) => {
                 for uid in uids {
                     self.ctx.pods.resync(&uid, now);
                 }
             }
-            Event::ImagesArrived => self.on_images(now),
+            Event::ImagesArrived => self.on_images(),
             Event::Listed(listing) => self.on_listed(listing, now),
             Event::Inspected(inspection) => {
                 let happened = self.ctx.view.inspected(inspection);
@@ -230,7 +255,7 @@ impl Agent {
                 self.search_due = Mono(0);
             }
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
-            Event::Command(Command::ImagesArrived) => self.on_images(now),
+            Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::Terminate => self.finished = true,
         }
     }
@@ -252,6 +277,8 @@ impl Agent {
             | Event::ManifestsRead
             | Event::Settled(_)
             | Event::Shown(..)
+            | Event::Loaded(..)
+            | Event::Searched(_)
             | Event::Resync(_)
             | Event::Listed(_)
             | Event::Inspected(_)
@@ -314,36 +341,43 @@ impl Agent {
         pods.into_iter().chain(self.sources.next_timeout()).min()
     }
 
+    /// Takes down what is made be done, but for calls, which say more.
+    fn note_effect(&self, effect: &Effect, now: Mono) {
+        match effect {
+            Effect::TidyDead(uid, id) => self.made(
+                now,
+                Made::TidyDead {
+                    pod: ring::cut(uid.as_str()),
+                    id: ring::cut(id.as_str()),
+                },
+            ),
+            Effect::Housekeeping(_) => self.made(now, Made::Housekeeping),
+            Effect::Start(..)
+            | Effect::Relist
+            | Effect::Inspect(..)
+            | Effect::Load(..)
+            | Effect::Search
+            | Effect::Record(_)
+            | Effect::SettleRecords
+            | Effect::KeepShown(..)
+            | Effect::ForgetOutcomes(_) => {}
+        }
+    }
+
     /// The next thing to do.
     pub(super) fn poll_effect(&mut self, now: Mono) -> Option<Effect> {
         if self.finished {
             return None;
         }
-        if let Some(effect) = self.effects.pop_front() {
-            match &effect {
-                Effect::TidyDead(uid, id) => self.made(
-                    now,
-                    Made::TidyDead {
-                        pod: ring::cut(uid.as_str()),
-                        id: ring::cut(id.as_str()),
-                    },
-                ),
-                Effect::Housekeeping(_) => self.made(now, Made::Housekeeping),
-                Effect::Start(..)
-                | Effect::Relist
-                | Effect::Inspect(..)
-                | Effect::Record(_)
-                | Effect::SettleRecords
-                | Effect::KeepShown(..)
-                | Effect::ForgetOutcomes(_) => {}
-            }
-            return Some(effect);
-        }
-        if !self.ctx.view.may_run_pods(now) {
-            // Nothing is done to pods while the runtime cannot answer (LOOP-02, LOOP-03).
-            return None;
-        }
         loop {
+            if let Some(effect) = self.effects.pop_front() {
+                self.note_effect(&effect, now);
+                return Some(effect);
+            }
+            if !self.ctx.view.may_run_pods(now) {
+                // Nothing is done to pods while the runtime cannot answer (LOOP-02, LOOP-03).
+                return None;
+            }
             let ctx = &self.ctx;
             let effect = ctx.view.with_ages(|ages| ctx.pods.poll_effect(ages, now));
             match effect {
@@ -379,7 +413,7 @@ impl Agent {
                 Some(TableEffect::Gone { uid, restart, .. }) => {
                     let pod = ring::cut(uid.as_str());
                     self.made(now, Made::Gone { pod, restart });
-                    self.on_gone(&uid, restart, now);
+                    self.on_gone(&uid, restart);
                 }
             }
         }
@@ -428,24 +462,12 @@ impl Agent {
         let uid = &pod.metadata.uid;
         let known = ConfigPod::of(source, &pod);
         ctx.pods.configure(uid, known);
-        self.adopt_late_record(uid);
         let ends = ctx.pods.is_to_end(uid);
         let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
         if what == Addition::Admit && !admit(ctx, &pod) {
             return;
         }
         self.create(&pod, now);
-    }
-
-    /// A record that was written for after the end of the incarnation before, when that end came before the loop
-    /// heard of it, is the pod's record now.
-    fn adopt_late_record(&self, uid: &PodUid) {
-        let ctx = &*self.ctx;
-        if !ctx.pods.has_worker(uid)
-            && let Err(e) = ctx.store.adopt_next(uid)
-        {
-            log::warn!("uid={uid} {}", chain(&e));
-        }
     }
 
     fn create(&self, pod: &Pod, now: Mono) {
@@ -473,7 +495,6 @@ impl Agent {
         let ctx = &*self.ctx;
         ctx.pods
             .configure(&pod.metadata.uid, ConfigPod::of(source, pod));
-        self.adopt_late_record(&pod.metadata.uid);
         if self.stop_when_idle {
             return;
         }
@@ -511,22 +532,21 @@ impl Agent {
 
     fn remove(&self, source: Source, uid: &PodUid, now: Mono) {
         let ctx = &*self.ctx;
-        ctx.pods.unconfigure(uid);
+        let config = ctx.pods.unconfigure(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
-            Removal::Kill => self.kill(uid, None, now),
+            Removal::Kill => self.kill(uid, config, None, now),
             Removal::LeaveToHousekeeping => {
                 log::debug!("uid={uid} removed before its source was ready")
             }
         }
     }
 
-    /// Tells a pod's worker to end it, from its record on disk.
-    fn kill(&self, uid: &PodUid, kill: Option<KillOptions>, now: Mono) {
+    /// Tells a pod's worker to end it. Without `config` it is ended as the runtime knows it.
+    fn kill(&self, uid: &PodUid, config: Option<ConfigPod>, kill: Option<KillOptions>, now: Mono) {
         let ctx = &*self.ctx;
-        let recorded = ctx.pod(uid);
-        let taken = match &recorded {
-            Ok(pod) => {
-                let facts = PodFacts::of(pod);
+        let taken = match &config {
+            Some(config) => {
+                let facts = config.facts(uid);
                 let update = match kill {
                     Some(options) => Update::kill(facts, options),
                     None => Update::of(UpdateKind::Kill, facts),
@@ -535,44 +555,75 @@ impl Agent {
                 let idle = ctx.view.is_idle(uid);
                 ctx.pods.update(update.with_runtime_idle(idle), now)
             }
-            Err(e) => {
-                log::warn!("uid={uid} {}", chain(e));
-                let names = ctx.pods.workers(|table| {
-                    let identity = table.identity(table.handle(uid)?)?;
-                    Some((identity.name.to_owned(), identity.namespace.to_owned()))
-                });
-                let Some((name, namespace)) = names else {
+            None => {
+                let Some((namespace, name)) = self.name_of(uid) else {
                     return;
                 };
-                // Without its record a pod is ended as the runtime knows it.
                 let update = Update::runtime_only(uid, &name, &namespace);
                 ctx.pods.update(update, now)
             }
         };
-        if let (Err(e), Ok(pod)) = (taken, &recorded) {
-            tell_full(ctx, pod, e);
+        if let Err(e) = taken {
+            // If something of it runs, housekeeping finds it.
+            log::warn!("uid={uid} cannot be ended: {e}");
         }
     }
 
     /// A probe's word is shown at once, and acted upon (LOOP-18).
-    fn on_probed(&self, probed: &Probed, now: Mono) {
-        let ctx = &*self.ctx;
+    fn on_probed(&mut self, probed: &Probed, now: Mono) {
+        let pods = self.pods();
         let uid = &probed.uid;
-        let is_config = ctx.pods.is_configured(uid);
+        let is_config = pods.is_configured(uid);
         let success = probed.result == ProbeResult::Success;
         let (write, sync) = dispatch::on_probe(probed.kind, success, is_config);
-        if let Some(write) = write {
-            let change = match write {
-                ProbeWrite::Ready(ready) => ProbeChange::Ready(ready),
-                ProbeWrite::Started(started) => ProbeChange::Started(started),
-            };
-            match ctx.pod(uid) {
-                Ok(pod) => ctx.statuses().probed(&pod, &probed.container_id, change),
-                Err(e) => ctx.complain(&format!("uid={uid} {}", chain(&e))),
+        match write {
+            Some(write) => {
+                let change = match write {
+                    ProbeWrite::Ready(ready) => ProbeChange::Ready(ready),
+                    ProbeWrite::Started(started) => ProbeChange::Started(started),
+                };
+                let purpose = Purpose::Show(probed.container_id.clone(), change);
+                self.effects.push_back(Effect::Load(uid.clone(), purpose));
             }
+            None if sync => pods.resync(uid, now),
+            None => {}
         }
-        if sync {
-            ctx.pods.resync(uid, now);
+    }
+
+    /// A pod was read.
+    fn on_loaded(
+        &self,
+        uid: &PodUid,
+        purpose: Purpose,
+        pod: Result<Rc<Pod>, StoreError>,
+        now: Mono,
+    ) {
+        let ctx = &*self.ctx;
+        let pod = pod
+            .inspect_err(|e| ctx.complain(&format!("uid={uid} {}", chain(e))))
+            .ok();
+        match (purpose, pod) {
+            (Purpose::Create, Some(pod)) => {
+                let is_wanted = ctx.pods.is_configured(uid) && !ctx.pods.has_worker(uid);
+                // While it ended, or because it was refused, another pod may have got what it asks for.
+                if is_wanted && !self.stop_when_idle && admit(ctx, &pod) {
+                    self.create(&pod, now);
+                }
+            }
+            // Housekeeping finds it again.
+            (Purpose::Create, None) => {}
+            (Purpose::Show(container_id, change), pod) => {
+                if let Some(pod) = pod {
+                    ctx.statuses().probed(&pod, &container_id, change);
+                }
+                ctx.pods.resync(uid, now);
+            }
+            (Purpose::Image, pod) => {
+                if let Some(pod) = pod {
+                    ctx.images.forget_delays(&pod);
+                }
+                ctx.pods.resync(uid, now);
+            }
         }
     }
 
@@ -586,8 +637,7 @@ impl Agent {
     }
 
     /// Nobody waits out a back-off for an image that is there.
-    fn on_images(&self, now: Mono) {
-        let ctx = &*self.ctx;
+    fn on_images(&mut self) {
         let waits = |status: &PodStatus| {
             let all = status
                 .init_container_statuses
@@ -596,12 +646,9 @@ impl Agent {
             all.filter_map(|c| c.state.waiting.as_ref())
                 .any(|w| IMAGE_REASONS.contains(&w.reason.as_str()))
         };
-        for uid in ctx.pods.with_status_that(waits) {
-            if let Ok(pod) = ctx.pod(&uid) {
-                ctx.images.forget_delays(&pod);
-            }
-            ctx.pods.resync(&uid, now);
-        }
+        let waiting = self.pods().with_status_that(waits).into_iter();
+        let load = |uid| Effect::Load(uid, Purpose::Image);
+        self.effects.extend(waiting.map(load));
     }
 
     /// Events of a listing find a status at least as new in the cache: what differs is read before they are made (PLEG-07).
@@ -643,23 +690,40 @@ impl Agent {
     }
 
     fn on_housekeeping(&mut self, now: Mono) {
-        let search = !self.cleaning && now >= self.search_due;
-        let was_known = self.ctx.pods.workers(|table| table.is_synced());
-        let chores = housekeeping::decide(&self.ctx, self.sources.are_ready(), search, now);
-        let could = self.sources.are_ready()
-            && self.ctx.view.may_run_pods(now)
-            && self.ctx.view.running(now).is_some();
-        if search && could {
-            self.search_due = now + housekeeping::SEARCH_INTERVAL;
-        }
-        if !was_known && self.ctx.pods.workers(|table| table.is_synced()) {
+        let was_known = self.pods().workers(|table| table.is_synced());
+        let chores = housekeeping::decide(&self.ctx, self.sources.are_ready(), None, now);
+        if !was_known && self.pods().workers(|table| table.is_synced()) {
             // Of pods without a worker it is certain from now on that nothing runs.
             self.ctx.status_changed();
         }
         for (uid, drop_status) in &chores.create {
-            self.create_again(uid, *drop_status, now);
+            self.create_again(uid, *drop_status);
         }
-        // What takes long holds up neither orphans nor pods to create: what is left now is found again.
+        self.do_chores(chores);
+        let view = &self.ctx.view;
+        let could =
+            self.sources.are_ready() && view.may_run_pods(now) && view.running(now).is_some();
+        if could && !self.cleaning && !self.searching && now >= self.search_due {
+            self.search_due = now + housekeeping::SEARCH_INTERVAL;
+            self.searching = true;
+            self.effects.push_back(Effect::Search);
+        }
+    }
+
+    /// Listed before the configuration is looked at: a pod that came meanwhile is no orphan.
+    fn on_searched(&mut self, found: &Found, now: Mono) {
+        self.searching = false;
+        if self.cleaning {
+            self.search_due = Mono(0);
+            return;
+        }
+        let ready = self.sources.are_ready();
+        let chores = housekeeping::decide(&self.ctx, ready, Some(found), now);
+        self.do_chores(chores);
+    }
+
+    /// What takes long holds up neither orphans nor pods to create: what is left now is found again.
+    fn do_chores(&mut self, chores: Chores) {
         if !self.cleaning && !chores.is_empty() {
             self.cleaning = true;
             self.effects
@@ -668,33 +732,24 @@ impl Agent {
     }
 
     /// Creates a configured pod that the table does not hold.
-    fn create_again(&self, uid: &PodUid, drop_status: bool, now: Mono) {
-        let ctx = &*self.ctx;
+    fn create_again(&mut self, uid: &PodUid, drop_status: bool) {
         if self.stop_when_idle {
             return;
         }
         if drop_status {
             // What ended must not speak for what begins.
-            ctx.pods.forget_status(uid);
+            self.pods().forget_status(uid);
         }
-        match ctx.store.adopt_next(uid).and_then(|()| ctx.pod(uid)) {
-            // While it ended, or because it was refused, another pod may have got what it asks for.
-            Ok(pod) => {
-                if admit(ctx, &pod) {
-                    self.create(&pod, now);
-                }
-            }
-            Err(e) => log::warn!("uid={uid} {}", chain(&e)),
-        }
+        let load = Effect::Load(uid.clone(), Purpose::Create);
+        self.effects.push_back(load);
     }
 
-    fn on_gone(&self, uid: &PodUid, restart: bool, now: Mono) {
-        let ctx = &*self.ctx;
-        ctx.pods.forget_reasons(uid);
-        if !restart || !ctx.pods.is_configured(uid) {
-            return;
+    fn on_gone(&mut self, uid: &PodUid, restart: bool) {
+        let pods = self.pods();
+        pods.forget_reasons(uid);
+        if restart && pods.is_configured(uid) {
+            self.create_again(uid, true);
         }
-        self.create_again(uid, true, now);
     }
 
     fn on_stop(&mut self, all: bool, done: Sender<()>, now: Mono) {
@@ -715,7 +770,8 @@ impl Agent {
             let ended = ctx.pods.is_to_end(&uid);
             let idle = !ctx.pods.has_worker(&uid) && ctx.view.is_idle(&uid);
             if !ended && !idle {
-                self.kill(&uid, Some(KillOptions::default()), now);
+                let config = ctx.pods.with_config(&uid, ConfigPod::clone);
+                self.kill(&uid, config, Some(KillOptions::default()), now);
             }
         }
     }
@@ -745,16 +801,22 @@ impl Agent {
 
     fn tell_status_failed(&self, handle: Handle) {
         let ctx = &*self.ctx;
-        let uid = ctx.pods.uid(handle);
-        if let Some(Ok(pod)) = uid.map(|uid| ctx.pod(&uid)) {
-            let message = ctx.view.status_error(&pod.metadata.uid).unwrap_or_default();
-            ctx.pod_event(
-                &pod,
-                Severity::Warning,
-                "FailedSync",
-                &format!("error determining status: {message}"),
-            );
-        }
+        let Some(uid) = ctx.pods.uid(handle) else {
+            return;
+        };
+        let Some((namespace, name)) = self.name_of(&uid) else {
+            return;
+        };
+        let message = ctx.view.status_error(&uid).unwrap_or_default();
+        let about = About {
+            uid: &uid,
+            namespace: &namespace,
+            name: &name,
+            field_path: "",
+        };
+        let text = format!("error determining status: {message}");
+        let recorder = &ctx.recorder;
+        recorder.about(about, Severity::Warning, "FailedSync", &text);
     }
 }
 

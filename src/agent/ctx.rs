@@ -12,7 +12,7 @@ use super::{
     metered::Metered,
     node::Node,
     objects::Objects,
-    pod_store::{PodStore, StoreError},
+    pod_store::PodStore,
     pods::{self, Pods},
     probes::{Probes, Wire},
     recorder::{Recorder, Severity},
@@ -164,11 +164,6 @@ impl Ctx {
             disk: parts.disk,
             cfg,
         }
-    }
-
-    /// The pod as recorded, with defaults applied.
-    pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
-        self.store.pod(uid)
     }
 
     /// Records an event of a pod.

@@ -11,7 +11,7 @@ use smol::{
 use super::{
     assembly, calls,
     cluster::News,
-    core::{Agent, Effect, Event},
+    core::{Agent, Effect, Event, Purpose},
     ctx::{Ctx, Shared},
     executor::{Cancel, Executors, Tell},
     gc, housekeeping, outcome, records,
@@ -101,6 +101,17 @@ impl Hands {
                 // It takes one answer a listing.
                 let _ = relister.try_send(pods);
             }
+            Effect::Load(uid, purpose) => self.spawn(async move {
+                let pod = match purpose {
+                    Purpose::Create => ctx.store.load_next(&ctx.disk, &uid).await,
+                    Purpose::Show(..) | Purpose::Image => ctx.store.load(&ctx.disk, &uid).await,
+                };
+                let _ = sender.send(Event::Loaded(uid, purpose, pod)).await;
+            }),
+            Effect::Search => self.spawn(async move {
+                let found = housekeeping::search(&ctx).await;
+                let _ = sender.send(Event::Searched(found)).await;
+            }),
             Effect::Record(recording) => self.spawn(async move {
                 let recorded = records::record(&ctx, *recording).await;
                 let _ = sender.send(Event::Recorded(Box::new(recorded))).await;

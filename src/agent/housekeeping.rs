@@ -42,27 +42,37 @@ impl Chores {
 /// or from an earlier agent; only a foreign hand makes others.
 pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With `search` also at
-/// the disk and the cgroups, which takes a system call for each of a few dozen directories.
-pub(super) fn decide(ctx: &Ctx, sources_ready: bool, search: bool, now: Mono) -> Chores {
+/// What lies around: pods that have a directory or a waiting record, sorted, and cgroups of pods with their paths.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    dirs: Vec<PodUid>,
+    groups: Vec<(PodUid, String)>,
+}
+
+/// Looks through directories and cgroups, which takes a system call for each of a few dozen.
+pub(super) async fn search(ctx: &Ctx) -> Found {
+    let (volumes, store) = (ctx.volumes.clone(), ctx.store.clone());
+    let listed = ctx.disk.run(move || {
+        let mut dirs = volumes.list_pod_dirs()?;
+        dirs.extend(store.waiting_pods());
+        dirs.order();
+        dirs.dedup();
+        Ok::<_, std::io::Error>(dirs)
+    });
+    let dirs = listed.await.unwrap_or_else(|e| {
+        ctx.complain(&format!("housekeeping: pod directories: {e}"));
+        Vec::new()
+    });
+    let groups = ctx.pod_cgroups.list().await;
+    Found { dirs, groups }
+}
+
+/// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With what was `found`, it
+/// says what of that is to be removed, and nothing else.
+pub(super) fn decide(ctx: &Ctx, sources_ready: bool, found: Option<&Found>, now: Mono) -> Chores {
     if !may_run(sources_ready) || !ctx.view.may_run_pods(now) {
         return Chores::default();
     }
-    // Listed before the configuration is read: a pod that comes meanwhile is then no orphan.
-    let (groups, dirs) = if search {
-        let mut dirs = ctx.volumes.list_pod_dirs().unwrap_or_else(|e| {
-            ctx.complain(&format!("housekeeping: pod directories: {e}"));
-            Vec::new()
-        });
-        if ctx.pods.records_wait() {
-            dirs.extend(ctx.store.waiting_pods());
-            dirs.order();
-            dirs.dedup();
-        }
-        (ctx.pod_cgroups.list(), dirs)
-    } else {
-        (Vec::new(), Vec::new())
-    };
     let configured = ctx.pods.configured();
     let pods: Vec<ConfigPod<'_>> = configured
         .iter()
@@ -89,7 +99,8 @@ pub(super) fn decide(ctx: &Ctx, sources_ready: bool, search: bool, now: Mono) ->
         tiers: ctx.pod_cgroups.is_stale(ctx.pods.burstable_milli()),
         ..Chores::default()
     };
-    for restart in pass.restarts() {
+    let restarts = found.is_none().then(|| pass.restarts());
+    for restart in restarts.into_iter().flatten() {
         ctx.pods
             .count(|totals| totals.count_restart(restart.is_static));
         chores
@@ -108,6 +119,7 @@ pub(super) fn decide(ctx: &Ctx, sources_ready: bool, search: bool, now: Mono) ->
             && !ctx.pods.is_arriving(uid)
             && !ctx.is_unread(uid)
     };
+    let (dirs, groups) = found.map_or_else(Default::default, |f| (&*f.dirs, &*f.groups));
     let mut forgotten: BTreeSet<PodUid> = dirs
         .iter()
         .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
@@ -116,12 +128,12 @@ pub(super) fn decide(ctx: &Ctx, sources_ready: bool, search: bool, now: Mono) ->
     let listed = ctx.view.uids().into_iter();
     forgotten.extend(listed.filter(|uid| pass.is_orphan_directory(uid) && workless(uid)));
     for (uid, path) in groups {
-        if ctx.is_unread(&uid) {
+        if ctx.is_unread(uid) {
             continue;
         }
-        let volumes = dirs.contains(&uid) && !forgotten.contains(&uid);
-        if let Some(action) = pass.cgroup(&uid, volumes && !ctx.pods.is_configured(&uid)) {
-            chores.cgroups.push((uid, path, action));
+        let volumes = dirs.contains(uid) && !forgotten.contains(uid);
+        if let Some(action) = pass.cgroup(uid, volumes && !ctx.pods.is_configured(uid)) {
+            chores.cgroups.push((uid.clone(), path.clone(), action));
         }
     }
     chores.forgotten = forgotten.into_iter().collect();

@@ -240,6 +240,13 @@ impl PodStore {
         disk.run(move || store.pod(&uid)).await.map(Rc::new)
     }
 
+    /// The same of the incarnation that begins, on the disk lane: what was kept for it is its record from now on.
+    pub(super) async fn load_next(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
+        let (store, uid) = (self.clone(), uid.clone());
+        let read = move || store.adopt_next(&uid).and_then(|()| store.pod(&uid));
+        disk.run(read).await.map(Rc::new)
+    }
+
     /// The record in force: the one that waits is newer.
     fn path(&self, uid: &PodUid) -> PathBuf {
         let waiting = self.waiting.join(uid.as_str()).join(RECORD);

@@ -223,9 +223,9 @@ impl PodCgroups {
     }
 
     /// Pods that have a cgroup, with its path. Blocking.
-    pub(in crate::agent) fn list(&self) -> Vec<(PodUid, String)> {
-        let kubepods = values::kubepods_path(&self.tree.root);
-        self.tree.cgroups.list_pods(&kubepods)
+    pub(in crate::agent) async fn list(&self) -> Vec<(PodUid, String)> {
+        let list = |tree: &Tree| tree.cgroups.list_pods(&values::kubepods_path(&tree.root));
+        self.run(list).await
     }
 
     async fn run<T: Send + 'static>(&self, job: impl FnOnce(&Tree) -> T + Send + 'static) -> T {

@@ -63,7 +63,8 @@ impl Syncer {
     /// One sync of one pod.
     pub(in crate::agent) async fn run(&self, plan: &Plan) -> Outcome {
         let uid = &plan.uid;
-        let pod = match self.store.load(&self.disk, uid).await {
+        // A sync is of the incarnation that is wanted now.
+        let pod = match self.store.load_next(&self.disk, uid).await {
             Ok(pod) => pod,
             Err(e) => {
                 // An unreadable record harms nobody else, and what runs goes on running.

@@ -1,8 +1,10 @@
 //! What is remembered of each configured pod besides its worker: enough for admission and for asking who uses what.
 
 use crate::{
-    api::{Pod, pod::CONFIG_HASH, pod_status::QosClass},
-    logic::{admission::ActivePod, mirror::FullName, mux::Source, qos::qos_class},
+    api::{Pod, PodUid, pod::CONFIG_HASH, pod_status::QosClass},
+    logic::{
+        admission::ActivePod, mirror::FullName, mux::Source, pod_worker::PodFacts, qos::qos_class,
+    },
 };
 
 /// One configured pod.
@@ -20,17 +22,21 @@ pub(in crate::agent) struct ConfigPod {
     pub(in crate::agent) qos: QosClass,
     /// What it takes of the node.
     pub(in crate::agent) takes: ActivePod,
-    /// How its mirror is known, of a static pod.
-    pub(in crate::agent) static_id: Option<Box<StaticId>>,
+    /// How it is called, and ended.
+    pub(in crate::agent) id: Box<Identity>,
 }
 
-/// What tells the mirror of a static pod.
+/// What tells a pod, and how much time it has to end.
 #[derive(Clone, Debug)]
-pub(in crate::agent) struct StaticId {
+pub(in crate::agent) struct Identity {
     /// Its name.
     pub(in crate::agent) name: FullName,
-    /// Its hash; empty if it has none.
+    /// What tells its mirror, of a static pod; empty if it has none.
     pub(in crate::agent) hash: String,
+    /// `metadata.deletionGracePeriodSeconds`.
+    deletion_grace_s: Option<i64>,
+    /// `spec.terminationGracePeriodSeconds`.
+    spec_grace_s: Option<i64>,
 }
 
 impl ConfigPod {
@@ -54,6 +60,8 @@ impl ConfigPod {
                     })
                 })
         });
+        let hash = pod.metadata.annotations.get(CONFIG_HASH);
+        let hash = hash.filter(|_| source != Source::Api);
         Self {
             is_static: source != Source::Api,
             deletion_requested: pod.metadata.deletion_timestamp.is_some(),
@@ -61,13 +69,26 @@ impl ConfigPod {
             uses_objects: volumes || env,
             qos: qos_class(pod),
             takes: ActivePod::of(pod),
-            static_id: (source != Source::Api).then(|| {
-                let hash = pod.metadata.annotations.get(CONFIG_HASH);
-                Box::new(StaticId {
-                    name: FullName::of(&pod.metadata),
-                    hash: hash.cloned().unwrap_or_default(),
-                })
+            id: Box::new(Identity {
+                name: FullName::of(&pod.metadata),
+                hash: hash.cloned().unwrap_or_default(),
+                deletion_grace_s: pod.metadata.deletion_grace_period_seconds,
+                spec_grace_s: pod.spec.termination_grace_period_seconds,
             }),
+        }
+    }
+
+    /// What its worker must know of it.
+    pub(in crate::agent) fn facts<'a>(&'a self, uid: &'a PodUid) -> PodFacts<'a> {
+        PodFacts {
+            uid,
+            name: &self.id.name.name,
+            namespace: &self.id.name.namespace,
+            is_static: self.is_static,
+            deletion_requested: self.deletion_requested,
+            deletion_grace_s: self.id.deletion_grace_s,
+            spec_grace_s: self.id.spec_grace_s,
+            phase_terminal: self.api_phase_terminal,
         }
     }
 }

@@ -118,9 +118,9 @@ impl Pods {
         self.change(uid, |entry| entry.config = Some(pod));
     }
 
-    /// No source has the pod any more.
-    pub(super) fn unconfigure(&self, uid: &PodUid) {
-        self.change(uid, |entry| entry.config = None);
+    /// No source has the pod any more. Returns what one had.
+    pub(super) fn unconfigure(&self, uid: &PodUid) -> Option<ConfigPod> {
+        self.change(uid, |entry| entry.config.take())
     }
 
     /// Whether a source has the pod.

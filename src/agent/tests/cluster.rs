@@ -461,7 +461,7 @@ fn housekeeping_waits_for_the_whole() {
     std::fs::remove_file(world.ctx.store.dir(&PodUid::from(&*uid)).join("pod.json"))
         .unwrap_or_default();
     for uid in world.ctx.pods.configured() {
-        world.ctx.pods.unconfigure(&uid);
+        let _ = world.ctx.pods.unconfigure(&uid);
     }
     world.advance(s(300));
     assert!(!world.wait(world.asker.ask(|agent| agent.sources.are_ready())));
