@@ -141,7 +141,7 @@ impl Agent {
                     Change::Gone(uid) => mux.amend(source, vec![], &[uid], wall),
                     Change::All(pods) => mux.merge(source, pods, wall),
                     Change::OnDisk(pod, outcome) => {
-                        let taken = self.on_pod_on_disk(pod, outcome);
+                        let taken = self.on_pod_on_disk(pod, outcome.map(|o| *o));
                         return drop(answer.try_send(taken));
                     }
                     Change::AllOnDisk => {

@@ -118,7 +118,7 @@ pub(super) enum Change {
     All(Vec<Delivered>),
     /// A pod is on disk, with the status it came to its end with. Another may have its name still: then it is left out,
     /// which counts as unrecorded.
-    OnDisk(Box<ReceivedPod>, Option<PodStatus>),
+    OnDisk(Box<ReceivedPod>, Option<Box<PodStatus>>),
     /// All that are on disk were told.
     AllOnDisk,
 }

@@ -117,7 +117,7 @@ impl Restore {
             return Ok(false);
         }
         let copy = copy_of(&received.pod);
-        let change = Change::OnDisk(received, outcome);
+        let change = Change::OnDisk(received, outcome.map(Box::new));
         if !self.intake.deliver(change).await?.unrecorded.is_empty() {
             // One that had its name before is on its way out still. What runs of this one is no orphan.
             self.api_pods.with(|poll| poll.undeliver(uid));

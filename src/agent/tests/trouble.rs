@@ -77,7 +77,7 @@ fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
     let record = world.ctx.store.dir(&uid).join("pod.json");
     fs::create_dir_all(record.join("in the way")).expect("directory");
     let delivery = world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
-    assert_eq!(delivery.unrecorded, [uid.clone()]);
+    assert_eq!(delivery.unrecorded, core::slice::from_ref(&uid));
     assert_eq!(world.events_of("FailedCreatePodRecord"), 1);
     world.until("the other runs", |w| w.phase("b") == Some(Phase::Running));
     assert!(world.fake.container(&uid, "c").is_none());
