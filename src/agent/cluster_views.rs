@@ -8,9 +8,12 @@ use smol::{LocalExecutor, channel::Sender};
 use super::{
     asker::{Asker, Question},
     cluster::{News, Surroundings, Tools},
+    complaints::Complaints,
     core::{Agent, Event},
     ctx::{Ctx, Shared},
-    node, outcome, pods, sources,
+    node, outcome,
+    pod_store::PodStore,
+    pods, sources,
     tasks::{Spawner, Task},
     views::{
         AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView, PodsView,
@@ -24,6 +27,7 @@ use crate::{
         node::{Applied, NodeEvent},
         status_writer::{Truth, Truths},
     },
+    sys::lane::Lane,
 };
 
 /// Makes everything that speaks with the apiserver, if there is one.
@@ -35,7 +39,13 @@ pub(super) fn tasks(
     let Some(cluster) = &ctx.cluster else {
         return Vec::new();
     };
-    let api = Rc::new(ApiEvents(events.clone()));
+    let api = Rc::new(ApiEvents {
+        events: events.clone(),
+        asker: Asker::new(events.clone()),
+        store: ctx.store.clone(),
+        disk: ctx.disk.clone(),
+        complaints: Rc::clone(&ctx.complaints),
+    });
     let around = Surroundings {
         spawner: Spawner::new(executor),
         tools: ctx.cluster_tools(),
@@ -152,18 +162,24 @@ impl PodsView for Agent {
     }
 }
 
-/// The way of the apiserver's side to the loop.
-struct ApiEvents(Sender<Event>);
+/// The way of the apiserver's side to the loop, and to what the next agent must know.
+struct ApiEvents {
+    events: Sender<Event>,
+    asker: Asker,
+    store: PodStore,
+    disk: Lane,
+    complaints: Rc<Complaints>,
+}
 
 impl AskPods for ApiEvents {
     fn show(&self, look: Look) -> Later<'_, ()> {
         let question: Question = Box::new(move |agent| look(agent));
         // It is gone only when the agent ends.
-        Box::pin(async { _ = self.0.send(Event::Ask(question)).await })
+        Box::pin(async { _ = self.events.send(Event::Ask(question)).await })
     }
 
     fn resync(&self, uids: Vec<PodUid>) -> Later<'_, ()> {
-        Box::pin(async { _ = self.0.send(Event::Resync(uids)).await })
+        Box::pin(async { _ = self.events.send(Event::Resync(uids)).await })
     }
 }
 
@@ -171,16 +187,32 @@ impl Intake for ApiEvents {
     fn deliver(&self, change: Change) -> Later<'_, Result<Taken, LoopEnded>> {
         Box::pin(sources::hand_over(
             sources::SourceNews::Api(change),
-            &self.0,
+            &self.events,
         ))
     }
 
+    fn keep_end(&self, uid: PodUid) -> Later<'_, ()> {
+        Box::pin(async move {
+            let of = uid.clone();
+            let ended = self.asker.ask(move |agent| agent.pods().status(&of));
+            let Some(status) = ended.await.filter(|status| status.phase.is_terminal()) else {
+                return;
+            };
+            let (store, of) = (self.store.clone(), uid.clone());
+            let kept = self.disk.run(move || outcome::keep(&store, &of, status));
+            if let Err(e) = kept.await {
+                let complaint = format!("uid={uid} cannot keep the outcome: {e}");
+                self.complaints.complain(&complaint);
+            }
+        })
+    }
+
     fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()> {
-        Box::pin(async { _ = self.0.send(Event::Shown(uid, shown)).await })
+        Box::pin(async { _ = self.events.send(Event::Shown(uid, shown)).await })
     }
 
     fn end_agent(&self) -> Later<'_, ()> {
-        Box::pin(async { _ = self.0.send(Event::Terminate).await })
+        Box::pin(async { _ = self.events.send(Event::Terminate).await })
     }
 }
 

@@ -91,7 +91,10 @@ pub(super) enum Event {
     Terminate,
 }
 
-const _: () = assert!(size_of::<Event>() <= 104, "256 of them have room in the queue");
+const _: () = assert!(
+    size_of::<Event>() <= 104,
+    "256 of them have room in the queue"
+);
 
 /// An operation on pods whose records are on disk.
 pub(super) enum ConfigOp {

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::pod_store::{Header, PodStore};
+use super::pod_store::{Header, PodStore, StoreError};
 use crate::{
     api::{PodStatus, PodUid, strict::from_json},
     logic::{mux::Source, outcome},
@@ -48,7 +48,7 @@ fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
 }
 
 /// Keeps a status that is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
-/// finds no apiserver to ask. Blocking.
+/// finds no apiserver to ask. A pod without a record has nothing to be kept for. Blocking.
 pub(super) fn keep(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
     let terminal = status.phase.is_terminal();
     if let Some(kept) = read(store, uid)
@@ -57,9 +57,12 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Res
         // That it began is known; and what has ended does not change.
         return Ok(());
     }
-    let (header, _) = store
-        .read::<serde_json::Value>(uid)
-        .map_err(io::Error::other)?;
+    let header = match store.read::<serde_json::Value>(uid) {
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(());
+        }
+        read => read.map_err(io::Error::other)?.0,
+    };
     let kept = Kept {
         v: VERSION,
         boot_id: proc::boot_id()?,
@@ -70,11 +73,14 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Res
 }
 
 /// The status that the pod with this record starts from, always a terminal one, if a boot ago it came to its end or began
-/// and must not begin again. Within one boot the runtime knows better. Blocking.
+/// and must not begin again. Within one boot the runtime knows better, but for a pod of the apiserver that has ended: its end
+/// may have been told, and stays what it was. Blocking.
 pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<PodStatus> {
     let kept = read(store, uid)?;
+    let told = header.source == Source::Api.as_str() && kept.status.phase.is_terminal();
     let booted = || proc::boot_id().is_ok_and(|boot| boot != kept.boot_id);
-    (kept.digest == identity(header) && booted()).then(|| outcome::after_reboot(kept.status))
+    let holds = kept.digest == identity(header) && (told || booted());
+    holds.then(|| outcome::after_reboot(kept.status))
 }
 
 /// What tells a pod from another of the same uid. One of the apiserver is told by its uid alone: new labels do not make it

@@ -128,6 +128,10 @@ pub(super) trait Intake {
     /// Hands it to the loop; comes back when it is recorded, and acted upon.
     fn deliver(&self, change: Change) -> Later<'_, Result<Taken, LoopEnded>>;
 
+    /// Keeps how a pod of the API ended, for the next agent; comes back when it lies on disk. It is told only then: a list
+    /// that is older than the telling, or no list at all, would have the pod run again.
+    fn keep_end(&self, uid: PodUid) -> Later<'_, ()>;
+
     /// Keeps what the API shows of a pod in its record, for the next agent.
     fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()>;
 

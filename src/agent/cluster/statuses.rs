@@ -106,6 +106,9 @@ impl StatusSender {
             body["status"]["phase"].as_str(),
             Some("Succeeded" | "Failed")
         );
+        if tells_end && !self.writer.is_mirror(uid) {
+            self.intake.keep_end(uid.clone()).await;
+        }
         let answer = match self.path(uid) {
             None => Err(not_sent()),
             Some((namespace, name)) => {
