@@ -9,7 +9,7 @@ use std::{
 
 use super::{asker::Asker, ctx::Ctx, recorder::Severity};
 use crate::{
-    api::{ContainerId, PodUid, cri::PodItem},
+    api::{ContainerId, PodUid, SandboxId, cri::PodItem},
     error::chain,
     logic::gc::{self, ContainerGcPolicy, Fate},
     runtime::{RuntimeError, log_rotation},
@@ -89,7 +89,13 @@ async fn try_pass(ctx: &Ctx, asker: &Asker, failed: &mut Vec<String>) -> Result<
     } else {
         listed
     };
-    remove_sandboxes(ctx, &listed, &fate, ready, failed).await;
+    let sandboxes = gc::removable_sandboxes(&listed, &fate, ready);
+    let any = any || !sandboxes.is_empty();
+    remove_sandboxes(ctx, &listed, sandboxes, failed).await;
+    if any {
+        // What is known of the runtime is not to show them any longer.
+        ctx.view.request_relist();
+    }
     remove_forgotten_logs(ctx, failed).await;
     remove_log_dirs(ctx, &fate, ready, failed).await;
     remove_dangling_links(ctx, failed).await
@@ -104,11 +110,10 @@ async fn remove(ctx: &Ctx, id: &ContainerId) {
 async fn remove_sandboxes(
     ctx: &Ctx,
     listed: &[PodItem],
-    fate: &dyn Fn(&PodUid) -> Fate,
-    ready: bool,
+    ids: Vec<SandboxId>,
     failed: &mut Vec<String>,
 ) {
-    for id in gc::removable_sandboxes(listed, fate, ready) {
+    for id in ids {
         let owner = listed
             .iter()
             .find(|pod| pod.sandboxes.iter().any(|s| s.id == id))
