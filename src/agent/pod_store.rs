@@ -11,7 +11,7 @@
 //! an error of that pod alone.
 
 use alloc::rc::Rc;
-use core::time::Duration;
+use core::{fmt::Display, time::Duration};
 use std::{
     fs,
     io::{self, Read as _, Write as _},
@@ -282,11 +282,11 @@ impl PodStore {
     pub(super) fn decoded<T>(
         &self,
         uid: &PodUid,
-        decoded: Result<T, String>,
+        decoded: Result<T, impl Display>,
     ) -> Result<T, StoreError> {
         decoded.map_err(|why| StoreError::Damaged {
             path: self.path(uid),
-            why,
+            why: why.to_string(),
         })
     }
 
@@ -339,7 +339,7 @@ pub(crate) mod fuzz {
     pub(crate) fn run(data: &[u8]) -> String {
         use crate::logic::static_pod;
         let read = parse::<serde_json::Value>(data);
-        match read.and_then(|(_, object)| static_pod::decode(&object)) {
+        match read.and_then(|(_, object)| static_pod::decode(&object).map_err(|e| e.to_string())) {
             Ok(_) => "ok".into(),
             Err(e) => e,
         }

@@ -19,6 +19,7 @@ use crate::{
         Mono, PodUid, Wall,
         cri::{PodItem, PodRuntimeStatus},
     },
+    logic::runtime_cache::NoStatus,
     runtime::RuntimeService,
 };
 
@@ -46,7 +47,7 @@ pub(super) struct Inspection {
     /// The same by the wall clock.
     pub(super) wall: Wall,
     /// What the runtime said of each, or why it said nothing.
-    pub(super) statuses: Vec<(PodUid, Result<PodRuntimeStatus, String>)>,
+    pub(super) statuses: Vec<(PodUid, Result<PodRuntimeStatus, NoStatus>)>,
 }
 
 /// Relists the runtime, as fast as its doorbell rings and at least every second (PLEG-01).
@@ -121,7 +122,7 @@ impl Relister {
             let mut statuses = Vec::with_capacity(uids.len());
             for uid in uids {
                 let status = self.runtime.pod_status(&uid).await;
-                statuses.push((uid, status.map_err(|e| e.to_string())));
+                statuses.push((uid, status.map_err(|e| NoStatus(e.to_string().into()))));
             }
             let inspection = Inspection {
                 begun,

@@ -66,7 +66,7 @@ impl RuntimeView {
 
     /// Why the status of a pod could not be read, if so.
     pub(super) fn status_error(&self, uid: &PodUid) -> Option<Rc<str>> {
-        self.cache.borrow().get(uid).err()
+        self.cache.borrow().get(uid).err().map(|why| why.0)
     }
 
     /// What was last said of each pod, sorted by UID; pods whose status could not be read are left out.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::strict::WrongValue;
 use super::{Pod, PodUid};
 
 /// A pod that a source has read.
@@ -13,6 +14,22 @@ pub struct ReceivedPod {
     pub raw: Value,
     /// Where it was read: the manifest's path, or empty for the apiserver.
     pub origin: Box<str>,
+}
+
+/// Why an object is not taken: whoever wrote it mends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// A value that cannot be read, or that identifies no object of this node.
+    #[error(transparent)]
+    Value(#[from] WrongValue),
+    /// What the API would refuse: the object's kind and name, and every wrong value.
+    #[error("{0} {1:?} is invalid: {list}", list = joined(.2))]
+    Values(&'static str, String, Vec<WrongValue>),
+}
+
+fn joined(values: &[WrongValue]) -> String {
+    let shown: Vec<String> = values.iter().map(WrongValue::to_string).collect();
+    shown.join("; ")
 }
 
 /// One entry of a source's snapshot.

@@ -1,43 +1,50 @@
 //! Turns an object of the apiserver into a pod of this node.
 
-use alloc::{boxed::Box, string::String};
+use alloc::boxed::Box;
 
 use serde_json::Value;
 
 use super::static_pod::{decode, is_plain_uid};
 use crate::api::received::ReceivedPod;
+use crate::api::strict::WrongValue;
 
 /// Decodes a pod that the apiserver has validated, and checks what the agent relies on: that it is a pod of this node,
 /// and that its names may become parts of paths.
 ///
 /// - `raw`: the whole object. Of its metadata `managedFields` are dropped: they are large, and nobody here reads them.
-/// - Errors: one text that says what is wrong; the object must not be used then.
-pub fn receive(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, String> {
+/// - Errors: what is wrong; the object must not be used then.
+pub fn receive(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, WrongValue> {
     if let Some(metadata) = raw["metadata"].as_object_mut() {
         metadata.remove("managedFields");
     }
     let pod = decode(&raw)?;
     let metadata = &pod.metadata;
     if !is_plain_uid(&metadata.uid) {
-        return Err(format!("metadata.uid: Invalid value: {:?}", &*metadata.uid));
+        return invalid("metadata.uid", &metadata.uid);
     }
     for (field, name) in [("name", &metadata.name), ("namespace", &metadata.namespace)] {
         if !is_plain_name(name) {
-            return Err(format!("metadata.{field}: Invalid value: {name:?}"));
+            return invalid(&format!("metadata.{field}"), name);
         }
     }
     if metadata.resource_version.is_empty() {
-        return Err("metadata.resourceVersion: Required value".into());
+        let field = "metadata.resourceVersion";
+        return Err(WrongValue::new(field, "Required value"));
     }
     if pod.spec.node_name != node {
         let other = &pod.spec.node_name;
-        return Err(format!("spec.nodeName: {other:?} is not this node"));
+        let why = format!("{other:?} is not this node");
+        return Err(WrongValue::new("spec.nodeName", why));
     }
     Ok(Box::new(ReceivedPod {
         pod,
         raw,
         origin: "".into(),
     }))
+}
+
+fn invalid<T>(field: &str, value: &str) -> Result<T, WrongValue> {
+    Err(WrongValue::new(field, format!("Invalid value: {value:?}")))
 }
 
 /// A DNS subdomain as far as paths are concerned.
@@ -90,7 +97,7 @@ mod tests {
             let mut raw = raw();
             *raw.pointer_mut(pointer).expect("there") = value;
             let error = receive(raw, "n").expect_err(pointer);
-            assert!(error.contains(says), "{error}");
+            assert!(format!("{error}").contains(says), "{error}");
         }
     }
 }

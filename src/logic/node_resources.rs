@@ -41,10 +41,15 @@ pub struct Reservations {
     pub eviction_storage_bytes: i64,
 }
 
+/// The operator keeps more from pods than there is: how much of what.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("systemReserved and kubeReserved together keep {0} from pods")]
+pub struct OverReserved(String);
+
 /// Checks that every reservation can be kept.
 ///
-/// - Errors: what cannot be, all of it in one text; the agent must not start.
-pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), String> {
+/// - Errors: what cannot be, all of it; the agent must not start.
+pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), OverReserved> {
     let too_much: Vec<String> = [
         ("cpu", "m", kept.cpu_milli, capacity.cpu_milli),
         ("memory", "", kept.memory_bytes, capacity.memory_bytes),
@@ -64,10 +69,7 @@ pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), String> {
     if too_much.is_empty() {
         Ok(())
     } else {
-        Err(format!(
-            "systemReserved and kubeReserved together keep {} from pods",
-            too_much.join(", and ")
-        ))
+        Err(OverReserved(too_much.join(", and ")))
     }
 }
 
@@ -198,7 +200,7 @@ mod tests {
             ..KEPT
         };
         assert_eq!(
-            check(BOARD, kept).expect_err("too much"),
+            format!("{}", check(BOARD, kept).expect_err("too much")),
             "systemReserved and kubeReserved together keep 4001m of cpu, of which there is 4000m, and 5000 of pid, of which \
              there is 4000 from pods"
         );

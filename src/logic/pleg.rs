@@ -11,7 +11,6 @@
 use alloc::{
     boxed::Box,
     collections::{BTreeMap, VecDeque},
-    string::String,
     vec::Vec,
 };
 use core::{cmp::Ordering, time::Duration};
@@ -22,7 +21,7 @@ use crate::api::{
     cri::{ContainerState, PodItem, PodRuntimeStatus, SandboxState},
 };
 
-use super::runtime_cache::{RuntimeCache, Seen};
+use super::runtime_cache::{NoStatus, RuntimeCache, Seen};
 
 /// A relist that began longer ago than this makes the PLEG unhealthy.
 pub const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
@@ -154,7 +153,7 @@ impl Pleg {
     pub fn inspected(
         &mut self,
         uid: &PodUid,
-        status: Result<PodRuntimeStatus, String>,
+        status: Result<PodRuntimeStatus, NoStatus>,
         cache: &mut RuntimeCache,
         seen: Seen,
     ) {
@@ -335,7 +334,7 @@ const fn what_happened(old: State, new: State) -> &'static [EventKind] {
 
 #[cfg(test)]
 mod tests {
-    use alloc::string::ToString;
+    use alloc::string::{String, ToString};
     use core::slice;
 
     use super::*;
@@ -417,7 +416,7 @@ mod tests {
             for uid in &inspect {
                 let listed = pods.iter().find(|pod| pod.uid == *uid).cloned();
                 let status = match fail {
-                    true => Err("no answer".into()),
+                    true => Err(NoStatus("no answer".into())),
                     false => Ok(listed.expect("only listed pods are read")),
                 };
                 self.pleg
@@ -513,7 +512,7 @@ mod tests {
             "not before all pods are done"
         );
         for uid in inspect {
-            let failed = Err("no answer".into());
+            let failed = Err(NoStatus("no answer".into()));
             bench
                 .pleg
                 .inspected(&uid, failed, &mut bench.cache, seen(stamp));

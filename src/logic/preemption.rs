@@ -56,12 +56,12 @@ pub struct Shortfall {
 /// As few Guaranteed pods as possible, then as few Burstable ones, then BestEffort ones; of those the ones whose requests
 /// come nearest to what is lacking, the smaller of two.
 ///
-/// - Errors: the text for people: all pods that may be killed would not be enough.
+/// - Errors: all pods that may be killed would not be enough.
 pub fn victims(
     preemptor: &Rank,
     lacking: &[Shortfall],
     active: &[ActivePod],
-) -> Result<Vec<usize>, String> {
+) -> Result<Vec<usize>, NotEnough> {
     let of = |class: QosClass| -> Vec<usize> {
         (0..active.len())
             .filter(|&n| active[n].rank.class == class && preemptor.may_preempt(&active[n].rank))
@@ -79,7 +79,7 @@ pub fn victims(
     };
     let never = without(&[best_effort, burstable, guaranteed]);
     if !never.is_empty() {
-        return Err(nobody(&never));
+        return Err(NotEnough(never));
     }
     let first = nearest(guaranteed, without(&[best_effort, burstable]), active)?;
     let second = nearest(burstable, without(&[best_effort, &first]), active)?;
@@ -87,12 +87,14 @@ pub fn victims(
     Ok([third, second, first].concat())
 }
 
-fn nobody(lacking: &[Shortfall]) -> String {
-    let list: String = lacking
-        .iter()
-        .map(|s| format!("(res: {}, q: {}), ", s.resource, s.amount))
-        .collect();
-    format!("no set of running pods found to reclaim resources: [{list}]")
+/// What would be lacking still. Source: kubelet `preemption/preemption.go`, for the words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no set of running pods found to reclaim resources: [{list}]", list = listed(.0))]
+pub struct NotEnough(Vec<Shortfall>);
+
+fn listed(lacking: &[Shortfall]) -> String {
+    let one = |s: &Shortfall| format!("(res: {}, q: {}), ", s.resource, s.amount);
+    lacking.iter().map(one).collect()
 }
 
 fn request(pod: &ActivePod, resource: &str) -> i64 {
@@ -128,7 +130,7 @@ fn nearest(
     pods: &[usize],
     mut lacking: Vec<Shortfall>,
     active: &[ActivePod],
-) -> Result<Vec<usize>, String> {
+) -> Result<Vec<usize>, NotEnough> {
     let mut left = pods.to_vec();
     let mut taken = Vec::new();
     while !lacking.is_empty() {
@@ -142,7 +144,7 @@ fn nearest(
         };
         let best = (0..left.len()).min_by_key(|&at| key(&left[at]));
         let Some(best) = best else {
-            return Err(nobody(&lacking));
+            return Err(NotEnough(lacking));
         };
         let pod = left.swap_remove(best);
         lacking = less(&lacking, core::iter::once(&active[pod]));
@@ -305,7 +307,11 @@ mod tests {
             ),
         ] {
             let got = victims(&STATIC, &need, &active);
-            assert_eq!(got, want.map_err(String::from), "{name}");
+            assert_eq!(
+                got.map_err(|e| format!("{e}")),
+                want.map_err(String::from),
+                "{name}"
+            );
         }
         let equal = [
             pod(Burstable, 5, 9),

@@ -3,7 +3,7 @@
 //! Times are those at which a listing *began*: what was listed is at least that new. Names and rules follow kubelet
 //! `container/cache.go` and `container/runtime_cache.go`.
 
-use alloc::{boxed::Box, collections::BTreeMap, rc::Rc, string::String, vec::Vec};
+use alloc::{boxed::Box, collections::BTreeMap, rc::Rc, vec::Vec};
 use core::time::Duration;
 
 use crate::api::order::Order;
@@ -18,7 +18,12 @@ use super::pod_table::{Freshness, StatusAge};
 pub const RUNNING_PODS_TTL: Duration = Duration::from_secs(3);
 
 /// The status of a pod, or why it could not be read.
-pub type Status = Result<Rc<PodRuntimeStatus>, Rc<str>>;
+pub type Status = Result<Rc<PodRuntimeStatus>, NoStatus>;
+
+/// What the runtime said instead of a status, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NoStatus(pub Rc<str>);
 
 /// When the runtime was read: the same instant on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,17 +66,17 @@ impl RuntimeCache {
     }
 
     /// Replaces the answer about `uid` by what was seen then.
-    pub fn set(&mut self, uid: &PodUid, status: Result<PodRuntimeStatus, String>, seen: Seen) {
+    pub fn set(&mut self, uid: &PodUid, status: Result<PodRuntimeStatus, NoStatus>, seen: Seen) {
         let (status, ends) = match status {
             Ok(mut status) => {
                 self.keep_ips(uid, &mut status);
                 let ends = self.ends(uid, &status, seen);
                 (Ok(Rc::new(status)), ends)
             }
-            Err(text) => {
+            Err(why) => {
                 let known = self.entries.get_mut(uid);
                 let ends = known.map(|entry| core::mem::take(&mut entry.ends));
-                (Err(text.into()), ends.unwrap_or_default())
+                (Err(why), ends.unwrap_or_default())
             }
         };
         let entry = Entry {
@@ -223,6 +228,8 @@ impl RunningPods {
 mod tests {
     use core::net::{IpAddr, Ipv4Addr};
 
+    use alloc::string::String;
+
     use super::*;
     use crate::api::{
         SandboxId,
@@ -323,7 +330,7 @@ mod tests {
             let end = Some(Mono(expected * 1000));
             assert_eq!(cache.last_end(&status, "a"), end, "{name}");
             // Neither a look that fails nor a clock that is set changes it.
-            cache.set(&uid("uid"), Err("no answer".into()), at(600, 0));
+            cache.set(&uid("uid"), Err(NoStatus("no answer".into())), at(600, 0));
             cache.set(&uid("uid"), Ok(status.clone()), at(601, 1_000_000));
             assert_eq!(cache.last_end(&status, "a"), end, "{name}");
             assert_eq!(cache.last_end(&status, "b"), None);
@@ -347,7 +354,7 @@ mod tests {
     #[test]
     fn newer_than() {
         use Freshness::{Failed, Fresh, Stale};
-        let (ok, no) = (|| Ok(status(&[], None)), || Err(String::from("x")));
+        let (ok, no) = (|| Ok(status(&[], None)), || Err(NoStatus("x".into())));
         // CACHE-02 CACHE-03
         for (name, time, set, after, expected) in [
             ("before the first relist", 0, None, 0, Stale),
@@ -416,7 +423,7 @@ mod tests {
         for (status, idle) in [
             (Ok(status(&[], Some(SandboxState::NotReady))), true),
             (Ok(status(&[], Some(SandboxState::Ready))), false),
-            (Err("unreadable".into()), false),
+            (Err(NoStatus("unreadable".into())), false),
         ] {
             cache.set(&uid("a"), status, seen(1));
             assert_eq!(cache.is_idle(&uid("a")), idle);

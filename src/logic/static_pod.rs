@@ -1,11 +1,7 @@
 //! Static pods: pods that come from a manifest instead of the apiserver. Names follow kubelet `config/common.go` and
 //! `types/pod_update.go`.
 
-use alloc::{
-    boxed::Box,
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::boxed::Box;
 
 use serde_json::{Value, json};
 
@@ -14,7 +10,8 @@ use super::mux::annotate;
 use super::{defaults, validation};
 use crate::api::pod::{CONFIG_HASH, Toleration};
 use crate::api::pod_status::Phase;
-use crate::api::received::ReceivedPod;
+use crate::api::received::{Invalid, ReceivedPod};
+use crate::api::strict::WrongValue;
 use crate::api::{Pod, PodUid, strict};
 
 /// Longest uid a manifest may bring: it becomes part of file names.
@@ -25,13 +22,14 @@ const MAX_NAME_BYTES: usize = 253;
 /// Turns a manifest into a pod of this node: identity, defaults, full validation (SRC-20, SRC-25 to SRC-28).
 ///
 /// - `raw`: the whole object, without `null` fields. `node`: the node's name, lower case. `file`: the manifest's path.
-/// - Errors: one text that names every wrong field with its path; nothing of the pod may run then.
+/// - Errors: every wrong field with its path; nothing of the pod may run then.
 /// - Source: kubelet `config/file.go` (`extractFromFile`), `config/common.go` (`applyDefaults`).
-pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, String> {
+pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, Invalid> {
     defaults::octal_modes(&mut raw);
     let pod = decode(&raw)?;
     if pod.metadata.name.is_empty() {
-        return Err("metadata.name: Required value: name or generateName is required".into());
+        let why = "Required value: name or generateName is required";
+        return Err(WrongValue::new("metadata.name", why).into());
     }
     let uid = if pod.metadata.uid.is_empty() {
         uid(&raw, node, file)
@@ -51,18 +49,17 @@ pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod
     if errors.is_empty() {
         return Ok(received);
     }
-    let shown: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let name = &received.pod.metadata.name;
     // A longer one is among what is wrong.
     let name = &name[..name.floor_char_boundary(MAX_NAME_BYTES)];
-    Err(format!("Pod {name:?} is invalid: {}", shown.join("; ")))
+    Err(Invalid::Values("Pod", name.into(), errors))
 }
 
 /// Decodes and defaults a pod from its raw form, as it is kept in a pod record.
 ///
 /// Errors: the path of the first value of a wrong kind.
-pub fn decode(raw: &Value) -> Result<Pod, String> {
-    let mut pod: Pod = strict::typed(raw).map_err(|e| e.to_string())?;
+pub fn decode(raw: &Value) -> Result<Pod, WrongValue> {
+    let mut pod: Pod = strict::typed(raw)?;
     defaults::sourceless_volumes(&mut pod, raw);
     defaults::pod(&mut pod);
     Ok(pod)
@@ -80,13 +77,14 @@ fn uid(raw: &Value, node: &str, file: &str) -> PodUid {
 }
 
 /// A uid names directories, so it must be one plain path component.
-fn check_uid(uid: &str) -> Result<(), String> {
+fn check_uid(uid: &str) -> Result<(), WrongValue> {
     if is_plain_uid(uid) {
         return Ok(());
     }
-    Err(format!(
-        "metadata.uid: Invalid value: {uid:?}: must be at most {MAX_UID_BYTES} letters, digits, '-', '_' or '.', and not start with '.'"
-    ))
+    let why = format!(
+        "Invalid value: {uid:?}: must be at most {MAX_UID_BYTES} letters, digits, '-', '_' or '.', and not start with '.'"
+    );
+    Err(WrongValue::new("metadata.uid", why))
 }
 
 pub(super) fn is_plain_uid(uid: &str) -> bool {
@@ -214,7 +212,10 @@ mod tests {
         for bad in ["../../etc", "a/b", ".", "..", "a b", &"x".repeat(129)] {
             raw["metadata"]["uid"] = json!(bad);
             let error = prepare(raw.clone(), "n", "f").expect_err(bad);
-            assert!(error.starts_with("metadata.uid: Invalid value"), "{error}");
+            assert!(
+                format!("{error}").starts_with("metadata.uid: Invalid value"),
+                "{error}"
+            );
         }
     }
 
@@ -272,7 +273,7 @@ mod tests {
             let (parent, field) = pointer.rsplit_once('/').expect("pointer");
             raw.pointer_mut(parent).expect("parent")[field] = value;
             let error = prepare(raw, "n", "f").expect_err(pointer);
-            assert!(error.starts_with(says), "{pointer}: {error}");
+            assert!(format!("{error}").starts_with(says), "{pointer}: {error}");
         }
         // Never a panic, whatever the object is.
         for odd in [
@@ -282,7 +283,7 @@ mod tests {
             json!({"metadata": []}),
             json!({"metadata": {"name": "a"}, "spec": {"volumes": [1]}}),
         ] {
-            prepare(odd.clone(), "n", "f").expect_err(&odd.to_string());
+            prepare(odd.clone(), "n", "f").expect_err(&format!("{odd}"));
         }
     }
 

@@ -1,7 +1,6 @@
 //! Which sysctls a pod may set (SEC-10, ADM-12). Names follow kubelet `pkg/kubelet/sysctl`.
 
 use alloc::{string::String, vec::Vec};
-use core::fmt;
 
 /// The namespace that keeps a sysctl apart from the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,12 +9,12 @@ enum Namespace {
     Net,
 }
 
-impl fmt::Display for Namespace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Namespace {
+    const fn name(self) -> &'static str {
+        match self {
             Self::Ipc => "ipc",
             Self::Net => "net",
-        })
+        }
     }
 }
 
@@ -63,6 +62,22 @@ fn namespace_of(dotted: &str) -> Option<Namespace> {
     ipc.then_some(Namespace::Ipc)
 }
 
+/// A pattern of `allowedUnsafeSysctls` that no namespace keeps apart from the host. The operator takes it out.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not known to be namespaced")]
+pub struct NotNamespaced(String);
+
+/// Why a pod may not set a sysctl, as the admission message carries it after `forbidden sysctl: `.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ForbiddenSysctl {
+    /// The pod's author: it would be the host's.
+    #[error("{0:?} not allowed with host {1} enabled")]
+    OfHost(String, &'static str),
+    /// The operator has not allowed it.
+    #[error("{0:?} not allowlisted")]
+    NotAllowed(String),
+}
+
 /// What pods may set on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SysctlAllowlist {
@@ -76,15 +91,13 @@ impl SysctlAllowlist {
     ///
     /// # Errors
     /// The first pattern that no namespace keeps apart from the host.
-    pub fn new(kernel: (u32, u32), unsafe_patterns: &[String]) -> Result<Self, String> {
+    pub fn new(kernel: (u32, u32), unsafe_patterns: &[String]) -> Result<Self, NotNamespaced> {
         let mut patterns = Vec::new();
         for pattern in unsafe_patterns {
             let name = dotted(pattern);
             let prefix = name.strip_suffix('*').unwrap_or(&name);
             if prefix.contains('*') || namespace_of(prefix).is_none() {
-                return Err(format!(
-                    "allowedUnsafeSysctls: {pattern:?} is not known to be namespaced"
-                ));
+                return Err(NotNamespaced(pattern.clone()));
             }
             patterns.push(name);
         }
@@ -98,7 +111,12 @@ impl SysctlAllowlist {
     ///
     /// # Errors
     /// Why not, as the admission message carries it after `forbidden sysctl: `.
-    pub fn check(&self, name: &str, host_network: bool, host_ipc: bool) -> Result<(), String> {
+    pub fn check(
+        &self,
+        name: &str,
+        host_network: bool,
+        host_ipc: bool,
+    ) -> Result<(), ForbiddenSysctl> {
         let name = dotted(name);
         let safe = SAFE
             .iter()
@@ -117,11 +135,11 @@ impl SysctlAllowlist {
             None => false,
         };
         match namespace_of(&name) {
-            Some(namespace) if allowed && shared => Err(format!(
-                "{name:?} not allowed with host {namespace} enabled"
-            )),
+            Some(namespace) if allowed && shared => {
+                Err(ForbiddenSysctl::OfHost(name, namespace.name()))
+            }
             Some(_) if allowed => Ok(()),
-            Some(_) | None => Err(format!("{name:?} not allowlisted")),
+            Some(_) | None => Err(ForbiddenSysctl::NotAllowed(name)),
         }
     }
 }
@@ -249,7 +267,8 @@ mod tests {
             ),
         ] {
             let got = list(kernel).check(sysctl, host_net, host_ipc);
-            assert_eq!(got.err().unwrap_or_default(), expected, "{name}");
+            let got = got.err().map(|e| format!("{e}"));
+            assert_eq!(got.unwrap_or_default(), expected, "{name}");
         }
         for bad in ["vm.*", "vm.swappiness", "*", "net.*.x"] {
             assert!(

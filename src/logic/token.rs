@@ -2,7 +2,7 @@
 //!
 //! A token is read only for its times; that it is genuine is for whoever it is shown to.
 
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use core::time::Duration;
 
 use base64::Engine as _;
@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 
 use super::fnv::fnv1a;
 use super::pod_refs::TokenRef;
-use crate::api::{Pod, Wall, strict};
+use crate::api::{
+    Pod, Wall,
+    strict::{self, WrongValue},
+};
 
 /// Longest token, bytes.
 pub const MAX_TOKEN_BYTES: usize = 64 * 1024;
@@ -99,17 +102,29 @@ struct AnswerStatus {
     expiration_timestamp: Option<Wall>,
 }
 
+/// What the apiserver's answer to a [`request`] lacks. Never the token.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoToken {
+    /// A value of the wrong kind.
+    #[error(transparent)]
+    Value(#[from] WrongValue),
+    /// No token, or none that can be sent.
+    #[error("the answer to a request for a token has none")]
+    None,
+    /// When it expires.
+    #[error("the answer to a request for a token does not say when it expires")]
+    NoEnd,
+}
+
 /// Reads the answer to a [`request`]. The server may have given it another life than was asked for (TOK-03).
-///
-/// Errors: what is missing; never the token.
-pub fn issued(answer: &Value) -> Result<Issued, String> {
-    let answer: Answer = strict::typed(answer).map_err(|e| e.without_value().to_string())?;
+pub fn issued(answer: &Value) -> Result<Issued, NoToken> {
+    let answer: Answer = strict::typed(answer).map_err(WrongValue::without_value)?;
     let token = answer.status.token;
     if token.is_empty() || token.len() > MAX_TOKEN_BYTES || !token.is_ascii() {
-        return Err("the answer to a request for a token has none".into());
+        return Err(NoToken::None);
     }
     let Some(expires) = answer.status.expiration_timestamp else {
-        return Err("the answer to a request for a token does not say when it expires".into());
+        return Err(NoToken::NoEnd);
     };
     let expires_s = expires.secs();
     let taken_until_s = times(token.as_bytes()).map_or(expires_s, |own| own.taken_until_s);
@@ -180,7 +195,6 @@ pub const fn is_taken(times: Times, now: Wall) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use alloc::borrow::ToOwned;
 
     use super::*;
 
@@ -258,8 +272,8 @@ mod tests {
                 Err("status.token: is of the wrong type, expected a string"),
             ),
         ] {
-            let found = issued(&answer).map(|i| i.times);
-            assert_eq!(found, want.map_err(str::to_owned), "{name}");
+            let found = issued(&answer).map(|i| i.times).map_err(|e| format!("{e}"));
+            assert_eq!(found, want.map_err(String::from), "{name}");
         }
     }
 

@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use super::Rules;
 use crate::api::config_map::Bytes;
-use crate::api::received::ReceivedPod;
+use crate::api::received::{Invalid, ReceivedPod};
 use crate::api::{ConfigMap, ObjectMeta, Secret, Wall};
-use crate::config::decode::{self, MAX_DOCUMENT_BYTES};
+use crate::config::decode::{self, DecodeError, MAX_DOCUMENT_BYTES};
 
 /// Nanoseconds within which a change may not show in a file's times: the kernel stamps files with the time of its last
 /// tick, at most 10 ms ago.
@@ -61,43 +61,76 @@ pub(super) struct Manifest {
     pub(super) notes: Vec<String>,
 }
 
+/// Why a file holds no object. Whoever put it there mends it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ManifestError {
+    /// It leads nowhere.
+    #[error("link to a file that does not exist")]
+    Link,
+    /// This machine cannot read it.
+    #[error("cannot be read: {0}")]
+    Read(io::Error),
+    /// A directory.
+    #[error("is a directory: manifests are read from one directory only")]
+    Directory,
+    /// A FIFO, a device.
+    #[error("is not a regular file")]
+    Special,
+    /// No document, or a value of the wrong kind.
+    #[error(transparent)]
+    Text(#[from] DecodeError),
+    /// An object that cannot be.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// It does not say what it is.
+    #[error("apiVersion and kind are required")]
+    Untyped,
+    /// More than one.
+    #[error("kind: {0}: lists are not read, a file holds one object")]
+    List(String),
+    /// Version and kind of an object that is of no use here.
+    #[error("{0} {1} is not read from manifests: only v1 Pod, ConfigMap and Secret are")]
+    Kind(String, String),
+}
+
 /// Reads one file. `None` if it is gone. The stamp is that of the bytes that were read.
 pub(super) fn read(
     path: &Path,
     node: &str,
     rules: &Rules,
-) -> Option<(Stamp, Result<Manifest, String>)> {
+) -> Option<(Stamp, Result<Manifest, ManifestError>)> {
     let (stamp, bytes) = match bytes(path) {
         Ok(read) => read,
         // A link to nowhere is there, a file that went between listing and reading is not.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return fs::symlink_metadata(path).is_ok().then(|| {
-                (
-                    Stamp::default(),
-                    Err("link to a file that does not exist".into()),
-                )
-            });
+            return fs::symlink_metadata(path)
+                .is_ok()
+                .then(|| (Stamp::default(), Err(ManifestError::Link)));
         }
-        Err(e) => return Some((Stamp::default(), Err(format!("cannot be read: {e}")))),
+        Err(e) => return Some((Stamp::default(), Err(ManifestError::Read(e)))),
     };
     let manifest = bytes.and_then(|bytes| decode(&bytes, path, stamp, node, rules));
-    Some((stamp, manifest.map_err(cut)))
+    Some((stamp, manifest))
 }
 
 /// Bytes of what is said about one file: messages quote what the file holds.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
-fn cut(mut message: String) -> String {
-    if message.len() > MAX_MESSAGE_BYTES {
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
-        message.push_str(" (cut)");
-        message.shrink_to_fit();
+impl ManifestError {
+    /// For people, cut if it is long.
+    pub(super) fn message(&self) -> String {
+        let mut message = self.to_string();
+        if message.len() > MAX_MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+            message.push_str(" (cut)");
+            message.shrink_to_fit();
+        }
+        message
     }
-    message
 }
 
 /// Bytes of a regular file, at most as many as show that it is too large.
-fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, String>)> {
+fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, ManifestError>)> {
     // O_NONBLOCK: opening a FIFO or a device must not wait for its other end.
     let file = File::options()
         .read(true)
@@ -106,13 +139,10 @@ fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, String>)> {
     let metadata = file.metadata()?;
     let stamp = Stamp::of(&metadata);
     if metadata.is_dir() {
-        return Ok((
-            stamp,
-            Err("is a directory: manifests are read from one directory only".into()),
-        ));
+        return Ok((stamp, Err(ManifestError::Directory)));
     }
     if !metadata.is_file() {
-        return Ok((stamp, Err("is not a regular file".into())));
+        return Ok((stamp, Err(ManifestError::Special)));
     }
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
@@ -126,8 +156,8 @@ fn decode(
     stamp: Stamp,
     node: &str,
     rules: &Rules,
-) -> Result<Manifest, String> {
-    let decode::Document { value, duplicates } = decode::parse(bytes).map_err(|e| e.to_string())?;
+) -> Result<Manifest, ManifestError> {
+    let decode::Document { value, duplicates } = decode::parse(bytes)?;
     let notes = duplicates
         .into_iter()
         .map(|field| format!("field {field} occurs twice, the last one counts"))
@@ -146,13 +176,13 @@ fn decode(
             Object::Pod((rules.pod)(value, node, &file)?)
         }
         ("v1", "ConfigMap") => {
-            let mut object: ConfigMap = decode::typed(&value).map_err(|e| e.to_string())?;
+            let mut object: ConfigMap = decode::typed(&value)?;
             complete(&mut object.metadata, stamp);
             (rules.config_map)(&object)?;
             Object::ConfigMap(Arc::new(object))
         }
         ("v1", "Secret") => {
-            let mut object: Secret = decode::typed(&value).map_err(|e| e.to_string())?;
+            let mut object: Secret = decode::typed(&value)?;
             complete(&mut object.metadata, stamp);
             if object.kind.is_empty() {
                 object.kind.push_str("Opaque");
@@ -163,16 +193,12 @@ fn decode(
             (rules.secret)(&object)?;
             Object::Secret(Arc::new(object))
         }
-        ("", _) | (_, "") => return Err("apiVersion and kind are required".into()),
+        ("", _) | (_, "") => return Err(ManifestError::Untyped),
         (_, kind) if kind.ends_with("List") => {
-            return Err(format!(
-                "kind: {kind}: lists are not read, a file holds one object"
-            ));
+            return Err(ManifestError::List(kind.into()));
         }
         (version, kind) => {
-            return Err(format!(
-                "{version} {kind} is not read from manifests: only v1 Pod, ConfigMap and Secret are"
-            ));
+            return Err(ManifestError::Kind(version.into(), kind.into()));
         }
     };
     Ok(Manifest { object, notes })

@@ -283,7 +283,8 @@ impl ManifestDir {
                     known.take(manifest, (!fresh).then_some(stamp), name, round);
                     return;
                 }
-                Err(message) => {
+                Err(why) => {
+                    let message = why.message();
                     let old = known.bad.take();
                     let again = !fresh && old.as_ref().is_some_and(|old| old.stamp == stamp);
                     let confirmed = again || !self.started;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::api::received::{Delivered, ReceivedPod};
+use crate::api::received::{Delivered, Invalid, ReceivedPod};
 use crate::api::{ConfigMap, Secret};
 
 mod doorbell;
@@ -28,11 +28,11 @@ pub use poller::{MIN_GAP, Poller, RECHECK};
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// Turns a raw pod into a pod of this node, or says what is wrong: (object, node name, file path).
-    pub pod: fn(Value, &str, &str) -> Result<Box<ReceivedPod>, String>,
+    pub pod: fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>,
     /// Says what is wrong with a ConfigMap.
-    pub config_map: fn(&ConfigMap) -> Result<(), String>,
+    pub config_map: fn(&ConfigMap) -> Result<(), Invalid>,
     /// Says what is wrong with a Secret; `stringData` is folded into `data` before.
-    pub secret: fn(&Secret) -> Result<(), String>,
+    pub secret: fn(&Secret) -> Result<(), Invalid>,
 }
 
 /// Namespace and name of an object.

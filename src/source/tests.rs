@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::*;
+use crate::api::strict::{WrongValue, typed};
 use crate::config::decode::{MAX_DEPTH, MAX_DOCUMENT_BYTES};
 use crate::sys::lane::Lane;
 
@@ -48,13 +49,12 @@ impl Drop for Scratch {
 /// Just enough of a rule: the uid is the file name's last part and the image, the name gets the node's.
 const RULES: Rules = Rules {
     pod: |mut raw, node, file| {
-        let mut pod: crate::api::Pod =
-            serde_json::from_value(raw.clone()).map_err(|e| e.to_string())?;
+        let mut pod: crate::api::Pod = typed(&raw)?;
         let container = pod
             .spec
             .containers
             .first()
-            .ok_or("spec.containers: Required value")?;
+            .ok_or_else(|| WrongValue::new("spec.containers", "Required value"))?;
         if pod.metadata.uid.is_empty() {
             let file = file.rsplit('/').next().unwrap_or("");
             pod.metadata.uid = format!("{file}:{}", container.image).into();
@@ -72,7 +72,7 @@ const RULES: Rules = Rules {
     },
     config_map: |object| {
         if object.metadata.name.is_empty() {
-            Err("metadata.name: Required value".into())
+            Err(WrongValue::new("metadata.name", "Required value").into())
         } else {
             Ok(())
         }

@@ -60,7 +60,7 @@ impl Control {
                 return Err(format!("pod {uid} is to be deleted, and is there"));
             }
             let manifest = self.made.get(&uid).ok_or("a pod that nobody made")?;
-            let received = api_pod::receive(object, node)?;
+            let received = api_pod::receive(object, node).map_err(|e| e.to_string())?;
             if received.pod.status.phase.is_terminal() {
                 wanted.ended.insert(uid);
                 continue;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::{
-    api::{ObjectMeta, Pod, pod::CONFIG_MIRROR, received::ReceivedPod},
+    api::{ObjectMeta, Pod, pod::CONFIG_MIRROR, received::ReceivedPod, strict::WrongValue},
     kube::{KubeError, Listed, Ring, RingKind},
     logic::{
         api_pod,
@@ -33,7 +33,7 @@ pub(super) struct Seen {
     pub(super) item: Item,
     pub(super) sight: Sight,
     /// The pod, or what is wrong with it.
-    pub(super) pod: Result<Box<ReceivedPod>, String>,
+    pub(super) pod: Result<Box<ReceivedPod>, WrongValue>,
 }
 
 impl Seen {

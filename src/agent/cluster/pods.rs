@@ -423,6 +423,7 @@ impl PodPoller {
     /// A pod that this agent cannot read ends here, unless something of it may run.
     async fn unusable(&self, seen: Seen) {
         let Err(why) = seen.pod else { return };
+        let why = why.to_string();
         let item = seen.item;
         let uid = &item.uid;
         self.complain(&format!(

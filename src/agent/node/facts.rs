@@ -108,7 +108,7 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, String> {
     };
     facts.kept = reservations(&cfg.reserved, facts.capacity());
     facts.settings = settings(cfg, &facts);
-    node_resources::check(facts.capacity(), facts.kept)?;
+    node_resources::check(facts.capacity(), facts.kept).map_err(|e| e.to_string())?;
     Ok(facts)
 }
 

@@ -14,7 +14,7 @@ use crate::{
         Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap, kubeconfig::Material,
         store::Store, x509::Certificate,
     },
-    logic::check::Apiserver,
+    logic::check::{Answer, Apiserver, Bootstrap},
     net::ProxyVariables,
 };
 
@@ -30,9 +30,10 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
     let mut facts = Apiserver {
         kubeconfig: path.display().to_string(),
         bootstrap: wanted.bootstrap_kubeconfig.as_ref().map(|path| {
-            let read = Kubeconfig::load(path, &wanted.servers);
-            read.map(|_| path.display().to_string())
-                .map_err(|e| e.to_string())
+            match Kubeconfig::load(path, &wanted.servers) {
+                Ok(_) => Bootstrap::Usable(path.display().to_string()),
+                Err(e) => Bootstrap::Unusable(e.to_string()),
+            }
         }),
         ..Apiserver::default()
     };
@@ -77,9 +78,9 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
     };
     let api = HttpApi::new(&cluster, timeouts, Rates::default(), Some(ANSWER_TIME));
     facts.answer = Some(match api.lease(&cfg.node_name) {
-        Ok(_) => Ok(()),
-        Err(e) if e.is_answer() && e.status() != Some(401) => Ok(()),
-        Err(e) => Err(e.to_string()),
+        Ok(_) => Answer::Given,
+        Err(e) if e.is_answer() && e.status() != Some(401) => Answer::Given,
+        Err(e) => Answer::Silent(e.to_string()),
     });
     let ahead = skew.load(Ordering::Relaxed);
     if ahead.unsigned_abs() >= MAX_SKEW_S {

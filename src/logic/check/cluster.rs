@@ -2,7 +2,7 @@
 
 use alloc::format;
 
-use super::{Apiserver, Facts, Finding};
+use super::{Answer, Apiserver, Bootstrap, Facts, Finding};
 use crate::api::Wall;
 
 /// A certificate that ends within this time and that nobody renews is worth a word, seconds.
@@ -24,10 +24,10 @@ pub(super) fn kubeconfig(facts: &Facts) -> Finding {
     match (&it.error, &it.bootstrap) {
         (None, _) => Finding::ok(format!("{path} for {}", it.server)),
         // The agent writes it.
-        (Some(_), Some(Ok(bootstrap))) => {
+        (Some(_), Some(Bootstrap::Usable(bootstrap))) => {
             Finding::ok(format!("{path} will be written as {bootstrap} says"))
         }
-        (Some(why), Some(Err(bootstrap))) => Finding::error(
+        (Some(why), Some(Bootstrap::Unusable(bootstrap))) => Finding::error(
             format!("{why}; {bootstrap}"),
             "copy a kubeconfig with a bootstrap token from the control plane: kubeadm token create",
         ),
@@ -63,7 +63,7 @@ pub(super) fn certificate(facts: &Facts) -> Finding {
     if now > ends {
         let says = format!("ended at {ends}");
         return match &it.bootstrap {
-            Some(Ok(_)) => Finding::ok(format!("{says}: another is asked for")),
+            Some(Bootstrap::Usable(_)) => Finding::ok(format!("{says}: another is asked for")),
             _ => Finding::error(says, renew),
         };
     }
@@ -89,8 +89,8 @@ pub(super) fn apiserver(facts: &Facts) -> Finding {
     }
     match &it.answer {
         None => Finding::ok("not asked"),
-        Some(Ok(())) => Finding::ok(format!("{} answers", it.server)),
-        Some(Err(why)) => Finding::warning(
+        Some(Answer::Given) => Finding::ok(format!("{} answers", it.server)),
+        Some(Answer::Silent(why)) => Finding::warning(
             format!("{why}; pods go on without it"),
             format!("curl -kv {}/healthz", it.server),
         ),

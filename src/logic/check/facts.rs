@@ -228,8 +228,8 @@ pub struct Apiserver {
     pub kubeconfig: String,
     /// Why it cannot be used.
     pub error: Option<String>,
-    /// Path of the bootstrap kubeconfig if one is named, or why it cannot be used.
-    pub bootstrap: Option<Result<String, String>>,
+    /// The bootstrap kubeconfig, if one is named.
+    pub bootstrap: Option<Bootstrap>,
     /// Its URL; empty if not known.
     pub server: String,
     /// When the client certificate holds: from, until.
@@ -237,9 +237,27 @@ pub struct Apiserver {
     /// Whether the agent renews it.
     pub renews: bool,
     /// Whether it answers; `None` if it was not asked.
-    pub answer: Option<Result<(), String>>,
+    pub answer: Option<Answer>,
     /// What is wrong with the clock of one of both.
     pub clock: Option<String>,
+}
+
+/// A bootstrap kubeconfig.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bootstrap {
+    /// Its path.
+    Usable(String),
+    /// Why it cannot be used.
+    Unusable(String),
+}
+
+/// What asking the apiserver came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is there.
+    Given,
+    /// Why it is not.
+    Silent(String),
 }
 
 /// The agent, asked through its socket.

@@ -14,8 +14,8 @@ mod tests;
 use alloc::{string::String, vec::Vec};
 
 pub use facts::{
-    Agent, AgentFacts, Apiserver, Cgroups, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network,
-    Rights, Runtime, Wanted,
+    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Facts, Kernel,
+    Manifests, Network, Rights, Runtime, Wanted,
 };
 
 /// How bad something is.

@@ -3,37 +3,19 @@
 use alloc::{string::String, vec::Vec};
 use core::fmt;
 
-use crate::api::names;
-
-/// One wrong field.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FieldError {
-    /// Such as `spec.containers[0].image`.
-    pub path: String,
-    /// What is wrong, such as `Required value`.
-    pub message: String,
-}
-
-impl fmt::Display for FieldError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.message)
-    }
-}
+use crate::api::{names, strict::WrongValue};
 
 /// Most errors kept of one object: the rest says nothing new.
 pub const MAX_ERRORS: usize = 20;
 
 /// Collects what is wrong with one object.
 #[derive(Debug, Default)]
-pub(super) struct Errors(pub(super) Vec<FieldError>);
+pub(super) struct Errors(pub(super) Vec<WrongValue>);
 
 impl Errors {
     fn add(&mut self, path: &str, message: String) {
         if self.0.len() < MAX_ERRORS {
-            self.0.push(FieldError {
-                path: path.into(),
-                message,
-            });
+            self.0.push(WrongValue::new(path, message));
         }
     }
 

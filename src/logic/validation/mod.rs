@@ -12,7 +12,7 @@ use core::net::IpAddr;
 use serde_json::Value;
 
 use crate::api::pod::{PodDnsConfig, PodSpec, Toleration};
-use crate::api::{ObjectMeta, Pod};
+use crate::api::{ObjectMeta, Pod, strict::WrongValue};
 
 mod container;
 mod field;
@@ -21,8 +21,8 @@ mod resources;
 mod security;
 mod volume;
 
+pub use field::MAX_ERRORS;
 use field::{Errors, dns_label, dns_subdomain, label_value, qualified_name};
-pub use field::{FieldError, MAX_ERRORS};
 pub use objects::{config_map, secret};
 
 /// Bytes of all annotations of an object together.
@@ -50,7 +50,7 @@ const PROJECTED_SOURCES: [&str; 4] = ["configMap", "downwardAPI", "secret", "ser
 
 /// Everything that is wrong with a defaulted pod; at most [`MAX_ERRORS`], empty if it may run.
 #[must_use]
-pub fn pod(pod: &Pod) -> Vec<FieldError> {
+pub fn pod(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = Errors::default();
     object_meta(&pod.metadata, &mut errors);
     spec(&pod.spec, &mut errors);
@@ -60,7 +60,7 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
 /// What the raw object asks for and this version has no field for: volume sources and resource claims. Anything else
 /// that is unknown is ignored, as upstream ignores it.
 #[must_use]
-pub fn unmodelled(raw: &Value) -> Vec<FieldError> {
+pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
     let mut errors = Errors::default();
     for (n, volume) in list(&raw["spec"]["volumes"]).enumerate() {
         let path = format!("spec.volumes[{n}]");
@@ -82,7 +82,7 @@ pub fn unmodelled(raw: &Value) -> Vec<FieldError> {
 /// What a static pod must not refer to (SRC-21). ConfigMaps and Secrets are allowed: manifests beside the pod's serve
 /// them, and one that is missing holds up the pod as it would hold up a pod of an apiserver.
 #[must_use]
-pub fn static_references(pod: &Pod) -> Vec<FieldError> {
+pub fn static_references(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = Errors::default();
     if !pod.spec.service_account_name.is_empty() {
         errors.forbidden(

@@ -1,9 +1,6 @@
 //! API create-validation of ConfigMaps and Secrets.
 
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::string::String;
 
 use serde_json::Value;
 
@@ -11,15 +8,15 @@ use super::{
     field::{Errors, config_key},
     object_meta,
 };
-use crate::api::{ConfigMap, ObjectMeta, Secret, strict};
+use crate::api::{ConfigMap, ObjectMeta, Secret, received::Invalid, strict};
 
 /// Bytes of all values of a ConfigMap or Secret together.
 const MAX_DATA_BYTES: usize = 1 << 20;
 /// Annotation that names the service account of a token.
 const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 
-/// Checks a ConfigMap; one text that names every wrong field.
-pub fn config_map(object: &ConfigMap) -> Result<(), String> {
+/// Checks a ConfigMap; names every wrong field.
+pub fn config_map(object: &ConfigMap) -> Result<(), Invalid> {
     let text = object.data.iter().map(|(key, value)| (key, value.len()));
     let binary = object
         .binary_data
@@ -36,8 +33,8 @@ pub fn config_map(object: &ConfigMap) -> Result<(), String> {
     data("ConfigMap", &object.metadata, text.chain(binary), errors)
 }
 
-/// Checks a Secret; one text that names every wrong field, never a value.
-pub fn secret(object: &Secret) -> Result<(), String> {
+/// Checks a Secret; names every wrong field, never a value.
+pub fn secret(object: &Secret) -> Result<(), Invalid> {
     let entries = object.data.iter().map(|(key, value)| (key, value.0.len()));
     let mut errors = Errors::default();
     of_type(object, &mut errors);
@@ -91,11 +88,11 @@ fn registries(object: &Secret, key: &str, errors: &mut Errors) {
 }
 
 fn data<'a>(
-    kind: &str,
+    kind: &'static str,
     metadata: &ObjectMeta,
     entries: impl Iterator<Item = (&'a String, usize)>,
     mut errors: Errors,
-) -> Result<(), String> {
+) -> Result<(), Invalid> {
     object_meta(metadata, &mut errors);
     let mut bytes = 0usize;
     for (key, size) in entries {
@@ -113,12 +110,7 @@ fn data<'a>(
     if errors.0.is_empty() {
         return Ok(());
     }
-    let shown: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
-    Err(format!(
-        "{kind} {:?} is invalid: {}",
-        metadata.name,
-        shown.join("; ")
-    ))
+    Err(Invalid::Values(kind, metadata.name.clone(), errors.0))
 }
 
 #[cfg(test)]
@@ -129,14 +121,15 @@ mod tests {
     use serde_json::json;
 
     fn said<T: serde::de::DeserializeOwned>(
-        rule: fn(&T) -> Result<(), String>,
+        rule: fn(&T) -> Result<(), Invalid>,
         mut object: Value,
     ) -> String {
         if object["metadata"].is_null() {
             object["metadata"] = json!({"name": "a", "namespace": "default"});
         }
         let object: T = serde_json::from_value(object).expect("object");
-        rule(&object).err().unwrap_or_default()
+        let wrong = rule(&object).err();
+        wrong.map(|e| format!("{e}")).unwrap_or_default()
     }
 
     #[test]
@@ -162,7 +155,7 @@ mod tests {
             (named(""), "metadata.name: Required value"),
             (named("A"), "metadata.name: Invalid value: \"A\""),
         ] {
-            let shown: String = object.to_string().chars().take(80).collect();
+            let shown: String = format!("{object}").chars().take(80).collect();
             let text = said(config_map, object);
             assert!(
                 text.contains(says) && text.is_empty() == says.is_empty(),
@@ -224,7 +217,7 @@ mod tests {
                 "metadata.annotations[kubernetes.io/service-account.name]: Required value",
             ),
         ] {
-            let shown = object.to_string();
+            let shown = format!("{object}");
             let text = said(secret, object);
             assert!(
                 text.contains(says) && text.is_empty() == says.is_empty(),

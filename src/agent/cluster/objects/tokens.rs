@@ -137,7 +137,7 @@ impl Objects {
             );
             let asked = self.ask(user, None, move |api| {
                 let answer = api.create_token(&namespace, &account, request.as_bytes())?;
-                token::issued(&answer).map_err(Refusal::Other)
+                token::issued(&answer).map_err(|e| Refusal::Other(e.to_string()))
             });
             let answer = asked.await;
             if !self.pause(user, &answer, &mut pauses).await {
