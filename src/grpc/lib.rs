@@ -20,5 +20,6 @@ pub mod proto;
 pub mod server;
 mod session;
 pub mod status;
+mod table;
 
 pub use session::{Pipe, Sleep, Time};

@@ -4,7 +4,7 @@
 //! connection ends.
 
 use core::{cell::RefCell, future::poll_fn, pin::Pin};
-use std::{collections::BTreeMap, rc::Rc};
+use std::rc::Rc;
 
 use smol::{LocalExecutor, Task, future::or};
 
@@ -15,6 +15,7 @@ use crate::{
     proto::{self, Limits, Message},
     session::{Pipe, Session, Shared, Time, drive},
     status::{Code, Status, timeout, trailers},
+    table::Table,
 };
 
 /// What answers calls. What it returns is the end of the call.
@@ -27,7 +28,7 @@ pub async fn serve(pipe: impl Pipe + 'static, handler: Handler, time: Rc<dyn Tim
     let session = Rc::new(RefCell::new(Session::new(Role::Server)));
     let executor = LocalExecutor::new();
     let driver = drive(Box::pin(pipe), session.clone(), time.clone());
-    let mut calls: BTreeMap<StreamId, Task<()>> = BTreeMap::new();
+    let mut calls: Table<Task<()>> = Table::new();
     let accept = async {
         // Bounded: each turn waits for what the driver brings, which gives others theirs.
         loop {
@@ -38,7 +39,7 @@ pub async fn serve(pipe: impl Pipe + 'static, handler: Handler, time: Rc<dyn Tim
                 calls.insert(id, executor.spawn(call));
             }
             for id in cancelled {
-                calls.remove(&id);
+                calls.remove(id);
                 session.borrow_mut().close(id);
             }
             calls.retain(|_, call| !call.is_finished());

@@ -13,7 +13,7 @@ use core::{
     time::Duration,
 };
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeSet, VecDeque},
     io,
     rc::Rc,
 };
@@ -25,6 +25,7 @@ use crate::{
     hpack::Field,
     http2::{Connection, Event, Reason, Role, StreamId},
     status::{Code, Status},
+    table::Table,
 };
 
 /// Bytes of messages of one stream that wait for their reader, above which it gets no more window; and what each message counts
@@ -66,7 +67,7 @@ pub(crate) type Shared = Rc<RefCell<Session>>;
 pub(crate) struct Session {
     http: Connection,
     role: Role,
-    streams: BTreeMap<StreamId, Incoming>,
+    streams: Table<Incoming>,
     /// Streams that the peer opened, and those that are over before they were answered: for the server.
     opened: Vec<StreamId>,
     /// The last of them: trailers of one that was answered already open no other.
@@ -134,7 +135,7 @@ impl Session {
         Self {
             http: Connection::new(role),
             role,
-            streams: BTreeMap::new(),
+            streams: Table::new(),
             opened: Vec::new(),
             newest: 0,
             cancelled: BTreeSet::new(),
@@ -179,7 +180,7 @@ impl Session {
 
     /// Sends headers of an answer, unless that has been done.
     pub(crate) fn begin(&mut self, id: StreamId, fields: &[Field]) {
-        if let Some(stream) = self.streams.get_mut(&id)
+        if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_answered
         {
             stream.is_answered = true;
@@ -190,7 +191,7 @@ impl Session {
     /// Whether [`Self::begin`] has been called.
     pub(crate) fn is_begun(&self, id: StreamId) -> bool {
         self.streams
-            .get(&id)
+            .get(id)
             .is_some_and(|stream| stream.is_answered)
     }
 
@@ -201,7 +202,7 @@ impl Session {
         bytes: &mut Vec<u8>,
         cx: &Context<'_>,
     ) -> Poll<Result<(), Status>> {
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return Poll::Ready(Err(self.gone()));
         };
         if let Some(Err(status)) = &stream.end {
@@ -233,7 +234,7 @@ impl Session {
         id: StreamId,
         cx: &Context<'_>,
     ) -> Poll<Result<Option<Vec<u8>>, Status>> {
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return Poll::Ready(Err(self.gone()));
         };
         if let Some(message) = stream.messages.pop_front() {
@@ -261,7 +262,7 @@ impl Session {
 
     /// Headers and trailers of a stream, as far as they are there.
     pub(crate) fn fields(&self, id: StreamId) -> (&[Field], &[Field]) {
-        let stream = self.streams.get(&id);
+        let stream = self.streams.get(id);
         let head = stream.and_then(|stream| stream.head.as_deref());
         let end = stream.and_then(|stream| stream.end.as_ref()?.as_deref().ok());
         (head.unwrap_or_default(), end.unwrap_or_default())
@@ -269,7 +270,7 @@ impl Session {
 
     /// Nobody is interested in the stream any more. If it is not over, the peer is told.
     pub(crate) fn forget(&mut self, id: StreamId, reason: Reason) {
-        self.streams.remove(&id);
+        self.streams.remove(id);
         self.http.reset(id, reason);
         self.wake_waiting();
         wake(&mut self.driver);
@@ -277,7 +278,7 @@ impl Session {
 
     /// The server has answered: what is sent still goes out.
     pub(crate) fn close(&mut self, id: StreamId) {
-        self.streams.remove(&id);
+        self.streams.remove(id);
     }
 
     /// Nobody will open streams any more.
@@ -307,7 +308,7 @@ impl Session {
 
     fn fail(&mut self, id: StreamId, status: Status) {
         self.http.reset(id, Reason::CANCEL);
-        if let Some(stream) = self.streams.get_mut(&id) {
+        if let Some(stream) = self.streams.get_mut(id) {
             stream.messages = VecDeque::new();
             stream.unread_bytes = 0;
             stream.unread = None;
@@ -322,7 +323,7 @@ impl Session {
     /// The connection is over, for the first reason that there is.
     fn finish(&mut self, status: Status) {
         let status = self.over.get_or_insert(status).clone();
-        for stream in self.streams.values_mut() {
+        for (_, stream) in self.streams.iter_mut() {
             stream.end(Err(status.clone()));
         }
         self.wake_waiting();
@@ -333,7 +334,7 @@ impl Session {
             Event::Headers { id, fields, is_end } => self.headers(id, fields, is_end),
             Event::Data { id, bytes, is_end } => self.data(id, bytes, is_end, now),
             Event::Reset { id, reason } => {
-                if let Some(stream) = self.streams.get_mut(&id) {
+                if let Some(stream) = self.streams.get_mut(id) {
                     stream.end(Err(Status::of_reset(reason)));
                 }
                 if self.role == Role::Server {
@@ -343,7 +344,8 @@ impl Session {
             Event::GoAway { last, .. } => {
                 let status = Status::new(Code::UNAVAILABLE, "the server went away");
                 if self.role == Role::Client {
-                    for (_, stream) in self.streams.range_mut(last.saturating_add(1)..) {
+                    let lost = self.streams.iter_mut().filter(|(id, _)| *id > last);
+                    for (_, stream) in lost {
                         stream.end(Err(status.clone()));
                     }
                 }
@@ -357,7 +359,7 @@ impl Session {
             self.streams.insert(id, Incoming::default());
             self.opened.push(id);
         }
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return;
         };
         let Some(fields) = fields else {
@@ -375,7 +377,7 @@ impl Session {
     }
 
     fn end_of_messages(&mut self, id: StreamId, trailers: Vec<Field>) {
-        if let Some(stream) = self.streams.get_mut(&id) {
+        if let Some(stream) = self.streams.get_mut(id) {
             if stream.envelopes.is_between() {
                 stream.end(Ok(trailers));
             } else {
@@ -385,7 +387,7 @@ impl Session {
     }
 
     fn data(&mut self, id: StreamId, mut bytes: &[u8], is_end: bool, now: Duration) {
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return;
         };
         if stream.end.is_some() {
@@ -413,7 +415,7 @@ impl Session {
             }
         }
         wake(&mut stream.reader);
-        let all: usize = self.streams.values().map(Incoming::bytes).sum();
+        let all: usize = self.streams.iter().map(|(_, stream)| stream.bytes()).sum();
         if all > MAX_WAITING_BYTES {
             return self.fail(id, Status::new(Code::RESOURCE_EXHAUSTED, UNREAD));
         }
@@ -502,7 +504,7 @@ impl Session {
         }
         let unread = self.streams.iter().filter_map(|(id, stream)| {
             let since = stream.unread?;
-            Some((*id, since + MAX_UNREAD))
+            Some((id, since + MAX_UNREAD))
         });
         let (late, soon): (Vec<_>, Vec<_>) = unread.partition(|(_, due)| *due <= now);
         for (id, _) in late {
@@ -515,8 +517,8 @@ impl Session {
     /// Wakes who can go on now.
     fn wake_all(&mut self) {
         let http = &self.http;
-        for (id, stream) in &mut self.streams {
-            if stream.writer.is_some() && http.waiting_bytes(*id) <= MAX_UNSENT_BYTES {
+        for (id, stream) in self.streams.iter_mut() {
+            if stream.writer.is_some() && http.waiting_bytes(id) <= MAX_UNSENT_BYTES {
                 wake(&mut stream.writer);
             }
         }
@@ -625,7 +627,7 @@ mod tests {
             }
         };
         assert_eq!(message.expect("well").expect("a message").len(), BYTES);
-        assert_eq!(server.streams[&id].bytes(), 0);
+        assert_eq!(server.streams.get(id).map(Incoming::bytes), Some(0));
         assert!(to_server.capacity() <= KEPT_BYTES && to_client.capacity() <= KEPT_BYTES);
     }
 }

@@ -16,7 +16,6 @@ mod stream;
 mod tests;
 
 use core::time::Duration;
-use std::collections::BTreeMap;
 
 use thiserror::Error;
 
@@ -24,7 +23,10 @@ use self::{
     frame::{kind, setting},
     stream::{Block, Rate, Stream, Window},
 };
-use crate::hpack::{Decoder, Encoder, Field};
+use crate::{
+    hpack::{Decoder, Encoder, Field},
+    table::Table,
+};
 
 /// What a client begins with.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -172,7 +174,7 @@ pub struct Connection {
     stage: Stage,
     decoder: Decoder,
     encoder: Encoder,
-    streams: BTreeMap<StreamId, Stream>,
+    streams: Table<Stream>,
     /// The next of this side's, and the last of the peer's.
     next: StreamId,
     last: StreamId,
@@ -241,7 +243,7 @@ impl Connection {
             },
             decoder: Decoder::default(),
             encoder: Encoder::default(),
-            streams: BTreeMap::new(),
+            streams: Table::new(),
             next: 1,
             last: 0,
             block: None,

@@ -10,7 +10,10 @@ use super::{
     length,
     stream::{Block, Stream},
 };
-use crate::hpack::{self, Field};
+use crate::{
+    hpack::{self, Field},
+    table::Table,
+};
 
 impl Connection {
     /// Takes the first frame of what came. `now` is since any fixed moment.
@@ -23,7 +26,7 @@ impl Connection {
         }
         self.take(bytes, now).inspect_err(|fault| {
             self.stage = Stage::Over(*fault);
-            self.streams.clear();
+            self.streams = Table::new();
             let mut payload = self.last.to_be_bytes().to_vec();
             payload.extend(fault.reason.0.to_be_bytes());
             payload.extend(fault.text.as_bytes());
@@ -160,8 +163,8 @@ impl Connection {
         now: Duration,
     ) -> Result<Option<Event<'a>>, Fault> {
         self.count_reset(now)?;
-        let was_there = self.streams.contains_key(&id);
-        self.streams.remove(&id);
+        let was_there = self.streams.contains(id);
+        self.streams.remove(id);
         self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
         Ok(was_there.then_some(Event::Reset { id, reason }))
     }
@@ -180,7 +183,7 @@ impl Connection {
         self.release_connection(whole);
         let bytes = frame.unpadded()?;
         let is_end = frame.head.has(flag::END_STREAM);
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return Ok(None);
         };
         if stream.is_read {
@@ -282,7 +285,7 @@ impl Connection {
             let stream = Stream::new(self.peer.window_bytes);
             self.streams.insert(id, stream);
         }
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return Ok(None);
         };
         if stream.is_read {
@@ -315,7 +318,7 @@ impl Connection {
         let reason = Reason(u32::from_be_bytes(frame.exact()?));
         self.require_opened(id)?;
         self.count_reset(now)?;
-        let was_there = self.streams.remove(&id).is_some();
+        let was_there = self.streams.remove(id);
         Ok(was_there.then_some(Event::Reset { id, reason }))
     }
 
@@ -347,7 +350,7 @@ impl Connection {
                 let change = window - self.peer.window_bytes;
                 self.peer.window_bytes = window;
                 let streams = &mut self.streams;
-                let mut windows = streams.values_mut().map(|stream| {
+                let mut windows = streams.iter_mut().map(|(_, stream)| {
                     stream.send_window += change;
                     stream.send_window
                 });
@@ -383,7 +386,7 @@ impl Connection {
         self.is_leaving = true;
         let last = u32::from_be_bytes(last) & frame::ID_MASK;
         if self.role == Role::Client {
-            self.streams.retain(|id, _| *id <= last);
+            self.streams.retain(|id, _| id <= last);
         }
         Ok(Some(Event::GoAway {
             last,
@@ -410,7 +413,7 @@ impl Connection {
             return Ok(None);
         }
         self.require_opened(id)?;
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return Ok(None);
         };
         stream.send_window += more;

@@ -47,14 +47,14 @@ impl Connection {
         id: StreamId,
         fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) {
-        if self.streams.contains_key(&id) {
+        if self.streams.contains(id) {
             self.put_headers(id, fields, false);
         }
     }
 
     /// Sends payload as the windows allow it. Nothing if the stream is over, or its end was said.
     pub fn send(&mut self, id: StreamId, bytes: Vec<u8>) {
-        if let Some(stream) = self.streams.get_mut(&id)
+        if let Some(stream) = self.streams.get_mut(id)
             && stream.end == End::Open
             && !bytes.is_empty()
         {
@@ -64,7 +64,7 @@ impl Connection {
 
     /// Nothing more is sent, but these trailers, if any.
     pub fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
-        if let Some(stream) = self.streams.get_mut(&id)
+        if let Some(stream) = self.streams.get_mut(id)
             && stream.end == End::Open
         {
             stream.end = if trailers.is_empty() {
@@ -78,7 +78,7 @@ impl Connection {
     /// Bytes of payload that wait to be sent. 0 if the stream is over.
     #[must_use]
     pub fn waiting_bytes(&self, id: StreamId) -> usize {
-        let stream = self.streams.get(&id);
+        let stream = self.streams.get(id);
         stream.map_or(0, |stream| {
             stream.waiting.iter().map(Vec::len).sum::<usize>() - stream.at
         })
@@ -86,14 +86,14 @@ impl Connection {
 
     /// Gives a stream up. Nothing if it is over.
     pub fn reset(&mut self, id: StreamId, reason: Reason) {
-        if self.streams.remove(&id).is_some() {
+        if self.streams.remove(id) {
             self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
         }
     }
 
     /// So many bytes of the stream's payload have been read: as many more may come.
     pub fn release(&mut self, id: StreamId, bytes: usize) {
-        if let Some(stream) = self.streams.get_mut(&id)
+        if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_read
             && let Some(more) = stream.receive_window.release(length(bytes))
         {
@@ -125,21 +125,23 @@ impl Connection {
 
     /// Makes frames of what waits, a frame of each stream in turn.
     fn fill(&mut self, now: Duration) {
-        if self.streams.values().all(|stream| !stream.wants_to_send()) {
+        if self
+            .streams
+            .iter()
+            .all(|(_, stream)| !stream.wants_to_send())
+        {
             return;
         }
         // One round without a frame ends it: then nothing may be sent, or nothing waits.
         let mut idle = 0;
         while self.output.len() - self.written < OUTPUT_BYTES && idle <= self.streams.len() {
-            let after = self.streams.range(self.turn + 1..).next();
-            let Some((id, _)) = after.or_else(|| self.streams.iter().next()) else {
+            let Some(id) = self.streams.after(self.turn) else {
                 break;
             };
-            let id = *id;
             self.turn = id;
             idle = if self.put_next(id) { 0 } else { idle + 1 };
         }
-        for stream in self.streams.values_mut() {
+        for (_, stream) in self.streams.iter_mut() {
             if stream.wants_to_send() {
                 stream.stalled.get_or_insert(now);
             }
@@ -148,7 +150,7 @@ impl Connection {
 
     /// The next frame of a stream. Returns whether there was one.
     fn put_next(&mut self, id: StreamId) -> bool {
-        let Some(stream) = self.streams.get_mut(&id) else {
+        let Some(stream) = self.streams.get_mut(id) else {
             return false;
         };
         let Some(first) = stream.waiting.front() else {
@@ -197,7 +199,7 @@ impl Connection {
     /// When [`Self::stalled`] has something to say, if nothing happens before.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
-        let since = self.streams.values().filter_map(|stream| stream.stalled);
+        let since = self.streams.iter().filter_map(|(_, stream)| stream.stalled);
         since.min().map(|since| since + MAX_STALL)
     }
 
@@ -208,17 +210,16 @@ impl Connection {
             since.is_some_and(|since| now.saturating_sub(since) >= MAX_STALL)
         };
         let (id, _) = self.streams.iter().find(|(_, stream)| is_late(stream))?;
-        let id = *id;
         self.reset(id, Reason::ENHANCE_YOUR_CALM);
         Some(id)
     }
 
     pub(super) fn close_if_done(&mut self, id: StreamId) {
-        let Some(stream) = self.streams.get(&id).filter(|s| s.end == End::Sent) else {
+        let Some(stream) = self.streams.get(id).filter(|s| s.end == End::Sent) else {
             return;
         };
         if stream.is_read {
-            self.streams.remove(&id);
+            self.streams.remove(id);
         } else if self.role == Role::Server {
             // The answer is whole: the rest of the question is of no interest. Section 8.1.
             self.reset(id, Reason::NO_ERROR);

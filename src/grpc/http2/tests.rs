@@ -245,7 +245,11 @@ fn padding_priorities_and_unknown_frames() {
     let heard = feed(&mut server, &bytes, START);
     let data = Said::Data(1, b"abc".to_vec(), false);
     assert_eq!(heard, Ok(vec![Said::Headers(1, Some(3), false), data]));
-    assert_eq!(server.streams[&1].receive_window.used, 4, "padding is read");
+    assert_eq!(
+        server.streams.get(1).expect("a stream").receive_window.used,
+        4,
+        "padding is read"
+    );
     for wrong in [&b""[..], b"\x01", b"\x04abc"] {
         let wrong = frame(kind::DATA, flag::PADDED, 1, wrong);
         let fault = reason(&mut self::server(), &[request(1), wrong].concat());
@@ -603,7 +607,7 @@ fn more_than_the_windows() {
     }
     // What is read may come again; more cannot be released than came.
     server.release(3, usize::MAX);
-    let stream = &server.streams[&3];
+    let stream = server.streams.get(3).expect("a stream");
     assert_eq!(stream.receive_window.open, STREAM_WINDOW_BYTES);
     server.receive_window.open = 10;
     let fault = reason(&mut server, &frame(kind::DATA, 0, 3, &[0; 11]));
@@ -642,7 +646,7 @@ fn a_window_that_stays_shut() {
     server.output(due);
     assert_eq!(server.waiting_bytes(3), 70);
     feed(&mut server, &again, due).expect("shut");
-    assert_eq!(server.streams[&3].send_window, -20);
+    assert_eq!(server.streams.get(3).expect("a stream").send_window, -20);
 }
 
 #[test]

@@ -1,0 +1,104 @@
+//! Streams by their numbers, which only grow: a sorted list does for the few that a connection has, and costs less than a tree.
+
+use crate::http2::StreamId;
+
+#[derive(Debug)]
+pub(crate) struct Table<T>(Vec<(StreamId, T)>);
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    fn place(&self, id: StreamId) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&id, |(id, _)| *id)
+    }
+
+    pub(crate) fn get(&self, id: StreamId) -> Option<&T> {
+        let place = self.place(id).ok()?;
+        self.0.get(place).map(|(_, of)| of)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: StreamId) -> Option<&mut T> {
+        let place = self.place(id).ok()?;
+        self.0.get_mut(place).map(|(_, of)| of)
+    }
+
+    pub(crate) fn contains(&self, id: StreamId) -> bool {
+        self.place(id).is_ok()
+    }
+
+    /// A number that was not there before.
+    pub(crate) fn insert(&mut self, id: StreamId, of: T) {
+        if let Err(place) = self.place(id) {
+            self.0.insert(place, (id, of));
+        }
+    }
+
+    /// Whether it was there. What an empty table held is given back.
+    pub(crate) fn remove(&mut self, id: StreamId) -> bool {
+        let place = self.place(id);
+        if let Ok(place) = place {
+            self.0.remove(place);
+        }
+        if self.0.is_empty() {
+            self.0 = Vec::new();
+        }
+        place.is_ok()
+    }
+
+    pub(crate) fn retain(&mut self, keep: impl Fn(StreamId, &T) -> bool) {
+        self.0.retain(|(id, of)| keep(*id, of));
+    }
+
+    /// In the order of their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamId, &T)> {
+        self.0.iter().map(|(id, of)| (*id, of))
+    }
+
+    /// In the order of their numbers.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (StreamId, &mut T)> {
+        self.0.iter_mut().map(|(id, of)| (*id, of))
+    }
+
+    /// The number whose turn it is after this one.
+    pub(crate) fn after(&self, id: StreamId) -> Option<StreamId> {
+        let next = self.0.partition_point(|(of, _)| *of <= id);
+        let found = self.0.get(next).or_else(|| self.0.first());
+        found.map(|(id, _)| *id)
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_by_number() {
+        let mut table = Table::new();
+        for id in [1, 3, 7] {
+            table.insert(id, id * 10);
+        }
+        assert_eq!((table.get(3), table.get(5)), (Some(&30), None));
+        assert!(table.contains(7) && !table.contains(9));
+        let turns: Vec<_> = [0, 1, 3, 7, 9].map(|id| table.after(id)).into();
+        assert_eq!(turns, [Some(1), Some(3), Some(7), Some(1), Some(1)]);
+        if let Some(of) = table.get_mut(1) {
+            *of = 11;
+        }
+        assert!(table.remove(3) && !table.remove(3));
+        assert_eq!(table.iter().collect::<Vec<_>>(), [(1, &11), (7, &70)]);
+        table.retain(|id, of| id == 1 && *of == 11);
+        assert_eq!(table.len(), 1);
+        assert!(table.remove(1) && table.is_empty());
+        assert_eq!((table.after(1), table.0.capacity()), (None, 0));
+    }
+}
