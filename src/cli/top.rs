@@ -4,7 +4,7 @@
 
 use core::time::Duration;
 
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::{
     CliError, Client,
@@ -12,10 +12,53 @@ use super::{
     get::DEFAULT_NAMESPACE,
     print, table,
 };
-use crate::api::{Quantity, order::Order as _};
+use crate::api::{Node, Quantity, order::Order as _};
 
 /// Between two reads, if the agent was not asked lately: a rate needs two.
 const BETWEEN: Duration = Duration::from_millis(1200);
+
+/// What is shown of a kubelet's summary. Absent is not zero.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Summary {
+    node: Usage,
+    pods: Vec<Usage>,
+}
+
+/// What the node, a pod or a container costs.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Usage {
+    /// Of a container.
+    name: String,
+    /// Of the node.
+    node_name: String,
+    /// Of a pod.
+    pod_ref: PodRef,
+    cpu: Option<Cpu>,
+    memory: Memory,
+    /// Of a pod.
+    containers: Vec<Self>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodRef {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Cpu {
+    usage_nano_cores: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Memory {
+    working_set_bytes: Option<u64>,
+}
 
 #[derive(Default)]
 struct Top {
@@ -52,8 +95,8 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// The summary with rates. Who started a moment ago may have none.
-fn summary(client: &Client) -> Result<Value, CliError> {
-    let read = || client.json("GET", "/stats/summary?only_cpu_and_memory=true");
+fn summary(client: &Client) -> Result<Summary, CliError> {
+    let read = || client.read("/stats/summary?only_cpu_and_memory=true");
     let first = read()?;
     if has_rates(&first) {
         return Ok(first);
@@ -62,17 +105,21 @@ fn summary(client: &Client) -> Result<Value, CliError> {
     read()
 }
 
-fn has_rates(summary: &Value) -> bool {
-    let pods = summary["pods"].as_array().into_iter().flatten();
-    let mut all = pods.chain([&summary["node"]]);
-    all.all(|of| of["cpu"].is_null() || of["cpu"]["usageNanoCores"].is_u64())
+fn has_rates(summary: &Summary) -> bool {
+    let mut all = summary.pods.iter().chain([&summary.node]);
+    all.all(|of| {
+        let cpu = of.cpu.as_ref();
+        cpu.is_none_or(|cpu| cpu.usage_nano_cores.is_some())
+    })
 }
 
-/// Thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
-fn figures(of: &Value) -> Option<(u64, u64)> {
-    let nano = of["cpu"]["usageNanoCores"].as_u64()?;
-    let bytes = of["memory"]["workingSetBytes"].as_u64()?;
-    Some((nano.div_ceil(1_000_000), bytes))
+impl Usage {
+    /// Thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
+    fn figures(&self) -> Option<(u64, u64)> {
+        let nano = self.cpu.as_ref()?.usage_nano_cores?;
+        let bytes = self.memory.working_set_bytes?;
+        Some((nano.div_ceil(1_000_000), bytes))
+    }
 }
 
 fn cells((milli, bytes): (u64, u64)) -> [String; 2] {
@@ -100,7 +147,7 @@ fn pods(client: &Client, top: &Top) -> Result<(), CliError> {
     show(top, &header, &rows)
 }
 
-fn pod_rows(summary: &Value, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>) {
+fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let namespace = top.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let mut header = Vec::new();
     if top.all_namespaces {
@@ -112,22 +159,23 @@ fn pod_rows(summary: &Value, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>)
     });
     header.extend(["CPU(cores)", "MEMORY(bytes)"]);
     let mut rows = Vec::new();
-    for pod in summary["pods"].as_array().into_iter().flatten() {
-        let text = |key: &str| pod["podRef"][key].as_str().unwrap_or("").to_owned();
-        let (name, of) = (text("name"), text("namespace"));
-        if top.name.as_ref().is_some_and(|wanted| *wanted != name)
+    for pod in &summary.pods {
+        let PodRef {
+            name,
+            namespace: of,
+        } = &pod.pod_ref;
+        if top.name.as_ref().is_some_and(|wanted| wanted != name)
             || !top.all_namespaces && of != namespace
         {
             continue;
         }
-        let containers = pod["containers"].as_array().into_iter().flatten();
-        let parts: Vec<&Value> = match top.containers {
-            true => containers.collect(),
+        let parts: &[Usage] = match top.containers {
+            true => &pod.containers,
             // Without a group of its own a pod is the sum of its containers, which one line does not show.
-            false => vec![pod],
+            false => core::slice::from_ref(pod),
         };
         for part in parts {
-            let Some(figures) = figures(part) else {
+            let Some(figures) = part.figures() else {
                 continue;
             };
             let mut row = Vec::new();
@@ -136,7 +184,7 @@ fn pod_rows(summary: &Value, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>)
             }
             row.push(name.clone());
             if top.containers {
-                row.push(part["name"].as_str().unwrap_or("").to_owned());
+                row.push(part.name.clone());
             }
             row.extend(cells(figures));
             rows.push(row);
@@ -148,19 +196,18 @@ fn pod_rows(summary: &Value, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>)
 
 fn node(client: &Client, top: &Top) -> Result<(), CliError> {
     let summary = summary(client)?;
-    let node = client.json("GET", "/node")?;
+    let node = client.read("/node")?;
     let row =
-        node_row(&summary["node"], &node).ok_or_else(|| CliError::new("no figures of the node"))?;
+        node_row(&summary.node, &node).ok_or_else(|| CliError::new("no figures of the node"))?;
     let header = ["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"];
     show(top, &header, &[row])
 }
 
-fn node_row(stats: &Value, node: &Value) -> Option<Vec<String>> {
-    let (milli, bytes) = figures(stats)?;
+fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
+    let (milli, bytes) = stats.figures()?;
     let allocatable = |name: &str, amount: fn(&Quantity) -> i64| {
-        let text = node["status"]["allocatable"][name].as_str()?;
-        let quantity = Quantity::parse(text).ok()?;
-        u64::try_from(amount(&quantity)).ok().filter(|n| *n > 0)
+        let quantity = node.status.allocatable.get(name)?;
+        u64::try_from(amount(quantity)).ok().filter(|n| *n > 0)
     };
     let percent = |used: u64, of: Option<u64>| {
         of.map_or_else(
@@ -170,7 +217,7 @@ fn node_row(stats: &Value, node: &Value) -> Option<Vec<String>> {
     };
     let [cpu, memory] = cells((milli, bytes));
     Some(vec![
-        stats["nodeName"].as_str()?.to_owned(),
+        stats.node_name.clone(),
         cpu,
         percent(milli, allocatable("cpu", Quantity::milli)),
         memory,
@@ -183,6 +230,10 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
+        crate::api::strict::typed(&value).expect("an answer")
+    }
+
     #[test]
     fn rows_are_kubectls() {
         let figures = |nano: u64, mib: u64| json!({"cpu": {"usageNanoCores": nano}, "memory": {"workingSetBytes": mib << 20}});
@@ -193,7 +244,7 @@ mod tests {
         pod["containers"] = json!([container, {"name": "new"}]);
         let mut other = figures(0, 1);
         other["podRef"] = json!({"name": "dns", "namespace": "kube-system"});
-        let summary = json!({"pods": [pod, other]});
+        let summary: Summary = read(json!({"pods": [pod, other]}));
         let rows = |top: &Top| pod_rows(&summary, top).1;
         let mut top = Top::default();
         assert_eq!(rows(&top), [["web", "251m", "34Mi"]]);
@@ -212,7 +263,7 @@ mod tests {
         let mut node = figures(1_500_000_000, 512);
         node["nodeName"] = "pi".into();
         let object = json!({"status": {"allocatable": {"cpu": "4", "memory": "1Gi"}}});
-        let row = node_row(&node, &object).expect("figures");
+        let row = node_row(&read(node), &read(object)).expect("figures");
         assert_eq!(row, ["pi", "1500m", "37%", "512Mi", "50%"]);
     }
 }
