@@ -1,11 +1,11 @@
 //! Pulls to a disk that is full, fills up, or cannot be written.
 
-use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
+use std::{fs, iter};
 
 use nix::mount::MsFlags;
 
@@ -16,6 +16,9 @@ use crate::image::error::ImageError;
 use crate::image::import::Limits as ImportLimits;
 use crate::image::testing::Scratch;
 use crate::sys::mount;
+
+/// Tries of what is busy for a moment; thousands of times what was ever seen to be needed.
+const MAX_BUSY: usize = 10_000;
 
 /// A small disk of its own, gone at the end.
 struct Disk {
@@ -39,12 +42,20 @@ impl Disk {
         self.scratch.join("disk")
     }
 
+    /// A child of another test has the files of this one open until it is another program: the disk is busy for that moment.
     fn remount(&self, how: &str) {
-        let done = Command::new("mount")
-            .args(["-o", &format!("remount,{how}")])
-            .arg(self.path())
-            .status();
-        assert!(done.is_ok_and(|s| s.success()), "{how}");
+        let remount = || {
+            let mut mount = Command::new("mount");
+            mount.args(["-o", &format!("remount,{how}")]);
+            mount.arg(self.path()).output().expect("mount")
+        };
+        let mut tries = iter::repeat_with(remount).take(MAX_BUSY);
+        let last = tries.find(|done| {
+            thread::yield_now();
+            !String::from_utf8_lossy(&done.stderr).contains("busy")
+        });
+        let done = last.expect("it is not busy for ever");
+        assert!(done.status.success(), "{how}: {done:?}");
     }
 
     fn store(&self) -> Store {
