@@ -2,12 +2,19 @@
 //!
 //! Only glibc has knobs for the heap; with another C library it is left alone.
 #![cfg_attr(
-    any(target_env = "gnu", not(any(test, debug_assertions))),
+    any(target_env = "gnu", not(debug_assertions)),
     expect(
         unsafe_code,
         reason = "mallopt and malloc_trim have no safe wrapper; bounds of the program are the linker's"
     )
 )]
+
+#[cfg(target_env = "gnu")]
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// The heap is one agent's: [`use_one_arena`] was called. Simulated agents by the thousand share theirs, and leave it alone.
+#[cfg(target_env = "gnu")]
+static IS_OWN: AtomicBool = AtomicBool::new(false);
 
 /// What glibc reads at its start and offers no call for.
 ///
@@ -58,15 +65,16 @@ pub fn use_one_arena() {
         unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 64 * 1024) };
         // SAFETY: as above.
         unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024) };
+        IS_OWN.store(true, Relaxed);
     }
 }
 
 /// Gives free pages of the heap back to the system, and lets go of the program's own code, so that what started the agent,
 /// pulled an image or saw a crowd of pods come does not count as its memory for ever after. Takes milliseconds on a full heap:
-/// call it when a burst is over. A program with debug assertions leaves it alone: simulated agents by the thousand share one heap.
+/// call it when a burst is over. A heap that [`use_one_arena`] was not called for is left alone.
 pub fn trim() {
-    #[cfg(all(target_env = "gnu", not(debug_assertions)))]
-    {
+    #[cfg(target_env = "gnu")]
+    if IS_OWN.load(Relaxed) {
         // SAFETY: malloc_trim may be called at any time.
         unsafe { libc::malloc_trim(0) };
     }
