@@ -386,6 +386,10 @@ impl Tests {
             };
             let name = message["target"]["name"].as_str().ok_or("no name")?;
             if message["profile"]["test"] == true {
+                // The program and its library have one name; all that is tested is in the library.
+                if name == LIBRARY && message["target"]["kind"][0] != "lib" {
+                    continue;
+                }
                 let manifest = message["manifest_path"].as_str().ok_or("no manifest")?;
                 let dir = Path::new(manifest).parent().ok_or("no directory")?;
                 programs.push(TestProgram {
