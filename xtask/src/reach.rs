@@ -269,7 +269,7 @@ mod tests {
     const RULES: &str = "//! Rules.\n#![no_std]\nuse picolet_api as api;\n/// Called.\npub fn shipped() -> u8 { api::one() }\n\
          /// Only its test calls it.\npub fn planted() -> u8 { needed() }\nfn needed() -> u8 { api::one() + 1 }\n\
          #[cfg(test)]\nmod tests {\n    #[test]\n    fn planted() { assert_eq!(super::planted(), 2); }\n}\n";
-    const FILES: [(&str, &str); 6] = [
+    const FILES: [(&str, &str); 7] = [
         (
             "Cargo.toml",
             "[package]\nname = \"picolet\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n",
@@ -279,6 +279,7 @@ mod tests {
             "src/api/lib.rs",
             "//! Objects.\n#![no_std]\n/// One.\npub fn one() -> u8 { 1 }\n",
         ),
+        ("src/grpc/lib.rs", "//! Frames.\n#![no_std]\n"),
         ("src/logic/lib.rs", RULES),
         (
             "src/lib.rs",
