@@ -17,7 +17,7 @@ use crate::image::import::Limits as ImportLimits;
 use crate::image::testing::Scratch;
 use crate::sys::mount;
 
-/// Tries of what is busy for a moment; thousands of times what was ever seen to be needed.
+/// Tries of what is busy for a moment, so that a disk that stays busy fails the test.
 const MAX_BUSY: usize = 10_000;
 
 /// A small disk of its own, gone at the end.
@@ -42,7 +42,7 @@ impl Disk {
         self.scratch.join("disk")
     }
 
-    /// A child of another test has the files of this one open until it is another program: the disk is busy for that moment.
+    /// A child of another test may have files of this one open until it is another program: the disk is busy for that moment.
     fn remount(&self, how: &str) {
         let remount = || {
             let mut mount = Command::new("mount");
