@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use picolet::image::Progress;
+use picolet::image::{ImageError, Progress};
 use picolet::{
     api::{
         ContainerId, PodUid, SandboxId,
@@ -93,7 +93,7 @@ impl OneImage {
 }
 
 impl Images for OneImage {
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
+    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
         let (id, layers) = match reference {
             IMAGE | "busybox:test" => (IMAGE, &["layer"][..]),
             FLAT => (FLAT, &["flat"][..]),
@@ -110,7 +110,7 @@ impl Images for OneImage {
             layers: layers.iter().map(|name| self.dir.join(name)).collect(),
         }))
     }
-    fn status(&self, reference: &str) -> Result<Option<Image>, String> {
+    fn status(&self, reference: &str) -> Result<Option<Image>, ImageError> {
         Ok(self.resolve(reference)?.map(|_| Self::image()))
     }
     fn hold(&self, _: &str) -> Option<Hold> {

@@ -38,6 +38,22 @@ pub struct Fixture {
 /// A pause between two looks at the runtime.
 pub type Pause<'a> = &'a dyn Fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
+/// How a backend does not keep the contract.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Breach {
+    /// It is not as it says, or as it must be.
+    #[error("{0}")]
+    Said(String),
+    /// It refused what it must do.
+    #[error("{call}")]
+    Refused {
+        /// What was asked.
+        call: &'static str,
+        /// Its words.
+        source: RuntimeError,
+    },
+}
+
 /// Runs the contract. Removes what it made if the backend keeps the contract.
 ///
 /// - Errors: the first thing that is not as it should be.
@@ -45,7 +61,7 @@ pub async fn contract(
     runtime: &dyn RuntimeService,
     fixture: &Fixture,
     pause: Pause<'_>,
-) -> Result<(), String> {
+) -> Result<(), Breach> {
     let trial = Trial {
         runtime,
         fixture,
@@ -65,16 +81,18 @@ struct Trial<'a> {
     pause: Pause<'a>,
 }
 
-fn ensure(holds: bool, what: &str) -> Result<(), String> {
-    holds.then_some(()).ok_or_else(|| what.to_owned())
+fn ensure(holds: bool, what: &str) -> Result<(), Breach> {
+    holds
+        .then_some(())
+        .ok_or_else(|| Breach::Said(what.to_owned()))
 }
 
-fn went<T>(result: Result<T, RuntimeError>, what: &str) -> Result<T, String> {
-    result.map_err(|error| format!("{what}: {error}"))
+fn went<T>(result: Result<T, RuntimeError>, call: &'static str) -> Result<T, Breach> {
+    result.map_err(|source| Breach::Refused { call, source })
 }
 
 /// Whether streams of something unknown are said not to be found, at once or when they are started.
-async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<(), String> {
+async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<(), Breach> {
     let result = match opened.await {
         Ok(Stream::Local(start)) => start.await.map(drop),
         Ok(Stream::Url(_)) => Ok(()),
@@ -87,18 +105,18 @@ async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<()
 }
 
 impl Trial<'_> {
-    async fn pod(&self) -> Result<PodRuntimeStatus, String> {
+    async fn pod(&self) -> Result<PodRuntimeStatus, Breach> {
         let uid = &self.fixture.sandbox.uid;
         went(self.runtime.pod_status(uid).await, "pod status")
     }
 
-    async fn instance(&self, id: &ContainerId) -> Result<ContainerStatus, String> {
+    async fn instance(&self, id: &ContainerId) -> Result<ContainerStatus, Breach> {
         let pod = self.pod().await?;
         let found = pod.containers.into_iter().find(|c| c.id == *id);
-        found.ok_or_else(|| format!("container {id} is not listed"))
+        found.ok_or_else(|| Breach::Said(format!("container {id} is not listed")))
     }
 
-    async fn is_listed(&self) -> Result<bool, String> {
+    async fn is_listed(&self) -> Result<bool, Breach> {
         let pods = went(self.runtime.list_pods().await, "list of pods")?;
         ensure(
             pods.is_sorted_by(|a, b| a.uid < b.uid),
@@ -107,7 +125,7 @@ impl Trial<'_> {
         Ok(pods.iter().any(|pod| pod.uid == self.fixture.sandbox.uid))
     }
 
-    async fn ended(&self, id: &ContainerId) -> Result<ContainerStatus, String> {
+    async fn ended(&self, id: &ContainerId) -> Result<ContainerStatus, Breach> {
         for _ in 0..MAX_LOOKS {
             let status = self.instance(id).await?;
             if status.state == ContainerState::Exited {
@@ -115,10 +133,10 @@ impl Trial<'_> {
             }
             (self.pause)().await;
         }
-        Err(format!("container {id} did not end"))
+        Err(Breach::Said(format!("container {id} did not end")))
     }
 
-    fn statements(&self) -> Result<(), String> {
+    fn statements(&self) -> Result<(), Breach> {
         let version = self.runtime.version();
         ensure(
             !version.name.is_empty() && !version.version.is_empty(),
@@ -131,7 +149,7 @@ impl Trial<'_> {
         )
     }
 
-    async fn unknown_things(&self) -> Result<(), String> {
+    async fn unknown_things(&self) -> Result<(), Breach> {
         let runtime = self.runtime;
         let container = ContainerId::new("0123456789abcdef0123456789abcdef");
         let sandbox = SandboxId::new("0123456789abcdef0123456789abcdef");
@@ -199,7 +217,7 @@ impl Trial<'_> {
         }
     }
 
-    async fn images(&self) -> Result<(), String> {
+    async fn images(&self) -> Result<(), Breach> {
         let runtime = self.runtime;
         let absent = runtime.image_status("example.invalid/absent:1").await;
         ensure(
@@ -223,12 +241,13 @@ impl Trial<'_> {
         )
     }
 
-    async fn image(&self) -> Result<crate::api::cri::Image, String> {
+    async fn image(&self) -> Result<crate::api::cri::Image, Breach> {
         let found = self.runtime.image_status(&self.fixture.image).await;
-        went(found, "image status")?.ok_or_else(|| "the fixture's image is missing".into())
+        went(found, "image status")?
+            .ok_or_else(|| Breach::Said("the fixture's image is missing".into()))
     }
 
-    async fn sandbox(&self) -> Result<SandboxId, String> {
+    async fn sandbox(&self) -> Result<SandboxId, Breach> {
         let made = self.runtime.run_pod_sandbox(&self.fixture.sandbox).await;
         let made = went(made, "sandbox")?;
         ensure(made.state == SandboxState::Ready, "a new sandbox is ready")?;
@@ -280,7 +299,7 @@ impl Trial<'_> {
         name: &str,
         attempt: u32,
         command: &[String],
-    ) -> Result<ContainerId, String> {
+    ) -> Result<ContainerId, Breach> {
         let image = self.image().await?;
         let config = self.container(name, attempt, command, &image.id);
         went(
@@ -291,7 +310,7 @@ impl Trial<'_> {
         )
     }
 
-    async fn containers(&self, sandbox: &SandboxId) -> Result<(), String> {
+    async fn containers(&self, sandbox: &SandboxId) -> Result<(), Breach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let grace = Duration::from_secs(2);
 
@@ -405,7 +424,8 @@ impl Trial<'_> {
             )?;
         }
         let pod = self.pod().await?;
-        let broken = pod.newest("broken").ok_or("a failed start is never lost")?;
+        let broken = pod.newest("broken");
+        let broken = broken.ok_or_else(|| Breach::Said("a failed start is never lost".into()))?;
         ensure(
             broken.state == ContainerState::Exited
                 && broken.exit_code == 128
@@ -423,10 +443,10 @@ impl Trial<'_> {
     }
 
     /// What is listed of a pod is what its status says.
-    async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), String> {
+    async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), Breach> {
         let listed = went(self.runtime.list_pods().await, "list of pods")?;
         let listed = listed.into_iter().find(|pod| pod.uid == status.uid);
-        let listed = listed.ok_or("the pod is not listed")?;
+        let listed = listed.ok_or_else(|| Breach::Said("the pod is not listed".into()))?;
         let mut expected = PodItem::from(status);
         let mut found = listed;
         for pod in [&mut expected, &mut found] {
@@ -437,7 +457,7 @@ impl Trial<'_> {
     }
 
     /// What can be done with a container that runs.
-    async fn running(&self, id: &ContainerId) -> Result<(), String> {
+    async fn running(&self, id: &ContainerId) -> Result<(), Breach> {
         let (runtime, uid) = (self.runtime, &self.fixture.sandbox.uid);
         let said = runtime.exec_sync(id, &self.fixture.echoes, None, LIMIT);
         let said = went(said.await, "command in a container")?;
@@ -476,7 +496,7 @@ impl Trial<'_> {
         )
     }
 
-    async fn end_of_sandbox(&self, sandbox: &SandboxId) -> Result<(), String> {
+    async fn end_of_sandbox(&self, sandbox: &SandboxId) -> Result<(), Breach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let last = self.create(sandbox, "last", 0, &fixture.runs).await?;
         went(runtime.start_container(&last).await, "last start")?;

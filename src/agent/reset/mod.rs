@@ -178,7 +178,8 @@ impl Reset {
             "logs",
             files::remove_logs(&cfg.dirs.pod_logs, &cfg.dirs.container_logs),
         );
-        keep("iptables", cni::forget_port_chains().await);
+        let chains = cni::forget_port_chains().await;
+        keep("iptables", chains.map_err(|e| chain(&e)));
         keep("AppArmor", apparmor::unload().map_err(|e| e.to_string()));
         neighbours::forget(cfg);
         if left.is_empty() { Ok(()) } else { Err(left) }

@@ -270,7 +270,7 @@ fn network(cfg: &Config) -> Network {
     let wanted = &cfg.network;
     let (conf, conf_error) = match NetworkConfig::first_in(&wanted.cni_conf) {
         Ok(found) => (found, None),
-        Err(e) => (None, Some(e.to_string())),
+        Err(e) => (None, Some(chain(&e))),
     };
     let cni = crate::runtime::runc::cni::Cni::new(
         crate::runtime::runc::cni::CniSettings {

@@ -21,7 +21,7 @@ use std::{
 use nix::fcntl::OFlag;
 
 use super::sources::Source;
-use crate::api::strict::from_json;
+use crate::api::strict::{TextError, from_json};
 use crate::{
     api::{
         cri::{Mount, Propagation},
@@ -91,16 +91,57 @@ pub(super) struct Wanted {
     pub(super) own: Vec<PathBuf>,
 }
 
+/// Why a container has not what it needs.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BundleError {
+    /// This machine: its disk or its mounts.
+    #[error("{0}")]
+    Machine(String, #[source] io::Error),
+    /// Who built the image.
+    #[error("{0} of the image")]
+    Image(String, #[source] io::Error),
+    /// The pod's author, or whoever makes what it mounts.
+    #[error("source {host:?} of mount {at:?}")]
+    Source {
+        host: String,
+        at: String,
+        source: io::Error,
+    },
+    /// The same, with an image as a volume. CRI's word for it stands first: clients look for it in the message.
+    #[error("ImageVolumeMountFailed: image {image:?} at {at:?}")]
+    Volume {
+        image: String,
+        at: String,
+        source: VolumeError,
+    },
+    /// Who wrote the profile.
+    #[error("seccomp profile {0:?}")]
+    Profile(String, #[source] TextError),
+}
+
+/// Why an image shows nothing where it is mounted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VolumeError {
+    #[error("it is not mounted")]
+    NotMounted,
+    #[error("subPath {0:?} {1}")]
+    SubPath(String, &'static str),
+    #[error("subPath {0:?}")]
+    Io(String, #[source] io::Error),
+}
+
+/// This machine fails at `path`.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
+    let path = path.display().to_string();
+    move |e| BundleError::Machine(path, e)
+}
+
 /// Mounts the root file system and reads what the specification needs.
 ///
-/// - Errors: one text that names the path. What was made is left for [`unmake`].
-pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
+/// - Errors: what was made is left for [`unmake`].
+pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
     let Wanted { dirs, layers, .. } = wanted;
     let rootfs = dirs.rootfs();
-    let at = |path: &Path| {
-        let path = path.display().to_string();
-        move |e: io::Error| format!("{path}: {e}")
-    };
     let (upper, work) = (dirs.root.join("upper"), dirs.root.join("work"));
     super::files::make_private(&dirs.root).map_err(at(&dirs.root))?;
     super::files::make_root(&upper).map_err(at(&upper))?;
@@ -108,20 +149,23 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
         fs::create_dir_all(dir).map_err(at(dir))?;
     }
     crash::point("container.layer-made");
-    mount_rootfs(layers, &upper, &work, &rootfs)
-        .map_err(|e| format!("mount the root file system at {}: {e}", rootfs.display()))?;
+    mount_rootfs(layers, &upper, &work, &rootfs).map_err(|e| {
+        let step = format!("mount the root file system at {}", rootfs.display());
+        BundleError::Machine(step, e)
+    })?;
     let root = open::dir(&rootfs).map_err(at(&rootfs))?;
+    let read = |path: &str| {
+        read_in_root(&root, path).map_err(|e| BundleError::Image(format!("/{path}"), e))
+    };
     let mut prepared = Prepared {
-        passwd: read_in_root(&root, "etc/passwd")
-            .map_err(|e| format!("/etc/passwd of the image: {e}"))?,
-        group: read_in_root(&root, "etc/group")
-            .map_err(|e| format!("/etc/group of the image: {e}"))?,
+        passwd: read("etc/passwd")?,
+        group: read("etc/group")?,
         ..Prepared::default()
     };
     for path in &wanted.writable {
         prepared.image_volumes.push(Mount {
             host_path: directory_in_root(&rootfs, &root, path)
-                .map_err(|e| format!("volume {path:?} of the image: {e}"))?,
+                .map_err(|e| BundleError::Image(format!("volume {path:?}"), e))?,
             container_path: path.clone(),
             propagation: Propagation::Private,
             ..Mount::default()
@@ -132,7 +176,11 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
         if let Some(spec) = &mount.image {
             prepared.mounts.push(Mount {
                 host_path: in_volume(&volumes, &spec.image, &mount.image_sub_path).map_err(
-                    |why| image_mount_failed(&spec.user_image, &mount.container_path, &why),
+                    |source| BundleError::Volume {
+                        image: spec.user_image.clone(),
+                        at: mount.container_path.clone(),
+                        source,
+                    },
                 )?,
                 ..mount.clone()
             });
@@ -140,8 +188,10 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
         }
         // A missing source is an error, a link is resolved on the host (RTM-12).
         let (host, at) = (&mount.host_path, &mount.container_path);
-        let source = Source::resolve(host, at, &wanted.own)
-            .map_err(|e| format!("source {host:?} of mount {at:?}: {e}"))?;
+        let source = Source::resolve(host, at, &wanted.own).map_err(|source| {
+            let (host, at) = (host.clone(), at.clone());
+            BundleError::Source { host, at, source }
+        })?;
         prepared.mounts.push(Mount {
             host_path: source.path.display().to_string(),
             ..mount.clone()
@@ -153,7 +203,7 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, String> {
         fs::File::open(path)
             .and_then(|f| f.take(PROFILE_LIMIT).read_to_end(&mut bytes))
             .map_err(at(Path::new(path)))?;
-        let profile = from_json(&bytes).map_err(|e| format!("seccomp profile {path:?}: {e}"))?;
+        let profile = from_json(&bytes).map_err(|e| BundleError::Profile(path.clone(), e))?;
         prepared.seccomp = Some(profile);
     }
     Ok(prepared)
@@ -172,13 +222,8 @@ fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) ->
     }
 }
 
-/// CRI's word for it stands first: clients look for it in the message.
-pub(super) fn image_mount_failed(image: &str, container_path: &str, why: &str) -> String {
-    format!("ImageVolumeMountFailed: image {image:?} at {container_path:?}: {why}")
-}
-
 /// Mounts the images of volumes. Returns each image with where it is.
-fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, String> {
+fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, BundleError> {
     let Wanted { dirs, .. } = wanted;
     let mut mounted = Vec::new();
     if wanted.volume_images.is_empty() {
@@ -186,10 +231,6 @@ fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, String> {
     }
     // An overlay without a writable layer needs two others.
     let empty = dirs.root.join("empty");
-    let at = |path: &Path| {
-        let path = path.display().to_string();
-        move |e: io::Error| format!("{path}: {e}")
-    };
     fs::create_dir_all(&empty).map_err(at(&empty))?;
     for (n, volume) in wanted.volume_images.iter().enumerate() {
         let target = dirs.volumes().join(n.to_string());
@@ -206,11 +247,9 @@ fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, String> {
         mount::unmount(&target)
             .and_then(|()| mount::overlay(&layers, None, &target, &[]))
             .map_err(|e| {
-                format!(
-                    "ImageVolumeMountFailed: mount image {} at {}: {e}",
-                    volume.image,
-                    target.display()
-                )
+                let (image, target) = (&volume.image, target.display());
+                let step = format!("ImageVolumeMountFailed: mount image {image} at {target}");
+                BundleError::Machine(step, e)
             })?;
         crash::point("container.volume-mounted");
         mounted.push((volume.image.as_str(), target));
@@ -219,19 +258,24 @@ fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, String> {
 }
 
 /// The host's path of a directory of an image. Links are followed as long as they stay in the image, as containerd has it.
-fn in_volume(volumes: &[(&str, PathBuf)], image: &str, sub_path: &str) -> Result<String, String> {
+fn in_volume(
+    volumes: &[(&str, PathBuf)],
+    image: &str,
+    sub_path: &str,
+) -> Result<String, VolumeError> {
+    let mut volumes = volumes.iter();
     let (_, root) = volumes
-        .iter()
         .find(|(name, _)| *name == image)
-        .ok_or("it is not mounted")?;
+        .ok_or(VolumeError::NotMounted)?;
     if sub_path.is_empty() {
         return Ok(root.display().to_string());
     }
+    let wrong = |why| VolumeError::SubPath(sub_path.to_owned(), why);
     let within = |e: io::Error| match e.raw_os_error() {
-        Some(libc::EXDEV | libc::ELOOP) => format!("subPath {sub_path:?} leads out of the image"),
-        Some(libc::ENOENT) => format!("subPath {sub_path:?} is not in the image"),
-        Some(libc::ENOTDIR) => format!("subPath {sub_path:?} is not a directory"),
-        _ => format!("subPath {sub_path:?}: {e}"),
+        Some(libc::EXDEV | libc::ELOOP) => wrong("leads out of the image"),
+        Some(libc::ENOENT) => wrong("is not in the image"),
+        Some(libc::ENOTDIR) => wrong("is not a directory"),
+        _ => VolumeError::Io(sub_path.to_owned(), e),
     };
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let found = open::dir(root)
@@ -239,7 +283,7 @@ fn in_volume(volumes: &[(&str, PathBuf)], image: &str, sub_path: &str) -> Result
         .and_then(|dir| fs::read_link(super::fd_path(&dir)))
         .map_err(within)?;
     if !found.starts_with(root) {
-        return Err(format!("subPath {sub_path:?} leads out of the image"));
+        return Err(wrong("leads out of the image"));
     }
     Ok(found.display().to_string())
 }

@@ -101,7 +101,7 @@ impl Runc {
         let image = self
             .images
             .resolve(&config.image)
-            .map_err(|e| RuntimeError::Invalid(e.to_string()))?
+            .map_err(|e| RuntimeError::Invalid(chain(&e)))?
             .ok_or_else(|| not_found("image", &config.image))?;
         let volumes = self.volume_images(config)?;
         // From now on: the layers are about to be mounted.
@@ -195,7 +195,7 @@ impl Runc {
         for reference in config.volume_images() {
             let resolved = self.images.resolve(&reference);
             let image = resolved
-                .map_err(|e| RuntimeError::Invalid(e.to_string()))?
+                .map_err(|e| RuntimeError::Invalid(chain(&e)))?
                 .ok_or_else(|| {
                     RuntimeError::NotFound(format!("ImageVolumeMountFailed: image {reference}"))
                 })?;
@@ -250,7 +250,7 @@ impl Runc {
             .disk
             .run(move || bundle::prepare(&wanted))
             .await
-            .map_err(RuntimeError::Failed)?;
+            .map_err(failed_error)?;
         crash::point("container.mounted");
         record.user = (self.settings.resolve_user)(
             &config.security,
@@ -361,7 +361,8 @@ impl Runc {
                 self.settle(&record.uid).await;
                 Ok(())
             }
-            Err(message) => {
+            Err(error) => {
+                let message = error.to_string();
                 let (wall, mono) = (clock::wall().truncated(), clock::mono());
                 // First: whoever looks while it is killed must not take that for its end.
                 if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
@@ -369,16 +370,16 @@ impl Runc {
                 }
                 self.clear_failed_start(id).await;
                 crash::point("container.start-failed");
-                record.failure = Some((message.clone(), wall, mono.0));
+                record.failure = Some((message, wall, mono.0));
                 if let Err(e) = record::save(&dir, &record) {
                     log::warn!("container={id} record: {e}");
                 }
-                Err(RuntimeError::Failed(message))
+                Err(error)
             }
         }
     }
 
-    async fn launch_and_start(&self, record: &ContainerRecord) -> Result<(), String> {
+    async fn launch_and_start(&self, record: &ContainerRecord) -> Result<(), RuntimeError> {
         let id = &record.id;
         let sources = {
             let mut table = self.table.borrow_mut();
@@ -386,7 +387,7 @@ impl Runc {
             entry.map(|c| core::mem::take(&mut c.sources))
         };
         let sources = sources.unwrap_or_default();
-        let program = self.program().map_err(|e| e.to_string())?;
+        let program = self.program().map_err(failed_error)?;
         let config = &record.config;
         let launch = Launch {
             exe: self.settings.exe.clone(),
@@ -406,8 +407,8 @@ impl Runc {
             // The shim is small; the `create` below it is not.
             let _pass = self.gate.pass(Turn::Create).await;
             shim::launch(&launch).await.map_err(|e| match e {
-                LaunchError::Runtime { message, .. } => message,
-                other => chain(&other),
+                LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
+                other => failed_error(other),
             })?
         };
         crash::point("container.launched");
@@ -415,23 +416,25 @@ impl Runc {
             let mut table = self.table.borrow_mut();
             let watched = table
                 .watch(launched.pidfd, Ended::Shim(id.clone()))
-                .map_err(|e| format!("watch the shim: {e}"))?;
+                .map_err(failed("watch the shim"))?;
             if let Some(c) = table.containers.get_mut(id) {
                 c.shim = Some(watched);
                 c.status.pid = launched.pid;
             }
         }
         let (bundle, pid) = (self.dirs(id).run, launched.pid);
-        let looked =
-            move || masks::check(&bundle, pid).and_then(|()| sources::check(&sources, pid));
+        let looked = move || {
+            masks::check(&bundle, pid).map_err(failed_error)?;
+            sources::check(&sources, pid).map_err(failed_error)
+        };
         self.disk.run(looked).await?;
         program
             .call(&self.runtime_root(), "start", &[id], &self.gate)
             .await
             .map(drop)
             .map_err(|e| match e {
-                ProgramError::Call { message, .. } => message,
-                other => other.to_string(),
+                ProgramError::Call { message, .. } => RuntimeError::Failed(message),
+                other => failed_error(other),
             })
     }
 

@@ -8,7 +8,7 @@ use crate::{
         cri::{AuthConfig, FsInfo, Image},
         oci::ImageProcess,
     },
-    image::Progress,
+    image::{ImageError, Progress},
     runtime::Call,
 };
 
@@ -34,12 +34,12 @@ pub trait Images {
     ///
     /// # Errors
     /// The reference is malformed.
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String>;
+    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError>;
     /// The same in CRI's words.
     ///
     /// # Errors
     /// The reference is malformed.
-    fn status(&self, reference: &str) -> Result<Option<Image>, String>;
+    fn status(&self, reference: &str) -> Result<Option<Image>, ImageError>;
     /// Keeps the image with this id in the store until what is returned is dropped; `None` if it is not there.
     fn hold(&self, id: &str) -> Option<Hold>;
     /// All images, sorted by id. From memory.

@@ -33,45 +33,57 @@ struct Linux {
     readonly_paths: Vec<String>,
 }
 
+/// Why a container must not be started: what hides the kernel's files in it is not as asked for. Who made the image or wrote
+/// the pod misled the OCI runtime, which its operator should replace.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MaskError {
+    #[error("cannot look at its masked paths")]
+    Unseen(#[source] io::Error),
+    #[error(
+        "the OCI runtime did not mask {0}: it was misled by what stands at /dev/null in the container \
+         (CVE-2025-31133)"
+    )]
+    NotMasked(String),
+    #[error("the OCI runtime did not make {0} read-only")]
+    Writable(String),
+    #[error(
+        "the OCI runtime mounted something else than a terminal at /dev/console: it was misled by what stands at \
+         /dev/pts in the container (CVE-2025-52565)"
+    )]
+    NoTerminal,
+}
+
 /// Checks the container whose init is `pid` and whose bundle is `bundle`. Blocking.
 ///
-/// - Errors: a text for the pod's owner that names the path. The container must not be started.
-pub(super) fn check(bundle: &Path, pid: i32) -> Result<(), String> {
+/// - Errors: the container must not be started.
+pub(super) fn check(bundle: &Path, pid: i32) -> Result<(), MaskError> {
     let read = || -> io::Result<(Config, Vec<Mount>)> {
         let config = files::read_start(&bundle.join("config.json"), MAX_CONFIG_BYTES)?;
         let mut mounts = Vec::new();
         mount::each_mount_of(pid, |mount| mounts.push(mount))?;
         Ok((from_json(&config)?, mounts))
     };
-    let (Config { linux }, mounts) =
-        read().map_err(|e| format!("cannot look at its masked paths: {e}"))?;
+    let (Config { linux }, mounts) = read().map_err(MaskError::Unseen)?;
     judge(&linux, &mounts, &|path| fs::symlink_metadata(path).is_ok())
 }
 
 /// `exists`: whether the kernel has such a path. What it has here it has in the container.
-fn judge(linux: &Linux, mounts: &[Mount], exists: &dyn Fn(&str) -> bool) -> Result<(), String> {
+fn judge(linux: &Linux, mounts: &[Mount], exists: &dyn Fn(&str) -> bool) -> Result<(), MaskError> {
     // Of equal ones the last is on top.
     let on = |path: &str| mounts.iter().rev().find(|m| m.target == Path::new(path));
     for path in linux.masked_paths.iter().filter(|path| exists(path)) {
         if on(path).is_none_or(|mount| KERNEL.contains(&mount.kind.as_str())) {
-            return Err(format!(
-                "the OCI runtime did not mask {path}: it was misled by what stands at /dev/null in the container \
-                 (CVE-2025-31133)"
-            ));
+            return Err(MaskError::NotMasked(path.clone()));
         }
     }
     for path in linux.readonly_paths.iter().filter(|path| exists(path)) {
         if !on(path).is_some_and(|mount| mount.read_only) {
-            return Err(format!("the OCI runtime did not make {path} read-only"));
+            return Err(MaskError::Writable(path.clone()));
         }
     }
     // The terminal is mounted by its name in a directory that may be the pod's, too (CVE-2025-52565).
     if on("/dev/console").is_some_and(|mount| KERNEL.contains(&mount.kind.as_str())) {
-        return Err(
-            "the OCI runtime mounted something else than a terminal at /dev/console: it was misled by what stands at \
-             /dev/pts in the container (CVE-2025-52565)"
-                .into(),
-        );
+        return Err(MaskError::NoTerminal);
     }
     Ok(())
 }
@@ -142,7 +154,7 @@ mod tests {
             let judged = judge(&linux, &mounts, &|path| path != "/proc/absent");
             match (judged, wrong) {
                 (Ok(()), None) => {}
-                (Err(e), Some(word)) => assert!(e.contains(word), "{name}: {e}"),
+                (Err(e), Some(word)) => assert!(e.to_string().contains(word), "{name}: {e}"),
                 other => panic!("{name}: {other:?}"),
             }
         }

@@ -328,7 +328,10 @@ impl Runc {
 
 impl ImageService for Runc {
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
-        Box::pin(async move { self.images.status(reference).map_err(RuntimeError::Invalid) })
+        Box::pin(async move {
+            let image = self.images.status(reference);
+            image.map_err(|e| RuntimeError::Invalid(chain(&e)))
+        })
     }
 
     fn list_images(&self) -> Call<'_, Vec<Image>> {

@@ -28,7 +28,7 @@ impl Runc {
         &self,
         config: &SandboxConfig,
     ) -> Result<SandboxStatus, RuntimeError> {
-        sandbox::check(config).map_err(RuntimeError::Invalid)?;
+        sandbox::check(config).map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         if !config.runtime_handler.is_empty() {
             return Err(RuntimeError::Invalid(format!(
                 "runtime handler {:?} is not configured",

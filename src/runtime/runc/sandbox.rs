@@ -29,6 +29,7 @@ use nix::{
 use super::{files, record::SandboxRecord};
 use crate::{
     api::{
+        PodError,
         cri::{DnsConfig, NamespaceMode, SandboxConfig},
         oci::SandboxPaths,
     },
@@ -49,12 +50,12 @@ pub(super) fn pin(dir: &Path, kind: &str) -> PathBuf {
 /// Refuses what must not be tried: a sysctl that is not of the pod's own namespaces would change the machine.
 ///
 /// Source: `sysctl(8)` names; which are namespaced: kernel `ipc/ipc_sysctl.c`, `ipc/mq_sysctl.c`, `net/sysctl_net.c`.
-pub(super) fn check(config: &SandboxConfig) -> Result<(), String> {
+pub(super) fn check(config: &SandboxConfig) -> Result<(), PodError> {
     if config.hostname.len() > HOSTNAME_LIMIT {
-        return Err(format!(
+        return Err(PodError::Spec(format!(
             "hostname {:?} is longer than {HOSTNAME_LIMIT} bytes",
             config.hostname
-        ));
+        )));
     }
     for name in config.sysctls.keys() {
         let plain = name
@@ -68,9 +69,9 @@ pub(super) fn check(config: &SandboxConfig) -> Result<(), String> {
         let own = of_network && config.namespaces.network == NamespaceMode::Pod
             || of_ipc && config.namespaces.ipc == NamespaceMode::Pod;
         if !plain || !own {
-            return Err(format!(
+            return Err(PodError::Spec(format!(
                 "sysctl {name:?} does not belong to a namespace of the pod"
-            ));
+            )));
         }
     }
     Ok(())

@@ -62,15 +62,26 @@ fn opened(path: &Path) -> io::Result<OwnedFd> {
     found.map(OwnedFd::from)
 }
 
+/// Why a container must not be started.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SourceError {
+    #[error("cannot look at its mounts")]
+    Unseen(#[source] io::Error),
+    /// Somebody with access to the directory replaced what the pod was given.
+    #[error(
+        "mount of {host:?} at {at:?}: the path on the host changed while the container was made"
+    )]
+    Changed { host: PathBuf, at: PathBuf },
+}
+
 /// Compares what is mounted in the container whose init is `pid` with what was resolved. Blocking.
 ///
-/// - Errors: a text for the pod's owner. The container must not be started.
-pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), String> {
+/// - Errors: the container must not be started.
+pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), SourceError> {
     if sources.iter().all(|source| source.opened.is_none()) {
         return Ok(());
     }
-    let root = walk::dir(Path::new(&format!("/proc/{pid}/root")))
-        .map_err(|e| format!("cannot look at its mounts: {e}"))?;
+    let root = walk::dir(Path::new(&format!("/proc/{pid}/root"))).map_err(SourceError::Unseen)?;
     for source in sources {
         let Some(opened) = &source.opened else {
             continue;
@@ -91,10 +102,10 @@ pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), String> {
             .iter()
             .filter(|s| s.container_path != source.container_path);
         if found != wanted && !others.into_iter().any(other) {
-            return Err(format!(
-                "mount of {:?} at {at:?}: the path on the host changed while the container was made",
-                source.path
-            ));
+            return Err(SourceError::Changed {
+                host: source.path.clone(),
+                at: at.to_owned(),
+            });
         }
     }
     Ok(())

@@ -148,12 +148,8 @@ impl StoreImages {
 }
 
 impl Images for StoreImages {
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, String> {
-        let Some(image) = self
-            .store
-            .resolve(reference)
-            .map_err(|e| super::chain(&e))?
-        else {
+    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
+        let Some(image) = self.store.resolve(reference)? else {
             return Ok(None);
         };
         // Removed meanwhile counts as absent.
@@ -168,11 +164,8 @@ impl Images for StoreImages {
             }))
     }
 
-    fn status(&self, reference: &str) -> Result<Option<Image>, String> {
-        let image = self
-            .store
-            .resolve(reference)
-            .map_err(|e| super::chain(&e))?;
+    fn status(&self, reference: &str) -> Result<Option<Image>, ImageError> {
+        let image = self.store.resolve(reference)?;
         Ok(image.map(|i| i.to_cri()))
     }
 

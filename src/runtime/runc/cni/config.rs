@@ -8,7 +8,10 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{CniError, read_limited};
-use crate::api::order::Order;
+use crate::api::{
+    order::Order,
+    strict::{TextError, WrongValue},
+};
 
 /// Versions of the CNI specification spoken here, oldest first.
 pub(super) const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -16,6 +19,26 @@ pub(super) const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const FILE_LIMIT: u64 = 256 * 1024;
 /// Plugins in one chain at most.
 const MAX_PLUGINS: usize = 16;
+
+/// Why a network configuration is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Unread(#[from] io::Error),
+    /// Whoever wrote it mends it.
+    #[error(transparent)]
+    Wrong(#[from] TextError),
+}
+
+impl ConfigError {
+    fn at(self, path: &Path) -> CniError {
+        CniError::Config {
+            path: path.to_owned(),
+            source: self,
+        }
+    }
+}
 
 /// One network: a chain of plugins.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,14 +101,10 @@ impl NetworkConfig {
     /// # Errors
     /// The first file is unreadable or wrong: a broken file does not silently hand the node over to the next one.
     pub fn first_in(dir: &Path) -> Result<Option<Self>, CniError> {
-        let wrong = |path: &Path, why: String| CniError::Config {
-            path: path.to_owned(),
-            why,
-        };
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(wrong(dir, e.to_string())),
+            Err(e) => return Err(ConfigError::Unread(e).at(dir)),
         };
         let mut files: Vec<PathBuf> = entries
             .flatten()
@@ -101,27 +120,28 @@ impl NetworkConfig {
         let Some(path) = files.into_iter().next() else {
             return Ok(None);
         };
-        let text = read_limited(&path, FILE_LIMIT).map_err(|e| wrong(&path, e.to_string()))?;
-        let mut config = Self::parse(&text).map_err(|why| wrong(&path, why))?;
-        config
-            .add_from_folder(dir)
-            .map_err(|why| wrong(&path, why))?;
+        let mut config = read(&path, Self::parse)?;
+        if config.plugins.is_empty() {
+            config.add_from_folder(dir)?;
+            let checked = config.check_plugins();
+            checked.map_err(|e| ConfigError::Wrong(e).at(&path))?;
+        }
         config.file = path;
         Ok(Some(config))
     }
 
-    /// Parses a plugin list or a single plugin. The error says what is wrong.
+    /// Parses a plugin list or a single plugin. One without plugins of its own is not whole.
     ///
     /// Source: CNI specification 1.1, "Network configuration format".
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
-        let root: Value =
-            serde_json::from_slice(text).map_err(|e| format!("not valid JSON: {e}"))?;
-        let Value::Object(mut root) = root else {
-            return Err("not a JSON object".into());
-        };
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn parse(text: &[u8]) -> Result<Self, TextError> {
+        let mut root = object(text)?;
         let name = text_of(&root, "name").unwrap_or_default();
         if !valid_name(&name) {
-            return Err(format!("name {name:?} is empty or has unusual characters"));
+            let why = format!("{name:?} is empty or has unusual characters");
+            return Err(wrong("name", why));
         }
         let version = version_of(&root)?;
         let flag = |key: &str| {
@@ -135,10 +155,10 @@ impl NetworkConfig {
                 .into_iter()
                 .map(|p| match p {
                     Value::Object(p) => Ok(p),
-                    _ => Err("a plugin is not a JSON object".to_owned()),
+                    _ => Err(wrong("plugins", "one is not a JSON object")),
                 })
                 .collect::<Result<Vec<_>, _>>()?,
-            Some(_) => return Err("plugins is not a list".into()),
+            Some(_) => return Err(wrong("plugins", "not a list")),
             // A single plugin is a chain of one.
             None if root.contains_key("type") => vec![root],
             None if only_inlined => Vec::new(),
@@ -154,47 +174,59 @@ impl NetworkConfig {
             built_in: false,
             file: PathBuf::new(),
         };
-        config.check_plugins()?;
+        if !config.plugins.is_empty() {
+            config.check_plugins()?;
+        }
         Ok(config)
     }
 
-    /// Adds the plugins of `<dir>/<network>/*.conf` when the list itself has none (specification 1.1).
-    fn add_from_folder(&mut self, dir: &Path) -> Result<(), String> {
-        if self.plugins.is_empty() {
-            let mut files: Vec<PathBuf> = fs::read_dir(dir.join(&self.name))
-                .map(|entries| entries.flatten().map(|e| e.path()).collect())
-                .unwrap_or_default();
-            files.retain(|p| p.extension().is_some_and(|x| x == "conf"));
-            files.order();
-            for file in files {
-                let text = read_limited(&file, FILE_LIMIT).map_err(|e| e.to_string())?;
-                match serde_json::from_slice(&text) {
-                    Ok(Value::Object(plugin)) => self.plugins.push(plugin),
-                    other => {
-                        let why = other.map_or_else(|e| format!(": {e}"), |_| String::new());
-                        return Err(format!("{}: not a JSON object{why}", file.display()));
-                    }
-                }
-            }
-            self.check_plugins()?;
-        }
-        if self.plugins.is_empty() {
-            return Err("it has no plugins".into());
+    /// Adds the plugins of `<dir>/<network>/*.conf` (specification 1.1).
+    fn add_from_folder(&mut self, dir: &Path) -> Result<(), CniError> {
+        let mut files: Vec<PathBuf> = fs::read_dir(dir.join(&self.name))
+            .map(|entries| entries.flatten().map(|e| e.path()).collect())
+            .unwrap_or_default();
+        files.retain(|p| p.extension().is_some_and(|x| x == "conf"));
+        files.order();
+        for file in files {
+            self.plugins.push(read(&file, object)?);
         }
         Ok(())
     }
 
-    fn check_plugins(&self) -> Result<(), String> {
+    fn check_plugins(&self) -> Result<(), TextError> {
+        if self.plugins.is_empty() {
+            return Err(wrong("plugins", "there are none"));
+        }
         if self.plugins.len() > MAX_PLUGINS {
-            return Err(format!("more than {MAX_PLUGINS} plugins"));
+            return Err(wrong("plugins", format!("more than {MAX_PLUGINS}")));
         }
         for name in self.plugins.iter().map(Self::plugin_type) {
             if name.is_empty() || name.contains('/') || name == ".." {
-                return Err(format!("plugin type {name:?} is not the name of a program"));
+                let why = format!("plugin type {name:?} is not the name of a program");
+                return Err(wrong("plugins", why));
             }
         }
         Ok(())
     }
+}
+
+/// Reads a file of the configuration.
+fn read<T>(path: &Path, parse: fn(&[u8]) -> Result<T, TextError>) -> Result<T, CniError> {
+    let text = read_limited(path, FILE_LIMIT).map_err(ConfigError::from);
+    let parsed = text.and_then(|text| Ok(parse(&text)?));
+    parsed.map_err(|e| e.at(path))
+}
+
+fn object(text: &[u8]) -> Result<Map<String, Value>, TextError> {
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(wrong(".", "not a JSON object")),
+        Err(e) => Err(TextError::Syntax(format!("not valid JSON: {e}"))),
+    }
+}
+
+fn wrong(path: &str, why: impl Into<String>) -> TextError {
+    TextError::Value(WrongValue::new(path, why))
 }
 
 fn text_of(object: &Map<String, Value>, key: &str) -> Option<String> {
@@ -202,7 +234,7 @@ fn text_of(object: &Map<String, Value>, key: &str) -> Option<String> {
 }
 
 /// `cniVersions` (1.1) offers several: the newest that is spoken here wins. Without any version 0.1.0 is meant, which is not.
-fn version_of(root: &Map<String, Value>) -> Result<String, String> {
+fn version_of(root: &Map<String, Value>) -> Result<String, TextError> {
     let offered: Vec<&str> = match root.get("cniVersions").and_then(Value::as_array) {
         Some(list) => list.iter().filter_map(Value::as_str).collect(),
         None => Vec::new(),
@@ -215,9 +247,10 @@ fn version_of(root: &Map<String, Value>) -> Result<String, String> {
         .iter()
         .rfind(|v| offered.contains(v) || stated == **v);
     best.map(|v| (*v).to_owned()).ok_or_else(|| {
-        format!(
-            "cniVersion {stated:?} is not spoken (known: {})",
-            VERSIONS.join(", ")
+        let known = VERSIONS.join(", ");
+        wrong(
+            "cniVersion",
+            format!("{stated:?} is not spoken (known: {known})"),
         )
     })
 }
@@ -233,6 +266,7 @@ fn valid_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::chain;
 
     #[test]
     fn lists_and_single_plugins() {
@@ -259,8 +293,14 @@ mod tests {
         for (text, why) in [
             ("", "not valid JSON"),
             ("[]", "not a JSON object"),
-            (r#"{"cniVersion":"1.0.0","type":"x"}"#, "name"),
-            (r#"{"cniVersion":"1.0.0","name":"../x","type":"x"}"#, "name"),
+            (
+                r#"{"cniVersion":"1.0.0","type":"x"}"#,
+                "name: \"\" is empty",
+            ),
+            (
+                r#"{"cniVersion":"1.0.0","name":"../x","type":"x"}"#,
+                "name: \"../x\"",
+            ),
             (r#"{"name":"n","type":"x"}"#, "0.1.0"),
             (r#"{"cniVersion":"2.0.0","name":"n","type":"x"}"#, "2.0.0"),
             (
@@ -281,7 +321,7 @@ mod tests {
             ),
         ] {
             let error = NetworkConfig::parse(text.as_bytes()).expect_err(text);
-            assert!(error.contains(why), "{text}: {error}");
+            assert!(error.to_string().contains(why), "{text}: {error}");
         }
     }
 
@@ -308,7 +348,20 @@ mod tests {
         assert_eq!((found.name.as_str(), found.built_in), ("early", false));
         put("05.json", r#"{"cniVersion":"1.1.0","name":"folder"}"#);
         let empty = NetworkConfig::first_in(&dir).expect_err("no plugins");
-        assert!(empty.to_string().contains("05.json"), "{empty}");
+        let path = dir.join("05.json");
+        assert_eq!(
+            chain(&empty),
+            format!(
+                "network configuration {}: plugins: there are none",
+                path.display()
+            )
+        );
+        put("folder/1.conf", "[]");
+        let list = NetworkConfig::first_in(&dir).expect_err("no plugin");
+        assert!(
+            chain(&list).ends_with("folder/1.conf: not a JSON object"),
+            "{list}"
+        );
         put("folder/1.conf", r#"{"type":"c"}"#);
         let found = NetworkConfig::first_in(&dir).expect("read").expect("found");
         assert_eq!(found.programs(), ["c"]);

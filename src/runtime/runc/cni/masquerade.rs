@@ -10,29 +10,16 @@
 //!                        ! -d 224.0.0.0/4 -j MASQUERADE
 //! ```
 
-use core::time::Duration;
-use std::path::{Path, PathBuf};
-
 use smol::lock::Mutex;
 
-use super::{BuiltIn, CniError, PATH};
-use crate::{
-    api::Mono,
-    runtime::runc::gate::{Gate, Turn},
-    sys::{
-        child::{self, Command, Input},
-        clock,
-    },
+use super::{
+    BuiltIn,
+    iptables::{IptablesError, ask, call, find},
 };
+use crate::{api::Mono, runtime::runc::gate::Gate, sys::clock};
 
 /// The rules are looked at again before an ADD that comes so much later, milliseconds: a firewall may have been reloaded.
 const LOOK_AGAIN_MS: u64 = 10_000;
-/// A call of iptables that takes longer is killed; another program may hold the lock.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long iptables itself waits for that lock, seconds.
-const LOCK_WAIT_S: &str = "20";
-/// Most bytes kept of what iptables says: a large POSTROUTING chain.
-const ANSWER_LIMIT: usize = 256 * 1024;
 
 /// One address family.
 struct Family {
@@ -60,10 +47,11 @@ pub(super) struct Masquerade {
 
 impl Masquerade {
     /// Sees to it that the rules are there. Pods that start together wait for one look.
-    ///
-    /// # Errors
-    /// [`CniError::Masquerade`] with iptables' own words.
-    pub(super) async fn ensure(&self, built_in: &BuiltIn, gate: &Gate) -> Result<(), CniError> {
+    pub(super) async fn ensure(
+        &self,
+        built_in: &BuiltIn,
+        gate: &Gate,
+    ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
         if seen.is_some_and(|at| clock::mono().0.saturating_sub(at.0) < LOOK_AGAIN_MS) {
             return Ok(());
@@ -76,23 +64,21 @@ impl Masquerade {
                 let mut check = vec!["-t", "nat", "-C", "POSTROUTING"];
                 let jump = jump(subnet, &chain);
                 check.extend(jump.iter().map(String::as_str));
-                if call(family.program, &check, None, gate).await?.is_err() {
+                if ask(family.program, &check, gate).await?.is_none() {
                     missing.push(subnet);
                 }
             }
             if !missing.is_empty() {
                 // Those of earlier subnets stay: they may still have pods.
                 let list = ["-t", "nat", "-S", "POSTROUTING"];
-                let list = call(family.program, &list, None, gate).await?;
+                let list = ask(family.program, &list, gate).await?;
                 let list = list.unwrap_or_default();
                 let jumps = jumps_to(&list, &chain);
                 let former = jumps.iter().filter_map(|words| source(words));
                 let mut all = subnets.clone();
                 all.extend(former.filter(|subnet| !subnets.contains(subnet)));
                 let rules = rules(&family, &chain, &all, &missing);
-                call(family.restore, &["--noflush"], Some(rules), gate)
-                    .await?
-                    .map_err(CniError::Masquerade)?;
+                call(family.restore, &["--noflush"], Some(rules), Some(gate)).await?;
             }
         }
         *seen = Some(clock::mono());
@@ -105,10 +91,11 @@ impl Masquerade {
     }
 
     /// Removes the rules. Absent ones count as removed, and so does an iptables that is not installed.
-    ///
-    /// # Errors
-    /// [`CniError::Masquerade`].
-    pub(super) async fn remove(&self, built_in: &BuiltIn, gate: &Gate) -> Result<(), CniError> {
+    pub(super) async fn remove(
+        &self,
+        built_in: &BuiltIn,
+        gate: &Gate,
+    ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
         *seen = None;
         let chain = chain(built_in);
@@ -117,22 +104,18 @@ impl Masquerade {
                 continue;
             }
             let list = ["-t", "nat", "-S", "POSTROUTING"];
-            let list = call(family.program, &list, None, gate)
-                .await?
-                .map_err(CniError::Masquerade)?;
+            let list = call(family.program, &list, None, Some(gate)).await?;
             let mut undo = jumps_to(&list, &chain);
             undo.push(vec!["-F", &chain]);
             undo.push(vec!["-X", &chain]);
             for rule in undo {
                 let args: Vec<&str> = ["-t", "nat"].into_iter().chain(rule).collect();
                 // Each may be gone already; what counts is asked below.
-                let _ = call(family.program, &args, None, gate).await?;
+                ask(family.program, &args, gate).await?;
             }
             let left = ["-t", "nat", "-S", &chain];
-            if call(family.program, &left, None, gate).await?.is_ok() {
-                return Err(CniError::Masquerade(format!(
-                    "chain {chain} is still in use"
-                )));
+            if ask(family.program, &left, gate).await?.is_some() {
+                return Err(IptablesError::InUse(chain));
             }
         }
         Ok(())
@@ -199,42 +182,6 @@ fn jumps_to<'a>(list: &'a str, chain: &str) -> Vec<Vec<&'a str>> {
 fn source<'a>(words: &[&'a str]) -> Option<&'a str> {
     let at = words.iter().position(|word| *word == "-s")?;
     words.get(at + 1).copied()
-}
-
-fn find(program: &str) -> Option<PathBuf> {
-    PATH.split(':')
-        .map(|dir| Path::new(dir).join(program))
-        .find(|path| path.is_file())
-}
-
-/// Runs a program of the family: its answer, or its complaint.
-async fn call(
-    program: &str,
-    args: &[&str],
-    input: Option<String>,
-    gate: &Gate,
-) -> Result<Result<String, String>, CniError> {
-    let failed = |why: String| CniError::Masquerade(format!("{program}: {why}"));
-    let path = find(program)
-        .ok_or_else(|| failed("is not installed: install the iptables package".into()))?;
-    let mut command = Command::new(path)
-        .args(["-w", LOCK_WAIT_S])
-        .args(args)
-        .env("PATH", PATH)
-        .capture(ANSWER_LIMIT);
-    if let Some(input) = input {
-        command = command.stdin(Input::Bytes(input.into()));
-    }
-    let _pass = gate.pass(Turn::Connect).await;
-    let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
-        .await
-        .map_err(|e| failed(e.to_string()))?;
-    Ok(if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        let words = String::from_utf8_lossy(&output.stderr);
-        Err(format!("{program}: {}", words.trim()))
-    })
 }
 
 #[cfg(test)]

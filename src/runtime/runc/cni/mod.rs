@@ -11,6 +11,7 @@ mod bridge;
 mod builtin;
 mod config;
 mod gateway;
+mod iptables;
 mod masquerade;
 mod netlink;
 mod pool;
@@ -38,6 +39,7 @@ use super::{
 };
 use crate::api::order::Order;
 use crate::api::strict::from_json;
+use crate::error::chain;
 use crate::{
     api::{
         Quantity, SandboxId,
@@ -50,7 +52,8 @@ use crate::{
 };
 
 pub use builtin::BuiltIn;
-pub use config::NetworkConfig;
+pub use config::{ConfigError, NetworkConfig};
+pub use iptables::IptablesError;
 use masquerade::Masquerade;
 use pool::Pool;
 pub use port_chains::forget_port_chains;
@@ -74,12 +77,12 @@ const USUAL_BIN_DIRS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec
 #[derive(Debug, thiserror::Error)]
 pub enum CniError {
     /// A configuration file is wrong.
-    #[error("network configuration {}: {why}", path.display())]
+    #[error("network configuration {}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        source: ConfigError,
     },
     /// A plugin is not installed.
     #[error(
@@ -113,12 +116,15 @@ pub enum CniError {
         /// The kernel's error.
         source: io::Error,
     },
+    /// What is configured as a subnet of the built-in network.
+    #[error("{0:?} is not a subnet with addresses for pods")]
+    NoSubnet(String),
     /// The built-in network has no address to lend.
-    #[error("{0}")]
+    #[error("every address of subnet {0} is lent to a pod")]
     NoAddressLeft(String),
     /// The rules that let pods of the built-in network speak to the world.
-    #[error("masquerade the pods' addresses: {0}")]
-    Masquerade(String),
+    #[error("masquerade the pods' addresses")]
+    Masquerade(#[from] IptablesError),
     /// The plugins succeeded and gave no address.
     #[error("network {0:?} gave the pod no address")]
     NoAddress(String),
@@ -246,17 +252,14 @@ impl Cni {
                 match load(&self.file(&id, true)) {
                     Ok(Some(attachment)) => attachment.ips().for_each(|ip| pool.note(ip)),
                     Ok(None) => {}
-                    Err(e) => log::warn!("sandbox={id} its addresses are not known: {e}"),
+                    Err(e) => log::warn!("sandbox={id} its addresses are not known: {}", chain(&e)),
                 }
             }
             self.pool.replace(Some(pool));
         }
         let built_in = self.built_in.borrow();
         let mut pool = self.pool.borrow_mut();
-        let leases = pool
-            .get_or_insert_default()
-            .lend(&built_in.subnets)
-            .map_err(CniError::NoAddressLeft)?;
+        let leases = pool.get_or_insert_default().lend(&built_in.subnets)?;
         Ok(bridge::Attach {
             bridge: built_in.bridge.clone(),
             mtu: built_in.mtu,
@@ -305,7 +308,7 @@ impl Cni {
         };
         let network = match self.network() {
             Ok(network) => network,
-            Err(e) => return not("NetworkConfigInvalid", e.to_string()),
+            Err(e) => return not("NetworkConfigInvalid", chain(&e)),
         };
         // The built-in network needs one for host ports only: pods that have some say that it is missing.
         if !network.built_in
@@ -391,8 +394,9 @@ impl Cni {
                 Err(e) => {
                     if let Err(undo) = self.del(pod.id, gate).await {
                         log::warn!(
-                            "sandbox={} undoing a failed ADD: {undo}; will be tried again",
-                            pod.id
+                            "sandbox={} undoing a failed ADD: {}; will be tried again",
+                            pod.id,
+                            chain(&undo)
                         );
                     }
                     return Err(e);
@@ -404,7 +408,8 @@ impl Cni {
         save(&file, &attachment)?;
         if ips.is_empty() {
             if let Err(undo) = self.del(pod.id, gate).await {
-                log::warn!("sandbox={} undoing an ADD without address: {undo}", pod.id);
+                let (id, undo) = (pod.id, chain(&undo));
+                log::warn!("sandbox={id} undoing an ADD without address: {undo}");
             }
             return Err(CniError::NoAddress(network.name));
         }
@@ -459,7 +464,7 @@ impl Cni {
             step: format!("delete {bridge}"),
             source,
         })?;
-        rules
+        Ok(rules?)
     }
 
     /// At start: detaches what no sandbox of this boot stands behind, then tells plugins that speak 1.1 what is in use.
@@ -471,11 +476,12 @@ impl Cni {
                     Ok(Some(a)) => a.boot != self.boot || !live.contains(&id),
                     Ok(None) => false,
                     Err(e) => {
-                        log::warn!("sandbox={id} attachment: {e}");
+                        log::warn!("sandbox={id} attachment: {}", chain(&e));
                         false
                     }
                 };
                 if stale && let Err(e) = self.del(&id, gate).await {
+                    let e = chain(&e);
                     log::warn!("sandbox={id} detaching what an earlier run left: {e}");
                 }
             }
@@ -483,11 +489,11 @@ impl Cni {
         match self.network() {
             Ok(network) if network.speaks("1.1.0") && !network.disable_gc => {
                 if let Err(e) = self.gc(&network, live, gate).await {
-                    log::warn!("{e}");
+                    log::warn!("{}", chain(&e));
                 }
             }
             Ok(_) => {}
-            Err(e) => log::warn!("{e}"),
+            Err(e) => log::warn!("{}", chain(&e)),
         }
     }
 
@@ -844,7 +850,7 @@ pub(crate) mod fuzz {
         let ips = from_json::<Value>(data).map_or(0, |answer| result::pod_ips(&answer).len());
         let failure = result::failure(data, data, 1);
         assert!(failure.len() <= 8 * 1024, "an error is short");
-        let config = NetworkConfig::parse(data).map_or_else(|e| e, |_| "ok".into());
+        let config = NetworkConfig::parse(data).map_or_else(|e| e.to_string(), |_| "ok".into());
         format!("{} {config}", ips.min(2))
     }
 }

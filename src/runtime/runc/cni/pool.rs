@@ -4,7 +4,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{bridge::Lease, gateway};
+use super::{CniError, bridge::Lease, gateway};
 
 /// Offset of the gateway in its subnet, as `host-local` has it.
 const GATEWAY: u128 = 1;
@@ -40,14 +40,14 @@ impl Pool {
     }
 
     /// Lends one address of each subnet, or none at all.
-    pub(super) fn lend(&mut self, subnets: &[String]) -> Result<Vec<Lease>, String> {
+    pub(super) fn lend(&mut self, subnets: &[String]) -> Result<Vec<Lease>, CniError> {
         let mut leases: Vec<Lease> = Vec::with_capacity(subnets.len());
         for text in subnets {
             let found = Subnet::parse(text)
-                .ok_or_else(|| format!("{text:?} is not a subnet with addresses for pods"))
+                .ok_or_else(|| CniError::NoSubnet(text.clone()))
                 .and_then(|subnet| {
                     self.find(subnet)
-                        .ok_or_else(|| format!("every address of subnet {text} is lent to a pod"))
+                        .ok_or_else(|| CniError::NoAddressLeft(text.clone()))
                 });
             match found {
                 Ok(lease) => {
@@ -152,7 +152,7 @@ impl Subnet {
 mod tests {
     use super::*;
 
-    fn lend(pool: &mut Pool, subnets: &[&str]) -> Result<String, String> {
+    fn lend(pool: &mut Pool, subnets: &[&str]) -> Result<String, CniError> {
         let subnets: Vec<String> = subnets.iter().map(|s| (*s).to_owned()).collect();
         let leases = pool.lend(&subnets)?;
         let words = leases
@@ -171,7 +171,7 @@ mod tests {
         }
         let full = lend(&mut pool, &small).expect_err("full");
         assert_eq!(
-            full,
+            full.to_string(),
             "every address of subnet 10.1.2.128/29 is lent to a pod"
         );
         for back in ["10.1.2.131", "10.1.2.133"] {

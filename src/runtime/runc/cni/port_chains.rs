@@ -1,35 +1,27 @@
 //! The chains that the portmap plugin shares among all pods of all networks. It makes them and never removes them.
 
-use core::time::Duration;
-use std::path::Path;
-
-use super::PATH;
-use crate::sys::child::{self, Command, Input};
+use super::iptables::{IptablesError, call};
 
 /// Chain with a rule for each pod that has a hostPort: while it has any, somebody uses it.
 const ENTRY: &str = "CNI-HOSTPORT-DNAT";
 /// All of them.
 const CHAINS: [&str; 3] = [ENTRY, "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"];
-/// Longest listing that is read, bytes.
-const LISTING_LIMIT: usize = 4 << 20;
-/// iptables waits for its lock at most this long, seconds.
-const LOCK_WAIT: &str = "5";
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Removes the chains if no pod of anybody uses them (reset). Absent chains and absent iptables count as removed.
 ///
-/// Errors: iptables' own words. All or nothing is removed: a pod that gets a hostPort meanwhile keeps the chains.
-pub async fn forget_port_chains() -> Result<(), String> {
-    let Some(list) = run("iptables", &["-w", LOCK_WAIT, "-t", "nat", "-S"], "").await else {
-        return Ok(());
-    };
+/// # Errors
+/// iptables refuses, or cannot be run. All or nothing is removed: a pod that gets a hostPort meanwhile keeps the chains.
+pub async fn forget_port_chains() -> Result<(), IptablesError> {
     // A kernel without the table has no chains.
-    let Some(script) = list.ok().as_deref().and_then(removal) else {
+    let Ok(list) = call("iptables", &["-t", "nat", "-S"], None, None).await else {
         return Ok(());
     };
-    match run("iptables-restore", &["-w", LOCK_WAIT, "--noflush"], &script).await {
-        Some(Err(why)) => Err(why),
-        _ => Ok(()),
+    let Some(script) = removal(&list) else {
+        return Ok(());
+    };
+    match call("iptables-restore", &["--noflush"], Some(script), None).await {
+        Err(IptablesError::Missing(_)) => Ok(()),
+        done => done.map(drop),
     }
 }
 
@@ -62,25 +54,6 @@ fn removal(rules: &str) -> Option<String> {
         }
     }
     Some(script + "COMMIT\n")
-}
-
-/// `None` if there is no such program.
-async fn run(name: &str, args: &[&str], input: &str) -> Option<Result<String, String>> {
-    let program = PATH
-        .split(':')
-        .map(|dir| Path::new(dir).join(name))
-        .find(|p| p.exists())?;
-    let command = Command::new(program)
-        .args(args)
-        .env("PATH", PATH)
-        .stdin(Input::Bytes(input.as_bytes().to_vec()))
-        .capture(LISTING_LIMIT);
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    Some(match child::run(command, Some(TIMEOUT)).await {
-        Err(e) => Err(e.to_string()),
-        Ok(output) if output.status.success() => Ok(text(&output.stdout)),
-        Ok(output) => Err(text(&output.stderr)),
-    })
 }
 
 #[cfg(test)]

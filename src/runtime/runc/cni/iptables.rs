@@ -1,0 +1,91 @@
+//! Calls of iptables and its like.
+
+use core::time::Duration;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::PATH;
+use crate::{
+    runtime::runc::gate::{Gate, Turn},
+    sys::child::{self, Command, Input},
+};
+
+/// A call that takes longer is killed; another program may hold the lock.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long iptables itself waits for that lock, seconds.
+const LOCK_WAIT_S: &str = "20";
+/// Most bytes kept of what it says: all rules of a large nat table.
+const ANSWER_LIMIT: usize = 4 << 20;
+
+/// Why iptables did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum IptablesError {
+    /// This machine does not have it.
+    #[error("{0}: is not installed: install the iptables package")]
+    Missing(&'static str),
+    /// It could not be run, or did not end.
+    #[error("{0}")]
+    Run(&'static str, #[source] io::Error),
+    /// It refused.
+    #[error("{program}: {words}")]
+    Refused {
+        /// Its name.
+        program: &'static str,
+        /// Its own words.
+        words: String,
+    },
+    /// Somebody else's rules lead into a chain of ours.
+    #[error("chain {0} is still in use")]
+    InUse(String),
+}
+
+pub(super) fn find(program: &str) -> Option<PathBuf> {
+    PATH.split(':')
+        .map(|dir| Path::new(dir).join(program))
+        .find(|path| path.is_file())
+}
+
+/// Runs a program of the family; `gate` is for one that others may have to wait for. Returns its answer.
+pub(super) async fn call(
+    program: &'static str,
+    args: &[&str],
+    input: Option<String>,
+    gate: Option<&Gate>,
+) -> Result<String, IptablesError> {
+    let path = find(program).ok_or(IptablesError::Missing(program))?;
+    let mut command = Command::new(path)
+        .args(["-w", LOCK_WAIT_S])
+        .args(args)
+        .env("PATH", PATH)
+        .capture(ANSWER_LIMIT);
+    if let Some(input) = input {
+        command = command.stdin(Input::Bytes(input.into()));
+    }
+    let ran = match gate {
+        Some(gate) => {
+            let _pass = gate.pass(Turn::Connect).await;
+            child::run(gate.mark(command), Some(CALL_TIMEOUT)).await
+        }
+        None => child::run(command, Some(CALL_TIMEOUT)).await,
+    };
+    let output = ran.map_err(|e| IptablesError::Run(program, e))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(IptablesError::Refused { program, words })
+}
+
+/// The same where a refusal is an answer too: `None`.
+pub(super) async fn ask(
+    program: &'static str,
+    args: &[&str],
+    gate: &Gate,
+) -> Result<Option<String>, IptablesError> {
+    match call(program, args, None, Some(gate)).await {
+        Err(IptablesError::Refused { .. }) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
