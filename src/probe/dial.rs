@@ -18,7 +18,7 @@ use nix::{
     },
 };
 
-use super::{Prober, plain::Plain};
+use super::{AskError, Prober, plain::Plain};
 use crate::{net::Names, sys::lane::Lane};
 
 /// Addresses of one name that are tried.
@@ -28,13 +28,13 @@ const NAME_TIME: Duration = Duration::from_secs(10);
 /// Stack of the thread that asks name servers, bytes.
 const NAME_STACK_BYTES: usize = 128 * 1024;
 
-/// Connects. Dropped before, it closes the socket. Errors: as Go's `net.Dial` says them.
+/// Connects. Dropped before, it closes the socket.
 pub(super) async fn connect(
     prober: &Prober,
     host: &str,
     ip: Option<IpAddr>,
     port: u16,
-) -> Result<Plain, String> {
+) -> Result<Plain, AskError> {
     let mut last = String::new();
     for ip in prober.addresses(host, ip).await? {
         let address = SocketAddr::new(ip, port);
@@ -43,7 +43,7 @@ pub(super) async fn connect(
             Err(e) => last = format!("dial tcp {address}: connect: {}", text(&e)),
         }
     }
-    Err(last)
+    Err(AskError::Peer(last))
 }
 
 /// Opens one connection. Within a machine it is there when the call returns, and nobody need wait for the reactor, which is
@@ -93,11 +93,10 @@ pub(super) fn text(error: &io::Error) -> String {
 }
 
 impl Prober {
-    async fn addresses(&self, host: &str, ip: Option<IpAddr>) -> Result<Vec<IpAddr>, String> {
+    async fn addresses(&self, host: &str, ip: Option<IpAddr>) -> Result<Vec<IpAddr>, AskError> {
         if host.is_empty() {
-            return ip
-                .map(|ip| vec![ip])
-                .ok_or_else(|| "the pod has no IP".into());
+            let ip = ip.ok_or_else(|| AskError::Node("the pod has no IP".into()))?;
+            return Ok(vec![ip]);
         }
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         if let Ok(ip) = bare.parse() {
@@ -109,10 +108,12 @@ impl Prober {
                 .map_err(|e| log::warn!("cannot start a thread: {e}"))
                 .ok()
         });
-        let lane = lane.as_ref().ok_or("names cannot be looked up")?;
+        let none = || AskError::Node("names cannot be looked up".into());
+        let lane = lane.as_ref().ok_or_else(none)?;
         let name = bare.to_owned();
         let found = lane.run(move || Names::system().addresses(&name, NAME_TIME));
-        let mut found = found.await.map_err(|e| format!("lookup {bare}: {e}"))?;
+        let failed = |e| AskError::Node(format!("lookup {bare}: {e}"));
+        let mut found = found.await.map_err(failed)?;
         found.truncate(MAX_ADDRESSES);
         Ok(found)
     }

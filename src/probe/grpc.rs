@@ -50,8 +50,8 @@ pub(super) async fn probe(
     let ask = async {
         let socket = match dial::connect(prober, "", ip, port).await {
             Ok(socket) => socket,
-            Err(text) => {
-                let text = format!("error: failed to connect service at {address:?}: {text}");
+            Err(e) => {
+                let text = format!("error: failed to connect service at {address:?}: {e}");
                 return Answer::Failure(text);
             }
         };

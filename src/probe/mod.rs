@@ -15,6 +15,7 @@
 //! not, until the peer has acknowledged. Nothing is lost without: all that was sent has been answered by then.
 
 mod dial;
+mod error;
 pub mod grpc;
 pub mod http;
 mod plain;
@@ -30,6 +31,8 @@ use rustls::ClientConfig;
 use smol::future;
 
 use crate::sys::lane::Lane;
+
+pub use error::{AskError, Unanswered};
 
 /// The Kubernetes version that probes and hooks claim in `User-Agent`.
 pub(crate) const VERSION: &str = "1.36";
@@ -112,7 +115,7 @@ impl Prober {
                 let connect = async {
                     match dial::connect(self, host, ip, *port).await {
                         Ok(_) => Answer::Success,
-                        Err(text) => Answer::Failure(text),
+                        Err(e) => Answer::Failure(e.to_string()),
                     }
                 };
                 let late = async {

@@ -41,7 +41,7 @@ use super::clock::Alarm;
 use crate::{
     api::{Mono, Pod, PodStatus, PodUid, Wall},
     logic::probe::{Entry, Kept, NodeFigures, ProbeFigures, ProbeKind, ProbeResult, Workers},
-    probe::{Answer, HttpGet, Prober, http::Hooked},
+    probe::{Answer, HttpGet, Prober, Unanswered, http::Hooked},
 };
 
 /// Commands in containers that run at a time. Each start takes a core for about 14 ms; more only wait for one another, fewer
@@ -71,7 +71,7 @@ pub(super) trait Wire {
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
-    ) -> Asked<'a, Result<Hooked, String>>;
+    ) -> Asked<'a, Result<Hooked, Unanswered>>;
 }
 
 impl Wire for Prober {
@@ -89,7 +89,7 @@ impl Wire for Prober {
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
-    ) -> Asked<'a, Result<Hooked, String>> {
+    ) -> Asked<'a, Result<Hooked, Unanswered>> {
         Box::pin(crate::probe::http::hook(self, get, ip))
     }
 }

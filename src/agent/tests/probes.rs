@@ -16,7 +16,7 @@ use crate::{
         cri::ContainerState,
         pod_status::{ContainerStatus, Phase},
     },
-    probe::{Answer, http::Hooked},
+    probe::{Answer, AskError, Unanswered, http::Hooked},
     runtime::{
         RuntimeError,
         fake::{Fault, Op, Trouble},
@@ -523,11 +523,15 @@ fn hooks() {
             "request to HTTPS lifecycle hook 10.0.0.1:80 got HTTP response, retry with HTTP succeeded"
         ]
     );
-    world.wire.hook_ends(Err("secret".into()));
+    let unanswered = Unanswered {
+        url: "secret".into(),
+        source: AskError::Peer("EOF".into()),
+    };
+    world.wire.hook_ends(Err(unanswered.clone()));
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
     assert_eq!(told(&world, "FailedPreStopHook"), ["PreStopHook failed"]);
-    world.wire.hook_ends(Err("secret".into()));
+    world.wire.hook_ends(Err(unanswered));
     world.apply(&[pod("b")]);
     world.until("fails", |w| w.events_of("FailedPostStartHook") == 1);
     world.until("runs all the same", |w| {

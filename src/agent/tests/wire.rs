@@ -15,7 +15,7 @@ use super::super::{
     pods::Bell,
     probes::{Asked, Wire},
 };
-use crate::probe::{Action, Answer, HttpGet, http::Hooked};
+use crate::probe::{Action, Answer, HttpGet, Unanswered, http::Hooked};
 
 /// What a port does.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub(in crate::agent) enum Port {
 pub(in crate::agent) struct FakeWire {
     ports: RefCell<BTreeMap<u16, Port>>,
     asked: RefCell<Vec<(u16, Option<IpAddr>)>>,
-    hooks: RefCell<Vec<Result<Hooked, String>>>,
+    hooks: RefCell<Vec<Result<Hooked, Unanswered>>>,
     releases: Cell<u32>,
     bell: Bell,
 }
@@ -60,7 +60,7 @@ impl FakeWire {
     }
 
     /// What the next hook comes to, last one first.
-    pub(in crate::agent) fn hook_ends(&self, end: Result<Hooked, String>) {
+    pub(in crate::agent) fn hook_ends(&self, end: Result<Hooked, Unanswered>) {
         self.hooks.borrow_mut().push(end);
     }
 
@@ -124,7 +124,7 @@ impl Wire for Rc<FakeWire> {
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
-    ) -> Asked<'a, Result<Hooked, String>> {
+    ) -> Asked<'a, Result<Hooked, Unanswered>> {
         self.asked.borrow_mut().push((get.port, ip));
         let end = self.hooks.borrow_mut().pop();
         Box::pin(async move { end.unwrap_or(Ok(Hooked::Answered)) })

@@ -2,11 +2,10 @@
 
 use std::io;
 
-use super::{
-    super::{MAX_TEXT_BYTES, Prober, dial, plain::Plain, tls::Tls},
-    Trouble,
+use crate::{
+    net::Url,
+    probe::{AskError, MAX_TEXT_BYTES, Prober, dial, plain::Plain, tls::Tls},
 };
-use crate::net::Url;
 
 /// Bytes of a body that are read; what comes after is no error.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;
@@ -26,18 +25,16 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    pub(super) async fn open(prober: &Prober, url: &Url, socket: Plain) -> Result<Self, Trouble> {
+    pub(super) async fn open(prober: &Prober, url: &Url, socket: Plain) -> Result<Self, AskError> {
         if !url.https {
             return Ok(Self::Plain(socket));
         }
-        let wrong = |e: io::Error| Trouble::Request(format!("tls: {}", dial::text(&e)));
+        let wrong = |e: io::Error| AskError::Peer(format!("tls: {}", dial::text(&e)));
         let mut tls = Tls::new(prober, url.host(), socket).map_err(wrong)?;
         match tls.handshake().await {
             Ok(()) => Ok(Self::Tls(Box::new(tls))),
-            Err(_) if tls.is_plain => Err(Trouble::PlainHttp),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(Trouble::Request("EOF".into()))
-            }
+            Err(_) if tls.is_plain => Err(AskError::PlainHttp),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(AskError::Peer("EOF".into())),
             Err(e) => Err(wrong(e)),
         }
     }
@@ -105,12 +102,12 @@ impl Incoming {
     }
 
     /// Reads the head of the final answer.
-    pub(super) async fn head(&mut self) -> Result<Head, Trouble> {
+    pub(super) async fn head(&mut self) -> Result<Head, AskError> {
         let mut looked_at = 0;
         // Bounded: each round takes a head from what was read, or reads one of MAX_PIECES in a turn of its own.
         loop {
             if has_end(&self.bytes, looked_at)
-                && let Some((head, len)) = parse(&self.bytes).map_err(Trouble::Request)?
+                && let Some((head, len)) = parse(&self.bytes)?
             {
                 self.bytes.drain(..len);
                 if (100..200).contains(&head.code) && head.code != 101 {
@@ -122,12 +119,9 @@ impl Incoming {
             looked_at = self.bytes.len();
             if looked_at > MAX_HEAD_BYTES {
                 let text = format!("the head of the answer is longer than {MAX_HEAD_BYTES} bytes");
-                return Err(Trouble::Request(text));
+                return Err(AskError::Peer(text));
             }
-            let len = self
-                .more()
-                .await
-                .map_err(|e| Trouble::Request(format!("read tcp: read: {}", dial::text(&e))))?;
+            let len = self.more().await.map_err(|e| broken(&e))?;
             if len == 0 {
                 let text = if self.pieces > MAX_PIECES {
                     "the answer comes in too many pieces"
@@ -136,13 +130,13 @@ impl Incoming {
                 } else {
                     "unexpected EOF"
                 };
-                return Err(Trouble::Request(text.into()));
+                return Err(AskError::Peer(text.into()));
             }
         }
     }
 
     /// Reads the body as far as it is read at all. Errors: it ends before its end, or is not one.
-    pub(super) async fn body(&mut self, head: &Head) -> Result<Vec<u8>, String> {
+    pub(super) async fn body(&mut self, head: &Head) -> Result<Vec<u8>, AskError> {
         let mut body = Body::new(head.body);
         // Bounded: each round reads one of MAX_PIECES in a turn of its own.
         loop {
@@ -155,12 +149,16 @@ impl Incoming {
                 Ok(0) if self.pieces > MAX_PIECES || body.framing == Framing::ToEnd => {
                     return Ok(body.text);
                 }
-                Ok(0) => return Err("unexpected EOF".into()),
+                Ok(0) => return Err(AskError::Peer("unexpected EOF".into())),
                 Ok(_) => {}
-                Err(e) => return Err(format!("read tcp: read: {}", dial::text(&e))),
+                Err(e) => return Err(broken(&e)),
             }
         }
     }
+}
+
+fn broken(error: &io::Error) -> AskError {
+    AskError::Peer(format!("read tcp: read: {}", dial::text(error)))
 }
 
 /// Whether an empty line ends in what came after `from`.
@@ -169,20 +167,22 @@ fn has_end(bytes: &[u8], from: usize) -> bool {
     tail.windows(2).any(|w| w == b"\n\n") || tail.windows(3).any(|w| w == b"\n\r\n")
 }
 
-/// Reads a head and its length. Errors: it is none, in Go's words.
-fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
+/// Reads a head and its length. Errors: it is none.
+fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, AskError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let len = match response.parse(bytes) {
         Ok(httparse::Status::Complete(len)) => len,
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => {
-            return Err(format!("the answer has more than {MAX_HEADERS} headers"));
+            let text = format!("the answer has more than {MAX_HEADERS} headers");
+            return Err(AskError::Peer(text));
         }
         Err(_) => {
             let line = bytes.split(|b| *b == b'\n').next().unwrap_or(&[]);
             let line = String::from_utf8_lossy(&line[..line.len().min(64)]);
-            return Err(format!("malformed HTTP response {:?}", line.trim()));
+            let text = format!("malformed HTTP response {:?}", line.trim());
+            return Err(AskError::Peer(text));
         }
     };
     let code = response.code.unwrap_or(0);
@@ -199,7 +199,7 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
         _ if chunked => Framing::Chunked,
         (_, Some(text)) => Framing::Length(
             text.parse()
-                .map_err(|_| format!("bad Content-Length {text:?}"))?,
+                .map_err(|_| AskError::Peer(format!("bad Content-Length {text:?}")))?,
         ),
         (_, None) => Framing::ToEnd,
     };
@@ -244,7 +244,7 @@ impl Body {
     }
 
     /// Takes what came in. Returns whether that is all.
-    fn take(&mut self, bytes: &[u8]) -> Result<bool, String> {
+    fn take(&mut self, bytes: &[u8]) -> Result<bool, AskError> {
         match self.framing {
             Framing::ToEnd => self.keep(bytes),
             Framing::Length(length) => {
@@ -266,7 +266,7 @@ impl Body {
         Ok(self.seen >= MAX_BODY_BYTES)
     }
 
-    fn chunked(&mut self, byte: u8) -> Result<bool, String> {
+    fn chunked(&mut self, byte: u8) -> Result<bool, AskError> {
         self.chunk = match (self.chunk, byte) {
             (Chunk::Size(0, digits), b'\n') if digits > 0 => return Ok(true),
             (Chunk::Extension(0), b'\n') => return Ok(true),
@@ -278,7 +278,9 @@ impl Body {
             (Chunk::Size(size, 1..), b'\r' | b' ' | b'\t' | b';') | (Chunk::Extension(size), _) => {
                 Chunk::Extension(size)
             }
-            (Chunk::Size(..), _) => return Err("invalid byte in chunk length".into()),
+            (Chunk::Size(..), _) => {
+                return Err(AskError::Peer("invalid byte in chunk length".into()));
+            }
             (Chunk::Data(left), b) => {
                 self.keep(&[b]);
                 if left > 1 {
@@ -289,7 +291,7 @@ impl Body {
             }
             (Chunk::After, b'\r') => Chunk::After,
             (Chunk::After, b'\n') => Chunk::Size(0, 0),
-            (Chunk::After, _) => return Err("malformed chunked encoding".into()),
+            (Chunk::After, _) => return Err(AskError::Peer("malformed chunked encoding".into())),
         };
         Ok(false)
     }
@@ -333,11 +335,13 @@ mod tests {
             ("HTTP/1.1 20", Ok(None)),
             (
                 "HTTP/1.1 200 x\r\nContent-Length: x\r\n\r\n",
-                Err("bad Content-Length \"x\"".into()),
+                Err(AskError::Peer("bad Content-Length \"x\"".into())),
             ),
             (
                 "SSH-2.0-x\r\n\r\n",
-                Err("malformed HTTP response \"SSH-2.0-x\"".into()),
+                Err(AskError::Peer(
+                    "malformed HTTP response \"SSH-2.0-x\"".into(),
+                )),
             ),
         ] {
             assert_eq!(parsed(text), want, "{text:?}");
@@ -399,7 +403,7 @@ mod tests {
                 let got = done.map(|done| (done, String::from_utf8_lossy(&body.text).into_owned()));
                 let want = want
                     .map(|(done, text)| (done, text.to_owned()))
-                    .map_err(str::to_owned);
+                    .map_err(|text| AskError::Peer(text.into()));
                 assert_eq!(got, want, "{text:?} by {size}");
             }
         }

@@ -10,7 +10,7 @@ use smol::future;
 
 use answer::{Incoming, Stream};
 
-use super::{Answer, HttpGet, Late, Prober, VERSION, dial};
+use super::{Answer, AskError, HttpGet, Late, Prober, Unanswered, VERSION, dial};
 use crate::net::Url;
 
 /// Redirects followed.
@@ -27,9 +27,8 @@ pub(super) async fn probe(
     let ask = async {
         match fetch(prober, get, ip, "probe", &state).await {
             Ok(answer) => judge(&answer),
-            Err(Trouble::Request(text)) => Answer::Failure(state.request_error(&text)),
-            Err(Trouble::Body(text)) => Answer::Error(text),
-            Err(Trouble::PlainHttp) => Answer::Failure(state.request_error(PLAIN_HTTP)),
+            Err(e) if state.in_body.get() => Answer::Error(e.to_string()),
+            Err(e) => Answer::Failure(state.unanswered(e).to_string()),
         }
     };
     let late = async {
@@ -40,9 +39,8 @@ pub(super) async fn probe(
                     .into(),
             )
         } else {
-            Answer::Failure(state.request_error(
-                "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
-            ))
+            let text = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+            Answer::Failure(state.unanswered(AskError::Peer(text.into())).to_string())
         }
     };
     future::or(ask, late).await
@@ -71,16 +69,17 @@ pub enum Hooked {
 /// Asks as a lifecycle hook does: any answer is good. One to plain HTTP from a port that was asked over TLS is asked for once
 /// more in plain text, without credentials.
 ///
-/// - Errors: why nobody answered; may hold secrets.
-pub async fn hook(prober: &Prober, get: &HttpGet, ip: Option<IpAddr>) -> Result<Hooked, String> {
+/// - Errors: why nobody answered.
+pub async fn hook(
+    prober: &Prober,
+    get: &HttpGet,
+    ip: Option<IpAddr>,
+) -> Result<Hooked, Unanswered> {
     let state = State::new(get, ip);
-    let told = |state: &State, trouble| match trouble {
-        Trouble::Request(text) | Trouble::Body(text) => state.request_error(&text),
-        Trouble::PlainHttp => state.request_error(PLAIN_HTTP),
-    };
     match fetch(prober, get, ip, "lifecycle", &state).await {
-        Ok(_) | Err(Trouble::Body(_)) => Ok(Hooked::Answered),
-        Err(Trouble::PlainHttp) => {
+        Ok(_) => Ok(Hooked::Answered),
+        Err(_) if state.in_body.get() => Ok(Hooked::Answered),
+        Err(AskError::PlainHttp) => {
             let secret = |name: &str| name.eq_ignore_ascii_case("authorization");
             let open = get.headers.iter().filter(|(name, _)| !secret(name));
             let plain = HttpGet {
@@ -90,18 +89,14 @@ pub async fn hook(prober: &Prober, get: &HttpGet, ip: Option<IpAddr>) -> Result<
             };
             let again = State::new(&plain, ip);
             match fetch(prober, &plain, ip, "lifecycle", &again).await {
-                Ok(_) | Err(Trouble::Body(_)) => {
-                    Ok(Hooked::InPlainText(dial::shown(&get.host, ip, get.port)))
-                }
                 // As upstream: the first error is the one that is told.
-                Err(_) => Err(told(&state, Trouble::PlainHttp)),
+                Err(_) if !again.in_body.get() => Err(state.unanswered(AskError::PlainHttp)),
+                _ => Ok(Hooked::InPlainText(dial::shown(&get.host, ip, get.port))),
             }
         }
-        Err(trouble) => Err(told(&state, trouble)),
+        Err(e) => Err(state.unanswered(e)),
     }
 }
-
-const PLAIN_HTTP: &str = "http: server gave HTTP response to HTTPS client";
 
 /// Path and query of a request, from what a pod's author wrote (PROBE-31): as it is where that is a path of a URL, with `%`
 /// and two digits for what is not. Text that no URL can be is a path to its last character.
@@ -158,18 +153,10 @@ struct Response {
     body: Vec<u8>,
 }
 
-enum Trouble {
-    /// No answer.
-    Request(String),
-    /// An answer whose body could not be read.
-    Body(String),
-    /// The peer answers TLS in plain HTTP.
-    PlainHttp,
-}
-
 /// How far it is.
 struct State {
     url: Cell<String>,
+    /// It is answered; what is left is the body.
     in_body: Cell<bool>,
 }
 
@@ -181,11 +168,10 @@ impl State {
         }
     }
 
-    fn request_error(&self, text: &str) -> String {
+    fn unanswered(&self, source: AskError) -> Unanswered {
         let url = self.url.take();
-        let told = format!("Get \"{url}\": {text}");
-        self.url.set(url);
-        told
+        self.url.set(url.clone());
+        Unanswered { url, source }
     }
 }
 
@@ -203,29 +189,29 @@ async fn fetch(
     ip: Option<IpAddr>,
     purpose: &str,
     state: &State,
-) -> Result<Response, Trouble> {
-    let request = |text: String| Trouble::Request(text);
+) -> Result<Response, AskError> {
     let mut url = url_of(get, ip);
     let asked = url.host().to_owned();
     let mut own_host = headers(get, "host").next().filter(|h| !h.is_empty());
     // Bounded: by MAX_REDIRECTS.
     for redirects in 0.. {
-        let socket = dial::connect(prober, &get.host, ip, url.port()).await;
-        let mut stream = Stream::open(prober, &url, socket.map_err(request)?).await?;
-        let head = head_of(get, purpose, &url, own_host).map_err(request)?;
+        let socket = dial::connect(prober, &get.host, ip, url.port()).await?;
+        let mut stream = Stream::open(prober, &url, socket).await?;
+        let head = head_of(get, purpose, &url, own_host)?;
         stream
             .write_all(head.as_bytes())
             .await
-            .map_err(|e| request(format!("write tcp: write: {}", dial::text(&e))))?;
+            .map_err(|e| AskError::Peer(format!("write tcp: write: {}", dial::text(&e))))?;
         let mut answer = Incoming::new(stream);
         let head = answer.head().await?;
         if let (301..=303 | 307 | 308, Some(location)) = (head.code, &head.location) {
             let next = url.join(location).map_err(|e| {
-                request(format!("failed to parse Location header {location:?}: {e}"))
+                AskError::Peer(format!("failed to parse Location header {location:?}: {e}"))
             })?;
             if next.host() == asked {
                 if redirects >= MAX_REDIRECTS - 1 {
-                    return Err(request(format!("stopped after {MAX_REDIRECTS} redirects")));
+                    let text = format!("stopped after {MAX_REDIRECTS} redirects");
+                    return Err(AskError::Peer(text));
                 }
                 if location.contains("://") || location.starts_with("//") {
                     own_host = None;
@@ -236,13 +222,13 @@ async fn fetch(
             }
         }
         state.in_body.set(true);
-        let body = answer.body(&head).await.map_err(Trouble::Body)?;
+        let body = answer.body(&head).await?;
         return Ok(Response {
             code: head.code,
             body,
         });
     }
-    Err(request("stopped".into()))
+    Err(AskError::Peer("stopped".into()))
 }
 
 fn headers<'a>(get: &'a HttpGet, name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -267,15 +253,17 @@ fn head_of(
     purpose: &str,
     url: &Url,
     own_host: Option<&str>,
-) -> Result<String, String> {
+) -> Result<String, AskError> {
     let mut head = format!("GET {} HTTP/1.1\r\n", url.path);
-    let mut line = |name: &str, value: &str| -> Result<(), String> {
+    let mut line = |name: &str, value: &str| -> Result<(), AskError> {
         let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
         if name.is_empty() || !name.bytes().all(token) {
-            return Err(format!("net/http: invalid header field name {name:?}"));
+            let text = format!("net/http: invalid header field name {name:?}");
+            return Err(AskError::Spec(text));
         }
         if value.bytes().any(|b| b.is_ascii_control() && b != b'\t') {
-            return Err(format!("net/http: invalid header field value for {name:?}"));
+            let text = format!("net/http: invalid header field value for {name:?}");
+            return Err(AskError::Spec(text));
         }
         let _ = write!(head, "{name}: {}\r\n", value.trim());
         Ok(())
@@ -393,11 +381,15 @@ mod tests {
             ),
             (
                 &[("X", "a\r\nY: b")],
-                Err("net/http: invalid header field value for \"X\"".into()),
+                Err(AskError::Spec(
+                    "net/http: invalid header field value for \"X\"".into(),
+                )),
             ),
             (
                 &[("X Y", "a")],
-                Err("net/http: invalid header field name \"X Y\"".into()),
+                Err(AskError::Spec(
+                    "net/http: invalid header field name \"X Y\"".into(),
+                )),
             ),
         ] {
             assert_eq!(head(headers), want, "{headers:?}");
