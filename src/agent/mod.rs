@@ -83,5 +83,5 @@ mod wake;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;
-pub use reset::{Choice, Reset};
+pub use reset::{Choice, Reset, ResetError};
 pub use run::{Manager, main};

@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{CliError, args, client::Client, commands::Command, print};
-use crate::agent::{Choice, Reset};
+use crate::{
+    agent::{Choice, Reset, ResetError},
+    error::chain,
+};
 
 /// Bytes of an answer.
 const MAX_ANSWER_BYTES: u64 = 64;
@@ -23,7 +26,8 @@ struct Flags {
 pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, agent) = args::split(command, words)?;
     let flags = flags(&own)?;
-    let reset = Reset::new(agent, flags.choice).map_err(CliError::new)?;
+    let refused = |e: ResetError| CliError::new(chain(&e));
+    let reset = Reset::new(agent, flags.choice).map_err(refused)?;
     let survey = reset.survey();
     let agent_runs = reset.agent_runs();
     if flags.dry_run {
@@ -47,7 +51,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
         let mut answer = Client::new(reset.socket()).send("POST", "/stop?all=true", "")?;
         answer.text()?;
     }
-    let locked = reset.lock(agent_runs).map_err(CliError::new)?;
+    let locked = reset.lock(agent_runs).map_err(refused)?;
     match locked.carry_out() {
         Ok(()) => print("Everything was removed.\n"),
         Err(left) => Err(CliError::new(format!(

@@ -25,17 +25,33 @@ const IMAGE_ENTRIES: [&str; 2] = ["images", "image_manager"];
 /// Name of the lock of a directory.
 const LOCK: &str = "picolet.lock";
 
+/// What could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KeptError {
+    #[error("{}", .0.display())]
+    Io(PathBuf, #[source] io::Error),
+    /// A volume that could not be unmounted has somebody's data behind it: nothing below is deleted through a mount.
+    #[error("{} is still mounted", .0.display())]
+    Mounted(PathBuf),
+}
+
+/// `path` stays.
+fn kept(path: &Path) -> impl FnOnce(io::Error) -> KeptError {
+    let path = path.to_owned();
+    move |e| KeptError::Io(path, e)
+}
+
 /// Unmounts and removes the run directory; the backend has removed most of it.
-pub(super) fn remove_run(run: &Path) -> Result<(), String> {
+pub(super) fn remove_run(run: &Path) -> Result<(), KeptError> {
     let mut result = Ok(());
     for name in names(run) {
         let path = run.join(name);
         let gone = mount::unmount_below(&path).and_then(|_| remove(&path));
-        let gone = gone.map_err(|e| format!("{}: {e}", path.display()));
+        let gone = gone.map_err(kept(&path));
         result = result.and(gone);
     }
-    let unbound = mount::unbind(run).map_err(|e| e.to_string());
-    result = result.and(unbound);
+    let gone = mount::unbind(run).map_err(kept(run));
+    result = result.and(gone);
     // What the operator mounted there stays, empty.
     let _ = fs::remove_dir(run);
     result
@@ -63,36 +79,36 @@ pub(super) fn is_locked(dir: &Path) -> bool {
 }
 
 /// Removes what is the agent's own in the root directory, and the directory itself if nothing else is there.
-pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), String> {
-    // A volume that could not be unmounted has somebody's data behind it: nothing below is deleted through a mount.
-    let mounts = mount::mounts_below(&root.join("pods")).map_err(|e| e.to_string())?;
-    if let Some(first) = mounts.first() {
-        return Err(format!("{} is still mounted", first.display()));
+pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), KeptError> {
+    let pods = root.join("pods");
+    let mounts = mount::mounts_below(&pods).map_err(kept(&pods))?;
+    if let Some(first) = mounts.into_iter().next() {
+        return Err(KeptError::Mounted(first));
     }
     let mut result = Ok(());
     let own = entries(images).chain([LOCK]);
     for path in own.map(|name| root.join(name)) {
-        let gone = remove(&path).map_err(|e| format!("{}: {e}", path.display()));
+        let gone = remove(&path).map_err(kept(&path));
         result = result.and(gone);
     }
     // The directory for archives is the agent's own as long as it is empty.
     let _ = fs::remove_dir(root.join("import"));
-    let unbound = mount::unbind(root).map_err(|e| e.to_string());
-    result = result.and(unbound);
+    let gone = mount::unbind(root).map_err(kept(root));
+    result = result.and(gone);
     let _ = fs::remove_dir(root);
     result
 }
 
 /// Removes the log directories of pods and the links to logs that are gone.
-pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), String> {
+pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), KeptError> {
     let mut result = Ok(());
     for path in log_dirs(pods) {
-        let removed = remove(&path).map_err(|e| format!("{}: {e}", path.display()));
-        result = result.and(removed);
+        let gone = remove(&path).map_err(kept(&path));
+        result = result.and(gone);
     }
     for link in links_to(pods, links).filter(|link| !link.exists()) {
-        let removed = remove(&link).map_err(|e| format!("{}: {e}", link.display()));
-        result = result.and(removed);
+        let gone = remove(&link).map_err(kept(&link));
+        result = result.and(gone);
     }
     for dir in [pods, links] {
         // Others may have theirs there.

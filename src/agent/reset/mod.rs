@@ -10,8 +10,13 @@ mod files;
 mod survey;
 
 use alloc::{rc::Rc, sync::Arc};
-use core::{cell::Cell, future::poll_fn, task::Poll, time::Duration};
-use std::{ffi::OsString, fs, os::fd::OwnedFd, path::Path};
+use core::{cell::Cell, error::Error, future::poll_fn, task::Poll, time::Duration};
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
 
 use smol::future::FutureExt as _;
 
@@ -30,11 +35,11 @@ use crate::{
     image::pull::Settings,
     logic::{kill, static_pod},
     runtime::{
-        RuntimeService as _,
+        RuntimeError, RuntimeService as _,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
     sys::lane::Lane,
-    volume::Volumes,
+    volume::{VolumeError, Volumes},
 };
 
 /// How often the locks of an agent that was told to end are tried, and the pause between: its process outlives its answer
@@ -64,19 +69,37 @@ pub struct Locked {
     _neighbours: Vec<fs::File>,
 }
 
+/// Why a reset cannot begin: one line for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum ResetError {
+    /// The flags or the configuration are wrong, this is not root, or an agent or a kubelet uses what would be removed.
+    #[error("{0}")]
+    Refused(String),
+    /// A directory cannot be used.
+    #[error("{}", .0.display())]
+    Dir(PathBuf, #[source] io::Error),
+}
+
+impl From<run::StartError> for ResetError {
+    fn from(error: run::StartError) -> Self {
+        Self::Refused(chain(&error))
+    }
+}
+
 impl Reset {
     /// The reset of what the agent with the flags `words` made.
     ///
-    /// Errors: one line: the flags or the configuration are wrong, or this is not root.
-    pub fn new(words: Vec<OsString>, choice: Choice) -> Result<Self, String> {
-        let text = |e: run::StartError| e.to_string();
-        let Some(loaded) = run::configure(words).map_err(text)? else {
-            return Err("--help is no flag of this command".into());
+    /// # Errors
+    /// The flags or the configuration are wrong, or this is not root.
+    pub fn new(words: Vec<OsString>, choice: Choice) -> Result<Self, ResetError> {
+        let Some(loaded) = run::configure(words)? else {
+            let why = "--help is no flag of this command";
+            return Err(ResetError::Refused(why.into()));
         };
         let mut cfg = loaded.config;
         run::start_logging(cfg.verbosity);
         log::set_max_level(log::LevelFilter::Warn);
-        run::check_ground().map_err(text)?;
+        run::check_ground()?;
         // The mount table knows real paths only.
         for dir in [&mut cfg.dirs.root, &mut cfg.dirs.run] {
             if let Ok(real) = fs::canonicalize(&*dir) {
@@ -106,18 +129,19 @@ impl Reset {
 
     /// Takes the locks of the agent; with `wait` one that ends is waited for.
     ///
-    /// Errors: one line: an agent or a kubelet uses what would be removed, or the directories cannot be used.
-    pub fn lock(mut self, wait: bool) -> Result<Locked, String> {
+    /// # Errors
+    /// An agent or a kubelet uses what would be removed, or the directories cannot be used.
+    pub fn lock(mut self, wait: bool) -> Result<Locked, ResetError> {
         for dir in [&mut self.cfg.dirs.root, &mut self.cfg.dirs.run] {
-            fs::create_dir_all(&*dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-            *dir = fs::canonicalize(&*dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+            let real = fs::create_dir_all(&*dir).and_then(|()| fs::canonicalize(&*dir));
+            *dir = real.map_err(|e| ResetError::Dir(dir.clone(), e))?;
         }
         let mut tries = if wait { LOCK_TRIES } else { 1 };
         loop {
             tries -= 1;
-            let locks = run::lock_dirs(&self.cfg).map_err(|e| e.to_string());
-            let all = locks.and_then(|locks| Ok((locks, neighbours::claim(&self.cfg)?)));
-            match all {
+            let claim = || neighbours::claim(&self.cfg).map_err(ResetError::Refused);
+            let locks = run::lock_dirs(&self.cfg).map_err(ResetError::from);
+            match locks.and_then(|locks| Ok((locks, claim()?))) {
                 Ok((locks, neighbours)) => {
                     return Ok(Locked {
                         reset: self,
@@ -144,71 +168,60 @@ impl Locked {
 impl Reset {
     async fn remove_all(&self) -> Result<(), Vec<String>> {
         let cfg = &self.cfg;
-        let mut left = Vec::new();
-        let mut keep = |what: &str, result: Result<(), String>| {
-            if let Err(why) = result {
-                left.push(format!("{what}: {why}"));
+        let mut left = Left::default();
+        match Cgroups::detect() {
+            Ok(cgroups) => {
+                left.note("containers", self.remove_runtime(cgroups.clone()).await);
+                // What the runtime knew nothing of; this also ends its processes.
+                for path in groups(cfg) {
+                    left.note(&path, cgroups.destroy(&path).await);
+                }
+                let parent = cfg.cgroup.root.trim_end_matches('/');
+                if !parent.is_empty() {
+                    // Made by the agent, or by the operator for it alone.
+                    cgroups.remove_empty(parent);
+                }
             }
-        };
-        let cgroups = Cgroups::detect();
-        match &cgroups {
-            Ok(cgroups) => keep("containers", self.remove_runtime(cgroups.clone()).await),
-            Err(e) => keep("cgroups", Err(chain(e))),
+            Err(e) => left.note("cgroups", Err(e)),
         }
-        if let Ok(cgroups) = &cgroups {
-            // What the runtime knew nothing of; this also ends its processes.
-            for path in groups(cfg) {
-                let gone = cgroups.destroy(&path).await;
-                keep(&path, gone.map_err(|e| chain(&e)));
-            }
-            let parent = cfg.cgroup.root.trim_end_matches('/');
-            if !parent.is_empty() {
-                // Made by the agent, or by the operator for it alone.
-                cgroups.remove_empty(parent);
-            }
-        }
-        keep("volumes", remove_volumes(cfg));
-        keep("the run directory", files::remove_run(&cfg.dirs.run));
+        left.note("volumes", remove_volumes(cfg));
+        left.note("the run directory", files::remove_run(&cfg.dirs.run));
         let images = !self.choice.keep_images;
-        keep(
-            "the root directory",
-            files::remove_root(&cfg.dirs.root, images),
-        );
-        keep(
-            "logs",
-            files::remove_logs(&cfg.dirs.pod_logs, &cfg.dirs.container_logs),
-        );
-        let chains = cni::forget_port_chains().await;
-        keep("iptables", chains.map_err(|e| chain(&e)));
-        keep("AppArmor", apparmor::unload().map_err(|e| e.to_string()));
+        let root = files::remove_root(&cfg.dirs.root, images);
+        left.note("the root directory", root);
+        let logs = files::remove_logs(&cfg.dirs.pod_logs, &cfg.dirs.container_logs);
+        left.note("logs", logs);
+        left.note("iptables", cni::forget_port_chains().await);
+        left.note("AppArmor", apparmor::unload());
         neighbours::forget(cfg);
-        if left.is_empty() { Ok(()) } else { Err(left) }
+        if left.0.is_empty() {
+            Ok(())
+        } else {
+            Err(left.0)
+        }
     }
 
     /// Ends and removes what the records of the run directory tell of: containers, networks, namespaces, the bridge.
-    async fn remove_runtime(&self, cgroups: Cgroups) -> Result<(), String> {
+    async fn remove_runtime(&self, cgroups: Cgroups) -> Result<(), RuntimeError> {
+        let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
         let cfg = &self.cfg;
-        let exe = fs::File::open("/proc/self/exe").map_err(|e| e.to_string())?;
+        let exe = fs::File::open("/proc/self/exe").map_err(|e| failed(&e))?;
         let host = runc::host::facts(&cgroups);
         let settings = run::runc_settings(cfg, host, Arc::new(OwnedFd::from(exe)));
-        let lane = Lane::start("disk").map_err(|e| e.to_string())?;
+        let lane = Lane::start("disk").map_err(|e| failed(&e))?;
         // The backend asks for images only to make containers of.
         let store = cfg.dirs.run.join("no-images");
         let opened = StoreImages::open(store, Settings::default(), lane.clone(), lane.clone());
-        let images = opened.await.map_err(|e| chain(&e))?;
-        let runtime = Runc::open(settings, Box::new(images), lane, cgroups)
-            .await
-            .map_err(|e| e.to_string())?;
-        let listed = runtime.list_pods().await.map_err(|e| e.to_string())?;
+        let images = opened.await.map_err(|e| failed(&e))?;
+        let runtime = Runc::open(settings, Box::new(images), lane, cgroups).await?;
         let mut pods = Vec::new();
-        for pod in &listed {
-            let status = runtime.pod_status(&pod.uid).await;
-            pods.push(status.map_err(|e| e.to_string())?);
+        for pod in runtime.list_pods().await? {
+            pods.push(runtime.pod_status(&pod.uid).await?);
         }
         let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run);
         // What does not end is killed by what follows.
         join_all(pods.iter().map(|pod| self.end_pod(&runtime, &store, pod))).await;
-        runtime.reset().await.map_err(|e| e.to_string())
+        runtime.reset().await
     }
 
     /// Ends a pod's containers as its manifest asks, but for its hooks.
@@ -259,17 +272,39 @@ fn groups(cfg: &Config) -> [String; 2] {
     ["kubepods", "picolet-shims"].map(|group| format!("{parent}/{group}"))
 }
 
-fn remove_volumes(cfg: &Config) -> Result<(), String> {
+/// What could not be removed, one line each.
+#[derive(Default)]
+struct Left(Vec<String>);
+
+impl Left {
+    fn note<E: Error>(&mut self, what: &str, removed: Result<(), E>) {
+        if let Err(e) = removed {
+            self.0.push(format!("{what}: {}", chain(&e)));
+        }
+    }
+}
+
+/// Why volumes stay.
+#[derive(Debug, thiserror::Error)]
+enum VolumesError {
+    /// Nobody knows which there are.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+fn remove_volumes(cfg: &Config) -> Result<(), VolumesError> {
     if !cfg.dirs.pods().exists() {
         return Ok(());
     }
-    let volumes = Volumes::new(&cfg.dirs.root).map_err(|e| e.to_string())?;
+    let volumes = Volumes::new(&cfg.dirs.root)?;
     let mut result = Ok(());
-    for uid in volumes.list_pod_dirs().map_err(|e| e.to_string())? {
+    for uid in volumes.list_pod_dirs()? {
         let gone = volumes
             .tear_down(&uid)
             .and_then(|()| volumes.remove_pod_dir(&uid));
-        let gone = gone.map_err(|e| chain(&e));
+        let gone = gone.map_err(VolumesError::from);
         result = result.and(gone);
     }
     result
