@@ -17,8 +17,8 @@ use crate::{
     kube::{
         bootstrap::{SERVING_SIGNER, node_subject},
         csr::Subject,
-        store::{Store, Stored},
-        x509::{self, Certificate},
+        store::{Store, StoreError, Stored},
+        x509::{self, Certificate, CertificateError},
     },
     logic::certificates::retry_delay,
     net::serving::Shown,
@@ -26,6 +26,15 @@ use crate::{
 
 /// How often addresses are looked for until there is one to ask for.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+/// Why the certificate that is on disk cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum HeldError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+}
 
 /// Keeps the certificate of the node's server.
 pub(in crate::agent) struct ServingCertificate {
@@ -53,8 +62,8 @@ impl ServingCertificate {
             let (stored, held) = match self.current().await {
                 Ok(Some((stored, held))) => (Some(stored), held),
                 Ok(None) => (None, Vec::new()),
-                Err(why) => {
-                    complaints.complain(&format!("the serving certificate: {why}"));
+                Err(e) => {
+                    complaints.complain(&format!("the serving certificate: {}", chain(&e)));
                     (None, Vec::new())
                 }
             };
@@ -93,13 +102,13 @@ impl ServingCertificate {
         }
     }
 
-    async fn current(&self) -> Result<Option<(Stored, Vec<Certificate>)>, String> {
+    async fn current(&self) -> Result<Option<(Stored, Vec<Certificate>)>, HeldError> {
         let store = self.store.clone();
         let read = self.signer.disk.run(move || {
-            let Some(pair) = store.current().map_err(|e| chain(&e))? else {
+            let Some(pair) = store.current()? else {
                 return Ok(None);
             };
-            let held = x509::read_chain(&pair.chain).map_err(|e| chain(&e))?;
+            let held = x509::read_chain(&pair.chain)?;
             Ok(Some((pair, held)))
         });
         read.await

@@ -14,9 +14,12 @@ use alloc::{rc::Rc, sync::Arc};
 use crate::{
     agent::{clock::Clock, complaints::Complaints, node::NodeFacts},
     error::chain,
-    kube::csr::{self, Subject},
+    kube::csr::{self, KeyError, Subject},
     logic::fnv::fnv1a,
-    net::serving::{Authorities, Shown},
+    net::{
+        serving::{Authorities, Shown},
+        tls::TlsError,
+    },
     server::network::Access,
     sys::{file, lane::Lane},
 };
@@ -34,12 +37,39 @@ fn seen(texts: [&[u8]; 2]) -> Seen {
     fnv1a(all)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
+/// Why a certificate, or the CAs of clients, cannot be used. Who put the files there mends them.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    #[error("authentication.x509.clientCAFile: cannot read {}", .0.display())]
+    NoAuthorities(PathBuf, #[source] io::Error),
+    #[error("authentication.x509.clientCAFile: {}", .0.display())]
+    Authorities(PathBuf, #[source] TlsError),
+    #[error("cannot read {}", .0.display())]
+    NoPair(PathBuf, #[source] io::Error),
+    #[error("serving certificate {}", .0.display())]
+    Pair(PathBuf, #[source] TlsError),
+    #[error(
+        "{} is there and {} is not: put it back, or remove the other one and a new pair is made",
+        .there.display(),
+        .missing.display()
+    )]
+    Half { there: PathBuf, missing: PathBuf },
+    /// This machine makes none.
+    #[error(transparent)]
+    Own(#[from] KeyError),
+    /// The disk.
+    #[error("cannot keep a certificate in {}", .0.display())]
+    Unkept(PathBuf, #[source] io::Error),
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))
-        .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))?;
     Ok(bytes)
+}
+
+fn read_authorities(path: &Path) -> Result<Vec<u8>, FileError> {
+    read(path).map_err(|e| FileError::NoAuthorities(path.to_owned(), e))
 }
 
 /// What files are looked at with, again and again.
@@ -53,27 +83,21 @@ impl Looker {
     /// Reads with `read` in a minute's time.
     async fn look<T: Send + 'static>(
         &self,
-        read: impl FnOnce() -> Result<T, String> + Send + 'static,
-    ) -> Result<T, String> {
+        read: impl FnOnce() -> Result<T, FileError> + Send + 'static,
+    ) -> Result<T, FileError> {
         self.clock.until(self.clock.now() + LOOK).await;
         self.disk.run(read).await
     }
 }
 
 /// Trusts the CAs in a file.
-pub(super) fn trust(path: &Path, access: &Access) -> Result<Seen, String> {
-    let text = read(path).map_err(|why| format!("authentication.x509.clientCAFile: {why}"))?;
-    take_authorities(path, &text, access)
+pub(super) fn trust(path: &Path, access: &Access) -> Result<Seen, FileError> {
+    take_authorities(path, &read_authorities(path)?, access)
 }
 
-fn take_authorities(path: &Path, text: &[u8], access: &Access) -> Result<Seen, String> {
-    let authorities = Authorities::read(text).map_err(|e| {
-        format!(
-            "authentication.x509.clientCAFile: {}: {}",
-            path.display(),
-            chain(&e)
-        )
-    })?;
+fn take_authorities(path: &Path, text: &[u8], access: &Access) -> Result<Seen, FileError> {
+    let authorities = Authorities::read(text);
+    let authorities = authorities.map_err(|e| FileError::Authorities(path.to_owned(), e))?;
     access.trust(Arc::new(authorities));
     Ok(seen([text, b""]))
 }
@@ -86,16 +110,16 @@ pub(super) fn trust_again(
 ) -> impl AsyncFnOnce(Seen) {
     async move |mut before: Seen| loop {
         let file = path.clone();
-        match looker.look(move || read(&file)).await {
+        match looker.look(move || read_authorities(&file)).await {
             Ok(text) if seen([&text, b""]) == before => {}
             Ok(text) => match take_authorities(&path, &text, &access) {
                 Ok(now) => {
                     log::info!("the CAs of clients have changed");
                     before = now;
                 }
-                Err(why) => looker.complaints.complain(&why),
+                Err(e) => looker.complaints.complain(&chain(&e)),
             },
-            Err(why) => looker.complaints.complain(&why),
+            Err(e) => looker.complaints.complain(&chain(&e)),
         }
     }
 }
@@ -104,12 +128,13 @@ pub(super) fn trust_again(
 type Files = (PathBuf, PathBuf);
 
 /// Shows the certificate in a pair of files.
-pub(super) fn show(files: &Files, shown: &Shown) -> Result<Seen, String> {
+pub(super) fn show(files: &Files, shown: &Shown) -> Result<Seen, FileError> {
     let pair = read_pair(files)?;
     take_pair(files, &pair, shown)
 }
 
-fn read_pair((certificate, key): &Files) -> Result<(Vec<u8>, Vec<u8>), String> {
+fn read_pair((certificate, key): &Files) -> Result<(Vec<u8>, Vec<u8>), FileError> {
+    let read = |path: &Path| read(path).map_err(|e| FileError::NoPair(path.to_owned(), e));
     Ok((read(certificate)?, read(key)?))
 }
 
@@ -117,10 +142,10 @@ fn take_pair(
     (path, _): &Files,
     (certificate, key): &(Vec<u8>, Vec<u8>),
     shown: &Shown,
-) -> Result<Seen, String> {
+) -> Result<Seen, FileError> {
     shown
         .show(certificate, key)
-        .map_err(|e| format!("serving certificate {}: {}", path.display(), chain(&e)))?;
+        .map_err(|e| FileError::Pair(path.clone(), e))?;
     Ok(seen([certificate, key]))
 }
 
@@ -140,15 +165,15 @@ pub(super) fn show_again(
                     log::info!("a new serving certificate is shown");
                     before = now;
                 }
-                Err(why) => looker.complaints.complain(&why),
+                Err(e) => looker.complaints.complain(&chain(&e)),
             },
-            Err(why) => looker.complaints.complain(&why),
+            Err(e) => looker.complaints.complain(&chain(&e)),
         }
     }
 }
 
 /// Shows the certificate of this node's own, and makes one at the first start.
-pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), String> {
+pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), FileError> {
     let files = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     let is_there = |path: &Path| match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => false,
@@ -163,21 +188,17 @@ pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), Str
                 ips: node.host_ips.clone(),
                 ..Subject::default()
             };
-            let (certificate, key) = csr::self_signed(&subject).map_err(|e| e.to_string())?;
+            let (certificate, key) = csr::self_signed(&subject)?;
             write(dir, &files, &certificate, &key)
-                .map_err(|e| format!("cannot keep a certificate in {}: {e}", dir.display()))?;
+                .map_err(|e| FileError::Unkept(dir.to_owned(), e))?;
             log::info!("made the serving certificate {}", files.0.display());
         }
         (certificate, _) => {
             let (there, missing) = match certificate {
-                true => (&files.0, &files.1),
-                false => (&files.1, &files.0),
+                true => files,
+                false => (files.1, files.0),
             };
-            return Err(format!(
-                "{} is there and {} is not: put it back, or remove the other one and a new pair is made",
-                there.display(),
-                missing.display()
-            ));
+            return Err(FileError::Half { there, missing });
         }
     }
     show(&files, shown).map(|_| ())

@@ -22,6 +22,7 @@ use certificates::Looker;
 use super::{clock::Clock, complaints::Complaints, node::NodeFacts, tasks::Task};
 use crate::{
     config::{ServerConfig, ServingCertificate},
+    error::chain,
     net::serving::{self, Offer, Shown},
     server::{
         backend::Backend,
@@ -99,7 +100,7 @@ pub(super) fn prepare(
     };
     let access = Rc::new(Access::new(settings, reviewer));
     if let Some(path) = &cfg.client_ca {
-        let trusted = certificates::trust(path, &access)?;
+        let trusted = certificates::trust(path, &access).map_err(|e| chain(&e))?;
         let again = certificates::trust_again(Rc::clone(&looker), path.clone(), Rc::clone(&access));
         tasks.push(Box::pin(again(trusted)));
     }
@@ -107,10 +108,12 @@ pub(super) fn prepare(
         ServingCertificate::Requested => {
             tasks.push((parts.issued)(shown));
         }
-        ServingCertificate::SelfSigned => certificates::own(&parts.cert_dir, &parts.node, &shown)?,
+        ServingCertificate::SelfSigned => {
+            certificates::own(&parts.cert_dir, &parts.node, &shown).map_err(|e| chain(&e))?;
+        }
         ServingCertificate::Files(certificate, key) => {
             let files = (certificate.clone(), key.clone());
-            let seen = certificates::show(&files, &shown)?;
+            let seen = certificates::show(&files, &shown).map_err(|e| chain(&e))?;
             let again = certificates::show_again(looker, files, shown);
             tasks.push(Box::pin(again(seen)));
         }
