@@ -22,7 +22,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{Pod, PodUid, strict::from_json},
+    api::{
+        Pod, PodUid,
+        strict::{TextError, WrongValue, from_json},
+    },
     logic::static_pod,
     sys::{crash, lane::Lane},
 };
@@ -275,7 +278,7 @@ impl PodStore {
         if text.len() as u64 > MAX_RECORD_BYTES {
             return Err(damaged(format!("over {MAX_RECORD_BYTES} bytes")));
         }
-        parse(&text).map_err(damaged)
+        parse(&text).map_err(|e| damaged(e.to_string()))
     }
 
     /// The result of decoding a record's object, with the record named if that failed.
@@ -320,14 +323,15 @@ impl PodStore {
 }
 
 /// Header and object of a record, or what is wrong with it.
-fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), String> {
+fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), TextError> {
     let at = text.iter().position(|&b| b == b'\n');
-    let at = at.ok_or("no header line")?;
-    let header: Header = from_json(&text[..at]).map_err(|e| format!("header: {e}"))?;
+    let at = at.ok_or_else(|| TextError::Syntax("no header line".into()))?;
+    let header: Header = from_json(&text[..at])?;
     if header.v != RECORD_VERSION {
-        return Err(format!("version {} is not {RECORD_VERSION}", header.v));
+        let why = format!("version {} is not {RECORD_VERSION}", header.v);
+        return Err(TextError::Value(WrongValue::new("v", why)));
     }
-    let object = from_json(&text[at + 1..]).map_err(|e| e.to_string())?;
+    let object = from_json(&text[at + 1..])?;
     Ok((header, object))
 }
 
@@ -339,10 +343,9 @@ pub(crate) mod fuzz {
     pub(crate) fn run(data: &[u8]) -> String {
         use crate::logic::static_pod;
         let read = parse::<serde_json::Value>(data);
-        match read.and_then(|(_, object)| static_pod::decode(&object).map_err(|e| e.to_string())) {
-            Ok(_) => "ok".into(),
-            Err(e) => e,
-        }
+        let pod =
+            read.and_then(|(_, object)| static_pod::decode(&object).map_err(TextError::Value));
+        pod.map_or_else(|e| e.to_string(), |_| "ok".into())
     }
 }
 

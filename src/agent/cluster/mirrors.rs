@@ -16,11 +16,11 @@ use crate::{
         pod_store::{PodStore, StoreError},
         views::AskPods,
     },
-    api::{Mono, Pod, PodUid},
+    api::{Mono, Pod, PodUid, strict::WrongValue},
     error::chain,
     kube::{Api, KubeError, KubeLanes},
     logic::{
-        mirror::{self, FullName, InTheWay},
+        mirror::{self, FullName, InTheWay, MirrorError},
         static_pod,
     },
     sys::lane::Lane,
@@ -38,6 +38,26 @@ pub(super) struct MirrorKeeper {
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) pods: Rc<dyn AskPods>,
+}
+
+/// Why a mirror is not as it should be.
+#[derive(Debug, thiserror::Error)]
+enum KeepError {
+    /// The apiserver does not answer, or refuses.
+    #[error(transparent)]
+    Api(#[from] KubeError),
+    /// The static pod's record.
+    #[error(transparent)]
+    Record(#[from] StoreError),
+    /// The static pod has none.
+    #[error(transparent)]
+    NoMirror(#[from] MirrorError),
+    /// Somebody else of the cluster, who can end it.
+    #[error("{0}")]
+    InTheWay(&'static str),
+    /// The apiserver shows something else.
+    #[error("the answer is no pod of this node")]
+    Answer(#[source] Option<WrongValue>),
 }
 
 impl MirrorKeeper {
@@ -74,7 +94,8 @@ impl MirrorKeeper {
                 (name, done)
             }
         };
-        if let Err(why) = &done {
+        if let Err(e) = &done {
+            let why = chain(e);
             self.complaints
                 .complain(&format!("mirror of static pod {name}: {why}"));
         }
@@ -82,15 +103,15 @@ impl MirrorKeeper {
             .mirror_done(&name, done.is_ok(), self.clock.now());
     }
 
-    async fn delete(&self, name: &FullName, uid: &PodUid) -> Result<(), String> {
+    async fn delete(&self, name: &FullName, uid: &PodUid) -> Result<(), KeepError> {
         let (of_name, of_uid) = (name.clone(), uid.clone());
         let job = move |api: &dyn Api| api.delete_pod(&of_name.namespace, &of_name.name, &of_uid);
         match self.lanes.work(job).await {
             Ok(None) => self.api_pods.deleted(uid),
-            Ok(Some(_)) => return Err("finalizers keep it".into()),
+            Ok(Some(_)) => return Err(KeepError::InTheWay("finalizers keep it")),
             // Gone already, or another's by now.
             Err(e) if e.is_not_found() || e.is_conflict() => self.api_pods.reread(uid),
-            Err(e) => return Err(chain(&e)),
+            Err(e) => return Err(e.into()),
         }
         self.writer.api_lost(uid);
         self.api_pods.look_again();
@@ -108,37 +129,38 @@ impl MirrorKeeper {
         read.await
     }
 
-    async fn create(&self, uid: &PodUid, name: &FullName) -> Result<(), String> {
-        let (raw, pod) = self.recorded(uid).await.map_err(|e| chain(&e))?;
+    async fn create(&self, uid: &PodUid, name: &FullName) -> Result<(), KeepError> {
+        let (raw, pod) = self.recorded(uid).await?;
         let (node, meta) = (self.node.clone(), pod.metadata.clone());
         let of_name = name.clone();
-        let job = move |api: &dyn Api| -> Result<Option<Seen>, String> {
+        let job = move |api: &dyn Api| -> Result<Option<Seen>, KeepError> {
             let FullName { namespace, name } = &of_name;
-            let own = api.node(&node).map_err(|e| chain(&e))?;
+            let own = api.node(&node)?;
             let metadata = &own["metadata"];
             if !metadata["deletionTimestamp"].is_null() {
-                return Err("the Node object is being deleted".into());
+                return Err(KeepError::InTheWay("the Node object is being deleted"));
             }
             let node_uid = metadata["uid"].as_str().unwrap_or("");
-            let body =
-                mirror::mirror_pod(&raw, &pod, &node, node_uid).map_err(|e| e.to_string())?;
+            let body = mirror::mirror_pod(&raw, &pod, &node, node_uid)?;
             let made = match api.create_pod(namespace, body.to_string().as_bytes()) {
                 Err(e) if is_there(&e) => match api.pod(&node, namespace, name) {
                     Err(e) if e.status() == Some(403) => {
-                        return Err("a pod of this name is there, of another node".into());
+                        let why = "a pod of this name is there, of another node";
+                        return Err(KeepError::InTheWay(why));
                     }
                     found => found,
                 },
                 made => made,
             };
-            Ok(Seen::of(made.map_err(|e| chain(&e))?, &node))
+            Ok(Seen::of(made?, &node))
         };
         let seen = self.lanes.work(job).await?;
-        let unusable = || "the answer is no pod of this node".to_owned();
-        let Seen { item, sight, pod } = seen.ok_or_else(unusable)?;
-        let found = pod.map_err(|e| format!("{}: {e}", unusable()))?;
+        let Seen { item, sight, pod } = seen.ok_or(KeepError::Answer(None))?;
+        let found = pod.map_err(|e| KeepError::Answer(Some(e)))?;
         match mirror::in_the_way(&found.pod.metadata, &meta) {
-            InTheWay::Stranger => Err("a pod of this name is there that is no mirror".into()),
+            InTheWay::Stranger => Err(KeepError::InTheWay(
+                "a pod of this name is there that is no mirror",
+            )),
             // Seen at the next look: one that is older is deleted then.
             InTheWay::Same(_) | InTheWay::Older(_) => {
                 self.api_pods.made(&item, sight, self.clock.now());

@@ -3,20 +3,41 @@
 //! Only images that were pulled: what was imported from an archive has nowhere to come back from.
 
 use alloc::rc::Rc;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, io};
 
 use super::{commands::in_use, owner::Images};
 use crate::{
-    api::cri::FsInfo,
     config::ImageConfig,
     error::chain,
     image::{ImageError, ImageRecord, pull::RESUME_TIME},
     logic::image_gc::{ImageGc, ImageGcPolicy, ImageUse, PERIOD},
-    runtime::{RuntimeService, runc::store_images::StoreImages},
+    runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
 };
 
 /// Tells a warning of the node: its reason and its message.
 type NodeWarning = Box<dyn Fn(&str, &str)>;
+
+/// Why less was freed than was wanted.
+#[derive(Debug, thiserror::Error)]
+enum GarbageError {
+    /// What is in use is not known.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The store cannot remove it.
+    #[error(transparent)]
+    Store(#[from] ImageError),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+    #[error("invalid capacity {0} on image filesystem")]
+    Capacity(u64),
+    /// Too much is in use, or not the images' at all.
+    #[error(
+        "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
+         but only found {freed} bytes eligible to free."
+    )]
+    TooLittle { wanted: u64, freed: u64 },
+}
 
 /// Collects the garbage.
 pub(in crate::agent) struct ImageGarbage {
@@ -63,7 +84,8 @@ impl ImageGarbage {
             self.images.tidy().await;
             match passed {
                 Ok(()) => failed_before = false,
-                Err(why) => {
+                Err(e) => {
+                    let why = chain(&e);
                     log::warn!("image garbage: {why}");
                     // Once may be chance (GC-13).
                     if failed_before {
@@ -76,11 +98,9 @@ impl ImageGarbage {
         }
     }
 
-    /// One pass. Errors: why less was freed than was wanted, for the event.
-    async fn pass(&mut self) -> Result<(), String> {
-        let used = in_use(&*self.runtime, &self.store)
-            .await
-            .map_err(|e| e.to_string())?;
+    /// One pass.
+    async fn pass(&mut self) -> Result<(), GarbageError> {
+        let used = in_use(&*self.runtime, &self.store).await?;
         let records = self.store.records();
         let images: Vec<ImageUse<'_>> = records.iter().map(|image| as_used(image, &used)).collect();
         let now = self.images.clock.now();
@@ -88,11 +108,11 @@ impl ImageGarbage {
         for id in self.gc.too_old(&images, &self.policy, now) {
             self.remove(id, &used, "it was not used for long").await?;
         }
-        let fs = self.disk_use().await?;
+        let fs = self.runtime.image_fs_info().await?;
         let Ok(wanted) = self.policy.bytes_to_free(&fs) else {
-            let message = format!("invalid capacity {} on image filesystem", fs.capacity_bytes);
-            (self.warn)("InvalidDiskCapacity", &message);
-            return Err(message);
+            let error = GarbageError::Capacity(fs.capacity_bytes);
+            (self.warn)("InvalidDiskCapacity", &error.to_string());
+            return Err(error);
         };
         if wanted == 0 {
             return Ok(());
@@ -105,45 +125,41 @@ impl ImageGarbage {
         images: &[ImageUse<'_>],
         used: &BTreeSet<String>,
         wanted: u64,
-    ) -> Result<(), String> {
+    ) -> Result<(), GarbageError> {
         log::info!(
             "disk use is over {} percent: {wanted} bytes are to be freed",
             self.policy.high_percent
         );
         // Layers that nobody came back to cost least to lose.
-        let cleared = self.store.clear_unfinished(RESUME_TIME).await;
-        let mut freed = cleared.map_err(|e| e.to_string())?;
+        let mut freed = self.store.clear_unfinished(RESUME_TIME).await?;
         let still = wanted.saturating_sub(freed);
         let now = self.images.clock.now();
         for id in self.gc.to_free(images, still, &self.policy, now) {
             freed += self.remove(id, used, "the disk is full").await?;
         }
         // What images share is not freed by one of them, and what others wrote may be gone: the disk itself tells.
-        let fs = self.disk_use().await?;
+        let fs = self.runtime.image_fs_info().await?;
         if freed < wanted && self.policy.bytes_to_free(&fs).unwrap_or(0) > 0 {
-            let message = format!(
-                "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
-                 but only found {freed} bytes eligible to free."
-            );
-            (self.warn)("FreeDiskSpaceFailed", &message);
-            return Err(message);
+            let error = GarbageError::TooLittle { wanted, freed };
+            (self.warn)("FreeDiskSpaceFailed", &error.to_string());
+            return Err(error);
         }
         Ok(())
     }
 
-    async fn disk_use(&self) -> Result<FsInfo, String> {
-        let info = self.runtime.image_fs_info().await;
-        info.map_err(|e| e.to_string())
-    }
-
-    async fn remove(&self, id: &str, used: &BTreeSet<String>, why: &str) -> Result<u64, String> {
+    async fn remove(
+        &self,
+        id: &str,
+        used: &BTreeSet<String>,
+        why: &str,
+    ) -> Result<u64, ImageError> {
         let records = self.store.records();
         let named = records.iter().find(|image| image.id == id);
         let names = named.map_or_else(String::new, |image| image.names.join(", "));
         let freed = match self.store.remove_unused(id, used).await {
             // Since it was chosen.
             Err(ImageError::InUse(_)) => return Ok(0),
-            freed => freed.map_err(|e| chain(&e))?,
+            freed => freed?,
         };
         log::info!("image {id} ({names}) is removed, {freed} bytes: {why}");
         Ok(freed)
