@@ -22,7 +22,7 @@ use crate::api::order::Order;
 use crate::api::strict;
 use crate::{
     api::{
-        self, Container, ContainerId, Mono, Pod, PodUid, Wall,
+        self, Container, ContainerId, Event, Mono, Pod, PodUid, Wall,
         cri::{ContainerState, Image, PodRuntimeStatus},
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
@@ -368,13 +368,11 @@ impl Backend for LocalBackend {
         ]
     }
 
-    fn events(&self, namespace: Option<&str>) -> Vec<Value> {
+    fn events(&self, namespace: Option<&str>) -> Vec<Event> {
         let events = self.recorder.events();
-        let mut events: Vec<Value> = events.map(|event| event.object(&self.node.name)).collect();
-        events.retain(|e| namespace.is_none_or(|n| e["metadata"]["namespace"] == n));
-        // RFC 3339 in UTC sorts as text.
-        let last = |e: &Value| e["lastTimestamp"].as_str().unwrap_or("").to_owned();
-        events.order_by_key(last);
+        let mut events: Vec<Event> = events.map(|event| event.object(&self.node.name)).collect();
+        events.retain(|e| namespace.is_none_or(|n| e.metadata.namespace == n));
+        events.order_by_key(|e| e.last_timestamp);
         events
     }
 

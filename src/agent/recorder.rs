@@ -4,10 +4,9 @@
 use alloc::{collections::VecDeque, rc::Rc};
 use core::cell::RefCell;
 
-use serde_json::{Value, json};
-
 use super::{clock::Clock, wake::Wake};
-use crate::api::{Container, Pod, PodUid, Wall};
+use crate::api::event::{self, EventSource, ObjectReference};
+use crate::api::{Container, ObjectMeta, Pod, PodUid, Wall};
 use crate::logic::events::{Occurrence, Subject};
 
 /// Events kept; the oldest makes room.
@@ -262,7 +261,7 @@ impl Kept {
         let (namespace, name) = pod.split_once('/').unwrap_or(("", &pod));
         Some(Occurrence {
             subject: Subject {
-                kind: if namespace.is_empty() { "Node" } else { "Pod" },
+                kind: kind_of(namespace),
                 namespace: namespace.into(),
                 name: name.into(),
                 uid: uid.as_str().into(),
@@ -326,36 +325,45 @@ pub(super) struct Recorded {
 
 impl Recorded {
     /// The Event object; `node` is its source's host.
-    pub(super) fn object(&self, node: &str) -> Value {
+    pub(super) fn object(self, node: &str) -> event::Event {
         let (namespace, name) = self.pod.split_once('/').unwrap_or(("", &self.pod));
-        json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": format!("{name}.{:x}", self.first.0),
-                "namespace": namespace,
-                "creationTimestamp": self.first.to_string(),
+        event::Event {
+            api_version: "v1".into(),
+            kind: "Event".into(),
+            metadata: ObjectMeta {
+                name: format!("{name}.{:x}", self.first.0),
+                namespace: namespace.into(),
+                creation_timestamp: Some(self.first),
+                ..ObjectMeta::default()
             },
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": namespace,
-                "name": name,
-                "uid": self.uid,
-                "fieldPath": self.field_path,
+            involved_object: ObjectReference {
+                api_version: "v1".into(),
+                kind: kind_of(namespace).into(),
+                namespace: namespace.into(),
+                name: name.into(),
+                uid: self.uid.into(),
+                field_path: self.field_path,
             },
-            "type": match self.severity {
-                Severity::Normal => "Normal",
-                Severity::Warning => "Warning",
+            severity: match self.severity {
+                Severity::Normal => "Normal".into(),
+                Severity::Warning => "Warning".into(),
             },
-            "reason": self.reason,
-            "message": self.message,
-            "count": self.count,
-            "firstTimestamp": self.first.to_string(),
-            "lastTimestamp": self.last.to_string(),
-            "source": {"component": "kubelet", "host": node},
-        })
+            reason: self.reason,
+            message: self.message,
+            count: self.count,
+            first_timestamp: Some(self.first),
+            last_timestamp: Some(self.last),
+            source: EventSource {
+                component: "kubelet".into(),
+                host: node.into(),
+            },
+        }
     }
+}
+
+/// Kind of what has this namespace: the node has none.
+const fn kind_of(namespace: &str) -> &'static str {
+    if namespace.is_empty() { "Node" } else { "Pod" }
 }
 
 /// The head of `text`, at most `limit` bytes, cut at a character.
@@ -369,6 +377,8 @@ fn cut(text: &str, limit: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -392,17 +402,42 @@ mod tests {
             );
         }
         let first = recorder.events().next().expect("one event");
-        let object = first.object("n");
-        assert_eq!(object["involvedObject"]["name"], "p");
-        assert_eq!(object["involvedObject"]["fieldPath"], "spec.containers{c}");
         assert_eq!(
-            (object["count"].as_u64(), object["message"].as_str()),
-            (Some(3), Some("again"))
+            serde_json::to_value(first.object("n")).expect("event"),
+            json!({
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": "p.0",
+                    "namespace": "default",
+                    "creationTimestamp": "1970-01-01T00:00:00Z",
+                },
+                "involvedObject": {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "namespace": "default",
+                    "name": "p",
+                    "uid": "u",
+                    "fieldPath": "spec.containers{c}",
+                },
+                "type": "Warning",
+                "reason": "BackOff",
+                "message": "again",
+                "count": 3,
+                "firstTimestamp": "1970-01-01T00:00:00Z",
+                "lastTimestamp": "1970-01-01T00:00:02Z",
+                "source": {"component": "kubelet", "host": "n"},
+            })
         );
-        assert_eq!(
-            (first.count, first.first, first.last),
-            (3, Wall::from_secs(0), Wall::from_secs(2))
-        );
+        let node = About {
+            uid: &PodUid::from("n"),
+            namespace: "",
+            name: "n",
+            field_path: "",
+        };
+        recorder.record(node, Severity::Normal, "Starting", "", Wall(0));
+        let told = recorder.events().last().expect("an event").object("n");
+        assert_eq!(told.involved_object.kind, "Node");
         for n in 0..2 * EVENTS_KEPT {
             recorder.record(about, Severity::Normal, "Pulled", &n.to_string(), Wall(0));
         }

@@ -4,7 +4,7 @@
 //!   What is not modelled here is kept in the pod record as received and takes part in the pod's digest.
 //! - [`node`], [`lease`]: what the agent says of this machine.
 //! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to.
-//! - [`stats`]: what runs costs.
+//! - [`stats`]: what runs costs. [`event`]: what was told of it.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
@@ -19,6 +19,7 @@ extern crate alloc;
 pub mod certificates;
 pub mod config_map;
 pub mod cri;
+pub mod event;
 pub mod ids;
 pub mod lease;
 pub mod meta;
@@ -40,6 +41,7 @@ pub mod time;
 
 pub use certificates::CertificateSigningRequest;
 pub use config_map::{ConfigMap, Secret};
+pub use event::Event;
 pub use ids::{ContainerId, PodUid, SandboxId};
 pub use lease::Lease;
 pub use meta::ObjectMeta;

@@ -16,8 +16,8 @@ use super::{
     print, table,
 };
 use crate::{
-    api::{Quantity, Wall},
-    server::http::encode,
+    api::{Event, Quantity, Wall},
+    server::{backend::List, http::encode},
     sys::clock,
 };
 
@@ -63,13 +63,9 @@ fn items(mut list: Value) -> Vec<Value> {
 }
 
 fn pods(client: &Client, namespace: &str, names: &[String]) -> Result<(), CliError> {
-    let ask = |what: &str| {
-        client
-            .json("GET", &format!("/{what}?namespace={}", encode(namespace)))
-            .map(items)
-    };
-    let mut pods = ask("pods")?;
-    let events = ask("events")?;
+    let of_namespace = |what: &str| format!("/{what}?namespace={}", encode(namespace));
+    let mut pods = client.json("GET", &of_namespace("pods")).map(items)?;
+    let events: List<Event> = client.read(&of_namespace("events"))?;
     let name_of = |pod: &Value| text(pod, "/metadata/name").to_owned();
     for name in names {
         if !pods.iter().any(|p| name_of(p) == *name) {
@@ -83,7 +79,7 @@ fn pods(client: &Client, namespace: &str, names: &[String]) -> Result<(), CliErr
     let now = clock::wall();
     let texts: Vec<String> = pods
         .iter()
-        .map(|pod| elastic::align(&pod_text(pod, &events, now)))
+        .map(|pod| elastic::align(&pod_text(pod, &events.items, now)))
         .collect();
     print(&texts.join("\n\n"))
 }
@@ -165,7 +161,7 @@ fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
     }
 }
 
-fn pod_text(pod: &Value, events: &[Value], now: Wall) -> String {
+fn pod_text(pod: &Value, events: &[Event], now: Wall) -> String {
     let mut out = String::new();
     let t = |path: &str| text(pod, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
@@ -288,9 +284,9 @@ fn pod_text(pod: &Value, events: &[Value], now: Wall) -> String {
     );
     tolerations(&mut out, list(pod, "/spec/tolerations"));
     let uid = t("/metadata/uid");
-    let own: Vec<&Value> = events
+    let own: Vec<&Event> = events
         .iter()
-        .filter(|e| text(e, "/involvedObject/uid") == uid)
+        .filter(|e| *e.involved_object.uid == *uid)
         .collect();
     events_text(&mut out, &own, now);
     out
@@ -580,7 +576,7 @@ fn tolerations(out: &mut String, all: &[Value]) {
     }
 }
 
-fn events_text(out: &mut String, events: &[&Value], now: Wall) {
+fn events_text(out: &mut String, events: &[&Event], now: Wall) {
     if events.is_empty() {
         out.push_str("Events:\t<none>\n");
         return;
@@ -589,10 +585,10 @@ fn events_text(out: &mut String, events: &[&Value], now: Wall) {
         "Events:\n  Type\tReason\tAge\tFrom\tMessage\n  ----\t------\t----\t----\t-------\n",
     );
     for event in events {
-        let last = table::age(Wall::parse(text(event, "/lastTimestamp")), now);
-        let count = event["count"].as_u64().unwrap_or(1);
+        let last = table::age(event.last_timestamp, now);
+        let count = event.count;
         let age = if count > 1 {
-            let first = table::age(Wall::parse(text(event, "/firstTimestamp")), now);
+            let first = table::age(event.first_timestamp, now);
             format!("{last} (x{count} over {first})")
         } else {
             last
@@ -600,10 +596,10 @@ fn events_text(out: &mut String, events: &[&Value], now: Wall) {
         let _ = writeln!(
             out,
             "  {}\t{}\t{age}\t{}\t{}",
-            text(event, "/type"),
-            text(event, "/reason"),
-            text(event, "/source/component"),
-            text(event, "/message").trim().replace('\n', " ")
+            event.severity,
+            event.reason,
+            event.source.component,
+            event.message.trim().replace('\n', " ")
         );
     }
 }
@@ -893,8 +889,9 @@ Events:
                      count: u32,
                      first: &str,
                      last: &str| {
-            json!({"involvedObject": {"uid": uid}, "type": kind, "reason": reason, "message": message, "count": count,
-                "firstTimestamp": first, "lastTimestamp": last, "source": {"component": "kubelet"}})
+            let event = json!({"involvedObject": {"uid": uid}, "type": kind, "reason": reason, "message": message, "count": count,
+                "firstTimestamp": first, "lastTimestamp": last, "source": {"component": "kubelet"}});
+            serde_json::from_value::<Event>(event).expect("event")
         };
         let events = [
             event(

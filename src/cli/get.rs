@@ -11,8 +11,8 @@ use super::{
     print, table,
 };
 use crate::{
-    api::{Pod, Wall, cri::Image, strict},
-    server::http::encode,
+    api::{Event, Pod, Wall, cri::Image, strict},
+    server::{backend::List, http::encode},
     sys::clock,
 };
 
@@ -268,10 +268,9 @@ fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result
 
 /// `get images` and `image ls`.
 pub(super) fn show_images(client: &Client, wide: bool, no_headers: bool) -> Result<(), CliError> {
-    let list = client.json("GET", "/images")?;
-    let images: Vec<Image> = strict::typed(&list["items"])
-        .map_err(|e| CliError::new(format!("malformed image: {e}")))?;
+    let images: List<Image> = client.read("/images")?;
     let rows: Vec<_> = images
+        .items
         .iter()
         .flat_map(|i| table::image_rows(i, wide))
         .collect();
@@ -293,18 +292,18 @@ fn events(client: &Client, get: &Get) -> Result<(), CliError> {
     } else {
         format!("/events?namespace={}", encode(namespace))
     };
-    let mut list = client.json("GET", &target)?;
-    if let Some(done) = print_object(&list, &get.output) {
-        return done;
+    if matches!(get.output, Output::Json | Output::Yaml) {
+        let list = client.json("GET", &target)?;
+        return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
-    let items = list["items"].as_array_mut().map(core::mem::take);
+    let list: List<Event> = client.read(&target)?;
     let now = clock::wall();
     let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
     if get.all_namespaces {
         header.insert(0, "NAMESPACE");
     }
-    let rows: Vec<Vec<String>> = items
-        .unwrap_or_default()
+    let rows: Vec<Vec<String>> = list
+        .items
         .iter()
         .map(|event| table::event_row(event, now, get.all_namespaces))
         .collect();

@@ -3,7 +3,7 @@
 //! Source: kubernetes `pkg/printers/internalversion/printers.go` (`printPod`), apimachinery `util/duration`.
 
 use crate::api::{
-    Pod, Wall,
+    Event, Pod, Wall,
     cri::Image,
     pod_status::{ContainerState, ContainerStatus, Phase},
 };
@@ -159,22 +159,18 @@ pub(super) fn object_row(
 }
 
 /// One row of `get events`.
-pub(super) fn event_row(event: &serde_json::Value, now: Wall, all_namespaces: bool) -> Vec<String> {
-    let text = |path: &str| {
-        let found = event.pointer(path).and_then(|v| v.as_str());
-        found.unwrap_or("").to_owned()
-    };
-    let last = Wall::parse(&text("/lastTimestamp"));
+pub(super) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<String> {
+    let about = &event.involved_object;
     let mut row = vec![
-        age(last, now),
-        text("/type"),
-        text("/reason"),
-        format!("pod/{}", text("/involvedObject/name")),
+        age(event.last_timestamp, now),
+        event.severity.clone(),
+        event.reason.clone(),
+        format!("{}/{}", about.kind.to_ascii_lowercase(), about.name),
         // A table has one line for each.
-        text("/message").replace('\n', " "),
+        event.message.replace('\n', " "),
     ];
     if all_namespaces {
-        row.insert(0, text("/involvedObject/namespace"));
+        row.insert(0, about.namespace.clone());
     }
     row
 }

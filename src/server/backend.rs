@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
-    api::{ContainerId, Node, PodUid, SandboxId, Wall, cri::ExecOutput, stats::Detail},
+    api::{ContainerId, Event, Node, PodUid, SandboxId, Wall, cri::ExecOutput, stats::Detail},
     image::{Progress, Verification},
     runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream},
     stream::remote_command::CREATION_TIMEOUT,
@@ -194,6 +194,40 @@ pub struct ApiserverHealth {
     pub certificate: Option<String>,
 }
 
+/// An answer with several objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct List<T> {
+    /// `v1`.
+    pub api_version: Cow<'static, str>,
+    /// The objects' with `List` behind it.
+    pub kind: Cow<'static, str>,
+    /// What the API has here, all of it empty.
+    pub metadata: ListMeta,
+    /// The objects.
+    pub items: Vec<T>,
+}
+
+/// `metadata` of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListMeta {
+    /// Empty: lists of the agent have no version.
+    pub resource_version: String,
+}
+
+impl<T> List<T> {
+    /// The list of that kind.
+    pub(super) fn new(kind: &'static str, items: Vec<T>) -> Self {
+        Self {
+            api_version: "v1".into(),
+            kind: kind.into(),
+            metadata: ListMeta::default(),
+            items,
+        }
+    }
+}
+
 /// A line of an answer that takes long: how far it is; the last one, how it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -233,7 +267,7 @@ pub trait Backend: Streaming {
     /// How the agent is.
     fn health(&self) -> Reply<'_, Health>;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
-    fn events(&self, namespace: Option<&str>) -> Vec<serde_json::Value>;
+    fn events(&self, namespace: Option<&str>) -> Vec<Event>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
     fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.

@@ -20,12 +20,14 @@ use std::{io, path::PathBuf};
 
 use super::{
     Outcome,
-    backend::{Backend, Line, log_options},
+    backend::{Backend, Line, List, log_options},
     figures,
     http::{self, Connection, Refusal, Request},
     logs, streaming,
 };
-use crate::{image::Progress, sys::clock};
+use serde::Serialize;
+
+use crate::{api::strict, image::Progress, sys::clock};
 
 /// So often a client hears how far a pull is.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -72,7 +74,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         }
         ("GET", ["debug", "dump"]) => text(connection, backend.dump().await).await,
         ("GET", ["health"]) => {
-            let shown = |health| crate::api::strict::to_value(&health).unwrap_or_default();
+            let shown = |health| strict::to_value(&health).unwrap_or_default();
             json(connection, backend.health().await.map(shown)).await
         }
         ("GET", ["events"]) => {
@@ -93,13 +95,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let node = backend.node().await;
             json(connection, node.map(|node| node.to_object())).await
         }
-        ("GET", ["images"]) => {
-            let images = backend
-                .images()
-                .await
-                .map(|all| all.iter().map(image_json).collect());
-            list(connection, "ImageList", images).await
-        }
+        ("GET", ["images"]) => list(connection, "ImageList", backend.images().await).await,
         ("GET", ["containerLogs", namespace, pod, container]) => {
             logs(
                 backend,
@@ -248,16 +244,12 @@ async fn follow(
 }
 
 fn text_of(line: &Line) -> Vec<u8> {
-    let value = crate::api::strict::to_value(line).unwrap_or_default();
+    let value = strict::to_value(line).unwrap_or_default();
     format!("{value}\n").into_bytes()
 }
 
 fn default_name(container: &str) -> &str {
     if container == "-" { "" } else { container }
-}
-
-fn image_json(image: &crate::api::cri::Image) -> serde_json::Value {
-    crate::api::strict::to_value(image).unwrap_or_default()
 }
 
 async fn text(connection: &mut Connection, body: Result<String, Refusal>) -> Outcome {
@@ -283,14 +275,12 @@ async fn json(connection: &mut Connection, body: Result<serde_json::Value, Refus
     }
 }
 
-async fn list(
+async fn list<T: Serialize>(
     connection: &mut Connection,
-    kind: &str,
-    items: Result<Vec<serde_json::Value>, Refusal>,
+    kind: &'static str,
+    items: Result<Vec<T>, Refusal>,
 ) -> Outcome {
-    let body = items.map(|items| {
-        serde_json::json!({ "apiVersion": "v1", "kind": kind, "metadata": { "resourceVersion": "" }, "items": items })
-    });
+    let body = items.map(|items| strict::to_value(&List::new(kind, items)).unwrap_or_default());
     json(connection, body).await
 }
 

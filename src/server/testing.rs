@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::{
-        ContainerId, Node, SandboxId,
+        ContainerId, Event, Node, SandboxId,
         cri::{ExecOutput, Image},
     },
     image::{Progress, Verification},
@@ -139,7 +139,7 @@ impl Backend for FakeBackend {
         unused()
     }
 
-    fn events(&self, _: Option<&str>) -> Vec<Value> {
+    fn events(&self, _: Option<&str>) -> Vec<Event> {
         Vec::new()
     }
 
