@@ -136,9 +136,10 @@ fn effects_do_not_know_decisions() {
 #[test]
 fn executors_do_not_see_the_agent() {
     let state = [
-        "Ctx",
-        "Shared",
+        "Parts",
+        "Owners",
         "Core",
+        "Asker",
         "Pods",
         "Probes",
         "RuntimeView",
@@ -147,6 +148,48 @@ fn executors_do_not_see_the_agent() {
         "RefCell",
     ];
     assert_eq!(offenders("agent/executor", &state), Vec::<String>::new());
+}
+
+/// The deciding side waits for nothing, does no I/O and owns what it knows.
+#[test]
+fn decisions_wait_for_nothing() {
+    let effects = [
+        "async ", "await", "RefCell", "Cell", "Lane", "std::fs", "std::net", "PodStore", "Volumes",
+    ];
+    assert_eq!(offenders("agent/core", &effects), Vec::<String>::new());
+}
+
+/// Fields of the largest struct of the agent: nobody holds everything, and nobody is handed everything.
+const MAX_FIELDS: usize = 15;
+
+#[test]
+fn nobody_holds_everything() {
+    let mut files = Vec::new();
+    let agent = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/agent");
+    sources(&agent, &mut files);
+    let (mut structs, mut large) = (0, Vec::new());
+    for (path, text) in &files {
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            if !line.contains("struct ") || !line.ends_with('{') {
+                continue;
+            }
+            structs += 1;
+            let body = lines.by_ref().take_while(|line| *line != "}");
+            let is_field = |line: &&str| {
+                line.starts_with("    ")
+                    && !line.starts_with("     ")
+                    && line.contains(": ")
+                    && !line.contains("///")
+            };
+            let fields = body.filter(is_field).count();
+            if fields > MAX_FIELDS {
+                large.push(format!("{path}: {line} {fields} fields"));
+            }
+        }
+    }
+    assert!(structs > 100, "{structs} structs were found");
+    assert_eq!(large, Vec::<String>::new());
 }
 
 #[test]

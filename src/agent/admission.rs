@@ -1,21 +1,14 @@
-//! Whether the node takes a pod: facts gathered for `logic::admission`.
+//! What admission knows of this node: facts gathered for `logic::admission`.
 
-use super::{node::Node, pods::Pods};
 use crate::{
-    api::{Pod, cri::Capabilities},
+    api::cri::Capabilities,
     logic::{
-        admission::{self, NodeFacts, PODS, Rejection},
+        admission::{NodeFacts, PODS},
         node as rules,
         qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
         sysctl::SysctlAllowlist,
     },
 };
-
-/// Asks about `pod`, against all other active pods (LOOP-09, LOOP-11).
-pub(super) fn admit(pods: &Pods, node: &Node, pod: &Pod) -> Result<(), Rejection> {
-    let active = pods.active_but(&pod.metadata.uid);
-    node.with_admission(|node| admission::admit(pod, node, &active))
-}
 
 /// What admission knows of this node: the one it would register (NODE-06).
 pub(super) fn facts(

@@ -2,10 +2,10 @@
 
 use smol::channel::Sender;
 
-use super::core::{Agent, Event};
-
-/// What is asked: a look at the agent that sends its answer off.
-pub(super) type Question = Box<dyn FnOnce(&Agent)>;
+use super::{
+    core::{Agent, Delivery, Event, Question, SourceNews},
+    views::{LoopEnded, Taken},
+};
 
 /// Whom to ask. Each question costs a turn of the loop: ask when somebody wants to know.
 #[derive(Clone)]
@@ -31,5 +31,14 @@ impl Asker {
             Ok(answer) => answer,
             Err(_) => core::future::pending().await,
         }
+    }
+
+    /// Hands what a source says to the loop; comes back when it is acted upon.
+    pub(super) async fn deliver(&self, news: SourceNews) -> Result<Taken, LoopEnded> {
+        let (answer, taken) = smol::channel::bounded(1);
+        let delivery = Delivery { news, answer };
+        let told = self.events.send(Event::Delivered(delivery)).await;
+        told.map_err(|_| LoopEnded)?;
+        taken.recv().await.map_err(|_| LoopEnded)
     }
 }

@@ -1,81 +1,304 @@
-//! What runs the calls of workers, put together once.
+//! Everything put together, once: whoever works for the agent is given here what it works with.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
+
+use smol::{LocalExecutor, channel::Sender};
 
 use super::{
-    ctx::Ctx,
+    asker::Asker,
+    cluster_views::OwnNode,
+    core::Event,
+    event_loop::{Caller, Hands},
     executor::{Executors, Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
+    gc::{self, Garbage},
+    housekeeping::Housekeeper,
+    log_rotation::LogRotation,
+    manifests::{Manifests, RULES},
+    metrics::{self, Metrics},
+    parts::Parts,
+    pods, probes,
+    records::RecordKeeper,
+    serving::{self, Reviews},
+    tasks::{Task, boxed},
+    views::NodeView,
+};
+use crate::{
+    api::Mono,
+    server::backend::Backend,
+    source::{ManifestDir, Poller},
 };
 
+/// What carries out effects. `events`: to the loop. `relist`: where relists are asked for.
+pub(super) fn hands(
+    parts: &Parts,
+    executor: &Rc<LocalExecutor<'static>>,
+    events: &Sender<Event>,
+    relist: Sender<Mono>,
+) -> Hands {
+    let Parts {
+        tools,
+        machine,
+        owners,
+        ..
+    } = parts;
+    let asker = Asker::new(events.clone());
+    let steps = events.clone();
+    let caller = Caller {
+        executors: executors(parts),
+        claims: Rc::clone(&owners.claims),
+        asker: asker.clone(),
+        tell: Rc::new(move |call, step| {
+            let steps = steps.clone();
+            // It is gone only when the agent ends.
+            Box::pin(async move { _ = steps.send(Event::Step(call, step)).await })
+        }),
+        clock: Rc::clone(&tools.clock),
+        counters: tools.counters.clone(),
+    };
+    let records = RecordKeeper {
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
+        claims: Rc::clone(&owners.claims),
+        asker: asker.clone(),
+        complaints: Rc::clone(&tools.complaints),
+    };
+    let garbage = Rc::new(garbage(parts, asker.clone()));
+    let housekeeper = Housekeeper {
+        volumes: machine.volumes.clone(),
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
+        cgroups: Arc::clone(&machine.cgroups),
+        pod_cgroups: machine.pod_cgroups.clone(),
+        claims: Rc::clone(&owners.claims),
+        asker,
+        complaints: Rc::clone(&tools.complaints),
+        garbage: Rc::clone(&garbage),
+    };
+    Hands {
+        executor: Rc::clone(executor),
+        clock: Rc::clone(&tools.clock),
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
+        caller: Rc::new(caller),
+        records: Rc::new(records),
+        garbage,
+        housekeeper: Rc::new(housekeeper),
+        relist,
+        events: events.clone(),
+    }
+}
+
+/// What removes what is left of pods.
+pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
+    let Parts {
+        cfg,
+        tools,
+        machine,
+        owners,
+        ..
+    } = parts;
+    Garbage {
+        runtime: Rc::clone(&machine.runtime),
+        disk: machine.disk.clone(),
+        claims: Rc::clone(&owners.claims),
+        asker,
+        clock: Rc::clone(&tools.clock),
+        recorder: Rc::clone(&tools.recorder),
+        complaints: Rc::clone(&tools.complaints),
+        images: Rc::clone(&owners.images),
+        policy: gc::policy(&cfg.garbage),
+        pod_logs: cfg.dirs.pod_logs.clone(),
+        log_links: cfg.dirs.container_logs.clone(),
+    }
+}
+
 /// What runs the calls of this agent's workers.
-pub(super) fn executors(ctx: &Ctx) -> Executors {
-    let runtime = || Rc::clone(&ctx.runtime);
-    let recorder = || Rc::clone(&ctx.recorder);
-    let of_api = || ctx.cluster.as_ref().map(|c| Rc::clone(&c.objects));
+fn executors(parts: &Parts) -> Executors {
+    let Parts {
+        cfg,
+        tools,
+        machine,
+        owners,
+        ..
+    } = parts;
+    let runtime = || Rc::clone(&machine.runtime);
+    let recorder = || Rc::clone(&tools.recorder);
+    let of_api = || owners.cluster.as_ref().map(|c| Rc::clone(&c.objects));
     let hooks = Hooks {
         runtime: runtime(),
-        clock: Rc::clone(&ctx.clock),
+        clock: Rc::clone(&tools.clock),
         recorder: recorder(),
-        wire: Rc::clone(&ctx.wire),
+        wire: Rc::clone(&machine.wire),
     };
     let killer = Killer {
         runtime: runtime(),
-        clock: Rc::clone(&ctx.clock),
+        clock: Rc::clone(&tools.clock),
         recorder: recorder(),
         hooks: hooks.clone(),
     };
     let generator = Generator {
         runtime: runtime(),
-        context: Rc::clone(ctx.node.context()),
-        store: ctx.store.clone(),
-        disk: ctx.disk.clone(),
-        volumes: ctx.volumes.clone(),
+        context: Rc::clone(owners.node.context()),
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
+        volumes: machine.volumes.clone(),
         recorder: recorder(),
         of_api: of_api(),
-        resolv_conf: ctx.cfg.network.resolv_conf.clone(),
-        pod_logs: ctx.cfg.dirs.pod_logs.clone(),
+        resolv_conf: cfg.network.resolv_conf.clone(),
+        pod_logs: cfg.dirs.pod_logs.clone(),
     };
     let mounter = Mounter {
-        volumes: ctx.volumes.clone(),
-        disk: ctx.disk.clone(),
+        volumes: machine.volumes.clone(),
+        disk: machine.disk.clone(),
         recorder: recorder(),
         of_api: of_api(),
-        context: Rc::clone(ctx.node.context()),
+        context: Rc::clone(owners.node.context()),
     };
     let starter = Starter {
         runtime: runtime(),
-        images: Rc::clone(&ctx.images),
+        images: Rc::clone(&owners.images),
         generator,
         hooks,
         killer: killer.clone(),
         recorder: recorder(),
-        disk: ctx.disk.clone(),
+        disk: machine.disk.clone(),
         of_api: of_api(),
-        run_dir: ctx.cfg.dirs.run.clone(),
-        container_logs: ctx.cfg.dirs.container_logs.clone(),
+        run_dir: cfg.dirs.run.clone(),
+        container_logs: cfg.dirs.container_logs.clone(),
     };
     let syncer = Syncer {
-        store: ctx.store.clone(),
-        disk: ctx.disk.clone(),
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
         runtime: runtime(),
         recorder: recorder(),
-        complaints: Rc::clone(&ctx.complaints),
-        cgroups: ctx.pod_cgroups.clone(),
+        complaints: Rc::clone(&tools.complaints),
+        cgroups: machine.pod_cgroups.clone(),
         mounter,
         killer: killer.clone(),
         starter,
     };
     let terminator = Terminator {
-        store: ctx.store.clone(),
-        disk: ctx.disk.clone(),
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
         runtime: runtime(),
-        clock: Rc::clone(&ctx.clock),
+        clock: Rc::clone(&tools.clock),
         recorder: recorder(),
-        complaints: Rc::clone(&ctx.complaints),
-        cgroups: ctx.pod_cgroups.clone(),
-        volumes: ctx.volumes.clone(),
+        complaints: Rc::clone(&tools.complaints),
+        cgroups: machine.pod_cgroups.clone(),
+        volumes: machine.volumes.clone(),
         killer,
         of_api: of_api(),
     };
     Executors { syncer, terminator }
+}
+
+/// What figures are read with.
+pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
+    Metrics::new(metrics::Tools {
+        clock: Rc::clone(&parts.tools.clock),
+        runtime: Rc::clone(&parts.machine.runtime),
+        disk: parts.machine.disk.clone(),
+        volumes: parts.machine.volumes.clone(),
+        store: parts.machine.store.clone(),
+        cgroups: Arc::clone(&parts.machine.cgroups),
+        facts: Rc::clone(parts.owners.node.facts()),
+        counters: parts.tools.counters.clone(),
+        loop_watch: parts.tools.loop_watch.clone(),
+        heap: parts.tools.heap.clone(),
+        complaints: Rc::clone(&parts.tools.complaints),
+        agent,
+        objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
+        settings: metrics::Settings {
+            root_dir: parts.cfg.dirs.root.clone(),
+            cgroup_root: parts.cfg.cgroup.root.clone(),
+            volume_stats: parts.cfg.times.volume_stats,
+            slots: pods::slots(&parts.cfg).slots(),
+            started_at: parts.started_at,
+        },
+    })
+}
+
+/// What the node's server is put together from.
+pub(super) fn served_parts(
+    parts: &Parts,
+    asker: Asker,
+    backend: Rc<dyn Backend>,
+) -> serving::Parts<'_> {
+    let cluster = parts.owners.cluster.clone();
+    let own: Rc<dyn NodeView> = Rc::new(OwnNode::new(parts, asker));
+    let (name, cert_dir) = (
+        parts.cfg.node_name.clone(),
+        parts.cfg.cluster.cert_dir.clone(),
+    );
+    let tools = parts.cluster_tools();
+    serving::Parts {
+        cfg: &parts.cfg.server,
+        cert_dir: parts.cfg.cluster.cert_dir.clone(),
+        node: Rc::clone(parts.owners.node.facts()),
+        clock: Rc::clone(&parts.tools.clock),
+        disk: parts.machine.disk.clone(),
+        complaints: Rc::clone(&parts.tools.complaints),
+        reviews: parts.owners.cluster.as_ref().map(|cluster| Reviews {
+            lanes: cluster.lanes.clone(),
+            is_away: Box::new({
+                let link = Rc::clone(&cluster.link);
+                move || link.trouble().is_some()
+            }),
+            node: parts.owners.node.name.clone(),
+        }),
+        // Only a member of a cluster has somebody to ask.
+        issued: Box::new(move |shown| match &cluster {
+            Some(cluster) => cluster.serving_certificate(name, &cert_dir, tools, own, shown),
+            None => boxed(core::future::ready(())),
+        }),
+        backend,
+    }
+}
+
+/// What reads the manifest directory, if there is one.
+pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let path = parts.cfg.dirs.manifests.clone()?;
+    let dir = ManifestDir::new(path, parts.owners.node.name.clone(), RULES);
+    let manifests = Manifests {
+        poller: Poller::new(dir, parts.cfg.times.file_check, parts.cfg.doorbells),
+        clock: Rc::clone(&parts.tools.clock),
+        disk: parts.machine.disk.clone(),
+        events: events.clone(),
+    };
+    Some(boxed(manifests.run()))
+}
+
+/// What rotates the logs of containers.
+pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> LogRotation {
+    let logs = &parts.cfg.logs;
+    LogRotation {
+        asker,
+        runtime: Rc::clone(&parts.machine.runtime),
+        clock: Rc::clone(&parts.tools.clock),
+        complaints: Rc::clone(&parts.tools.complaints),
+        disk: parts.machine.disk.clone(),
+        interval: logs.monitor_interval,
+        max_size_bytes: logs.max_size_bytes,
+        max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
+    }
+}
+
+/// What drives the probes.
+pub(super) fn probe_driver(parts: &Parts, agent: Asker, events: Sender<Event>) -> probes::Driver {
+    probes::Driver {
+        probes: Rc::clone(&parts.owners.probes),
+        clock: Rc::clone(&parts.tools.clock),
+        runtime: Rc::clone(&parts.machine.runtime),
+        wire: Rc::clone(&parts.machine.wire),
+        agent,
+        store: parts.machine.store.clone(),
+        disk: parts.machine.disk.clone(),
+        recorder: Rc::clone(&parts.tools.recorder),
+        tell: Box::new(move |probed| {
+            let events = events.clone();
+            Box::pin(async move { events.send(Event::Probed(probed)).await.is_ok() })
+        }),
+        complaints: Rc::clone(&parts.tools.complaints),
+        run_dir: parts.cfg.dirs.run.clone(),
+    }
 }

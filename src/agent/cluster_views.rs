@@ -1,4 +1,4 @@
-//! What the agent shows the apiserver's side of itself ([`views`](super::views)), as long as one context holds it all.
+//! What the agent shows the apiserver's side of itself ([`views`](super::views)), of the loop and of the node.
 
 use alloc::rc::Rc;
 
@@ -6,14 +6,15 @@ use serde_json::Value;
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
-    asker::{Asker, Question},
-    cluster::{News, Surroundings, Tools},
+    asker::Asker,
+    clock::Clock,
+    cluster::Surroundings,
     complaints::Complaints,
-    core::{Agent, Event},
-    ctx::{Ctx, Shared},
+    core::{Agent, Event, Question, SourceNews},
     node, outcome,
+    parts::Parts,
     pod_store::PodStore,
-    pods, sources,
+    pods,
     tasks::{Spawner, Task},
     views::{
         AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView, PodsView,
@@ -27,60 +28,45 @@ use crate::{
         node::{Applied, NodeEvent},
         status_writer::{Truth, Truths},
     },
+    runtime::RuntimeService,
     sys::lane::Lane,
 };
 
 /// Makes everything that speaks with the apiserver, if there is one.
 pub(super) fn tasks(
-    ctx: &Shared,
+    parts: &Parts,
     executor: &Rc<LocalExecutor<'static>>,
     events: &Sender<Event>,
 ) -> Vec<Task> {
-    let Some(cluster) = &ctx.cluster else {
+    let Parts {
+        tools,
+        machine,
+        owners,
+        ..
+    } = parts;
+    let Some(cluster) = &owners.cluster else {
         return Vec::new();
     };
     let api = Rc::new(ApiEvents {
         events: events.clone(),
         asker: Asker::new(events.clone()),
-        store: ctx.store.clone(),
-        disk: ctx.disk.clone(),
-        complaints: Rc::clone(&ctx.complaints),
+        store: machine.store.clone(),
+        disk: machine.disk.clone(),
+        complaints: Rc::clone(&tools.complaints),
     });
     let around = Surroundings {
         spawner: Spawner::new(executor),
-        tools: ctx.cluster_tools(),
-        recorder: Rc::clone(&ctx.recorder),
-        runtime: Rc::clone(&ctx.runtime),
-        store: ctx.store.clone(),
+        tools: parts.cluster_tools(),
+        recorder: Rc::clone(&tools.recorder),
+        runtime: Rc::clone(&machine.runtime),
+        store: machine.store.clone(),
         outcome: outcome::recall,
-        boot_id: ctx.node.identity.boot_id.clone(),
+        boot_id: owners.node.identity.boot_id.clone(),
         pods: Rc::clone(&api) as _,
-        node: Rc::new(OwnNode {
-            ctx: Rc::clone(ctx),
-            asker: Asker::new(events.clone()),
-        }),
+        node: Rc::new(OwnNode::new(parts, Asker::new(events.clone()))),
         intake: api,
     };
-    cluster.tasks(&ctx.cfg, around)
-}
-
-impl Ctx {
-    /// Tools of those who speak with the apiserver.
-    pub(super) fn cluster_tools(&self) -> Tools {
-        Tools {
-            clock: Rc::clone(&self.clock),
-            complaints: Rc::clone(&self.complaints),
-            disk: self.disk.clone(),
-            volumes: self.volumes.clone(),
-        }
-    }
-
-    /// Tells the apiserver's side of pods, if there is one.
-    pub(super) fn tell_api(&self, news: News) {
-        if let Some(cluster) = &self.cluster {
-            cluster.writer.on(news);
-        }
-    }
+    cluster.tasks(&parts.cfg, around)
 }
 
 /// How the agent's own state answers for the pods of the API.
@@ -111,54 +97,50 @@ impl Truths for Known<'_> {
 
 impl PodsView for Agent {
     fn configured(&self, uid: &PodUid) -> Option<Configured> {
-        self.pods().with_config(uid, |pod| Configured {
+        self.pods().config(uid).map(|pod| Configured {
             is_static: pod.is_static,
             has_ended: pod.api_phase_terminal,
         })
     }
 
     fn is_idle(&self, uid: &PodUid) -> bool {
-        self.view().is_idle(uid)
+        self.runs_nothing_of(uid)
     }
 
     fn is_unwanted(&self, uid: &PodUid) -> bool {
-        self.ctx.is_nobodys(uid)
+        self.is_nobodys(uid)
     }
 
     fn every_api_pod(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {
-        let all = self.pods().with_configs(|pods| {
-            let mut of_api = pods.filter(|(_, pod)| !pod.is_static);
-            of_api.all(|(uid, pod)| pod.api_phase_terminal || known(uid))
-        });
+        let mut of_api = self.pods().configs().filter(|(_, pod)| !pod.is_static);
+        let all = of_api.all(|(uid, pod)| pod.api_phase_terminal || known(uid));
         all && !self.pods().some_arrive()
     }
 
     fn with_truths(&self, mirrors: &Mirrors, look: &mut dyn FnMut(&dyn Truths)) {
-        self.pods()
-            .with_known(|pods| look(&Known { pods, mirrors }));
+        let pods = &self.pods().known();
+        look(&Known { pods, mirrors });
     }
 
     fn each_static(&self, look: &mut dyn FnMut(StaticPod<'_>)) {
-        self.pods().with_configs(|pods| {
-            for (uid, pod) in pods.filter(|(_, pod)| pod.is_static) {
-                look(StaticPod {
-                    uid,
-                    name: &pod.id.name,
-                    hash: &pod.id.hash,
-                    ends: self.pods().is_to_end(uid),
-                });
-            }
-        });
+        for (uid, pod) in self.pods().configs().filter(|(_, pod)| pod.is_static) {
+            look(StaticPod {
+                uid,
+                name: &pod.id.name,
+                hash: &pod.id.hash,
+                ends: self.pods().is_to_end(uid),
+            });
+        }
     }
 
     fn is_static_ending(&self, name: &FullName) -> bool {
         let FullName { name, namespace } = name;
-        self.pods()
-            .workers(|table| table.is_pod_for_mirror_pod_terminating(name, namespace))
+        let table = self.pods().table();
+        table.is_pod_for_mirror_pod_terminating(name, namespace)
     }
 
     fn sources_ready(&self) -> bool {
-        self.sources.are_ready()
+        Self::sources_ready(self)
     }
 }
 
@@ -185,16 +167,15 @@ impl AskPods for ApiEvents {
 
 impl Intake for ApiEvents {
     fn deliver(&self, change: Change) -> Later<'_, Result<Taken, LoopEnded>> {
-        Box::pin(sources::hand_over(
-            sources::SourceNews::Api(change),
-            &self.events,
-        ))
+        Box::pin(self.asker.deliver(SourceNews::Api(change)))
     }
 
     fn keep_end(&self, uid: PodUid) -> Later<'_, ()> {
         Box::pin(async move {
             let of = uid.clone();
-            let ended = self.asker.ask(move |agent| agent.pods().status(&of));
+            let ended = self
+                .asker
+                .ask(move |agent| agent.pods().status(&of).cloned());
             let Some(status) = ended.await.filter(|status| status.phase.is_terminal()) else {
                 return;
             };
@@ -216,37 +197,51 @@ impl Intake for ApiEvents {
     }
 }
 
-/// The node, as the context knows it.
+/// The node.
 pub(super) struct OwnNode {
-    pub(super) ctx: Shared,
-    pub(super) asker: Asker,
+    node: Rc<node::Node>,
+    clock: Rc<dyn Clock>,
+    runtime: Rc<dyn RuntimeService>,
+    asker: Asker,
+}
+
+impl OwnNode {
+    /// What there is of it.
+    pub(super) fn new(parts: &Parts, asker: Asker) -> Self {
+        Self {
+            node: Rc::clone(&parts.owners.node),
+            clock: Rc::clone(&parts.tools.clock),
+            runtime: Rc::clone(&parts.machine.runtime),
+            asker,
+        }
+    }
 }
 
 struct GatheredHere {
-    ctx: Shared,
+    node: Rc<node::Node>,
+    clock: Rc<dyn Clock>,
     gathered: node::Gathered,
 }
 
 impl Gathered for GatheredHere {
     fn initial(&self) -> (Node, Vec<NodeEvent>) {
-        let ctx = &self.ctx;
-        ctx.node.initial(&self.gathered, ctx.clock.wall())
+        self.node.initial(&self.gathered, self.clock.wall())
     }
 
     fn bring_up_to_date(&self, node: &mut Node) -> Applied {
-        let (ctx, now) = (&self.ctx, self.ctx.clock.wall());
-        ctx.node.bring_up_to_date(node, &self.gathered, now)
+        let now = self.clock.wall();
+        self.node.bring_up_to_date(node, &self.gathered, now)
     }
 }
 
 impl NodeView for OwnNode {
     fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
         Box::pin(async {
-            let ctx = &self.ctx;
             let standing = self.asker.ask(Agent::standing).await;
-            let gathered = ctx.node.gather(&*ctx.runtime, &standing).await;
+            let gathered = self.node.gather(&*self.runtime, &standing).await;
             let here: Box<dyn Gathered> = Box::new(GatheredHere {
-                ctx: Rc::clone(ctx),
+                node: Rc::clone(&self.node),
+                clock: Rc::clone(&self.clock),
                 gathered,
             });
             here
@@ -259,14 +254,14 @@ impl NodeView for OwnNode {
     }
 
     fn known(&self) -> Option<Node> {
-        self.ctx.node.object()
+        self.node.object()
     }
 
     fn learn(&self, node: Node) {
-        self.ctx.node.learn(node);
+        self.node.learn(node);
     }
 
     fn set_host_ips(&self, ips: Vec<core::net::IpAddr>) {
-        self.ctx.node.set_host_ips(ips);
+        self.node.set_host_ips(ips);
     }
 }

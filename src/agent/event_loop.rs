@@ -9,12 +9,17 @@ use smol::{
 };
 
 use super::{
-    assembly, calls,
-    cluster::News,
+    asker::Asker,
+    claims::Claims,
+    clock::Clock,
     core::{Agent, Effect, Event, Purpose},
-    ctx::{Ctx, Shared},
     executor::{Cancel, Executors, Tell},
-    gc, housekeeping, outcome, records,
+    gc::Garbage,
+    housekeeping::Housekeeper,
+    outcome,
+    pod_store::PodStore,
+    records::RecordKeeper,
+    vitals::{LoopWatch, WorkCounters},
 };
 use crate::{
     api::{Mono, PodUid},
@@ -23,123 +28,148 @@ use crate::{
         pod_table::Start,
         pod_worker::{Call, Outcome},
     },
+    sys::lane::Lane,
 };
 
 /// Events that may wait for the loop; a sender that finds it full waits. Every running call ends with one, so this is
 /// at least the pods of a small board; beyond that senders take turns.
 pub(super) const EVENT_QUEUE: usize = 256;
 
+/// Where the agent sits between turns of the loop.
+pub(super) trait Seat {
+    /// A turn with it.
+    fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T;
+}
+
+impl Seat for Agent {
+    fn with<T>(&mut self, turn: impl FnOnce(&mut Self) -> T) -> T {
+        turn(self)
+    }
+}
+
 /// Runs until the agent is to end. Calls that run then are left to the executor.
 pub(super) async fn run(
-    ctx: Shared,
-    executor: Rc<LocalExecutor<'static>>,
+    mut agent: impl Seat,
+    hands: Hands,
+    loop_watch: LoopWatch,
     events: Receiver<Event>,
-    sender: Sender<Event>,
 ) {
-    let mut agent = Agent::new(Rc::clone(&ctx));
-    let steps = sender.clone();
-    let hands = Hands {
-        executors: Rc::new(assembly::executors(&ctx)),
-        tell: Rc::new(move |call, step| {
-            let steps = steps.clone();
-            // It is gone only when the agent ends.
-            Box::pin(async move { _ = steps.send(Event::Step(call, step)).await })
-        }),
-        ctx: Rc::clone(&ctx),
-        executor,
-        sender,
-    };
-    while !agent.finished {
-        let due = agent.next_timeout().unwrap_or(Mono(u64::MAX));
+    let clock = Rc::clone(&hands.clock);
+    while !agent.with(|agent| agent.is_finished()) {
+        let due = agent.with(|agent| agent.next_timeout());
         let next = async { events.recv().await.ok() };
         let late = async {
-            ctx.clock.until(due).await;
+            clock.until(due.unwrap_or(Mono(u64::MAX))).await;
             None
         };
         let event = next.or(late).await;
-        let now = ctx.clock.now();
-        ctx.loop_watch.moved(now);
-        match event {
-            Some(event) => {
+        let now = clock.now();
+        loop_watch.moved(now);
+        if event.is_none() && events.is_closed() {
+            return;
+        }
+        agent.with(|agent| {
+            if let Some(event) = event {
                 agent.handle(event, now);
                 // Events of one burst are handled before effects are started: calls then see the newest state.
                 while let Ok(event) = events.try_recv() {
                     agent.handle(event, now);
                 }
             }
-            None if events.is_closed() => return,
-            None => {}
-        }
-        if agent.ends_with_pods() {
-            ctx.tell_api(News::EndOfAll);
-        }
-        agent.handle_timeout(now);
-        while let Some(effect) = agent.poll_effect(now) {
-            hands.carry_out(effect);
-        }
-        agent.show_calls();
-        ctx.loop_watch.moved(ctx.clock.now());
+            agent.handle_timeout(now);
+            while let Some(effect) = agent.poll_effect(now) {
+                hands.carry_out(effect);
+            }
+            agent.show_calls();
+        });
+        loop_watch.moved(clock.now());
     }
 }
 
 /// What carries out effects.
-struct Hands {
-    ctx: Shared,
-    executor: Rc<LocalExecutor<'static>>,
-    executors: Rc<Executors>,
-    /// The way of calls to the loop, and that of everybody else. It is gone only when the agent ends.
-    tell: Tell,
-    sender: Sender<Event>,
+pub(super) struct Hands {
+    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) store: PodStore,
+    pub(super) disk: Lane,
+    pub(super) caller: Rc<Caller>,
+    pub(super) records: Rc<RecordKeeper>,
+    pub(super) garbage: Rc<Garbage>,
+    pub(super) housekeeper: Rc<Housekeeper>,
+    /// Where relists are asked for.
+    pub(super) relist: Sender<Mono>,
+    /// To the loop. It is gone only when the agent ends.
+    pub(super) events: Sender<Event>,
 }
 
 impl Hands {
     fn carry_out(&self, effect: Effect) {
-        let (ctx, sender) = (Rc::clone(&self.ctx), self.sender.clone());
+        let events = self.events.clone();
         match effect {
-            Effect::Relist => ctx.view.request_status(ctx.clock.now()),
+            Effect::Relist => {
+                // A worker waits for a listing that begins after this.
+                let _ = self.relist.force_send(self.clock.now());
+            }
             Effect::Inspect(pods, relister) => {
                 // It takes one answer a listing.
                 let _ = relister.try_send(pods);
             }
-            Effect::Load(uid, purpose) => self.spawn(async move {
-                let pod = match purpose {
-                    Purpose::Create => ctx.store.load_next(&ctx.disk, &uid).await,
-                    Purpose::Show(..) | Purpose::Image => ctx.store.load(&ctx.disk, &uid).await,
-                };
-                let _ = sender.send(Event::Loaded(uid, purpose, pod)).await;
-            }),
-            Effect::Search => self.spawn(async move {
-                let found = housekeeping::search(&ctx).await;
-                let _ = sender.send(Event::Searched(found)).await;
-            }),
-            Effect::Record(recording) => self.spawn(async move {
-                let recorded = records::record(&ctx, *recording).await;
-                let _ = sender.send(Event::Recorded(Box::new(recorded))).await;
-            }),
-            Effect::SettleRecords => self.spawn(async move {
-                let waiting = records::settle(&ctx).await;
-                let _ = sender.send(Event::Settled(waiting)).await;
-            }),
+            Effect::Load(uid, purpose) => {
+                let (store, disk) = (self.store.clone(), self.disk.clone());
+                self.spawn(async move {
+                    let pod = match purpose {
+                        Purpose::Create => store.load_next(&disk, &uid).await,
+                        Purpose::Show(..) | Purpose::Image => store.load(&disk, &uid).await,
+                    };
+                    let _ = events.send(Event::Loaded(uid, purpose, pod)).await;
+                });
+            }
+            Effect::Search => {
+                let housekeeper = Rc::clone(&self.housekeeper);
+                self.spawn(async move {
+                    let found = housekeeper.search().await;
+                    let _ = events.send(Event::Searched(found)).await;
+                });
+            }
+            Effect::Record(recording) => {
+                let records = Rc::clone(&self.records);
+                self.spawn(async move {
+                    let recorded = records.record(*recording).await;
+                    let _ = events.send(Event::Recorded(Box::new(recorded))).await;
+                });
+            }
+            Effect::SettleRecords => {
+                let records = Rc::clone(&self.records);
+                self.spawn(async move {
+                    let waiting = records.settle().await;
+                    let _ = events.send(Event::Settled(waiting)).await;
+                });
+            }
             Effect::KeepShown(uid, shown) => {
-                self.spawn(async move { records::keep_shown(&ctx, &uid, shown).await });
+                let records = Rc::clone(&self.records);
+                self.spawn(async move { records.keep_shown(&uid, shown).await });
             }
             Effect::ForgetOutcomes(uids) => {
-                let (disk, store) = (ctx.disk.clone(), ctx.store.clone());
+                let (disk, store) = (self.disk.clone(), self.store.clone());
                 let forget = move || uids.iter().for_each(|uid| outcome::forget(&store, uid));
                 self.spawn(async move { disk.run(forget).await });
             }
             Effect::TidyDead(uid, id) => {
-                self.spawn(async move { gc::after_death(&ctx, &uid, &id).await });
+                let garbage = Rc::clone(&self.garbage);
+                self.spawn(async move { garbage.after_death(&uid, &id).await });
             }
-            Effect::Housekeeping(chores) => self.spawn(async move {
-                housekeeping::carry_out(&ctx, *chores).await;
-                let _ = sender.send(Event::Cleaned).await;
-            }),
-            Effect::Start(start, uid, cancel) => {
-                let (executors, tell) = (Rc::clone(&self.executors), Rc::clone(&self.tell));
+            Effect::Housekeeping(chores) => {
+                let housekeeper = Rc::clone(&self.housekeeper);
                 self.spawn(async move {
-                    let outcome = call(&ctx, &executors, start, uid, cancel, tell).await;
-                    let _ = sender.send(Event::Done(start.handle, outcome)).await;
+                    housekeeper.carry_out(*chores).await;
+                    let _ = events.send(Event::Cleaned).await;
+                });
+            }
+            Effect::Start(start, uid, cancel) => {
+                let caller = Rc::clone(&self.caller);
+                self.spawn(async move {
+                    let outcome = caller.call(start, uid, cancel).await;
+                    let _ = events.send(Event::Done(start.handle, outcome)).await;
                 });
             }
         }
@@ -150,27 +180,37 @@ impl Hands {
     }
 }
 
-/// One call of a worker, to its end.
-async fn call(
-    ctx: &Ctx,
-    executors: &Executors,
-    start: Start,
-    uid: PodUid,
-    cancel: Rc<Cancel>,
-    tell: Tell,
-) -> Outcome {
-    // Garbage collection may be removing an instance of this pod.
-    let turn = ctx.pods.operate(&uid).await;
-    let begun = ctx.clock.now();
-    let plan = calls::plan(ctx, start.handle, uid, cancel, tell);
-    let outcome = executors.run(start.call, &plan).await;
-    drop(turn);
-    let work = match start.call {
-        Call::Sync => Work::Sync,
-        Call::Terminating { .. } | Call::TerminatingRuntime | Call::Terminated => Work::Kill,
-    };
-    let took = ctx.clock.now() - begun;
-    ctx.counters.count(|c| c.worked(work, took));
-    log::debug!("uid={} {:?} ended: {outcome:?}", plan.uid, start.call);
-    outcome
+/// Runs the calls of workers.
+pub(super) struct Caller {
+    pub(super) executors: Executors,
+    pub(super) claims: Rc<Claims>,
+    pub(super) asker: Asker,
+    /// The way of steps to the loop.
+    pub(super) tell: Tell,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) counters: WorkCounters,
+}
+
+impl Caller {
+    /// One call, to its end.
+    async fn call(&self, start: Start, uid: PodUid, cancel: Rc<Cancel>) -> Outcome {
+        // Garbage collection may be removing an instance of this pod.
+        let turn = self.claims.operate(&uid).await;
+        let begun = self.clock.now();
+        let (of, tell) = (uid.clone(), Rc::clone(&self.tell));
+        let plan = self
+            .asker
+            .ask(move |agent| agent.plan(start.handle, of, cancel, tell))
+            .await;
+        let outcome = self.executors.run(start.call, &plan).await;
+        drop(turn);
+        let work = match start.call {
+            Call::Sync => Work::Sync,
+            Call::Terminating { .. } | Call::TerminatingRuntime | Call::Terminated => Work::Kill,
+        };
+        let took = self.clock.now() - begun;
+        self.counters.count(|c| c.worked(work, took));
+        log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
+        outcome
+    }
 }

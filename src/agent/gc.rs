@@ -1,22 +1,33 @@
 //! Garbage of containers, sandboxes and log directories: chosen by `logic::gc`, removed here.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::time::Duration;
 use std::{
     ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
 };
 
-use super::{asker::Asker, ctx::Ctx, recorder::Severity};
+use super::{
+    asker::Asker,
+    claims::Claims,
+    clock::Clock,
+    complaints::Complaints,
+    core::Agent,
+    images::Images,
+    recorder::{Recorder, Severity},
+};
 use crate::{
-    api::{ContainerId, PodUid, SandboxId, cri::PodItem},
+    api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::Order as _},
+    config::GarbageConfig,
     error::chain,
     logic::gc::{self, ContainerGcPolicy, Fate},
-    runtime::{RuntimeError, log_rotation},
+    runtime::{RuntimeError, RuntimeService, log_rotation},
+    sys::lane::Lane,
 };
 
-fn policy(ctx: &Ctx) -> ContainerGcPolicy {
-    let garbage = &ctx.cfg.garbage;
+/// How many dead instances the configuration lets live.
+pub(super) fn policy(garbage: &GarbageConfig) -> ContainerGcPolicy {
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     ContainerGcPolicy {
         min_age: garbage.min_age,
@@ -25,172 +36,290 @@ fn policy(ctx: &Ctx) -> ContainerGcPolicy {
     }
 }
 
-/// Whether what is left of a pod may go.
-fn fate(ctx: &Ctx, uid: &PodUid) -> Fate {
-    if ctx
-        .pods
-        .workers(|table| table.should_pod_content_be_removed(uid))
-        && !ctx.is_unread(uid)
-    {
-        Fate::ContentRemovable
-    } else {
-        Fate::Kept
+/// Removes what is left of containers, sandboxes and logs.
+pub(super) struct Garbage {
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) disk: Lane,
+    pub(super) claims: Rc<Claims>,
+    pub(super) asker: Asker,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) recorder: Rc<Recorder>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) images: Rc<Images>,
+    pub(super) policy: ContainerGcPolicy,
+    /// Directories of pods' logs.
+    pub(super) pod_logs: PathBuf,
+    /// Links to logs.
+    pub(super) log_links: PathBuf,
+}
+
+/// What the loop says of pods: whether all sources have spoken, and which of the pods may go.
+struct Fates {
+    sources_ready: bool,
+    removable: Vec<PodUid>,
+}
+
+impl Fates {
+    fn of(&self, uid: &PodUid) -> Fate {
+        match self.removable.binary_search(uid) {
+            Ok(_) => Fate::ContentRemovable,
+            Err(_) => Fate::Kept,
+        }
     }
 }
 
-/// One pass over everything (GC-01 to GC-06). What fails is tried again in the next; an event of the node tells it (GC-13).
-pub(super) async fn pass(ctx: &Ctx, asker: &Asker) {
-    let mut failed = Vec::new();
-    if let Err(e) = try_pass(ctx, asker, &mut failed).await {
-        failed.push(e.to_string());
+impl Garbage {
+    /// One pass over everything (GC-01 to GC-06). What fails is tried again in the next; an event of the node tells it (GC-13).
+    pub(super) async fn pass(&self) {
+        let mut failed = Vec::new();
+        if let Err(e) = self.try_pass(&mut failed).await {
+            failed.push(e.to_string());
+        }
+        if !failed.is_empty() {
+            let message = failed.join("; ");
+            let recorder = &self.recorder;
+            recorder.node(Severity::Warning, "ContainerGCFailed", &message);
+        }
+        self.images.sweep();
+        crate::sys::memory::trim();
     }
-    if !failed.is_empty() {
-        let message = failed.join("; ");
-        ctx.node_event(Severity::Warning, "ContainerGCFailed", &message);
-    }
-    ctx.pods.sweep_delays(ctx.clock.now());
-    ctx.images.sweep();
-    crate::sys::memory::trim();
-}
 
-async fn try_pass(ctx: &Ctx, asker: &Asker, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
-    let listed = ctx.runtime.list_pods().await?;
-    let ready = asker.ask(|agent| agent.sources.are_ready()).await;
-    let fate = |uid: &PodUid| fate(ctx, uid);
-    let surplus = gc::removable_containers(&listed, &fate, ready, &policy(ctx), ctx.clock.wall());
-    let any = !surplus.is_empty();
-    for removal in surplus {
-        let owner = listed
-            .iter()
-            .find(|pod| pod.containers.iter().any(|c| c.id == removal.id))
-            .map(|pod| &pod.uid);
-        // A pod that is being worked on is left to the next pass.
-        let Some(_turn) = owner.and_then(|uid| ctx.pods.try_operate(uid)) else {
-            continue;
+    /// Asks the loop about pods.
+    async fn fates(&self, uids: impl IntoIterator<Item = PodUid>) -> Fates {
+        let mut uids: Vec<PodUid> = uids.into_iter().collect();
+        uids.order();
+        uids.dedup();
+        let look = move |agent: &Agent| {
+            uids.retain(|uid| agent.may_content_go(uid));
+            Fates {
+                sources_ready: agent.sources_ready(),
+                removable: uids,
+            }
         };
-        let stopped = if removal.stop_first {
-            let at_once = core::time::Duration::ZERO;
-            ctx.runtime.stop_container(&removal.id, at_once).await
+        self.asker.ask(look).await
+    }
+
+    async fn try_pass(&self, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+        let listed = self.runtime.list_pods().await?;
+        let fates = self.fates(listed.iter().map(|pod| pod.uid.clone())).await;
+        let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
+        let surplus =
+            gc::removable_containers(&listed, &fate, ready, &self.policy, self.clock.wall());
+        let any = !surplus.is_empty();
+        for removal in surplus {
+            let owner = listed
+                .iter()
+                .find(|pod| pod.containers.iter().any(|c| c.id == removal.id))
+                .map(|pod| &pod.uid);
+            // A pod that is being worked on is left to the next pass.
+            let Some(_turn) = owner.and_then(|uid| self.claims.try_operate(uid)) else {
+                continue;
+            };
+            let stopped = if removal.stop_first {
+                self.runtime
+                    .stop_container(&removal.id, Duration::ZERO)
+                    .await
+            } else {
+                Ok(())
+            };
+            let removed = match stopped {
+                Ok(()) => self.runtime.remove_container(&removal.id).await,
+                Err(e) => Err(e),
+            };
+            failed.extend(
+                removed
+                    .err()
+                    .map(|e| format!("container {}: {e}", removal.id)),
+            );
+        }
+        let listed = if any {
+            self.runtime.list_pods().await?
         } else {
-            Ok(())
+            listed
         };
-        let removed = match stopped {
-            Ok(()) => ctx.runtime.remove_container(&removal.id).await,
-            Err(e) => Err(e),
-        };
-        failed.extend(
-            removed
-                .err()
-                .map(|e| format!("container {}: {e}", removal.id)),
-        );
+        // Much may have happened while containers went.
+        let fates = self.fates(listed.iter().map(|pod| pod.uid.clone())).await;
+        let fate = |uid: &PodUid| fates.of(uid);
+        let sandboxes = gc::removable_sandboxes(&listed, &fate, fates.sources_ready);
+        let any = any || !sandboxes.is_empty();
+        self.remove_sandboxes(&listed, sandboxes, failed).await;
+        if any {
+            // What is known of the runtime is not to show them any longer.
+            self.relist().await;
+        }
+        self.remove_forgotten_logs(failed).await;
+        self.remove_log_dirs(failed).await;
+        self.remove_dangling_links(failed).await
     }
-    let listed = if any {
-        ctx.runtime.list_pods().await?
-    } else {
-        listed
-    };
-    let sandboxes = gc::removable_sandboxes(&listed, &fate, ready);
-    let any = any || !sandboxes.is_empty();
-    remove_sandboxes(ctx, &listed, sandboxes, failed).await;
-    if any {
-        // What is known of the runtime is not to show them any longer.
-        ctx.view.request_relist();
-    }
-    remove_forgotten_logs(ctx, failed).await;
-    remove_log_dirs(ctx, &fate, ready, failed).await;
-    remove_dangling_links(ctx, failed).await
-}
 
-async fn remove(ctx: &Ctx, id: &ContainerId) {
-    if let Err(e) = ctx.runtime.remove_container(id).await {
-        ctx.complain(&format!("container={id} cannot remove: {e}"));
+    /// Asks for a relist.
+    async fn relist(&self) {
+        self.asker.ask(|agent| agent.request_relist()).await;
     }
-}
 
-async fn remove_sandboxes(
-    ctx: &Ctx,
-    listed: &[PodItem],
-    ids: Vec<SandboxId>,
-    failed: &mut Vec<String>,
-) {
-    for id in ids {
-        let owner = listed
-            .iter()
-            .find(|pod| pod.sandboxes.iter().any(|s| s.id == id))
-            .map(|pod| &pod.uid);
-        let Some(_turn) = owner.and_then(|uid| ctx.pods.try_operate(uid)) else {
-            continue;
-        };
-        // Stopping first releases what a half-made or lost sandbox still holds.
-        let stopped = ctx.runtime.stop_pod_sandbox(&id).await;
-        let removed = match stopped {
-            Ok(()) => ctx.runtime.remove_pod_sandbox(&id).await,
-            Err(e) => Err(e),
-        };
-        failed.extend(removed.err().map(|e| format!("sandbox {id}: {e}")));
-    }
-}
-
-async fn remove_log_dirs(
-    ctx: &Ctx,
-    fate: &dyn Fn(&PodUid) -> Fate,
-    ready: bool,
-    failed: &mut Vec<String>,
-) {
-    let root = ctx.cfg.dirs.pod_logs.clone();
-    let listing = root.clone();
-    let names = ctx.disk.run(move || names(&listing)).await;
-    // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
-    let (mut gone, mut turns) = (Vec::new(), Vec::new());
-    for name in gc::removable_log_dirs(names.iter().map(String::as_str), fate, ready) {
-        if let Some(uid) = gc::log_dir_uid(name)
-            && let Some(turn) = ctx.pods.try_record(&uid)
-            && !ctx.pods.is_arriving(&uid)
-        {
-            turns.push(turn);
-            gone.push(root.join(name));
+    async fn remove(&self, id: &ContainerId) {
+        if let Err(e) = self.runtime.remove_container(id).await {
+            self.complaints
+                .complain(&format!("container={id} cannot remove: {e}"));
         }
     }
-    if gone.is_empty() {
-        return;
-    }
-    let removed = ctx.disk.run(move || {
-        gone.into_iter()
-            .filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e)))
-            .collect::<Vec<_>>()
-    });
-    let removed = removed.await.into_iter();
-    failed.extend(removed.map(|(path, e)| format!("{}: {e}", path.display())));
-    drop(turns);
-}
 
-/// Removes logs of instances of earlier boots, of which the runtime knows nothing, as those of dead instances.
-async fn remove_forgotten_logs(ctx: &Ctx, failed: &mut Vec<String>) {
-    let mut containers: BTreeMap<PathBuf, Vec<OsString>> = BTreeMap::new();
-    let known = ctx.view.statuses();
-    let all = known.iter().flat_map(|pod| &pod.containers);
-    for path in all.map(|c| Path::new(&c.log_path)) {
-        if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
-            containers
-                .entry(dir.to_owned())
-                .or_default()
-                .push(name.to_owned());
+    async fn remove_sandboxes(
+        &self,
+        listed: &[PodItem],
+        ids: Vec<SandboxId>,
+        failed: &mut Vec<String>,
+    ) {
+        for id in ids {
+            let owner = listed
+                .iter()
+                .find(|pod| pod.sandboxes.iter().any(|s| s.id == id))
+                .map(|pod| &pod.uid);
+            let Some(_turn) = owner.and_then(|uid| self.claims.try_operate(uid)) else {
+                continue;
+            };
+            // Stopping first releases what a half-made or lost sandbox still holds.
+            let stopped = self.runtime.stop_pod_sandbox(&id).await;
+            let removed = match stopped {
+                Ok(()) => self.runtime.remove_pod_sandbox(&id).await,
+                Err(e) => Err(e),
+            };
+            failed.extend(removed.err().map(|e| format!("sandbox {id}: {e}")));
         }
     }
-    let keep = policy(ctx).max_per_container;
-    let removed = ctx.disk.run(move || {
-        let each = containers.into_iter().map(|(dir, known)| {
-            // Any name stands for the directory.
-            let live = dir.join("0.log");
-            let removed = log_rotation::remove_forgotten(&live, &known, keep);
-            (dir, removed)
+
+    async fn remove_log_dirs(&self, failed: &mut Vec<String>) {
+        let root = self.pod_logs.clone();
+        let listing = root.clone();
+        let names = self.disk.run(move || names(&listing)).await;
+        let fates = self.fates(names.iter().filter_map(|name| gc::log_dir_uid(name)));
+        let fates = fates.await;
+        let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
+        // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
+        let (mut claimed, mut turns) = (Vec::new(), Vec::new());
+        for name in gc::removable_log_dirs(names.iter().map(String::as_str), &fate, ready) {
+            if let Some(uid) = gc::log_dir_uid(name)
+                && let Some(turn) = self.claims.try_record(&uid)
+            {
+                turns.push(turn);
+                claimed.push((uid, root.join(name)));
+            }
+        }
+        if claimed.is_empty() {
+            return;
+        }
+        let look = move |agent: &Agent| {
+            claimed.retain(|(uid, _)| !agent.pods().is_arriving(uid));
+            claimed
+        };
+        let gone = self.asker.ask(look).await;
+        let removed = self.disk.run(move || {
+            gone.into_iter()
+                .filter_map(|(_, path)| fs::remove_dir_all(&path).err().map(|e| (path, e)))
+                .collect::<Vec<_>>()
         });
-        each.filter_map(|(dir, removed)| Some((dir, removed.err()?)))
-            .filter(|(_, e)| e.kind() != io::ErrorKind::NotFound)
-            .collect::<Vec<_>>()
-    });
-    let removed = removed.await.into_iter();
-    failed.extend(removed.map(|(dir, e)| format!("{}: {e}", dir.display())));
+        let removed = removed.await.into_iter();
+        failed.extend(removed.map(|(path, e)| format!("{}: {e}", path.display())));
+        drop(turns);
+    }
+
+    /// Removes logs of instances of earlier boots, of which the runtime knows nothing, as those of dead instances.
+    async fn remove_forgotten_logs(&self, failed: &mut Vec<String>) {
+        let mut containers: BTreeMap<PathBuf, Vec<OsString>> = BTreeMap::new();
+        let known = self.asker.ask(Agent::runtime_statuses).await;
+        let all = known.iter().flat_map(|pod| &pod.containers);
+        for path in all.map(|c| Path::new(&c.log_path)) {
+            if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
+                containers
+                    .entry(dir.to_owned())
+                    .or_default()
+                    .push(name.to_owned());
+            }
+        }
+        let keep = self.policy.max_per_container;
+        let removed = self.disk.run(move || {
+            let each = containers.into_iter().map(|(dir, known)| {
+                // Any name stands for the directory.
+                let live = dir.join("0.log");
+                let removed = log_rotation::remove_forgotten(&live, &known, keep);
+                (dir, removed)
+            });
+            each.filter_map(|(dir, removed)| Some((dir, removed.err()?)))
+                .filter(|(_, e)| e.kind() != io::ErrorKind::NotFound)
+                .collect::<Vec<_>>()
+        });
+        let removed = removed.await.into_iter();
+        failed.extend(removed.map(|(dir, e)| format!("{}: {e}", dir.display())));
+    }
+
+    /// Removes links to logs that are gone. Links of others, which lead elsewhere, stay.
+    async fn remove_dangling_links(&self, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+        let (links, logs) = (self.log_links.clone(), self.pod_logs.clone());
+        let dir = links.clone();
+        let dangling = self.disk.run(move || -> Vec<String> {
+            let is_dangling = |name: &String| {
+                let target = fs::read_link(dir.join(name));
+                target.is_ok_and(|to| {
+                    to.starts_with(&logs)
+                        && fs::symlink_metadata(&to)
+                            .is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+                })
+            };
+            names(&dir).into_iter().filter(is_dangling).collect()
+        });
+        let dangling = dangling.await;
+        if dangling.is_empty() {
+            return Ok(());
+        }
+        // Only now: a container that was made meanwhile is among them, and its log may not be there yet.
+        let listed = self.runtime.list_pods().await?;
+        for name in gc::removable_links(dangling.iter().map(String::as_str), &listed) {
+            let path = links.join(name);
+            match self.disk.run(move || fs::remove_file(&path)).await {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    failed.push(format!("{name}: {e}"))
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes surplus dead instances of a container that died, or all of a pod whose content may go (CLEAN-14).
+    pub(super) async fn after_death(&self, uid: &PodUid, died: &ContainerId) {
+        // Before the status is looked at: a call that runs now may change it.
+        let _turn = self.claims.operate(uid).await;
+        let fates = self.fates([uid.clone()]).await;
+        let of = uid.clone();
+        let status = self.asker.ask(move |agent| agent.runtime_status(&of)).await;
+        let keep = self.policy.max_per_container;
+        for id in gc::removable_after_death(&status, died, keep, fates.of(uid)) {
+            self.remove(&id).await;
+        }
+    }
+
+    /// Removes everything of a pod that has ended and is nobody's any more: containers, sandboxes, logs. What fails is left
+    /// to the next pass. The caller has claimed the pod.
+    pub(super) async fn remove_pod_content(&self, uid: &PodUid) {
+        let status = match self.runtime.pod_status(uid).await {
+            Ok(status) => status,
+            Err(e) => {
+                self.complaints
+                    .complain(&format!("uid={uid} {}", chain(&e)));
+                return;
+            }
+        };
+        for container in &status.containers {
+            self.remove(&container.id).await;
+        }
+        for sandbox in &status.sandboxes {
+            if let Err(e) = self.runtime.remove_pod_sandbox(&sandbox.id).await {
+                self.complaints
+                    .complain(&format!("sandbox={} cannot remove: {e}", sandbox.id));
+            }
+        }
+        self.relist().await;
+    }
 }
 
 /// Names in a directory; none if it cannot be read.
@@ -199,70 +328,4 @@ fn names(dir: &Path) -> Vec<String> {
     entries
         .filter_map(|e| e.file_name().into_string().ok())
         .collect()
-}
-
-/// Removes links to logs that are gone. Links of others, which lead elsewhere, stay.
-async fn remove_dangling_links(ctx: &Ctx, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
-    let (links, logs) = (
-        ctx.cfg.dirs.container_logs.clone(),
-        ctx.cfg.dirs.pod_logs.clone(),
-    );
-    let dir = links.clone();
-    let dangling = ctx.disk.run(move || -> Vec<String> {
-        let is_dangling = |name: &String| {
-            let target = fs::read_link(dir.join(name));
-            target.is_ok_and(|to| {
-                to.starts_with(&logs)
-                    && fs::symlink_metadata(&to).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
-            })
-        };
-        names(&dir).into_iter().filter(is_dangling).collect()
-    });
-    let dangling = dangling.await;
-    if dangling.is_empty() {
-        return Ok(());
-    }
-    // Only now: a container that was made meanwhile is among them, and its log may not be there yet.
-    let listed = ctx.runtime.list_pods().await?;
-    for name in gc::removable_links(dangling.iter().map(String::as_str), &listed) {
-        let path = links.join(name);
-        match ctx.disk.run(move || fs::remove_file(&path)).await {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => failed.push(format!("{name}: {e}")),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Removes surplus dead instances of a container that died, or all of a pod whose content may go (CLEAN-14).
-pub(super) async fn after_death(ctx: &Ctx, uid: &PodUid, died: &ContainerId) {
-    // Before the status is looked at: a call that runs now may change it.
-    let _turn = ctx.pods.operate(uid).await;
-    let status = ctx.view.status(uid);
-    let keep = ctx.cfg.garbage.max_per_container.unwrap_or(u32::MAX);
-    let keep = usize::try_from(keep).unwrap_or(usize::MAX);
-    for id in gc::removable_after_death(&status, died, keep, fate(ctx, uid)) {
-        remove(ctx, &id).await;
-    }
-}
-
-/// Removes everything of a pod that has ended and is nobody's any more: containers, sandboxes, logs. What fails is left
-/// to the next pass. The caller has claimed the pod.
-pub(super) async fn remove_pod_content(ctx: &Ctx, uid: &PodUid) {
-    let status = match ctx.runtime.pod_status(uid).await {
-        Ok(status) => status,
-        Err(e) => {
-            ctx.complain(&format!("uid={uid} {}", chain(&e)));
-            return;
-        }
-    };
-    for container in &status.containers {
-        remove(ctx, &container.id).await;
-    }
-    for sandbox in &status.sandboxes {
-        if let Err(e) = ctx.runtime.remove_pod_sandbox(&sandbox.id).await {
-            ctx.complain(&format!("sandbox={} cannot remove: {e}", sandbox.id));
-        }
-    }
-    ctx.view.request_relist();
 }

@@ -44,7 +44,7 @@ impl LogRotation {
     async fn pass(&self) {
         let running = self.asker.ask(|agent| {
             let mut running: Vec<(ContainerId, PathBuf)> = Vec::new();
-            for pod in agent.view().statuses() {
+            for pod in agent.runtime_statuses() {
                 let open = pod
                     .containers
                     .iter()

@@ -5,10 +5,10 @@ use alloc::rc::Rc;
 use smol::{channel::Sender, future::FutureExt as _};
 
 use super::{
+    asker::Asker,
     clock::Clock,
-    core::Event,
+    core::{Event, SourceNews},
     pod_store::RETRY,
-    sources::{self, SourceNews},
     views::{LoopEnded, Taken},
 };
 use crate::{
@@ -91,5 +91,5 @@ pub(super) async fn deliver(
 ) -> Result<Taken, LoopEnded> {
     snapshot.problems.iter().for_each(tell);
     let news = SourceNews::Manifests(Box::new(snapshot));
-    sources::hand_over(news, events).await
+    Asker::new(events.clone()).deliver(news).await
 }

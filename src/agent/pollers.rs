@@ -8,9 +8,11 @@ use smol::channel::{Receiver, Sender};
 
 use super::{
     asker::Asker,
+    assembly,
     clock::{Clock, in_step},
     core::Event,
-    ctx::Shared,
+    gc::Garbage,
+    parts::Parts,
     relister::{Conditions, Relister},
     tasks::{Task, boxed},
 };
@@ -22,27 +24,29 @@ pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What looks at the runtime for the loop. `asked`: where the loop asks for relists.
-pub(super) fn tasks(ctx: &Shared, asked: Receiver<Mono>, events: &Sender<Event>) -> Vec<Task> {
+pub(super) fn tasks(parts: &Parts, asked: Receiver<Mono>, events: &Sender<Event>) -> Vec<Task> {
+    let (tools, runtime) = (&parts.tools, &parts.machine.runtime);
     let conditions = Conditions {
-        runtime: Rc::clone(&ctx.runtime),
-        clock: Rc::clone(&ctx.clock),
-        complaints: Rc::clone(&ctx.complaints),
+        runtime: Rc::clone(runtime),
+        clock: Rc::clone(&tools.clock),
+        complaints: Rc::clone(&tools.complaints),
         events: events.clone(),
     };
     let relister = Relister {
-        runtime: Rc::clone(&ctx.runtime),
-        clock: Rc::clone(&ctx.clock),
-        complaints: Rc::clone(&ctx.complaints),
-        counters: ctx.counters.clone(),
-        doorbells: ctx.cfg.doorbells,
+        runtime: Rc::clone(runtime),
+        clock: Rc::clone(&tools.clock),
+        complaints: Rc::clone(&tools.complaints),
+        counters: tools.counters.clone(),
+        doorbells: parts.cfg.doorbells,
         asked,
         events: events.clone(),
     };
+    let garbage = assembly::garbage(parts, Asker::new(events.clone()));
     vec![
         boxed(conditions.run()),
         boxed(relister.run()),
-        boxed(housekeeping(Rc::clone(&ctx.clock), events.clone())),
-        boxed(container_gc(Rc::clone(ctx), Asker::new(events.clone()))),
+        boxed(housekeeping(Rc::clone(&tools.clock), events.clone())),
+        boxed(container_gc(garbage, events.clone())),
     ]
 }
 
@@ -58,10 +62,14 @@ async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<Event>) {
 }
 
 /// Collects garbage of containers, sandboxes and logs.
-async fn container_gc(ctx: Shared, asker: Asker) {
+async fn container_gc(garbage: Garbage, events: Sender<Event>) {
+    let clock = Rc::clone(&garbage.clock);
     loop {
-        let next = in_step(ctx.clock.now() + CONTAINER_GC_INTERVAL);
-        ctx.clock.until(next).await;
-        super::gc::pass(&ctx, &asker).await;
+        let next = in_step(clock.now() + CONTAINER_GC_INTERVAL);
+        clock.until(next).await;
+        garbage.pass().await;
+        if events.send(Event::Collected).await.is_err() {
+            return;
+        }
     }
 }

@@ -11,17 +11,10 @@ use smol::{
 use super::{
     clock::{Clock, in_step},
     complaints::Complaints,
-    core::Event,
+    core::{Event, Inspection, Listing},
     vitals::WorkCounters,
 };
-use crate::{
-    api::{
-        Mono, PodUid, Wall,
-        cri::{PodItem, PodRuntimeStatus},
-    },
-    logic::runtime_cache::NoStatus,
-    runtime::RuntimeService,
-};
+use crate::{api::Mono, logic::runtime_cache::NoStatus, runtime::RuntimeService};
 
 /// Time between the end of a relist and the next one (PLEG-01).
 const RELIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,26 +22,6 @@ const RELIST_INTERVAL: Duration = Duration::from_secs(1);
 const RELIST_MIN_GAP: Duration = Duration::from_millis(3);
 /// Time between reads of the runtime's conditions (LOOP-03).
 const CONDITIONS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// All pods of the runtime.
-pub(super) struct Listing {
-    /// When the runtime was asked: what is listed is at least that new.
-    pub(super) begun: Mono,
-    /// Pods, in any order.
-    pub(super) pods: Vec<PodItem>,
-    /// Where the loop names those to read, at most once. Dropped: none.
-    pub(super) inspect: Sender<Vec<PodUid>>,
-}
-
-/// The pods that differed in a listing.
-pub(super) struct Inspection {
-    /// When that listing began.
-    pub(super) begun: Mono,
-    /// The same by the wall clock.
-    pub(super) wall: Wall,
-    /// What the runtime said of each, or why it said nothing.
-    pub(super) statuses: Vec<(PodUid, Result<PodRuntimeStatus, NoStatus>)>,
-}
 
 /// Relists the runtime, as fast as its doorbell rings and at least every second (PLEG-01).
 pub(super) struct Relister {

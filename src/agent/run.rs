@@ -20,28 +20,26 @@ use smol::LocalExecutor;
 use super::{
     admission,
     asker::Asker,
+    assembly,
     backend::{self, LocalBackend},
     backoff_store,
     clock::{Clock, SystemClock},
     cluster::{self, JoinError},
-    cluster_views::{self, OwnNode},
-    core::{Command, Event},
-    ctx::{Ctx, Parts, Shared},
+    cluster_views,
+    core::{Agent, Command, Event},
     event_loop, executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage},
-    log_rotation::LogRotation,
-    manifests::{Manifests, RULES},
-    metrics::{self, Metrics},
     neighbours,
     node::{self, Node},
-    pods, pollers, probes,
+    parts::{Given, Parts},
+    pollers,
     recorder::Severity,
-    serving::{self, Reviews},
-    tasks::{Task, boxed},
+    serving,
+    tasks::boxed,
     vitals::LoopWatch,
 };
 use crate::{
-    api::{Mono, oci::HostFacts},
+    api::oci::HostFacts,
     cgroup::{Cgroups, Version},
     config::{self, Config},
     error::chain,
@@ -53,7 +51,6 @@ use crate::{
         runc::{self, store_images::StoreImages},
     },
     server::{Listener, backend::Backend},
-    source::{ManifestDir, Poller},
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
 };
@@ -328,75 +325,77 @@ async fn serve(
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
     let asker = Asker::new(sender.clone());
-    let (ctx, store) = assemble(cfg, proxies, relist).await?;
+    let (parts, store) = assemble(cfg, proxies).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
-    let listener = Listener::bind(&ctx.cfg.dirs.socket).map_err(|e| {
+    let listener = Listener::bind(&parts.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
             "cannot listen at {}: {e}",
-            ctx.cfg.dirs.socket.display()
+            parts.cfg.dirs.socket.display()
         ))
     })?;
     let (commands, asked) = smol::channel::bounded(4);
     let backend: Rc<dyn Backend> = Rc::new(LocalBackend {
         agent: asker.clone(),
-        recorder: Rc::clone(&ctx.recorder),
-        node: Rc::clone(&ctx.node),
-        metrics: metrics(&ctx, asker.clone()),
-        store: ctx.store.clone(),
-        clock: Rc::clone(&ctx.clock),
-        runtime: Rc::clone(&ctx.runtime),
-        disk: ctx.disk.clone(),
+        recorder: Rc::clone(&parts.tools.recorder),
+        node: Rc::clone(&parts.owners.node),
+        metrics: assembly::metrics(&parts, asker.clone()),
+        store: parts.machine.store.clone(),
+        clock: Rc::clone(&parts.tools.clock),
+        runtime: Rc::clone(&parts.machine.runtime),
+        disk: parts.machine.disk.clone(),
         images: ImageCommands {
-            images: Rc::clone(&ctx.images),
+            images: Rc::clone(&parts.owners.images),
             store: store.clone(),
-            runtime: Rc::clone(&ctx.runtime),
+            runtime: Rc::clone(&parts.machine.runtime),
         },
-        loop_watch: ctx.loop_watch.clone(),
-        heap: ctx.heap.clone(),
-        complaints: Rc::clone(&ctx.complaints),
+        loop_watch: parts.tools.loop_watch.clone(),
+        heap: parts.tools.heap.clone(),
+        complaints: Rc::clone(&parts.tools.complaints),
         commands,
         settings: backend::Settings {
-            document: ctx.cfg.document.clone(),
-            streaming_idle: ctx.cfg.times.streaming_idle,
-            started_at: ctx.started_at,
-            started: ctx.started,
+            document: parts.cfg.document.clone(),
+            streaming_idle: parts.cfg.times.streaming_idle,
+            started_at: parts.started_at,
+            started: parts.started,
         },
     });
-    let served = served_parts(&ctx, asker.clone(), Rc::clone(&backend));
+    let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
     let served = serving::prepare(served, &executor).map_err(usage)?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
-    let tiers = ctx.pod_cgroups.clone();
+    let tiers = parts.machine.pod_cgroups.clone();
     spawn(boxed(tiers.enforce_allocatable(
-        Rc::clone(&ctx.clock),
-        Rc::clone(&ctx.recorder),
+        Rc::clone(&parts.tools.clock),
+        Rc::clone(&parts.tools.recorder),
     )));
-    let read = pollers::tasks(&ctx, relist_asked, &sender);
+    let read = pollers::tasks(&parts, relist_asked, &sender);
     read.into_iter().for_each(spawn);
-    manifests(&ctx, &sender).into_iter().for_each(spawn);
+    assembly::manifests(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     let directory = ImageDirectory {
-        images: Rc::clone(&ctx.images),
+        images: Rc::clone(&parts.owners.images),
         store: store.clone(),
-        path: ctx.cfg.dirs.image_drop_in.clone(),
-        doorbells: ctx.cfg.doorbells,
+        path: parts.cfg.dirs.image_drop_in.clone(),
+        doorbells: parts.cfg.doorbells,
     };
     let arrived = sender.clone();
     spawn(boxed(directory.run(async move || {
         arrived.send(Event::ImagesArrived).await.is_ok()
     })));
     let garbage = ImageGarbage::new(
-        &ctx.cfg.images,
-        Rc::clone(&ctx.images),
+        &parts.cfg.images,
+        Rc::clone(&parts.owners.images),
         store,
-        Rc::clone(&ctx.runtime),
+        Rc::clone(&parts.machine.runtime),
         Box::new({
-            let ctx = Rc::clone(&ctx);
-            move |reason, message| ctx.node_event(Severity::Warning, reason, message)
+            let recorder = Rc::clone(&parts.tools.recorder);
+            move |reason, message| recorder.node(Severity::Warning, reason, message)
         }),
     );
     spawn(boxed(garbage.run()));
-    spawn(boxed(log_rotation(&ctx, asker.clone()).run()));
-    let driver = probe_driver(&ctx, asker, sender.clone());
+    spawn(boxed(assembly::log_rotation(&parts, asker.clone()).run()));
+    let driver = assembly::probe_driver(&parts, asker, sender.clone());
     driver.recall();
     spawn(boxed(driver.run(Rc::clone(&executor))));
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
@@ -407,24 +406,31 @@ async fn serve(
     tell(notify, Notify::ready);
     if let Some((notify, Some(interval))) = &manager {
         spawn(boxed(watchdog(
-            Rc::clone(&ctx.clock),
-            ctx.loop_watch.clone(),
+            Rc::clone(&parts.tools.clock),
+            parts.tools.loop_watch.clone(),
             Rc::clone(notify),
             *interval,
         )));
     }
-    log::info!("picolet {} runs node {}", crate::VERSION, ctx.node.name);
-    cluster_views::tasks(&ctx, &executor, &sender)
+    log::info!(
+        "picolet {} runs node {}",
+        crate::VERSION,
+        parts.owners.node.name
+    );
+    cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);
-    event_loop::run(Rc::clone(&ctx), executor, events, sender).await;
+    let delays = backoff_store::restore(&parts.cfg.dirs.run);
+    let agent = Agent::new(&parts, relist.clone(), delays);
+    let hands = assembly::hands(&parts, &executor, &sender, relist);
+    event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
     for _ in 0..LAST_TURNS {
         smol::future::yield_now().await;
     }
-    let _ = fs::remove_file(&ctx.cfg.dirs.socket);
-    if let Some(why) = ctx.cluster.as_ref().and_then(|c| c.ended()) {
+    let _ = fs::remove_file(&parts.cfg.dirs.socket);
+    if let Some(why) = parts.owners.cluster.as_ref().and_then(|c| c.ended()) {
         return Err(fatal(why));
     }
     log::info!("picolet ends; pods go on");
@@ -462,125 +468,11 @@ async fn watchdog(
     }
 }
 
-/// What figures are read with.
-pub(super) fn metrics(ctx: &Ctx, agent: Asker) -> Metrics {
-    Metrics::new(metrics::Tools {
-        clock: Rc::clone(&ctx.clock),
-        runtime: Rc::clone(&ctx.runtime),
-        disk: ctx.disk.clone(),
-        volumes: ctx.volumes.clone(),
-        store: ctx.store.clone(),
-        cgroups: Arc::clone(&ctx.cgroups),
-        facts: Rc::clone(ctx.node.facts()),
-        counters: ctx.counters.clone(),
-        loop_watch: ctx.loop_watch.clone(),
-        heap: ctx.heap.clone(),
-        complaints: Rc::clone(&ctx.complaints),
-        agent,
-        objects: ctx.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
-        settings: metrics::Settings {
-            root_dir: ctx.cfg.dirs.root.clone(),
-            cgroup_root: ctx.cfg.cgroup.root.clone(),
-            volume_stats: ctx.cfg.times.volume_stats,
-            slots: pods::slots(&ctx.cfg).slots(),
-            started_at: ctx.started_at,
-        },
-    })
-}
-
-/// What the node's server is put together from.
-fn served_parts(ctx: &Shared, asker: Asker, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
-    let issuing = Rc::clone(ctx);
-    serving::Parts {
-        cfg: &ctx.cfg.server,
-        cert_dir: ctx.cfg.cluster.cert_dir.clone(),
-        node: Rc::clone(ctx.node.facts()),
-        clock: Rc::clone(&ctx.clock),
-        disk: ctx.disk.clone(),
-        complaints: Rc::clone(&ctx.complaints),
-        reviews: ctx.cluster.as_ref().map(|cluster| Reviews {
-            lanes: cluster.lanes.clone(),
-            is_away: Box::new({
-                let ctx = Rc::clone(ctx);
-                move || {
-                    let cluster = ctx.cluster.as_ref();
-                    cluster.is_some_and(|cluster| cluster.link.trouble().is_some())
-                }
-            }),
-            node: ctx.node.name.clone(),
-        }),
-        issued: Box::new(move |shown| {
-            let Some(cluster) = &issuing.cluster else {
-                // Only a member of a cluster has somebody to ask.
-                return boxed(core::future::ready(()));
-            };
-            let node = Rc::new(OwnNode {
-                ctx: Rc::clone(&issuing),
-                asker: asker.clone(),
-            });
-            cluster.serving_certificate(&issuing.cfg, issuing.cluster_tools(), node, shown)
-        }),
-        backend,
-    }
-}
-
-/// What reads the manifest directory, if there is one.
-fn manifests(ctx: &Ctx, events: &smol::channel::Sender<Event>) -> Option<Task> {
-    let path = ctx.cfg.dirs.manifests.clone()?;
-    let dir = ManifestDir::new(path, ctx.node.name.clone(), RULES);
-    let manifests = Manifests {
-        poller: Poller::new(dir, ctx.cfg.times.file_check, ctx.cfg.doorbells),
-        clock: Rc::clone(&ctx.clock),
-        disk: ctx.disk.clone(),
-        events: events.clone(),
-    };
-    Some(boxed(manifests.run()))
-}
-
-fn log_rotation(ctx: &Ctx, asker: Asker) -> LogRotation {
-    let logs = &ctx.cfg.logs;
-    LogRotation {
-        asker,
-        runtime: Rc::clone(&ctx.runtime),
-        clock: Rc::clone(&ctx.clock),
-        complaints: Rc::clone(&ctx.complaints),
-        disk: ctx.disk.clone(),
-        interval: logs.monitor_interval,
-        max_size_bytes: logs.max_size_bytes,
-        max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
-    }
-}
-
-/// What drives the probes.
-pub(super) fn probe_driver(
-    ctx: &Ctx,
-    agent: Asker,
-    events: smol::channel::Sender<Event>,
-) -> probes::Driver {
-    probes::Driver {
-        probes: Rc::clone(&ctx.probes),
-        clock: Rc::clone(&ctx.clock),
-        runtime: Rc::clone(&ctx.runtime),
-        wire: Rc::clone(&ctx.wire),
-        agent,
-        store: ctx.store.clone(),
-        disk: ctx.disk.clone(),
-        recorder: Rc::clone(&ctx.recorder),
-        tell: Box::new(move |probed| {
-            let events = events.clone();
-            Box::pin(async move { events.send(Event::Probed(probed)).await.is_ok() })
-        }),
-        complaints: Rc::clone(&ctx.complaints),
-        run_dir: ctx.cfg.dirs.run.clone(),
-    }
-}
-
-/// Makes everything a sync may touch.
+/// Makes what the agent is put together from.
 async fn assemble(
     cfg: Config,
     proxies: ProxyVariables,
-    relist: smol::channel::Sender<Mono>,
-) -> Result<(Shared, StoreImages), StartError> {
+) -> Result<(Parts, StoreImages), StartError> {
     let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
         return Err(fatal(
@@ -623,7 +515,7 @@ async fn assemble(
     );
     let admission =
         admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities()).map_err(usage)?;
-    let ctx = Ctx::new(Parts {
+    let parts = Parts::new(Given {
         node: Rc::new(Node::new(facts, context, admission)),
         clock: Box::new(SystemClock),
         joined,
@@ -633,12 +525,9 @@ async fn assemble(
         volumes,
         cgroups,
         disk,
-        relist,
         cfg,
     });
-    let delays = backoff_store::restore(&ctx.cfg.dirs.run);
-    ctx.pods.restore_delays(delays, ctx.clock.now());
-    Ok((Rc::new(ctx), store))
+    Ok((parts, store))
 }
 
 pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {

@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 
-use super::pods::Bell;
+use super::bell::Bell;
 
 /// See the module's words.
 #[derive(Debug, Default)]

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::{
     super::{
         clock::Clock as _,
-        ctx::Ctx,
+        cluster::Cluster,
+        core::Agent,
         tests::{
             api::{Claim, FakeApi, Link},
             world::{Hands, IMAGE, NODE, TestClock},
@@ -208,13 +209,12 @@ impl Control {
     }
 
     /// Moves along what is due. False if there was nothing.
-    pub(super) fn pump(&mut self, ctx: Option<&Ctx>) -> bool {
+    pub(super) fn pump(&mut self, cluster: Option<&Cluster>) -> bool {
         let now = self.hands.now();
         if self.out_until.is_some_and(|at| at <= now) {
             self.out_until = None;
             self.api.set_link(Link::Up);
         }
-        let cluster = ctx.and_then(|ctx| ctx.cluster.as_ref());
         self.api
             .set_may_be_stale(cluster.is_some_and(|c| c.has_completed()));
         if self.api.take_listed() && self.api.with(|s| s.is_fresh) {
@@ -600,10 +600,10 @@ impl Control {
     }
 
     /// What must hold at every instant: nobody ends a pod that the API has and wants, whatever was heard or not heard.
-    pub(super) fn check(&mut self, ctx: &Ctx) -> Result<(), String> {
+    pub(super) fn check(&mut self, agent: &Agent) -> Result<(), String> {
         self.note_excuses();
-        let table = ctx.pods.table();
-        let statuses = ctx.pods.statuses();
+        let table = agent.pods().table();
+        let statuses = agent.pods().statuses();
         for handle in table.handles() {
             let Some(uid) = table.identity(handle).map(|i| i.uid) else {
                 continue;

@@ -17,15 +17,13 @@ use smol::{
 
 use super::{
     super::{
-        backoff_store,
-        cluster::{self, Joined},
-        cluster_views,
-        core::{Command, Event},
-        ctx::Shared,
-        event_loop, manifests, pollers,
+        cluster::Joined,
+        core::{Agent as Core, Command, Event},
+        event_loop, manifests,
+        parts::Parts,
         tests::{
             api::Link,
-            world::{Hands, IMAGE, MANY_ANSWERS, NODE, Template},
+            world::{Hands, IMAGE, MANY_ANSWERS, NODE, Running, Template},
         },
         views::Taken,
     },
@@ -70,7 +68,9 @@ struct Tamper {
 
 /// A running agent.
 struct Agent {
-    ctx: Shared,
+    parts: Parts,
+    /// Its deciding side.
+    core: Rc<RefCell<Core>>,
     executor: Rc<LocalExecutor<'static>>,
     task: Task<()>,
     /// What was sent to the loop, by anyone.
@@ -117,7 +117,7 @@ pub(super) struct Machine {
     /// When all trouble ended.
     healed: Option<Wall>,
     /// What the watch at the runtime looks at.
-    watched: Rc<RefCell<Option<Shared>>>,
+    watched: Rc<RefCell<Option<Rc<RefCell<Core>>>>>,
     pub(super) journal: Option<VecDeque<String>>,
     counts: Counts,
     /// The control plane, if this is a node of a cluster.
@@ -135,13 +135,13 @@ impl Machine {
         let hands = Rc::new(Hands::default());
         hands.set(Mono(1000));
         fake.set_now(hands.now(), hands.wall());
-        let watched = Rc::new(RefCell::new(None::<Shared>));
+        let watched = Rc::new(RefCell::new(None::<Rc<RefCell<Core>>>));
         let seen = Rc::clone(&watched);
         let runtime = Rc::downgrade(&fake);
         fake.set_watch(Some(Rc::new(move |op, uid, container| {
             let seen = seen.borrow();
-            let runtime = runtime.upgrade()?;
-            super::rules::at_the_runtime(seen.as_deref()?, &runtime, op, uid, container)
+            let (core, runtime) = (seen.as_ref()?.borrow(), runtime.upgrade()?);
+            super::rules::at_the_runtime(&core, &runtime, op, uid, container)
         })));
         let control = joins.map(|(doorbell, seed)| Control::new(&hands, doorbell, seed));
         let mut machine = Self {
@@ -206,11 +206,12 @@ impl Machine {
         let Some((agent, control)) = self.agent.as_ref().zip(self.control.as_ref()) else {
             return;
         };
-        let cluster = agent.ctx.cluster.as_ref();
-        let memory = cluster.map(cluster::Cluster::memory).unwrap_or_default();
+        let cluster = agent.parts.owners.cluster.as_ref();
+        let memory = cluster.map(|c| c.memory()).unwrap_or_default();
         let statuses: Vec<String> = agent
-            .ctx
-            .pods
+            .core
+            .borrow()
+            .pods()
             .statuses()
             .iter()
             .map(|(uid, status)| format!("status of {uid}: {status:?}"))
@@ -224,7 +225,6 @@ impl Machine {
         let executor = Rc::new(LocalExecutor::new());
         let (events, sent) = smol::channel::bounded(event_loop::EVENT_QUEUE);
         let (inbox, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
-        let (relist, asked) = smol::channel::bounded(1);
         let (source, snapshots) = smol::channel::unbounded();
         let read_again = Rc::new(Cell::new(false));
         let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
@@ -235,16 +235,8 @@ impl Machine {
             joined.answers = MANY_ANSWERS;
             joined
         });
-        let ctx: Shared = Rc::new(self.template.context(fake, hands, relist, cluster));
-        let delays = backoff_store::restore(&ctx.cfg.dirs.run);
-        ctx.pods.restore_delays(delays, ctx.clock.now());
-        let task = executor.spawn({
-            let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
-            async move { event_loop::run(ctx, executor, queue, events).await }
-        });
-        for task in pollers::tasks(&ctx, asked, &events) {
-            executor.spawn(task).detach();
-        }
+        let given = self.template.given(fake, hands, cluster);
+        let running = Running::start(given, &executor, &events, queue);
         executor
             .spawn(deliver_all(
                 snapshots,
@@ -252,17 +244,13 @@ impl Machine {
                 Rc::clone(&read_again),
             ))
             .detach();
-        let members = cluster_views::tasks(&ctx, &executor, &events);
-        let members = members
-            .into_iter()
-            .map(|task| executor.spawn(task))
-            .collect();
-        *self.watched.borrow_mut() = Some(Rc::clone(&ctx));
+        *self.watched.borrow_mut() = Some(Rc::clone(&running.agent));
         self.rules.another_agent();
         self.agent = Some(Agent {
-            ctx,
+            parts: running.parts,
+            core: running.agent,
             executor,
-            task,
+            task: running.task,
             sent,
             inbox,
             events,
@@ -273,7 +261,7 @@ impl Machine {
             told: BTreeMap::new(),
             source_due: Some(self.now() + Duration::from_millis(source_ms)),
             stopping: None,
-            members,
+            members: running.members,
         });
         self.note(|| "the agent starts".into());
     }
@@ -297,7 +285,8 @@ impl Machine {
             if containers.any(|c| c.state == ContainerState::Created) {
                 self.counts.saw(What::KilledBeforeStart);
             }
-            let table = agent.ctx.pods.table();
+            let core = agent.core.borrow();
+            let table = core.pods().table();
             for stage in table.handles().filter_map(|h| table.stage(h)) {
                 match stage {
                     Stage::Terminating => self.counts.saw(What::KilledWhileTerminating),
@@ -369,8 +358,9 @@ impl Machine {
     /// Moves events along. False if there was nothing to move.
     fn pump(&mut self) -> bool {
         let now = self.now();
-        let ctx = self.agent.as_ref().map(|agent| &*agent.ctx);
-        let mut moved = self.control.as_mut().is_some_and(|c| c.pump(ctx));
+        let parts = self.agent.as_ref().map(|agent| &agent.parts);
+        let cluster = parts.and_then(|parts| parts.owners.cluster.as_deref());
+        let mut moved = self.control.as_mut().is_some_and(|c| c.pump(cluster));
         let Some(agent) = &mut self.agent else {
             return false;
         };
@@ -517,9 +507,10 @@ impl Machine {
             return Ok(());
         };
         if let Some(control) = self.control.as_mut().filter(|_| agent.stopping.is_none()) {
-            control.check(&agent.ctx)?;
+            control.check(&agent.core.borrow())?;
         }
-        self.rules.check(&agent.ctx, &self.fake, &mut self.counts)
+        let core = agent.core.borrow();
+        self.rules.check(&core, &self.fake, &mut self.counts)
     }
 
     /// When something happens by itself next.
@@ -756,7 +747,8 @@ impl Machine {
             return Ok(true);
         };
         let mut all = true;
-        let statuses = agent.ctx.pods.statuses();
+        let core = agent.core.borrow();
+        let statuses = core.pods().statuses();
         for (_, pod) in visible(&self.files) {
             let uid = &pod.pod.metadata.uid;
             let start = statuses.get(uid).and_then(|s| s.start_time);
@@ -765,7 +757,7 @@ impl Machine {
             };
             let due = (start.secs() + limit_s).max(self.healed.map_or(0, Wall::secs));
             let late_s = self.hands.wall().secs() - due;
-            let table = agent.ctx.pods.table();
+            let table = core.pods().table();
             let stage = table.handle(uid).and_then(|h| table.stage(h));
             if stage == Some(Stage::Sync) && late_s > 0 {
                 all = false;
@@ -812,7 +804,8 @@ impl Machine {
             wanted.insert(uid.clone(), (manifest, pod, *may_end));
         }
         let present = Present {
-            ctx: &agent.ctx,
+            core: &agent.core.borrow(),
+            parts: &agent.parts,
             pods: self.fake.pods(),
             uids: &self.uids,
             ended: &of_api.ended,
@@ -825,7 +818,7 @@ impl Machine {
             .into_iter()
             .map(|(_, received)| &received.pod)
             .collect();
-        control.shows_the_truth(&agent.ctx, &self.fake, &statics)
+        control.shows_the_truth(&agent.core.borrow(), &self.fake, &statics)
     }
 
     /// A write to a pod in the API that was made since this was last asked.

@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    super::ctx::Ctx,
+    super::{core::Agent, parts::Parts},
     counts::{Counts, What},
     pods::{Manifest, has_port, stays_ended},
 };
@@ -48,7 +48,7 @@ pub(super) struct Rules {
 
 /// What must hold when an operation on a pod begins.
 pub(super) fn at_the_runtime(
-    ctx: &Ctx,
+    agent: &Agent,
     fake: &Fake,
     op: Op,
     uid: &PodUid,
@@ -56,19 +56,19 @@ pub(super) fn at_the_runtime(
 ) -> Option<String> {
     match op {
         Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer => {
-            let table = ctx.pods.table();
+            let table = agent.pods().table();
             if table.is_pod_termination_requested(uid) {
                 return Some(format!("{op:?} of pod {uid}, which is to end"));
             }
             // Of two pods with one port the second waits until the first has ended, as long as a source has the first.
             // One that runs may be refused by an agent that has just started, if it comes second (LOOP-12): it ends then.
-            let statuses = ctx.pods.statuses();
+            let statuses = agent.pods().statuses();
             let refused =
                 |other: &PodUid| statuses.get(other).is_some_and(|s| s.reason == "NodePorts");
             let holder = |other: &&PodUid| {
                 has_port(other) && *other != uid && table.handle(other).is_some() && !refused(other)
             };
-            let config = ctx.pods.configured();
+            let config = agent.pods().configured();
             let holder = config.iter().filter(holder).find(|other| fake.runs(other));
             let holder = holder.filter(|_| has_port(uid));
             holder.map(|other| format!("{op:?} of pod {uid}, whose port pod {other} has"))
@@ -93,12 +93,12 @@ impl Rules {
     /// Compares this instant with the one before.
     pub(super) fn check(
         &mut self,
-        ctx: &Ctx,
+        agent: &Agent,
         fake: &Fake,
         counts: &mut Counts,
     ) -> Result<(), String> {
         // PW-36
-        let table = ctx.pods.table();
+        let table = agent.pods().table();
         let mut now = BTreeMap::new();
         for handle in table.handles() {
             let (Some(identity), Some(stage)) = (table.identity(handle), table.stage(handle))
@@ -135,7 +135,7 @@ impl Rules {
                 }
             }
             let expected = answers_in(stage);
-            let given = answers(&table, uid);
+            let given = answers(table, uid);
             if given != expected {
                 return Err(format!(
                     "pod {uid} in {stage:?}: answers {given:?}, not {expected:?}"
@@ -181,17 +181,17 @@ impl Rules {
             ));
         }
         self.pods = now;
-        let orphans = ctx.pods.totals().orphaned_runtime;
+        let orphans = agent.pods().totals().orphaned_runtime;
         if orphans > self.orphans {
             counts.saw(What::RuntimeOrphan);
         }
         self.orphans = orphans;
-        self.count_statuses(ctx, counts);
-        self.phases(ctx, &table)
+        self.count_statuses(agent, counts);
+        self.phases(agent, table)
     }
 
-    fn count_statuses(&mut self, ctx: &Ctx, counts: &mut Counts) {
-        for (uid, status) in ctx.pods.statuses().iter() {
+    fn count_statuses(&mut self, agent: &Agent, counts: &mut Counts) {
+        for (uid, status) in agent.pods().statuses().iter() {
             let all = status
                 .init_container_statuses
                 .iter()
@@ -220,8 +220,8 @@ impl Rules {
     }
 
     /// A pod that has ended stays so, until another one of its UID takes its place.
-    fn phases(&mut self, ctx: &Ctx, table: &PodTable) -> Result<(), String> {
-        let statuses = ctx.pods.statuses();
+    fn phases(&mut self, agent: &Agent, table: &PodTable) -> Result<(), String> {
+        let statuses = agent.pods().statuses();
         let mut ended = BTreeMap::new();
         for (uid, status) in statuses.iter() {
             let handle = table.handle(uid);
@@ -266,7 +266,8 @@ const fn answers_in(stage: Stage) -> [bool; 4] {
 
 /// What is there now.
 pub(super) struct Present<'a> {
-    pub(super) ctx: &'a Ctx,
+    pub(super) core: &'a Agent,
+    pub(super) parts: &'a Parts,
     pub(super) pods: Vec<PodRuntimeStatus>,
     /// Every pod there ever was.
     pub(super) uids: &'a BTreeSet<PodUid>,
@@ -292,21 +293,21 @@ impl Present<'_> {
         if let Some(stray) = self.pods.iter().find(|p| !self.uids.contains(&p.uid)) {
             return Err(format!("a stray pod {} at the runtime", stray.uid));
         }
-        if !self.ctx.pods.is_idle() {
+        if !self.parts.owners.claims.is_idle() {
             return Err("a call has no answer".into());
         }
-        if self.ctx.pods.some_arrive() {
+        if self.core.pods().some_arrive() {
             return Err("a pod arrives for ever".into());
         }
         self.counters_agree(wanted.len() + self.ended.len())
     }
 
     fn counters_agree(&self, wanted: usize) -> Result<(), String> {
-        let table = self.ctx.pods.table();
+        let table = self.core.pods().table();
         if table.len() != table.handles().count() || table.len() > wanted {
             return Err(format!("{} pods in the table", table.len()));
         }
-        let counted = self.ctx.view.counts();
+        let counted = self.core.running_counts();
         let instances = |state| {
             let all = self.pods.iter().flat_map(|p| &p.containers);
             all.filter(|c| c.state == state).count()
@@ -326,14 +327,17 @@ impl Present<'_> {
 
     fn is_gone(&self, uid: &PodUid) -> Result<(), String> {
         let left = [
-            (!self.ctx.is_nobodys(uid), "somebody holds it"),
+            (!self.core.is_nobodys(uid), "somebody holds it"),
             (self.listed(uid).is_some(), "the runtime has it"),
+            (self.core.pods().status(uid).is_some(), "it has a status"),
             (
-                self.ctx.pods.with_status(uid, |_| ()).is_some(),
-                "it has a status",
+                self.parts.machine.volumes.pod_dir(uid).exists(),
+                "it has files",
             ),
-            (self.ctx.volumes.pod_dir(uid).exists(), "it has files"),
-            (self.ctx.view.uids().contains(uid), "it is in the cache"),
+            (
+                self.core.uids_at_runtime().contains(uid),
+                "it is in the cache",
+            ),
         ];
         match left.iter().find(|(is, _)| *is) {
             Some((_, what)) => Err((*what).into()),
@@ -344,7 +348,7 @@ impl Present<'_> {
     fn pod_is_well(&self, manifest: &Manifest, pod: &Pod, may_end: bool) -> Result<(), String> {
         let uid = &pod.metadata.uid;
         let runs = self.listed(uid).is_some_and(PodRuntimeStatus::is_running);
-        let table = self.ctx.pods.table();
+        let table = self.core.pods().table();
         let stage = table.handle(uid).and_then(|h| table.stage(h));
         if manifest.deleted_s.is_some() {
             let over = stage.is_none_or(Stage::is_finished) && !runs;
@@ -360,7 +364,7 @@ impl Present<'_> {
             // It has ended for good, whatever its manifest says now.
             return Ok(());
         }
-        let statuses = self.ctx.pods.statuses();
+        let statuses = self.core.pods().statuses();
         let status = statuses.get(uid).ok_or("it has no status")?;
         if status.reason == "NodePorts" && has_port(uid) {
             // Refused, as upstream, for good.

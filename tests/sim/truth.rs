@@ -5,7 +5,7 @@ use alloc::collections::BTreeSet;
 use serde_json::Value;
 
 use super::{
-    super::ctx::Ctx,
+    super::core::Agent,
     control::{Control, is_deleting, is_mirror},
     pods::Manifest,
 };
@@ -77,14 +77,14 @@ impl Control {
     /// Whether the API shows the truth of each pod. `statics`: pods of manifests, by full name.
     pub(super) fn shows_the_truth(
         &self,
-        ctx: &Ctx,
+        agent: &Agent,
         fake: &Fake,
         statics: &[&Pod],
     ) -> Result<(), String> {
         let objects: Vec<Value> = self
             .api
             .with(|server| server.objects.values().cloned().collect());
-        let statuses = ctx.pods.statuses();
+        let statuses = agent.pods().statuses();
         let runtime = fake.pods();
         for object in objects.iter().filter(|o| !is_mirror(o)) {
             let uid = PodUid::new(uid_of(object));
@@ -108,7 +108,7 @@ impl Control {
             as_at_the_runtime(&object["status"], listed)
                 .map_err(|e| format!("pod {uid}: {e}: {}", object["status"]))?;
         }
-        let table = ctx.pods.table();
+        let table = agent.pods().table();
         for pod in statics {
             let metadata = &pod.metadata;
             let named = |o: &&Value| {

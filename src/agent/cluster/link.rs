@@ -9,7 +9,7 @@ use core::{
 };
 
 use crate::{
-    agent::{clock::Clock, complaints::Complaints, pods::Bell},
+    agent::{bell::Bell, clock::Clock, complaints::Complaints},
     api::{Mono, Wall, node::NodeCondition},
     kube::{Api, KubeError, KubeLanes, api::Reply},
     logic::fnv::fnv1a,

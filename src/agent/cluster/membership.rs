@@ -6,7 +6,7 @@ use core::{
 };
 
 use crate::{
-    agent::pods::Bell,
+    agent::bell::Bell,
     api::{
         Node,
         node::{ContainerImage, NodeSpec},

@@ -43,6 +43,7 @@ mod writer;
 
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use core::cell::Cell;
+use std::path::Path;
 
 use super::{
     clock::Clock,
@@ -243,14 +244,15 @@ impl Cluster {
     /// Keeps the certificate of the node's server, for the agent's life.
     pub(super) fn serving_certificate(
         &self,
-        cfg: &Config,
+        node_name: String,
+        cert_dir: &Path,
         tools: Tools,
         node: Rc<dyn NodeView>,
         shown: Arc<Shown>,
     ) -> Task {
         let task = ServingCertificate {
-            node: cfg.node_name.clone(),
-            store: Store::server(&cfg.cluster.cert_dir),
+            node: node_name,
+            store: Store::server(cert_dir),
             signer: self.signer(tools),
             own: node,
             shown,

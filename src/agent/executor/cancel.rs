@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 
-use crate::agent::pods::Bell;
+use crate::agent::bell::Bell;
 
 /// Set by the loop, looked at by the call between its steps. It never goes back: each call has its own.
 #[derive(Debug, Default)]

@@ -9,7 +9,8 @@ use std::{
 };
 
 use super::{
-    start::{Pass, StartError},
+    errors::StartError,
+    start::Pass,
     volumes::{PodObjects, files_of_volumes},
 };
 use crate::{

@@ -3,6 +3,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `steps` | what a call is given, and what it tells the loop; `cancel`: whether it is still wanted |
+//! | `errors` | why a call did not do all of its work |
 //! | `sync`, `start` | brings a pod closer to its spec; starts its containers |
 //! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
 //! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
@@ -12,6 +13,7 @@
 
 mod cancel;
 mod cgroups;
+mod errors;
 mod generation;
 mod hooks;
 mod kill;

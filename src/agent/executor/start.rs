@@ -4,21 +4,21 @@ use alloc::rc::Rc;
 use std::{io, os::unix::fs::symlink, path::PathBuf};
 
 use super::{
+    errors::{StartError, SyncError},
     generation::Generator,
     hooks::{HookError, Hooks, Until},
     kill::Killer,
     steps::{NotStarted, Plan, Started, Step},
-    sync::SyncError,
     volumes::Mounted,
 };
 use crate::{
     agent::{
         backoff_store, cluster,
-        images::{ForPod, Images, Pending, PodSecrets, VolumeImages, Waiting},
+        images::{ForPod, Images, Pending, PodSecrets, VolumeImages},
         recorder::{Recorder, Severity},
     },
     api::{
-        Container, ContainerId, Mono, Pod,
+        Container, ContainerId, Pod,
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxConfig, SandboxStatus},
     },
     logic::{
@@ -107,30 +107,6 @@ impl ForPod for Pass<'_> {
 
     fn cancelled(&self) -> Pending<'_, ()> {
         Box::pin(self.plan.cancel.cancelled())
-    }
-}
-
-/// Why a container did not start: the waiting reason, its message, and when a back-off ends.
-#[derive(Clone, Debug)]
-pub(in crate::agent) struct StartError {
-    pub(in crate::agent) reason: &'static str,
-    pub(in crate::agent) message: String,
-    pub(in crate::agent) until: Option<Mono>,
-}
-
-impl StartError {
-    pub(in crate::agent) fn new(reason: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            reason,
-            message: message.into(),
-            until: None,
-        }
-    }
-}
-
-impl From<Waiting> for StartError {
-    fn from(waiting: Waiting) -> Self {
-        Self::new(waiting.reason, waiting.message)
     }
 }
 

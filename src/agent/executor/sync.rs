@@ -7,6 +7,7 @@ use alloc::rc::Rc;
 
 use super::{
     cgroups::{Ensured, PodCgroups},
+    errors::SyncError,
     kill::Killer,
     start::{self, Pass, Starter},
     steps::{Plan, Problem, Started, Step},
@@ -29,22 +30,6 @@ use crate::{
     runtime::{RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
 };
-
-/// Why a sync failed: when to try again, and what to tell.
-#[derive(Debug)]
-pub(in crate::agent) struct SyncError {
-    pub(in crate::agent) retry: Retry,
-    pub(in crate::agent) message: String,
-}
-
-impl SyncError {
-    pub(in crate::agent) fn new(message: impl Into<String>) -> Self {
-        Self {
-            retry: Retry::Error,
-            message: message.into(),
-        }
-    }
-}
 
 /// Syncs pods. Nothing is kept between two syncs.
 pub(in crate::agent) struct Syncer {

@@ -8,9 +8,9 @@ use smol::future::FutureExt as _;
 
 use super::{
     cgroups::PodCgroups,
+    errors::SyncError,
     kill::Killer,
     steps::{Plan, Step},
-    sync::SyncError,
 };
 use crate::{
     agent::{

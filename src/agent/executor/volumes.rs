@@ -5,7 +5,7 @@ use std::{io::Read as _, os::fd::OwnedFd, path::Path};
 
 use nix::fcntl::OFlag;
 
-use super::{cancel::Cancel, steps::Plan, sync::SyncError};
+use super::{cancel::Cancel, errors::SyncError, steps::Plan};
 use crate::{
     agent::{
         cluster::{self, Loaded},

@@ -1,6 +1,6 @@
 //! What is known of one pod between events.
 
-use super::{ConfigPod, turn::Work};
+use super::ConfigPod;
 use crate::{
     api::{Mono, PodUid},
     logic::{
@@ -24,10 +24,6 @@ pub(super) struct PodEntry {
     pub(super) arriving: u32,
     /// This agent has made its cgroup, or brought its limits up to date.
     pub(super) limited: bool,
-    /// Somebody acts on it at the runtime: a call of its worker, garbage collection, removal.
-    operating: bool,
-    /// Somebody writes its record or removes its directory.
-    recording: bool,
 }
 
 const _: () = assert!(
@@ -44,16 +40,12 @@ impl PodEntry {
             starting,
             arriving,
             limited,
-            operating,
-            recording,
         } = self;
         config.is_none()
             && status.get().is_none()
             && starting.is_none()
             && *arriving == 0
             && !limited
-            && !operating
-            && !recording
     }
 
     /// Whether the pod counts for admission and shares.
@@ -67,24 +59,5 @@ impl PodEntry {
             api_phase_terminal: config.is_some_and(|c| !c.is_static && c.api_phase_terminal),
             local_phase_terminal: self.status.get().is_some_and(|s| s.phase.is_terminal()),
         })
-    }
-
-    /// Whether somebody is at this kind of work.
-    pub(super) fn work(&mut self, work: Work) -> &mut bool {
-        match work {
-            Work::Operation => &mut self.operating,
-            Work::Record => &mut self.recording,
-        }
-    }
-}
-
-#[cfg(test)]
-mod testing {
-    //! What tests ask.
-    impl super::PodEntry {
-        /// Whether nobody is at work on it.
-        pub(in crate::agent::pods) const fn is_idle(&self) -> bool {
-            !self.operating && !self.recording
-        }
     }
 }

@@ -4,25 +4,19 @@
 //! |---|---|
 //! | `config` | what is remembered of a configured pod |
 //! | `entry` | one pod's entry |
-//! | `turn` | exclusion: one runtime operation per pod at a time, one writer of its record |
-//! | `bell` | wakes who waits for something that changed |
 //!
 //! An entry begins with whatever is first known of a pod (its record is being written, a source has it, it has a status, the
 //! runtime has something of it) and ends in one place, when nothing is known any more. At most as many as configured pods,
 //! pods on their way in and out, and pods that the runtime knows: the pod table and the sources bound all three.
 //! Specs are not here: they are read from their records.
 
-mod bell;
 mod config;
 mod entry;
 #[cfg(test)]
 mod testing;
-mod turn;
 
 use alloc::collections::BTreeMap;
-use core::cell::{Cell, RefCell};
 
-pub(super) use bell::Bell;
 pub(super) use config::ConfigPod;
 use entry::PodEntry;
 
@@ -61,19 +55,17 @@ pub(super) fn slots(cfg: &Config) -> Capacity {
 
 /// See the module's words.
 pub(super) struct Pods {
-    entries: RefCell<BTreeMap<PodUid, PodEntry>>,
-    table: RefCell<PodTable>,
+    entries: BTreeMap<PodUid, PodEntry>,
+    table: PodTable,
     /// Why containers did not start.
-    reasons: RefCell<ReasonCache>,
+    reasons: ReasonCache,
     /// Crash-loop delays.
-    crash_loop: RefCell<Backoff>,
-    totals: RefCell<Totals>,
+    crash_loop: Backoff,
+    totals: Totals,
     /// As of the last pass of housekeeping.
-    gauges: Cell<Gauges>,
+    gauges: Gauges,
     /// Records wait for a disk that cannot be written.
-    records_wait: Cell<bool>,
-    /// A turn has ended.
-    turn_ended: Bell,
+    records_wait: bool,
 }
 
 impl Pods {
@@ -82,71 +74,55 @@ impl Pods {
         let slots = slots(cfg);
         let delays = slots.slots() * BACKOFF_ENTRIES_PER_POD;
         Self {
-            entries: RefCell::default(),
-            table: RefCell::new(PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync)),
-            reasons: RefCell::default(),
-            crash_loop: RefCell::new(Backoff::new(cfg.times.max_restart_backoff, delays)),
-            totals: RefCell::default(),
-            gauges: Cell::default(),
-            records_wait: Cell::new(false),
-            turn_ended: Bell::default(),
+            entries: BTreeMap::new(),
+            table: PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync),
+            reasons: ReasonCache::default(),
+            crash_loop: Backoff::new(cfg.times.max_restart_backoff, delays),
+            totals: Totals::default(),
+            gauges: Gauges::default(),
+            records_wait: false,
         }
     }
 
     /// Changes an entry, which is made if there is none and dropped if nothing is left in it: the one place for both.
-    fn change<T>(&self, uid: &PodUid, change: impl FnOnce(&mut PodEntry) -> T) -> T {
-        let mut entries = self.entries.borrow_mut();
-        let entry = match entries.get_mut(uid) {
+    fn change<T>(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodEntry) -> T) -> T {
+        let entry = match self.entries.get_mut(uid) {
             Some(entry) => entry,
-            None => entries.entry(uid.clone()).or_default(),
+            None => self.entries.entry(uid.clone()).or_default(),
         };
         let changed = change(entry);
         if entry.is_empty() {
-            entries.remove(uid);
+            self.entries.remove(uid);
         }
         changed
-    }
-
-    fn look<T>(&self, uid: &PodUid, look: impl FnOnce(&PodEntry) -> T) -> Option<T> {
-        self.entries.borrow().get(uid).map(look)
     }
 
     // What sources say.
 
     /// A source has the pod, or has it differently.
-    pub(super) fn configure(&self, uid: &PodUid, pod: ConfigPod) {
+    pub(super) fn configure(&mut self, uid: &PodUid, pod: ConfigPod) {
         self.change(uid, |entry| entry.config = Some(pod));
     }
 
     /// No source has the pod any more. Returns what one had.
-    pub(super) fn unconfigure(&self, uid: &PodUid) -> Option<ConfigPod> {
+    pub(super) fn unconfigure(&mut self, uid: &PodUid) -> Option<ConfigPod> {
         self.change(uid, |entry| entry.config.take())
     }
 
     /// Whether a source has the pod.
     pub(super) fn is_configured(&self, uid: &PodUid) -> bool {
-        self.with_config(uid, |_| ()).is_some()
+        self.config(uid).is_some()
     }
 
-    /// A look at what a source said of the pod; `None` if none has it.
-    pub(super) fn with_config<T>(
-        &self,
-        uid: &PodUid,
-        look: impl FnOnce(&ConfigPod) -> T,
-    ) -> Option<T> {
-        self.look(uid, |entry| entry.config.as_ref().map(look))?
+    /// What a source said of the pod; `None` if none has it.
+    pub(super) fn config(&self, uid: &PodUid) -> Option<&ConfigPod> {
+        self.entries.get(uid)?.config.as_ref()
     }
 
-    /// A look at all configured pods, sorted by UID.
-    pub(super) fn with_configs<T>(
-        &self,
-        look: impl FnOnce(&mut dyn Iterator<Item = (&PodUid, &ConfigPod)>) -> T,
-    ) -> T {
-        let entries = self.entries.borrow();
-        let mut all = entries
-            .iter()
-            .filter_map(|(uid, entry)| Some((uid, entry.config.as_ref()?)));
-        look(&mut all)
+    /// All configured pods, sorted by UID.
+    pub(super) fn configs(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
+        let all = self.entries.iter();
+        all.filter_map(|(uid, entry)| Some((uid, entry.config.as_ref()?)))
     }
 
     /// UIDs of configured pods, sorted.
@@ -156,19 +132,17 @@ impl Pods {
 
     /// UIDs of configured pods of a kind, sorted.
     pub(super) fn configured_that(&self, is: impl Fn(&ConfigPod) -> bool) -> Vec<PodUid> {
-        self.with_configs(|all| {
-            let wanted = all.filter(|(_, pod)| is(pod));
-            wanted.map(|(uid, _)| uid.clone()).collect()
-        })
+        let wanted = self.configs().filter(|(_, pod)| is(pod));
+        wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// A pod's record is about to be written. [`Pods::arrived`] follows for each.
-    pub(super) fn arrives(&self, uid: &PodUid) {
+    pub(super) fn arrives(&mut self, uid: &PodUid) {
         self.change(uid, |entry| entry.arriving += 1);
     }
 
     /// The loop knows the pod now, or its record could not be written.
-    pub(super) fn arrived(&self, uid: &PodUid) {
+    pub(super) fn arrived(&mut self, uid: &PodUid) {
         self.change(uid, |entry| {
             entry.arriving = entry.arriving.saturating_sub(1);
         });
@@ -176,12 +150,12 @@ impl Pods {
 
     /// Whether a record of the pod is being written, or was and the loop has not heard of it.
     pub(super) fn is_arriving(&self, uid: &PodUid) -> bool {
-        self.look(uid, |entry| entry.arriving > 0).unwrap_or(false)
+        self.entries.get(uid).is_some_and(|e| e.arriving > 0)
     }
 
     /// Whether any pod is.
     pub(super) fn some_arrive(&self) -> bool {
-        self.entries.borrow().values().any(|e| e.arriving > 0)
+        self.entries.values().any(|e| e.arriving > 0)
     }
 
     /// Whether nobody here wants the pod any more: not configured, without a worker, not on its way in.
@@ -191,55 +165,46 @@ impl Pods {
 
     // Workers.
 
-    /// A look at the workers.
-    pub(super) fn workers<T>(&self, look: impl FnOnce(&PodTable) -> T) -> T {
-        look(&self.table.borrow())
+    /// The workers.
+    pub(super) const fn table(&self) -> &PodTable {
+        &self.table
     }
 
     /// Whether the pod has a worker.
     pub(super) fn has_worker(&self, uid: &PodUid) -> bool {
-        self.workers(|table| table.handle(uid).is_some())
+        self.table.handle(uid).is_some()
     }
 
     /// UID of the pod in a slot; `None` if the slot is another's by now.
     pub(super) fn uid(&self, handle: Handle) -> Option<PodUid> {
-        self.workers(|table| table.identity(handle).map(|i| i.uid.clone()))
+        self.table.identity(handle).map(|i| i.uid.clone())
     }
 
     /// Whether the pod is to end, or has ended.
     pub(super) fn is_to_end(&self, uid: &PodUid) -> bool {
-        self.workers(|table| table.is_pod_termination_requested(uid))
+        self.table.is_pod_termination_requested(uid)
     }
 
-    /// A look at the pods that count for admission and shares (LOOP-11), sorted by UID.
-    pub(super) fn with_active<T>(
-        &self,
-        look: impl FnOnce(&mut dyn Iterator<Item = (&PodUid, &ConfigPod)>) -> T,
-    ) -> T {
-        let (entries, table) = (self.entries.borrow(), self.table.borrow());
-        let mut active = entries.iter().filter_map(|(uid, entry)| {
+    /// The pods that count for admission and shares (LOOP-11), sorted by UID.
+    fn active(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
+        self.entries.iter().filter_map(|(uid, entry)| {
             let config = entry.config.as_ref()?;
-            entry.is_active(uid, &table).then_some((uid, config))
-        });
-        look(&mut active)
+            entry.is_active(uid, &self.table).then_some((uid, config))
+        })
     }
 
     /// What active pods other than `uid` take of the node.
     pub(super) fn active_but(&self, uid: &PodUid) -> Vec<ActivePod> {
-        self.with_active(|active| {
-            let others = active.filter(|(other, _)| *other != uid);
-            others.map(|(_, pod)| pod.takes.clone()).collect()
-        })
+        let others = self.active().filter(|(other, _)| *other != uid);
+        others.map(|(_, pod)| pod.takes.clone()).collect()
     }
 
     /// Processor time that the active pods of the Burstable tier ask for together, thousandths.
     pub(super) fn burstable_milli(&self) -> i64 {
-        self.with_active(|active| {
-            active
-                .filter(|(_, pod)| pod.qos == QosClass::Burstable)
-                .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
-                .fold(0_i64, |sum, milli| sum.saturating_add(*milli))
-        })
+        self.active()
+            .filter(|(_, pod)| pod.qos == QosClass::Burstable)
+            .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
+            .fold(0_i64, |sum, milli| sum.saturating_add(*milli))
     }
 
     /// What housekeeping must know of a configured pod.
@@ -247,14 +212,13 @@ impl Pods {
         &self,
         uid: &'a PodUid,
     ) -> Option<housekeeping::ConfigPod<'a>> {
-        let (entries, table) = (self.entries.borrow(), self.table.borrow());
-        let entry = entries.get(uid)?;
+        let entry = self.entries.get(uid)?;
         let config = entry.config.as_ref()?;
         Some(housekeeping::ConfigPod {
             uid,
             is_static: config.is_static,
-            active: entry.is_active(uid, &table),
-            restart_requested: table.is_restart_requested(uid),
+            active: entry.is_active(uid, &self.table),
+            restart_requested: self.table.is_restart_requested(uid),
             deletion_requested: config.deletion_requested,
             api_phase_terminal: config.api_phase_terminal,
         })
@@ -263,94 +227,83 @@ impl Pods {
     /// Hands an update to the pod's worker, which is made if there is none.
     ///
     /// - Errors: no slot is free.
-    pub(super) fn update(&self, update: WorkerUpdate<'_>, now: Mono) -> Result<(), TableFull> {
-        self.table.borrow_mut().update(update, now).map(drop)
+    pub(super) fn update(&mut self, update: WorkerUpdate<'_>, now: Mono) -> Result<(), TableFull> {
+        self.table.update(update, now).map(drop)
     }
 
     /// Has the pod synced, if it has a worker.
-    pub(super) fn resync(&self, uid: &PodUid, now: Mono) {
-        self.table.borrow_mut().resync(uid, now);
+    pub(super) fn resync(&mut self, uid: &PodUid, now: Mono) {
+        self.table.resync(uid, now);
     }
 
     /// A call of a worker has ended.
-    pub(super) fn on_done(&self, handle: Handle, outcome: Outcome, now: Mono) {
-        self.table.borrow_mut().on_done(handle, outcome, now);
+    pub(super) fn on_done(&mut self, handle: Handle, outcome: Outcome, now: Mono) {
+        self.table.on_done(handle, outcome, now);
     }
 
     /// Wakes the pods that are due.
-    pub(super) fn on_timeout(&self, now: Mono) {
-        let is_configured = |uid: &PodUid| self.is_configured(uid);
-        self.table.borrow_mut().on_timeout(&is_configured, now);
+    pub(super) fn on_timeout(&mut self, now: Mono) {
+        let entries = &self.entries;
+        let is_configured = |uid: &PodUid| entries.get(uid).is_some_and(|e| e.config.is_some());
+        self.table.on_timeout(&is_configured, now);
     }
 
     /// The next thing that a worker wants done.
-    pub(super) fn poll_effect(&self, ages: &dyn StatusAge, now: Mono) -> Option<Effect> {
-        self.table.borrow_mut().poll_effect(ages, now)
+    pub(super) fn poll_effect(&mut self, ages: &dyn StatusAge, now: Mono) -> Option<Effect> {
+        self.table.poll_effect(ages, now)
     }
 
     /// Forgets workers that have ended and are no longer configured. Returns what is known of each that is left.
-    pub(super) fn sync_known(&self) -> Vec<crate::logic::pod_table::Known> {
-        let is_configured = |uid: &PodUid| self.is_configured(uid);
-        self.table.borrow_mut().sync_known_pods(&is_configured)
+    pub(super) fn sync_known(&mut self) -> Vec<crate::logic::pod_table::Known> {
+        let entries = &self.entries;
+        let is_configured = |uid: &PodUid| entries.get(uid).is_some_and(|e| e.config.is_some());
+        self.table.sync_known_pods(&is_configured)
     }
 
     /// Has the pod woken at `at`, when its active deadline passes.
-    pub(super) fn set_active_deadline(&self, handle: Handle, at: Mono) {
-        self.table
-            .borrow_mut()
-            .set_active_deadline(handle, Some(at));
+    pub(super) fn set_active_deadline(&mut self, handle: Handle, at: Mono) {
+        self.table.set_active_deadline(handle, Some(at));
     }
 
     // Statuses.
 
     /// The stored status.
-    pub(super) fn status(&self, uid: &PodUid) -> Option<PodStatus> {
-        self.with_status(uid, PodStatus::clone)
-    }
-
-    /// A look at the stored status.
-    pub(super) fn with_status<T>(
-        &self,
-        uid: &PodUid,
-        look: impl FnOnce(&PodStatus) -> T,
-    ) -> Option<T> {
-        self.look(uid, |entry| entry.status.get().map(look))?
+    pub(super) fn status(&self, uid: &PodUid) -> Option<&PodStatus> {
+        self.entries.get(uid)?.status.get()
     }
 
     /// UIDs of pods whose stored status is of a kind, sorted.
     pub(super) fn with_status_that(&self, is: impl Fn(&PodStatus) -> bool) -> Vec<PodUid> {
-        let entries = self.entries.borrow();
-        let wanted = entries
-            .iter()
-            .filter(|(_, entry)| entry.status.get().is_some_and(&is));
+        let all = self.entries.iter();
+        let wanted = all.filter(|(_, entry)| entry.status.get().is_some_and(&is));
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Stores a status, unless it says nothing new or is illegal.
-    pub(super) fn set_status(&self, pod: &Pod, status: PodStatus, now: Wall) -> Update {
+    pub(super) fn set_status(&mut self, pod: &Pod, status: PodStatus, now: Wall) -> Update {
         self.change(&pod.metadata.uid, |entry| {
             entry.status.set(pod, status, now)
         })
     }
 
     /// Everything of the pod is cleaned up: stores its last status (SM-10, DEL-03).
-    pub(super) fn finish_status(&self, pod: &Pod, now: Wall) -> Update {
+    pub(super) fn finish_status(&mut self, pod: &Pod, now: Wall) -> Update {
         self.change(&pod.metadata.uid, |entry| entry.status.finish(pod, now))
     }
 
     /// Drops the status: a finished static pod is started again under its UID (CLEAN-09).
-    pub(super) fn forget_status(&self, uid: &PodUid) {
+    pub(super) fn forget_status(&mut self, uid: &PodUid) {
         self.change(uid, |entry| entry.status = StatusCache::default());
     }
 
     /// Drops what is known of pods without a worker: since when they are starting, and the statuses that are not to be kept
     /// (CLEAN-04).
     pub(super) fn retain(
-        &self,
+        &mut self,
         keeps_status: impl Fn(&PodUid) -> bool,
         has_worker: impl Fn(&PodUid) -> bool,
     ) {
-        self.entries.borrow_mut().retain(|uid, entry| {
+        self.entries.retain(|uid, entry| {
             let works = has_worker(uid);
             if !works {
                 entry.starting = None;
@@ -362,115 +315,119 @@ impl Pods {
         });
     }
 
-    /// A look at all of it: for the writer of statuses.
-    pub(super) fn with_known<T>(&self, look: impl FnOnce(&Known<'_>) -> T) -> T {
-        look(&Known {
-            entries: &self.entries.borrow(),
-            table: &self.table.borrow(),
-        })
+    /// All of it, for the writer of statuses.
+    pub(super) const fn known(&self) -> Known<'_> {
+        Known {
+            entries: &self.entries,
+            table: &self.table,
+        }
     }
 
     // Starts.
 
     /// The pod is new, and nothing of it runs: it is starting since `now`, if not since before.
-    pub(super) fn note_created(&self, uid: &PodUid, now: Mono) {
+    pub(super) fn note_created(&mut self, uid: &PodUid, now: Mono) {
         self.change(uid, |entry| _ = entry.starting.get_or_insert(now));
     }
 
     /// The pod runs for the first time, or never will. Returns since when it is known; `None` if it ran before.
-    pub(super) fn take_start(&self, uid: &PodUid) -> Option<Mono> {
+    pub(super) fn take_start(&mut self, uid: &PodUid) -> Option<Mono> {
         self.change(uid, |entry| entry.starting.take())
     }
 
     /// Whether this agent has given the pod's cgroup its limits.
     pub(super) fn is_limited(&self, uid: &PodUid) -> bool {
-        self.look(uid, |entry| entry.limited).unwrap_or(false)
+        self.entries.get(uid).is_some_and(|e| e.limited)
     }
 
     /// The pod's cgroup has its limits, or has gone.
-    pub(super) fn set_limited(&self, uid: &PodUid, limited: bool) {
+    pub(super) fn set_limited(&mut self, uid: &PodUid, limited: bool) {
         self.change(uid, |entry| entry.limited = limited);
     }
 
-    /// A look at why containers did not start.
-    pub(super) fn with_reasons<T>(&self, look: impl FnOnce(&ReasonCache) -> T) -> T {
-        look(&self.reasons.borrow())
+    /// Why containers did not start.
+    pub(super) const fn reasons(&self) -> &ReasonCache {
+        &self.reasons
     }
 
     /// A container did not start.
-    pub(super) fn start_failed(&self, uid: &PodUid, container: &str, reason: &str, message: &str) {
-        let mut reasons = self.reasons.borrow_mut();
-        reasons.failed(uid, container, reason, message);
+    pub(super) fn start_failed(
+        &mut self,
+        uid: &PodUid,
+        container: &str,
+        reason: &str,
+        message: &str,
+    ) {
+        self.reasons.failed(uid, container, reason, message);
     }
 
     /// A container started.
-    pub(super) fn started(&self, uid: &PodUid, container: &str) {
-        self.reasons.borrow_mut().started(uid, container);
+    pub(super) fn started(&mut self, uid: &PodUid, container: &str) {
+        self.reasons.started(uid, container);
     }
 
     /// Forgets why containers of the pod did not start.
-    pub(super) fn forget_reasons(&self, uid: &PodUid) {
-        self.reasons.borrow_mut().forget_pod(uid);
+    pub(super) fn forget_reasons(&mut self, uid: &PodUid) {
+        self.reasons.forget_pod(uid);
     }
 
     /// Grants a start, and has the next one wait longer, or says how long this one has to wait. `ended`: when the instance
     /// before it did.
     pub(super) fn grant_start(
-        &self,
+        &mut self,
         pod: &Pod,
         container: &Container,
         ended: Option<Mono>,
         now: Mono,
     ) -> Result<(), CrashLoop> {
-        let mut crash_loop = self.crash_loop.borrow_mut();
-        backoff::grant_start(&mut crash_loop, pod, container, ended, now)
+        backoff::grant_start(&mut self.crash_loop, pod, container, ended, now)
     }
 
     /// The crash-loop delays, to be kept for the next agent.
     pub(super) fn delays(&self) -> Vec<Record> {
-        self.crash_loop.borrow().records().to_vec()
+        self.crash_loop.records().to_vec()
     }
 
     /// Takes over delays of an agent before this one.
-    pub(super) fn restore_delays(&self, records: impl IntoIterator<Item = Record>, now: Mono) {
-        self.crash_loop.borrow_mut().restore(records, now);
+    pub(super) fn restore_delays(&mut self, records: impl IntoIterator<Item = Record>, now: Mono) {
+        self.crash_loop.restore(records, now);
     }
 
     /// Drops delays that have run out.
-    pub(super) fn sweep_delays(&self, now: Mono) {
-        self.crash_loop.borrow_mut().sweep(now);
+    pub(super) fn sweep_delays(&mut self, now: Mono) {
+        self.crash_loop.sweep(now);
     }
 
     // Counts.
 
     /// Pod counters.
-    pub(super) fn totals(&self) -> Totals {
-        *self.totals.borrow()
+    pub(super) const fn totals(&self) -> Totals {
+        self.totals
     }
 
     /// Counts something.
-    pub(super) fn count(&self, count: impl FnOnce(&mut Totals)) {
-        count(&mut self.totals.borrow_mut());
+    pub(super) fn count(&mut self, count: impl FnOnce(&mut Totals)) {
+        count(&mut self.totals);
     }
 
     /// Counts of pods, as of the last pass of housekeeping.
-    pub(super) fn gauges(&self) -> Gauges {
-        self.gauges.get()
+    pub(super) const fn gauges(&self) -> Gauges {
+        self.gauges
     }
 
     /// Housekeeping has counted.
-    pub(super) fn set_gauges(&self, gauges: Gauges) {
-        self.gauges.set(gauges);
+    pub(super) const fn set_gauges(&mut self, gauges: Gauges) {
+        self.gauges = gauges;
     }
 
     /// Whether records wait for a disk that cannot be written.
-    pub(super) fn records_wait(&self) -> bool {
-        self.records_wait.get()
+    pub(super) const fn records_wait(&self) -> bool {
+        self.records_wait
     }
 
     /// Records wait for the disk, or no longer do.
-    pub(super) fn set_records_wait(&self, wait: bool) {
-        self.records_wait.set(wait);
+    pub(super) const fn set_records_wait(&mut self, wait: bool) {
+        self.records_wait = wait;
     }
 }
 

@@ -10,7 +10,7 @@ use core::{
 };
 
 use crate::{
-    agent::{clock::Alarm, pods::Bell},
+    agent::{bell::Bell, clock::Alarm},
     api::Mono,
 };
 

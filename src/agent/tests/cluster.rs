@@ -406,7 +406,9 @@ fn what_cannot_be_taken() {
         assert_eq!(pod["status"]["reason"], reason, "{pod}");
         api.delete(name);
     }
-    world.until("one is left", |w| w.ctx.pods.configured().len() == 1);
+    world.until("one is left", |w| {
+        w.agent.borrow().pods().configured().len() == 1
+    });
     assert!(world.fake.runs(&PodUid::from(&*good)));
     assert_eq!(starts(&world), 1);
 }
@@ -423,9 +425,11 @@ fn files_come_before_the_apiserver() {
     world.advance(s(60));
     assert!(
         world
-            .ctx
-            .pods
-            .with_config(&PodUid::from("u2"), |c| c.is_static)
+            .agent
+            .borrow()
+            .pods()
+            .config(&PodUid::from("u2"))
+            .map(|c| c.is_static)
             == Some(true)
     );
     assert_eq!(api.phase("thief"), "Pending");
@@ -458,13 +462,21 @@ fn housekeeping_waits_for_the_whole() {
     // Its record is lost, and the apiserver away: nobody knows it, and it runs on.
     let world = world.restart_agent_with(|_| api.set_link(Link::Down));
     world.apply(&[]);
-    std::fs::remove_file(world.ctx.store.dir(&PodUid::from(&*uid)).join("pod.json"))
-        .unwrap_or_default();
-    for uid in world.ctx.pods.configured() {
-        let _ = world.ctx.pods.unconfigure(&uid);
+    std::fs::remove_file(
+        world
+            .parts
+            .machine
+            .store
+            .dir(&PodUid::from(&*uid))
+            .join("pod.json"),
+    )
+    .unwrap_or_default();
+    let configured = world.agent.borrow().pods().configured();
+    for uid in configured {
+        let _ = world.agent.borrow_mut().pods_mut().unconfigure(&uid);
     }
     world.advance(s(300));
-    assert!(!world.wait(world.asker.ask(|agent| agent.sources.are_ready())));
+    assert!(!world.wait(world.asker.ask(|agent| agent.sources_ready())));
     assert!(world.fake.runs(&PodUid::from(&*uid)));
     assert_eq!(starts(&world), 0);
 }

@@ -66,7 +66,7 @@ fn running(world: &World, uid: &str, name: &str) -> bool {
 
 /// Events as (reason, message, what they are about: a container, or nothing for the pod).
 fn events(world: &World, reason: &str) -> Vec<(String, String)> {
-    let recorder = &world.ctx.recorder;
+    let recorder = &world.parts.tools.recorder;
     let mut all: Vec<_> = recorder
         .events()
         .filter(|e| *e.reason == *reason)

@@ -10,7 +10,7 @@ use super::super::{
 };
 use super::world::{IMAGE, World, manifest};
 use crate::{
-    api::{Mono, PodUid, Wall, cri::ContainerState, pod_status::Phase},
+    api::{Mono, PodUid, cri::ContainerState, pod_status::Phase},
     runtime::fake::{Fault, OnStop, Op, Trouble},
 };
 
@@ -130,7 +130,7 @@ fn when_a_registry_is_asked() {
             let expected = events.contains(&event);
             assert_eq!(told, expected, "{what}: {event}");
         }
-        let recorder = &world.ctx.recorder;
+        let recorder = &world.parts.tools.recorder;
         let pulled = recorder.events().find(|e| *e.reason == *"Pulled");
         assert!(
             pulled.is_none_or(|e| e
@@ -290,7 +290,15 @@ fn a_pod_comes_back_under_its_uid_while_it_ends() {
             .is_some_and(|c| c.state == ContainerState::Running)
     });
     world.until("is told", |w| w.phase("a") == Some(Phase::Running));
-    assert!(!world.ctx.store.dir(&uid).join("next.json").exists());
+    assert!(
+        !world
+            .parts
+            .machine
+            .store
+            .dir(&uid)
+            .join("next.json")
+            .exists()
+    );
 }
 
 #[test]
@@ -469,7 +477,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
 }
 
 fn dump(world: &World) -> Vec<Line> {
-    let text = world.ctx.ring.borrow().dump(world.now(), Wall(0));
+    let text = world.agent.borrow().dump();
     let (header, lines) = ring::tests::parse(&text).expect("a dump");
     assert_eq!(header.lost, 0);
     lines

@@ -64,12 +64,12 @@ fn refused(server: &TestServer) -> Vec<String> {
 fn it_registers_and_keeps_its_lease() {
     // NODE-01 NODE-05 NODE-24 LEASE-01 LEASE-02 LEASE-03 LEASE-04 OFF-07 OFF-10 AUTHZ-02 AUTHZ-10
     let (server, world) = cluster(&[]);
-    assert!(world.ctx.node.object().is_none());
+    assert!(world.parts.owners.node.object().is_none());
     world.advance(s(1));
     let found = node(&server);
     assert_eq!(condition(&found, "Ready")["status"], "True", "{found}");
     assert_eq!(found["metadata"]["labels"]["kubernetes.io/hostname"], NODE);
-    let own = world.ctx.node.object().expect("an answer");
+    let own = world.parts.owners.node.object().expect("an answer");
     assert_eq!(own.metadata.uid.as_str(), found["metadata"]["uid"]);
     assert!(own.status.images.is_empty(), "kept apart");
     assert!(
@@ -78,7 +78,10 @@ fn it_registers_and_keeps_its_lease() {
             .expect("images")
             .is_empty()
     );
-    assert_eq!(world.ctx.node.host_ips(), crate::logic::node::of_node(&own));
+    assert_eq!(
+        world.parts.owners.node.host_ips(),
+        crate::logic::node::of_node(&own)
+    );
     let lease = || {
         server
             .get("leases", "kube-node-lease", NODE)
@@ -248,7 +251,7 @@ fn a_node_that_is_there_is_taken_over() {
     );
     assert!(is_ready(&server));
     // NODE-06 NODE-21
-    let facts = world.ctx.node.with_admission(Clone::clone);
+    let facts = world.parts.owners.node.with_admission(Clone::clone);
     assert_eq!(facts.labels.get("team").map(String::as_str), Some("x"));
     assert!(facts.taints.iter().any(|t| t.key == "a"));
     assert_eq!(world.events_of("NodeNotSchedulable"), 1);
@@ -271,7 +274,7 @@ fn a_deleted_node_comes_back_with_the_next_agent() {
     world.advance(s(5));
     assert!(is_ready(&server));
     let uid = node(&server)["metadata"]["uid"].clone();
-    let own = world.ctx.node.object().expect("an answer");
+    let own = world.parts.owners.node.object().expect("an answer");
     assert_eq!(own.metadata.uid.as_str(), uid);
 }
 
@@ -303,7 +306,7 @@ fn trouble_at_the_start_holds_up_only_itself() {
     server.faults().add(cut.times(1));
     let world = World::with(&[], Some(api(&server)));
     let waits = || {
-        let cluster = world.ctx.cluster.as_ref().expect("a cluster");
+        let cluster = world.parts.owners.cluster.as_ref().expect("a cluster");
         smol::future::block_on(smol::future::poll_once(cluster.member.wait_read())).is_none()
     };
     assert!(waits());
@@ -322,7 +325,7 @@ fn pod_cidrs_are_kept_for_the_next_start() {
     let flags = &["--kubeconfig=/nonexistent"];
     let world = World::with(flags, Some(api(&server)));
     let kept = world.dir().join("root/pod-cidrs");
-    let subnets = || cluster::pod_cidr::subnets(&world.ctx.cfg).join(" ");
+    let subnets = || cluster::pod_cidr::subnets(&world.parts.cfg).join(" ");
     world.advance(s(1));
     assert_eq!(subnets(), "10.85.0.0/16");
     let given =
@@ -342,7 +345,7 @@ fn pod_cidrs_are_kept_for_the_next_start() {
     assert_eq!(asked(&server, "GET", "/nodes/"), reads);
     let alone = World::with(&["--pod-cidr=10.7.0.0/24"], None);
     fs::write(alone.dir().join("root/pod-cidrs"), "10.9.1.0/24").expect("write");
-    let subnets = cluster::pod_cidr::subnets(&alone.ctx.cfg);
+    let subnets = cluster::pod_cidr::subnets(&alone.parts.cfg);
     assert_eq!(
         subnets,
         ["10.7.0.0/24"],
@@ -374,6 +377,6 @@ fn local_commands_see_whether_the_apiserver_answers() {
         &Value::Null,
         "ours alone"
     );
-    let told = world.ctx.cluster.as_ref().and_then(cluster::Cluster::ended);
+    let told = world.parts.owners.cluster.as_ref().and_then(|c| c.ended());
     assert_eq!(told, None);
 }

@@ -50,7 +50,7 @@ fn work_is_counted() {
     ] {
         line(&text, wanted);
     }
-    assert!(!world.ctx.pods.some_start());
+    assert!(!world.agent.borrow().pods().some_start());
     line(
         &self::text(&world, Figures::Slis),
         "kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 1",

@@ -86,7 +86,7 @@ fn conditions_say_since_when_they_hold() {
     );
     assert_ne!(turned, since);
     // NODE-18
-    world.ctx.pods.set_records_wait(true);
+    world.agent.borrow_mut().pods_mut().set_records_wait(true);
     let (status, message, ..) = condition(&shown(&world), "DiskPressure");
     assert_eq!(status, "True");
     assert!(

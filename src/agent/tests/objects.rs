@@ -86,7 +86,7 @@ fn pulling(secrets: &[&str], policy: &str) -> Value {
 }
 
 fn file(world: &World, uid: &str, path: &str) -> Option<String> {
-    let base = world.ctx.volumes.pod_dir(&PodUid::from(uid));
+    let base = world.parts.machine.volumes.pod_dir(&PodUid::from(uid));
     fs::read_to_string(base.join("volumes").join(path)).ok()
 }
 
@@ -95,7 +95,7 @@ const TOKEN_FILE: &str = "kubernetes.io~projected/t/token";
 
 /// Files in the directory of copies.
 fn copies(world: &World) -> Vec<PathBuf> {
-    let dir = world.ctx.cfg.dirs.root.join("objects");
+    let dir = world.parts.cfg.dirs.root.join("objects");
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|e| e.path()).collect()
 }
@@ -428,7 +428,14 @@ fn the_cluster_says_how_long_objects_are_known() {
     let (world, api) = cluster();
     world.advance(s(1));
     api.edit_node(|node| node["metadata"]["annotations"][TTL_ANNOTATION] = "3600".into());
-    world.ctx.cluster.as_ref().expect("joined").member.doubt();
+    world
+        .parts
+        .owners
+        .cluster
+        .as_ref()
+        .expect("joined")
+        .member
+        .doubt();
     world.advance(s(2));
     api.put_object("configmaps/ns/cm", config_map("one"));
     run(&world, &api, "a", mounting(&[config_volume(false)]));
@@ -569,7 +576,7 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     });
     // What is gone is forgotten.
     let records = || {
-        let dir = world.ctx.cfg.dirs.root.join("image_manager");
+        let dir = world.parts.cfg.dirs.root.join("image_manager");
         ["pulled", "pulling"].map(|kind| fs::read_dir(dir.join(kind)).expect("directory").count())
     };
     assert_eq!(records(), [2, 0]);
@@ -579,7 +586,7 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     let image = smol::future::block_on(world.fake.image_status("registry.test/public:1"));
     let id = image.expect("answer").expect("there").id;
     smol::future::block_on(world.fake.remove_image(&id)).expect("removed");
-    smol::future::block_on(world.ctx.images.tidy());
+    smol::future::block_on(world.parts.owners.images.tidy());
     assert_eq!(records(), [1, 0]);
 }
 
@@ -596,13 +603,13 @@ fn what_an_image_was_pulled_with_ends_with_it() {
     };
     let uid = run(&world, &api, "first", of(&["pull"]));
     end(&world, &api, "first", &uid);
-    let (ctx, lane) = (&world.ctx, Lane::inline());
+    let (parts, lane) = (&world.parts, Lane::inline());
     let store = world.dir().join("store");
     let store = StoreImages::open(store, Settings::default(), lane.clone(), lane);
     let commands = ImageCommands {
-        images: Rc::clone(&ctx.images),
+        images: Rc::clone(&parts.owners.images),
         store: smol::future::block_on(store).expect("store"),
-        runtime: Rc::clone(&ctx.runtime),
+        runtime: Rc::clone(&parts.machine.runtime),
     };
     smol::future::block_on(commands.remove(PRIVATE)).expect("removed");
     // Somebody puts the same bytes there, and the registry is away.
@@ -642,7 +649,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
     world.until("is refused", |w| {
         w.waiting(&other).is_some_and(|r| r.ends_with("Pull"))
     });
-    smol::future::block_on(world.ctx.images.tidy());
+    smol::future::block_on(world.parts.owners.images.tidy());
     world.advance(s(600));
     assert_ne!(world.phase(&other), Some(Phase::Running));
 }

@@ -80,7 +80,7 @@ fn restarts(world: &World, uid: &str) -> u32 {
 
 /// Messages of events of that reason, as they were first told.
 pub(super) fn told(world: &World, reason: &str) -> Vec<String> {
-    let recorder = &world.ctx.recorder;
+    let recorder = &world.parts.tools.recorder;
     let named = recorder.events().filter(|e| *e.reason == *reason);
     named.map(|e| e.message.to_string()).collect()
 }
@@ -112,7 +112,7 @@ fn a_pod_is_ready_when_its_probe_says_so() {
     );
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
-    assert_eq!(world.ctx.probes.count(), 0);
+    assert_eq!(world.parts.owners.probes.count(), 0);
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn a_sidecar_with_a_startup_probe() {
         told(&world, "Killing"),
         ["Init container s failed liveness probe, will be restarted"]
     );
-    let recorder = &world.ctx.recorder;
+    let recorder = &world.parts.tools.recorder;
     let unhealthy = recorder.events().find(|e| *e.reason == *"Unhealthy");
     assert_eq!(
         unhealthy.map(|e| e.field_path.to_string()).as_deref(),

@@ -74,7 +74,7 @@ fn a_hook_that_never_ends_does_not_keep_its_pod() {
 fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
     let world = World::new();
     let uid = PodUid::from("a");
-    let record = world.ctx.store.dir(&uid).join("pod.json");
+    let record = world.parts.machine.store.dir(&uid).join("pod.json");
     fs::create_dir_all(record.join("in the way")).expect("directory");
     let delivery = world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
     assert_eq!(delivery.unrecorded, core::slice::from_ref(&uid));
@@ -99,7 +99,7 @@ fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
     world.apply(&[manifest("a", json!({}))]);
     world.until("runs", |w| w.phase("a") == Some(Phase::Running));
     let uid = PodUid::from("a");
-    fs::write(world.ctx.store.dir(&uid).join("pod.json"), "{").expect("write");
+    fs::write(world.parts.machine.store.dir(&uid).join("pod.json"), "{").expect("write");
     world.advance(s(200));
     let state = |w: &World| w.fake.container(&uid, "c").map(|c| c.state);
     assert_eq!(state(&world), Some(ContainerState::Running));
@@ -114,12 +114,14 @@ fn nothing_is_removed_of_a_pod_that_is_on_its_way_in() {
     world.advance(s(5));
     let uid = PodUid::from("a");
     // As between the writing of a record and the loop's hearing of it.
-    world.ctx.pods.arrives(&uid);
-    fs::create_dir_all(world.ctx.store.dir(&uid)).expect("directory");
+    world.agent.borrow_mut().pods_mut().arrives(&uid);
+    fs::create_dir_all(world.parts.machine.store.dir(&uid)).expect("directory");
     world.advance(s(130));
-    assert!(world.ctx.store.dir(&uid).exists());
-    world.ctx.pods.arrived(&uid);
-    world.until("an orphan is removed", |w| !w.ctx.store.dir(&uid).exists());
+    assert!(world.parts.machine.store.dir(&uid).exists());
+    world.agent.borrow_mut().pods_mut().arrived(&uid);
+    world.until("an orphan is removed", |w| {
+        !w.parts.machine.store.dir(&uid).exists()
+    });
 }
 
 #[test]

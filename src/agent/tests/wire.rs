@@ -11,8 +11,8 @@ use std::{collections::BTreeMap, rc::Rc};
 use smol::future::FutureExt as _;
 
 use super::super::{
+    bell::Bell,
     clock::Alarm,
-    pods::Bell,
     probes::{Asked, Wire},
 };
 use crate::probe::{Action, Answer, HttpGet, Unanswered, http::Hooked};

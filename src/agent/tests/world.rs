@@ -27,16 +27,17 @@ use super::{
     super::{
         admission,
         asker::Asker,
-        backoff_store,
+        assembly, backoff_store,
         clock::{Alarm, Clock},
         cluster::Joined,
         cluster_views,
         core::{Agent, Command, Event},
-        ctx::{Ctx, Parts, Shared},
-        event_loop, executor, manifests,
+        event_loop::{self, Seat},
+        executor, manifests,
         metrics::Metrics,
         node::{self, Node, NodeFacts},
-        pollers, run,
+        parts::{Given, Parts},
+        pollers,
         views::Taken,
     },
     api::FakeApi,
@@ -148,7 +149,9 @@ type Way = (&'static [&'static str], Option<Arc<dyn Api>>);
 
 /// One machine, and the agent that runs on it.
 pub(super) struct World {
-    pub(super) ctx: Shared,
+    pub(super) parts: Parts,
+    /// The deciding side.
+    pub(super) agent: Rc<RefCell<Agent>>,
     pub(super) fake: Rc<Fake>,
     pub(super) events: Sender<Event>,
     pub(super) wire: Rc<FakeWire>,
@@ -156,7 +159,8 @@ pub(super) struct World {
     way: Way,
     hands: Rc<Hands>,
     executor: Rc<LocalExecutor<'static>>,
-    agent: Task<()>,
+    /// The agent's loop.
+    task: Task<()>,
     pub(super) api: Option<Arc<FakeApi>>,
     pub(super) metrics: Metrics,
     pub(super) asker: Asker,
@@ -205,7 +209,6 @@ impl World {
     ) -> Self {
         let executor = Rc::new(LocalExecutor::new());
         let (events, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
-        let (relist, asked) = smol::channel::bounded(1);
         let mut flags = way.0.to_vec();
         if way.1.is_some() {
             // There is no thread beside the test's.
@@ -220,29 +223,21 @@ impl World {
             joined.answers = MANY_ANSWERS;
             joined
         });
-        let ctx = template.context(Rc::clone(&fake), Rc::clone(&hands), relist, joined);
-        let ctx = Rc::new(ctx);
-        let delays = backoff_store::restore(&ctx.cfg.dirs.run);
-        ctx.pods.restore_delays(delays, ctx.clock.now());
         let asker = Asker::new(events.clone());
-        let driver = run::probe_driver(&ctx, asker.clone(), events.clone());
+        let given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
+        let running = Running::start(given, &executor, &events, queue);
+        let parts = running.parts;
+        let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
         driver.recall();
-        let agent = executor.spawn({
-            let (ctx, executor, events) = (Rc::clone(&ctx), Rc::clone(&executor), events.clone());
-            async move { event_loop::run(ctx, executor, queue, events).await }
-        });
-        for task in pollers::tasks(&ctx, asked, &events) {
-            executor.spawn(task).detach();
-        }
         executor.spawn(driver.run(Rc::clone(&executor))).detach();
-        for task in cluster_views::tasks(&ctx, &executor, &events) {
-            executor.spawn(task).detach();
-        }
+        running.members.into_iter().for_each(Task::detach);
         let world = Self {
             wire,
-            metrics: run::metrics(&ctx, asker.clone()),
+            metrics: assembly::metrics(&parts, asker.clone()),
             asker,
-            ctx,
+            parts,
+            agent: running.agent,
+            task: running.task,
             api: None,
             fake,
             way,
@@ -250,7 +245,6 @@ impl World {
             root,
             hands,
             executor,
-            agent,
             forgiven: None,
         };
         world.set(world.now());
@@ -302,12 +296,18 @@ impl World {
 
     /// What `get node` shows.
     pub(super) fn node_object(&self) -> Value {
-        let ctx = &*self.ctx;
-        let (runtime, clock) = (&*ctx.runtime, &*ctx.clock);
+        let Parts {
+            tools,
+            machine,
+            owners,
+            started_at,
+            ..
+        } = &self.parts;
+        let (runtime, clock) = (&*machine.runtime, &*tools.clock);
         let shown = async {
             let standing = self.asker.ask(Agent::standing).await;
-            let node = &ctx.node;
-            node.show(runtime, standing, clock, &ctx.complaints, ctx.started_at)
+            let node = &owners.node;
+            node.show(runtime, standing, clock, &tools.complaints, *started_at)
                 .await
         };
         self.wait(shown).to_object()
@@ -373,7 +373,7 @@ impl World {
             self.advance(Duration::from_millis(100));
         }
         let seen = self.api.as_ref().map(|api| api.take_seen());
-        let events: Vec<_> = self.ctx.recorder.events().collect();
+        let events: Vec<_> = self.parts.tools.recorder.events().collect();
         panic!("never happened: {what}\n{events:#?}\n{seen:#?}");
     }
 
@@ -404,7 +404,11 @@ impl World {
     }
 
     pub(super) fn status(&self, uid: &str) -> Option<PodStatus> {
-        self.ctx.pods.status(&PodUid::from(uid))
+        self.agent
+            .borrow()
+            .pods()
+            .status(&PodUid::from(uid))
+            .cloned()
     }
 
     pub(super) fn phase(&self, uid: &str) -> Option<Phase> {
@@ -424,10 +428,10 @@ impl World {
         let Ok(listed) = smol::future::block_on(self.fake.pod_status(&uid)) else {
             return false;
         };
-        self.ctx.is_nobodys(&uid)
+        self.agent.borrow().is_nobodys(&uid)
             && listed.containers.is_empty()
             && listed.sandboxes.is_empty()
-            && !self.ctx.store.dir(&uid).exists()
+            && !self.parts.machine.store.dir(&uid).exists()
             && self.status(&uid).is_none()
     }
 
@@ -440,7 +444,7 @@ impl World {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.agent.is_finished()
+        self.task.is_finished()
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -449,7 +453,7 @@ impl World {
 
     /// How often an event was recorded.
     pub(super) fn events_of(&self, reason: &str) -> u32 {
-        let recorder = &self.ctx.recorder;
+        let recorder = &self.parts.tools.recorder;
         let named = recorder.events().filter(|e| *e.reason == *reason);
         named.map(|e| e.count).sum()
     }
@@ -472,6 +476,53 @@ impl Drop for World {
         // Volumes in memory, of pods that run to the end.
         let _ = crate::sys::mount::unmount_below(&self.root);
         let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// The loop leaves the agent where tests may look at it between two turns.
+impl Seat for Rc<RefCell<Agent>> {
+    fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T {
+        turn(&mut self.borrow_mut())
+    }
+}
+
+/// An agent that runs.
+pub(in crate::agent) struct Running {
+    pub(in crate::agent) parts: Parts,
+    pub(in crate::agent) agent: Rc<RefCell<Agent>>,
+    /// Its loop.
+    pub(in crate::agent) task: Task<()>,
+    /// What speaks with the apiserver.
+    pub(in crate::agent) members: Vec<Task<()>>,
+}
+
+impl Running {
+    /// Starts an agent on `executor`. Its loop reads `queue`; everybody else tells `events`.
+    pub(in crate::agent) fn start(
+        given: Given,
+        executor: &Rc<LocalExecutor<'static>>,
+        events: &Sender<Event>,
+        queue: Receiver<Event>,
+    ) -> Self {
+        let (relist, asked) = smol::channel::bounded(1);
+        let parts = Parts::new(given);
+        let delays = backoff_store::restore(&parts.cfg.dirs.run);
+        let agent = Agent::new(&parts, relist.clone(), delays);
+        let agent = Rc::new(RefCell::new(agent));
+        let hands = assembly::hands(&parts, executor, events, relist);
+        let watch = parts.tools.loop_watch.clone();
+        let task = executor.spawn(event_loop::run(Rc::clone(&agent), hands, watch, queue));
+        for task in pollers::tasks(&parts, asked, events) {
+            executor.spawn(task).detach();
+        }
+        let members = cluster_views::tasks(&parts, executor, events);
+        let members = members.into_iter().map(|task| executor.spawn(task));
+        Self {
+            members: members.collect(),
+            parts,
+            agent,
+            task,
+        }
     }
 }
 
@@ -552,14 +603,13 @@ impl Template {
         }
     }
 
-    /// An agent's context.
-    pub(in crate::agent) fn context(
+    /// What an agent is given.
+    pub(in crate::agent) fn given(
         &self,
         fake: Rc<Fake>,
         hands: Rc<Hands>,
-        relist: Sender<Mono>,
         joined: Option<Joined>,
-    ) -> Ctx {
+    ) -> Given {
         let (cfg, mut node) = (self.cfg.clone(), self.node.clone());
         if joined.is_some() {
             node.host_ips.clone_from(&self.host_ips);
@@ -577,7 +627,7 @@ impl Template {
         let admission =
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, context, admission));
-        Ctx::new(Parts {
+        Given {
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,
@@ -587,9 +637,8 @@ impl Template {
             volumes: self.volumes.clone(),
             cgroups,
             disk: Lane::inline(),
-            relist,
             cfg,
-        })
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::{
-        clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel, pods::Bell,
+        bell::Bell, clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
     },
     api::{Mono, Node, Pod, PodUid},
     config::{Config, OfflineSecrets},

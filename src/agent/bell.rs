@@ -8,22 +8,19 @@ use core::{
 
 /// Wakes whoever waits for something that changed. Waiters look again for themselves.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Bell {
+pub(super) struct Bell {
     wakers: RefCell<Vec<Waker>>,
 }
 
 impl Bell {
     /// Something changed.
-    pub(in crate::agent) fn ring(&self) {
+    pub(super) fn ring(&self) {
         let wakers = self.wakers.take();
         wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until `ready` has an answer; asked at once, and again after every [`Bell::ring`].
-    pub(in crate::agent) fn until<T>(
-        &self,
-        mut ready: impl FnMut() -> Option<T>,
-    ) -> impl Future<Output = T> {
+    pub(super) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
         poll_fn(move |cx| {
             if let Some(answer) = ready() {
                 return Poll::Ready(answer);

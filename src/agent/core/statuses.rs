@@ -2,16 +2,17 @@
 
 use core::time::Duration;
 
-use super::{
-    clock::Clock,
-    cluster::{ApiWriter, News},
-    node::Node,
-    pods::Pods,
-    probes::Probes,
-    recorder::{Recorder, Severity},
-    vitals::WorkCounters,
-};
+use super::Agent;
 use crate::{
+    agent::{
+        clock::Clock,
+        cluster::{ApiWriter, News},
+        node::Node,
+        pods::Pods,
+        probes::Probes,
+        recorder::{Recorder, Severity},
+        vitals::WorkCounters,
+    },
     api::{
         Pod, PodStatus, PodUid,
         cri::{DEFAULT_HANDLER, PodRuntimeStatus},
@@ -31,15 +32,31 @@ use crate::{
 
 /// What statuses are made of and where they go.
 pub(super) struct Statuses<'a> {
-    pub(super) pods: &'a Pods,
-    pub(super) probes: &'a Probes,
-    pub(super) node: &'a Node,
-    pub(super) clock: &'a dyn Clock,
-    pub(super) recorder: &'a Recorder,
-    pub(super) counters: &'a WorkCounters,
-    pub(super) runtime: &'a dyn RuntimeService,
+    pods: &'a mut Pods,
+    probes: &'a Probes,
+    node: &'a Node,
+    clock: &'a dyn Clock,
+    recorder: &'a Recorder,
+    counters: &'a WorkCounters,
+    runtime: &'a dyn RuntimeService,
     /// Who tells the apiserver, if there is one.
-    pub(super) api: Option<&'a ApiWriter>,
+    api: Option<&'a ApiWriter>,
+}
+
+impl Agent {
+    /// What statuses are made of and where they go.
+    pub(super) fn statuses(&mut self) -> Statuses<'_> {
+        Statuses {
+            pods: &mut self.pods,
+            probes: &self.owners.probes,
+            node: &self.owners.node,
+            clock: &*self.tools.clock,
+            recorder: &self.tools.recorder,
+            counters: &self.tools.counters,
+            runtime: &*self.runtime,
+            api: self.owners.cluster.as_ref().map(|cluster| &*cluster.writer),
+        }
+    }
 }
 
 impl Statuses<'_> {
@@ -47,10 +64,8 @@ impl Statuses<'_> {
     pub(super) fn generate(&self, pod: &Pod, runtime: &PodRuntimeStatus) -> PodStatus {
         let failure = past_active_deadline(pod, self.active_for(pod));
         if let Some(failure) = &failure {
-            let told = self
-                .pods
-                .with_status(&pod.metadata.uid, |s| s.reason == DEADLINE_EXCEEDED);
-            if told != Some(true) {
+            let told = self.pods.status(&pod.metadata.uid);
+            if told.is_none_or(|s| s.reason != DEADLINE_EXCEEDED) {
                 self.recorder
                     .pod(pod, Severity::Normal, DEADLINE_EXCEEDED, &failure.message);
             }
@@ -86,25 +101,22 @@ impl Statuses<'_> {
         failure: Option<&PodFailure>,
     ) -> PodStatus {
         let uid = &pod.metadata.uid;
-        let cached = self.pods.status(uid);
         let status = self.probes.with(uid, |probes| {
-            self.pods.with_reasons(|reasons| {
-                generate_pod_status(&StatusInput {
-                    pod,
-                    runtime,
-                    cached: cached.as_ref(),
-                    finished,
-                    failure,
-                    reasons,
-                    probes,
-                    host_ips: &self.node.host_ips(),
-                    runtime_name: &self.runtime.version().name,
-                    recursive_read_only: self
-                        .runtime
-                        .capabilities()
-                        .recursive_read_only_mounts(DEFAULT_HANDLER),
-                    now: self.clock.wall(),
-                })
+            generate_pod_status(&StatusInput {
+                pod,
+                runtime,
+                cached: self.pods.status(uid),
+                finished,
+                failure,
+                reasons: self.pods.reasons(),
+                probes,
+                host_ips: &self.node.host_ips(),
+                runtime_name: &self.runtime.version().name,
+                recursive_read_only: self
+                    .runtime
+                    .capabilities()
+                    .recursive_read_only_mounts(DEFAULT_HANDLER),
+                now: self.clock.wall(),
             })
         });
         self.probes.generated(uid, &status, self.clock.now());
@@ -113,25 +125,23 @@ impl Statuses<'_> {
 
     /// What the killer wants the status to say.
     fn stop_failure(&self, handle: Handle) -> Option<PodFailure> {
-        self.pods.workers(|table| {
-            let stop = table.stop_status(handle)?;
-            Some(PodFailure {
-                reason: stop.reason.to_string(),
-                message: stop.message.to_string(),
-            })
+        let stop = self.pods.table().stop_status(handle)?;
+        Some(PodFailure {
+            reason: stop.reason.to_string(),
+            message: stop.message.to_string(),
         })
     }
 
     /// Time since the pod's start time. Both are the API's: whole seconds of the wall clock, as upstream compares them.
     fn active_for(&self, pod: &Pod) -> Option<Duration> {
-        let told = self.pods.with_status(&pod.metadata.uid, |s| s.start_time);
-        let start = told.flatten().or(pod.status.start_time)?;
+        let told = self.pods.status(&pod.metadata.uid);
+        let start = told.and_then(|s| s.start_time).or(pod.status.start_time)?;
         let age = self.clock.wall().secs().saturating_sub(start.secs());
         Some(Duration::from_secs(u64::try_from(age).unwrap_or(0)))
     }
 
     /// Has the pod woken when its active deadline passes.
-    pub(super) fn watch_deadline(&self, handle: Handle, pod: &Pod) {
+    pub(super) fn watch_deadline(&mut self, handle: Handle, pod: &Pod) {
         let limit = pod
             .spec
             .active_deadline_seconds
@@ -144,18 +154,15 @@ impl Statuses<'_> {
     }
 
     /// Stores a generated status, unless it says nothing new or is illegal.
-    pub(super) fn store(&self, pod: &Pod, status: PodStatus) {
-        self.keep(pod, || self.pods.set_status(pod, status, self.clock.wall()));
+    pub(super) fn store(&mut self, pod: &Pod, status: PodStatus) {
+        let now = self.clock.wall();
+        self.keep(pod, |pods| pods.set_status(pod, status, now));
     }
 
-    fn keep(&self, pod: &Pod, store: impl FnOnce() -> Update) {
+    fn keep(&mut self, pod: &Pod, store: impl FnOnce(&mut Pods) -> Update) {
         let meta = &pod.metadata;
-        let phase = || {
-            self.pods
-                .with_status(&meta.uid, |s| (s.phase, s.reason.clone()))
-        };
-        let before = phase();
-        match store() {
+        let before = self.pods.status(&meta.uid).map(|s| s.phase);
+        match store(self.pods) {
             Update::Changed => {
                 if let Some(api) = self.api {
                     api.on(News::Status);
@@ -168,13 +175,12 @@ impl Statuses<'_> {
             ),
             Update::Same => {}
         }
-        if let Some((phase, reason)) =
-            phase().filter(|now| before.as_ref().is_none_or(|b| b.0 != now.0))
-        {
-            let why = if reason.is_empty() {
-                String::new()
-            } else {
-                format!(": {reason}")
+        let status = self.pods.status(&meta.uid);
+        if let Some(status) = status.filter(|status| before != Some(status.phase)) {
+            let phase = status.phase;
+            let why = match status.reason.as_str() {
+                "" => String::new(),
+                reason => format!(": {reason}"),
             };
             log::info!(
                 "pod={}/{} uid={} phase {}{why}",
@@ -188,7 +194,7 @@ impl Statuses<'_> {
     }
 
     /// A pod that came while we watched runs for the first time, or never will.
-    fn note_start(&self, uid: &PodUid, phase: Phase) {
+    fn note_start(&mut self, uid: &PodUid, phase: Phase) {
         if phase == Phase::Pending {
             return;
         }
@@ -200,37 +206,34 @@ impl Statuses<'_> {
     }
 
     /// A pod that was refused at admission (LOOP-10, STAT-14).
-    pub(super) fn reject(&self, pod: &Pod, reason: &str, message: &str) {
-        self.store(
-            pod,
-            rejected_status(pod, reason, message, self.clock.wall()),
-        );
+    pub(super) fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        let status = rejected_status(pod, reason, message, self.clock.wall());
+        self.store(pod, status);
     }
 
     /// Everything of the pod is cleaned up: the last status (DEL-03).
-    pub(super) fn finish(&self, pod: &Pod) {
-        self.keep(pod, || self.pods.finish_status(pod, self.clock.wall()));
+    pub(super) fn finish(&mut self, pod: &Pod) {
+        let now = self.clock.wall();
+        self.keep(pod, |pods| pods.finish_status(pod, now));
     }
 
     /// What a probe says of a container is shown at once (SM-15).
-    pub(super) fn probed(&self, pod: &Pod, container_id: &str, change: ProbeChange) {
+    pub(super) fn probed(&mut self, pod: &Pod, container_id: &str, change: ProbeChange) {
         let known = self.pods.status(&pod.metadata.uid);
         let now = self.clock.wall();
-        let new = known.and_then(|s| with_probe_result(pod, &s, container_id, change, now));
+        let new = known.and_then(|s| with_probe_result(pod, s, container_id, change, now));
         if let Some(status) = new {
             self.store(pod, status);
         }
     }
 
     /// A new sandbox with its network is up: say so before images are pulled (SYNC-16, ACT-24).
-    pub(super) fn sandbox_is_ready(&self, pod: &Pod) {
+    pub(super) fn sandbox_is_ready(&mut self, pod: &Pod) {
         let now = self.clock.wall();
         let known = self.pods.status(&pod.metadata.uid);
-        if let Some(status) = known {
-            self.store(
-                pod,
-                with_condition(pod, &status, conditions::sandbox_is_up(), now),
-            );
+        let is_up = |s| with_condition(pod, s, conditions::sandbox_is_up(), now);
+        if let Some(status) = known.map(is_up) {
+            self.store(pod, status);
         }
     }
 }

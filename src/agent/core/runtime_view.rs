@@ -4,32 +4,52 @@
 //! the gate. The loop hands it what `relister` has read; everybody else asks. Bounded by what the runtime lists.
 
 use alloc::rc::Rc;
-use core::cell::RefCell;
 
 use smol::channel::Sender;
 
-use super::relister::{Inspection, Listing};
 use crate::{
     api::{
-        ContainerId, Mono, PodUid,
-        cri::{Condition, ContainerState, ContainerStatus, PodRuntimeStatus, RuntimeStatus},
+        ContainerId, Mono, PodUid, Wall,
+        cri::{
+            Condition, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, RuntimeStatus,
+        },
     },
     logic::{
         loop_health::{RuntimeDown, RuntimeGate},
         pleg::{self, Pleg, RunningCounts},
-        runtime_cache::{RunningPod, RunningPods, RuntimeCache, Seen, Status},
+        runtime_cache::{NoStatus, RunningPod, RunningPods, RuntimeCache, Seen, Status},
     },
 };
 
 /// See the module's words.
 #[derive(Debug)]
 pub(super) struct RuntimeView {
-    pleg: RefCell<Pleg>,
-    cache: RefCell<RuntimeCache>,
-    running: RefCell<RunningPods>,
-    gate: RefCell<RuntimeGate>,
+    pleg: Pleg,
+    cache: RuntimeCache,
+    running: RunningPods,
+    gate: RuntimeGate,
     /// Asks for a relist that begins later than this; a full channel means one is asked for already.
     relist: Sender<Mono>,
+}
+
+/// All pods of the runtime.
+pub(in crate::agent) struct Listing {
+    /// When the runtime was asked: what is listed is at least that new.
+    pub(in crate::agent) begun: Mono,
+    /// Pods, in any order.
+    pub(in crate::agent) pods: Vec<PodItem>,
+    /// Where the loop names those to read, at most once. Dropped: none.
+    pub(in crate::agent) inspect: Sender<Vec<PodUid>>,
+}
+
+/// The pods that differed in a listing.
+pub(in crate::agent) struct Inspection {
+    /// When that listing began.
+    pub(in crate::agent) begun: Mono,
+    /// The same by the wall clock.
+    pub(in crate::agent) wall: Wall,
+    /// What the runtime said of each, or why it said nothing.
+    pub(in crate::agent) statuses: Vec<(PodUid, Result<PodRuntimeStatus, NoStatus>)>,
 }
 
 /// What a listing showed.
@@ -42,20 +62,20 @@ pub(super) enum Listed {
 }
 
 impl RuntimeView {
-    /// A runtime that was not asked yet. `relist` reaches the [`Relister`](super::relister::Relister).
+    /// A runtime that was not asked yet. `relist` reaches the [`Relister`](crate::agent::relister::Relister).
     pub(super) fn new(relist: Sender<Mono>) -> Self {
         Self {
-            pleg: RefCell::default(),
-            cache: RefCell::default(),
-            running: RefCell::default(),
-            gate: RefCell::default(),
+            pleg: Pleg::default(),
+            cache: RuntimeCache::default(),
+            running: RunningPods::default(),
+            gate: RuntimeGate::default(),
             relist,
         }
     }
 
     /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
     pub(super) fn status(&self, uid: &PodUid) -> Rc<PodRuntimeStatus> {
-        let known = self.cache.borrow().get(uid);
+        let known = self.cache.get(uid);
         known.unwrap_or_else(|_| {
             Rc::new(PodRuntimeStatus {
                 uid: uid.clone(),
@@ -66,28 +86,23 @@ impl RuntimeView {
 
     /// Why the status of a pod could not be read, if so.
     pub(super) fn status_error(&self, uid: &PodUid) -> Option<Rc<str>> {
-        self.cache.borrow().get(uid).err().map(|why| why.0)
+        self.cache.get(uid).err().map(|why| why.0)
     }
 
     /// What was last said of each pod, sorted by UID; pods whose status could not be read are left out.
     pub(super) fn statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
-        let cache = self.cache.borrow();
         let read = |(_, status): (_, &Status)| status.as_ref().ok().cloned();
-        cache.iter().filter_map(read).collect()
+        self.cache.iter().filter_map(read).collect()
     }
 
     /// When the newest ended instance of a container ended, for its back-off; `None` if none has.
     pub(super) fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
-        self.cache.borrow().last_end(status, container)
+        self.cache.last_end(status, container)
     }
 
     /// UIDs of all pods that the runtime knows, sorted.
     pub(super) fn uids(&self) -> Vec<PodUid> {
-        self.cache
-            .borrow()
-            .iter()
-            .map(|(uid, _)| uid.clone())
-            .collect()
+        self.cache.iter().map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Whether a container runs.
@@ -99,69 +114,66 @@ impl RuntimeView {
 
     /// Whether a relist was taken in and nothing of the pod runs. An error is not idle.
     pub(super) fn is_idle(&self, uid: &PodUid) -> bool {
-        self.cache.borrow().is_idle(uid)
+        self.cache.is_idle(uid)
     }
 
-    /// Hands the ages of statuses to `look`, which must not ask this owner for anything.
-    pub(super) fn with_ages<T>(&self, look: impl FnOnce(&RuntimeCache) -> T) -> T {
-        look(&self.cache.borrow())
+    /// The ages of statuses.
+    pub(super) const fn ages(&self) -> &RuntimeCache {
+        &self.cache
     }
 
     /// Pods that ran at the last relist; `None` if that is too long ago.
     pub(super) fn running(&self, now: Mono) -> Option<Vec<RunningPod>> {
-        self.running.borrow().fresh(now).map(<[_]>::to_vec)
+        self.running.fresh(now).map(<[_]>::to_vec)
     }
 
     /// Whether the last relist is young, and nothing ran.
     pub(super) fn nothing_runs(&self, now: Mono) -> bool {
-        self.running
-            .borrow()
-            .fresh(now)
-            .is_some_and(<[_]>::is_empty)
+        self.running.fresh(now).is_some_and(<[_]>::is_empty)
     }
 
     /// What the last relist counted.
     pub(super) fn counts(&self) -> RunningCounts {
-        self.pleg.borrow().counts()
+        self.pleg.counts()
     }
 
     /// Events that found no room, in all.
     pub(super) fn discarded(&self) -> u64 {
-        self.pleg.borrow().discarded()
+        self.pleg.discarded()
     }
 
     /// When the last successful relist began.
     pub(super) fn last_relist(&self) -> Option<Mono> {
-        self.pleg.borrow().last_relist()
+        self.pleg.last_relist()
     }
 
     /// Whether anything may be done to pods: the runtime answers and relists succeed (LOOP-02, LOOP-03). One that is not
     /// ready but keeps hold of its pods holds up only what would start: [`RuntimeView::start_problem`].
     pub(super) fn may_run_pods(&self, now: Mono) -> bool {
-        let pleg = self.pleg.borrow().healthy(now);
-        self.gate.borrow().check_hold(pleg, now).is_ok()
+        let pleg = self.pleg.healthy(now);
+        self.gate.check_hold(pleg, now).is_ok()
     }
 
     /// Why pods are not handled, if so.
     pub(super) fn down(&self, now: Mono) -> Option<RuntimeDown> {
-        let pleg = self.pleg.borrow().healthy(now);
-        self.gate.borrow().check(pleg, now).err()
+        let pleg = self.pleg.healthy(now);
+        self.gate.check(pleg, now).err()
     }
 
     /// Why the node is not ready as far as the runtime goes; empty if it is.
     pub(super) fn ready_errors(&self, now: Mono) -> Vec<String> {
-        let pleg = self.pleg.borrow().healthy(now);
-        self.gate.borrow().ready_errors(pleg, now)
+        let pleg = self.pleg.healthy(now);
+        self.gate.ready_errors(pleg, now)
     }
 
     /// Why no container may start, if so.
     pub(super) fn start_problem(&self) -> Option<String> {
-        self.gate.borrow().start_error().map(str::to_owned)
+        self.gate.start_error().map(str::to_owned)
     }
 
     /// Whether pods may be given a network, and why not.
     pub(super) fn network_problem(&self) -> Option<String> {
-        self.gate.borrow().network_error().map(str::to_owned)
+        self.gate.network_error().map(str::to_owned)
     }
 
     /// Asks for a relist soon: something was changed at the runtime.
@@ -170,16 +182,11 @@ impl RuntimeView {
         let _ = self.relist.try_send(Mono(0));
     }
 
-    /// Asks for a relist that begins after `now`: a worker waits for its outcome.
-    pub(super) fn request_status(&self, now: Mono) {
-        let _ = self.relist.force_send(now);
-    }
-
     /// The runtime was listed.
-    pub(super) fn listed(&self, listing: &Listing) -> Listed {
-        let (mut pleg, mut cache) = (self.pleg.borrow_mut(), self.cache.borrow_mut());
-        self.running.borrow_mut().set(&listing.pods, listing.begun);
-        let differs = pleg.listed(&listing.pods, &mut cache, listing.begun);
+    pub(super) fn listed(&mut self, listing: &Listing) -> Listed {
+        let (pleg, cache) = (&mut self.pleg, &mut self.cache);
+        self.running.set(&listing.pods, listing.begun);
+        let differs = pleg.listed(&listing.pods, cache, listing.begun);
         if !differs.is_empty() {
             return Listed::Differs(differs);
         }
@@ -189,8 +196,8 @@ impl RuntimeView {
 
     /// The pods that differed were read. Returns what happened, in order. What belongs to a listing before the last one is no
     /// news: those pods were named again.
-    pub(super) fn inspected(&self, inspection: Inspection) -> Vec<pleg::Event> {
-        let (mut pleg, mut cache) = (self.pleg.borrow_mut(), self.cache.borrow_mut());
+    pub(super) fn inspected(&mut self, inspection: Inspection) -> Vec<pleg::Event> {
+        let (pleg, cache) = (&mut self.pleg, &mut self.cache);
         let Inspection {
             begun,
             wall,
@@ -201,17 +208,16 @@ impl RuntimeView {
         }
         for (uid, status) in statuses {
             let seen = Seen { at: begun, wall };
-            pleg.inspected(&uid, status, &mut cache, seen);
+            pleg.inspected(&uid, status, cache, seen);
         }
         cache.set_time(begun);
         core::iter::from_fn(|| pleg.poll_event()).collect()
     }
 
     /// The runtime's conditions were read.
-    pub(super) fn take_status(&self, status: RuntimeStatus, now: Mono) {
-        let mut gate = self.gate.borrow_mut();
-        tell_change(gate.status(), &status);
-        gate.on_status(status, now);
+    pub(super) fn take_status(&mut self, status: RuntimeStatus, now: Mono) {
+        tell_change(self.gate.status(), &status);
+        self.gate.on_status(status, now);
     }
 }
 

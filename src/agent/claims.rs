@@ -1,0 +1,117 @@
+//! Exclusion: at most one runtime operation per pod at a time, and one writer of its record.
+//!
+//! What carries out effects claims a pod before it acts on it, and lets go when it is done, however it ends. The loop knows
+//! nothing of it and waits for nobody. At most two claims for each effect that runs.
+
+use alloc::collections::BTreeSet;
+use core::cell::RefCell;
+
+use super::bell::Bell;
+use crate::api::PodUid;
+
+/// What only one at a time may do with a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    /// Act on it at the runtime: a call of its worker, garbage collection, removal.
+    Operation,
+    /// Write its record, or remove its directory.
+    Record,
+}
+
+/// Who works on which pod. One thread, so it is a set.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    taken: RefCell<BTreeSet<(PodUid, Work)>>,
+    /// A claim has ended.
+    ended: Bell,
+}
+
+/// A turn at work on one pod; over when dropped.
+#[must_use]
+pub(super) struct Turn<'a> {
+    claims: &'a Claims,
+    claim: (PodUid, Work),
+}
+
+impl Claims {
+    /// A turn at the runtime with this pod, if nobody has it.
+    pub(super) fn try_operate(&self, uid: &PodUid) -> Option<Turn<'_>> {
+        self.try_turn(uid, Work::Operation)
+    }
+
+    /// A turn at the runtime with this pod, as soon as nobody else has it.
+    pub(super) async fn operate(&self, uid: &PodUid) -> Turn<'_> {
+        self.turn(uid, Work::Operation).await
+    }
+
+    /// A turn at this pod's record, if nobody has it.
+    pub(super) fn try_record(&self, uid: &PodUid) -> Option<Turn<'_>> {
+        self.try_turn(uid, Work::Record)
+    }
+
+    /// A turn at this pod's record, as soon as nobody else has it.
+    pub(super) async fn record(&self, uid: &PodUid) -> Turn<'_> {
+        self.turn(uid, Work::Record).await
+    }
+
+    fn try_turn(&self, uid: &PodUid, work: Work) -> Option<Turn<'_>> {
+        let claim = (uid.clone(), work);
+        let is_free = self.taken.borrow_mut().insert(claim.clone());
+        is_free.then(|| Turn {
+            claims: self,
+            claim,
+        })
+    }
+
+    async fn turn(&self, uid: &PodUid, work: Work) -> Turn<'_> {
+        self.ended.until(|| self.try_turn(uid, work)).await
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.claims.taken.borrow_mut().remove(&self.claim);
+        self.claims.ended.ring();
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    impl super::Claims {
+        /// Whether nobody works on any pod.
+        pub(in crate::agent) fn is_idle(&self) -> bool {
+            self.taken.borrow().is_empty()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::pin::pin;
+
+    use smol::future::{block_on, poll_once};
+
+    use super::*;
+
+    #[test]
+    fn one_turn_a_pod() {
+        let claims = Claims::default();
+        let (a, b) = (PodUid::from("a"), PodUid::from("b"));
+        let first = claims.try_operate(&a).expect("free");
+        assert!(claims.try_operate(&a).is_none());
+        assert!(claims.try_operate(&b).is_some(), "pods are independent");
+        assert!(claims.try_record(&a).is_some(), "so are kinds of work");
+        let mut second = pin!(claims.operate(&a));
+        let mut third = pin!(claims.operate(&a));
+        assert!(block_on(poll_once(&mut second)).is_none());
+        assert!(block_on(poll_once(&mut third)).is_none());
+        drop(first);
+        let held = block_on(poll_once(&mut second)).expect("released");
+        assert!(block_on(poll_once(&mut third)).is_none(), "one at a time");
+        drop(held);
+        let last = block_on(poll_once(&mut third)).expect("released");
+        drop(last);
+        assert!(claims.is_idle(), "nothing is left of it");
+    }
+}

@@ -1,0 +1,35 @@
+//! The calls of workers that run.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+
+use crate::{
+    agent::executor::Cancel,
+    logic::pod_table::{Handle, PodTable},
+};
+
+/// Flags of the calls that run, at most one a slot.
+#[derive(Default)]
+pub(super) struct Calls(BTreeMap<Handle, Rc<Cancel>>);
+
+impl Calls {
+    /// A call begins.
+    pub(super) fn begin(&mut self, handle: Handle) -> Rc<Cancel> {
+        let cancel = Rc::new(Cancel::default());
+        self.0.insert(handle, Rc::clone(&cancel));
+        cancel
+    }
+
+    /// It has ended.
+    pub(super) fn end(&mut self, handle: Handle) {
+        self.0.remove(&handle);
+    }
+
+    /// Shows each call whether it is still wanted.
+    pub(super) fn refresh(&self, table: &PodTable) {
+        for (handle, cancel) in &self.0 {
+            let stage = table.stage(*handle);
+            let ends = stage.is_some_and(|stage| stage.is_requested());
+            cancel.set(ends, table.is_cancelled(*handle));
+        }
+    }
+}

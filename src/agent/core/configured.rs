@@ -1,0 +1,300 @@
+//! What becomes of pods that sources have, no longer have, or have differently.
+
+use alloc::rc::Rc;
+
+use super::{Agent, ConfigOp, Effect, Purpose};
+use crate::{
+    agent::{
+        pod_store::StoreError, pods::ConfigPod, probes::Probed, recorder::Severity, ring::Heard,
+    },
+    api::{Mono, Pod, PodStatus, PodUid, order::Order as _},
+    error::chain,
+    logic::{
+        admission, conditions,
+        dispatch::{self, Addition, ProbeWrite, Reconciliation, Removal},
+        mux::Source,
+        pod_table::TableFull,
+        pod_worker::{KillOptions, PodFacts, Update, UpdateKind},
+        probe::ProbeResult,
+        status_update::ProbeChange,
+    },
+};
+
+/// Waiting reasons that an arriving image may end.
+const IMAGE_REASONS: [&str; 3] = ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"];
+
+impl Agent {
+    /// Acts upon what a source has, whose pods are on disk.
+    pub(super) fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
+        self.note_config(source, &ops, now);
+        self.rounds.search_due = Mono(0);
+        for mut op in ops {
+            for pod in op.recorded_mut() {
+                self.pods.arrived(&pod.metadata.uid);
+            }
+            match op {
+                ConfigOp::Remove(uids) => {
+                    uids.iter().for_each(|uid| self.remove(source, uid, now));
+                    self.effects.push_back(Effect::ForgetOutcomes(uids));
+                }
+                ConfigOp::Add(mut pods) => {
+                    // What runs was admitted before: nobody who was refused then takes its place over a restart.
+                    pods.order_by_key(|p| {
+                        let idle = self.view.is_idle(&p.metadata.uid);
+                        dispatch::addition_order(idle, p.metadata.creation_timestamp)
+                    });
+                    pods.into_iter().for_each(|pod| self.add(source, pod, now));
+                }
+                ConfigOp::Update(pods) => pods
+                    .into_iter()
+                    .for_each(|pod| self.update(source, &pod, now)),
+                ConfigOp::Reconcile(pods) => pods
+                    .into_iter()
+                    .for_each(|pod| self.reconcile(source, &pod, now)),
+            }
+        }
+        self.sources.handled(source);
+        self.status_changed();
+        self.tell_static_pods();
+        if self.stop.when_idle {
+            // Pods that came meanwhile are to end as well.
+            self.kill_all(now);
+        }
+    }
+
+    fn add(&mut self, source: Source, pod: Pod, now: Mono) {
+        let uid = &pod.metadata.uid;
+        let known = ConfigPod::of(source, &pod);
+        self.pods.configure(uid, known);
+        let ends = self.pods.is_to_end(uid);
+        let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
+        if what == Addition::Admit && !self.admit(&pod) {
+            return;
+        }
+        self.create(&pod, now);
+    }
+
+    fn create(&mut self, pod: &Pod, now: Mono) {
+        if self.stop.when_idle {
+            return;
+        }
+        // A static pod that comes with its end is of another boot: nothing of it runs, whatever was not yet looked at.
+        let of_another_boot = || {
+            let is_static = self.pods.config(&pod.metadata.uid).map(|c| c.is_static);
+            is_static == Some(true) && pod.status.phase.is_terminal()
+        };
+        let idle = self.view.is_idle(&pod.metadata.uid) || of_another_boot();
+        let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
+        if idle {
+            self.pods.note_created(&pod.metadata.uid, now);
+        }
+        let taken = self.pods.update(update, now);
+        if let Err(e) = taken {
+            self.tell_full(pod, e);
+        }
+    }
+
+    fn update(&mut self, source: Source, pod: &Pod, now: Mono) {
+        self.pods
+            .configure(&pod.metadata.uid, ConfigPod::of(source, pod));
+        if self.stop.when_idle {
+            return;
+        }
+        let idle = self.view.is_idle(&pod.metadata.uid);
+        let update = Update::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
+        let taken = self.pods.update(update, now);
+        if let Err(e) = taken {
+            self.tell_full(pod, e);
+        }
+    }
+
+    /// Only what the API shows of the pod has changed. Others may have ended it (OFF-04), or opened a gate (STAT-45).
+    fn reconcile(&mut self, source: Source, pod: &Pod, now: Mono) {
+        let uid = &pod.metadata.uid;
+        let known = ConfigPod::of(source, pod);
+        let ended = known.api_phase_terminal;
+        self.pods.configure(uid, known);
+        let told = |status: &PodStatus| {
+            let gates_changed = conditions::gates_changed(pod, status);
+            (status.phase.is_terminal(), gates_changed)
+        };
+        let (told, gates_changed) = self.pods.status(uid).map(told).unwrap_or_default();
+        match dispatch::on_reconcile(ended, told, gates_changed) {
+            Reconciliation::Update => self.update(source, pod, now),
+            Reconciliation::Sync => self.pods.resync(uid, now),
+            Reconciliation::Nothing => {}
+        }
+    }
+
+    fn remove(&mut self, source: Source, uid: &PodUid, now: Mono) {
+        let config = self.pods.unconfigure(uid);
+        match dispatch::on_removal(self.sources.is_ready(source)) {
+            Removal::Kill => self.kill(uid, config, None, now),
+            Removal::LeaveToHousekeeping => {
+                log::debug!("uid={uid} removed before its source was ready")
+            }
+        }
+    }
+
+    /// Tells a pod's worker to end it. Without `config` it is ended as the runtime knows it.
+    pub(super) fn kill(
+        &mut self,
+        uid: &PodUid,
+        config: Option<ConfigPod>,
+        kill: Option<KillOptions>,
+        now: Mono,
+    ) {
+        let taken = match &config {
+            Some(config) => {
+                let facts = config.facts(uid);
+                let update = match kill {
+                    Some(options) => Update::kill(facts, options),
+                    None => Update::of(UpdateKind::Kill, facts),
+                };
+                // An agent before this one may have started it.
+                let idle = self.view.is_idle(uid);
+                self.pods.update(update.with_runtime_idle(idle), now)
+            }
+            None => {
+                let Some((namespace, name)) = self.name_of(uid) else {
+                    return;
+                };
+                let update = Update::runtime_only(uid, &name, &namespace);
+                self.pods.update(update, now)
+            }
+        };
+        if let Err(e) = taken {
+            // If something of it runs, housekeeping finds it.
+            log::warn!("uid={uid} cannot be ended: {e}");
+        }
+    }
+
+    /// A probe's word is shown at once, and acted upon (LOOP-18).
+    pub(super) fn on_probed(&mut self, probed: &Probed, now: Mono) {
+        let uid = &probed.uid;
+        let is_config = self.pods.is_configured(uid);
+        let success = probed.result == ProbeResult::Success;
+        let (write, sync) = dispatch::on_probe(probed.kind, success, is_config);
+        match write {
+            Some(write) => {
+                let change = match write {
+                    ProbeWrite::Ready(ready) => ProbeChange::Ready(ready),
+                    ProbeWrite::Started(started) => ProbeChange::Started(started),
+                };
+                let purpose = Purpose::Show(probed.container_id.clone(), change);
+                self.effects.push_back(Effect::Load(uid.clone(), purpose));
+            }
+            None if sync => self.pods.resync(uid, now),
+            None => {}
+        }
+    }
+
+    /// A pod was read.
+    pub(super) fn on_loaded(
+        &mut self,
+        uid: &PodUid,
+        purpose: Purpose,
+        pod: Result<Rc<Pod>, StoreError>,
+        now: Mono,
+    ) {
+        let pod = pod
+            .inspect_err(|e| {
+                self.tools
+                    .complaints
+                    .complain(&format!("uid={uid} {}", chain(e)))
+            })
+            .ok();
+        match (purpose, pod) {
+            (Purpose::Create, Some(pod)) => {
+                let is_wanted = self.pods.is_configured(uid) && !self.pods.has_worker(uid);
+                // While it ended, or because it was refused, another pod may have got what it asks for.
+                if is_wanted && !self.stop.when_idle && self.admit(&pod) {
+                    self.create(&pod, now);
+                }
+            }
+            // Housekeeping finds it again.
+            (Purpose::Create, None) => {}
+            (Purpose::Show(container_id, change), pod) => {
+                if let Some(pod) = pod {
+                    self.statuses().probed(&pod, &container_id, change);
+                }
+                self.pods.resync(uid, now);
+            }
+            (Purpose::Image, pod) => {
+                if let Some(pod) = pod {
+                    self.owners.images.forget_delays(&pod);
+                }
+                self.pods.resync(uid, now);
+            }
+        }
+    }
+
+    /// Pods that use ConfigMaps or Secrets of the manifest directory are synced.
+    pub(super) fn on_objects(&mut self, now: Mono) {
+        self.ring.heard(now, Heard::Objects);
+        for uid in self.pods.configured_that(|p| p.uses_objects) {
+            self.pods.resync(&uid, now);
+        }
+    }
+
+    /// Nobody waits out a back-off for an image that is there.
+    pub(super) fn on_images(&mut self) {
+        let waits = |status: &PodStatus| {
+            let all = status
+                .init_container_statuses
+                .iter()
+                .chain(&status.container_statuses);
+            all.filter_map(|c| c.state.waiting.as_ref())
+                .any(|w| IMAGE_REASONS.contains(&w.reason.as_str()))
+        };
+        let waiting = self.pods.with_status_that(waits).into_iter();
+        let load = |uid| Effect::Load(uid, Purpose::Image);
+        self.effects.extend(waiting.map(load));
+    }
+
+    /// Creates a configured pod that the table does not hold.
+    pub(super) fn create_again(&mut self, uid: &PodUid, drop_status: bool) {
+        if self.stop.when_idle {
+            return;
+        }
+        if drop_status {
+            // What ended must not speak for what begins.
+            self.pods.forget_status(uid);
+        }
+        let load = Effect::Load(uid.clone(), Purpose::Create);
+        self.effects.push_back(load);
+    }
+
+    /// A pod's slot is free.
+    pub(super) fn on_gone(&mut self, uid: &PodUid, restart: bool) {
+        self.pods.forget_reasons(uid);
+        if restart && self.pods.is_configured(uid) {
+            self.create_again(uid, true);
+        }
+    }
+
+    /// Asks admission and tells a refusal. Returns whether the pod may run.
+    fn admit(&mut self, pod: &Pod) -> bool {
+        let active = self.pods.active_but(&pod.metadata.uid);
+        let node = &self.owners.node;
+        let asked = node.with_admission(|node| admission::admit(pod, node, &active));
+        let Err(rejection) = asked else {
+            return true;
+        };
+        let counters = &self.tools.counters;
+        counters.count(|c| c.rejected(rejection.metric_reason()));
+        self.reject(pod, &rejection.reason, &rejection.message);
+        false
+    }
+
+    fn tell_full(&mut self, pod: &Pod, e: TableFull) {
+        let message = format!("Node didn't have enough resource: pods: {e}");
+        self.reject(pod, "OutOfpods", &message);
+    }
+
+    fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        let recorder = &self.tools.recorder;
+        recorder.pod(pod, Severity::Warning, reason, message);
+        self.statuses().reject(pod, reason, message);
+    }
+}

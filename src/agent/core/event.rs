@@ -1,0 +1,125 @@
+//! Everything that can happen to the loop, and everything that it can want done.
+
+use alloc::rc::Rc;
+
+use serde_json::Value;
+use smol::channel::Sender;
+
+use super::{
+    Agent,
+    chores::{Chores, Found},
+    runtime_view::{Inspection, Listing},
+    sources::{Delivery, Recorded, Recording},
+};
+use crate::{
+    agent::{
+        executor::{Cancel, Step},
+        pod_store::StoreError,
+        probes::Probed,
+    },
+    api::{ContainerId, Pod, PodUid, cri::RuntimeStatus},
+    logic::{
+        pod_table::{Handle, Start},
+        pod_worker::Outcome,
+        status_update::ProbeChange,
+    },
+};
+
+/// What is asked: a look at the agent that sends its answer off.
+pub(in crate::agent) type Question = Box<dyn FnOnce(&Agent)>;
+
+/// A request to the loop.
+pub(in crate::agent) enum Command {
+    /// End the agent; with `all` every pod first. Answered when it is done.
+    Stop { all: bool, done: Sender<()> },
+    /// Images were imported.
+    ImagesArrived,
+}
+
+/// Something that happened.
+pub(in crate::agent) enum Event {
+    /// A source says something.
+    Delivered(Delivery),
+    /// Pods of it are recorded on disk.
+    Recorded(Box<Recorded>),
+    /// The manifests were read, and nothing has changed.
+    ManifestsRead,
+    /// Records that waited for the disk were looked at: whether some still wait.
+    Settled(bool),
+    /// The API shows a pod so, after a write of the agent.
+    Shown(PodUid, Value),
+    /// A pod was read from its record.
+    Loaded(PodUid, Purpose, Result<Rc<Pod>, StoreError>),
+    /// Directories and cgroups of pods were looked through.
+    Searched(Found),
+    /// Something else that these pods depend on is another.
+    Resync(Vec<PodUid>),
+    /// Images were imported: pods that wait for one are synced.
+    ImagesArrived,
+    /// The runtime was listed.
+    Listed(Listing),
+    /// The pods that differed in the last listing were read.
+    Inspected(Inspection),
+    /// The runtime's conditions were read.
+    Conditions(Box<RuntimeStatus>),
+    /// Somebody wants to know something.
+    Ask(Question),
+    /// A probe's result is another.
+    Probed(Probed),
+    /// A call of a worker came to something.
+    Step(Handle, Step),
+    /// A call of a worker ended.
+    Done(Handle, Outcome),
+    /// A tick of housekeeping is due.
+    Housekeeping,
+    /// What a tick of housekeeping found is carried out.
+    Cleaned,
+    /// A pass of garbage collection is over.
+    Collected,
+    /// A local command.
+    Command(Command),
+    /// SIGTERM or SIGINT: the agent ends, pods go on.
+    Terminate,
+}
+
+const _: () = assert!(
+    size_of::<Event>() <= 104,
+    "256 of them have room in the queue"
+);
+
+/// Something to do.
+pub(in crate::agent) enum Effect {
+    /// Run a worker's call, which looks at the flag.
+    Start(Start, PodUid, Rc<Cancel>),
+    /// Relist soon.
+    Relist,
+    /// Read these pods, which the listing showed to differ. What was read goes back to whoever listed.
+    Inspect(Vec<PodUid>, Sender<Vec<PodUid>>),
+    /// Remove surplus dead instances of the container that died (CLEAN-14).
+    TidyDead(PodUid, ContainerId),
+    /// Read a pod from its record; ends with [`Event::Loaded`].
+    Load(PodUid, Purpose),
+    /// Look through directories and cgroups of pods; ends with [`Event::Searched`].
+    Search,
+    /// Write records; ends with [`Event::Recorded`].
+    Record(Box<Recording>),
+    /// Move records that wait to the disk; ends with [`Event::Settled`].
+    SettleRecords,
+    /// Keep what the API shows in the pod's record.
+    KeepShown(PodUid, Value),
+    /// Forget how pods came to their end: they are no longer configured.
+    ForgetOutcomes(Vec<PodUid>),
+    /// Carry out what housekeeping found.
+    Housekeeping(Box<Chores>),
+}
+
+/// Why a pod is read.
+#[derive(Clone, Debug)]
+pub(in crate::agent) enum Purpose {
+    /// It is created: it is wanted, and has no worker.
+    Create,
+    /// A probe changed its mind about an instance, as the API names it; the status shows it.
+    Show(Box<str>, ProbeChange),
+    /// An image came that it may have waited for.
+    Image,
+}

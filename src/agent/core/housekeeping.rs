@@ -1,0 +1,173 @@
+//! Housekeeping: what no event drives. Orphans are ended, what is wanted and missing is created, what nobody owns is
+//! removed. The rules are `logic::housekeeping`'s (CLEAN-01 to CLEAN-13); it runs every two seconds once all sources are
+//! ready.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Agent, Effect,
+    chores::{Chores, Found, SEARCH_INTERVAL},
+};
+use crate::{
+    api::{Mono, PodUid, order::Gather as _},
+    logic::{
+        housekeeping::{ConfigPod, Pass, may_run},
+        pod_worker::Update,
+        runtime_cache::RunningPod,
+    },
+};
+
+/// What housekeeping is at.
+#[derive(Default)]
+pub(super) struct Rounds {
+    /// Chores of an earlier tick are under way.
+    pub(super) cleaning: bool,
+    /// Directories and cgroups are being looked through.
+    searching: bool,
+    /// When it next searches disk and cgroups; at once after anything that may leave something there.
+    pub(super) search_due: Mono,
+}
+
+/// What a round found to be done.
+#[derive(Default)]
+struct Round {
+    chores: Chores,
+    /// Pods to create (again), which the table does not hold, and whether their last status must go first.
+    create: Vec<(PodUid, bool)>,
+}
+
+impl Agent {
+    pub(super) fn on_housekeeping(&mut self, now: Mono) {
+        let was_known = self.pods.table().is_synced();
+        let Round { chores, create } = self.round(None, now);
+        if !was_known && self.pods.table().is_synced() {
+            // Of pods without a worker it is certain from now on that nothing runs.
+            self.status_changed();
+        }
+        for (uid, drop_status) in &create {
+            self.create_again(uid, *drop_status);
+        }
+        self.do_chores(chores);
+        let view = &self.view;
+        let could =
+            self.sources.are_ready() && view.may_run_pods(now) && view.running(now).is_some();
+        if could && !self.rounds.cleaning && !self.rounds.searching && now >= self.rounds.search_due
+        {
+            self.rounds.search_due = now + SEARCH_INTERVAL;
+            self.rounds.searching = true;
+            self.effects.push_back(Effect::Search);
+        }
+    }
+
+    /// Listed before the configuration is looked at: a pod that came meanwhile is no orphan.
+    pub(super) fn on_searched(&mut self, found: &Found, now: Mono) {
+        self.rounds.searching = false;
+        if self.rounds.cleaning {
+            self.rounds.search_due = Mono(0);
+            return;
+        }
+        let round = self.round(Some(found), now);
+        self.do_chores(round.chores);
+    }
+
+    /// What takes long holds up neither orphans nor pods to create: what is left now is found again.
+    fn do_chores(&mut self, chores: Chores) {
+        if !self.rounds.cleaning && !chores.is_empty() {
+            self.rounds.cleaning = true;
+            self.effects
+                .push_back(Effect::Housekeeping(Box::new(chores)));
+        }
+    }
+
+    /// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With what was `found`, it
+    /// says what of that is to be removed, and nothing else.
+    fn round(&mut self, found: Option<&Found>, now: Mono) -> Round {
+        if !may_run(self.sources.are_ready()) || !self.view.may_run_pods(now) {
+            return Round::default();
+        }
+        let configured = self.pods.configured();
+        let pods: Vec<ConfigPod<'_>> = configured
+            .iter()
+            .filter_map(|uid| self.pods.for_housekeeping(uid))
+            .collect();
+        let known = self.pods.sync_known();
+        // An old list is as good as none (CLEAN-02).
+        let Some(running) = self.view.running(now) else {
+            return Round::default();
+        };
+        let mirrors = self.owners.cluster.as_ref().map(|c| c.mirror_uids());
+        let mirrors = mirrors.unwrap_or_default();
+        let pass = Pass {
+            config: &pods,
+            mirrors: &mirrors,
+            known: &known,
+            running: &running,
+        };
+        self.pods.set_gauges(pass.gauges());
+        let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
+        self.owners.probes.retain(|uid| pass.keeps_probes(uid), now);
+        self.pods.retain(|uid| pass.keeps_status(uid), has_worker);
+        let burstable_milli = self.pods.burstable_milli();
+        let is_stale = self.pod_cgroups.is_stale(burstable_milli);
+        let mut chores = Chores {
+            tiers: is_stale.then_some(burstable_milli),
+            ..Chores::default()
+        };
+        let mut create = Vec::new();
+        let restarts = found.is_none().then(|| pass.restarts());
+        for restart in restarts.into_iter().flatten() {
+            self.pods
+                .count(|totals| totals.count_restart(restart.is_static));
+            create.push((restart.uid.clone(), restart.drop_status));
+        }
+        for orphan in pass.runtime_orphans() {
+            if self.is_unread(&orphan.uid) {
+                continue;
+            }
+            self.end_runtime_orphan(orphan, now);
+        }
+        // A pod whose worker still ends it is not forgotten: its last step takes its volumes down.
+        let workless = |uid: &PodUid| {
+            known.binary_search_by(|k| k.uid.cmp(uid)).is_err()
+                && !self.pods.is_arriving(uid)
+                && !self.is_unread(uid)
+        };
+        let (dirs, groups) = found.map_or_else(Default::default, |f| (&*f.dirs, &*f.groups));
+        let mut forgotten: BTreeSet<PodUid> = dirs
+            .iter()
+            .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
+            .cloned()
+            .gather();
+        let listed = self.view.uids().into_iter();
+        forgotten.extend(listed.filter(|uid| pass.is_orphan_directory(uid) && workless(uid)));
+        for (uid, path) in groups {
+            if self.is_unread(uid) {
+                continue;
+            }
+            let volumes = dirs.contains(uid) && !forgotten.contains(uid);
+            if let Some(action) = pass.cgroup(uid, volumes && !self.pods.is_configured(uid)) {
+                chores.cgroups.push((uid.clone(), path.clone(), action));
+            }
+        }
+        chores.forgotten = forgotten.into_iter().collect();
+        Round { chores, create }
+    }
+
+    /// Kills what runs and nobody knows: expected only right after a start (CLEAN-11).
+    fn end_runtime_orphan(&mut self, pod: &RunningPod, now: Mono) {
+        log::info!(
+            "pod={}/{} uid={} runs and no source knows it: it is ended",
+            pod.namespace,
+            pod.name,
+            pod.uid
+        );
+        self.pods.count(|totals| totals.count_runtime_orphan());
+        let update = Update::runtime_only(&pod.uid, &pod.name, &pod.namespace);
+        if let Err(e) = self.pods.update(update, now) {
+            self.tools.complaints.complain(&format!(
+                "pod={}/{} cannot be ended: {e}",
+                pod.namespace, pod.name
+            ));
+        }
+    }
+}

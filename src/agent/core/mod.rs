@@ -1,0 +1,305 @@
+//! The deciding half of the loop: events in, effects out. It waits for nothing and does no I/O of its own; what is to
+//! be done comes out of [`Agent::poll_effect`] and its end comes back as an [`Event`]. Rows LOOP-06 to LOOP-22.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `event` | what can happen, and what can be wanted done |
+//! | `sources`, `intake` | what sources say: what is remembered of it; how it comes in |
+//! | `configured` | what becomes of pods that sources have, no longer have, or have differently |
+//! | `runtime_view`, `relisted` | what is known of the runtime; what a listing leads to |
+//! | `calls`, `steps` | the calls of workers that run; what is made of their steps |
+//! | `statuses` | statuses: made, judged, stored |
+//! | `chores`, `housekeeping` | what no event drives |
+//! | `ending` | the end, of the agent alone or with its pods |
+//! | `questions` | what others want to know |
+//! | `noted` | what of all that goes into the ring |
+
+mod calls;
+mod chores;
+mod configured;
+mod ending;
+mod event;
+mod housekeeping;
+mod intake;
+mod noted;
+mod questions;
+mod relisted;
+mod runtime_view;
+mod sources;
+mod statuses;
+mod steps;
+#[cfg(test)]
+mod testing;
+
+use alloc::{collections::VecDeque, rc::Rc};
+
+use smol::channel::Sender;
+
+use calls::Calls;
+pub(super) use chores::{Chores, Found};
+use ending::Stopping;
+pub(super) use event::{Command, Effect, Event, Purpose, Question};
+use housekeeping::Rounds;
+use runtime_view::RuntimeView;
+pub(super) use runtime_view::{Inspection, Listing};
+use sources::Sources;
+pub(super) use sources::{ConfigOp, Delivery, Recorded, Recording, SourceNews};
+
+use super::{
+    cluster::News,
+    executor::PodCgroups,
+    objects::Objects,
+    parts::{Owners, Parts, Tools},
+    pods::Pods,
+    ring::{self, Made, Ring},
+};
+use crate::{
+    api::{Mono, PodUid},
+    logic::{backoff::Record, mux::Source, pod_table::Effect as TableEffect},
+    runtime::RuntimeService,
+};
+
+/// The deciding side. The loop alone owns it; whoever wants to know something of it asks (see [`Event::Ask`]).
+pub(super) struct Agent {
+    /// What is known of pods.
+    pods: Pods,
+    /// What is known of the runtime.
+    view: RuntimeView,
+    /// What sources have said.
+    sources: Sources,
+    /// ConfigMaps and Secrets of the manifest directory, as last read.
+    objects: Rc<Objects>,
+    /// What was lately heard and done.
+    ring: Ring,
+    /// What is to be done.
+    effects: VecDeque<Effect>,
+    /// Calls that run.
+    calls: Calls,
+    /// What housekeeping is at.
+    rounds: Rounds,
+    /// Whether the agent is to end with its pods.
+    stop: Stopping,
+    /// The loop is to end.
+    finished: bool,
+    tools: Tools,
+    owners: Owners,
+    /// Asked for its name and for what it can do, which it answers by itself.
+    runtime: Rc<dyn RuntimeService>,
+    /// Asked whether the tiers have their shares.
+    pod_cgroups: PodCgroups,
+    settings: Settings,
+}
+
+/// What the configuration says.
+struct Settings {
+    /// Pods of a manifest directory are run.
+    has_manifests: bool,
+    /// Time between two reads of it.
+    file_check: core::time::Duration,
+}
+
+impl Agent {
+    /// An agent that knows of no pod. `relist`: where it asks for relists. `delays`: crash-loop delays of an agent before it.
+    pub(super) fn new(parts: &Parts, relist: Sender<Mono>, delays: Vec<Record>) -> Self {
+        let (cfg, tools) = (&parts.cfg, &parts.tools);
+        let has_manifests = cfg.dirs.manifests.is_some();
+        let file = has_manifests.then_some(Source::File);
+        let api = parts.owners.cluster.is_some().then_some(Source::Api);
+        let sources: Vec<Source> = file.into_iter().chain(api).collect();
+        let now = tools.clock.now();
+        // Delays need spreading, not secrecy.
+        let seed = now.0 ^ tools.clock.wall().0.unsigned_abs();
+        let mut pods = Pods::new(cfg, seed);
+        pods.restore_delays(delays, now);
+        Self {
+            pods,
+            view: RuntimeView::new(relist),
+            sources: Sources::new(&sources, now),
+            objects: Rc::default(),
+            ring: Ring::default(),
+            effects: VecDeque::new(),
+            calls: Calls::default(),
+            rounds: Rounds::default(),
+            stop: Stopping::default(),
+            finished: false,
+            tools: tools.clone(),
+            owners: parts.owners.clone(),
+            runtime: Rc::clone(&parts.machine.runtime),
+            pod_cgroups: parts.machine.pod_cgroups.clone(),
+            settings: Settings {
+                has_manifests,
+                file_check: cfg.times.file_check,
+            },
+        }
+    }
+
+    /// What is known of pods.
+    pub(super) const fn pods(&self) -> &Pods {
+        &self.pods
+    }
+
+    /// Whether the loop is to end.
+    pub(super) const fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Something happened.
+    pub(super) fn handle(&mut self, event: Event, now: Mono) {
+        self.note(&event, now);
+        match event {
+            Event::Delivered(delivery) => self.on_delivered(delivery, now),
+            Event::Recorded(recorded) => self.on_recorded(*recorded, now),
+            Event::ManifestsRead => self.sources.read_manifests(now),
+            Event::Settled(waiting) => self.note_waiting(waiting, now),
+            Event::Shown(uid, shown) => {
+                self.effects.push_back(Effect::KeepShown(uid, shown));
+            }
+            Event::Loaded(uid, purpose, pod) => self.on_loaded(&uid, purpose, pod, now),
+            Event::Searched(found) => self.on_searched(&found, now),
+            Event::Resync(uids) => {
+                for uid in uids {
+                    self.pods.resync(&uid, now);
+                }
+            }
+            Event::ImagesArrived => self.on_images(),
+            Event::Listed(listing) => self.on_listed(listing, now),
+            Event::Inspected(inspection) => {
+                let happened = self.view.inspected(inspection);
+                self.on_pleg(happened, now);
+            }
+            Event::Conditions(status) => self.view.take_status(*status, now),
+            Event::Ask(question) => question(self),
+            Event::Probed(probed) => self.on_probed(&probed, now),
+            Event::Step(call, step) => self.on_step(call, step, now),
+            Event::Done(handle, outcome) => {
+                self.calls.end(handle);
+                self.pods.on_done(handle, outcome, now);
+                self.tools.heap.note();
+                self.rounds.search_due = Mono(0);
+                self.status_changed();
+                self.tell_static_pods();
+            }
+            Event::Housekeeping => {
+                self.on_housekeeping(now);
+                // A burst of calls leaves free pages all over the heap.
+                let unpacked = self.owners.images.take_heap_used();
+                if self.tools.heap.take() || unpacked {
+                    crate::sys::memory::trim();
+                }
+            }
+            Event::Cleaned => {
+                self.rounds.cleaning = false;
+                // After the last pod of a crowd nothing else would tell.
+                self.tools.heap.note();
+                // What could not be removed is found again.
+                self.rounds.search_due = Mono(0);
+            }
+            Event::Collected => self.pods.sweep_delays(now),
+            Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
+            Event::Command(Command::ImagesArrived) => self.on_images(),
+            Event::Terminate => self.finish(),
+        }
+    }
+
+    /// Wakes the pods that are due.
+    pub(super) fn handle_timeout(&mut self, now: Mono) {
+        if self.stop.when_idle {
+            self.tell_api(News::EndOfAll);
+        }
+        self.pods.on_timeout(now);
+        self.settle_records(now);
+    }
+
+    /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
+    pub(super) fn show_calls(&self) {
+        self.calls.refresh(self.pods.table());
+    }
+
+    /// When [`Agent::handle_timeout`] has something to do.
+    pub(super) fn next_timeout(&self) -> Option<Mono> {
+        let pods = self.pods.table().next_timeout();
+        pods.into_iter().chain(self.sources.next_timeout()).min()
+    }
+
+    /// The next thing to do.
+    pub(super) fn poll_effect(&mut self, now: Mono) -> Option<Effect> {
+        if self.finished {
+            return None;
+        }
+        loop {
+            if let Some(effect) = self.effects.pop_front() {
+                self.note_effect(&effect, now);
+                return Some(effect);
+            }
+            if !self.view.may_run_pods(now) {
+                // Nothing is done to pods while the runtime cannot answer (LOOP-02, LOOP-03).
+                return None;
+            }
+            let effect = self.pods.poll_effect(self.view.ages(), now);
+            match effect {
+                None => {
+                    self.end_if_idle(now);
+                    return None;
+                }
+                Some(TableEffect::Start(start)) => {
+                    if let Some(uid) = self.pods.uid(start.handle) {
+                        self.made(now, Made::start(uid.as_str(), &start));
+                        let cancel = self.calls.begin(start.handle);
+                        return Some(Effect::Start(start, uid, cancel));
+                    }
+                }
+                Some(TableEffect::NeedStatus { handle, .. }) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::Relist { pod });
+                    return Some(Effect::Relist);
+                }
+                Some(TableEffect::StatusFailed(handle)) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::StatusFailed { pod });
+                    self.tell_status_failed(handle);
+                }
+                Some(TableEffect::Cancel(handle)) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::Cancel { pod });
+                }
+                Some(TableEffect::Stopped(handle)) => {
+                    let pod = self.uid_of(handle);
+                    self.made(now, Made::Stopped { pod });
+                }
+                Some(TableEffect::Gone { uid, restart, .. }) => {
+                    let pod = ring::cut(uid.as_str());
+                    self.made(now, Made::Gone { pod, restart });
+                    self.on_gone(&uid, restart);
+                }
+            }
+        }
+    }
+
+    /// Tells the apiserver's side of pods, if there is one.
+    fn tell_api(&self, news: News) {
+        if let Some(cluster) = &self.owners.cluster {
+            cluster.writer.on(news);
+        }
+    }
+
+    /// What may run of pods is another, or how far their ends are.
+    fn status_changed(&self) {
+        self.tell_api(News::Pods);
+    }
+
+    /// Mirrors follow static pods and their ends.
+    fn tell_static_pods(&self) {
+        self.tell_api(News::StaticPods);
+    }
+
+    /// The apiserver has the pod, and nobody could read it yet: what there is of it is not nobody's.
+    fn is_unread(&self, uid: &PodUid) -> bool {
+        let cluster = self.owners.cluster.as_ref();
+        cluster.is_some_and(|c| c.is_unread(uid))
+    }
+
+    /// Whether nobody wants the pod any more, the apiserver included.
+    pub(super) fn is_nobodys(&self, uid: &PodUid) -> bool {
+        self.pods.is_unclaimed(uid) && !self.is_unread(uid)
+    }
+}

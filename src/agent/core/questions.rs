@@ -1,0 +1,185 @@
+//! What others ask of the agent to read it, through an [`Asker`](crate::agent::asker::Asker). Answers are values.
+
+use alloc::rc::Rc;
+
+use serde_json::Value;
+
+use super::Agent;
+use crate::{
+    agent::{metrics::Counts, node::Standing, probes::ShownContainer},
+    api::{ContainerId, Mono, PodStatus, PodUid, cri::PodRuntimeStatus, order::Order as _},
+    logic::probe::NodeFigures,
+    server::backend::{Health, ProbesHealth},
+};
+
+/// Pods, for local commands and the node's server.
+impl Agent {
+    /// UIDs of the pods to show: configured ones and those that still end, sorted.
+    pub(in crate::agent) fn shown_pods(&self) -> Vec<PodUid> {
+        let mut uids = self.pods.configured();
+        let table = self.pods.table();
+        for handle in table.handles() {
+            if let Some(identity) = table.identity(handle)
+                && !table.stage(handle).is_some_and(|s| s.is_finished())
+            {
+                uids.push(identity.uid.clone());
+            }
+        }
+        uids.order();
+        uids.dedup();
+        uids
+    }
+
+    /// Whether the pod has that namespace and name; `None`: only its record says so.
+    pub(in crate::agent) fn is_named(
+        &self,
+        uid: &PodUid,
+        namespace: &str,
+        name: &str,
+    ) -> Option<bool> {
+        let table = self.pods.table();
+        let identity = table.identity(table.handle(uid)?)?;
+        Some(identity.namespace == namespace && identity.name == name)
+    }
+
+    /// Namespace and name of a pod with a worker.
+    pub(in crate::agent) fn name_of(&self, uid: &PodUid) -> Option<(Box<str>, Box<str>)> {
+        let table = self.pods.table();
+        let pod = table.identity(table.handle(uid)?)?;
+        Some((pod.namespace.into(), pod.name.into()))
+    }
+
+    /// The pod's local status, and whether a source wants it.
+    pub(in crate::agent) fn shown_status(&self, uid: &PodUid) -> (Option<PodStatus>, bool) {
+        (self.pods.status(uid).cloned(), self.pods.is_configured(uid))
+    }
+
+    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
+    pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus {
+        PodRuntimeStatus::clone(&self.view.status(uid))
+    }
+
+    /// What it last said of each pod, sorted by UID.
+    pub(in crate::agent) fn runtime_statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
+        self.view.statuses()
+    }
+
+    /// Whether a container runs.
+    pub(in crate::agent) fn is_running(&self, id: &ContainerId) -> bool {
+        self.view.is_running(id)
+    }
+
+    /// See [`Backend::config_maps`](crate::server::backend::Backend::config_maps).
+    pub(in crate::agent) fn config_maps(&self, namespace: Option<&str>) -> Vec<Value> {
+        self.objects.config_maps_shown(namespace)
+    }
+
+    /// See [`Backend::secrets`](crate::server::backend::Backend::secrets).
+    pub(in crate::agent) fn secrets(&self, namespace: Option<&str>) -> Vec<Value> {
+        self.objects.secrets_shown(namespace)
+    }
+
+    /// See [`Backend::dump`](crate::server::backend::Backend::dump).
+    pub(in crate::agent) fn dump(&self) -> String {
+        let clock = &self.tools.clock;
+        self.ring.dump(clock.now(), clock.wall())
+    }
+
+    /// See [`Backend::health`](crate::server::backend::Backend::health).
+    pub(in crate::agent) fn health(&self) -> Health {
+        let now = self.tools.clock.now();
+        let age_ms = |at: Option<Mono>| at.map(|at| now.since_ms(at));
+        let down = self.view.down(now);
+        let probes = self.probes();
+        let interval = self.settings.file_check.as_millis();
+        Health {
+            version: crate::VERSION.into(),
+            pid: std::process::id(),
+            relist_age_ms: age_ms(self.view.last_relist()),
+            manifests_age_ms: age_ms(self.sources.manifests_read()),
+            manifests_interval_ms: u64::try_from(interval).unwrap_or(u64::MAX),
+            down: down.map(|e| e.to_string()),
+            network_down: self.view.network_problem(),
+            pods: self.pods.configured().len(),
+            probes: ProbesHealth {
+                count: probes.probes.len(),
+                ended: probes.ended(),
+                late: probes.late,
+                commands: probes.commands,
+                connections: probes.connections,
+            },
+            apiserver: self
+                .owners
+                .cluster
+                .as_ref()
+                .map(|cluster| cluster.health(now)),
+        }
+    }
+}
+
+/// Figures, the Node object, probes.
+impl Agent {
+    /// What is counted now.
+    pub(in crate::agent) fn counts(&self) -> Counts {
+        Counts {
+            gauges: self.pods.gauges(),
+            totals: self.pods.totals(),
+            running: self.view.counts(),
+            slots_taken: self.pods.table().handles().count(),
+            answered: self.owners.cluster.as_ref().and_then(|c| c.answered()),
+        }
+    }
+
+    /// What is counted of probes.
+    pub(in crate::agent) fn probes(&self) -> NodeFigures {
+        self.owners.probes.figures(|uid| self.name_of(uid))
+    }
+
+    /// UIDs of pods with a worker.
+    pub(in crate::agent) fn pods_with_workers(&self) -> Vec<PodUid> {
+        let table = self.pods.table();
+        let pods = table.handles().filter_map(|handle| table.identity(handle));
+        pods.map(|pod| pod.uid.clone()).collect()
+    }
+
+    /// What the Node object says that others know.
+    pub(in crate::agent) fn standing(&self) -> Standing {
+        let clock = &self.tools.clock;
+        let cluster = self.owners.cluster.as_ref();
+        Standing {
+            not_ready: self.view.ready_errors(clock.now()),
+            records_wait: self.pods.records_wait(),
+            is_member: cluster.is_some(),
+            apiserver: cluster.map(|cluster| cluster.condition(clock.wall())),
+        }
+    }
+
+    /// What the stored status says of a container that is probed.
+    pub(in crate::agent) fn shown_container(&self, uid: &PodUid, name: &str) -> ShownContainer {
+        let look = |status: &PodStatus| ShownContainer::of(status, name);
+        self.pods.status(uid).map(look).unwrap_or_default()
+    }
+}
+
+/// What those want to know who remove what is left of pods.
+impl Agent {
+    /// Whether every source has said what there is.
+    pub(in crate::agent) fn sources_ready(&self) -> bool {
+        self.sources.are_ready()
+    }
+
+    /// Whether what is left of a pod may go: its worker is done with it, and nobody could still want it.
+    pub(in crate::agent) fn may_content_go(&self, uid: &PodUid) -> bool {
+        self.pods.table().should_pod_content_be_removed(uid) && !self.is_unread(uid)
+    }
+
+    /// Something was changed at the runtime.
+    pub(in crate::agent) fn request_relist(&self) {
+        self.view.request_relist();
+    }
+
+    /// Whether nothing of the pod runs, as far as is known.
+    pub(in crate::agent) fn runs_nothing_of(&self, uid: &PodUid) -> bool {
+        self.view.is_idle(uid)
+    }
+}

@@ -1,0 +1,48 @@
+//! What a listing of the runtime leads to.
+
+use super::{Agent, Effect, Listing, runtime_view::Listed};
+use crate::{
+    agent::ring::{self, Heard},
+    api::Mono,
+    logic::{dispatch, pleg},
+};
+
+impl Agent {
+    /// Events of a listing find a status at least as new in the cache: what differs is read before they are made (PLEG-07).
+    pub(super) fn on_listed(&mut self, listing: Listing, now: Mono) {
+        match self.view.listed(&listing) {
+            Listed::Differs(pods) => {
+                let effect = Effect::Inspect(pods, listing.inspect);
+                self.effects.push_back(effect);
+            }
+            Listed::Complete(happened) => self.on_pleg(happened, now),
+        }
+    }
+
+    pub(super) fn on_pleg(&mut self, events: Vec<pleg::Event>, now: Mono) {
+        let discarded = self.view.discarded();
+        self.tools.counters.count(|c| c.discarded(discarded));
+        if !events.is_empty() {
+            self.rounds.search_due = Mono(0);
+        }
+        for event in events {
+            let heard = Heard::Pleg {
+                pod: ring::cut(event.uid.as_str()),
+                kind: format!("{:?}", event.kind),
+                id: ring::cut(&event.id),
+            };
+            self.ring.heard(now, heard);
+            let is_config = self.pods.is_configured(&event.uid);
+            let reaction = dispatch::on_pleg_event(event.kind, &event.id, is_config);
+            if reaction.sync {
+                self.pods.resync(&event.uid, now);
+            }
+            if reaction.clean_dead {
+                self.effects.push_back(Effect::TidyDead(
+                    event.uid.clone(),
+                    event.id.as_ref().into(),
+                ));
+            }
+        }
+    }
+}

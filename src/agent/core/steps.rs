@@ -1,0 +1,189 @@
+//! What calls of workers are given, and what the loop makes of their steps. Statuses, reasons, back-off and probes of pods
+//! change here and nowhere else.
+
+use alloc::rc::Rc;
+use core::net::IpAddr;
+
+use super::Agent;
+use crate::{
+    agent::executor::{
+        Begun, Cancel, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell,
+    },
+    api::{Container, Mono, Pod, PodSpec, PodStatus, PodUid, cri::PodRuntimeStatus},
+    logic::{actions, metrics::own::ContainerType, outcome, pod_table::Handle},
+};
+
+impl Agent {
+    /// What a call is given that begins now.
+    pub(in crate::agent) fn plan(
+        &self,
+        call: Handle,
+        uid: PodUid,
+        cancel: Rc<Cancel>,
+        tell: Tell,
+    ) -> Plan {
+        Plan {
+            runtime: self.view.status(&uid),
+            objects: Rc::clone(&self.objects),
+            host_ips: self.owners.node.host_ips(),
+            burstable_milli: self.pods.burstable_milli(),
+            limited: self.pods.is_limited(&uid),
+            cancel,
+            line: Line { call, tell },
+            uid,
+        }
+    }
+
+    /// Takes in a step of a call.
+    pub(super) fn on_step(&mut self, call: Handle, step: Step, now: Mono) {
+        match step {
+            Step::Begun {
+                pod,
+                runtime,
+                answer,
+            } => answer.give(self.begun(call, &pod, &runtime)),
+            Step::OutcomeKept(answer) => {
+                let uid = self.pods.uid(call);
+                answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
+            }
+            Step::Limited => self.set_limited(call, true),
+            Step::Mounted(pod) => self.owners.probes.add(&pod, now),
+            Step::SandboxUp(pod) => self.statuses().sandbox_is_ready(&pod),
+            Step::Restarts {
+                pod,
+                container,
+                runtime,
+                answer,
+            } => answer.give(self.grant(&pod, &container, &runtime, now)),
+            Step::Acted {
+                pod,
+                starts,
+                failed,
+            } => {
+                for start in &starts {
+                    self.note_start(&pod, start);
+                }
+                self.view.request_relist();
+                if let Some(runtime) = failed {
+                    let mut statuses = self.statuses();
+                    let status = statuses.generate(&pod, &runtime);
+                    statuses.store(&pod, status);
+                }
+            }
+            Step::Stopping {
+                pod,
+                runtime,
+                answer,
+            } => {
+                let mut statuses = self.statuses();
+                let status = statuses.generate_stopping(&pod, &runtime, call);
+                statuses.store(&pod, status);
+                let uid = &pod.metadata.uid;
+                self.owners.probes.stopping(uid);
+                answer.give(self.pods.status(uid).map(ips).unwrap_or_default());
+            }
+            Step::Killed => {
+                if let Some(uid) = self.pods.uid(call) {
+                    self.owners.probes.remove(&uid);
+                }
+            }
+            Step::Stopped { pod, runtime } => {
+                let mut statuses = self.statuses();
+                let status = statuses.generate_final(&pod, &runtime, call);
+                statuses.store(&pod, status);
+            }
+            Step::Changed => self.view.request_relist(),
+            Step::CleanedUp(pod) => {
+                self.set_limited(call, false);
+                if let Some(pod) = pod {
+                    self.statuses().finish(&pod);
+                }
+            }
+        }
+    }
+
+    fn begun(&mut self, call: Handle, pod: &Pod, runtime: &PodRuntimeStatus) -> Begun {
+        let uid = &pod.metadata.uid;
+        let is_configured = self.pods.is_configured(uid);
+        let mut statuses = self.statuses();
+        let status = statuses.generate(pod, runtime);
+        let terminal = status.phase.is_terminal();
+        let ips = ips(&status);
+        let is_outcome = outcome::is_worth_keeping(pod, &status) && is_configured;
+        let outcome = is_outcome.then(|| status.clone());
+        // Stored before any side effect: waiting reasons are seen even if a later step blocks.
+        statuses.store(pod, status);
+        if !terminal {
+            statuses.watch_deadline(call, pod);
+        }
+        let network = || {
+            let problem = self.view.network_problem();
+            problem.filter(|_| !pod.spec.host_network)
+        };
+        let runs_nothing = self.view.start_problem().map(Problem::Runtime);
+        let actions = self.owners.probes.with(uid, |probes| {
+            actions::compute_pod_actions(pod, runtime, probes)
+        });
+        Begun {
+            terminal,
+            outcome,
+            ips,
+            problem: runs_nothing.or_else(|| network().map(Problem::Network)),
+            actions,
+        }
+    }
+
+    fn grant(
+        &mut self,
+        pod: &Pod,
+        container: &str,
+        runtime: &PodRuntimeStatus,
+        now: Mono,
+    ) -> Granted {
+        if let Some(container) = pod.spec.all_containers().find(|c| c.name == container) {
+            let ended = self.view.last_end(runtime, &container.name);
+            self.pods.grant_start(pod, container, ended, now)?;
+        }
+        Ok(self.pods.delays())
+    }
+
+    fn note_start(&mut self, pod: &Pod, start: &Started) {
+        let (uid, name) = (&pod.metadata.uid, &start.container);
+        let reason = start.result.as_ref().map(drop).map_err(|e| e.reason);
+        // What waits for its back-off was not tried.
+        if reason != Err("CrashLoopBackOff") {
+            let kind = kind_of(&pod.spec, name);
+            let counters = &self.tools.counters;
+            counters.count(|c| c.container_started(kind, reason));
+        }
+        match &start.result {
+            Ok(()) => self.pods.started(uid, name),
+            Err(NotStarted { reason, message }) => {
+                self.pods.start_failed(uid, name, reason, message);
+            }
+        }
+    }
+
+    fn set_limited(&mut self, call: Handle, limited: bool) {
+        if let Some(uid) = self.pods.uid(call) {
+            self.pods.set_limited(&uid, limited);
+        }
+    }
+}
+
+/// Addresses that a status shows.
+fn ips(status: &PodStatus) -> Vec<IpAddr> {
+    let shown = status.pod_ips.iter();
+    shown.filter_map(|entry| entry.ip.parse().ok()).collect()
+}
+
+fn kind_of(spec: &PodSpec, name: &str) -> ContainerType {
+    let is_in = |list: &[Container]| list.iter().any(|c| c.name == name);
+    if is_in(&spec.init_containers) {
+        ContainerType::Init
+    } else if is_in(&spec.ephemeral_containers) {
+        ContainerType::Ephemeral
+    } else {
+        ContainerType::Regular
+    }
+}

@@ -1,0 +1,21 @@
+//! What tests ask of the agent between two turns of its loop. Only built for tests.
+
+use super::Agent;
+use crate::{agent::pods::Pods, api::PodUid, logic::pleg::RunningCounts};
+
+impl Agent {
+    /// What is known of pods, for a test that changes it behind the loop's back.
+    pub(in crate::agent) const fn pods_mut(&mut self) -> &mut Pods {
+        &mut self.pods
+    }
+
+    /// What the last relist counted.
+    pub(in crate::agent) fn running_counts(&self) -> RunningCounts {
+        self.view.counts()
+    }
+
+    /// UIDs of all pods that the runtime knows, sorted.
+    pub(in crate::agent) fn uids_at_runtime(&self) -> Vec<PodUid> {
+        self.view.uids()
+    }
+}

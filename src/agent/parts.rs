@@ -1,0 +1,187 @@
+//! What an agent is put together from, in groups by who uses it. Only assembly sees a whole [`Parts`]; everybody else is given
+//! the few of these handles that it works with.
+
+use alloc::{rc::Rc, sync::Arc};
+
+use super::{
+    claims::Claims,
+    clock::Clock,
+    cluster::{self, Cluster, Joined},
+    complaints::Complaints,
+    executor::PodCgroups,
+    images::{self, Images, NodeKeyring},
+    metered::Metered,
+    node::Node,
+    pod_store::PodStore,
+    pods,
+    probes::{Probes, Wire},
+    recorder::Recorder,
+    vitals::{HeapUse, LoopWatch, WorkCounters},
+};
+use crate::{
+    api::{Mono, Wall},
+    cgroup::Cgroups,
+    config::Config,
+    runtime::{ImageService, RuntimeService},
+    sys::lane::Lane,
+    volume::Volumes,
+};
+
+/// What differs between the program and its tests; the rest of [`Parts`] begins empty.
+pub(super) struct Given {
+    pub(super) cfg: Config,
+    pub(super) node: Rc<Node>,
+    pub(super) clock: Box<dyn Clock>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) keyring: Rc<dyn NodeKeyring>,
+    pub(super) volumes: Volumes,
+    pub(super) cgroups: Cgroups,
+    pub(super) disk: Lane,
+    pub(super) joined: Option<Joined>,
+    pub(super) wire: Rc<dyn Wire>,
+}
+
+/// What tells time, people and figures.
+#[derive(Clone)]
+pub(super) struct Tools {
+    /// Time.
+    pub(super) clock: Rc<dyn Clock>,
+    /// Kubernetes events.
+    pub(super) recorder: Rc<Recorder>,
+    /// What was complained about lately.
+    pub(super) complaints: Rc<Complaints>,
+    /// What the agent counts of its own work.
+    pub(super) counters: WorkCounters,
+    /// Whether the heap was used.
+    pub(super) heap: HeapUse,
+    /// When the loop last moved.
+    pub(super) loop_watch: LoopWatch,
+}
+
+/// What effects are carried out with. Files are read and written on the disk lane.
+#[derive(Clone)]
+pub(super) struct Machine {
+    /// Containers.
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    /// Pod records.
+    pub(super) store: PodStore,
+    /// Thread for blocking file work.
+    pub(super) disk: Lane,
+    /// Volumes; every call blocks.
+    pub(super) volumes: Volumes,
+    /// Cgroups; every call blocks briefly.
+    pub(super) cgroups: Arc<Cgroups>,
+    /// Those of pods and tiers.
+    pub(super) pod_cgroups: PodCgroups,
+    /// The network, for probes and hooks.
+    pub(super) wire: Rc<dyn Wire>,
+}
+
+/// Owners beside the loop, each with a state of its own that its own tasks work on.
+#[derive(Clone)]
+pub(super) struct Owners {
+    /// This machine as a node.
+    pub(super) node: Rc<Node>,
+    /// Images.
+    pub(super) images: Rc<Images>,
+    /// Probes.
+    pub(super) probes: Rc<Probes>,
+    /// The apiserver; `None`: the node stands alone.
+    pub(super) cluster: Option<Rc<Cluster>>,
+    /// Who works on which pod.
+    pub(super) claims: Rc<Claims>,
+}
+
+/// See the module's words.
+pub(super) struct Parts {
+    pub(super) cfg: Config,
+    pub(super) tools: Tools,
+    pub(super) machine: Machine,
+    pub(super) owners: Owners,
+    /// When the agent started.
+    pub(super) started_at: Wall,
+    /// The same for reckoning.
+    pub(super) started: Mono,
+}
+
+impl Parts {
+    /// Of an agent that knows of nothing yet.
+    pub(super) fn new(given: Given) -> Self {
+        let cfg = given.cfg;
+        let slots = pods::slots(&cfg).slots();
+        let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
+        let clock: Rc<dyn Clock> = Rc::from(given.clock);
+        let counters = WorkCounters::default();
+        let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
+        let runtime: Rc<dyn RuntimeService> = Rc::new(Metered {
+            inner: given.runtime,
+            clock: Rc::clone(&clock),
+            counters: counters.clone(),
+        });
+        let tools = images::Tools {
+            service: Rc::clone(&runtime) as Rc<dyn ImageService>,
+            keyring: given.keyring,
+            clock: Rc::clone(&clock),
+            disk: given.disk.clone(),
+            complaints: Rc::clone(&complaints),
+        };
+        let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
+        let cluster = given.joined.map(|joined| {
+            let labels = given.node.with_admission(|node| node.labels.clone());
+            let tools = cluster::Tools {
+                clock: Rc::clone(&clock),
+                complaints: Rc::clone(&complaints),
+                disk: given.disk.clone(),
+                volumes: given.volumes.clone(),
+            };
+            Rc::new(Cluster::new(joined, &cfg, slots, labels, tools))
+        });
+        let cgroups = Arc::new(given.cgroups);
+        let pod_cgroups = PodCgroups::new(
+            &cfg,
+            given.node.facts(),
+            given.node.context().cgroups.clone(),
+            Arc::clone(&cgroups),
+            given.disk.clone(),
+        );
+        Self {
+            started_at: clock.wall(),
+            started: clock.now(),
+            owners: Owners {
+                node: given.node,
+                images: Rc::new(images),
+                probes: Rc::new(Probes::new(clock.now(), clock.wall())),
+                cluster,
+                claims: Rc::default(),
+            },
+            machine: Machine {
+                runtime,
+                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
+                disk: given.disk,
+                volumes: given.volumes,
+                cgroups,
+                pod_cgroups,
+                wire: given.wire,
+            },
+            tools: Tools {
+                recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),
+                heap: HeapUse::new(),
+                loop_watch: LoopWatch::new(cfg.times.sync),
+                clock,
+                complaints,
+                counters,
+            },
+            cfg,
+        }
+    }
+
+    /// Tools of those who speak with the apiserver.
+    pub(super) fn cluster_tools(&self) -> cluster::Tools {
+        cluster::Tools {
+            clock: Rc::clone(&self.tools.clock),
+            complaints: Rc::clone(&self.tools.complaints),
+            disk: self.machine.disk.clone(),
+            volumes: self.machine.volumes.clone(),
+        }
+    }
+}
