@@ -8,8 +8,9 @@ use super::{
     asker::Asker,
     cluster_views::OwnNode,
     core::Event,
+    driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
-    executor::{Executors, Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
+    executor::{Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
     gc::{self, Garbage},
     housekeeping::Housekeeper,
     log_rotation::LogRotation,
@@ -28,9 +29,10 @@ use crate::{
     source::{ManifestDir, Poller},
 };
 
-/// What carries out effects. `events`: to the loop. `relist`: where relists are asked for.
+/// What carries out effects; `driver` runs pods. `events`: to the loop. `relist`: where relists are asked for.
 pub(super) fn hands(
     parts: &Parts,
+    driver: &Rc<dyn PodDriver>,
     executor: &Rc<LocalExecutor<'static>>,
     events: &Sender<Event>,
     relist: Sender<Mono>,
@@ -44,7 +46,7 @@ pub(super) fn hands(
     let asker = Asker::new(events.clone());
     let steps = events.clone();
     let caller = Caller {
-        executors: executors(parts),
+        driver: Rc::clone(driver),
         claims: Rc::clone(&owners.claims),
         asker: asker.clone(),
         tell: Rc::new(move |call, step| {
@@ -62,7 +64,7 @@ pub(super) fn hands(
         asker: asker.clone(),
         complaints: Rc::clone(&tools.complaints),
     };
-    let garbage = Rc::new(garbage(parts, asker.clone()));
+    let garbage = garbage(parts, asker.clone());
     let housekeeper = Housekeeper {
         volumes: machine.volumes.clone(),
         store: machine.store.clone(),
@@ -72,7 +74,7 @@ pub(super) fn hands(
         claims: Rc::clone(&owners.claims),
         asker,
         complaints: Rc::clone(&tools.complaints),
-        garbage: Rc::clone(&garbage),
+        driver: Rc::clone(driver),
     };
     Hands {
         executor: Rc::clone(executor),
@@ -81,7 +83,7 @@ pub(super) fn hands(
         disk: machine.disk.clone(),
         caller: Rc::new(caller),
         records: Rc::new(records),
-        garbage,
+        garbage: Rc::new(garbage),
         housekeeper: Rc::new(housekeeper),
         relist,
         events: events.clone(),
@@ -112,8 +114,8 @@ pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
     }
 }
 
-/// What runs the calls of this agent's workers.
-fn executors(parts: &Parts) -> Executors {
+/// What runs pods as containers.
+pub(super) fn containers(parts: &Parts) -> Rc<dyn PodDriver> {
     let Parts {
         cfg,
         tools,
@@ -189,7 +191,12 @@ fn executors(parts: &Parts) -> Executors {
         killer,
         of_api: of_api(),
     };
-    Executors { syncer, terminator }
+    Rc::new(Containers {
+        syncer,
+        terminator,
+        runtime: runtime(),
+        complaints: Rc::clone(&tools.complaints),
+    })
 }
 
 /// What figures are read with.

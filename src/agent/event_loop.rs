@@ -13,7 +13,8 @@ use super::{
     claims::Claims,
     clock::Clock,
     core::{Agent, Effect, Event, Purpose},
-    executor::{Cancel, Executors, Tell},
+    driver::{PodDriver, Stop},
+    executor::{Cancel, Tell},
     gc::Garbage,
     housekeeping::Housekeeper,
     outcome,
@@ -182,7 +183,7 @@ impl Hands {
 
 /// Runs the calls of workers.
 pub(super) struct Caller {
-    pub(super) executors: Executors,
+    pub(super) driver: Rc<dyn PodDriver>,
     pub(super) claims: Rc<Claims>,
     pub(super) asker: Asker,
     /// The way of steps to the loop.
@@ -202,12 +203,18 @@ impl Caller {
             .asker
             .ask(move |agent| agent.plan(start.handle, of, cancel, tell))
             .await;
-        let outcome = self.executors.run(start.call, &plan).await;
-        drop(turn);
-        let work = match start.call {
-            Call::Sync => Work::Sync,
-            Call::Terminating { .. } | Call::TerminatingRuntime | Call::Terminated => Work::Kill,
+        let driver = &self.driver;
+        let (done, work) = match start.call {
+            Call::Sync => (driver.sync(&plan), Work::Sync),
+            Call::Terminating { grace_s } => {
+                let stop = Stop::AsSpecified(grace_s);
+                (driver.terminate(&plan, stop), Work::Kill)
+            }
+            Call::TerminatingRuntime => (driver.terminate(&plan, Stop::Unknown), Work::Kill),
+            Call::Terminated => (driver.clean_up(&plan), Work::Kill),
         };
+        let outcome = done.await;
+        drop(turn);
         let took = self.clock.now() - begun;
         self.counters.count(|c| c.worked(work, took));
         log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);

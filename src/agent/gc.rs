@@ -20,7 +20,6 @@ use super::{
 use crate::{
     api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::Order as _},
     config::GarbageConfig,
-    error::chain,
     logic::gc::{self, ContainerGcPolicy, Fate},
     runtime::{RuntimeError, RuntimeService, log_rotation},
     sys::lane::Lane,
@@ -296,29 +295,6 @@ impl Garbage {
         for id in gc::removable_after_death(&status, died, keep, fates.of(uid)) {
             self.remove(&id).await;
         }
-    }
-
-    /// Removes everything of a pod that has ended and is nobody's any more: containers, sandboxes, logs. What fails is left
-    /// to the next pass. The caller has claimed the pod.
-    pub(super) async fn remove_pod_content(&self, uid: &PodUid) {
-        let status = match self.runtime.pod_status(uid).await {
-            Ok(status) => status,
-            Err(e) => {
-                self.complaints
-                    .complain(&format!("uid={uid} {}", chain(&e)));
-                return;
-            }
-        };
-        for container in &status.containers {
-            self.remove(&container.id).await;
-        }
-        for sandbox in &status.sandboxes {
-            if let Err(e) = self.runtime.remove_pod_sandbox(&sandbox.id).await {
-                self.complaints
-                    .complain(&format!("sandbox={} cannot remove: {e}", sandbox.id));
-            }
-        }
-        self.relist().await;
     }
 }
 

@@ -7,8 +7,8 @@ use super::{
     claims::Claims,
     complaints::Complaints,
     core::{Agent, Chores, Found},
+    driver::PodDriver,
     executor::PodCgroups,
-    gc::Garbage,
     pod_store::PodStore,
 };
 use crate::{
@@ -30,7 +30,7 @@ pub(super) struct Housekeeper {
     pub(super) claims: Rc<Claims>,
     pub(super) asker: Asker,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) garbage: Rc<Garbage>,
+    pub(super) driver: Rc<dyn PodDriver>,
 }
 
 impl Housekeeper {
@@ -97,7 +97,9 @@ impl Housekeeper {
     }
 
     async fn remove_all_of(&self, uid: &PodUid) {
-        self.garbage.remove_pod_content(uid).await;
+        self.driver.remove(uid).await;
+        // What is known of the runtime is not to show it any longer.
+        self.asker.ask(|agent| agent.request_relist()).await;
         crash::point("pod.content-removed");
         let (volumes, store, gone) = (self.volumes.clone(), self.store.clone(), uid.clone());
         let removed = self.disk.run(move || {

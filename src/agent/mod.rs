@@ -5,7 +5,8 @@
 //! | `run` | assembly: from the command line to the loop |
 //! | `core` | the deciding half of the loop, which owns what is known: events in, effects out |
 //! | `event_loop` | the only loop that waits, and the executor of effects |
-//! | `executor` | what carries out the calls of pod workers, step by step |
+//! | `driver` | the seam above the runtime: what runs a pod |
+//! | `executor` | how pods are run as containers, step by step |
 //! | `parts`, `assembly` | what the agent is put together from, and how |
 //! | `asker` | how others ask the loop |
 //! | `claims` | who works on which pod |
@@ -41,6 +42,7 @@ mod cluster;
 mod cluster_views;
 mod complaints;
 mod core;
+mod driver;
 mod event_loop;
 mod executor;
 mod gc;

@@ -11,6 +11,7 @@ use super::{
     assembly,
     clock::{Clock, in_step},
     core::Event,
+    driver::PodDriver,
     gc::Garbage,
     parts::Parts,
     relister::{Conditions, Relister},
@@ -24,7 +25,12 @@ pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What looks at the runtime for the loop. `asked`: where the loop asks for relists.
-pub(super) fn tasks(parts: &Parts, asked: Receiver<Mono>, events: &Sender<Event>) -> Vec<Task> {
+pub(super) fn tasks(
+    parts: &Parts,
+    driver: Rc<dyn PodDriver>,
+    asked: Receiver<Mono>,
+    events: &Sender<Event>,
+) -> Vec<Task> {
     let (tools, runtime) = (&parts.tools, &parts.machine.runtime);
     let conditions = Conditions {
         runtime: Rc::clone(runtime),
@@ -33,7 +39,7 @@ pub(super) fn tasks(parts: &Parts, asked: Receiver<Mono>, events: &Sender<Event>
         events: events.clone(),
     };
     let relister = Relister {
-        runtime: Rc::clone(runtime),
+        driver,
         clock: Rc::clone(&tools.clock),
         complaints: Rc::clone(&tools.complaints),
         counters: tools.counters.clone(),

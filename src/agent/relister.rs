@@ -12,6 +12,7 @@ use super::{
     clock::{Clock, in_step},
     complaints::Complaints,
     core::{Event, Inspection, Listing},
+    driver::PodDriver,
     vitals::WorkCounters,
 };
 use crate::{api::Mono, logic::runtime_cache::NoStatus, runtime::RuntimeService};
@@ -25,7 +26,7 @@ const CONDITIONS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Relists the runtime, as fast as its doorbell rings and at least every second (PLEG-01).
 pub(super) struct Relister {
-    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) driver: Rc<dyn PodDriver>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) counters: WorkCounters,
@@ -50,7 +51,7 @@ impl Relister {
                 if !self.doorbells {
                     core::future::pending::<()>().await;
                 }
-                self.runtime.doorbell().await;
+                self.driver.doorbell().await;
                 Mono(0)
             };
             let ask = async { self.asked.recv().await.unwrap_or(Mono(0)) };
@@ -76,7 +77,7 @@ impl Relister {
     async fn relist(&self, last: &mut Option<Mono>) -> Option<()> {
         // 0 is the time of what was never listed.
         let (begun, wall) = (self.clock.now().max(Mono(1)), self.clock.wall());
-        let pods = match self.runtime.list_pods().await {
+        let pods = match self.driver.list().await {
             Ok(pods) => pods,
             Err(e) => {
                 // No listing is no news: whoever waits goes on waiting.
@@ -94,7 +95,7 @@ impl Relister {
         if let Ok(uids) = differing.recv().await {
             let mut statuses = Vec::with_capacity(uids.len());
             for uid in uids {
-                let status = self.runtime.pod_status(&uid).await;
+                let status = self.driver.status(&uid).await;
                 statuses.push((uid, status.map_err(|e| NoStatus(e.to_string().into()))));
             }
             let inspection = Inspection {

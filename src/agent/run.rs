@@ -368,7 +368,8 @@ async fn serve(
         Rc::clone(&parts.tools.clock),
         Rc::clone(&parts.tools.recorder),
     )));
-    let read = pollers::tasks(&parts, relist_asked, &sender);
+    let driver = assembly::containers(&parts);
+    let read = pollers::tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
     read.into_iter().for_each(spawn);
     assembly::manifests(&parts, &sender)
         .into_iter()
@@ -395,9 +396,9 @@ async fn serve(
     );
     spawn(boxed(garbage.run()));
     spawn(boxed(assembly::log_rotation(&parts, asker.clone()).run()));
-    let driver = assembly::probe_driver(&parts, asker, sender.clone());
-    driver.recall();
-    spawn(boxed(driver.run(Rc::clone(&executor))));
+    let probes = assembly::probe_driver(&parts, asker, sender.clone());
+    probes.recall();
+    spawn(boxed(probes.run(Rc::clone(&executor))));
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
     served.into_iter().for_each(spawn);
     spawn(boxed(forward_commands(asked, sender.clone())));
@@ -422,7 +423,7 @@ async fn serve(
         .for_each(spawn);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
     let agent = Agent::new(&parts, relist.clone(), delays);
-    let hands = assembly::hands(&parts, &executor, &sender, relist);
+    let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.

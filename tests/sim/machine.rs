@@ -17,6 +17,7 @@ use smol::{
 
 use super::{
     super::{
+        assembly,
         cluster::Joined,
         core::{Agent as Core, Command, Event},
         event_loop, manifests,
@@ -236,7 +237,7 @@ impl Machine {
             joined
         });
         let given = self.template.given(fake, hands, cluster);
-        let running = Running::start(given, &executor, &events, queue);
+        let running = Running::start(given, assembly::containers, &executor, &events, queue);
         executor
             .spawn(deliver_all(
                 snapshots,

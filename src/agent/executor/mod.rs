@@ -33,24 +33,3 @@ pub(super) use steps::{Begun, Granted, Line, NotStarted, Plan, Problem, Started,
 pub(super) use sync::Syncer;
 pub(super) use terminate::Terminator;
 pub(super) use volumes::Mounter;
-
-use crate::logic::pod_worker::{Call, Outcome};
-
-/// One for each kind of call.
-pub(super) struct Executors {
-    pub(super) syncer: Syncer,
-    pub(super) terminator: Terminator,
-}
-
-impl Executors {
-    /// Runs a call to its end. Never dropped while the pod exists.
-    pub(super) async fn run(&self, call: Call, plan: &Plan) -> Outcome {
-        let Self { syncer, terminator } = self;
-        match call {
-            Call::Sync => Box::pin(syncer.run(plan)).await,
-            Call::Terminating { grace_s } => Box::pin(terminator.terminating(plan, grace_s)).await,
-            Call::TerminatingRuntime => Box::pin(terminator.terminating_runtime(plan)).await,
-            Call::Terminated => Box::pin(terminator.terminated(plan)).await,
-        }
-    }
-}

@@ -3,6 +3,7 @@
 pub(super) mod api;
 mod api_objects;
 mod cluster;
+mod driver;
 mod ephemeral;
 mod garbage;
 mod images;

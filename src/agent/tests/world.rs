@@ -32,6 +32,7 @@ use super::{
         cluster::Joined,
         cluster_views,
         core::{Agent, Command, Event},
+        driver::PodDriver,
         event_loop::{self, Seat},
         executor, manifests,
         metrics::Metrics,
@@ -144,8 +145,16 @@ impl Clock for TestClock {
     }
 }
 
-/// Flags of an agent, and the apiserver that it belongs to.
-type Way = (&'static [&'static str], Option<Arc<dyn Api>>);
+/// What runs the pods of an agent.
+type Driver = fn(&Parts) -> Rc<dyn PodDriver>;
+
+/// Flags of an agent, the apiserver that it belongs to, and what runs its pods.
+#[derive(Clone)]
+struct Way {
+    flags: &'static [&'static str],
+    api: Option<Arc<dyn Api>>,
+    driver: Driver,
+}
 
 /// One machine, and the agent that runs on it.
 pub(super) struct World {
@@ -188,6 +197,23 @@ impl World {
 
     /// On a node of the cluster behind `api`; with more flags.
     pub(super) fn with(flags: &'static [&'static str], api: Option<Arc<dyn Api>>) -> Self {
+        Self::make(Way {
+            flags,
+            api,
+            driver: assembly::containers,
+        })
+    }
+
+    /// Pods are run by something else.
+    pub(super) fn driven_by(driver: Driver) -> Self {
+        Self::make(Way {
+            flags: &[],
+            api: None,
+            driver,
+        })
+    }
+
+    fn make(way: Way) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("picolet-agent-{}-{number}", std::process::id());
@@ -197,7 +223,7 @@ impl World {
         fake.add_image(IMAGE);
         let hands = Rc::new(Hands::default());
         hands.set(Mono(1000));
-        Self::start(root, fake, hands, (flags, api), Rc::default())
+        Self::start(root, fake, hands, way, Rc::default())
     }
 
     fn start(
@@ -209,14 +235,14 @@ impl World {
     ) -> Self {
         let executor = Rc::new(LocalExecutor::new());
         let (events, queue) = smol::channel::bounded(event_loop::EVENT_QUEUE);
-        let mut flags = way.0.to_vec();
-        if way.1.is_some() {
+        let mut flags = way.flags.to_vec();
+        if way.api.is_some() {
             // There is no thread beside the test's.
             flags.push("--doorbells=false");
         }
         let mut template = Template::new(&root, &flags);
         template.wire = Rc::clone(&wire);
-        let joined = way.1.clone().map(|api| {
+        let joined = way.api.clone().map(|api| {
             let lanes = [Lane::inline(), Lane::inline()];
             let lanes = KubeLanes::by(api, lanes, Rc::new(Threads));
             let mut joined = Joined::new(lanes, template.cfg.doorbells, 7);
@@ -225,7 +251,7 @@ impl World {
         });
         let asker = Asker::new(events.clone());
         let given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
-        let running = Running::start(given, &executor, &events, queue);
+        let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
         let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
         driver.recall();
@@ -500,6 +526,7 @@ impl Running {
     /// Starts an agent on `executor`. Its loop reads `queue`; everybody else tells `events`.
     pub(in crate::agent) fn start(
         given: Given,
+        driver: Driver,
         executor: &Rc<LocalExecutor<'static>>,
         events: &Sender<Event>,
         queue: Receiver<Event>,
@@ -509,10 +536,11 @@ impl Running {
         let delays = backoff_store::restore(&parts.cfg.dirs.run);
         let agent = Agent::new(&parts, relist.clone(), delays);
         let agent = Rc::new(RefCell::new(agent));
-        let hands = assembly::hands(&parts, executor, events, relist);
+        let driver = driver(&parts);
+        let hands = assembly::hands(&parts, &driver, executor, events, relist);
         let watch = parts.tools.loop_watch.clone();
         let task = executor.spawn(event_loop::run(Rc::clone(&agent), hands, watch, queue));
-        for task in pollers::tasks(&parts, asked, events) {
+        for task in pollers::tasks(&parts, driver, asked, events) {
             executor.spawn(task).detach();
         }
         let members = cluster_views::tasks(&parts, executor, events);

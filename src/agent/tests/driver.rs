@@ -1,0 +1,188 @@
+//! A driver that runs no container: what it needs is all that a driver needs.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::{cell::RefCell, future};
+
+use serde_json::json;
+
+use super::{
+    super::{
+        clock::Clock,
+        driver::{PodDriver, Stop, Work},
+        executor::{Plan, Step},
+        parts::Parts,
+        pod_store::PodStore,
+    },
+    probes::s,
+    world::{World, manifest},
+};
+use crate::{
+    api::{
+        Container, ContainerId, Pod, PodUid, SandboxId,
+        cri::{ContainerState, ContainerStatus, PodItem, PodRuntimeStatus},
+        pod_status::Phase,
+    },
+    logic::{pod_worker::Outcome, work_queue::Retry},
+    runtime::Call,
+    sys::lane::Lane,
+};
+
+/// Machines that stand outside: each container of a pod is one, and is switched on and off.
+struct Devices {
+    store: PodStore,
+    disk: Lane,
+    clock: Rc<dyn Clock>,
+    pods: RefCell<BTreeMap<PodUid, PodRuntimeStatus>>,
+}
+
+fn devices(parts: &Parts) -> Rc<dyn PodDriver> {
+    Rc::new(Devices {
+        store: parts.machine.store.clone(),
+        disk: parts.machine.disk.clone(),
+        clock: Rc::clone(&parts.tools.clock),
+        pods: RefCell::default(),
+    })
+}
+
+impl Devices {
+    async fn pod(&self, plan: &Plan) -> Option<Rc<Pod>> {
+        self.store.load(&self.disk, &plan.uid).await.ok()
+    }
+
+    fn switch_on(&self, pod: &Pod) {
+        let device = |container: &Container| ContainerStatus {
+            id: ContainerId::from(&*format!("{}-{}", pod.metadata.uid, container.name)),
+            sandbox: SandboxId::from(""),
+            name: container.name.clone(),
+            restart_count: 0,
+            state: ContainerState::Running,
+            created_at: self.clock.wall(),
+            started_at: Some(self.clock.wall()),
+            finished_at: None,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            image: String::new(),
+            image_id: String::new(),
+            volume_images: Vec::new(),
+            hash: 0,
+            user: None,
+            pid: 0,
+            log_path: String::new(),
+        };
+        let status = PodRuntimeStatus {
+            uid: pod.metadata.uid.clone(),
+            name: pod.metadata.name.clone(),
+            namespace: pod.metadata.namespace.clone(),
+            containers: pod.spec.containers.iter().map(device).collect(),
+            ..PodRuntimeStatus::default()
+        };
+        let mut pods = self.pods.borrow_mut();
+        pods.entry(pod.metadata.uid.clone()).or_insert(status);
+    }
+
+    fn switch_off(&self, uid: &PodUid) {
+        let mut pods = self.pods.borrow_mut();
+        let all = pods.get_mut(uid).into_iter();
+        for device in all.flat_map(|pod| &mut pod.containers) {
+            device.state = ContainerState::Exited;
+            device.finished_at = Some(self.clock.wall());
+            device.exit_code = 7;
+        }
+    }
+
+    fn read(&self, uid: &PodUid) -> PodRuntimeStatus {
+        let known = self.pods.borrow().get(uid).cloned();
+        known.unwrap_or_else(|| PodRuntimeStatus {
+            uid: uid.clone(),
+            ..PodRuntimeStatus::default()
+        })
+    }
+}
+
+impl PodDriver for Devices {
+    fn sync<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
+        Box::pin(async move {
+            let Some(pod) = self.pod(plan).await else {
+                return Outcome::Failed(Retry::Error);
+            };
+            let begun = plan.line.ask(|answer| Step::Begun {
+                pod: Rc::clone(&pod),
+                runtime: Rc::clone(&plan.runtime),
+                answer,
+            });
+            if begun.await.terminal {
+                return Outcome::Terminal;
+            }
+            self.switch_on(&pod);
+            plan.line.tell(Step::Changed).await;
+            Outcome::Done
+        })
+    }
+
+    fn terminate<'a>(&'a self, plan: &'a Plan, stop: Stop) -> Work<'a, Outcome> {
+        Box::pin(async move {
+            self.switch_off(&plan.uid);
+            if stop != Stop::Unknown
+                && let Some(pod) = self.pod(plan).await
+            {
+                let runtime = Rc::new(self.read(&plan.uid));
+                plan.line.tell(Step::Stopped { pod, runtime }).await;
+            }
+            plan.line.tell(Step::Changed).await;
+            Outcome::Done
+        })
+    }
+
+    fn clean_up<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
+        Box::pin(async move {
+            let pod = self.pod(plan).await;
+            plan.line.tell(Step::CleanedUp(pod)).await;
+            Outcome::Done
+        })
+    }
+
+    fn remove<'a>(&'a self, uid: &'a PodUid) -> Work<'a, ()> {
+        self.pods.borrow_mut().remove(uid);
+        Box::pin(future::ready(()))
+    }
+
+    fn list(&self) -> Call<'_, Vec<PodItem>> {
+        let pods = self.pods.borrow();
+        let list = pods.values().map(PodItem::from).collect();
+        Box::pin(future::ready(Ok(list)))
+    }
+
+    fn status<'a>(&'a self, uid: &'a PodUid) -> Call<'a, PodRuntimeStatus> {
+        Box::pin(future::ready(Ok(self.read(uid))))
+    }
+
+    fn doorbell(&self) -> Work<'_, ()> {
+        Box::pin(future::pending())
+    }
+}
+
+#[test]
+fn pods_need_no_containers() {
+    let world = World::driven_by(devices);
+    world.apply(&[manifest("lamp", json!({})), manifest("pump", json!({}))]);
+    world.until("both run", |w| {
+        let runs = |uid: &&str| w.phase(uid) == Some(Phase::Running);
+        ["lamp", "pump"].iter().all(|uid| runs(uid))
+    });
+    // A change of the spec, and time, switch nothing twice.
+    world.advance(s(120));
+    assert_eq!(world.phase("pump"), Some(Phase::Running));
+
+    world.apply(&[manifest("pump", json!({}))]);
+    world.until("one is gone", |w| w.is_gone("lamp"));
+    assert_eq!(world.phase("pump"), Some(Phase::Running));
+
+    let _answer = world.stop(true);
+    // It ends once nothing runs any more, as the driver says.
+    world.until("the agent ends", World::has_ended);
+    assert!(
+        world.fake.pods().is_empty(),
+        "the runtime had nothing to do"
+    );
+}
