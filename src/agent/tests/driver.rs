@@ -168,7 +168,7 @@ fn pods_need_no_containers() {
     world.apply(&[manifest("lamp", json!({})), manifest("pump", json!({}))]);
     world.until("both run", |w| {
         let runs = |uid: &&str| w.phase(uid) == Some(Phase::Running);
-        ["lamp", "pump"].iter().all(|uid| runs(uid))
+        ["lamp", "pump"].iter().all(runs)
     });
     // A change of the spec, and time, switch nothing twice.
     world.advance(s(120));
