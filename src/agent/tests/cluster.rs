@@ -6,6 +6,7 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
+    super::ring::{self, Heard},
     api::{FakeApi, Link, NODE_UID},
     world::{NODE, World, fault, manifest},
 };
@@ -85,6 +86,45 @@ fn a_pod_comes_and_goes() {
     for reason in ["Created", "Started", "Killing"] {
         assert!(told.iter().any(|r| r == reason), "{reason}: {told:?}");
     }
+}
+
+#[test]
+fn what_a_source_says_is_taken_as_what_it_is() {
+    // LOOP-06
+    let (world, api) = world();
+    let uid = api.create("a", json!({}));
+    world.until("runs", |_| is_ready(&api, "a"));
+    assert!(world.wait(world.asker.ask(|agent| agent.sources_ready())));
+    api.edit("a", |pod| {
+        pod["metadata"]["labels"] = json!({"new": "label"});
+    });
+    world.advance(s(11));
+    api.edit("a", |pod| pod["status"]["message"] = "of another".into());
+    world.advance(s(11));
+    api.delete("a");
+    world.until("is gone", |w| w.is_gone(&uid));
+    let dump = world.agent.borrow().dump();
+    let (_, lines) = ring::tests::parse(&dump).expect("a dump");
+    let mut heard: Vec<&str> = lines
+        .iter()
+        .filter_map(|line| match line.heard.as_ref()? {
+            Heard::Add(_) => Some("additions"),
+            Heard::Update(seen) if seen.deleted => Some("updates, for its deletion"),
+            Heard::Update(_) => Some("updates"),
+            Heard::Reconcile(_) => Some("reconcile"),
+            Heard::Remove { .. } => Some("removes"),
+            _ => None,
+        })
+        .collect();
+    heard.dedup();
+    let expected = [
+        "additions",
+        "updates",
+        "reconcile",
+        "updates, for its deletion",
+        "removes",
+    ];
+    assert_eq!(heard, expected);
 }
 
 #[test]

@@ -5,7 +5,10 @@ use std::fs;
 
 use serde_json::json;
 
-use super::super::{core::Event, views::Taken};
+use super::super::{
+    core::{Effect, Event, Found},
+    views::Taken,
+};
 use super::world::{IMAGE, World, fails, manifest};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
@@ -122,6 +125,32 @@ fn nothing_is_removed_of_a_pod_that_is_on_its_way_in() {
     world.until("an orphan is removed", |w| {
         !w.parts.machine.store.dir(&uid).exists()
     });
+}
+
+#[test]
+fn what_was_found_is_older_than_what_is_configured() {
+    // CLEAN-01
+    let world = World::new();
+    let both = ["new", "old"].map(PodUid::from);
+    let group = |uid: &PodUid| (uid.clone(), format!("/kubepods/pod{uid}"));
+    // Disk and cgroups are looked through, and then a pod comes that lies there.
+    let found = Found {
+        dirs: both.to_vec(),
+        groups: both.iter().map(group).collect(),
+    };
+    world.apply(&[manifest("new", json!({}))]);
+    world.until("runs", |w| w.phase("new") == Some(Phase::Running));
+    let mut agent = world.agent.borrow_mut();
+    let now = world.now();
+    agent.handle(Event::Searched(found), now);
+    let chores = core::iter::from_fn(|| agent.poll_effect(now)).find_map(|effect| match effect {
+        Effect::Housekeeping(chores) => Some(chores),
+        _ => None,
+    });
+    let chores = chores.expect("something to do");
+    assert_eq!(chores.forgotten, [PodUid::from("old")]);
+    let whose: Vec<&PodUid> = chores.cgroups.iter().map(|(uid, ..)| uid).collect();
+    assert_eq!(whose, [&both[1]]);
 }
 
 #[test]
