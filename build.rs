@@ -21,6 +21,10 @@ const VARIABLE_TIME: &str = "p256_point_mul_base_vartime";
 const CONSTANT_TIME: &str = "p256_point_mul_base";
 /// The compiler's start and end files refer to their own part of the table.
 const TABLES: &str = "/DISCARD/ : { *(EXCLUDE_FILE(*crtbegin*.o *crtend*.o) .eh_frame) *(.gcc_except_table .gcc_except_table.*) }";
+/// Without tables nobody can walk the stack. The function of the C library's unwinder that the standard library calls to do so is
+/// one that does nothing: with what it calls it is 20 KB. Not on ARM, where another name loses which instructions a function is in.
+const UNWINDER: &str = "_Unwind_Backtrace = getpid;\n";
+
 #[expect(
     clippy::disallowed_methods,
     reason = "cargo tells a build script by its environment"
@@ -46,7 +50,9 @@ fn main() {
     };
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {
-        let word = write("sections.ld", &(script + &small));
+        let has_it = is("CARGO_CFG_TARGET_ENV", "musl") && !is("CARGO_CFG_TARGET_ARCH", "arm");
+        let unwinder = if has_it { UNWINDER } else { "" };
+        let word = write("sections.ld", &(script + &small + unwinder));
         println!("cargo::rustc-link-arg-bins={word}");
     } else if !small.is_empty() {
         println!("cargo::rustc-link-arg={}", write("ring.ld", &small));
