@@ -1,6 +1,7 @@
 //! Why a pod cannot have what it asks for, by who can mend it.
 
 use alloc::string::String;
+use core::fmt::Display;
 
 /// A container, its sandbox or a volume cannot be made as the pod asks. It waits, and is tried again.
 ///
@@ -22,12 +23,23 @@ pub enum PodError {
 }
 
 impl PodError {
+    const fn text(&mut self) -> &mut String {
+        let (Self::Spec(text) | Self::Object(text) | Self::Image(text) | Self::Node(text)) = self;
+        text
+    }
+
+    /// The same, with what it is about in front.
+    #[must_use]
+    pub fn of(mut self, what: impl Display) -> Self {
+        let text = self.text();
+        *text = format!("{what}: {text}");
+        self
+    }
+
     /// Both, as the fault of whose was first.
     #[must_use]
     pub fn and(mut self, other: &Self) -> Self {
-        let (Self::Spec(text) | Self::Object(text) | Self::Image(text) | Self::Node(text)) =
-            &mut self;
-        text.push_str(&format!("; {other}"));
+        self.text().push_str(&format!("; {other}"));
         self
     }
 }

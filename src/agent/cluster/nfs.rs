@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     agent::complaints::Complaints,
-    api::PodUid,
+    api::{PodError, PodUid},
     sys::{child, lane::Lane, mount},
     volume::Volumes,
 };
@@ -44,14 +44,15 @@ impl Share {
     /// Arguments of mount(8), without its target.
     ///
     /// Errors: what is written in the volume would be read as something else.
-    fn arguments(&self) -> Result<Vec<OsString>, String> {
+    fn arguments(&self) -> Result<Vec<OsString>, PodError> {
         let is_text = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_control());
         if !is_text(&self.server) || self.server.starts_with('-') || !is_text(&self.path) {
-            return Err(format!("{} is not an NFS share", self.source()));
+            let why = format!("{} is not an NFS share", self.source());
+            return Err(PodError::Spec(why));
         }
         let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         if let Some(bad) = options.iter().find(|option| !is_text(option)) {
-            return Err(format!("mount option {bad:?} is none"));
+            return Err(PodError::Spec(format!("mount option {bad:?} is none")));
         }
         if self.read_only {
             options.push("ro");
@@ -77,26 +78,28 @@ pub(in crate::agent) async fn mount(
     uid: &PodUid,
     name: &str,
     share: &Share,
-) -> Result<(), String> {
+) -> Result<(), PodError> {
     let target = volumes.nfs_dir(uid, name);
     let (place, words) = (target.clone(), share.arguments());
     let (volumes, uid, name) = (volumes.clone(), uid.clone(), name.to_owned());
     // What is read here is the mount table, and directories that the share will cover.
     let prepare = move || {
         let is_mounted = mount::is_mount_point(&place)
-            .map_err(|e| format!("cannot read the mount table: {e}"))?;
+            .map_err(|e| PodError::Node(format!("cannot read the mount table: {e}")))?;
         if is_mounted {
             return Ok(None);
         }
         let words = words?;
         let helper = program("mount.nfs").and_then(|_| program("mount"));
-        let helper = helper.ok_or(
-            "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils",
-        )?;
+        let helper = helper.ok_or_else(|| {
+            let why =
+                "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils";
+            PodError::Node(why.into())
+        })?;
         volumes
             .make_nfs_dir(&uid, &name)
-            .map_err(|e| format!("cannot make {}: {e}", place.display()))?;
-        Ok::<_, String>(Some((helper, words)))
+            .map_err(|e| PodError::Node(format!("cannot make {}: {e}", place.display())))?;
+        Ok::<_, PodError>(Some((helper, words)))
     };
     let Some((helper, words)) = disk.run(prepare).await? else {
         return Ok(());
@@ -109,16 +112,16 @@ pub(in crate::agent) async fn mount(
     run(command, MOUNT_TIMEOUT).await
 }
 
-async fn run(command: child::Command, timeout: Duration) -> Result<(), String> {
+async fn run(command: child::Command, timeout: Duration) -> Result<(), PodError> {
     let output = child::run(command, Some(timeout))
         .await
-        .map_err(|e| e.to_string())?;
+        .map_err(|e| PodError::Node(e.to_string()))?;
     if output.status.success() {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim().replace('\n', "; ");
-    Err(format!("{}: {text}", output.status))
+    Err(PodError::Node(format!("{}: {text}", output.status)))
 }
 
 /// Unmounts the shares of a pod, by force if they do not go. What stays is met by the tear-down that follows.

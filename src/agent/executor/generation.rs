@@ -178,7 +178,7 @@ impl Generator {
         };
         // A host that stands alone has no services; pods of an apiserver wait for them.
         let services = loaded.as_ref().map(Loaded::services).transpose();
-        let services = services.map_err(|why| refused(PodError::Object(why)))?;
+        let services = services.map_err(refused)?;
         let environment = {
             let place = Place {
                 node_name: &self.context.name,

@@ -96,7 +96,7 @@ impl Mounter {
         for (name, bound) in bound {
             let source = match bound {
                 Ok(bound) => self.bound_source(pod, bound).await,
-                Err(why) => Source::Unknown(why),
+                Err(why) => Source::Unknown(why.to_string()),
             };
             sources.insert(name, source);
         }
@@ -140,8 +140,7 @@ impl Mounter {
                 mounted: {
                     let uid = &pod.metadata.uid;
                     let name = &bound.name;
-                    let mounted = cluster::mount_nfs(&self.volumes, &self.disk, uid, name, &share);
-                    mounted.await.map_err(PodError::Node)
+                    cluster::mount_nfs(&self.volumes, &self.disk, uid, name, &share).await
                 },
                 name: bound.name,
                 read_only,
@@ -232,14 +231,14 @@ pub(in crate::agent) struct PodObjects<'a> {
 impl env::Objects for PodObjects<'_> {
     fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded.config_map(name).map_err(PodError::Object),
+            Some(loaded) => loaded.config_map(name),
             None => Ok(self.objects.config_map(namespace, name)),
         }
     }
 
     fn secret(&self, namespace: &str, name: &str) -> Result<Option<&Secret>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded.secret(name).map_err(PodError::Object),
+            Some(loaded) => loaded.secret(name),
             None => Ok(self.objects.secret(namespace, name)),
         }
     }
@@ -255,9 +254,7 @@ impl env::Objects for PodObjects<'_> {
         expiration_s: Option<i64>,
     ) -> Result<Vec<u8>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded
-                .token(audience, expiration_s)
-                .map_err(PodError::Object),
+            Some(loaded) => loaded.token(audience, expiration_s),
             None => Err(PodError::Node(
                 "service account tokens need an API server".into(),
             )),

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     agent::executor::Cancel,
-    api::{Pod, pod::Volume},
+    api::{Pod, PodError, pod::Volume},
     logic::{
         bound_volume::{self, BoundVolume},
         pod_refs::{self, Key, Kind},
@@ -35,7 +35,7 @@ impl Objects {
         &self,
         pod: &Pod,
         cancel: &Cancel,
-    ) -> BTreeMap<String, Result<BoundVolume, String>> {
+    ) -> BTreeMap<String, Result<BoundVolume, PodError>> {
         let mut bound = BTreeMap::new();
         for volume in pod_refs::used_volumes(pod) {
             if let Some(claim) = bound_volume::claim_of(pod, volume) {
@@ -75,14 +75,14 @@ impl Objects {
         cancel: &Cancel,
         volume: &Volume,
         claim: &str,
-    ) -> Result<BoundVolume, String> {
+    ) -> Result<BoundVolume, PodError> {
         let uid = &pod.metadata.uid;
         let key = key(pod, volume, claim);
         self.register(pod, BTreeSet::from([key.clone()]))?;
         let ask = self.ask_for_claim(pod, volume, claim);
         match self.obtain(User { uid, cancel }, &key, ask).await? {
             Some(Content::Claim(bound)) => Ok(*bound),
-            _ => Err(format!("PVC {claim} is not known")),
+            _ => Err(PodError::Object(format!("PVC {claim} is not known"))),
         }
     }
 

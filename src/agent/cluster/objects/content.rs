@@ -24,7 +24,7 @@ pub(super) enum Refusal {
     Forbidden(String),
     /// Nobody answered.
     Silent(String),
-    Other(String),
+    Other(PodError),
     /// Nobody waits for an answer: the pod is to end.
     Ended,
 }
@@ -36,31 +36,31 @@ impl From<KubeError> for Refusal {
             Some(404) => Self::NotFound(text),
             Some(403) => Self::Forbidden(text),
             None if !error.is_answer() => Self::Silent(text),
-            _ => Self::Other(text),
+            _ => Self::Other(PodError::Object(text)),
         }
     }
 }
 
 impl From<PodError> for Refusal {
     fn from(error: PodError) -> Self {
-        Self::Other(error.to_string())
+        Self::Other(error)
     }
 }
 
 impl From<strict::WrongValue> for Refusal {
     fn from(error: strict::WrongValue) -> Self {
-        Self::Other(error.to_string())
+        Self::Other(PodError::Object(error.to_string()))
     }
 }
 
-impl Refusal {
-    pub(super) fn into_text(self) -> String {
-        match self {
-            Self::NotFound(text)
-            | Self::Forbidden(text)
-            | Self::Silent(text)
-            | Self::Other(text) => text,
-            Self::Ended => "the pod is to end".into(),
+impl From<Refusal> for PodError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NotFound(text) | Refusal::Forbidden(text) | Refusal::Silent(text) => {
+                Self::Object(text)
+            }
+            Refusal::Other(error) => error,
+            Refusal::Ended => Self::Object("the pod is to end".into()),
         }
     }
 }
@@ -143,13 +143,16 @@ pub(super) fn plain(key: &Key) -> Ask {
             let service = decoded(&api.service(&namespace, &name)?)?;
             Ok(Content::Services(vec![service]))
         }
-        Kind::Claim => Err(Refusal::Other("a claim is asked for by its pod".into())),
+        Kind::Claim => {
+            let why = "a claim is asked for by its pod";
+            Err(Refusal::Other(PodError::Node(why.into())))
+        }
     })
 }
 
 /// Reads an object of the apiserver, without telling what is in it.
 fn decoded<T: DeserializeOwned>(object: &Value) -> Result<T, Refusal> {
-    strict::typed(object).map_err(|e| Refusal::Other(e.without_value().to_string()))
+    strict::typed(object).map_err(|e| e.without_value().into())
 }
 
 /// What identifies an object; annotations may hold a copy of a Secret.

@@ -4,7 +4,7 @@ use alloc::{boxed::Box, collections::BTreeMap};
 
 use super::content::Content;
 use crate::{
-    api::{ConfigMap, Secret},
+    api::{ConfigMap, PodError, Secret},
     logic::{
         pod_refs::{Key, Kind, TokenRef},
         service_env::Service,
@@ -14,19 +14,19 @@ use crate::{
 /// What one step of a pod uses, for as long as it takes.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Loaded {
-    config_maps: BTreeMap<Box<str>, Result<Option<ConfigMap>, String>>,
-    secrets: BTreeMap<Box<str>, Result<Option<Secret>, String>>,
-    pub(super) tokens: BTreeMap<TokenRef, Result<Vec<u8>, String>>,
+    config_maps: BTreeMap<Box<str>, Result<Option<ConfigMap>, PodError>>,
+    secrets: BTreeMap<Box<str>, Result<Option<Secret>, PodError>>,
+    pub(super) tokens: BTreeMap<TokenRef, Result<Vec<u8>, PodError>>,
     services: Vec<Service>,
-    services_error: Option<String>,
+    services_error: Option<PodError>,
 }
 
 impl Loaded {
-    pub(in crate::agent) fn config_map(&self, name: &str) -> Result<Option<&ConfigMap>, String> {
+    pub(in crate::agent) fn config_map(&self, name: &str) -> Result<Option<&ConfigMap>, PodError> {
         found(&self.config_maps, "configmap", name)
     }
 
-    pub(in crate::agent) fn secret(&self, name: &str) -> Result<Option<&Secret>, String> {
+    pub(in crate::agent) fn secret(&self, name: &str) -> Result<Option<&Secret>, PodError> {
         found(&self.secrets, "secret", name)
     }
 
@@ -34,31 +34,31 @@ impl Loaded {
         &self,
         audience: &str,
         expiration_s: Option<i64>,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, PodError> {
         let token = TokenRef {
             audience: audience.into(),
             expiration_s,
         };
-        let unknown = || Err("the token has not been asked for".into());
+        let unknown = || Err(PodError::Node("the token has not been asked for".into()));
         self.tokens.get(&token).cloned().unwrap_or_else(unknown)
     }
 
     /// Services that the pod is told of. Errors: they could not be read (ENV-09).
-    pub(in crate::agent) fn services(&self) -> Result<&[Service], String> {
+    pub(in crate::agent) fn services(&self) -> Result<&[Service], PodError> {
         match &self.services_error {
             None => Ok(&self.services),
-            Some(why) => Err(format!(
-                "services have not been read yet, cannot construct environment: {why}"
-            )),
+            Some(why) => Err(why
+                .clone()
+                .of("services have not been read yet, cannot construct environment")),
         }
     }
 
     /// Nothing of it could be had.
-    pub(super) fn fail(&mut self, why: String) {
+    pub(super) fn fail(&mut self, why: PodError) {
         self.services_error = Some(why);
     }
 
-    pub(super) fn take(&mut self, key: &Key, content: Result<Option<Content>, String>) {
+    pub(super) fn take(&mut self, key: &Key, content: Result<Option<Content>, PodError>) {
         let name = key.name.clone();
         match (key.kind, content) {
             (Kind::ConfigMap, content) => {
@@ -86,13 +86,15 @@ impl Loaded {
 }
 
 fn found<'a, T>(
-    all: &'a BTreeMap<Box<str>, Result<Option<T>, String>>,
+    all: &'a BTreeMap<Box<str>, Result<Option<T>, PodError>>,
     kind: &str,
     name: &str,
-) -> Result<Option<&'a T>, String> {
+) -> Result<Option<&'a T>, PodError> {
     match all.get(name) {
         Some(Ok(object)) => Ok(object.as_ref()),
-        Some(Err(why)) => Err(format!("{kind} {name:?}: {why}")),
-        None => Err(format!("{kind} {name:?} has not been asked for")),
+        Some(Err(why)) => Err(why.clone().of(format_args!("{kind} {name:?}"))),
+        None => Err(PodError::Node(format!(
+            "{kind} {name:?} has not been asked for"
+        ))),
     }
 }

@@ -46,7 +46,6 @@ impl Objects {
         let mut loaded = Loaded::default();
         let meta = &pod.metadata;
         // What was not taken in is missing with the error where it is looked for.
-        let keys = keys.map_err(|e| e.to_string());
         let keys = match keys.and_then(|keys| self.register(pod, keys)) {
             Ok(keys) => keys,
             Err(why) => {

@@ -19,7 +19,7 @@ use crate::{
     agent::{
         bell::Bell, clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
     },
-    api::{Mono, Node, Pod, PodUid},
+    api::{Mono, Node, Pod, PodError, PodUid},
     config::{Config, OfflineSecrets},
     kube::{Api, KubeLanes},
     logic::{
@@ -147,11 +147,15 @@ impl Objects {
     }
 
     /// Notes what a pod refers to; returns it.
-    pub(super) fn register(&self, pod: &Pod, keys: BTreeSet<Key>) -> Result<BTreeSet<Key>, String> {
+    pub(super) fn register(
+        &self,
+        pod: &Pod,
+        keys: BTreeSet<Key>,
+    ) -> Result<BTreeSet<Key>, PodError> {
         let mut table = self.table.borrow_mut();
         table
             .register(&pod.metadata.uid, &keys, self.now())
-            .map_err(|e| e.to_string())?;
+            .map_err(|e| PodError::Node(e.to_string()))?;
         Ok(keys)
     }
 
@@ -161,7 +165,7 @@ impl Objects {
         user: User<'_>,
         key: &Key,
         ask: Ask,
-    ) -> Result<Option<Content>, String> {
+    ) -> Result<Option<Content>, PodError> {
         loop {
             let step = self.table.borrow_mut().step(user.uid, key, self.now());
             match step {
@@ -186,7 +190,7 @@ impl Objects {
         }
     }
 
-    async fn read(&self, user: User<'_>, key: &Key, ask: Ask) -> Result<Option<Content>, String> {
+    async fn read(&self, user: User<'_>, key: &Key, ask: Ask) -> Result<Option<Content>, PodError> {
         let begun = self.now();
         let refusal = match self.ask_patiently(user, key, ask).await {
             Ok(content) => {
@@ -201,7 +205,7 @@ impl Objects {
         };
         // A volume is mounted by what is true now; only a pod that had it may go by what was (OFF-02).
         let may_be_old = key.kind != Kind::Claim || matches!(refusal, Refusal::Silent(_));
-        let why = refusal.into_text();
+        let why = PodError::from(refusal);
         let copy = if may_be_old {
             self.copy(key).await
         } else {

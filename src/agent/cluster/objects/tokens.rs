@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     agent::executor::Cancel,
-    api::{Pod, PodUid, Wall},
+    api::{Pod, PodError, PodUid, Wall},
     logic::{
         pod_refs::{self, TokenPlace, TokenRef},
         token::{self, Issued},
@@ -26,7 +26,7 @@ impl Objects {
         &self,
         pod: &Pod,
         cancel: &Cancel,
-    ) -> BTreeMap<TokenRef, Result<Vec<u8>, String>> {
+    ) -> BTreeMap<TokenRef, Result<Vec<u8>, PodError>> {
         let mut tokens = BTreeMap::new();
         for place in pod_refs::tokens(pod) {
             if let Entry::Vacant(token) = tokens.entry(place.token.clone()) {
@@ -41,7 +41,7 @@ impl Objects {
         pod: &Pod,
         cancel: &Cancel,
         place: &TokenPlace<'_>,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, PodError> {
         let uid = &pod.metadata.uid;
         let mounted = self.mounted_token(uid, place).await;
         let times = mounted.as_deref().and_then(token::times);
@@ -85,10 +85,10 @@ impl Objects {
             None => self.kept_token(uid, &place.token).await.filter(is_taken),
         };
         let Some(token) = old else {
-            return Err(format!(
-                "failed to fetch token for service account {:?}: {why}",
+            return Err(why.of(format_args!(
+                "failed to fetch token for service account {:?}",
                 token::account(pod)
-            ));
+            )));
         };
         let meta = &pod.metadata;
         self.complain(&format!(
@@ -120,9 +120,9 @@ impl Objects {
         pod: &Pod,
         cancel: &Cancel,
         token: &TokenRef,
-    ) -> Result<Issued, String> {
+    ) -> Result<Issued, PodError> {
         if !self.reach.borrow_mut().may_ask(self.now()) {
-            return Err(SILENT.into());
+            return Err(PodError::Object(SILENT.into()));
         }
         let user = User {
             uid: &pod.metadata.uid,
@@ -137,11 +137,11 @@ impl Objects {
             );
             let asked = self.ask(user, None, move |api| {
                 let answer = api.create_token(&namespace, &account, request.as_bytes())?;
-                token::issued(&answer).map_err(|e| Refusal::Other(e.to_string()))
+                token::issued(&answer).map_err(|e| Refusal::Other(PodError::Object(e.to_string())))
             });
             let answer = asked.await;
             if !self.pause(user, &answer, &mut pauses).await {
-                return answer.map_err(Refusal::into_text);
+                return answer.map_err(PodError::from);
             }
         }
     }
