@@ -28,10 +28,3 @@ pub struct Unanswered {
     /// The cause.
     pub source: AskError,
 }
-
-/// For hooks, whose own error still is a text.
-impl From<Unanswered> for String {
-    fn from(error: Unanswered) -> Self {
-        error.to_string()
-    }
-}

@@ -1,6 +1,12 @@
 //! Why a call did not do all of its work, and when it is tried again.
 
-use crate::{agent::images::Waiting, api::Mono, logic::work_queue::Retry};
+use crate::{
+    agent::images::Waiting,
+    api::{Mono, SandboxId},
+    error::chain,
+    logic::work_queue::Retry,
+    runtime::RuntimeError,
+};
 
 /// Why a sync failed: when to try again, and what to tell.
 #[derive(Debug)]
@@ -40,4 +46,27 @@ impl From<Waiting> for StartError {
     fn from(waiting: Waiting) -> Self {
         Self::new(waiting.reason, waiting.message)
     }
+}
+
+/// What of a pod the runtime could not end.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::agent) enum KillError {
+    #[error("container {0}")]
+    Container(String, #[source] RuntimeError),
+    #[error("sandbox {0}")]
+    Sandbox(SandboxId, #[source] RuntimeError),
+    /// At least one of them.
+    #[error("{}", joined(.0))]
+    Some(Vec<Self>),
+}
+
+impl From<KillError> for SyncError {
+    fn from(error: KillError) -> Self {
+        Self::new(chain(&error))
+    }
+}
+
+fn joined(errors: &[KillError]) -> String {
+    let all: Vec<String> = errors.iter().map(|e| chain(e)).collect();
+    all.join("; ")
 }

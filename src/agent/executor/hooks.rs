@@ -95,11 +95,7 @@ impl Hooks {
             done.or(late).await
         } else if let Some(get) = &handler.http_get {
             // As a command it has no time-out of its own.
-            let get = async {
-                let answer = self.http_get(pod, status, container, get).await;
-                answer.map_err(HookError::Failed)
-            };
-            get.or(late).await
+            self.http_get(pod, status, container, get).or(late).await
         } else {
             Err(HookError::Failed(
                 "invalid handler: none of exec, httpGet, sleep".into(),
@@ -134,10 +130,12 @@ impl Hooks {
         status: &PodRuntimeStatus,
         container: &Container,
         get: &HttpGetAction,
-    ) -> Result<(), String> {
-        let get = probes::http_get(container, get).map_err(|e| e.to_string())?;
+    ) -> Result<(), HookError> {
+        let get = probes::http_get(container, get).map_err(|e| HookError::Failed(e.to_string()))?;
         let ip = status.ips.first().copied();
-        if let Hooked::InPlainText(host) = self.wire.hook(&get, ip).await? {
+        let hooked = self.wire.hook(&get, ip).await;
+        let hooked = hooked.map_err(|e| HookError::Failed(e.to_string()))?;
+        if let Hooked::InPlainText(host) = hooked {
             let message = format!(
                 "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
             );

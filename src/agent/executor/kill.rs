@@ -6,7 +6,10 @@ use core::{cell::Cell, future::poll_fn, task::Poll, time::Duration};
 
 use smol::future::FutureExt as _;
 
-use super::hooks::{HookError, Hooks, Until};
+use super::{
+    errors::KillError,
+    hooks::{HookError, Hooks, Until},
+};
 use crate::{
     agent::{
         clock::Clock,
@@ -30,7 +33,7 @@ pub(in crate::agent) struct Killer {
 }
 
 impl Killer {
-    /// Kills everything of a pod that runs and stops its sandboxes. Errors of single containers are joined.
+    /// Kills everything of a pod that runs and stops its sandboxes. Goes on after an error.
     ///
     /// `override_s` is the grace for every container (a pod's termination); without it each has its own.
     pub(in crate::agent) async fn kill_pod(
@@ -38,7 +41,7 @@ impl Killer {
         pod: &Pod,
         status: &PodRuntimeStatus,
         override_s: Option<i64>,
-    ) -> Result<(), String> {
+    ) -> Result<(), KillError> {
         let plan = kill::pod_kill(pod, status, override_s);
         self.carry_out(pod, status, &plan).await
     }
@@ -47,7 +50,7 @@ impl Killer {
     pub(in crate::agent) async fn kill_runtime_pod(
         &self,
         status: &PodRuntimeStatus,
-    ) -> Result<(), String> {
+    ) -> Result<(), KillError> {
         let plan = kill::runtime_pod_kill(status);
         self.carry_out(&stand_in(status), status, &plan).await
     }
@@ -57,7 +60,7 @@ impl Killer {
         pod: &Pod,
         status: &PodRuntimeStatus,
         plan: &PodKill,
-    ) -> Result<(), String> {
+    ) -> Result<(), KillError> {
         let started = self.clock.now();
         let ended: Vec<Cell<bool>> = plan.containers.iter().map(|_| Cell::new(false)).collect();
         let stops = plan.containers.iter().enumerate().map(|(index, target)| {
@@ -70,20 +73,20 @@ impl Killer {
                 result
             }
         });
-        let mut errors: Vec<String> = join_all(stops)
+        let mut errors: Vec<KillError> = join_all(stops)
             .await
             .into_iter()
             .filter_map(Result::err)
             .collect();
         for sandbox in &plan.sandboxes {
             if let Err(e) = self.runtime.stop_pod_sandbox(sandbox).await {
-                errors.push(format!("sandbox {sandbox}: {e}"));
+                errors.push(KillError::Sandbox(sandbox.clone(), e));
             }
         }
         if errors.is_empty() {
             Ok(())
         } else {
-            Err(errors.join("; "))
+            Err(KillError::Some(errors))
         }
     }
 
@@ -100,7 +103,7 @@ impl Killer {
         target: &PodKillTarget,
         started: Mono,
         ended: &[Cell<bool>],
-    ) -> Result<(), String> {
+    ) -> Result<(), KillError> {
         self.recorder.container(
             pod,
             &target.name,
@@ -137,7 +140,7 @@ impl Killer {
         self.runtime
             .stop_container(&target.id, grace)
             .await
-            .map_err(|e| format!("container {}: {e}", target.name))
+            .map_err(|e| KillError::Container(target.name.clone(), e))
     }
 
     /// Kills one container by itself: its sandbox and the others stay as they are (KILL-18).
@@ -146,7 +149,7 @@ impl Killer {
         pod: &Pod,
         status: &PodRuntimeStatus,
         target: &ContainerToKill,
-    ) -> Result<(), String> {
+    ) -> Result<(), KillError> {
         self.recorder.container(
             pod,
             &target.name,
@@ -168,7 +171,7 @@ impl Killer {
         self.runtime
             .stop_container(&target.id, grace)
             .await
-            .map_err(|e| format!("container {}: {e}", target.name))
+            .map_err(|e| KillError::Container(target.name.clone(), e))
     }
 
     /// Runs a preStop hook for at most the grace: one that outlasts it is no longer waited for, without an event.

@@ -21,6 +21,7 @@ use crate::{
         Container, ContainerId, Pod,
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxConfig, SandboxStatus},
     },
+    error::chain,
     logic::{
         actions::{ContainerToKill, PodActions},
         generate,
@@ -334,10 +335,11 @@ async fn post_start(
     let killed = starter.killer.kill_container(pod, &status, &target);
     if let Err(e) = killed.await {
         log::warn!(
-            "pod={}/{} container={}: {e}",
+            "pod={}/{} container={}: {}",
             pod.metadata.namespace,
             pod.metadata.name,
-            container.name
+            container.name,
+            chain(&e)
         );
     }
     Err(StartError::new(

@@ -185,7 +185,7 @@ impl Syncer {
         let mut ensured = ensure(runtime.has_running_container()).await?;
         if ensured == Ensured::MissingUnderContainers {
             let killed = self.killer.kill_pod(pod, runtime, None);
-            killed.await.map_err(SyncError::new)?;
+            killed.await?;
             if pod.spec.restart_policy == RestartPolicy::Never {
                 return Ok(());
             }
@@ -228,7 +228,7 @@ impl Syncer {
                 );
             }
             if let Err(e) = self.killer.kill_pod(pod, &runtime, None).await {
-                let message = format!("error killing pod: {e}");
+                let message = format!("error killing pod: {}", chain(&e));
                 self.warn(pod, "FailedKillPod", &message);
                 return Err(SyncError::new(message));
             }
@@ -236,7 +236,8 @@ impl Syncer {
             for target in &actions.to_kill {
                 let killed = self.killer.kill_container(pod, &runtime, target);
                 if let Err(e) = killed.await {
-                    return Err(SyncError::new(format!("error killing container: {e}")));
+                    let message = format!("error killing container: {}", chain(&e));
+                    return Err(SyncError::new(message));
                 }
             }
         }

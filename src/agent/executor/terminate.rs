@@ -94,7 +94,7 @@ impl Terminator {
         }
         let killed = self.killer.kill_pod(pod, &runtime, grace_s.map(i64::from));
         if let Err(e) = killed.await {
-            let message = format!("error killing pod: {e}");
+            let message = format!("error killing pod: {}", chain(&e));
             let reason = "FailedKillPod";
             self.recorder.pod(pod, Severity::Warning, reason, &message);
             return Err(SyncError::new(message));
@@ -137,7 +137,7 @@ impl Terminator {
         let runtime = self.runtime.pod_status(&plan.uid).await;
         let runtime = runtime.map_err(|e| SyncError::new(e.to_string()))?;
         let killed = self.killer.kill_runtime_pod(&runtime).await;
-        killed.map_err(SyncError::new)?;
+        killed?;
         plan.line.tell(Step::Changed).await;
         Ok(())
     }
