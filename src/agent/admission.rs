@@ -1,7 +1,7 @@
 //! What admission knows of this node: facts gathered for `logic::admission`.
 
 use crate::{
-    api::cri::Capabilities,
+    api::{cri::Capabilities, strict::WrongValue},
     logic::{
         admission::{NodeFacts, PODS},
         node as rules,
@@ -17,7 +17,7 @@ pub(super) fn facts(
     kernel: (u32, u32),
     apparmor: bool,
     runtime: &Capabilities,
-) -> Result<NodeFacts, String> {
+) -> Result<NodeFacts, WrongValue> {
     let left = node.allocatable();
     let allocatable = Amounts::from([
         (CPU.to_owned(), left.cpu_milli),
@@ -32,7 +32,7 @@ pub(super) fn facts(
         allocatable,
         pressure: Vec::new(),
         sysctls: SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls)
-            .map_err(|e| format!("allowedUnsafeSysctls: {e}"))?,
+            .map_err(|e| WrongValue::new("allowedUnsafeSysctls", e.to_string()))?,
         apparmor,
         strict_supplemental_groups: runtime.supplemental_groups_policy,
     })

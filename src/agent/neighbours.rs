@@ -17,15 +17,26 @@ const MAX_PROC_BYTES: u64 = 64 * 1024;
 /// Where every kubelet keeps the logs of its pods.
 const KUBELET_LOGS: &str = "/var/log/pods";
 
+/// Who has what this agent must have for itself, and the way out.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NeighbourError {
+    #[error(
+        "a kubelet (process {0}) runs pods on this machine, with the same cgroup root or log directory: end it, or \
+         give this agent --cgroup-root and --pod-logs-dir of its own"
+    )]
+    Kubelet(u32),
+    #[error("another picolet uses {what} {value}: end it, or give this one its own ({flag})")]
+    Agent {
+        what: &'static str,
+        flag: &'static str,
+        value: String,
+    },
+}
+
 /// Claims what this agent must have for itself. The locks are held as long as the files are open.
-///
-/// Errors: one line that names the neighbour and the way out.
-pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, String> {
+pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, NeighbourError> {
     if let Some(pid) = kubelet_beside(cfg) {
-        return Err(format!(
-            "a kubelet (process {pid}) runs pods on this machine, with the same cgroup root or log directory: end it, or \
-             give this agent --cgroup-root and --pod-logs-dir of its own"
-        ));
+        return Err(NeighbourError::Kubelet(pid));
     }
     // Of agents that are gone. Who takes one at this moment holds it, or finds that it is no longer there.
     if let Err(e) = lock::sweep(Path::new(LOCKS_DIR))
@@ -38,11 +49,7 @@ pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, String> {
     for (what, flag, value) in wanted {
         match take(Path::new(LOCKS_DIR), what, &value, lock::try_lock_patiently) {
             Ok(Some(file)) => held.push(file),
-            Ok(None) => {
-                return Err(format!(
-                    "another picolet uses {what} {value}: end it, or give this one its own ({flag})"
-                ));
-            }
+            Ok(None) => return Err(NeighbourError::Agent { what, flag, value }),
             // A guard against a mistake is no reason to leave a node without its agent.
             Err(e) => log::warn!("cannot lock {what} {value}: {e}"),
         }

@@ -1,7 +1,7 @@
 //! `picolet run`: from the command line to the loop, and back. Assembly only, in one place.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::time::Duration;
+use core::{error::Error, time::Duration};
 use std::{
     ffi::OsString,
     fs,
@@ -97,6 +97,11 @@ fn usage(message: impl Into<String>) -> StartError {
     }
 }
 
+/// What the operator wrote and has to mend.
+fn wrong(error: &dyn Error) -> StartError {
+    usage(chain(error))
+}
+
 /// What a service manager tells its service, from the environment. Source: sd_notify(3), sd_watchdog_enabled(3).
 #[derive(Clone, Debug, Default)]
 pub struct Manager {
@@ -167,7 +172,7 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     make_dirs(&cfg)?;
     let watchdog = manager.watchdog()?;
     let _locks = lock_dirs(&cfg)?;
-    let _neighbours = neighbours::claim(&cfg).map_err(fatal)?;
+    let _neighbours = neighbours::claim(&cfg).map_err(|e| fatal(e.to_string()))?;
     settle_oom_score(cfg.cgroup.oom_score_adj);
     // Before any thread is started: signals are taken by one descriptor.
     let signals = take_signals().map_err(|e| fatal(format!("cannot take signals: {e}")))?;
@@ -193,7 +198,7 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
 pub(super) fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
     let cwd = std::env::current_dir()
         .map_err(|e| fatal(format!("cannot read the working directory: {e}")))?;
-    let flags = config::flags::parse(words, &cwd).map_err(|e| usage(chain(&e)))?;
+    let flags = config::flags::parse(words, &cwd).map_err(|e| wrong(&e))?;
     if flags.help {
         let text = format!("Usage: picolet run [FLAGS]\n\n{}", config::flags::help());
         // A reader that left is no error.
@@ -205,9 +210,7 @@ pub(super) fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, 
     let host = config::Host {
         hostname: hostname.to_string_lossy().into_owned(),
     };
-    config::load(flags, &host)
-        .map(Some)
-        .map_err(|e| usage(chain(&e)))
+    config::load(flags, &host).map(Some).map_err(|e| wrong(&e))
 }
 
 pub(super) fn start_logging(verbosity: u8) {
@@ -360,7 +363,7 @@ async fn serve(
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
-    let served = serving::prepare(served, &executor).map_err(usage)?;
+    let served = serving::prepare(served, &executor).map_err(|e| wrong(&e))?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
     let tiers = parts.machine.pod_cgroups.clone();
@@ -493,7 +496,8 @@ async fn assemble(
     })?;
     let disk = Lane::start("disk").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
     let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let pulls = images::settings(&cfg.images, &cfg.dirs, proxies).map_err(usage)?;
+    let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
+    let pulls = pulls.map_err(|e| wrong(&e))?;
     let store = StoreImages::open(cfg.dirs.images(), pulls, disk.clone(), unpack)
         .await
         .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
@@ -506,7 +510,7 @@ async fn assemble(
     let runtime = runc::Runc::open(settings, images, disk.clone(), cgroups.clone())
         .await
         .map_err(|e| fatal(e.to_string()))?;
-    let facts = node::facts(&cfg).map_err(usage)?;
+    let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
     let context = executor::node_context(
@@ -514,8 +518,8 @@ async fn assemble(
         &facts,
         executor::cgroup_settings(&cfg, &facts, &cgroups),
     );
-    let admission =
-        admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities()).map_err(usage)?;
+    let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
+    let admission = admission.map_err(|e| wrong(&e))?;
     let parts = Parts::new(Given {
         node: Rc::new(Node::new(facts, context, admission)),
         clock: Box::new(SystemClock),

@@ -9,7 +9,11 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    config::{Dirs, ImageConfig, decode},
+    api::strict::WrongValue,
+    config::{
+        Dirs, ImageConfig,
+        decode::{self, DecodeError},
+    },
     image::{
         pull::{Policy, Providers, Settings},
         registry::Registries,
@@ -22,24 +26,38 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Docker's configuration of the node's root user, behind the one in the root directory.
 const DOCKER_CONFIGS: [&str; 2] = ["/root/.docker/config.json", "/.docker/config.json"];
 
-/// Reads how images are pulled. Errors: what is wrong in which file.
+/// Why a file that says how images are pulled is of no use. Who wrote it mends it.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::agent) enum SettingsError {
+    #[error("{}", .0.display())]
+    Unread(PathBuf, #[source] io::Error),
+    #[error("{}", .0.display())]
+    NoDocument(PathBuf, #[source] DecodeError),
+    #[error("{}", .0.display())]
+    Wrong(PathBuf, #[source] WrongValue),
+}
+
+/// Reads how images are pulled.
 pub(in crate::agent) fn settings(
     images: &ImageConfig,
     dirs: &Dirs,
     proxies: ProxyVariables,
-) -> Result<Settings, String> {
-    let registries = match document(&images.registries) {
-        Ok(document) => Registries::parse(&document)
-            .map_err(|why| format!("{}: {why}", images.registries.display()))?,
-        Err(None) => Registries::default(),
-        Err(Some(why)) => return Err(why),
+) -> Result<Settings, SettingsError> {
+    let wrong = |file: &Path| {
+        let file = file.to_owned();
+        move |e| SettingsError::Wrong(file, e)
+    };
+    let registries = match document(&images.registries)? {
+        Some(document) => Registries::parse(&document).map_err(wrong(&images.registries))?,
+        None => Registries::default(),
     };
     let providers = match &images.credential_providers {
         Some((file, dir)) => {
-            let document = document(file)
-                .map_err(|why| why.unwrap_or_else(|| format!("{}: not found", file.display())))?;
-            Providers::parse(&document, dir.clone())
-                .map_err(|why| format!("{}: {why}", file.display()))?
+            let document = document(file)?.ok_or_else(|| {
+                let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
+                SettingsError::Unread(file.clone(), absent)
+            })?;
+            Providers::parse(&document, dir.clone()).map_err(wrong(file))?
         }
         None => Providers::default(),
     };
@@ -61,23 +79,23 @@ pub(in crate::agent) fn settings(
     })
 }
 
-/// A YAML or JSON file; an error of `None`: there is none.
-fn document(path: &Path) -> Result<Value, Option<String>> {
-    let at = |why: &dyn core::fmt::Display| Some(format!("{}: {why}", path.display()));
-    let file = match File::open(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(None),
-        file => file.map_err(|e| at(&e))?,
-    };
+/// A YAML or JSON file, if it is there.
+fn document(path: &Path) -> Result<Option<Value>, SettingsError> {
     let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES)
-        .read_to_end(&mut bytes)
-        .map_err(|e| at(&e))?;
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes));
+    match read {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(SettingsError::Unread(path.to_owned(), e)),
+        Ok(_) => {}
+    }
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Value::Null);
+        return Ok(Some(Value::Null));
     }
-    let document = decode::parse(&bytes).map_err(|e| at(&e))?;
-    if let Some(duplicate) = document.duplicates.first() {
-        return Err(at(&format!("field {duplicate} occurs twice")));
+    let document =
+        decode::parse(&bytes).map_err(|e| SettingsError::NoDocument(path.to_owned(), e))?;
+    if let Some(twice) = document.duplicates.into_iter().next() {
+        let wrong = WrongValue::new(twice, "occurs twice");
+        return Err(SettingsError::Wrong(path.to_owned(), wrong));
     }
-    Ok(document.value)
+    Ok(Some(document.value))
 }

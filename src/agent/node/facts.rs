@@ -9,7 +9,7 @@ use crate::{
     logic::{
         downward::Allocatable,
         node::{self, Settings},
-        node_resources::{self, Capacity, Reservations},
+        node_resources::{self, Capacity, OverReserved, Reservations},
     },
 };
 
@@ -86,7 +86,7 @@ impl NodeFacts {
 /// Reads the machine's facts. Missing ones are zero or empty.
 ///
 /// - Errors: more is kept from pods than there is.
-pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, String> {
+pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
     let local = network::local(&cfg.node_name);
     // Later rounds try again, and say why it is none.
     let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
@@ -108,7 +108,7 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, String> {
     };
     facts.kept = reservations(&cfg.reserved, facts.capacity());
     facts.settings = settings(cfg, &facts);
-    node_resources::check(facts.capacity(), facts.kept).map_err(|e| e.to_string())?;
+    node_resources::check(facts.capacity(), facts.kept)?;
     Ok(facts)
 }
 

@@ -139,7 +139,10 @@ impl Reset {
         let mut tries = if wait { LOCK_TRIES } else { 1 };
         loop {
             tries -= 1;
-            let claim = || neighbours::claim(&self.cfg).map_err(ResetError::Refused);
+            let claim = || {
+                let claimed = neighbours::claim(&self.cfg);
+                claimed.map_err(|e| ResetError::Refused(e.to_string()))
+            };
             let locks = run::lock_dirs(&self.cfg).map_err(ResetError::from);
             match locks.and_then(|locks| Ok((locks, claim()?))) {
                 Ok((locks, neighbours)) => {

@@ -39,7 +39,7 @@ fn seen(texts: [&[u8]; 2]) -> Seen {
 
 /// Why a certificate, or the CAs of clients, cannot be used. Who put the files there mends them.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FileError {
+pub(in crate::agent) enum FileError {
     #[error("authentication.x509.clientCAFile: cannot read {}", .0.display())]
     NoAuthorities(PathBuf, #[source] io::Error),
     #[error("authentication.x509.clientCAFile: {}", .0.display())]

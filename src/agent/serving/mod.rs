@@ -17,13 +17,15 @@ use smol::LocalExecutor;
 
 pub(super) use reviews::Reviews;
 
-use certificates::Looker;
+use certificates::{FileError, Looker};
 
 use super::{clock::Clock, complaints::Complaints, node::NodeFacts, tasks::Task};
 use crate::{
     config::{ServerConfig, ServingCertificate},
-    error::chain,
-    net::serving::{self, Offer, Shown},
+    net::{
+        serving::{self, Offer, Shown},
+        tls::TlsError,
+    },
     server::{
         backend::Backend,
         healthz,
@@ -57,13 +59,21 @@ pub(super) struct Parts<'a> {
     pub(super) backend: Rc<dyn Backend>,
 }
 
+/// Why nothing can be served over the network. The operator mends it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ServingError {
+    /// The configuration.
+    #[error("TLS as configured cannot be spoken")]
+    Offer(#[from] TlsError),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
 /// Makes all that serves over the network. Reads, and at the first start writes, a few small files.
-///
-/// - Errors: what the operator has to mend.
 pub(super) fn prepare(
     parts: Parts<'_>,
     executor: &Rc<LocalExecutor<'static>>,
-) -> Result<Vec<Task>, String> {
+) -> Result<Vec<Task>, ServingError> {
     let mut tasks: Vec<Task> = Vec::new();
     let cfg = parts.cfg;
     if let Some(address) = cfg.healthz {
@@ -79,8 +89,7 @@ pub(super) fn prepare(
         only_1_3: cfg.only_1_3,
         client_certificates: cfg.client_ca.is_some(),
     };
-    let tls = serving::config(&offer, Arc::clone(&shown))
-        .map_err(|e| format!("TLS as configured cannot be spoken: {e}"))?;
+    let tls = serving::config(&offer, Arc::clone(&shown))?;
     let reviewer = parts
         .reviews
         .map(|reviews| Box::new(reviews) as Box<dyn Reviewer>);
@@ -100,7 +109,7 @@ pub(super) fn prepare(
     };
     let access = Rc::new(Access::new(settings, reviewer));
     if let Some(path) = &cfg.client_ca {
-        let trusted = certificates::trust(path, &access).map_err(|e| chain(&e))?;
+        let trusted = certificates::trust(path, &access)?;
         let again = certificates::trust_again(Rc::clone(&looker), path.clone(), Rc::clone(&access));
         tasks.push(Box::pin(again(trusted)));
     }
@@ -108,12 +117,10 @@ pub(super) fn prepare(
         ServingCertificate::Requested => {
             tasks.push((parts.issued)(shown));
         }
-        ServingCertificate::SelfSigned => {
-            certificates::own(&parts.cert_dir, &parts.node, &shown).map_err(|e| chain(&e))?;
-        }
+        ServingCertificate::SelfSigned => certificates::own(&parts.cert_dir, &parts.node, &shown)?,
         ServingCertificate::Files(certificate, key) => {
             let files = (certificate.clone(), key.clone());
-            let seen = certificates::show(&files, &shown).map_err(|e| chain(&e))?;
+            let seen = certificates::show(&files, &shown)?;
             let again = certificates::show_again(looker, files, shown);
             tasks.push(Box::pin(again(seen)));
         }
