@@ -17,8 +17,8 @@ use super::{
     pods,
     tasks::{Spawner, Task},
     views::{
-        AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView, PodsView,
-        StaticPod, Taken,
+        ApiAnswer, AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView,
+        PodsView, StaticPod, Taken,
     },
 };
 use crate::{
@@ -190,6 +190,10 @@ impl Intake for ApiEvents {
 
     fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()> {
         Box::pin(async { _ = self.events.send(Event::Shown(uid, shown)).await })
+    }
+
+    fn heard(&self, answer: ApiAnswer) -> Later<'_, ()> {
+        Box::pin(async { _ = self.events.send(Event::Api(answer)).await })
     }
 
     fn end_agent(&self) -> Later<'_, ()> {

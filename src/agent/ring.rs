@@ -5,35 +5,62 @@
 //! milliseconds since the machine was switched on, and either what came `in` or what went `out`.
 //!
 //! ```text
-//! {"v":1,"picolet":"0.1.0","nowMs":73512,"wall":"2026-01-31T12:00:00Z","lost":0,"state":"6c62272e07bb014262b821756295c58d"}
+//! {"v":2,"picolet":"0.1.0","nowMs":73512,"wall":"2026-01-31T12:00:00Z","lost":0,"state":"6c62272e07bb014262b821756295c58d"}
 //! {"t":1204,"in":{"add":{"pod":"0a1b","name":"default/web-node","static":true,"deleted":false,"graceS":30,"restart":"Always","init":0,"containers":1}}}
 //! {"t":1204,"out":{"start":{"pod":"0a1b","call":"sync","graceS":null,"kind":"create","sinceMs":1204,"first":true}}}
+//! {"t":1204,"in":{"step":{"pod":"0a1b","step":"begun","phase":"Pending"}}}
 //! {"t":1390,"in":{"pleg":{"pod":"0a1b","kind":"ContainerStarted","id":"picolet-0a1b-c-0"}}}
 //! {"t":1395,"in":{"done":{"pod":"0a1b","outcome":"done","untilMs":null}}}
 //! ```
 //!
+//! All that changes what the loop decides by is told, by each [`Event`](super::core::Event) that can:
+//!
+//! ```text
+//! sources      {"in":{"add":{…}}} update, reconcile, remove; objects, images
+//!              {"in":{"unrecorded":{"pod":"0a1b"}}}                    its record could not be written
+//!              {"in":{"unread":{"pod":"0a1b","wanted":"show"}}}        or not be read: create, show, image
+//!              {"in":{"recordsWait":true}}                             some wait for the disk, or no longer do
+//! the runtime  {"in":{"pleg":{…}}}
+//!              {"in":{"listed":{"afterMs":190000}}}                    the first list, or one after they failed for long
+//!              {"in":{"conditions":{"runtime":true,"network":false}}}
+//! calls        {"in":{"step":{"pod":"0a1b","step":"begun","phase":"Pending","reason":"network"}}}  see [`Stepped`]
+//!              {"in":{"step":{"pod":"0a1b","step":"restarts","container":"c","untilMs":9000}}}
+//!              {"in":{"done":{…}}}
+//! probes       {"in":{"probed":{"pod":"0a1b","id":"picolet://0a1b-c-0","kind":"readiness","result":"failure"}}}
+//! apiserver    {"in":{"api":{"answers":false}}}                        an outage begins
+//!              {"in":{"api":{"lists":false}}}                          lists of pods fail
+//!              {"in":{"api":{"write":{"pod":"0a1b","what":"status","word":"conflict"}}}}
+//!              {"in":{"shown":{"pod":"0a1b","version":"812","phase":"Running"}}}  after a write
+//!              {"in":{"resync":["0a1b"]}}                              something else that they need is another
+//! commands     {"in":{"stop":{"all":true}}} terminate
+//! ```
+//!
+//! Timers are told by what they lead to: a pod that is due shows as a `start`, with the time at which it became due as
+//! `sinceMs`; runs of housekeeping as `housekeeping`; records that are looked at as `recordsWait`. What changed nothing is
+//! not told: a question, a list without a difference, an answer of the apiserver like the one before.
+//!
 //! An agent begins with an empty table, so a dump that has lost nothing replays from the start; `state` is then the digest
 //! of nothing. Else it is the digest of all lines that were lost, in their order: two dumps of one agent whose digests are
-//! equal begin in the same state. Ticks that led to nothing are not told.
+//! equal begin in the same state.
+//!
+//! Names, ids, phases and times are told. Specs, environments and Secrets never are.
+
+mod line;
 
 use alloc::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Mono, Pod, Wall};
-use crate::logic::{
-    digest::Fnv,
-    pod_table::Start,
-    pod_worker::{Call, Outcome, UpdateKind},
-    work_queue::Retry,
-};
+pub(super) use line::{Answered, Heard, Line, Made, Seen, Stepped, cut};
 
-/// Version of the dump's form.
-pub(super) const VERSION: u32 = 1;
+use crate::api::{Mono, Wall};
+use crate::logic::digest::Fnv;
+
+/// Version of the dump's form. The first knew no steps, probes and answers of the apiserver; its lines still are as they
+/// were.
+pub(super) const VERSION: u32 = 2;
 /// Bytes of lines that are kept.
 pub(super) const RING_BYTES: usize = 48 * 1024;
-/// Bytes of one text in a line; names and ids are shorter.
-const MAX_TEXT_BYTES: usize = 320;
 
 /// First line of a dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,183 +78,6 @@ pub(super) struct Header {
     pub(super) lost: u64,
     /// Digest of them.
     pub(super) state: String,
-}
-
-/// Another line of a dump; exactly one of the two is there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Line {
-    /// Milliseconds since the machine was switched on.
-    pub(super) t: u64,
-    /// What the loop heard.
-    #[serde(rename = "in", default, skip_serializing_if = "Option::is_none")]
-    pub(super) heard: Option<Heard>,
-    /// What it made be done.
-    #[serde(rename = "out", default, skip_serializing_if = "Option::is_none")]
-    pub(super) done: Option<Made>,
-}
-
-/// An input of the loop.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Heard {
-    /// A pod is new in its source.
-    Add(Seen),
-    /// It changed, deletion included.
-    Update(Seen),
-    /// Only its status differs.
-    Reconcile(Seen),
-    /// It is no longer in its source.
-    Remove { pod: String },
-    /// ConfigMaps or Secrets changed.
-    Objects,
-    /// Images were imported.
-    Images,
-    /// The runtime was found changed.
-    Pleg {
-        pod: String,
-        kind: String,
-        id: String,
-    },
-    /// A call of a worker ended; the pod is empty if its slot is another's by now.
-    #[serde(rename_all = "camelCase")]
-    Done {
-        pod: String,
-        /// `done`, `terminal`, `canceled`, `failed`, `networkNotReady`, `backOff`.
-        outcome: String,
-        /// When the back-off ends.
-        until_ms: Option<u64>,
-    },
-    /// A local command: end the agent, with `all` every pod first.
-    Stop { all: bool },
-    /// A signal.
-    Terminate,
-}
-
-/// A pod as its source has it, as far as the loop decides by it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Seen {
-    pub(super) pod: String,
-    /// `namespace/name`.
-    pub(super) name: String,
-    #[serde(rename = "static")]
-    pub(super) is_static: bool,
-    /// Its end is announced.
-    pub(super) deleted: bool,
-    /// Of the announcement, else of the spec.
-    pub(super) grace_s: Option<i64>,
-    /// Restart policy.
-    pub(super) restart: String,
-    /// Init containers.
-    pub(super) init: usize,
-    /// Containers.
-    pub(super) containers: usize,
-}
-
-/// An output of the loop.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Made {
-    /// A call of a worker began.
-    #[serde(rename_all = "camelCase")]
-    Start {
-        pod: String,
-        /// `sync`, `terminating`, `terminatingRuntime`, `terminated`.
-        call: String,
-        /// Of `terminating`, if one was said.
-        grace_s: Option<u32>,
-        /// `create`, `update`, `sync`, `kill`: what it serves.
-        kind: String,
-        since_ms: u64,
-        first: bool,
-    },
-    /// A relist was asked for.
-    Relist { pod: String },
-    /// A running call was told to end early.
-    Cancel { pod: String },
-    /// Nothing of the pod runs any more.
-    Stopped { pod: String },
-    /// The pod's status could not be read.
-    StatusFailed { pod: String },
-    /// The pod's slot is free; with `restart` it is created again.
-    Gone { pod: String, restart: bool },
-    /// Surplus dead instances are removed.
-    TidyDead { pod: String, id: String },
-    /// Housekeeping removes what nobody owns.
-    Housekeeping,
-}
-
-impl Seen {
-    /// What is told of `pod`.
-    pub(super) fn of(pod: &Pod, is_static: bool) -> Self {
-        let meta = &pod.metadata;
-        Self {
-            pod: cut(meta.uid.as_str()),
-            name: cut(&format!("{}/{}", meta.namespace, meta.name)),
-            is_static,
-            deleted: meta.deletion_timestamp.is_some(),
-            grace_s: meta
-                .deletion_grace_period_seconds
-                .or(pod.spec.termination_grace_period_seconds),
-            restart: format!("{:?}", pod.spec.restart_policy),
-            init: pod.spec.init_containers.len(),
-            containers: pod.spec.containers.len(),
-        }
-    }
-}
-
-impl Heard {
-    /// The end of a call.
-    pub(super) fn done(pod: &str, outcome: Outcome) -> Self {
-        let (word, until) = match outcome {
-            Outcome::Done => ("done", None),
-            Outcome::Terminal => ("terminal", None),
-            Outcome::Canceled => ("canceled", None),
-            Outcome::Failed(Retry::Error) => ("failed", None),
-            Outcome::Failed(Retry::NetworkNotReady) => ("networkNotReady", None),
-            Outcome::Failed(Retry::BackOff(until)) => ("backOff", Some(until.0)),
-        };
-        Self::Done {
-            pod: cut(pod),
-            outcome: word.into(),
-            until_ms: until,
-        }
-    }
-}
-
-impl Made {
-    /// The begin of a call.
-    pub(super) fn start(pod: &str, start: &Start) -> Self {
-        let (call, grace_s) = match start.call {
-            Call::Sync => ("sync", None),
-            Call::Terminating { grace_s } => ("terminating", grace_s),
-            Call::TerminatingRuntime => ("terminatingRuntime", None),
-            Call::Terminated => ("terminated", None),
-        };
-        let kind = match start.kind {
-            UpdateKind::Create => "create",
-            UpdateKind::Update => "update",
-            UpdateKind::Sync => "sync",
-            UpdateKind::Kill => "kill",
-        };
-        Self::Start {
-            pod: cut(pod),
-            call: call.into(),
-            grace_s,
-            kind: kind.into(),
-            since_ms: start.since.0,
-            first: start.first,
-        }
-    }
-}
-
-/// The head of a text.
-pub(super) fn cut(text: &str) -> String {
-    let mut end = text.len().min(MAX_TEXT_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
 }
 
 /// The ring. One allocation that grows to [`RING_BYTES`] and no further.
@@ -305,6 +155,7 @@ impl Ring {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::logic::{pod_worker::Outcome, work_queue::Retry};
 
     /// Reads a dump.
     ///
@@ -313,7 +164,7 @@ pub(super) mod tests {
         let mut lines = dump.lines();
         let header: Header =
             serde_json::from_str(lines.next().unwrap_or("")).map_err(|_| 1usize)?;
-        if header.v != VERSION {
+        if !(1..=VERSION).contains(&header.v) {
             return Err(1);
         }
         let read = |(n, line)| serde_json::from_str(line).map_err(|_| n + 2);
@@ -354,7 +205,44 @@ pub(super) mod tests {
             "{dump}"
         );
         assert_eq!(parse(&format!("{dump}x\n")), Err(7));
-        assert_eq!(parse(&dump.replacen("\"v\":1", "\"v\":2", 1)), Err(1));
+        let of_version = |v: &str| parse(&dump.replacen("\"v\":2", v, 1)).is_ok();
+        assert!(of_version("\"v\":1") && !of_version("\"v\":3") && !of_version("\"v\":0"));
+    }
+
+    #[test]
+    fn lines_have_their_form() {
+        for text in [
+            r#"{"t":1,"in":{"unrecorded":{"pod":"0a1b"}}}"#,
+            r#"{"t":1,"in":{"unread":{"pod":"0a1b","wanted":"show"}}}"#,
+            r#"{"t":1,"in":{"recordsWait":true}}"#,
+            r#"{"t":1,"in":{"listed":{"afterMs":190000}}}"#,
+            r#"{"t":1,"in":{"conditions":{"runtime":true,"network":false}}}"#,
+            r#"{"t":1,"in":{"step":{"pod":"0a1b","step":"begun","phase":"Pending","reason":"network"}}}"#,
+            r#"{"t":1,"in":{"step":{"pod":"0a1b","step":"restarts","container":"c","untilMs":9000}}}"#,
+            r#"{"t":1,"in":{"probed":{"pod":"0a1b","id":"picolet://0a1b-c-0","kind":"readiness","result":"failure"}}}"#,
+            r#"{"t":1,"in":{"api":{"answers":false}}}"#,
+            r#"{"t":1,"in":{"api":{"lists":false}}}"#,
+            r#"{"t":1,"in":{"api":{"write":{"pod":"0a1b","what":"status","word":"conflict"}}}}"#,
+            r#"{"t":1,"in":{"shown":{"pod":"0a1b","version":"812","phase":"Running"}}}"#,
+            r#"{"t":1,"in":{"resync":["0a1b"]}}"#,
+        ] {
+            let line: Line = serde_json::from_str(text).expect(text);
+            assert_eq!(serde_json::to_string(&line).expect("a form"), text);
+        }
+    }
+
+    #[test]
+    fn what_an_object_holds_is_not_told() {
+        let object = serde_json::json!({
+            "metadata": {"resourceVersion": "7", "annotations": {"a": "hidden"}},
+            "spec": {"containers": [{"env": [{"name": "A", "value": "hidden"}]}]},
+            "status": {"phase": "Running", "message": "hidden"},
+        });
+        let told = serde_json::to_string(&Heard::shown("u", &object)).expect("a form");
+        assert_eq!(
+            told,
+            r#"{"shown":{"pod":"u","version":"7","phase":"Running"}}"#
+        );
     }
 
     #[test]
@@ -382,6 +270,6 @@ pub(super) mod tests {
 
     #[test]
     fn texts_are_cut() {
-        assert_eq!(cut(&"ä".repeat(1000)).len(), MAX_TEXT_BYTES);
+        assert_eq!(cut(&"ä".repeat(1000)).len(), line::MAX_TEXT_BYTES);
     }
 }

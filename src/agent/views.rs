@@ -13,7 +13,7 @@ use crate::{
     logic::{
         mirror::{FullName, Mirrors},
         node::{Applied, NodeEvent},
-        status_writer::Truths,
+        status_writer::{Truths, Word},
     },
 };
 
@@ -123,6 +123,23 @@ pub(super) enum Change {
     AllOnDisk,
 }
 
+/// What the apiserver answers, as far as the loop keeps it in its past. Only changes are told.
+pub(super) enum ApiAnswer {
+    /// It answers, or does not any more.
+    Answers(bool),
+    /// It lists the pods of this node, or does not any more.
+    Lists(bool),
+    /// The word on a write of that pod (its uid there) is another.
+    Write(PodUid, PodWrite, Word),
+}
+
+/// What is written of a pod.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PodWrite {
+    Status,
+    Deletion,
+}
+
 /// Where news of the API's pods goes.
 pub(super) trait Intake {
     /// Hands it to the loop; comes back when it is recorded, and acted upon.
@@ -134,6 +151,9 @@ pub(super) trait Intake {
 
     /// Keeps what the API shows of a pod in its record, for the next agent.
     fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()>;
+
+    /// Has the loop take down what the apiserver answers.
+    fn heard(&self, answer: ApiAnswer) -> Later<'_, ()>;
 
     /// Ends the agent.
     fn end_agent(&self) -> Later<'_, ()>;

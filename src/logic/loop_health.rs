@@ -56,6 +56,13 @@ impl RuntimeGate {
         self.last.as_ref().map(|(_, status)| status)
     }
 
+    /// The same, unless that is too long ago.
+    #[must_use]
+    pub fn fresh(&self, now: Mono) -> Option<&RuntimeStatus> {
+        let (at, status) = self.last.as_ref()?;
+        (now - *at < STATUS_THRESHOLD).then_some(status)
+    }
+
     /// Why the node is not ready, as far as the runtime and its network go: one text each, none if it is (NODE-20).
     #[must_use]
     pub fn ready_errors(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Vec<String> {
@@ -94,10 +101,7 @@ impl RuntimeGate {
     ///
     /// - Errors: the first cause; the loop consumes nothing.
     pub fn check(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
-        let (at, status) = self.last.as_ref().ok_or(RuntimeDown::Silent)?;
-        if now - *at >= STATUS_THRESHOLD {
-            return Err(RuntimeDown::Silent);
-        }
+        let status = self.fresh(now).ok_or(RuntimeDown::Silent)?;
         let ready = &status.runtime_ready;
         if !ready.ok {
             return Err(RuntimeDown::NotReady {

@@ -121,6 +121,26 @@ pub enum Failure {
     Failed,
 }
 
+/// The apiserver's word on a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Word {
+    /// It is done.
+    #[default]
+    Done,
+    /// 404: there is no such pod.
+    Gone,
+    /// 403.
+    Forbidden,
+    /// 409: the uid is another's, or the object moved too fast.
+    Conflict,
+    /// 400, 413, 422.
+    Refused,
+    /// 429 or 503 with a time.
+    Busy,
+    /// None, or one that says nothing: it may have been done.
+    Failed,
+}
+
 /// What follows from an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -162,6 +182,8 @@ struct Entry {
     /// A write is under way.
     busy: bool,
     failures: u8,
+    /// On the last write that was answered.
+    word: Word,
     /// Not looked at before.
     not_before: Mono,
     /// When a difference that was not of our making may be repaired again.
@@ -283,6 +305,7 @@ impl StatusWriter {
                 settled: false,
                 busy,
                 failures: 0,
+                word: Word::Done,
                 not_before: Mono(0),
                 repair_at: Mono(0),
                 held: None,
@@ -373,6 +396,12 @@ impl StatusWriter {
         let next = next.unwrap_or(self.pass_at).min(self.pass_at);
         let next = if self.look { now } else { next };
         next.max(self.paused_until).max(now)
+    }
+
+    /// A write of the pod was answered. Returns whether the word is another than on the write before.
+    pub fn on_word(&mut self, uid: &PodUid, word: Word) -> bool {
+        let entry = self.entry(uid);
+        entry.is_some_and(|entry| core::mem::replace(&mut entry.word, word) != word)
     }
 
     /// A patch ended; `Ok`: the object it led to.

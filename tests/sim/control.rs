@@ -504,6 +504,15 @@ impl Control {
         made
     }
 
+    /// The pod that has the name now, and its containers.
+    pub(super) fn containers(&self, name: u8) -> Option<(PodUid, Vec<String>)> {
+        let object = self.api.with(|s| s.objects.get(&key(name)).cloned())?;
+        let all = object["spec"]["containers"].as_array()?;
+        let names = all.iter().filter_map(|c| c["name"].as_str());
+        let names = names.map(str::to_owned).collect();
+        Some((PodUid::new(uid_of(&object)), names))
+    }
+
     /// Pods whose end somebody else has told.
     pub(super) fn usurped(&self) -> BTreeSet<PodUid> {
         self.api

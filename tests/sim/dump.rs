@@ -1,66 +1,179 @@
-//! From what an agent kept (`picolet debug dump`) to a schedule: what its sources told it and what died, at those times. Of
-//! pods only the shape is known, and of failed calls only that they failed: the rules are checked on the same course of
-//! events, not on the same machine.
+//! From what an agent kept (`picolet debug dump`) to a schedule: what its sources told it, what died, and how runtime and
+//! apiserver were, at those times. Of pods only the shape is known, and of failed calls only that they failed: the rules
+//! are checked on the same course of events, not on the same machine.
 
 use alloc::collections::BTreeMap;
 
 use super::{
-    super::ring::{self, Heard, Line, Seen},
-    input::{Input, Timed},
+    super::ring::{self, Answered, Heard, Line, Seen},
+    input::{Apiserver, Deed, Input, Timed},
     pods::{Kind, Manifest},
 };
 
 /// The schedule in a dump.
 pub(super) fn schedule(text: &str) -> Result<Vec<Timed>, String> {
-    let (_, lines) =
+    let (header, lines) =
         ring::tests::parse(text).map_err(|line| format!("line {line} is none of a dump"))?;
     let start = lines.first().map_or(0, |line| line.t);
-    let mut files = BTreeMap::new();
-    let inputs = lines
-        .iter()
-        .filter_map(|line| Some((line, input(line, &mut files)?)));
-    Ok(inputs
-        .map(|(line, input)| Timed {
-            at_ms: line.t.saturating_sub(start),
-            input,
+    let mut reader = Reader {
+        in_cluster: lines.iter().any(is_of_cluster),
+        pods: BTreeMap::new(),
+    };
+    let mut schedule = Vec::new();
+    if reader.in_cluster {
+        let input = Input::Join {
+            doorbell: true,
+            seed: 1,
+        };
+        schedule.push(Timed { at_ms: 0, input });
+    }
+    for (n, line) in lines.iter().enumerate() {
+        let until = answers_again(&lines[n..]).unwrap_or(header.now_ms);
+        let input = line.heard.as_ref();
+        if let Some(input) = input.and_then(|heard| reader.input(heard, until - line.t)) {
+            let at_ms = line.t.saturating_sub(start);
+            schedule.push(Timed { at_ms, input });
+        }
+    }
+    Ok(schedule)
+}
+
+/// Whether only a node of a cluster hears that.
+fn is_of_cluster(line: &Line) -> bool {
+    match &line.heard {
+        Some(Heard::Add(seen)) => !seen.is_static,
+        Some(heard) => matches!(heard, Heard::Api(_)),
+        None => false,
+    }
+}
+
+/// When the apiserver answers next.
+fn answers_again(lines: &[Line]) -> Option<u64> {
+    let answers = |line: &&Line| line.heard == Some(Heard::Api(Answered::Answers(true)));
+    lines.iter().find(answers).map(|line| line.t)
+}
+
+struct Reader {
+    in_cluster: bool,
+    /// By uid.
+    pods: BTreeMap<String, Known>,
+}
+
+/// A pod of the dump.
+#[derive(Clone, Copy)]
+struct Known {
+    number: u8,
+    /// From a file.
+    is_static: bool,
+    /// Its end is announced.
+    deleted: bool,
+    /// How often it changed.
+    version: u32,
+}
+
+impl Reader {
+    /// The pod of that uid.
+    fn known(&mut self, pod: &str) -> &mut Known {
+        // More pods than that are not told apart.
+        let number = u8::try_from(self.pods.len()).unwrap_or(u8::MAX);
+        self.pods.entry(pod.into()).or_insert(Known {
+            number,
+            is_static: true,
+            deleted: false,
+            version: 1,
         })
-        .collect())
-}
+    }
 
-fn input(line: &Line, files: &mut BTreeMap<String, u8>) -> Option<Input> {
-    // More pods than that are not told apart.
-    let next = u8::try_from(files.len()).unwrap_or(u8::MAX);
-    let mut file_of = |pod: &str| *files.entry(pod.into()).or_insert(next);
-    Some(match line.heard.as_ref()? {
-        Heard::Add(seen) | Heard::Update(seen) => {
-            let file = file_of(&seen.pod);
-            Input::Put {
-                file,
-                pod: manifest(file, seen),
+    /// What has the agent hear that; `None`: that comes by itself, or cannot be made to. `outage_ms`: how long one lasts
+    /// that begins there.
+    fn input(&mut self, heard: &Heard, outage_ms: u64) -> Option<Input> {
+        Some(match heard {
+            Heard::Add(seen) | Heard::Update(seen) => self.changed(seen),
+            Heard::Remove { pod } => {
+                let known = *self.known(pod);
+                match known {
+                    Known { number: file, is_static: true, .. } => Input::Remove { file },
+                    // The agent deletes it itself.
+                    Known { deleted: true, .. } => return None,
+                    Known { number: name, .. } => Input::Api {
+                        name,
+                        deed: Deed::Force,
+                    },
+                }
             }
+            Heard::Images => Input::Offer,
+            Heard::Pleg { pod, kind, .. } if kind == "ContainerDied" => Input::ExitIn {
+                file: self.known(pod).number,
+                code: 1,
+            },
+            Heard::Conditions { runtime, network } => Input::Conditions {
+                runtime: *runtime,
+                network: *network,
+            },
+            Heard::Api(Answered::Answers(false)) => Input::Apiserver(Apiserver::Outage {
+                ms: outage_ms,
+                mute: false,
+            }),
+            Heard::Stop { all: true } => Input::StopAll { down_ms: 1000 },
+            Heard::Stop { all: false } | Heard::Terminate => Input::Crash {
+                after_steps: 0,
+                down_ms: 1000,
+                source_ms: 0,
+                power: false,
+            },
+            // The end of an outage is part of it.
+            Heard::Api(Answered::Answers(true))
+            // Lists fail in an outage; a write is in conflict with what became of its pod, which sources tell.
+            | Heard::Api(Answered::Lists(_) | Answered::Write { .. })
+            // Pods of the simulation have no probes, and what they refer to never changes.
+            | Heard::Probed { .. }
+            | Heard::Objects
+            | Heard::Resync(_)
+            // What calls, records, writes and lists of the simulation come to is their own.
+            | Heard::Pleg { .. }
+            | Heard::Listed { .. }
+            | Heard::Step(_)
+            | Heard::Done { .. }
+            | Heard::Unrecorded { .. }
+            | Heard::Unread { .. }
+            | Heard::RecordsWait(_)
+            | Heard::Shown { .. }
+            | Heard::Reconcile(_) => return None,
+        })
+    }
+
+    /// A pod is new or another in its source.
+    fn changed(&mut self, seen: &Seen) -> Input {
+        let in_cluster = self.in_cluster;
+        let is_new = !self.pods.contains_key(&seen.pod);
+        let known = self.known(&seen.pod);
+        known.is_static = seen.is_static || !in_cluster;
+        known.deleted = seen.deleted;
+        known.version += u32::from(!is_new);
+        let Known {
+            number, version, ..
+        } = *known;
+        let pod = Manifest {
+            name: number,
+            // With a uid of its own its mirror would show the spec that it had first.
+            own_uid: !in_cluster,
+            ..manifest(seen)
+        };
+        if known.is_static {
+            return Input::Put { file: number, pod };
         }
-        Heard::Remove { pod } => Input::Remove { file: file_of(pod) },
-        Heard::Images => Input::Offer,
-        Heard::Pleg { pod, kind, .. } if kind == "ContainerDied" => Input::ExitIn {
-            file: file_of(pod),
-            code: 1,
-        },
-        Heard::Stop { all: true } => Input::StopAll { down_ms: 1000 },
-        Heard::Stop { all: false } | Heard::Terminate => Input::Crash {
-            after_steps: 0,
-            down_ms: 1000,
-            source_ms: 0,
-            power: false,
-        },
-        Heard::Pleg { .. } | Heard::Done { .. } | Heard::Objects | Heard::Reconcile(_) => {
-            return None;
-        }
-    })
+        let deed = match (is_new, pod.deleted_s) {
+            (true, _) => Deed::Create { pod },
+            (false, Some(grace_s)) => Deed::Delete { grace_s },
+            (false, None) => Deed::Label { version },
+        };
+        Input::Api { name: number, deed }
+    }
 }
 
-fn manifest(file: u8, seen: &Seen) -> Manifest {
+fn manifest(seen: &Seen) -> Manifest {
     Manifest {
-        name: file,
+        name: 0,
         own_uid: true,
         kind: match (seen.restart.as_str(), seen.init, seen.containers) {
             ("Never", ..) => Kind::Once,
@@ -79,6 +192,21 @@ fn manifest(file: u8, seen: &Seen) -> Manifest {
 mod tests {
     use super::*;
 
+    fn timed<const N: usize>(inputs: [(u64, Input); N]) -> [Timed; N] {
+        inputs.map(|(at_ms, input)| Timed { at_ms, input })
+    }
+
+    fn sleeper(name: u8, own_uid: bool) -> Manifest {
+        Manifest {
+            name,
+            own_uid,
+            kind: Kind::Sleeps,
+            version: 1,
+            grace_s: 3,
+            deleted_s: None,
+        }
+    }
+
     #[test]
     fn a_dump_becomes_a_schedule() {
         let text = r#"{"v":1,"picolet":"0.1.0","nowMs":9000,"wall":"2026-01-31T12:00:00Z","lost":0,"state":""}
@@ -88,19 +216,56 @@ mod tests {
 {"t":1500,"in":{"remove":{"pod":"0a1b"}}}
 "#;
         let pod = Manifest {
-            name: 0,
-            own_uid: true,
             kind: Kind::Pair,
-            version: 1,
-            grace_s: 3,
-            deleted_s: None,
+            ..sleeper(0, true)
         };
-        let expected = [
+        let expected = timed([
             (0, Input::Put { file: 0, pod }),
             (191, Input::ExitIn { file: 0, code: 1 }),
             (296, Input::Remove { file: 0 }),
-        ];
-        let expected = expected.map(|(at_ms, input)| Timed { at_ms, input });
+        ]);
+        assert_eq!(schedule(text).expect("a dump"), expected);
+    }
+
+    #[test]
+    fn a_dump_of_a_cluster_becomes_a_schedule() {
+        let text = r#"{"v":2,"picolet":"0.1.0","nowMs":99000,"wall":"2026-01-31T12:00:00Z","lost":0,"state":""}
+{"t":1000,"in":{"conditions":{"runtime":true,"network":false}}}
+{"t":1000,"in":{"api":{"answers":true}}}
+{"t":1200,"in":{"add":{"pod":"s","name":"default/s","static":true,"deleted":false,"graceS":3,"restart":"Always","init":0,"containers":1}}}
+{"t":1204,"in":{"add":{"pod":"0a1b","name":"ns/web","static":false,"deleted":false,"graceS":3,"restart":"Always","init":0,"containers":1}}}
+{"t":1205,"in":{"step":{"pod":"0a1b","step":"begun","phase":"Pending"}}}
+{"t":2000,"in":{"probed":{"pod":"0a1b","id":"x","kind":"readiness","result":"success"}}}
+{"t":3000,"in":{"api":{"answers":false}}}
+{"t":3500,"in":{"api":{"lists":false}}}
+{"t":7000,"in":{"api":{"answers":true}}}
+{"t":7100,"in":{"api":{"write":{"pod":"0a1b","what":"status","word":"conflict"}}}}
+{"t":8000,"in":{"update":{"pod":"0a1b","name":"ns/web","static":false,"deleted":false,"graceS":3,"restart":"Always","init":0,"containers":1}}}
+{"t":8500,"in":{"update":{"pod":"0a1b","name":"ns/web","static":false,"deleted":true,"graceS":2,"restart":"Always","init":0,"containers":1}}}
+{"t":9000,"in":{"remove":{"pod":"0a1b"}}}
+{"t":9500,"in":{"api":{"answers":false}}}
+"#;
+        let api = |deed| Input::Api { name: 1, deed };
+        let outage = |ms| Input::Apiserver(Apiserver::Outage { ms, mute: false });
+        let (doorbell, seed) = (true, 1);
+        let (runtime, network) = (true, false);
+        let pod = sleeper(1, false);
+        let expected = timed([
+            (0, Input::Join { doorbell, seed }),
+            (0, Input::Conditions { runtime, network }),
+            (
+                200,
+                Input::Put {
+                    file: 0,
+                    pod: sleeper(0, false),
+                },
+            ),
+            (204, api(Deed::Create { pod })),
+            (2000, outage(4000)),
+            (7000, api(Deed::Label { version: 2 })),
+            (7500, api(Deed::Delete { grace_s: 2 })),
+            (8500, outage(89_500)),
+        ]);
         assert_eq!(schedule(text).expect("a dump"), expected);
     }
 }

@@ -17,7 +17,7 @@ pub(super) enum Input {
     Remove { file: u8 },
     /// The `nth` running container ends.
     Exit { nth: u8, code: i32 },
-    /// A running container of the pod in this file ends.
+    /// A running container of the pod in this file ends, or of that of this name in the API.
     ExitIn { file: u8, code: i32 },
     /// The `nth` running container runs out of memory.
     OutOfMemory { nth: u8 },

@@ -604,11 +604,15 @@ impl Machine {
                 }
             }
             Input::ExitIn { file, code } => {
-                let pod = self.files.get(file).map(|(_, pod)| &pod.pod);
-                let id = pod.and_then(|pod| {
-                    let mut containers = pod.spec.containers.iter();
-                    containers.find_map(|c| {
-                        let newest = self.fake.container(&pod.metadata.uid, &c.name)?;
+                let of_file = self.files.get(file).map(|(_, pod)| {
+                    let names = pod.pod.spec.containers.iter().map(|c| c.name.clone());
+                    (pod.pod.metadata.uid.clone(), names.collect())
+                });
+                let of_api = || self.control.as_ref()?.containers(*file);
+                let pod: Option<(PodUid, Vec<String>)> = of_file.or_else(of_api);
+                let id = pod.and_then(|(uid, names)| {
+                    names.iter().find_map(|name| {
+                        let newest = self.fake.container(&uid, name)?;
                         (newest.state == ContainerState::Running).then_some(newest.id)
                     })
                 });

@@ -11,7 +11,7 @@ use crate::{
         mirror::{FullName, Mirror},
         pod_kind::is_mirror,
         status_patch::ApiStatus,
-        status_writer::{self, ApiCopy},
+        status_writer::{self, ApiCopy, Word},
     },
 };
 
@@ -130,6 +130,19 @@ pub(super) fn read_failure(e: &KubeError) -> api_poll::Failure {
 pub(super) fn list_failure(e: &KubeError) -> api_poll::Failure {
     api_poll::Failure::Server {
         retry_after: e.retry_after(),
+    }
+}
+
+/// The apiserver's word on a write that is not done; `None`: it was not asked.
+pub(super) const fn word(e: &KubeError) -> Option<Word> {
+    match (e.status(), e.retry_after()) {
+        (Some(404), _) => Some(Word::Gone),
+        (Some(403), _) => Some(Word::Forbidden),
+        (Some(409), _) => Some(Word::Conflict),
+        (Some(400 | 413 | 422), _) => Some(Word::Refused),
+        (Some(429), _) | (Some(503), Some(_)) => Some(Word::Busy),
+        _ if matches!(e, KubeError::Cancelled) => None,
+        _ => Some(Word::Failed),
     }
 }
 

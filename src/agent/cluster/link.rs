@@ -9,7 +9,12 @@ use core::{
 };
 
 use crate::{
-    agent::{bell::Bell, clock::Clock, complaints::Complaints},
+    agent::{
+        bell::Bell,
+        clock::Clock,
+        complaints::Complaints,
+        views::{ApiAnswer, Intake},
+    },
     api::{Mono, Wall, node::NodeCondition},
     kube::{Api, KubeError, KubeLanes, api::Reply},
     logic::fnv::fnv1a,
@@ -91,13 +96,21 @@ impl Link {
             .until(move || (self.is_clock_wrong.get() != before).then_some(()))
     }
 
-    /// Takes note of how a request ended. A refusal is an answer, unless it is that nobody knows us.
-    fn heard(&self, error: Option<&KubeError>, clock: &dyn Clock, complaints: &Complaints) {
+    /// Takes note of how a request ended. A refusal is an answer, unless it is that nobody knows us. Returns whether the
+    /// apiserver answers, if that is news.
+    fn heard(
+        &self,
+        error: Option<&KubeError>,
+        clock: &dyn Clock,
+        complaints: &Complaints,
+    ) -> Option<bool> {
         let trouble = error
             .filter(|e| !e.is_answer() || e.status() == Some(401))
             .map(ToString::to_string);
         let mut state = self.state.borrow_mut();
         let first = state.since.is_none();
+        let is_news = first || state.trouble.is_some() != trouble.is_some();
+        let answers = trouble.is_none();
         match &trouble {
             None => {
                 let now = clock.now();
@@ -105,12 +118,12 @@ impl Link {
                     state.returned = (now >= lost + OUTAGE).then_some(now).or(state.returned);
                 }
                 state.answered = Some(now);
-                if first || state.trouble.is_some() {
+                if is_news {
                     state.since = Some(clock.wall());
                     log::info!("the apiserver answers");
                 }
             }
-            Some(why) if first || state.trouble.is_none() => {
+            Some(why) if is_news => {
                 state.since = Some(clock.wall());
                 state.lost = Some(state.answered.unwrap_or_else(|| clock.now()));
                 log::warn!("no word from the apiserver, pods go on: {why}");
@@ -122,6 +135,7 @@ impl Link {
         state.trouble = trouble;
         drop(state);
         self.tell_skew(clock);
+        is_news.then_some(answers)
     }
 
     fn tell_skew(&self, clock: &dyn Clock) {
@@ -191,13 +205,15 @@ impl Link {
     }
 }
 
-/// The lane of the heartbeat: what is asked here waits for nothing else, and how it ends is noted.
+/// The lane of the heartbeat: what is asked here waits for nothing else, and how it ends is noted. The loop is told when an
+/// outage begins or ends.
 #[derive(Clone)]
 pub(super) struct Heartbeat {
     pub(super) lanes: KubeLanes,
     pub(super) link: Rc<Link>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
+    pub(super) intake: Rc<dyn Intake>,
 }
 
 impl Heartbeat {
@@ -208,7 +224,10 @@ impl Heartbeat {
     ) -> Reply<T> {
         let reply = self.lanes.heartbeat(job).await;
         let error = reply.as_ref().err();
-        self.link.heard(error, &*self.clock, &self.complaints);
+        let news = self.link.heard(error, &*self.clock, &self.complaints);
+        if let Some(answers) = news {
+            self.intake.heard(ApiAnswer::Answers(answers)).await;
+        }
         reply
     }
 

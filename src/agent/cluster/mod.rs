@@ -287,6 +287,7 @@ impl Cluster {
             link: Rc::clone(&self.link),
             clock: clock(),
             complaints: complaints(),
+            intake: intake(),
         };
         let (written, answers) = smol::channel::bounded(self.answers);
         let follows_cidrs = pod_cidr::is_followed(cfg);

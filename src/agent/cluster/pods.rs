@@ -32,7 +32,7 @@ use crate::{
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
-        views::{AskPods, Change, Intake, LoopEnded, Taken},
+        views::{ApiAnswer, AskPods, Change, Intake, LoopEnded, Taken},
     },
     api::{Mono, PodUid, received::Delivered},
     error::chain,
@@ -152,6 +152,8 @@ pub(super) struct Course {
     unrecorded: BTreeMap<PodUid, Mono>,
     /// When the watch began.
     watching_since: Mono,
+    /// Whether the last list came.
+    lists: Option<bool>,
 }
 
 /// What wakes the poller.
@@ -290,6 +292,7 @@ impl PodPoller {
         match answer {
             Answer::Listed(items, ended) => {
                 api_pods.with(|poll| items.iter().for_each(|item| poll.on_item(item, now)));
+                let came = ended.is_ok();
                 match ended {
                     Ok(listed) => {
                         api_pods.with(|poll| poll.on_list_end(&listed.resource_version, now));
@@ -299,6 +302,9 @@ impl PodPoller {
                         let failure = answers::list_failure(&e);
                         api_pods.with(|poll| poll.on_list_failed(failure, now));
                     }
+                }
+                if self.course.lists.replace(came) != Some(came) {
+                    self.intake.heard(ApiAnswer::Lists(came)).await;
                 }
                 // The queue is empty: what stood in memory whole lives on disk by now.
                 crate::sys::memory::trim();

@@ -17,14 +17,14 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         tasks::{Spawner, boxed},
-        views::{AskPods, Configured, Intake},
+        views::{ApiAnswer, AskPods, Configured, Intake, PodWrite},
     },
     api::PodUid,
     error::chain,
     kube::{Api, KubeError, KubeLanes, Patch},
     logic::{
         api_poll::Item,
-        status_writer::{ApiCopy, Failure, Next, Write},
+        status_writer::{ApiCopy, Failure, Next, Word, Write},
     },
 };
 
@@ -128,6 +128,7 @@ impl StatusSender {
             Ok((Some(seen), _)) if !tells_end => self.is_ended_by_others(uid, seen).await,
             _ => false,
         };
+        let word = word(&answer).filter(|word| self.writer.is_new_word(uid, *word));
         let now = self.clock.now();
         let (mut more, mut news) = (None, None);
         let copied = match answer {
@@ -154,6 +155,7 @@ impl StatusSender {
         };
         let next = self.writer.patched(uid, copied, now);
         self.follow(uid, next);
+        self.tell(uid, PodWrite::Status, word).await;
         if let Some(seen) = more {
             // It is gone only when the agent ends.
             let _ = self.written.send(Answer::Written(seen)).await;
@@ -190,6 +192,7 @@ impl StatusSender {
                 self.lanes.work(job).await
             }
         };
+        let word = word(&answer).filter(|word| self.writer.is_new_word(uid, *word));
         let now = self.clock.now();
         let mut more = None;
         let copied = match answer {
@@ -215,8 +218,17 @@ impl StatusSender {
         };
         let next = self.writer.deleted(uid, copied, now);
         self.follow(uid, next);
+        self.tell(uid, PodWrite::Deletion, word).await;
         if let Some(seen) = more {
             let _ = self.written.send(Answer::Written(seen)).await;
+        }
+    }
+
+    /// Has the loop take down a word on a write that is another than the one before.
+    async fn tell(&self, uid: &PodUid, what: PodWrite, word: Option<Word>) {
+        if let Some(word) = word {
+            let answer = ApiAnswer::Write(uid.clone(), what, word);
+            self.intake.heard(answer).await;
         }
     }
 
@@ -238,6 +250,12 @@ impl StatusSender {
 /// A request that is not sent, for its pod went meanwhile.
 fn not_sent() -> KubeError {
     KubeError::Cancelled
+}
+
+/// The apiserver's word on a write, if it was asked.
+fn word<T>(answer: &Result<T, KubeError>) -> Option<Word> {
+    let failed = answer.as_ref().err();
+    failed.map_or(Some(Word::Done), answers::word)
 }
 
 fn copy(seen: &Seen) -> Option<ApiCopy> {

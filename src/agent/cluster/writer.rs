@@ -7,7 +7,7 @@ use crate::{
     api::{Mono, ObjectMeta, PodUid, Wall, pod::CONFIG_HASH},
     logic::{
         mirror::{self, Action, FullName, Mirror, Mirrors},
-        status_writer::{ApiCopy, Failure, Next, StatusWriter, Write},
+        status_writer::{ApiCopy, Failure, Next, StatusWriter, Word, Write},
     },
 };
 
@@ -153,6 +153,11 @@ impl ApiWriter {
     /// Whether statuses are on their way.
     pub(super) fn is_busy(&self) -> bool {
         self.statuses.borrow().is_busy()
+    }
+
+    /// A write was answered with that word. Returns whether it is another than on the write before.
+    pub(super) fn is_new_word(&self, uid: &PodUid, word: Word) -> bool {
+        self.statuses.borrow_mut().on_word(uid, word)
     }
 
     /// A status was answered.

@@ -16,6 +16,7 @@ use crate::{
         executor::{Cancel, Step},
         pod_store::StoreError,
         probes::Probed,
+        views::ApiAnswer,
     },
     api::{ContainerId, Pod, PodUid, cri::RuntimeStatus},
     logic::{
@@ -66,6 +67,8 @@ pub(in crate::agent) enum Event {
     Ask(Question),
     /// A probe's result is another.
     Probed(Probed),
+    /// The apiserver answers otherwise than before. It is taken down for whoever reads a dump; nothing is decided by it.
+    Api(ApiAnswer),
     /// A call of a worker came to something.
     Step(Handle, Step),
     /// A call of a worker ended.

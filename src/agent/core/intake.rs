@@ -11,6 +11,7 @@ use crate::{
     agent::{
         objects::Objects,
         recorder::Severity,
+        ring::Heard,
         views::{Change, Taken},
     },
     api::{Mono, Pod, PodStatus, PodUid, received::ReceivedPod},
@@ -140,6 +141,7 @@ impl Agent {
             self.pods.arrived(uid);
             // It comes again.
             self.sources.mux.forget(source, uid);
+            self.ring.heard(now, Heard::unrecorded(uid));
             let reason = "FailedCreatePodRecord";
             self.tools
                 .recorder
@@ -169,6 +171,9 @@ impl Agent {
 
     /// Whether records wait for a disk that cannot be written.
     pub(super) fn note_waiting(&mut self, waiting: bool, now: Mono) {
+        if waiting != self.pods.records_wait() {
+            self.ring.heard(now, Heard::RecordsWait(waiting));
+        }
         self.pods.set_records_wait(waiting);
         self.sources.note_waiting(waiting, now);
     }

@@ -170,6 +170,7 @@ impl Agent {
             Event::Conditions(status) => self.view.take_status(*status, now),
             Event::Ask(question) => question(self),
             Event::Probed(probed) => self.on_probed(&probed, now),
+            Event::Api(_) => {}
             Event::Step(call, step) => self.on_step(call, step, now),
             Event::Done(handle, outcome) => {
                 self.calls.end(handle);

@@ -3,40 +3,94 @@
 use super::{Agent, Command, ConfigOp, Effect, Event};
 use crate::{
     agent::{
+        executor::Step,
         recorder::{About, Severity},
-        ring::{self, Heard, Made, Seen},
+        ring::{self, Answered, Heard, Made, Seen, Stepped},
     },
     api::{Mono, Pod},
     logic::{mux::Source, pod_table::Handle},
 };
 
 impl Agent {
-    /// Takes down what came in. Ticks are told by what they lead to.
+    /// Takes down what came in, before anything is made of it.
     pub(super) fn note(&mut self, event: &Event, now: Mono) {
-        let heard = match event {
+        if let Some(heard) = self.heard(event, now) {
+            self.ring.heard(now, heard);
+        }
+    }
+
+    /// What is told of an event by itself. Ticks are told by what they lead to.
+    fn heard(&self, event: &Event, now: Mono) -> Option<Heard> {
+        Some(match event {
             Event::ImagesArrived | Event::Command(Command::ImagesArrived) => Heard::Images,
             Event::Done(handle, outcome) => Heard::done(&self.uid_of(*handle), *outcome),
             Event::Command(Command::Stop { all, .. }) => Heard::Stop { all: *all },
             Event::Terminate => Heard::Terminate,
+            Event::Shown(uid, object) => Heard::shown(uid, object),
+            Event::Loaded(uid, purpose, Err(_)) => Heard::unread(uid, purpose),
+            Event::Resync(uids) => Heard::Resync(uids.iter().map(|uid| ring::cut(uid)).collect()),
+            Event::Listed(_) if self.view.relists_fail(now) => Heard::Listed {
+                after_ms: self.view.last_relist().map(|at| now.since_ms(at)),
+            },
+            Event::Conditions(status) => {
+                let (runtime, network) = (status.runtime_ready.ok, status.network_ready.ok);
+                if self.view.conditions(now) == Some((runtime, network)) {
+                    return None;
+                }
+                Heard::Conditions { runtime, network }
+            }
+            Event::Probed(probed) => Heard::probed(probed),
+            Event::Api(answer) => Heard::Api(Answered::of(answer)),
+            // Told where it shows what they bring: `note_config`, `on_recorded`, `note_waiting`, `note_step`, `on_pleg`.
             Event::Delivered(_)
             | Event::Recorded(_)
-            | Event::ManifestsRead
             | Event::Settled(_)
-            | Event::Shown(..)
-            | Event::Loaded(..)
-            | Event::Searched(_)
-            | Event::Resync(_)
-            | Event::Listed(_)
-            | Event::Inspected(_)
-            | Event::Conditions(_)
-            | Event::Ask(_)
             | Event::Step(..)
-            | Event::Probed(_)
+            | Event::Inspected(_)
+            // Told by what they lead to.
+            | Event::Loaded(_, _, Ok(_))
+            | Event::Searched(_)
+            | Event::Listed(_)
             | Event::Housekeeping
             | Event::Cleaned
-            | Event::Collected => return,
+            | Event::Collected
+            // Nothing is decided by them.
+            | Event::ManifestsRead
+            | Event::Ask(_) => return None,
+        })
+    }
+
+    /// Takes down a step of a call, unless what it comes to is told with it.
+    pub(super) fn note_step(&mut self, call: Handle, step: &Step, now: Mono) {
+        let word = match step {
+            Step::OutcomeKept(_) => "outcomeKept",
+            Step::Limited => "limited",
+            Step::SandboxUp(_) => "sandboxUp",
+            Step::Killed => "killed",
+            Step::CleanedUp(_) => "cleanedUp",
+            Step::Acted { pod, starts, .. } => {
+                for start in starts {
+                    let step = Stepped::of(&pod.metadata.uid, "started").about(&start.container);
+                    let why_not = start.result.as_ref().err().map(|why| why.reason);
+                    self.stepped(now, step.because(why_not));
+                }
+                return;
+            }
+            Step::Begun { .. }
+            | Step::Mounted(_)
+            | Step::Restarts { .. }
+            | Step::Stopping { .. }
+            | Step::Stopped { .. }
+            // A doorbell.
+            | Step::Changed => return,
         };
-        self.ring.heard(now, heard);
+        let step = Stepped::of(&self.uid_of(call), word);
+        self.stepped(now, step);
+    }
+
+    /// Takes down what a call came to.
+    pub(super) fn stepped(&mut self, now: Mono, step: Stepped) {
+        self.ring.heard(now, Heard::Step(step));
     }
 
     /// Takes down what a source has.

@@ -176,6 +176,17 @@ impl RuntimeView {
         self.gate.network_error().map(str::to_owned)
     }
 
+    /// Whether the runtime and its network are ready, as it last said; `None` if that is too long ago.
+    pub(super) fn conditions(&self, now: Mono) -> Option<(bool, bool)> {
+        let status = self.gate.fresh(now)?;
+        Some((status.runtime_ready.ok, status.network_ready.ok))
+    }
+
+    /// Whether relists have not succeeded for too long.
+    pub(super) fn relists_fail(&self, now: Mono) -> bool {
+        self.pleg.healthy(now).is_err()
+    }
+
     /// Asks for a relist soon: something was changed at the runtime.
     pub(super) fn request_relist(&self) {
         // Full: one is on its way already.

@@ -6,8 +6,9 @@ use core::net::IpAddr;
 
 use super::Agent;
 use crate::{
-    agent::executor::{
-        Begun, Cancel, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell,
+    agent::{
+        executor::{Begun, Cancel, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell},
+        ring::Stepped,
     },
     api::{Container, Mono, Pod, PodSpec, PodStatus, PodUid, cri::PodRuntimeStatus},
     logic::{actions, metrics::own::ContainerType, outcome, pod_table::Handle},
@@ -36,18 +37,24 @@ impl Agent {
 
     /// Takes in a step of a call.
     pub(super) fn on_step(&mut self, call: Handle, step: Step, now: Mono) {
+        self.note_step(call, &step, now);
         match step {
             Step::Begun {
                 pod,
                 runtime,
                 answer,
-            } => answer.give(self.begun(call, &pod, &runtime)),
+            } => answer.give(self.begun(call, &pod, &runtime, now)),
             Step::OutcomeKept(answer) => {
                 let uid = self.pods.uid(call);
                 answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
             Step::Limited => self.set_limited(call, true),
-            Step::Mounted(pod) => self.owners.probes.add(&pod, now),
+            Step::Mounted(pod) => {
+                if self.owners.probes.add(&pod, now) {
+                    let step = Stepped::of(&pod.metadata.uid, "probed");
+                    self.stepped(now, step);
+                }
+            }
             Step::SandboxUp(pod) => self.statuses().sandbox_is_ready(&pod),
             Step::Restarts {
                 pod,
@@ -77,7 +84,9 @@ impl Agent {
             } => {
                 let mut statuses = self.statuses();
                 let status = statuses.generate_stopping(&pod, &runtime, call);
+                let phase = status.phase;
                 statuses.store(&pod, status);
+                self.stepped(now, Stepped::to(&pod, "stopping", phase));
                 let uid = &pod.metadata.uid;
                 self.owners.probes.stopping(uid);
                 answer.give(self.pods.status(uid).map(ips).unwrap_or_default());
@@ -90,7 +99,9 @@ impl Agent {
             Step::Stopped { pod, runtime } => {
                 let mut statuses = self.statuses();
                 let status = statuses.generate_final(&pod, &runtime, call);
+                let phase = status.phase;
                 statuses.store(&pod, status);
+                self.stepped(now, Stepped::to(&pod, "stopped", phase));
             }
             Step::Changed => self.view.request_relist(),
             Step::CleanedUp(pod) => {
@@ -102,12 +113,13 @@ impl Agent {
         }
     }
 
-    fn begun(&mut self, call: Handle, pod: &Pod, runtime: &PodRuntimeStatus) -> Begun {
+    fn begun(&mut self, call: Handle, pod: &Pod, runtime: &PodRuntimeStatus, now: Mono) -> Begun {
         let uid = &pod.metadata.uid;
         let is_configured = self.pods.is_configured(uid);
         let mut statuses = self.statuses();
         let status = statuses.generate(pod, runtime);
-        let terminal = status.phase.is_terminal();
+        let phase = status.phase;
+        let terminal = phase.is_terminal();
         let ips = ips(&status);
         let is_outcome = outcome::is_worth_keeping(pod, &status) && is_configured;
         let outcome = is_outcome.then(|| status.clone());
@@ -124,11 +136,18 @@ impl Agent {
         let actions = self.owners.probes.with(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
+        let problem = runs_nothing.or_else(|| network().map(Problem::Network));
+        let why_not = problem.as_ref().map(|problem| match problem {
+            Problem::Runtime(_) => "runtime",
+            Problem::Network(_) => "network",
+        });
+        let begun = Stepped::to(pod, "begun", phase);
+        self.stepped(now, begun.because(why_not));
         Begun {
             terminal,
             outcome,
             ips,
-            problem: runs_nothing.or_else(|| network().map(Problem::Network)),
+            problem,
             actions,
         }
     }
@@ -142,7 +161,11 @@ impl Agent {
     ) -> Granted {
         if let Some(container) = pod.spec.all_containers().find(|c| c.name == container) {
             let ended = self.view.last_end(runtime, &container.name);
-            self.pods.grant_start(pod, container, ended, now)?;
+            let granted = self.pods.grant_start(pod, container, ended, now);
+            let waits = granted.as_ref().err().map(|wait| wait.until);
+            let step = Stepped::of(&pod.metadata.uid, "restarts");
+            self.stepped(now, step.about(&container.name).until(waits));
+            granted?;
         }
         Ok(self.pods.delays())
     }

@@ -153,8 +153,8 @@ impl Probes {
         }
     }
 
-    /// Makes the workers of a pod, unless it has some (SYNC-12).
-    pub(super) fn add(&self, pod: &Pod, now: Mono) {
+    /// Makes the workers of a pod, unless it has some (SYNC-12). Returns whether some were made.
+    pub(super) fn add(&self, pod: &Pod, now: Mono) -> bool {
         let turns = OnceCell::new();
         let turns =
             || turns.get_or_init(|| Turns::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
@@ -165,8 +165,9 @@ impl Probes {
             })
         };
         let below = |n: u64| self.random() % n.max(1);
-        self.workers.borrow_mut().add(pod, now, job, below);
+        let is_new = self.workers.borrow_mut().add(pod, now, job, below);
         self.wake();
+        is_new
     }
 
     /// The containers of a pod are being stopped: only its readiness goes on, and what sidecars have (SYNC-20).

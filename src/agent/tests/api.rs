@@ -95,6 +95,8 @@ struct State {
     lease: Value,
     /// What pods refer to.
     stored: Stored,
+    /// Statuses of pods are answered so.
+    refusal: Option<(u16, &'static str)>,
 }
 
 /// See the module's words.
@@ -118,6 +120,7 @@ impl Default for State {
             node: Value::Null,
             lease: Value::Null,
             stored: Stored::default(),
+            refusal: None,
         }
     }
 }
@@ -235,6 +238,11 @@ impl FakeApi {
 
     pub(in crate::agent) fn take_claims(&self) -> Vec<Claim> {
         core::mem::take(&mut self.state().claims)
+    }
+
+    /// From now on statuses of pods are answered so, or done.
+    pub(super) fn refuse_statuses(&self, answer: Option<(u16, &'static str)>) {
+        self.state().refusal = answer;
     }
 
     /// Looks at the store, or changes it as others do.
@@ -503,6 +511,9 @@ impl Api for FakeApi {
             let key = key(namespace, name);
             if state.server.is_fresh {
                 return Err(broken());
+            }
+            if let Some((status, reason)) = state.refusal {
+                return Err(refused(status, reason));
             }
             let ends = |phase: &Value| matches!(phase.as_str(), Some("Failed" | "Succeeded"));
             let before = state.server.objects.get(&key).cloned();

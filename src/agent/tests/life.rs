@@ -476,7 +476,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
     );
 }
 
-fn dump(world: &World) -> Vec<Line> {
+pub(super) fn dump(world: &World) -> Vec<Line> {
     let text = world.agent.borrow().dump();
     let (header, lines) = ring::tests::parse(&text).expect("a dump");
     assert_eq!(header.lost, 0);

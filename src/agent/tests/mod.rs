@@ -14,6 +14,7 @@ mod node;
 mod objects;
 mod probe_load;
 mod probes;
+mod replay;
 mod sync;
 mod trouble;
 pub(super) mod wire;

@@ -113,17 +113,17 @@ impl<A> Workers<A> {
     /// Makes the workers of a pod, unless it has some already. `action` says what the probe of a container does, `below(n)`
     /// is a number below `n` of a seeded generator.
     ///
-    /// A pod without probes costs nothing.
+    /// A pod without probes costs nothing. Returns whether some were made.
     pub fn add(
         &mut self,
         pod: &Pod,
         now: Mono,
         action: impl Fn(&Container, ProbeKind) -> A,
         mut below: impl FnMut(u64) -> u64,
-    ) {
+    ) -> bool {
         let uid = &pod.metadata.uid;
         if self.numbers.contains_key(uid) {
-            return;
+            return false;
         }
         let deleting = pod.metadata.deletion_timestamp.is_some();
         let regular = pod.spec.containers.iter().map(|c| (c, false));
@@ -154,7 +154,7 @@ impl<A> Workers<A> {
             }
         }
         if entries.is_empty() {
-            return;
+            return false;
         }
         let number = self.next;
         self.next += 1;
@@ -169,6 +169,7 @@ impl<A> Workers<A> {
         };
         self.numbers.insert(uid.clone(), number);
         self.pods.insert(number, workers);
+        true
     }
 
     /// Ends workers of a pod. Those that are kept go on as they were.

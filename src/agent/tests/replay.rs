@@ -1,0 +1,236 @@
+//! What the ring keeps of a node of a cluster, and that it is all that the agent went by: an agent whose surroundings are
+//! made of nothing but the lines of a dump writes the same dump.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{
+    super::ring::{Answered, Heard, Line, Made, Stepped},
+    api::{FakeApi, Link},
+    life::dump,
+    world::{IMAGE, World},
+};
+use crate::api::Mono;
+
+const PORT: u16 = 80;
+const CONFLICT: (u16, &str) = (409, "Conflict");
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn world() -> (World, Arc<FakeApi>) {
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_api(&api);
+    world.apply(&[]);
+    (world, api)
+}
+
+/// One answer of its probe decides.
+fn spec() -> Value {
+    let probe = json!({"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 1});
+    let container =
+        json!({"name": "c", "image": IMAGE, "command": ["sleep"], "readinessProbe": probe});
+    json!({"containers": [container], "terminationGracePeriodSeconds": 5})
+}
+
+fn is_ready(api: &FakeApi, name: &str) -> bool {
+    let pod = api.get("ns", name).unwrap_or_default();
+    let all = pod["status"]["conditions"].as_array();
+    let ready = all.and_then(|all| all.iter().find(|c| c["type"] == "Ready"));
+    ready.is_some_and(|ready| ready["status"] == "True")
+}
+
+/// What the agent of that world went by happens around another one.
+struct Around {
+    world: World,
+    api: Arc<FakeApi>,
+}
+
+impl Around {
+    fn new() -> Self {
+        let (world, api) = world();
+        Self { world, api }
+    }
+
+    /// All that was heard, each the instant before it was.
+    fn replay(&self, told: &[Line], end: Mono) {
+        for line in told {
+            let Some(heard) = &line.heard else { continue };
+            let eve = Mono(line.t.saturating_sub(1));
+            self.world.advance(eve - self.world.now());
+            self.happens(heard);
+        }
+        self.world.advance(end - self.world.now());
+    }
+
+    fn happens(&self, heard: &Heard) {
+        let api = &self.api;
+        let name = |full: &str| full.split_once('/').expect("a name").1.to_owned();
+        match heard {
+            Heard::Add(seen) => {
+                assert_eq!(api.create(&name(&seen.name), spec()), seen.pod);
+            }
+            Heard::Update(seen) if seen.deleted => api.delete(&name(&seen.name)),
+            Heard::Probed { result, .. } => self.world.wire.is_well(PORT, result == "success"),
+            Heard::Api(Answered::Answers(up) | Answered::Lists(up)) => {
+                api.set_link(if *up { Link::Up } else { Link::Down });
+            }
+            Heard::Api(Answered::Write { word, .. }) => {
+                let answers = word != "failed";
+                api.set_link(if answers { Link::Up } else { Link::Down });
+                api.refuse_statuses((word == "conflict").then_some(CONFLICT));
+            }
+            // The agent's own doing: what came of its calls, of its writes, of its clock.
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_run_of_a_cluster_replays_from_its_dump() {
+    let (world, api) = world();
+    let uid = api.create("a", spec());
+    world.until("is ready", |_| is_ready(&api, "a"));
+    world.advance(s(30));
+    world.wire.is_well(PORT, false);
+    world.until("fails", |_| !is_ready(&api, "a"));
+    world.wire.is_well(PORT, true);
+    world.until("recovers", |_| is_ready(&api, "a"));
+
+    api.set_link(Link::Down);
+    world.advance(s(100));
+    api.set_link(Link::Up);
+    world.advance(s(100));
+
+    api.refuse_statuses(Some(CONFLICT));
+    world.wire.is_well(PORT, false);
+    world.advance(s(10));
+    assert!(is_ready(&api, "a"));
+    api.refuse_statuses(None);
+    world.until("is told", |_| !is_ready(&api, "a"));
+    world.advance(s(20));
+
+    api.delete("a");
+    world.until("is gone", |w| w.is_gone(&uid));
+    world.advance(s(3));
+    let told = dump(&world);
+
+    // What happened can be read off, in its order.
+    let story: Vec<String> = told.iter().filter_map(|line| word(line, &uid)).collect();
+    assert_eq!(
+        story,
+        [
+            "answers true",
+            "lists true",
+            "add",
+            "readiness success",
+            "readiness failure",
+            "readiness success",
+            "lists false",
+            "answers false",
+            "answers true",
+            "lists true",
+            "readiness failure",
+            "status conflict",
+            "status done",
+            "delete",
+            "gone",
+        ]
+    );
+    let is_told = |f: fn(&Heard) -> bool| told.iter().any(|l| l.heard.as_ref().is_some_and(f));
+    assert!(is_told(|h| matches!(h, Heard::Conditions { .. })));
+    assert!(is_told(|h| matches!(h, Heard::Listed { .. })));
+    assert!(is_told(
+        |h| matches!(h, Heard::Shown { phase, .. } if phase == "Running")
+    ));
+    for (step, phase) in [
+        ("begun", "Pending"),
+        ("begun", "Running"),
+        ("stopping", "Running"),
+    ] {
+        let is =
+            |step_of: &Stepped| step_of.step == step && step_of.phase.as_deref() == Some(phase);
+        let mut steps = told.iter().filter_map(|line| match &line.heard {
+            Some(Heard::Step(step)) => Some(step),
+            _ => None,
+        });
+        assert!(steps.any(is), "{step} {phase}");
+    }
+
+    assert_replays(&told, &world);
+
+    // Not for want of lines that could differ: without one probe's word all after it is another.
+    let without: Vec<Line> = told
+        .iter()
+        .filter(|line| !matches!(&line.heard, Some(Heard::Probed { result, .. }) if result == "failure"))
+        .cloned()
+        .collect();
+    let again = Around::new();
+    again.replay(&without, world.now());
+    assert_ne!(dump(&again.world), told);
+}
+
+#[test]
+fn a_status_that_waits_for_the_end_of_an_outage() {
+    let (world, api) = world();
+    let uid = api.create("a", spec());
+    world.until("is ready", |_| is_ready(&api, "a"));
+    world.advance(s(30));
+    api.set_link(Link::Down);
+    world.advance(s(50));
+    world.wire.is_well(PORT, false);
+    world.advance(s(50));
+    assert!(is_ready(&api, "a"), "nobody hears of it");
+    api.set_link(Link::Up);
+    world.until("is told", |_| !is_ready(&api, "a"));
+    world.advance(s(100));
+    // The pauses between tries are spread by numbers of which each failure takes one.
+    api.refuse_statuses(Some(CONFLICT));
+    world.wire.is_well(PORT, true);
+    world.advance(s(10));
+    api.refuse_statuses(None);
+    world.until("is told", |_| is_ready(&api, "a"));
+    let told = dump(&world);
+    let writes = told.iter().filter_map(|line| word(line, &uid));
+    let writes: Vec<String> = writes.filter(|word| word.starts_with("status")).collect();
+    assert_eq!(
+        writes,
+        [
+            "status failed",
+            "status done",
+            "status conflict",
+            "status done"
+        ]
+    );
+    assert_replays(&told, &world);
+}
+
+/// An agent that hears what `told` has, until that of `world` was asked, tells the same.
+fn assert_replays(told: &[Line], world: &World) {
+    let again = Around::new();
+    again.replay(told, world.now());
+    let retold = dump(&again.world);
+    for (n, (told, retold)) in told.iter().zip(&retold).enumerate() {
+        assert_eq!(retold, told, "line {n}");
+    }
+    assert_eq!(retold.len(), told.len());
+}
+
+/// A line of the story of that pod.
+fn word(line: &Line, uid: &str) -> Option<String> {
+    Some(match (&line.heard, &line.done) {
+        (Some(Heard::Add(seen)), _) if seen.pod == uid => "add".into(),
+        (Some(Heard::Update(seen)), _) if seen.pod == uid && seen.deleted => "delete".into(),
+        (Some(Heard::Api(Answered::Answers(yes))), _) => format!("answers {yes}"),
+        (Some(Heard::Api(Answered::Lists(yes))), _) => format!("lists {yes}"),
+        (Some(Heard::Api(Answered::Write { pod, what, word })), _) if pod == uid => {
+            format!("{what} {word}")
+        }
+        (Some(Heard::Probed { kind, result, .. }), _) => format!("{kind} {result}"),
+        (_, Some(Made::Gone { pod, .. })) if pod == uid => "gone".into(),
+        _ => return None,
+    })
+}
