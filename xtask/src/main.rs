@@ -9,6 +9,7 @@ mod elf;
 mod fuzz;
 mod image;
 mod install;
+mod mutants;
 mod process;
 mod reach;
 mod sim;
@@ -36,6 +37,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…] [--program FILE]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
+  mutants  Plant the bugs of tests/mutants, one after the other, and name the tests that notice: mutants [--all] [NAME…]
   dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist;
            `--start`: and have qemu start each
   emulate  Run the unit tests as built for the boards named, by qemu
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         "spec" => spec::run(),
         "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "mutants" => mutants::run(&env::args().skip(2).collect::<Vec<_>>()),
         "dist" => dist::run(&env::args().skip(2).collect::<Vec<_>>()),
         "emulate" => dist::emulator::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(&env::args().skip(2).collect::<Vec<_>>()),
