@@ -176,7 +176,7 @@ impl RuntimeService for Memory {
         done(Ok(RuntimeStatus {
             runtime_ready: condition.clone(),
             network_ready: condition,
-            keeps_hold: false,
+            can_stop_containers: false,
         }))
     }
 

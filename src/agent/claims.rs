@@ -6,7 +6,7 @@
 use alloc::collections::BTreeSet;
 use core::cell::RefCell;
 
-use super::bell::Bell;
+use super::waker_set::WakerSet;
 use crate::api::PodUid;
 
 /// What only one at a time may do with a pod.
@@ -23,7 +23,7 @@ enum Work {
 pub(super) struct Claims {
     taken: RefCell<BTreeSet<(PodUid, Work)>>,
     /// A claim has ended.
-    ended: Bell,
+    ended: WakerSet,
 }
 
 /// A turn at work on one pod; over when dropped.
@@ -71,7 +71,7 @@ impl Claims {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.claims.taken.borrow_mut().remove(&self.claim);
-        self.claims.ended.ring();
+        self.claims.ended.wake_all();
     }
 }
 

@@ -108,7 +108,7 @@ impl PodsView for Agent {
     }
 
     fn is_unwanted(&self, uid: &PodUid) -> bool {
-        self.is_nobodys(uid)
+        self.is_orphaned(uid)
     }
 
     fn every_api_pod(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {

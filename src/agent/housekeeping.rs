@@ -90,7 +90,7 @@ impl Housekeeper {
                 continue;
             };
             let of = uid.clone();
-            if self.asker.ask(move |agent| agent.is_nobodys(&of)).await {
+            if self.asker.ask(move |agent| agent.is_orphaned(&of)).await {
                 self.remove_all_of(uid).await;
             }
         }

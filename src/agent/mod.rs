@@ -20,7 +20,7 @@
 //! | `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `ring` | what is kept and told |
 //! | `cluster` | the apiserver |
 //! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
-//! | `bell`, `tasks`, `wake` | small tools |
+//! | `tasks`, `wake`, `waker_set` | small tools |
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
 //! | `neighbours` | who else runs pods on this machine |
@@ -35,7 +35,7 @@ mod asker;
 mod assembly;
 mod backend;
 mod backoff_store;
-mod bell;
+
 mod claims;
 mod clock;
 mod cluster;
@@ -78,6 +78,7 @@ mod tests;
 mod views;
 mod vitals;
 mod wake;
+mod waker_set;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;

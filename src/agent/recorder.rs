@@ -113,12 +113,12 @@ impl Recorder {
         self.kept
             .borrow_mut()
             .record(about, severity, reason, message, now);
-        self.recorded.ring();
+        self.recorded.wake();
     }
 
     /// Waits until something was recorded since the last wait.
     pub(super) async fn wait(&self) {
-        self.recorded.heard().await;
+        self.recorded.woken().await;
     }
 
     /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.

@@ -1,25 +1,27 @@
-//! Wakes one task. Rung while nobody waits, it is heard by the next wait.
+//! Wakes one task. If nobody waits, the next wait ends at once.
 
 use core::cell::Cell;
 
-use super::bell::Bell;
+use super::waker_set::WakerSet;
 
 /// See the module's words.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
-    rung: Cell<bool>,
-    bell: Bell,
+    is_set: Cell<bool>,
+    waiters: WakerSet,
 }
 
 impl Wake {
     /// There is something to look at.
-    pub(super) fn ring(&self) {
-        self.rung.set(true);
-        self.bell.ring();
+    pub(super) fn wake(&self) {
+        self.is_set.set(true);
+        self.waiters.wake_all();
     }
 
-    /// Waits for a ring. Dropping the future loses none.
-    pub(super) async fn heard(&self) {
-        self.bell.until(|| self.rung.take().then_some(())).await;
+    /// Waits for that. Dropping the future loses nothing.
+    pub(super) async fn woken(&self) {
+        self.waiters
+            .until(|| self.is_set.take().then_some(()))
+            .await;
     }
 }

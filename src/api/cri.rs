@@ -589,7 +589,7 @@ pub struct RuntimeStatus {
     /// Pods can have a network.
     pub network_ready: Condition,
     /// What runs is known and can be ended even while `runtime_ready` is not true; only what is new has to wait.
-    pub keeps_hold: bool,
+    pub can_stop_containers: bool,
 }
 
 /// Disk use of the image store.

@@ -118,15 +118,17 @@ impl RuntimeGate {
     /// - Errors: the first cause.
     pub fn check_hold(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
         match self.check(pleg, now) {
-            Err(RuntimeDown::NotReady { .. }) if self.keeps_hold() => {
+            Err(RuntimeDown::NotReady { .. }) if self.can_stop_containers() => {
                 pleg.map_err(RuntimeDown::Pleg)
             }
             other => other,
         }
     }
 
-    fn keeps_hold(&self) -> bool {
-        self.last.as_ref().is_some_and(|(_, s)| s.keeps_hold)
+    fn can_stop_containers(&self) -> bool {
+        self.last
+            .as_ref()
+            .is_some_and(|(_, s)| s.can_stop_containers)
     }
 
     /// Why no container may start, if the runtime last said so.
@@ -183,7 +185,7 @@ mod tests {
         RuntimeStatus {
             runtime_ready: condition(runtime, "Why", "because"),
             network_ready: condition(network, "Net", "no network"),
-            keeps_hold: false,
+            can_stop_containers: false,
         }
     }
 
@@ -217,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_keeps_hold_starts_nothing_and_holds_up_nothing() {
+    fn a_runtime_that_can_stop_containers_starts_nothing_and_holds_up_nothing() {
         let mut gate = RuntimeGate::default();
-        for (keeps_hold, pleg, now_ms, passes) in [
+        for (can_stop_containers, pleg, now_ms, passes) in [
             (false, Ok(()), 1, false),
             (true, Ok(()), 1, true),
             (true, Ok(()), 30_000, false),
             (true, Err(Unhealthy::Never), 1, false),
         ] {
             let said = RuntimeStatus {
-                keeps_hold,
+                can_stop_containers,
                 ..status(false, true)
             };
             gate.on_status(said, Mono(0));

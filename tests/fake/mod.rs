@@ -182,7 +182,7 @@ struct State {
     violations: Vec<String>,
     runtime: Option<(String, String)>,
     network: Option<(String, String)>,
-    keeps_hold: bool,
+    can_stop_containers: bool,
     rung: bool,
     deaf: bool,
     wakers: Vec<Waker>,
@@ -586,8 +586,8 @@ impl Fake {
     }
 
     /// Sets whether pods can be ended while `RuntimeReady` is false.
-    pub fn set_keeps_hold(&self, keeps_hold: bool) {
-        self.change(|state| state.keeps_hold = keeps_hold);
+    pub fn set_can_stop_containers(&self, can_stop_containers: bool) {
+        self.change(|state| state.can_stop_containers = can_stop_containers);
     }
 
     /// Cuts or mends the doorbell.
@@ -936,7 +936,7 @@ impl RuntimeService for Fake {
             Ok(RuntimeStatus {
                 runtime_ready: condition(state.runtime.as_ref()),
                 network_ready: condition(state.network.as_ref()),
-                keeps_hold: state.keeps_hold,
+                can_stop_containers: state.can_stop_containers,
             })
         })
     }

@@ -327,7 +327,7 @@ impl Present<'_> {
 
     fn is_gone(&self, uid: &PodUid) -> Result<(), String> {
         let left = [
-            (!self.core.is_nobodys(uid), "somebody holds it"),
+            (!self.core.is_orphaned(uid), "somebody holds it"),
             (self.listed(uid).is_some(), "the runtime has it"),
             (self.core.pods().status(uid).is_some(), "it has a status"),
             (

@@ -32,12 +32,12 @@ impl ApiPods {
 
     /// Waits until the poller may have something to ask.
     pub(super) async fn wait(&self) {
-        self.asks_due.heard().await;
+        self.asks_due.woken().await;
     }
 
     /// The poller may have something to ask.
     pub(super) fn look_again(&self) {
-        self.asks_due.ring();
+        self.asks_due.wake();
     }
 
     /// The API has the pod, and nobody could read it yet.

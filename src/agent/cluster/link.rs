@@ -10,10 +10,10 @@ use core::{
 
 use crate::{
     agent::{
-        bell::Bell,
         clock::Clock,
         complaints::Complaints,
         views::{ApiAnswer, Intake},
+        waker_set::WakerSet,
     },
     api::{Mono, Wall, node::NodeCondition},
     kube::{Api, KubeError, KubeLanes, api::Reply},
@@ -63,7 +63,7 @@ pub(in crate::agent) struct Link {
     skew: Arc<Skew>,
     /// Whether the clock was said to be wrong; rings when that changes.
     is_clock_wrong: Cell<bool>,
-    bell: Bell,
+    waiters: WakerSet,
     state: RefCell<State>,
 }
 
@@ -92,7 +92,7 @@ impl Link {
     /// Waits until the clock turns out to be wrong, or right again.
     pub(super) fn wait_clock(&self) -> impl Future<Output = ()> {
         let before = self.is_clock_wrong.get();
-        self.bell
+        self.waiters
             .until(move || (self.is_clock_wrong.get() != before).then_some(()))
     }
 
@@ -141,7 +141,7 @@ impl Link {
     fn tell_skew(&self, clock: &dyn Clock) {
         let wrong = self.skew.wrong_s();
         if wrong.is_some() != self.is_clock_wrong.replace(wrong.is_some()) {
-            self.bell.ring();
+            self.waiters.wake_all();
             match wrong {
                 Some(_) => log::warn!("{}", self.skew_text().unwrap_or_default()),
                 None => log::info!("the clock agrees with the apiserver's: {}", clock.wall()),

@@ -6,7 +6,7 @@ use core::{
 };
 
 use crate::{
-    agent::bell::Bell,
+    agent::waker_set::WakerSet,
     api::{
         Node,
         node::{ContainerImage, NodeSpec},
@@ -20,7 +20,7 @@ use crate::{
 pub(in crate::agent) struct Membership {
     /// The Node was read since the agent started.
     read: Cell<bool>,
-    bell: Bell,
+    waiters: WakerSet,
     /// The last answer may no longer be the Node.
     doubted: Cell<bool>,
     /// Images of the last answer: the one part of it that is not kept with the Node.
@@ -54,13 +54,13 @@ impl Membership {
 
     /// Waits until the Node has been read from the API: before that no pod of the API is taken up (OFF-07).
     pub(in crate::agent) fn wait_read(&self) -> impl Future<Output = ()> {
-        self.bell.until(|| self.read.get().then_some(()))
+        self.waiters.until(|| self.read.get().then_some(()))
     }
 
     /// Somebody else may have written to the Node: it is read before the next status, and that is looked at soon.
     pub(in crate::agent) fn doubt(&self) {
         self.doubted.set(true);
-        self.bell.ring();
+        self.waiters.wake_all();
     }
 
     /// The same, and the next status is not hurried by it.
@@ -75,7 +75,7 @@ impl Membership {
 
     /// Waits until it is so.
     pub(super) fn wait_doubt(&self) -> impl Future<Output = ()> {
-        self.bell.until(|| self.doubted.get().then_some(()))
+        self.waiters.until(|| self.doubted.get().then_some(()))
     }
 
     /// The Node was read, or written: takes its images out of it. Returns the event of a cordon that is new.
@@ -91,7 +91,7 @@ impl Membership {
     /// All that follows from the Node was done: who waits for it goes on.
     pub(super) fn set_read(&self) {
         if !self.read.replace(true) {
-            self.bell.ring();
+            self.waiters.wake_all();
         }
     }
 

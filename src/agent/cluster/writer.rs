@@ -74,9 +74,9 @@ impl ApiWriter {
         match news {
             News::Status | News::Pods => {
                 self.statuses.borrow_mut().on_change();
-                self.statuses_due.ring();
+                self.statuses_due.wake();
             }
-            News::StaticPods => self.mirrors_due.ring(),
+            News::StaticPods => self.mirrors_due.wake(),
             News::EndOfAll => self.is_silent.set(true),
         }
     }
@@ -84,7 +84,7 @@ impl ApiWriter {
     /// What was on disk of the API's pods is known to the loop.
     pub(super) fn restored(&self) {
         self.is_restored.set(true);
-        self.statuses_due.ring();
+        self.statuses_due.wake();
     }
 
     /// The API shows a pod so. Returns whether it is a mirror.
@@ -95,7 +95,7 @@ impl ApiWriter {
         mirror: Option<(FullName, Mirror)>,
     ) -> bool {
         self.statuses.borrow_mut().on_api_copy(uid, copy);
-        self.statuses_due.ring();
+        self.statuses_due.wake();
         let Some((name, mirror)) = mirror else {
             return false;
         };
@@ -142,7 +142,7 @@ impl ApiWriter {
 
     /// Waits until something may have to be written.
     pub(super) async fn wait_statuses(&self) {
-        self.statuses_due.heard().await;
+        self.statuses_due.woken().await;
     }
 
     /// Whether somebody else has changed a status since the last time it was asked.
@@ -182,7 +182,7 @@ impl ApiWriter {
 
     /// What followed from an answer was done: others may be written.
     pub(super) fn look_again(&self) {
-        self.statuses_due.ring();
+        self.statuses_due.wake();
     }
 
     /// Whether it is a mirror's uid.
@@ -202,12 +202,12 @@ impl ApiWriter {
 
     /// Mirrors may not be as they should.
     pub(super) fn look_at_mirrors(&self) {
-        self.mirrors_due.ring();
+        self.mirrors_due.wake();
     }
 
     /// Waits until they may not be.
     pub(super) async fn wait_mirrors(&self) {
-        self.mirrors_due.heard().await;
+        self.mirrors_due.woken().await;
     }
 
     /// The first mirror that is not as it should be and may be tried now. If there is none: when another may.

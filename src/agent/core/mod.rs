@@ -300,7 +300,7 @@ impl Agent {
     }
 
     /// Whether nobody wants the pod any more, the apiserver included.
-    pub(super) fn is_nobodys(&self, uid: &PodUid) -> bool {
+    pub(super) fn is_orphaned(&self, uid: &PodUid) -> bool {
         self.pods.is_unclaimed(uid) && !self.is_unread(uid)
     }
 }

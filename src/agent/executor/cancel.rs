@@ -2,14 +2,14 @@
 
 use core::cell::Cell;
 
-use crate::agent::bell::Bell;
+use crate::agent::waker_set::WakerSet;
 
 /// Set by the loop, looked at by the call between its steps. It never goes back: each call has its own.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Cancel {
     ends: Cell<bool>,
     cancelled: Cell<bool>,
-    bell: Bell,
+    waiters: WakerSet,
 }
 
 impl Cancel {
@@ -17,7 +17,7 @@ impl Cancel {
     pub(in crate::agent) fn set(&self, ends: bool, cancelled: bool) {
         self.ends.set(ends);
         if cancelled && !self.cancelled.replace(true) {
-            self.bell.ring();
+            self.waiters.wake_all();
         }
     }
 
@@ -33,6 +33,8 @@ impl Cancel {
 
     /// Waits until the call is to return early.
     pub(in crate::agent) async fn cancelled(&self) {
-        self.bell.until(|| self.is_cancelled().then_some(())).await;
+        self.waiters
+            .until(|| self.is_cancelled().then_some(()))
+            .await;
     }
 }

@@ -10,7 +10,7 @@ use core::{
 };
 
 use crate::{
-    agent::{bell::Bell, clock::Alarm},
+    agent::{clock::Alarm, waker_set::WakerSet},
     api::Mono,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Rest {
     /// Until when it rests; [`Mono`]'s least while it does not.
     until: Cell<Mono>,
     moved: Cell<bool>,
-    bell: Bell,
+    waiters: WakerSet,
 }
 
 impl Rest {
@@ -42,14 +42,14 @@ impl Rest {
     /// Rests until then. Resolves when something is due sooner.
     pub(super) async fn until(&self, due: Mono) {
         self.until.set(due);
-        self.bell.until(|| self.moved.take().then_some(())).await;
+        self.waiters.until(|| self.moved.take().then_some(())).await;
     }
 
     /// Something is due at `due`.
     pub(super) fn sooner(&self, due: Mono) {
         if due < self.until.get() {
             self.moved.set(true);
-            self.bell.ring();
+            self.waiters.wake_all();
         }
     }
 }

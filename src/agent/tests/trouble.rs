@@ -232,9 +232,9 @@ fn all_pods_end_although_the_runtime_was_down_when_that_was_asked() {
 }
 
 #[test]
-fn a_runtime_that_keeps_hold_shows_and_ends_what_runs_and_starts_nothing() {
+fn a_runtime_that_can_stop_containers_shows_and_ends_what_runs_and_starts_nothing() {
     let broken = |fake: &Fake| {
-        fake.set_keeps_hold(true);
+        fake.set_can_stop_containers(true);
         fake.set_conditions(Some(("Gone", "it is")), None);
     };
     let running = |w: &World, uid: &str| {

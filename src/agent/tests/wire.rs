@@ -11,9 +11,9 @@ use std::{collections::BTreeMap, rc::Rc};
 use smol::future::FutureExt as _;
 
 use super::super::{
-    bell::Bell,
     clock::Alarm,
     probes::{Asked, Wire},
+    waker_set::WakerSet,
 };
 use crate::probe::{Action, Answer, HttpGet, Unanswered, http::Hooked};
 
@@ -35,7 +35,7 @@ pub(in crate::agent) struct FakeWire {
     asked: RefCell<Vec<(u16, Option<IpAddr>)>>,
     hooks: RefCell<Vec<Result<Hooked, Unanswered>>>,
     releases: Cell<u32>,
-    bell: Bell,
+    waiters: WakerSet,
 }
 
 impl FakeWire {
@@ -67,7 +67,7 @@ impl FakeWire {
     /// Those that wait are answered.
     pub(in crate::agent) fn release(&self) {
         self.releases.set(self.releases.get() + 1);
-        self.bell.ring();
+        self.waiters.wake_all();
     }
 
     /// How often a port was asked since the last time.
@@ -107,7 +107,7 @@ impl Wire for Rc<FakeWire> {
                     Some(Port::Hangs) => pending().await,
                     Some(Port::Waits(answer)) => {
                         let released = || (self.releases.get() > before).then_some(());
-                        self.bell.until(released).await;
+                        self.waiters.until(released).await;
                         answer
                     }
                 }

@@ -402,7 +402,7 @@ impl RuntimeService for Runc {
                 runtime_ready: self.runtime_condition(),
                 network_ready: self.cni.condition(),
                 // Shims and records tell what runs, and signals and cgroups end it.
-                keeps_hold: true,
+                can_stop_containers: true,
             })
         })
     }

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     agent::{
-        bell::Bell, clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
+        clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
+        waker_set::WakerSet,
     },
     api::{Mono, Node, Pod, PodError, PodUid},
     config::{Config, OfflineSecrets},
@@ -80,11 +81,11 @@ pub(in crate::agent) struct Objects {
     pub(super) files: ObjectFiles,
     pub(super) tokens: TokenTimes,
     /// Rings when a read has ended.
-    ended: Bell,
+    ended: WakerSet,
     /// Written, and not yet on disk for good.
     unsynced: RefCell<Vec<PathBuf>>,
     /// Rings when one is.
-    pub(super) written: Bell,
+    pub(super) written: WakerSet,
 }
 
 impl Objects {
@@ -108,9 +109,9 @@ impl Objects {
             silences: Arc::default(),
             files: ObjectFiles::new(&dirs.root, secrets),
             tokens: TokenTimes::default(),
-            ended: Bell::default(),
+            ended: WakerSet::default(),
             unsynced: RefCell::default(),
-            written: Bell::default(),
+            written: WakerSet::default(),
         }
     }
 
@@ -341,7 +342,7 @@ impl Objects {
         if unsynced.len() < MAX_UNSYNCED {
             unsynced.push(path);
             drop(unsynced);
-            self.written.ring();
+            self.written.wake_all();
         }
     }
 
@@ -405,6 +406,6 @@ struct Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.mine.table.borrow_mut().failed(self.key);
-        self.mine.ended.ring();
+        self.mine.ended.wake_all();
     }
 }

@@ -8,18 +8,18 @@ use core::{
 
 /// Wakes whoever waits for something that changed. Waiters look again for themselves.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
+pub(super) struct WakerSet {
     wakers: RefCell<Vec<Waker>>,
 }
 
-impl Bell {
+impl WakerSet {
     /// Something changed.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake_all(&self) {
         let wakers = self.wakers.take();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until `ready` has an answer; asked at once, and again after every [`Bell::ring`].
+    /// Waits until `ready` has an answer; asked at once, and again after every [`WakerSet::wake_all`].
     pub(super) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
         poll_fn(move |cx| {
             if let Some(answer) = ready() {
