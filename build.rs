@@ -12,18 +12,8 @@ const OWN: [(&str, &str); 4] = [
     ("picolet_grpc", "src/grpc"),
     ("picolet_logic", "src/logic"),
 ];
-/// Has ring leave out the larger of its two ways to compute on the curve P-256, which has a table of 150 KB. `cross/aarch64.conf`
-/// sets it for ring's C.
-const SMALL: &str = "OPENSSL_SMALL";
-/// What ring's Rust on aarch64 still asks for: multiplies in a time that may tell the number, and is only in the larger way.
-const VARIABLE_TIME: &str = "p256_point_mul_base_vartime";
-/// Takes the same, gives the same, and its time tells nothing.
-const CONSTANT_TIME: &str = "p256_point_mul_base";
 /// The compiler's start and end files refer to their own part of the table.
 const TABLES: &str = "/DISCARD/ : { *(EXCLUDE_FILE(*crtbegin*.o *crtend*.o) .eh_frame) *(.gcc_except_table .gcc_except_table.*) }";
-/// Without tables nobody can walk the stack. The function of the C library's unwinder that the standard library calls to do so is
-/// one that does nothing: with what it calls it is 20 KB. Not on ARM, where another name loses which instructions a function is in.
-const UNWINDER: &str = "_Unwind_Backtrace = getpid;\n";
 
 #[expect(
     clippy::disallowed_methods,
@@ -34,40 +24,15 @@ fn main() {
     println!("cargo::rerun-if-changed={LAYOUT}");
     let script = script();
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|v| v == value);
-    let dir = env::var_os("OUT_DIR").expect("cargo names it");
-    // A compiler hands the words on to the linker; a linker that is called by itself takes them as they are.
-    let bare = env::var("RUSTC_LINKER").is_ok_and(|linker| linker.ends_with("lld"));
-    let option = if bare { "-T" } else { "-Wl,-T," };
-    let write = |name: &str, script: &str| {
-        let file = Path::new(&dir).join(name);
-        fs::write(&file, script).expect("the directory is there");
-        format!("{option}{}", file.display())
-    };
-    let small = if has_small_ring() {
-        ring()
-    } else {
-        String::new()
-    };
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {
-        let has_it = is("CARGO_CFG_TARGET_ENV", "musl") && !is("CARGO_CFG_TARGET_ARCH", "arm");
-        let unwinder = if has_it { UNWINDER } else { "" };
-        let word = write("sections.ld", &(script + &small + unwinder));
-        println!("cargo::rustc-link-arg-bins={word}");
-    } else if !small.is_empty() {
-        println!("cargo::rustc-link-arg={}", write("ring.ld", &small));
+        let file = Path::new(&env::var_os("OUT_DIR").expect("cargo names it")).join("sections.ld");
+        fs::write(&file, script).expect("the directory is there");
+        // A compiler hands the words on to the linker; a linker that is called by itself takes them as they are.
+        let bare = env::var("RUSTC_LINKER").is_ok_and(|linker| linker.ends_with("lld"));
+        let option = if bare { "-T" } else { "-Wl,-T," };
+        println!("cargo::rustc-link-arg-bins={option}{}", file.display());
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "cargo and the cc crate are told by the environment"
-)]
-fn has_small_ring() -> bool {
-    let target = env::var("TARGET").expect("cargo names it");
-    let flags = format!("CFLAGS_{}", target.replace('-', "_"));
-    println!("cargo::rerun-if-env-changed={flags}");
-    target.starts_with("aarch64") && env::var(flags).is_ok_and(|flags| flags.contains(SMALL))
 }
 
 /// The script that is added to the linker's own. One file: of several some linkers take the last.
@@ -88,17 +53,6 @@ fn script() -> String {
         }
     }
     script + "}\n}\nINSERT AFTER .text;\n"
-}
-
-/// The part of the script that gives a small ring what it asks for. Its names bear its version.
-fn ring() -> String {
-    let crates = fs::read_to_string("Cargo.lock").expect("it is beside Cargo.toml");
-    let (_, rest) = crates
-        .split_once("\nname = \"ring\"\nversion = \"")
-        .expect("it is used");
-    let (version, _) = rest.split_once('"').expect("a version ends");
-    let prefix = format!("ring_core_{}_", version.replace('.', "_"));
-    format!("PROVIDE({prefix}_{VARIABLE_TIME} = {prefix}_{CONSTANT_TIME});\n")
 }
 
 /// A module's or crate's part of a name in the compiler's v0 mangling, which is set in `.cargo/config.toml`: length and name of

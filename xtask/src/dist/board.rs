@@ -22,8 +22,6 @@ pub(crate) struct Board {
     pub(crate) zig_processor: String,
     /// More flags of the compiler.
     pub(crate) flags: String,
-    /// More flags of the C compiler.
-    pub(crate) c_flags: String,
     /// `e_machine` of its programs.
     pub(crate) machine: usize,
     /// Most bytes of the program.
@@ -50,7 +48,6 @@ impl Board {
             zig_assembler: value("zig-assembler")?,
             zig_processor: value("zig-processor")?,
             flags: value("flags")?,
-            c_flags: value("c-flags")?,
             machine: value("machine")?.parse()?,
             max_bytes: value("max-bytes")?.parse()?,
             emulator: value("emulator")?,
@@ -99,11 +96,10 @@ mod tests {
     #[test]
     fn files() {
         let text = "# machine = 1\nmachine = 40\ntriple = t\nzig = z\nzig-assembler = a\nzig-processor = p\n\
-                    flags = -C a=b\nc-flags = -Dc\nmax-bytes = 7\nemulator = e\nemulator-words =\n";
+                    flags = -C a=b\nmax-bytes = 7\nemulator = e\nemulator-words =\n";
         let board = Board::parse("b", text).unwrap();
         assert_eq!((board.machine, board.max_bytes), (40, 7));
         assert_eq!((&*board.flags, &*board.emulator_words), ("-C a=b", ""));
-        assert_eq!(board.c_flags, "-Dc");
         let missing = Board::parse("b", "machine = 40\n").unwrap_err().to_string();
         assert_eq!(missing, "cross/b.conf: no triple");
     }

@@ -135,12 +135,11 @@ impl Toolchain {
         command.arg(subcommand).env("CARGO_TARGET_DIR", TARGET_DIR);
         for board in boards {
             command.args(["--target", &board.triple]);
-            let triple = board.triple.replace('-', "_");
-            command.env(format!("CFLAGS_{triple}"), &board.c_flags);
             let (linker, flags) = match self {
                 Self::Plain => ("rust-lld".into(), "-C linker-flavor=ld.lld"),
                 Self::FromSources { zig, .. } => {
                     let tools = write_tools(board, zig)?;
+                    let triple = board.triple.replace('-', "_");
                     command
                         .env(format!("CC_{triple}"), &tools.cc)
                         .env(format!("AR_{triple}"), &tools.ar);
