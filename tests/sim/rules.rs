@@ -329,7 +329,7 @@ impl Present<'_> {
         let left = [
             (!self.core.is_orphaned(uid), "somebody holds it"),
             (self.listed(uid).is_some(), "the runtime has it"),
-            (self.core.pods().status(uid).is_some(), "it has a status"),
+            (self.core.pods().holds(uid), "something is known of it"),
             (
                 self.parts.machine.volumes.pod_dir(uid).exists(),
                 "it has files",

@@ -15,6 +15,11 @@ impl Pods {
         stored.flatten().collect()
     }
 
+    /// Whether anything is known of the pod.
+    pub(in crate::agent) fn holds(&self, uid: &PodUid) -> bool {
+        self.entries.contains_key(uid)
+    }
+
     /// Whether some pod has not run yet.
     pub(in crate::agent) fn some_start(&self) -> bool {
         self.entries.values().any(|e| e.starting.is_some())

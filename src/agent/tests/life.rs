@@ -284,6 +284,9 @@ fn a_pod_comes_back_under_its_uid_while_it_ends() {
     let uid = PodUid::from("a");
     let first = world.fake.container(&uid, "c").expect("still ends");
     assert_eq!(first.state, ContainerState::Running);
+    let recorded = world.parts.machine.store.pod(&uid).expect("its record");
+    let names: Vec<&str> = recorded.spec.containers.iter().map(|c| &*c.name).collect();
+    assert_eq!(names, ["c"], "its stop still needs the old object");
     world.until("the new one runs", |w| {
         w.fake
             .container(&uid, "d")

@@ -454,7 +454,9 @@ impl World {
         let Ok(listed) = smol::future::block_on(self.fake.pod_status(&uid)) else {
             return false;
         };
-        self.agent.borrow().is_orphaned(&uid)
+        let agent = self.agent.borrow();
+        agent.is_orphaned(&uid)
+            && !agent.pods().holds(&uid)
             && listed.containers.is_empty()
             && listed.sandboxes.is_empty()
             && !self.parts.machine.store.dir(&uid).exists()
