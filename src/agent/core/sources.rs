@@ -95,7 +95,7 @@ impl Sources {
         self.manifests_read = Some(now);
     }
 
-    /// When [`Agent::settle_records`] has something to do.
+    /// When [`Sources::take_settle`] has something to say.
     pub(super) const fn next_timeout(&self) -> Option<Mono> {
         self.settle_at
     }
