@@ -533,7 +533,7 @@ fn check_knows_the_machine_and_the_agent() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("a JSON object a line"))
         .collect();
-    assert_eq!(lines[0]["v"], 1, "{dump}");
+    assert_eq!(lines[0]["v"], 2, "{dump}");
     let added = lines
         .iter()
         .any(|l| l["in"]["add"]["name"] == "default/web-node");
