@@ -254,13 +254,31 @@ fn copy_project() -> Result<(), Failure> {
         "--others",
         "--exclude-standard",
     ]))?;
-    for file in listed.lines().filter(|file| Path::new(file).is_file()) {
+    let files: Vec<&str> = listed
+        .lines()
+        .filter(|file| Path::new(file).is_file())
+        .collect();
+    remove_others(Path::new(TREE), &files)?;
+    for file in files {
         let (text, copy) = (fs::read(file)?, Path::new(TREE).join(file));
         if fs::read(&copy).is_ok_and(|old| old == text) {
             continue;
         }
         fs::create_dir_all(copy.parent().ok_or("no folder")?)?;
         fs::copy(file, &copy)?;
+    }
+    Ok(())
+}
+
+/// Removes what an earlier copy had and the project has no more.
+fn remove_others(dir: &Path, files: &[&str]) -> Result<(), Failure> {
+    for entry in fs::read_dir(dir).into_iter().flatten() {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(&path, files)?;
+        } else if !files.iter().any(|file| path == Path::new(TREE).join(file)) {
+            fs::remove_file(&path)?;
+        }
     }
     Ok(())
 }

@@ -149,14 +149,13 @@ pub(super) const fn word(e: &KubeError) -> Option<Word> {
 /// Why a write was not done, as far as is known.
 pub(super) fn write_failure(e: &KubeError) -> status_writer::Failure {
     use status_writer::Failure;
-    match (e.status(), e.retry_after()) {
-        (Some(404 | 403 | 409), _) => Failure::Unsure,
-        (Some(400 | 413 | 422), _) => Failure::Refused,
-        (Some(429), retry_after) => Failure::Busy { retry_after },
-        (Some(503), Some(wait)) => Failure::Busy {
-            retry_after: Some(wait),
+    match word(e) {
+        Some(Word::Gone | Word::Forbidden | Word::Conflict) => Failure::Unsure,
+        Some(Word::Refused) => Failure::Refused,
+        Some(Word::Busy) => Failure::Busy {
+            retry_after: e.retry_after(),
         },
-        _ => Failure::Failed,
+        Some(Word::Done | Word::Failed) | None => Failure::Failed,
     }
 }
 
