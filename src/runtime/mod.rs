@@ -10,9 +10,11 @@ pub mod contract;
 #[cfg(test)]
 #[path = "../../tests/fake/mod.rs"]
 pub mod fake;
+mod log_removal;
 pub mod log_rotation;
 pub mod runc;
 mod streams;
+mod termination;
 
 pub use streams::{
     AttachOptions, Connect, End, ExecOptions, Output, Pipes, Room, Session, Start, Stream, Streams,
