@@ -377,6 +377,7 @@ fn whoever_implements_the_traits_keeps_the_contract() {
         },
         image: REFERENCE.into(),
         runs: words("runs"),
+        image_volumes: true,
         exits_3: words("ends"),
         cannot_start: words("fails"),
         echoes: words("echo"),

@@ -422,6 +422,7 @@ fn keeps_the_contract() {
             sandbox,
             image: "busybox:test".into(),
             runs: words("trap 'exit 143' TERM; sleep 1000 & wait"),
+            image_volumes: true,
             exits_3: words("exit 3"),
             cannot_start: vec!["/no/such/program".into()],
             echoes: ["/bin/echo", "heard"].map(Into::into).into(),

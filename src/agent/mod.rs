@@ -34,6 +34,7 @@ mod admission;
 mod asker;
 mod assembly;
 mod backend;
+mod backends;
 mod backoff_store;
 
 mod claims;

@@ -81,7 +81,12 @@ fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
             logs.display().to_string(),
         ),
     ];
-    if uses_bridge(&cfg.network.cni_conf) {
+    if let Some(endpoints) = &cfg.runtime.endpoints {
+        let socket = &endpoints.runtime;
+        let socket = fs::canonicalize(socket).unwrap_or_else(|_| socket.clone());
+        let flag = "--container-runtime-endpoint";
+        wanted.push(("container runtime", flag, socket.display().to_string()));
+    } else if uses_bridge(&cfg.network.cni_conf) {
         let bridge = cfg.network.builtin_bridge.clone();
         wanted.push(("bridge", "--bridge", bridge));
     }

@@ -1,12 +1,12 @@
 //! `picolet run`: from the command line to the loop, and back. Assembly only, in one place.
 
-use alloc::{rc::Rc, sync::Arc};
+use alloc::rc::Rc;
 use core::{error::Error, time::Duration};
 use std::{
     ffi::OsString,
     fs,
     io::{self, Write as _},
-    os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
     process::ExitCode,
 };
@@ -22,13 +22,14 @@ use super::{
     asker::Asker,
     assembly,
     backend::{self, LocalBackend},
+    backends::{self, Opened},
     backoff_store,
     clock::{Clock, SystemClock},
     cluster::{self, JoinError},
     cluster_views,
     core::{Agent, Command, Event},
     event_loop, executor,
-    images::{self, ImageCommands, ImageDirectory, ImageGarbage},
+    images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock},
     neighbours,
     node::{self, Node},
     parts::{Given, Parts},
@@ -39,17 +40,12 @@ use super::{
     vitals::LoopWatch,
 };
 use crate::{
-    api::oci::HostFacts,
     cgroup::{Cgroups, Version},
     config::{self, Config},
     error::chain,
-    logic::oci,
     net::ProxyVariables,
     probe::Prober,
-    runtime::{
-        RuntimeService as _,
-        runc::{self, store_images::StoreImages},
-    },
+    runtime::runc,
     server::{Listener, backend::Backend},
     sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
     volume::Volumes,
@@ -83,7 +79,7 @@ pub(super) struct StartError {
     exit: Exit,
 }
 
-fn fatal(message: impl Into<String>) -> StartError {
+pub(super) fn fatal(message: impl Into<String>) -> StartError {
     StartError {
         message: message.into(),
         exit: Exit::Failed,
@@ -328,7 +324,7 @@ async fn serve(
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
     let asker = Asker::new(sender.clone());
-    let (parts, store) = assemble(cfg, proxies).await?;
+    let (parts, stock) = assemble(cfg, proxies, &executor).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&parts.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
@@ -348,7 +344,7 @@ async fn serve(
         disk: parts.machine.disk.clone(),
         images: ImageCommands {
             images: Rc::clone(&parts.owners.images),
-            store: store.clone(),
+            stock: stock.clone(),
             runtime: Rc::clone(&parts.machine.runtime),
         },
         loop_watch: parts.tools.loop_watch.clone(),
@@ -377,20 +373,22 @@ async fn serve(
     assembly::manifests(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    let directory = ImageDirectory {
-        images: Rc::clone(&parts.owners.images),
-        store: store.clone(),
-        path: parts.cfg.dirs.image_drop_in.clone(),
-        doorbells: parts.cfg.doorbells,
-    };
-    let arrived = sender.clone();
-    spawn(boxed(directory.run(async move || {
-        arrived.send(Event::ImagesArrived).await.is_ok()
-    })));
+    if let Stock::Own(store) = &stock {
+        let directory = ImageDirectory {
+            images: Rc::clone(&parts.owners.images),
+            store: store.clone(),
+            path: parts.cfg.dirs.image_drop_in.clone(),
+            doorbells: parts.cfg.doorbells,
+        };
+        let arrived = sender.clone();
+        spawn(boxed(directory.run(async move || {
+            arrived.send(Event::ImagesArrived).await.is_ok()
+        })));
+    }
     let garbage = ImageGarbage::new(
         &parts.cfg.images,
         Rc::clone(&parts.owners.images),
-        store,
+        stock,
         Rc::clone(&parts.machine.runtime),
         Box::new({
             let recorder = Rc::clone(&parts.tools.recorder);
@@ -476,7 +474,8 @@ async fn watchdog(
 async fn assemble(
     cfg: Config,
     proxies: ProxyVariables,
-) -> Result<(Parts, StoreImages), StartError> {
+    executor: &Rc<LocalExecutor<'static>>,
+) -> Result<(Parts, Stock), StartError> {
     let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
         return Err(fatal(
@@ -494,22 +493,22 @@ async fn assemble(
         JoinError::Usage(why) => usage(why),
         JoinError::Failed(why) => fatal(why),
     })?;
-    let disk = Lane::start("disk").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let unpack = Lane::start("unpack").map_err(|e| fatal(format!("cannot start a thread: {e}")))?;
-    let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
-    let pulls = pulls.map_err(|e| wrong(&e))?;
-    let store = StoreImages::open(cfg.dirs.images(), pulls, disk.clone(), unpack)
-        .await
-        .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
-    let exe = fs::File::open("/proc/self/exe")
-        .map_err(|e| fatal(format!("cannot open this program: {e}")))?;
+    let disk = lane("disk")?;
     let host = runc::host::facts(&cgroups);
     let (kernel, apparmor) = (host.kernel, host.apparmor);
-    let settings = runc_settings(&cfg, host, Arc::new(OwnedFd::from(exe)));
-    let images = Box::new(store.clone());
-    let runtime = runc::Runc::open(settings, images, disk.clone(), cgroups.clone())
-        .await
-        .map_err(|e| fatal(e.to_string()))?;
+    let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
+    let pulls = pulls.map_err(|e| wrong(&e))?;
+    let tools = backends::Tools {
+        executor,
+        disk: disk.clone(),
+        cgroups: cgroups.clone(),
+        host,
+    };
+    let Opened {
+        runtime,
+        keyring,
+        stock,
+    } = backends::open(&cfg, pulls, tools).await?;
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
@@ -525,38 +524,18 @@ async fn assemble(
         clock: Box::new(SystemClock),
         joined,
         wire: Rc::new(Prober::default()),
-        runtime: Rc::new(runtime),
-        keyring: Rc::new(store.clone()),
+        runtime,
+        keyring,
         volumes,
         cgroups,
         disk,
         cfg,
     });
-    Ok((parts, store))
+    Ok((parts, stock))
 }
 
-pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
-    let root = cfg.cgroup.root.trim_end_matches('/');
-    runc::Settings {
-        root_dir: cfg.dirs.root.clone(),
-        run_dir: cfg.dirs.run.clone(),
-        runtime: cfg.runtime.program.display().to_string(),
-        cni_conf_dir: cfg.network.cni_conf.clone(),
-        cni_bin_dir: cfg.network.cni_bin.clone(),
-        built_in_network: runc::BuiltIn {
-            bridge: cfg.network.builtin_bridge.clone(),
-            subnets: cluster::pod_cidr::subnets(cfg),
-            mtu: 0,
-        },
-        kubepods: format!("{root}/kubepods"),
-        shim_cgroup: format!("{root}/picolet-shims"),
-        container_log_links: cfg.dirs.container_logs.clone(),
-        exe,
-        host,
-        spec: oci::container_spec,
-        resolve_user: crate::logic::user::resolve_user,
-        parallel: None,
-    }
+pub(super) fn lane(name: &str) -> Result<Lane, StartError> {
+    Lane::start(name).map_err(|e| fatal(format!("cannot start a thread: {e}")))
 }
 
 async fn forward_commands(

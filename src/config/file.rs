@@ -236,6 +236,7 @@ pub struct Fields {
     pub image_maximum_gc_age: Option<GoDuration>,
     #[serde(rename = "imageMinimumGCAge")]
     pub image_minimum_gc_age: Option<GoDuration>,
+    pub image_service_endpoint: Option<String>,
     #[serde(rename = "kubeAPIBurst")]
     pub kube_api_burst: Option<i64>,
     #[serde(rename = "kubeAPIQPS")]

@@ -124,6 +124,8 @@ const FLAGS: &[Flag] = &[
     flag("enable-debugging-handlers", Kind::Switch, "enableDebuggingHandlers", "serve logs, exec, attach and port-forward"),
     flag("max-pods", Kind::Number, "maxPods", "most pods on this node"),
     flag("pods-per-core", Kind::Number, "podsPerCore", "most pods per processor; 0: no such limit"),
+    flag("container-runtime-endpoint", Kind::Text, "containerRuntimeEndpoint", "socket of a runtime that serves CRI, such as unix:///run/containerd/containerd.sock; without it the agent runs containers itself"),
+    flag("image-service-endpoint", Kind::Text, "imageServiceEndpoint", "socket of its images (default: the same)"),
     flag("oci-runtime", Kind::Text, "picolet.ociRuntime", "OCI runtime: a path, or a name looked up in PATH"),
     flag("oci-runtime-root", Kind::Path, "picolet.ociRuntimeRoot", "state directory given to the OCI runtime"),
     flag("runtime-request-timeout", Kind::Time, "runtimeRequestTimeout", "longest time for a runtime operation"),

@@ -13,7 +13,7 @@
 //! | `failCgroupV1` | true | false | boards still boot with cgroup v1 or hybrid; both are supported |
 //! | `failSwapOn` | true | false | board images come with swap; pods get none of it where the kernel can say so (v2) |
 //! | `staticPodPath` | none | `/etc/picolet/manifests` | without a control plane it is the only source; empty turns it off |
-//! | `containerRuntimeEndpoint` | containerd | none | containers are run by the agent itself |
+//! | `containerRuntimeEndpoint` | containerd | none | without it containers are run by the agent itself |
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,9 +32,9 @@ mod server;
 mod values;
 
 pub use values::{
-    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig,
-    ImageConfig, LogConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, Threshold, TimeConfig,
+    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
+    GarbageConfig, ImageConfig, LogConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved,
+    RuntimeConfig, ServerConfig, ServingCertificate, Subnet, SwapBehavior, Threshold, TimeConfig,
 };
 
 /// The file read when `--config` is absent and this one exists.

@@ -526,8 +526,16 @@ fn refused() {
         ),
         ("cgroupDriver: other", "cgroupDriver: is \"other\""),
         (
-            "containerRuntimeEndpoint: unix:///x",
-            "containerRuntimeEndpoint: this version runs containers itself",
+            "containerRuntimeEndpoint: tcp://127.0.0.1:1",
+            "containerRuntimeEndpoint: is \"tcp://127.0.0.1:1\", must be the socket of a runtime",
+        ),
+        (
+            "imageServiceEndpoint: unix:///x",
+            "imageServiceEndpoint: must not be set without containerRuntimeEndpoint",
+        ),
+        (
+            "{containerRuntimeEndpoint: /x, picolet: {imagePolicy: {requireDigest: true}}}",
+            "picolet.imagePolicy.requireDigest: cannot be kept with containerRuntimeEndpoint",
         ),
         ("staticPodURL: http://x", "staticPodURL: "),
         ("runOnce: true", "runOnce: must be false"),

@@ -228,9 +228,20 @@ pub struct TimeConfig {
     pub shutdown_grace_critical: Duration,
 }
 
-/// The OCI runtime that runs containers.
+/// Sockets of a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoints {
+    /// `containerRuntimeEndpoint`, without its scheme.
+    pub runtime: PathBuf,
+    /// `imageServiceEndpoint`. Default: the same.
+    pub images: PathBuf,
+}
+
+/// What runs containers: a runtime that is there, or an OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeConfig {
+    /// Sockets of a runtime that serves CRI; `None`: the agent runs containers itself.
+    pub endpoints: Option<Endpoints>,
     /// Path, or name to look up in `PATH`. Default `runc`.
     pub program: PathBuf,
     /// Its state directory (`--root`). Default `<run>/oci`.

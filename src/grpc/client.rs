@@ -78,11 +78,22 @@ impl Client {
     ) -> impl Future<Output = Result<A, Status>> + use<'a, A> {
         let request = proto::encode(request);
         async move {
-            let bytes = self.ask(path, request, options).await?;
             let mut answer = A::default();
-            decode(&mut answer, &bytes)?;
+            self.exchange(path, request, &mut answer, options).await?;
             Ok(answer)
         }
+    }
+
+    /// The same, of a request that is encoded: one function for answers of any kind.
+    pub async fn exchange(
+        &self,
+        path: &str,
+        request: Vec<u8>,
+        answer: &mut dyn Message,
+        options: &Options,
+    ) -> Result<(), Status> {
+        let bytes = self.ask(path, request, options).await?;
+        decode(answer, &bytes)
     }
 
     async fn ask(

@@ -16,6 +16,11 @@ pub fn of_this_thread() -> io::Result<Vec<Interface>> {
     read(Path::new("/proc/thread-self/net/dev"))
 }
 
+/// Counts of the namespace that a process is in.
+pub fn of_process(pid: i32) -> io::Result<Vec<Interface>> {
+    read(Path::new(&format!("/proc/{pid}/net/dev")))
+}
+
 fn read(path: &Path) -> io::Result<Vec<Interface>> {
     let mut text = String::new();
     File::open(path)?

@@ -25,6 +25,8 @@ pub struct Fixture {
     pub sandbox: SandboxConfig,
     /// Reference of an image in the store.
     pub image: String,
+    /// Images can be volumes; else whoever asks for one is refused.
+    pub image_volumes: bool,
     /// A command that runs until it is stopped.
     pub runs: Vec<String>,
     /// A command that ends with code 3.
@@ -376,42 +378,7 @@ impl Trial<'_> {
             "no grace means SIGKILL",
         )?;
 
-        let mut config = self.container("reader", 0, &fixture.runs, &image.id);
-        config.mounts = vec![Mount {
-            container_path: "/image".into(),
-            read_only: true,
-            image: Some(ImageSpec {
-                image: image.id.clone(),
-                user_image: fixture.image.clone(),
-            }),
-            ..Mount::default()
-        }];
-        let reader = runtime
-            .create_container(sandbox, &config, Some(&fixture.sandbox))
-            .await;
-        let reader = went(reader, "container with an image as a volume")?;
-        ensure(
-            self.instance(&reader).await?.volume_images == [image.id.clone()],
-            "an instance tells which images it mounts",
-        )?;
-        if let Some(spec) = &mut config.mounts[0].image {
-            spec.image = "sha256:absent".into();
-        }
-        config.name = "blind".into();
-        ensure(
-            matches!(
-                runtime
-                    .create_container(sandbox, &config, Some(&fixture.sandbox))
-                    .await,
-                Err(RuntimeError::NotFound(_))
-            ),
-            "an absent image cannot be a volume",
-        )?;
-        ensure(
-            self.pod().await?.newest("blind").is_none(),
-            "what could not be created is not listed",
-        )?;
-        went(runtime.remove_container(&reader).await, "removal")?;
+        self.volumes_of_images(sandbox).await?;
 
         let broken = self
             .create(sandbox, "broken", 0, &fixture.cannot_start)
@@ -440,6 +407,55 @@ impl Trial<'_> {
             self.instance(&first).await.is_err(),
             "what was removed is not listed",
         )
+    }
+
+    /// An image as a volume of a container.
+    async fn volumes_of_images(&self, sandbox: &SandboxId) -> Result<(), Breach> {
+        let (runtime, fixture) = (self.runtime, self.fixture);
+        let image = self.image().await?;
+        let mut config = self.container("reader", 0, &fixture.runs, &image.id);
+        config.mounts = vec![Mount {
+            container_path: "/image".into(),
+            read_only: true,
+            image: Some(ImageSpec {
+                image: image.id.clone(),
+                user_image: fixture.image.clone(),
+            }),
+            ..Mount::default()
+        }];
+        let reader = runtime
+            .create_container(sandbox, &config, Some(&fixture.sandbox))
+            .await;
+        if !fixture.image_volumes {
+            ensure(reader.is_err(), "who cannot mount an image says so")?;
+            return ensure(
+                self.pod().await?.newest("reader").is_none(),
+                "what could not be created is not listed",
+            );
+        }
+        let reader = went(reader, "container with an image as a volume")?;
+        ensure(
+            self.instance(&reader).await?.volume_images == [image.id.clone()],
+            "an instance tells which images it mounts",
+        )?;
+        if let Some(spec) = &mut config.mounts[0].image {
+            spec.image = "sha256:absent".into();
+        }
+        config.name = "blind".into();
+        ensure(
+            matches!(
+                runtime
+                    .create_container(sandbox, &config, Some(&fixture.sandbox))
+                    .await,
+                Err(RuntimeError::NotFound(_))
+            ),
+            "an absent image cannot be a volume",
+        )?;
+        ensure(
+            self.pod().await?.newest("blind").is_none(),
+            "what could not be created is not listed",
+        )?;
+        went(runtime.remove_container(&reader).await, "removal")
     }
 
     /// What is listed of a pod is what its status says.

@@ -1,18 +1,22 @@
 //! The runtime seam: two traits in CRI's words, for containers and for images, and their backends.
 //!
 //! - `runc`: the direct backend, which calls an OCI runtime and CNI plugins itself.
+//! - `cri`: a client of containerd, CRI-O or another runtime that serves CRI.
 //! - `fake`, in the test tree: an in-memory runtime for simulations and tests.
 //!
 //! Contract of every backend (`tests/spec/lifecycle.md` PROV, `runtime.md` RTM): stop and remove are idempotent,
 //! "not found" is success for them; creation is separate from start; nothing is lost across an agent restart.
 
 pub mod contract;
+pub mod cri;
 #[cfg(test)]
 #[path = "../../tests/fake/mod.rs"]
 pub mod fake;
+mod log_removal;
 pub mod log_rotation;
 pub mod runc;
 mod streams;
+mod termination;
 
 pub use streams::{
     AttachOptions, Connect, End, ExecOptions, Output, Pipes, Room, Session, Start, Stream, Streams,

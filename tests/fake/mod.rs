@@ -1402,6 +1402,7 @@ mod tests {
             sandbox: sandbox("contract"),
             image: REFERENCE.into(),
             runs: vec!["sleep".into(), "1d".into()],
+            image_volumes: true,
             exits_3: vec!["sh".into(), "-c".into(), "exit 3".into()],
             cannot_start: vec!["/nonexistent/program".into()],
             echoes: vec!["echo".into(), "heard".into()],

@@ -1,17 +1,20 @@
 //! What local commands do with images.
 
 use alloc::rc::Rc;
-use core::{ops::ControlFlow, time::Duration};
-use std::{collections::BTreeSet, path::PathBuf};
+use core::ops::ControlFlow;
+use std::path::PathBuf;
 
 use smol::channel::Sender;
 
-use super::owner::Images;
+use super::{
+    owner::Images,
+    stock::{Stock, shown},
+};
 use crate::{
     api::cri::Image,
     error::chain,
-    image::{ImageRecord, ImportOptions, Progress, Repair, Verification, progress::Stage},
-    runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
+    image::{ImportOptions, Progress, Repair, Verification, progress::Stage},
+    runtime::{RuntimeError, RuntimeService},
     server::http::Refusal,
     sys::memory,
 };
@@ -21,31 +24,9 @@ pub(in crate::agent) struct ImageCommands {
     /// What is known of images.
     pub(in crate::agent) images: Rc<Images>,
     /// Where they are.
-    pub(in crate::agent) store: StoreImages,
+    pub(in crate::agent) stock: Stock,
     /// Who uses them.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
-}
-
-/// References an image can be shown by: its names, else its id.
-pub(super) fn shown(record: &ImageRecord) -> Vec<String> {
-    if record.names.is_empty() {
-        vec![record.id.clone()]
-    } else {
-        record.names.clone()
-    }
-}
-
-/// Ids of the images that instances were made from or mount, dead ones included: as the runtime says now, for the cache may
-/// not know yet what was made in the last second.
-pub(super) async fn in_use(
-    runtime: &dyn RuntimeService,
-    store: &StoreImages,
-) -> Result<BTreeSet<String>, RuntimeError> {
-    let mut pods = Vec::new();
-    for pod in runtime.list_pods().await? {
-        pods.push(runtime.pod_status(&pod.uid).await?);
-    }
-    Ok(store.used_by(&pods))
 }
 
 fn internal(e: RuntimeError) -> Refusal {
@@ -78,12 +59,15 @@ impl ImageCommands {
             }
             None => ControlFlow::Continue(()),
         };
-        let imported = self.store.import(path, options, tick).await;
+        let imported = self.stock.own("import")?.import(path, options, tick).await;
         let records = imported.map_err(|e| Refusal::bad(chain(&e)))?;
         let ids: Vec<&str> = records.iter().map(|record| &*record.id).collect();
         self.images.imported(&ids).await;
         memory::trim();
-        Ok(records.iter().flat_map(|record| shown(record)).collect())
+        Ok(records
+            .iter()
+            .flat_map(|record| shown(&record.names, &record.id))
+            .collect())
     }
 
     /// Pulls `reference`. Returns the image's id.
@@ -114,18 +98,10 @@ impl ImageCommands {
 
     /// Removes what no container uses, and layers on their way that nobody waits for. Returns what went and how many bytes.
     pub(in crate::agent) async fn prune(&self) -> Result<(Vec<String>, u64), Refusal> {
-        let used = in_use(&*self.runtime, &self.store)
-            .await
-            .map_err(internal)?;
-        let pruned = self.store.prune(used).await;
-        let cleared = self.store.clear_unfinished(Duration::ZERO).await;
-        let (records, mut bytes) = pruned.map_err(|e| Refusal::new(500, chain(&e)))?;
-        bytes += cleared.map_err(|e| Refusal::new(500, e.to_string()))?;
+        let pruned = self.stock.prune(&*self.runtime).await;
+        let pruned = pruned.map_err(|e| Refusal::new(500, chain(&e)))?;
         self.images.tidy().await;
-        Ok((
-            records.iter().flat_map(|record| shown(record)).collect(),
-            bytes,
-        ))
+        Ok(pruned)
     }
 
     /// Checks every image, a layer at a time, so that whoever else waits for the lane comes in between. With `repair` what is
@@ -135,7 +111,7 @@ impl ImageCommands {
         repair: bool,
         steps: Sender<Progress>,
     ) -> Result<Verification, Refusal> {
-        let mut verifying = self.store.verifying().await;
+        let mut verifying = self.stock.own("verify")?.verifying().await;
         loop {
             let (done, layers, bytes) = verifying.get().progress();
             // Full: the reader is slow, and the next step says all that this one does.
@@ -157,9 +133,7 @@ impl ImageCommands {
             }
         }
         // Known only now: what was made meanwhile counts too.
-        let used = in_use(&*self.runtime, &self.store)
-            .await
-            .map_err(internal)?;
+        let (_, used) = self.stock.look(&*self.runtime).await.map_err(internal)?;
         let told = verifying.run(move |verifying| {
             let found = verifying.found();
             let repairs: Vec<Option<Repair>> = found

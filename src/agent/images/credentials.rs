@@ -1,13 +1,17 @@
 //! What an image is pulled with: what a pod's pull secrets bring, then what the node itself has (IMG-13).
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, sync::Arc};
 
 use super::for_pod::Pending;
 use crate::{
     api::{Pod, Secret, cri::AuthConfig},
-    image::registry::{Credential, DockerConfig, Keyring},
+    image::{
+        pull::NodeKeys,
+        registry::{Credential, DockerConfig, Keyring},
+    },
     logic::image_access::PullSecret,
     runtime::runc::store_images::StoreImages,
+    sys::lane::on_fresh_thread,
 };
 
 /// Credentials by registry.
@@ -24,6 +28,24 @@ pub(in crate::agent) struct PodSecrets {
 pub(in crate::agent) trait NodeKeyring {
     /// All of it for `reference`, in the order in which it is tried. Programs may have to be asked.
     fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>>;
+}
+
+/// The same for images that a runtime pulls.
+pub(in crate::agent) struct RuntimeKeyring(pub(in crate::agent) Arc<NodeKeys>);
+
+impl NodeKeyring for RuntimeKeyring {
+    fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+        let (keys, reference) = (Arc::clone(&self.0), reference.to_owned());
+        Box::pin(async move {
+            // Plugins may take their time.
+            let asked = on_fresh_thread("credentials", move || keys.lookup(&reference));
+            let found = asked.await.unwrap_or_else(|e| {
+                log::warn!("credentials of the node: {e}");
+                Vec::new()
+            });
+            found.into_iter().map(Into::into).collect()
+        })
+    }
 }
 
 impl NodeKeyring for StoreImages {

@@ -7,8 +7,8 @@ use std::{io, ops::ControlFlow, path::PathBuf};
 use smol::future::FutureExt as _;
 
 use super::{
-    commands::shown,
     owner::{Images, with_default_tag},
+    stock::shown,
 };
 use crate::{
     image::dropin::{Doorbell, Report, Wanted},
@@ -132,7 +132,8 @@ fn tell(reports: &[Report]) -> bool {
         match report {
             Report::Imported { file, images } => {
                 arrived = true;
-                let names: Vec<String> = images.iter().flat_map(|record| shown(record)).collect();
+                let names: Vec<String> =
+                    images.iter().flat_map(|r| shown(&r.names, &r.id)).collect();
                 log::info!("image archive {file} imported: {}", names.join(", "));
             }
             Report::Pulled { wanted, id } => {

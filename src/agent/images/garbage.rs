@@ -3,15 +3,18 @@
 //! Only images that were pulled: what was imported from an archive has nowhere to come back from.
 
 use alloc::rc::Rc;
-use std::{collections::BTreeSet, io};
+use std::collections::BTreeSet;
 
-use super::{commands::in_use, owner::Images};
+use super::{
+    owner::Images,
+    stock::{Kept, Stock, StockError},
+};
 use crate::{
+    api::cri::FsInfo,
     config::ImageConfig,
     error::chain,
-    image::{ImageError, ImageRecord, pull::RESUME_TIME},
     logic::image_gc::{ImageGc, ImageGcPolicy, ImageUse, PERIOD},
-    runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
+    runtime::RuntimeService,
 };
 
 /// Tells a warning of the node: its reason and its message.
@@ -20,15 +23,9 @@ type NodeWarning = Box<dyn Fn(&str, &str)>;
 /// Why less was freed than was wanted.
 #[derive(Debug, thiserror::Error)]
 enum GarbageError {
-    /// What is in use is not known.
+    /// What is in use is not known, or cannot be removed.
     #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-    /// The store cannot remove it.
-    #[error(transparent)]
-    Store(#[from] ImageError),
-    /// The disk.
-    #[error(transparent)]
-    Disk(#[from] io::Error),
+    Stock(#[from] StockError),
     #[error("invalid capacity {0} on image filesystem")]
     Capacity(u64),
     /// Too much is in use, or not the images' at all.
@@ -42,7 +39,7 @@ enum GarbageError {
 /// Collects the garbage.
 pub(in crate::agent) struct ImageGarbage {
     images: Rc<Images>,
-    store: StoreImages,
+    stock: Stock,
     runtime: Rc<dyn RuntimeService>,
     policy: ImageGcPolicy,
     warn: NodeWarning,
@@ -54,13 +51,13 @@ impl ImageGarbage {
     pub(in crate::agent) fn new(
         cfg: &ImageConfig,
         images: Rc<Images>,
-        store: StoreImages,
+        stock: Stock,
         runtime: Rc<dyn RuntimeService>,
         warn: NodeWarning,
     ) -> Self {
         Self {
             images,
-            store,
+            stock,
             runtime,
             policy: ImageGcPolicy {
                 high_percent: cfg.high_percent,
@@ -100,15 +97,17 @@ impl ImageGarbage {
 
     /// One pass.
     async fn pass(&mut self) -> Result<(), GarbageError> {
-        let used = in_use(&*self.runtime, &self.store).await?;
-        let records = self.store.records();
-        let images: Vec<ImageUse<'_>> = records.iter().map(|image| as_used(image, &used)).collect();
+        let looked = self.stock.look(&*self.runtime).await;
+        let (kept, used) = looked.map_err(StockError::from)?;
+        let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
         let now = self.images.clock.now();
         self.gc.observe(&images, now);
-        for id in self.gc.too_old(&images, &self.policy, now) {
-            self.remove(id, &used, "it was not used for long").await?;
+        let old = self.gc.too_old(&images, &self.policy, now);
+        for image in chosen(&kept, old) {
+            self.remove(image, &used, "it was not used for long")
+                .await?;
         }
-        let fs = self.runtime.image_fs_info().await?;
+        let fs = self.fs_info().await?;
         let Ok(wanted) = self.policy.bytes_to_free(&fs) else {
             let error = GarbageError::Capacity(fs.capacity_bytes);
             (self.warn)("InvalidDiskCapacity", &error.to_string());
@@ -117,28 +116,20 @@ impl ImageGarbage {
         if wanted == 0 {
             return Ok(());
         }
-        self.free(&images, &used, wanted).await
-    }
-
-    async fn free(
-        &self,
-        images: &[ImageUse<'_>],
-        used: &BTreeSet<String>,
-        wanted: u64,
-    ) -> Result<(), GarbageError> {
         log::info!(
             "disk use is over {} percent: {wanted} bytes are to be freed",
             self.policy.high_percent
         );
         // Layers that nobody came back to cost least to lose.
-        let mut freed = self.store.clear_unfinished(RESUME_TIME).await?;
+        let cleared = self.stock.clear_unfinished().await;
+        let mut freed = cleared.map_err(StockError::from)?;
         let still = wanted.saturating_sub(freed);
         let now = self.images.clock.now();
-        for id in self.gc.to_free(images, still, &self.policy, now) {
-            freed += self.remove(id, used, "the disk is full").await?;
+        for image in chosen(&kept, self.gc.to_free(&images, still, &self.policy, now)) {
+            freed += self.remove(image, &used, "the disk is full").await?;
         }
         // What images share is not freed by one of them, and what others wrote may be gone: the disk itself tells.
-        let fs = self.runtime.image_fs_info().await?;
+        let fs = self.fs_info().await?;
         if freed < wanted && self.policy.bytes_to_free(&fs).unwrap_or(0) > 0 {
             let error = GarbageError::TooLittle { wanted, freed };
             (self.warn)("FreeDiskSpaceFailed", &error.to_string());
@@ -147,30 +138,41 @@ impl ImageGarbage {
         Ok(())
     }
 
+    async fn fs_info(&self) -> Result<FsInfo, StockError> {
+        Ok(self.runtime.image_fs_info().await?)
+    }
+
     async fn remove(
         &self,
-        id: &str,
+        image: &Kept,
         used: &BTreeSet<String>,
         why: &str,
-    ) -> Result<u64, ImageError> {
-        let records = self.store.records();
-        let named = records.iter().find(|image| image.id == id);
-        let names = named.map_or_else(String::new, |image| image.names.join(", "));
-        let freed = match self.store.remove_unused(id, used).await {
-            // Since it was chosen.
-            Err(ImageError::InUse(_)) => return Ok(0),
-            freed => freed?,
+    ) -> Result<u64, StockError> {
+        let removed = self.stock.remove(&*self.runtime, image, used).await?;
+        let Some(freed) = removed else {
+            // It is used since it was chosen.
+            return Ok(0);
         };
-        log::info!("image {id} ({names}) is removed, {freed} bytes: {why}");
+        log::info!(
+            "image {} ({}) is removed, {freed} bytes: {why}",
+            image.id,
+            image.names.join(", ")
+        );
         Ok(freed)
     }
 }
 
-fn as_used<'a>(image: &'a ImageRecord, used: &BTreeSet<String>) -> ImageUse<'a> {
+/// Images by their ids, in the order of these.
+fn chosen<'a>(kept: &'a [Kept], ids: Vec<&'a str>) -> impl Iterator<Item = &'a Kept> {
+    let find = |id: &str| kept.iter().find(|image| image.id == id);
+    ids.into_iter().filter_map(find)
+}
+
+fn as_used<'a>(image: &'a Kept, used: &BTreeSet<String>) -> ImageUse<'a> {
     ImageUse {
         id: &image.id,
         size_bytes: image.size_bytes,
-        pinned: image.pinned || !image.pulled,
+        pinned: image.is_pinned,
         in_use: used.contains(&image.id),
     }
 }

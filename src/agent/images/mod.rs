@@ -10,10 +10,11 @@
 //! | `credentials`, `settings` | what a pull is given: by the pod each time, by the node at start |
 //! | `garbage` | images that nobody uses go |
 //! | `commands` | what local commands do with images |
-//! | `drop_in` | the directory whose archives are imported and whose lists are pulled |
+//! | `stock` | who keeps images: a store of the direct backend's, or a runtime |
+//! | `drop_in` | the directory whose archives are imported and whose lists are pulled; only with such a store |
 //!
-//! Containers get their images from any [`ImageService`](crate::runtime::ImageService). The last three are for a backend with
-//! a store of its own, and reach it through [`StoreImages`](crate::runtime::runc::store_images::StoreImages) alone.
+//! Containers get their images from any [`ImageService`](crate::runtime::ImageService). What needs the store reaches it
+//! through [`StoreImages`](crate::runtime::runc::store_images::StoreImages) alone.
 
 mod access;
 mod commands;
@@ -26,14 +27,16 @@ mod owner;
 mod pull;
 mod records;
 mod settings;
+mod stock;
 #[cfg(test)]
 mod tests;
 
 pub(super) use commands::ImageCommands;
-pub(super) use credentials::{NodeKeyring, PodSecrets};
+pub(super) use credentials::{NodeKeyring, PodSecrets, RuntimeKeyring};
 pub(super) use drop_in::ImageDirectory;
 pub(super) use ensure::VolumeImages;
 pub(super) use for_pod::{ForPod, Pending, Waiting};
 pub(super) use garbage::ImageGarbage;
 pub(super) use owner::{Images, Tools};
 pub(super) use settings::settings;
+pub(super) use stock::Stock;

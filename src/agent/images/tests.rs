@@ -8,7 +8,7 @@ use serde_json::json;
 use smol::future::{block_on, poll_once};
 
 use super::{
-    ForPod, ImageCommands, Images, NodeKeyring, Pending, PodSecrets, Tools,
+    ForPod, ImageCommands, Images, NodeKeyring, Pending, PodSecrets, Stock, Tools,
     credentials::{Credentials, Try},
 };
 use crate::{
@@ -148,7 +148,7 @@ fn what_the_operator_imports_is_everybodys() {
     );
     let commands = ImageCommands {
         images: Rc::clone(&images),
-        store: block_on(store).expect("store"),
+        stock: Stock::Own(block_on(store).expect("store")),
         runtime: fake as Rc<dyn RuntimeService>,
     };
     let archive = scratch.join("archive.tar");
@@ -157,7 +157,9 @@ fn what_the_operator_imports_is_everybodys() {
     let import = || {
         let imported = commands.import(archive.clone(), String::new(), None);
         block_on(imported).expect("imported");
-        commands.store.records()[0].id.clone()
+        commands.stock.own("list").expect("a store").records()[0]
+            .id
+            .clone()
     };
     let id = import();
     let pod = plain();

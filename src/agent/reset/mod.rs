@@ -18,9 +18,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smol::future::FutureExt as _;
+use smol::{LocalExecutor, future::FutureExt as _};
 
 use super::{
+    backends,
     clock::{Clock as _, SystemClock},
     executor::join_all,
     neighbours,
@@ -30,12 +31,12 @@ use super::{
 use crate::{
     api::{Pod, cri::PodRuntimeStatus},
     cgroup::Cgroups,
-    config::Config,
+    config::{Config, Endpoints},
     error::chain,
     image::pull::Settings,
     logic::{kill, static_pod},
     runtime::{
-        RuntimeError, RuntimeService as _,
+        RuntimeError, RuntimeService,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
     sys::lane::Lane,
@@ -208,27 +209,73 @@ impl Reset {
     async fn remove_runtime(&self, cgroups: Cgroups) -> Result<(), RuntimeError> {
         let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
         let cfg = &self.cfg;
+        if let Some(endpoints) = &cfg.runtime.endpoints {
+            return self.empty_runtime(endpoints, cgroups).await;
+        }
         let exe = fs::File::open("/proc/self/exe").map_err(|e| failed(&e))?;
         let host = runc::host::facts(&cgroups);
-        let settings = run::runc_settings(cfg, host, Arc::new(OwnedFd::from(exe)));
+        let settings = backends::runc_settings(cfg, host, Arc::new(OwnedFd::from(exe)));
         let lane = Lane::start("disk").map_err(|e| failed(&e))?;
         // The backend asks for images only to make containers of.
         let store = cfg.dirs.run.join("no-images");
         let opened = StoreImages::open(store, Settings::default(), lane.clone(), lane.clone());
         let images = opened.await.map_err(|e| failed(&e))?;
         let runtime = Runc::open(settings, Box::new(images), lane, cgroups).await?;
+        self.end_pods(&runtime).await?;
+        runtime.reset().await
+    }
+
+    /// Ends and removes all pods of a runtime that is somebody else's; its images stay.
+    async fn empty_runtime(
+        &self,
+        endpoints: &Endpoints,
+        cgroups: Cgroups,
+    ) -> Result<(), RuntimeError> {
+        let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
+        let disk = Lane::start("disk").map_err(|e| failed(&e))?;
+        let executor = Rc::new(LocalExecutor::new());
+        let tools = backends::Tools {
+            executor: &executor,
+            disk,
+            host: runc::host::facts(&cgroups),
+            cgroups,
+        };
+        let emptied = async {
+            let runtime = backends::open_cri(&self.cfg, endpoints, &tools).await?;
+            for pod in self.end_pods(&runtime).await? {
+                for container in &pod.containers {
+                    runtime.remove_container(&container.id).await?;
+                }
+                for sandbox in &pod.sandboxes {
+                    runtime.remove_pod_sandbox(&sandbox.id).await?;
+                }
+            }
+            Ok(())
+        };
+        executor.run(emptied).await
+    }
+
+    /// Ends all pods as far as they let themselves be ended; the rest is killed by what follows.
+    async fn end_pods(
+        &self,
+        runtime: &dyn RuntimeService,
+    ) -> Result<Vec<PodRuntimeStatus>, RuntimeError> {
         let mut pods = Vec::new();
         for pod in runtime.list_pods().await? {
             pods.push(runtime.pod_status(&pod.uid).await?);
         }
-        let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run);
-        // What does not end is killed by what follows.
-        join_all(pods.iter().map(|pod| self.end_pod(&runtime, &store, pod))).await;
-        runtime.reset().await
+        let store = PodStore::new(&self.cfg.dirs.root, &self.cfg.dirs.run);
+        join_all(pods.iter().map(|pod| self.end_pod(runtime, &store, pod))).await;
+        Ok(pods)
     }
 
     /// Ends a pod's containers as its manifest asks, but for its hooks.
-    async fn end_pod(&self, runtime: &Runc, store: &PodStore, status: &PodRuntimeStatus) {
+    async fn end_pod(
+        &self,
+        runtime: &dyn RuntimeService,
+        store: &PodStore,
+        status: &PodRuntimeStatus,
+    ) {
         let record = store.read::<serde_json::Value>(&status.uid).ok();
         // A pod without a record is ended as the agent ends one that only the runtime knows.
         let pod = record.and_then(|(_, raw)| static_pod::decode(&raw).ok());

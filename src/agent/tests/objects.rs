@@ -16,7 +16,7 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::images::ImageCommands,
+    agent::images::{ImageCommands, Stock},
     api::{PodUid, pod_status::Phase, stats::Detail},
     image::pull::Settings,
     logic::object_table::TTL_ANNOTATION,
@@ -608,7 +608,7 @@ fn what_an_image_was_pulled_with_ends_with_it() {
     let store = StoreImages::open(store, Settings::default(), lane.clone(), lane);
     let commands = ImageCommands {
         images: Rc::clone(&parts.owners.images),
-        store: smol::future::block_on(store).expect("store"),
+        stock: Stock::Own(smol::future::block_on(store).expect("store")),
         runtime: Rc::clone(&parts.machine.runtime),
     };
     smol::future::block_on(commands.remove(PRIVATE)).expect("removed");

@@ -174,15 +174,8 @@ impl Puller {
     /// configured for the registry. Blocks on programs.
     #[must_use]
     pub fn node_credentials(&self, reference: &str) -> Vec<Credential> {
-        let Ok(reference) = Reference::parse(reference) else {
-            return Vec::new();
-        };
-        let inner = &self.inner;
-        let endpoints = inner.settings.registries.endpoints(&reference);
-        let own = endpoints.iter().find(|e| e.mirrored.is_none());
-        let authority = own.map_or("", |e| e.base.authority.as_str());
-        let found = inner.credentials_at(reference.repository(), authority);
-        inner.node.hand_out(&found);
+        let found = credentials_for(&self.inner.settings, &self.inner.node, reference);
+        self.inner.node.hand_out(&found);
         found
     }
 
@@ -279,14 +272,58 @@ impl Puller {
     }
 }
 
+/// What a node has for images that somebody else pulls.
+pub struct NodeKeys {
+    settings: Settings,
+    node: NodeCredentials,
+}
+
+impl NodeKeys {
+    /// As `settings` say.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let node = NodeCredentials::new(&settings);
+        Self { settings, node }
+    }
+
+    /// All of it for an image, in the order in which it is tried. Blocks on programs.
+    #[must_use]
+    pub fn lookup(&self, reference: &str) -> Vec<Credential> {
+        credentials_for(&self.settings, &self.node, reference)
+    }
+}
+
+fn credentials_for(
+    settings: &Settings,
+    node: &NodeCredentials,
+    reference: &str,
+) -> Vec<Credential> {
+    let Ok(reference) = Reference::parse(reference) else {
+        return Vec::new();
+    };
+    let endpoints = settings.registries.endpoints(&reference);
+    let own = endpoints.iter().find(|e| e.mirrored.is_none());
+    let authority = own.map_or("", |e| e.base.authority.as_str());
+    credentials_at(settings, node, reference.repository(), authority)
+}
+
+fn credentials_at(
+    settings: &Settings,
+    node: &NodeCredentials,
+    image: &str,
+    authority: &str,
+) -> Vec<Credential> {
+    let mut all = node.credentials(image);
+    let host = settings.registries.host(authority);
+    let configured = host.and_then(|host| host.auth.clone());
+    all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
+    all
+}
+
 impl Inner {
     /// What the node has for `image` (domain and path) at `authority`.
     fn credentials_at(&self, image: &str, authority: &str) -> Vec<Credential> {
-        let mut all = self.node.credentials(image);
-        let host = self.settings.registries.host(authority);
-        let configured = host.and_then(|host| host.auth.clone());
-        all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
-        all
+        credentials_at(&self.settings, &self.node, image, authority)
     }
 
     fn parallel(&self) -> usize {

@@ -23,7 +23,6 @@ use super::{
     sandbox,
     sources::{self, Source},
     table::{Container, Ended, container_entry},
-    termination,
 };
 use crate::{
     api::order::Order as _,
@@ -35,7 +34,7 @@ use crate::{
         },
         oci::SpecInput,
     },
-    runtime::RuntimeError,
+    runtime::{RuntimeError, log_removal, termination},
     shim::{self, Launch, LaunchError, LogOnly},
     sys::{clock, crash, open, pidfd},
 };
@@ -611,7 +610,7 @@ impl Runc {
         let remembered = self.runtime_root().join(id.as_str());
         let removed = self.disk.run(move || {
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
-            remove_logs(Path::new(&log), &links, &link_end)?;
+            log_removal::remove_logs(Path::new(&log), &links, &link_end)?;
             crash::point("container.logs-removed");
             files::remove_tree(&remembered)?;
             bundle::unmake(&dirs)
@@ -785,12 +784,7 @@ impl Runc {
         };
         let own = self.disk.run(move || termination::message(&source)).await;
         if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
-            let between = if c.status.message.is_empty() || own.is_empty() {
-                ""
-            } else {
-                ": "
-            };
-            c.status.message = format!("{}{between}{own}", c.status.message);
+            c.status.message = termination::joined(&c.status.message, &own);
         }
     }
 
@@ -905,25 +899,6 @@ fn signal_argument(signal: &str) -> String {
     }
 }
 
-/// Removes a log, its rotated files, and links of the legacy directory.
-fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
-    if let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) {
-        for found in files::names(dir)? {
-            if found.starts_with(name) {
-                files::remove_file(&dir.join(found))?;
-            }
-        }
-    }
-    if !links.as_os_str().is_empty() {
-        for found in files::names(links)? {
-            if found.ends_with(link_end) {
-                files::remove_file(&links.join(found))?;
-            }
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -942,33 +917,5 @@ mod tests {
         ] {
             assert_eq!(signal_argument(given), want, "{given}");
         }
-    }
-
-    #[test]
-    fn logs_go_with_their_instance() {
-        // LOG-09
-        let dir = std::env::temp_dir().join(format!("picolet-rmlogs-{}", std::process::id()));
-        let links = dir.join("links");
-        fs::create_dir_all(&links).expect("dir");
-        for name in [
-            "1.log",
-            "1.log.20240101-000000",
-            "1.log.20240101-000000.gz",
-            "11.log",
-            "0.log",
-        ] {
-            fs::write(dir.join(name), "").expect("file");
-        }
-        for name in ["p_ns_app-abc.log", "p_ns_app-abd.log"] {
-            std::os::unix::fs::symlink("/nowhere", links.join(name)).expect("link");
-        }
-        remove_logs(&dir.join("1.log"), &links, "app-abc.log").expect("removed");
-        assert_eq!(
-            files::names(&dir).expect("left"),
-            ["0.log", "11.log", "links"]
-        );
-        assert_eq!(files::names(&links).expect("left"), ["p_ns_app-abd.log"]);
-        remove_logs(&dir.join("gone/1.log"), &links, "x").expect("absent is fine");
-        fs::remove_dir_all(dir).expect("clean");
     }
 }

@@ -38,7 +38,6 @@ mod sources;
 mod stats;
 pub mod store_images;
 mod table;
-mod termination;
 
 use alloc::rc::Rc;
 use core::{cell::RefCell, future::ready, pin::Pin, time::Duration};

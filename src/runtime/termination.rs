@@ -43,6 +43,13 @@ pub(super) fn message(source: &Source) -> String {
     String::from_utf8_lossy(&own).into_owned()
 }
 
+/// What the runtime says, and what the container said last.
+pub(super) fn joined(of_runtime: &str, own: &str) -> String {
+    let is_either = of_runtime.is_empty() || own.is_empty();
+    let between = if is_either { "" } else { ": " };
+    format!("{of_runtime}{between}{own}")
+}
+
 /// The pod could have replaced the file by a link or a FIFO.
 fn plain(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;

@@ -1,0 +1,139 @@
+//! What runs containers: this agent itself, with an image store of its own, or a runtime that serves CRI.
+
+use alloc::{rc::Rc, sync::Arc};
+use std::{fs, os::fd::OwnedFd};
+
+use smol::LocalExecutor;
+
+use super::{
+    cluster,
+    images::{NodeKeyring, RuntimeKeyring, Stock},
+    run::{StartError, fatal, lane},
+};
+use crate::{
+    api::oci::HostFacts,
+    cgroup::Cgroups,
+    config::{Config, Endpoints},
+    error::chain,
+    image::pull::{NodeKeys, Settings},
+    logic::oci,
+    runtime::{
+        RuntimeError, RuntimeService,
+        cri::{self, Cri},
+        runc::{self, Runc, store_images::StoreImages},
+    },
+    sys::lane::Lane,
+};
+
+/// What a backend is made with.
+pub(super) struct Tools<'a> {
+    pub(super) executor: &'a Rc<LocalExecutor<'static>>,
+    pub(super) disk: Lane,
+    pub(super) cgroups: Cgroups,
+    pub(super) host: HostFacts,
+}
+
+/// A backend, and what goes with it.
+pub(super) struct Opened {
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    /// What the node itself has for pulls.
+    pub(super) keyring: Rc<dyn NodeKeyring>,
+    /// Who keeps images.
+    pub(super) stock: Stock,
+}
+
+/// The backend that is configured. `pulls` say how images are pulled, as far as this agent does it.
+pub(super) async fn open(
+    cfg: &Config,
+    pulls: Settings,
+    tools: Tools<'_>,
+) -> Result<Opened, StartError> {
+    if let Some(endpoints) = &cfg.runtime.endpoints {
+        let opened = open_cri(cfg, endpoints, &tools).await;
+        let runtime = opened.map_err(|e| {
+            let socket = endpoints.runtime.display();
+            fatal(format!("containerRuntimeEndpoint {socket}: {e}"))
+        })?;
+        let own = &cfg.dirs.image_drop_in;
+        if fs::read_dir(own).is_ok_and(|mut entries| entries.next().is_some()) {
+            log::warn!(
+                "{} is not looked at: images are the container runtime's",
+                own.display()
+            );
+        }
+        return Ok(Opened {
+            runtime: Rc::new(runtime),
+            keyring: Rc::new(RuntimeKeyring(Arc::new(NodeKeys::new(pulls)))),
+            stock: Stock::Runtime,
+        });
+    }
+    let store = StoreImages::open(
+        cfg.dirs.images(),
+        pulls,
+        tools.disk.clone(),
+        lane("unpack")?,
+    )
+    .await
+    .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
+    let exe = fs::File::open("/proc/self/exe")
+        .map_err(|e| fatal(format!("cannot open this program: {e}")))?;
+    let settings = runc_settings(cfg, tools.host, Arc::new(OwnedFd::from(exe)));
+    let images = Box::new(store.clone());
+    let runtime = Runc::open(settings, images, tools.disk, tools.cgroups)
+        .await
+        .map_err(|e| fatal(e.to_string()))?;
+    Ok(Opened {
+        runtime: Rc::new(runtime),
+        keyring: Rc::new(store.clone()),
+        stock: Stock::Own(store),
+    })
+}
+
+/// Connects to a runtime.
+pub(super) async fn open_cri(
+    cfg: &Config,
+    endpoints: &Endpoints,
+    tools: &Tools<'_>,
+) -> Result<Cri, RuntimeError> {
+    let fixed = oci::MASKED_PATHS.iter().map(|&path| path.to_owned());
+    let settings = cri::Settings {
+        endpoint: endpoints.runtime.clone(),
+        image_endpoint: endpoints.images.clone(),
+        request_timeout: cfg.times.runtime_request,
+        container_log_links: cfg.dirs.container_logs.clone(),
+        kubepods: format!("{}/kubepods", cfg.cgroup.root.trim_end_matches('/')),
+        masked_paths: fixed
+            .chain(tools.host.thermal_throttle.iter().cloned())
+            .collect(),
+        readonly_paths: oci::READONLY_PATHS
+            .iter()
+            .map(|&path| path.to_owned())
+            .collect(),
+    };
+    let (disk, cgroups) = (tools.disk.clone(), tools.cgroups.clone());
+    Cri::open(settings, tools.executor, disk, cgroups).await
+}
+
+pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
+    let root = cfg.cgroup.root.trim_end_matches('/');
+    runc::Settings {
+        root_dir: cfg.dirs.root.clone(),
+        run_dir: cfg.dirs.run.clone(),
+        runtime: cfg.runtime.program.display().to_string(),
+        cni_conf_dir: cfg.network.cni_conf.clone(),
+        cni_bin_dir: cfg.network.cni_bin.clone(),
+        built_in_network: runc::BuiltIn {
+            bridge: cfg.network.builtin_bridge.clone(),
+            subnets: cluster::pod_cidr::subnets(cfg),
+            mtu: 0,
+        },
+        kubepods: format!("{root}/kubepods"),
+        shim_cgroup: format!("{root}/picolet-shims"),
+        container_log_links: cfg.dirs.container_logs.clone(),
+        exe,
+        host,
+        spec: oci::container_spec,
+        resolve_user: crate::logic::user::resolve_user,
+        parallel: None,
+    }
+}

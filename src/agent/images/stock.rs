@@ -1,0 +1,175 @@
+//! What is kept of images, whoever keeps it: a store of this agent's, or the runtime itself.
+
+use core::time::Duration;
+use std::{collections::BTreeSet, io};
+
+use crate::{
+    api::cri::Image,
+    image::{ImageError, pull::RESUME_TIME},
+    runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
+    server::http::Refusal,
+};
+
+/// Who keeps images.
+#[derive(Clone)]
+pub(in crate::agent) enum Stock {
+    /// The direct backend has a store.
+    Own(StoreImages),
+    /// A runtime of its own right has one.
+    Runtime,
+}
+
+/// Why an image was not removed, or is not known.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StockError {
+    /// The runtime's words.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The store cannot do it.
+    #[error(transparent)]
+    Store(#[from] ImageError),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+}
+
+/// An image that is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Id.
+    pub(super) id: String,
+    /// What it is called; never none.
+    pub(super) names: Vec<String>,
+    /// Bytes on disk.
+    pub(super) size_bytes: u64,
+    /// It is not garbage, whoever uses it: it is pinned, or has nowhere to come back from.
+    pub(super) is_pinned: bool,
+}
+
+impl Stock {
+    /// The store of this agent's.
+    ///
+    /// Errors: what only such a store can do is asked of the runtime's own tools.
+    pub(super) fn own(&self, what: &str) -> Result<&StoreImages, Refusal> {
+        match self {
+            Self::Own(store) => Ok(store),
+            Self::Runtime => {
+                let text = format!(
+                    "images are the container runtime's (containerRuntimeEndpoint): {what} them with its own tools"
+                );
+                Err(Refusal::bad(text))
+            }
+        }
+    }
+
+    /// All images, and the ids of those that instances were made from or mount, dead ones included: as the runtime says now,
+    /// for the cache may not know yet what was made in the last second.
+    pub(super) async fn look(
+        &self,
+        runtime: &dyn RuntimeService,
+    ) -> Result<(Vec<Kept>, BTreeSet<String>), RuntimeError> {
+        let mut pods = Vec::new();
+        for pod in runtime.list_pods().await? {
+            pods.push(runtime.pod_status(&pod.uid).await?);
+        }
+        match self {
+            Self::Own(store) => {
+                let records = store.records();
+                let kept = records.iter().map(|record| Kept {
+                    id: record.id.clone(),
+                    names: shown(&record.names, &record.id),
+                    size_bytes: record.size_bytes,
+                    is_pinned: record.pinned || !record.pulled,
+                });
+                Ok((kept.collect(), store.used_by(&pods)))
+            }
+            Self::Runtime => {
+                let images = runtime.list_images().await?;
+                let containers = pods.iter().flat_map(|pod| &pod.containers);
+                let used: BTreeSet<&str> = containers
+                    .flat_map(|c| c.volume_images.iter().chain([&c.image_id, &c.image]))
+                    .map(String::as_str)
+                    .collect();
+                let in_use = images.iter().filter(|image| is_used(image, &used));
+                let in_use = in_use.map(|image| image.id.clone()).collect();
+                let kept = images.iter().map(|image| Kept {
+                    id: image.id.clone(),
+                    names: shown(&image.repo_tags, &image.id),
+                    size_bytes: image.size_bytes,
+                    is_pinned: image.pinned,
+                });
+                Ok((kept.collect(), in_use))
+            }
+        }
+    }
+
+    /// Removes an image that is not in `used`. Returns the bytes freed; `None` if it is used by now.
+    pub(super) async fn remove(
+        &self,
+        runtime: &dyn RuntimeService,
+        image: &Kept,
+        used: &BTreeSet<String>,
+    ) -> Result<Option<u64>, StockError> {
+        match self {
+            Self::Own(store) => match store.remove_unused(&image.id, used).await {
+                Err(ImageError::InUse(_)) => Ok(None),
+                freed => Ok(Some(freed?)),
+            },
+            Self::Runtime => {
+                runtime.remove_image(&image.id).await?;
+                Ok(Some(image.size_bytes))
+            }
+        }
+    }
+
+    /// Removes what arrived for pulls that nobody came back to for a while. Returns the bytes freed.
+    pub(super) async fn clear_unfinished(&self) -> io::Result<u64> {
+        self.clear_since(RESUME_TIME).await
+    }
+
+    async fn clear_since(&self, unused: Duration) -> io::Result<u64> {
+        match self {
+            Self::Own(store) => store.clear_unfinished(unused).await,
+            // Runtimes do that themselves.
+            Self::Runtime => Ok(0),
+        }
+    }
+
+    /// Removes what no container uses, and layers on their way that nobody waits for. Returns what went and how many bytes.
+    pub(super) async fn prune(
+        &self,
+        runtime: &dyn RuntimeService,
+    ) -> Result<(Vec<String>, u64), StockError> {
+        let (kept, used) = self.look(runtime).await?;
+        if let Self::Own(store) = self {
+            let pruned = store.prune(used).await;
+            let cleared = self.clear_since(Duration::ZERO).await;
+            let (records, bytes) = pruned?;
+            let names = records.iter().flat_map(|r| shown(&r.names, &r.id));
+            return Ok((names.collect(), bytes + cleared?));
+        }
+        let (mut names, mut bytes) = (Vec::new(), 0);
+        for image in kept {
+            if !image.is_pinned && !used.contains(&image.id) {
+                runtime.remove_image(&image.id).await?;
+                names.extend(image.names);
+                bytes += image.size_bytes;
+            }
+        }
+        Ok((names, bytes))
+    }
+}
+
+/// Runtimes name the image of an instance by its id, by a digest, or by a tag (CRI-75).
+fn is_used(image: &Image, used: &BTreeSet<&str>) -> bool {
+    let names = image.repo_digests.iter().chain(&image.repo_tags);
+    names.chain([&image.id]).any(|name| used.contains(&**name))
+}
+
+/// References an image can be shown by: its names, else its id.
+pub(super) fn shown(names: &[String], id: &str) -> Vec<String> {
+    match names {
+        [] => vec![id.to_owned()],
+        names => names.to_vec(),
+    }
+}

@@ -1,0 +1,257 @@
+//! From what a runtime answers to what the agent knows: lists, statuses, images (CRI-50 to CRI-61, CRI-70). Nothing of it is
+//! trusted: what is no sandbox or no container is left out of a list, and is an error where one thing was asked for.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::net::IpAddr;
+
+use super::wire;
+use crate::{
+    api::{
+        ContainerId, PodUid, SandboxId, Wall,
+        cri::{
+            ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerItem, ContainerState,
+            ContainerStatus, Image, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
+            LABEL_POD_UID, NamespaceMode, NamespaceOptions, PodItem, SandboxItem, SandboxState,
+            SandboxStatus,
+        },
+        order::Order as _,
+    },
+    runtime::RuntimeError,
+};
+
+/// Sandboxes and containers that a list may have: several times what a node can hold. More is no list (CRI-98).
+const MAX_SANDBOXES: usize = 4096;
+const MAX_CONTAINERS: usize = 32_768;
+
+/// What a runtime said that it must not.
+pub(super) fn nonsense(what: &str) -> RuntimeError {
+    RuntimeError::Failed(format!("the runtime answers nonsense: {what}"))
+}
+
+/// All pods of two lists, sorted by UID.
+pub(super) fn pods(
+    sandboxes: Vec<wire::Sandbox>,
+    containers: Vec<wire::Container>,
+) -> Result<Vec<PodItem>, RuntimeError> {
+    for (what, has, limit) in [
+        ("sandboxes", sandboxes.len(), MAX_SANDBOXES),
+        ("containers", containers.len(), MAX_CONTAINERS),
+    ] {
+        if has > limit {
+            let text = format!("the runtime lists {has} {what}, more than {limit}: remove some");
+            return Err(RuntimeError::Failed(text));
+        }
+    }
+    let mut pods: BTreeMap<PodUid, PodItem> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for sandbox in sandboxes {
+        let Some(metadata) = sandbox.metadata.filter(|m| !m.uid.is_empty()) else {
+            log::debug!("sandbox {:?} is of no pod", sandbox.id);
+            continue;
+        };
+        if sandbox.id.is_empty() || !seen.insert(sandbox.id.clone()) {
+            log::debug!(
+                "a sandbox of pod {} is listed twice, or has no id",
+                metadata.uid
+            );
+            continue;
+        }
+        let uid = PodUid::new(metadata.uid);
+        let pod = pods.entry(uid.clone()).or_default();
+        pod.uid = uid;
+        pod.name = metadata.name;
+        pod.namespace = metadata.namespace;
+        pod.sandboxes.push(SandboxItem {
+            id: SandboxId::new(sandbox.id),
+            attempt: metadata.attempt,
+            state: sandbox_state(sandbox.state),
+            created_at: Wall(sandbox.created_at),
+        });
+    }
+    seen.clear();
+    for container in containers {
+        let label = |name: &str| container.labels.get(name).cloned().unwrap_or_default();
+        let uid = label(LABEL_POD_UID);
+        let is_whole = !uid.is_empty()
+            && !container.id.is_empty()
+            && container.metadata.is_some()
+            && container.image.is_some();
+        if !is_whole || !seen.insert(container.id.clone()) {
+            log::debug!("container {:?} is of no pod, or listed twice", container.id);
+            continue;
+        }
+        let uid = PodUid::new(uid);
+        let pod = pods.entry(uid.clone()).or_default();
+        if pod.uid.is_empty() {
+            pod.uid = uid;
+            pod.name = label(LABEL_POD_NAME);
+            pod.namespace = label(LABEL_POD_NAMESPACE);
+        }
+        pod.containers.push(ContainerItem {
+            name: label(LABEL_CONTAINER_NAME),
+            attempt: restart_count(&container.annotations, container.metadata.as_ref()),
+            id: ContainerId::new(container.id),
+            sandbox: SandboxId::new(container.sandbox),
+            state: container_state(container.state),
+            created_at: Wall(container.created_at),
+        });
+    }
+    Ok(pods.into_values().collect())
+}
+
+fn sandbox_state(state: i32) -> SandboxState {
+    match state {
+        wire::SANDBOX_READY => SandboxState::Ready,
+        _ => SandboxState::NotReady,
+    }
+}
+
+fn container_state(state: i32) -> ContainerState {
+    match state {
+        wire::CONTAINER_CREATED => ContainerState::Created,
+        wire::CONTAINER_RUNNING => ContainerState::Running,
+        wire::CONTAINER_EXITED => ContainerState::Exited,
+        _ => ContainerState::Unknown,
+    }
+}
+
+fn restart_count(annotations: &wire::Words, metadata: Option<&wire::ContainerMetadata>) -> u32 {
+    let written = annotations.get(ANNOTATION_RESTART_COUNT);
+    let attempt = || metadata.map_or(0, |metadata| metadata.attempt);
+    written.and_then(|n| n.parse().ok()).unwrap_or_else(attempt)
+}
+
+/// A sandbox that was asked for by this id.
+pub(super) fn sandbox(
+    asked: &str,
+    answer: wire::PodSandboxStatusResponse,
+) -> Result<SandboxStatus, RuntimeError> {
+    let status = answer
+        .status
+        .ok_or_else(|| nonsense("no status of a sandbox"))?;
+    let metadata = status.metadata.unwrap_or_default();
+    let is_whole = status.id == asked
+        && !metadata.name.is_empty()
+        && !metadata.namespace.is_empty()
+        && !metadata.uid.is_empty()
+        && status.created_at != 0;
+    if !is_whole {
+        return Err(nonsense("half a status of a sandbox, or another's"));
+    }
+    let options = status.linux.unwrap_or_default().namespaces;
+    let options = options.unwrap_or_default().options.unwrap_or_default();
+    let state = sandbox_state(status.state);
+    Ok(SandboxStatus {
+        id: SandboxId::new(status.id),
+        uid: PodUid::new(metadata.uid),
+        name: metadata.name,
+        namespace: metadata.namespace,
+        attempt: metadata.attempt,
+        state,
+        created_at: Wall(status.created_at),
+        ips: match state {
+            SandboxState::Ready => addresses(status.network),
+            SandboxState::NotReady => Vec::new(),
+        },
+        namespaces: NamespaceOptions {
+            network: namespace(options.network),
+            ipc: namespace(options.ipc),
+            pid: namespace(options.pid),
+        },
+    })
+}
+
+const fn namespace(mode: i32) -> NamespaceMode {
+    match mode {
+        1 => NamespaceMode::Container,
+        2 => NamespaceMode::Node,
+        3 => NamespaceMode::Target,
+        _ => NamespaceMode::Pod,
+    }
+}
+
+/// One that cannot be read: none (CRI-59).
+fn addresses(network: Option<wire::Network>) -> Vec<IpAddr> {
+    let Some(network) = network.filter(|network| !network.ip.is_empty()) else {
+        return Vec::new();
+    };
+    let more = network.additional_ips.into_iter().map(|ip| ip.word);
+    let all = core::iter::once(network.ip).chain(more);
+    let read: Result<Vec<IpAddr>, _> = all.map(|ip| ip.parse()).collect();
+    read.unwrap_or_default()
+}
+
+/// A container that was asked for by this id; its last words are still to be read.
+pub(super) fn container(
+    asked: &str,
+    sandbox: SandboxId,
+    status: &wire::ContainerStatus,
+) -> Result<ContainerStatus, RuntimeError> {
+    let name = status.labels.get(LABEL_CONTAINER_NAME);
+    let image = status
+        .image
+        .as_ref()
+        .filter(|image| !image.image.is_empty());
+    let metadata = status.metadata.as_ref().filter(|m| !m.name.is_empty());
+    let (Some(metadata), Some(image)) = (metadata, image) else {
+        return Err(nonsense("half a status of a container"));
+    };
+    if status.id != asked || status.created_at == 0 || status.image_ref.is_empty() {
+        return Err(nonsense("half a status of a container, or another's"));
+    }
+    let state = container_state(status.state);
+    let has_ended = state == ContainerState::Exited;
+    let at = |nanos: i64, is_told: bool| (is_told && nanos > 0).then_some(Wall(nanos));
+    let hash = status.annotations.get(ANNOTATION_HASH);
+    let user = status.user.clone().and_then(|user| user.linux);
+    let images = status.mounts.iter().filter_map(|mount| mount.image.clone());
+    let mut volume_images: Vec<String> = images.map(|spec| spec.image).collect();
+    volume_images.order();
+    volume_images.dedup();
+    let when_ended = |text: &String| match has_ended {
+        true => text.clone(),
+        false => String::new(),
+    };
+    Ok(ContainerStatus {
+        id: ContainerId::new(asked),
+        sandbox,
+        name: name.cloned().unwrap_or_default(),
+        restart_count: restart_count(&status.annotations, Some(metadata)),
+        state,
+        created_at: Wall(status.created_at),
+        started_at: at(status.started_at, state != ContainerState::Created),
+        finished_at: at(status.finished_at, has_ended),
+        exit_code: if has_ended { status.exit_code } else { 0 },
+        reason: when_ended(&status.reason),
+        message: when_ended(&status.message),
+        image: image.image.clone(),
+        image_id: status.image_ref.clone(),
+        volume_images,
+        hash: hash
+            .and_then(|hash| u64::from_str_radix(hash, 16).ok())
+            .unwrap_or_default(),
+        user: user.map(|user| (user.uid, user.gid, user.supplemental_groups)),
+        pid: 0,
+        log_path: status.log_path.clone(),
+    })
+}
+
+/// An image.
+pub(super) fn image(image: wire::Image) -> Result<Image, RuntimeError> {
+    if image.id.is_empty() || image.size == 0 {
+        return Err(nonsense("an image without id or size"));
+    }
+    let uid = image.uid.map(|uid| uid.value);
+    Ok(Image {
+        id: image.id,
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
+        size_bytes: image.size,
+        username: match uid {
+            Some(_) => String::new(),
+            None => image.username,
+        },
+        uid,
+        pinned: image.pinned,
+    })
+}

@@ -1,0 +1,261 @@
+//! Containers, commands in them, and where their streams are (CRI-40 to CRI-47, CRI-77, CRI-78, CRI-82, CRI-84).
+
+use core::time::Duration;
+use std::{fs, path::Path};
+
+use super::{Cri, answer::nonsense, link::Kind, request, unless_gone, wire};
+use crate::{
+    api::{
+        ContainerId, SandboxId,
+        cri::{
+            ContainerConfig, ExecOutput, LABEL_CONTAINER_NAME, LinuxResources, SandboxConfig,
+            SandboxState,
+        },
+    },
+    runtime::{
+        AttachOptions, Connect, ExecOptions, RuntimeError, Start, Stream, log_removal::remove_logs,
+    },
+};
+
+/// How much later than its time a command's answer may come: a child that holds its output open delays it (CRI-77).
+const EXEC_SLACK: Duration = Duration::from_secs(2);
+
+fn failed(text: impl Into<String>) -> RuntimeError {
+    RuntimeError::Failed(text.into())
+}
+
+/// Whole seconds, a part of one counting as one.
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
+}
+
+/// What a container mounts must be there: runtimes make directories of what is not (CRI-28).
+fn check_sources(paths: &[String]) -> Result<(), RuntimeError> {
+    for path in paths {
+        if let Err(e) = fs::metadata(path) {
+            return Err(failed(format!("mount source {path:?}: {e}")));
+        }
+    }
+    Ok(())
+}
+
+impl Cri {
+    /// Makes a container; or takes the one that a call which broke off has made.
+    pub(super) async fn create(
+        &self,
+        sandbox: &SandboxId,
+        config: &ContainerConfig,
+        made: Option<&SandboxConfig>,
+    ) -> Result<ContainerId, RuntimeError> {
+        self.runtime.ensure_listed()?;
+        // Runtimes would make it in a sandbox that is not ready (CRI-47).
+        if self.sandbox(sandbox).await?.state != SandboxState::Ready {
+            return Err(failed(format!("sandbox {sandbox} is not ready")));
+        }
+        let made = made.ok_or_else(|| failed("what its sandbox is made of is not known now"))?;
+        let own = config.mounts.iter().filter(|mount| mount.image.is_none());
+        let sources: Vec<String> = own.map(|mount| mount.host_path.clone()).collect();
+        self.disk.run(move || check_sources(&sources)).await?;
+        let mut request = wire::CreateContainerRequest {
+            sandbox: sandbox.to_string(),
+            config: Some(request::container(config, &self.settings)),
+            sandbox_config: Some(request::sandbox(made)),
+        };
+        let mut answer = wire::Word::default();
+        let asked = self.ask("CreateContainer", &mut request, &mut answer);
+        match asked.await {
+            Ok(()) if answer.word.is_empty() => Err(nonsense("a container without an id")),
+            Ok(()) => Ok(answer.word.into()),
+            Err(e @ RuntimeError::NotFound(_)) => Err(e),
+            Err(e) => match self.made_container(sandbox, config).await {
+                Some(id) => Ok(id),
+                None => Err(e),
+            },
+        }
+    }
+
+    /// What there is of this name and attempt and was not started yet (CRI-42).
+    async fn made_container(
+        &self,
+        sandbox: &SandboxId,
+        config: &ContainerConfig,
+    ) -> Option<ContainerId> {
+        let filter = wire::ContainerFilter {
+            sandbox: sandbox.to_string(),
+            ..wire::ContainerFilter::default()
+        };
+        let listed = self.containers(Some(filter)).await.ok()?;
+        let found = listed.into_iter().find(|container| {
+            container.sandbox == **sandbox
+                && container.state == wire::CONTAINER_CREATED
+                && container.labels.get(LABEL_CONTAINER_NAME) == Some(&config.name)
+                && container
+                    .metadata
+                    .as_ref()
+                    .is_some_and(|metadata| metadata.attempt == config.attempt)
+        })?;
+        Some(found.id.into())
+    }
+
+    pub(super) async fn start(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let mut request = wire::Word {
+            word: id.to_string(),
+        };
+        self.ask("StartContainer", &mut request, &mut wire::Empty::default())
+            .await
+    }
+
+    /// Ends it, and looks whether it has ended: only that counts.
+    pub(super) async fn stop(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
+        let mut request = wire::StopContainerRequest {
+            id: id.to_string(),
+            timeout_s: seconds(grace),
+        };
+        let timeout = self.settings.request_timeout + grace;
+        let answer = &mut wire::Empty::default();
+        let asked = self.ask_within(Kind::Stop, "StopContainer", &mut request, answer, timeout);
+        unless_gone(asked.await)?;
+        match self.container_status(id).await {
+            Ok(status) if status.state == wire::CONTAINER_RUNNING => {
+                Err(failed("the runtime says that it is stopped, but it runs"))
+            }
+            Ok(_) | Err(RuntimeError::NotFound(_)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Removes it and its logs, these first: if they cannot be removed it is kept, and tried again.
+    pub(super) async fn remove(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let status = match self.container_status(id).await {
+            Err(RuntimeError::NotFound(_)) => return Ok(()),
+            status => status?,
+        };
+        if status.state == wire::CONTAINER_RUNNING {
+            self.stop(id, Duration::ZERO).await?;
+        }
+        let name = status.labels.get(LABEL_CONTAINER_NAME);
+        let link_end = format!("{}-{id}.log", name.map_or("", String::as_str));
+        let links = self.settings.container_log_links.clone();
+        let log = status.log_path;
+        let removed = self.disk.run(move || match log.is_empty() {
+            true => Ok(()),
+            false => remove_logs(Path::new(&log), &links, &link_end),
+        });
+        let removed = removed.await;
+        removed.map_err(|e| failed(format!("remove the logs: {e}")))?;
+        let timeout = self.settings.request_timeout;
+        self.ask_of(Kind::Stop, "RemoveContainer", id, timeout)
+            .await
+    }
+
+    pub(super) async fn reopen(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let mut request = wire::Word {
+            word: id.to_string(),
+        };
+        let answer = &mut wire::Empty::default();
+        self.ask("ReopenContainerLog", &mut request, answer).await
+    }
+
+    pub(super) async fn update(
+        &self,
+        id: &ContainerId,
+        resources: &LinuxResources,
+    ) -> Result<(), RuntimeError> {
+        let mut request = wire::UpdateContainerResourcesRequest {
+            id: id.to_string(),
+            linux: Some(request::resources(resources)),
+        };
+        let answer = &mut wire::Empty::default();
+        self.ask("UpdateContainerResources", &mut request, answer)
+            .await
+    }
+
+    pub(super) async fn run_command(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Result<ExecOutput, RuntimeError> {
+        let mut request = wire::ExecSyncRequest {
+            id: id.to_string(),
+            command: command.to_vec(),
+            // 0 is none.
+            timeout_s: timeout.map_or(0, |timeout| seconds(timeout).max(1)),
+        };
+        let mut answer = wire::ExecSyncResponse::default();
+        let asked = self.runtime.ask(
+            Kind::Call,
+            "ExecSync",
+            &mut request,
+            &mut answer,
+            timeout.map(|timeout| timeout + EXEC_SLACK),
+        );
+        let asked = asked.await;
+        asked.map_err(|status| super::failure("ExecSync", timeout, status))?;
+        answer.stdout.truncate(limit);
+        answer.stderr.truncate(limit);
+        Ok(ExecOutput {
+            exit_code: answer.exit_code,
+            stdout: answer.stdout,
+            stderr: answer.stderr,
+        })
+    }
+
+    pub(super) async fn exec_url<'a>(
+        &self,
+        id: &ContainerId,
+        options: &ExecOptions,
+    ) -> Result<Stream<Start<'a>>, RuntimeError> {
+        let mut request = wire::ExecRequest {
+            id: id.to_string(),
+            command: options.command.clone(),
+            tty: options.tty,
+            stdin: options.stdin,
+            stdout: true,
+            stderr: !options.tty,
+        };
+        let mut answer = wire::Word::default();
+        self.ask("Exec", &mut request, &mut answer).await?;
+        url(answer).map(Stream::Url)
+    }
+
+    pub(super) async fn attach_url<'a>(
+        &self,
+        id: &ContainerId,
+        options: AttachOptions,
+    ) -> Result<Stream<Start<'a>>, RuntimeError> {
+        let mut request = wire::AttachRequest {
+            id: id.to_string(),
+            stdin: options.stdin,
+            tty: false,
+            stdout: options.stdout,
+            stderr: options.stderr,
+        };
+        let mut answer = wire::Word::default();
+        self.ask("Attach", &mut request, &mut answer).await?;
+        url(answer).map(Stream::Url)
+    }
+
+    pub(super) async fn port_forward_url<'a>(
+        &self,
+        id: &SandboxId,
+    ) -> Result<Stream<Connect<'a>>, RuntimeError> {
+        let mut request = wire::PortForwardRequest {
+            sandbox: id.to_string(),
+            ports: Vec::new(),
+        };
+        let mut answer = wire::Word::default();
+        self.ask("PortForward", &mut request, &mut answer).await?;
+        url(answer).map(Stream::Url)
+    }
+}
+
+/// Where streams are: with a scheme, which some leave out.
+fn url(answer: wire::Word) -> Result<String, RuntimeError> {
+    match answer.word {
+        url if url.is_empty() => Err(nonsense("no URL for streams")),
+        url if url.contains("://") => Ok(url),
+        url => Ok(format!("http://{url}")),
+    }
+}

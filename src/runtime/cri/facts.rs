@@ -1,0 +1,137 @@
+//! What a runtime says of itself: who it is, what it can do.
+
+use crate::{
+    api::cri::{Capabilities, Condition, Handler, RuntimeStatus, Version},
+    api::order::Order as _,
+    grpc::{
+        client::{Client, Options},
+        proto::{self, Message},
+        status::{Code, Status},
+    },
+};
+
+use super::{link::STATUS_TIMEOUT, wire};
+
+/// The version of the protocol, as every kubelet asks for it and every runtime answers. It never changed.
+const KUBE_API_VERSION: &str = "0.1.0";
+/// Handlers that are heeded; an answer with more is cut.
+const MAX_HANDLERS: usize = 256;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// Who it is.
+    pub(super) version: Version,
+    /// Handlers, and whether groups are kept to.
+    pub(super) capabilities: Capabilities,
+}
+
+impl Facts {
+    /// Asks over a new connection.
+    pub(super) async fn of(client: &Client) -> Result<Self, Status> {
+        let options = Options {
+            timeout: Some(STATUS_TIMEOUT),
+            ..Options::default()
+        };
+        let ask = async |method: &str, request: &mut dyn Message, answer: &mut dyn Message| {
+            let path = format!("/runtime.v1.RuntimeService/{method}");
+            let request = proto::encode(request);
+            client.exchange(&path, request, answer, &options).await
+        };
+        let mut version = wire::VersionResponse::default();
+        let mut request = wire::Word {
+            word: KUBE_API_VERSION.into(),
+        };
+        ask("Version", &mut request, &mut version).await?;
+        let mut facts = Self {
+            version: checked(version)?,
+            ..Self::default()
+        };
+        let mut status = wire::StatusResponse::default();
+        ask("Status", &mut wire::Empty::default(), &mut status).await?;
+        facts.learn(status);
+        Ok(facts)
+    }
+
+    /// Takes in a status. Where the runtime is not ready, what it says of its abilities does not count (CRI-13).
+    pub(super) fn learn(&mut self, answer: wire::StatusResponse) {
+        let ready = condition(&answer, "RuntimeReady").ok;
+        if !ready {
+            return;
+        }
+        let handlers = answer.handlers.into_iter().take(MAX_HANDLERS);
+        let mut handlers: Vec<Handler> = handlers
+            .map(|handler| {
+                let features = handler.features.unwrap_or_default();
+                Handler {
+                    name: handler.name,
+                    recursive_read_only_mounts: features.recursive_read_only_mounts,
+                    user_namespaces: features.user_namespaces,
+                }
+            })
+            .collect();
+        handlers.order_by(|a, b| a.name.cmp(&b.name));
+        handlers.dedup_by(|a, b| a.name == b.name);
+        self.capabilities = Capabilities {
+            handlers,
+            supplemental_groups_policy: answer
+                .features
+                .is_some_and(|features| features.supplemental_groups_policy),
+            live_resource_updates: true,
+            container_stats: true,
+        };
+    }
+}
+
+fn checked(answer: wire::VersionResponse) -> Result<Version, Status> {
+    let wrong = |text: String| Err(Status::new(Code::INTERNAL, text));
+    if [
+        &answer.version,
+        &answer.runtime_name,
+        &answer.runtime_version,
+        &answer.runtime_api_version,
+    ]
+    .iter()
+    .any(|field| field.is_empty())
+    {
+        return wrong("it does not say who it is".into());
+    }
+    if answer.version != KUBE_API_VERSION {
+        return wrong(format!(
+            "it speaks version {:?} of the protocol, not {KUBE_API_VERSION}",
+            answer.version
+        ));
+    }
+    Ok(Version {
+        name: answer.runtime_name,
+        version: answer.runtime_version,
+    })
+}
+
+/// One condition; one that is missing does not hold.
+fn condition(answer: &wire::StatusResponse, kind: &str) -> Condition {
+    let mut all = answer.status.iter().flat_map(|status| &status.conditions);
+    match all.find(|condition| condition.kind == kind) {
+        Some(found) => Condition {
+            ok: found.status,
+            reason: found.reason.clone(),
+            message: found.message.clone(),
+        },
+        None => Condition {
+            ok: false,
+            reason: "Unknown".into(),
+            message: format!("the runtime does not say whether {kind} holds"),
+        },
+    }
+}
+
+/// Its conditions; `None`: it says too little to be heeded (CRI-13).
+pub(super) fn conditions(answer: &wire::StatusResponse) -> Option<RuntimeStatus> {
+    let enough = answer.status.as_ref()?.conditions.len() >= 2;
+    let runtime_ready = condition(answer, "RuntimeReady");
+    enough.then(|| RuntimeStatus {
+        can_stop_containers: false,
+        runtime_ready,
+        network_ready: condition(answer, "NetworkReady"),
+    })
+}

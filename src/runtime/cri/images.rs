@@ -1,0 +1,147 @@
+//! Images (CRI-70 to CRI-76).
+
+use std::path::PathBuf;
+
+use super::{
+    Cri,
+    answer::{self, nonsense},
+    failure,
+    link::Kind,
+    request, unless_gone, wire,
+};
+use crate::{
+    api::cri::{AuthConfig, FsInfo, Image, SandboxConfig},
+    api::order::Order as _,
+    grpc::status::Code,
+    runtime::RuntimeError,
+    sys::disk_usage,
+};
+
+impl Cri {
+    async fn ask_images(
+        &self,
+        method: &'static str,
+        request: &mut dyn crate::grpc::proto::Message,
+        answer: &mut dyn crate::grpc::proto::Message,
+    ) -> Result<(), RuntimeError> {
+        let timeout = self.settings.request_timeout;
+        self.ask_within(Kind::Image, method, request, answer, timeout)
+            .await
+    }
+
+    /// One image, as far as it is there.
+    pub(super) async fn image(&self, reference: &str) -> Result<Option<Image>, RuntimeError> {
+        let mut request = wire::ImageRequest {
+            image: Some(request::image(reference, "")),
+        };
+        let mut answer = wire::ImageStatusResponse::default();
+        match self
+            .ask_images("ImageStatus", &mut request, &mut answer)
+            .await
+        {
+            Err(RuntimeError::NotFound(_)) => return Ok(None),
+            asked => asked?,
+        }
+        answer.image.map(answer::image).transpose()
+    }
+
+    /// All images, sorted by id.
+    pub(super) async fn all_images(&self) -> Result<Vec<Image>, RuntimeError> {
+        let mut answer = wire::ListImagesResponse::default();
+        let request = &mut wire::Empty::default();
+        self.ask_images("ListImages", request, &mut answer).await?;
+        let all = answer.images.into_iter().map(answer::image);
+        let mut images: Vec<Image> = all.filter_map(Result::ok).collect();
+        images.order_by(|a, b| a.id.cmp(&b.id));
+        Ok(images)
+    }
+
+    /// Pulls with one credential. Why a registry gives nothing no runtime tells: another credential is always worth a try.
+    pub(super) async fn pull(
+        &self,
+        reference: &str,
+        credential: Option<&AuthConfig>,
+        sandbox: Option<&SandboxConfig>,
+    ) -> Result<String, RuntimeError> {
+        let mut image = request::image(reference, "");
+        if let Some(sandbox) = sandbox {
+            image.annotations.clone_from(&sandbox.annotations);
+        }
+        let mut request = wire::PullImageRequest {
+            image: Some(image),
+            auth: credential.map(|auth| wire::AuthConfig {
+                username: auth.username.clone(),
+                password: auth.password.clone(),
+                auth: auth.auth.clone(),
+                server_address: String::new(),
+                identity_token: auth.identity_token.clone(),
+                registry_token: auth.registry_token.clone(),
+            }),
+            sandbox_config: sandbox.map(request::sandbox),
+        };
+        let mut answer = wire::Word::default();
+        let asked = self
+            .images
+            .ask(Kind::Pull, "PullImage", &mut request, &mut answer, None);
+        asked.await.map_err(|status| match status.code {
+            Code::UNKNOWN => RuntimeError::Denied(status.message),
+            Code::UNAVAILABLE | Code::CANCELED => failure("PullImage", None, status),
+            _ => RuntimeError::Denied(status.to_string()),
+        })?;
+        match answer.word {
+            word if word.is_empty() => Err(nonsense("a pull without an image")),
+            // A digested name: whoever has it is asked for the id (CRI-73).
+            word if word.contains('@') => match self.image(&word).await? {
+                Some(image) => Ok(image.id),
+                None => Err(RuntimeError::NotFound(word)),
+            },
+            word => Ok(word),
+        }
+    }
+
+    /// Removes an image that no instance is made of or mounts: not every runtime would refuse (CRI-75).
+    pub(super) async fn remove_unused_image(&self, id: &str) -> Result<(), RuntimeError> {
+        let Some(image) = self.image(id).await? else {
+            return Ok(());
+        };
+        for container in self.containers(None).await? {
+            let status = match self.container_status(&container.id).await {
+                Err(RuntimeError::NotFound(_)) => continue,
+                status => status?,
+            };
+            let spec = container.image.unwrap_or_default();
+            let mounted = status.mounts.into_iter().filter_map(|mount| mount.image);
+            let mut used = mounted.map(|spec| spec.image).chain([
+                spec.image,
+                container.image_ref,
+                status.image_id,
+                status.image_ref,
+            ]);
+            if used.any(|used| used == image.id || image.repo_digests.contains(&used)) {
+                let text = format!("image {id} is used by container {}", container.id);
+                return Err(RuntimeError::Failed(text));
+            }
+        }
+        let mut request = wire::ImageRequest {
+            image: Some(request::image(id, "")),
+        };
+        let answer = &mut wire::Empty::default();
+        unless_gone(self.ask_images("RemoveImage", &mut request, answer).await)
+    }
+
+    /// The file system of the images: the runtime says where it is, the kernel how much there is of it.
+    pub(super) async fn fs_info(&self) -> Result<FsInfo, RuntimeError> {
+        let mut answer = wire::ImageFsInfoResponse::default();
+        let request = &mut wire::Empty::default();
+        self.ask_images("ImageFsInfo", request, &mut answer).await?;
+        let first = answer.image_filesystems.into_iter().next();
+        let place = first.and_then(|fs| fs.fs_id).map(|id| id.word);
+        let place = place.filter(|path| path.starts_with('/'));
+        let path = PathBuf::from(place.ok_or_else(|| nonsense("no file system of images"))?);
+        let looked = self.disk.run(move || {
+            let found = disk_usage::file_system(&path);
+            found.map_err(|e| RuntimeError::Failed(format!("{}: {e}", path.display())))
+        });
+        looked.await
+    }
+}

@@ -1,0 +1,315 @@
+//! The connection to a runtime: dialled when it is needed, one at a time, with a pause after a failure. Nothing is queued and
+//! nothing is sent twice: whoever called looks at what there is, and calls again.
+//!
+//! On each new connection the runtime says first who it is and what it can do.
+
+use alloc::rc::Rc;
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+use std::{os::unix::net::UnixStream, path::PathBuf};
+
+use smol::{Async, LocalExecutor, Task, Timer, future::or, lock::Mutex, lock::Semaphore};
+
+use super::{facts::Facts, wire};
+use crate::{
+    api::Mono,
+    grpc::{
+        Sleep, Time,
+        client::{self, Client, Options},
+        proto::{self, Message},
+        status::{Code, Status},
+    },
+    runtime::RuntimeError,
+    sys::clock,
+};
+
+/// Pause after the first dial that failed; each further failure makes it longer by [`GROWTH_PERCENT`] (CRI-04).
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const GROWTH_PERCENT: u32 = 160;
+const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// Part of a pause by which it varies, percent.
+const JITTER_PERCENT: u32 = 20;
+/// How long one dial may take.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the runtime may take to say who and how it is.
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Calls at a time: 64, of which some are kept for stops, and pulls, which may take hours, have few.
+const MAX_CALLS: usize = 40;
+const MAX_STOPS: usize = 16;
+const MAX_PULLS: usize = 8;
+
+/// Kinds of calls. Each has places of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Of the runtime.
+    Call,
+    /// Ends something: it gets through when everything else hangs.
+    Stop,
+    /// Takes as long as it takes.
+    Pull,
+    /// Of the image service.
+    Image,
+}
+
+/// See the module.
+pub(super) struct Link {
+    path: PathBuf,
+    executor: Rc<LocalExecutor<'static>>,
+    state: RefCell<State>,
+    dialling: Mutex<()>,
+    places: [Semaphore; 3],
+    facts: RefCell<Facts>,
+    /// Pods were listed on this connection.
+    listed: Cell<u64>,
+    /// Told of each new connection.
+    connected: smol::channel::Sender<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The client, and what carries its calls.
+    up: Option<(Client, Task<()>)>,
+    /// Number of this connection.
+    number: u64,
+    failures: u32,
+    not_before: Mono,
+    /// Why the last dial failed.
+    why: String,
+}
+
+struct Clock;
+
+impl Time for Clock {
+    fn now(&self) -> Duration {
+        clock::mono() - Mono(0)
+    }
+
+    fn sleep(&self, time: Duration) -> Sleep {
+        Box::pin(async move {
+            Timer::after(time).await;
+        })
+    }
+}
+
+impl Link {
+    /// To the socket at `path`. `connected` is told of new connections.
+    pub(super) fn new(
+        path: PathBuf,
+        executor: Rc<LocalExecutor<'static>>,
+        connected: smol::channel::Sender<()>,
+    ) -> Self {
+        Self {
+            path,
+            executor,
+            state: RefCell::default(),
+            dialling: Mutex::new(()),
+            places: [MAX_CALLS, MAX_STOPS, MAX_PULLS].map(Semaphore::new),
+            facts: RefCell::default(),
+            listed: Cell::new(0),
+            connected,
+        }
+    }
+
+    /// What the runtime last said of itself.
+    pub(super) fn facts(&self) -> Facts {
+        self.facts.borrow().clone()
+    }
+
+    /// Takes in what the runtime says of itself now.
+    pub(super) fn learn(&self, answer: wire::StatusResponse) {
+        self.facts.borrow_mut().learn(answer);
+    }
+
+    /// Number of the connection; 0: there was none yet.
+    pub(super) fn number(&self) -> u64 {
+        self.state.borrow().number
+    }
+
+    /// Pods were listed on the connection of this number.
+    pub(super) fn was_listed(&self, number: u64) {
+        self.listed.set(number);
+    }
+
+    /// Nothing is made before it is known what there is: what a call that broke off made, or a runtime that started anew
+    /// found (CRI-91).
+    pub(super) fn ensure_listed(&self) -> Result<(), RuntimeError> {
+        let state = self.state.borrow();
+        if self.listed.get() == state.number {
+            return Ok(());
+        }
+        let text = "the runtime was connected to anew: its pods are listed first";
+        Err(RuntimeError::Failed(text.into()))
+    }
+
+    /// Asks once, within `timeout`, and reads the answer.
+    pub(super) async fn ask(
+        &self,
+        kind: Kind,
+        method: &'static str,
+        request: &mut dyn Message,
+        answer: &mut dyn Message,
+        timeout: Option<Duration>,
+    ) -> Result<(), Status> {
+        let request = proto::encode(request);
+        let (places, service) = match kind {
+            Kind::Call => (&self.places[0], "Runtime"),
+            Kind::Stop => (&self.places[1], "Runtime"),
+            Kind::Pull => (&self.places[2], "Image"),
+            Kind::Image => (&self.places[0], "Image"),
+        };
+        let place = async { Some(places.acquire().await) };
+        let late = async {
+            match timeout {
+                Some(timeout) => Timer::after(timeout).await,
+                None => core::future::pending().await,
+            };
+            None
+        };
+        let Some(_place) = or(place, late).await else {
+            return Err(late_status());
+        };
+        let client = self.client().await?;
+        let path = format!("/runtime.v1.{service}Service/{method}");
+        let options = Options {
+            timeout,
+            ..Options::default()
+        };
+        client.exchange(&path, request, answer, &options).await
+    }
+
+    /// A call whose answers come one after the other, for as long as it lasts.
+    pub(super) async fn subscribe(&self, method: &str) -> Result<client::Call, Status> {
+        let client = self.client().await?;
+        let path = format!("/runtime.v1.RuntimeService/{method}");
+        let options = Options::default();
+        let call = client.streaming(&path, &mut wire::Empty::default(), &options);
+        call.await
+    }
+
+    /// The connection, or a new one.
+    async fn client(&self) -> Result<Client, Status> {
+        if let Some(client) = self.current() {
+            return Ok(client);
+        }
+        let _dialling = self.dialling.lock().await;
+        // Somebody else may have been faster.
+        if let Some(client) = self.current() {
+            return Ok(client);
+        }
+        {
+            let state = self.state.borrow();
+            if clock::mono() < state.not_before {
+                return Err(unavailable(&state.why));
+            }
+        }
+        match self.dial().await {
+            Ok((client, driver)) => {
+                let mut state = self.state.borrow_mut();
+                state.up = Some((client.clone(), driver));
+                state.number += 1;
+                state.failures = 0;
+                drop(state);
+                let _ = self.connected.try_send(());
+                Ok(client)
+            }
+            Err(status) => {
+                let mut state = self.state.borrow_mut();
+                let now = clock::mono();
+                state.not_before = now + pause(state.failures, now);
+                state.failures = state.failures.saturating_add(1);
+                state.why = status.message;
+                Err(unavailable(&state.why))
+            }
+        }
+    }
+
+    fn current(&self) -> Option<Client> {
+        let mut state = self.state.borrow_mut();
+        let is_over = |(client, _): &mut (Client, _)| client.is_leaving();
+        // Calls on it go on for as long as they hold it; nothing new begins there.
+        if let Some((client, driver)) = state.up.take_if(is_over) {
+            drop(client);
+            driver.detach();
+        }
+        state.up.as_ref().map(|(client, _)| client.clone())
+    }
+
+    async fn dial(&self) -> Result<(Client, Task<()>), Status> {
+        let failed = |why: &dyn core::fmt::Display| {
+            unavailable(&format!("dial unix {}: {why}", self.path.display()))
+        };
+        let connect = async {
+            let socket = Async::<UnixStream>::connect(&self.path).await;
+            socket.map_err(|e| failed(&e))
+        };
+        let late = async {
+            Timer::after(DIAL_TIMEOUT).await;
+            Err(failed(&"it takes too long"))
+        };
+        let socket = or(connect, late).await?;
+        let (client, driver) = client::connect(socket, "localhost", Rc::new(Clock));
+        let path = self.path.display().to_string();
+        let driver = self.executor.spawn(async move {
+            let end = driver.await;
+            log::debug!("the connection to {path} has ended: {}", end.message);
+        });
+        let facts = Facts::of(&client).await.map_err(|e| failed(&e))?;
+        let mut known = self.facts.borrow_mut();
+        if known.version != facts.version {
+            log::info!(
+                "{} is {} {}",
+                self.path.display(),
+                facts.version.name,
+                facts.version.version
+            );
+        }
+        *known = facts;
+        drop(known);
+        Ok((client, driver))
+    }
+}
+
+/// How long nothing is dialled after a failure that follows on so many.
+fn pause(failures: u32, now: Mono) -> Duration {
+    let mut pause = FIRST_PAUSE;
+    for _ in 0..failures {
+        if pause >= MAX_PAUSE {
+            break;
+        }
+        pause = pause * GROWTH_PERCENT / 100;
+    }
+    // Nobody else is in step with this machine's clock.
+    let vary = u32::try_from(now.0 % u64::from(2 * JITTER_PERCENT)).unwrap_or(0);
+    pause.min(MAX_PAUSE) * (100 - JITTER_PERCENT + vary) / 100
+}
+
+fn unavailable(text: &str) -> Status {
+    Status::new(Code::UNAVAILABLE, text)
+}
+
+fn late_status() -> Status {
+    Status::new(
+        Code::DEADLINE_EXCEEDED,
+        "too many calls wait for the runtime",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_end() {
+        // CRI-04
+        for (failures, middle) in [(0, 100), (1, 160), (2, 256), (8, 3000), (u32::MAX, 3000)] {
+            for now in 0..40 {
+                let pause = pause(failures, Mono(now)).as_millis();
+                let (low, high) = (middle * 80 / 100, middle * 120 / 100);
+                assert!((low..=high).contains(&pause), "{failures}: {pause}");
+            }
+        }
+    }
+}

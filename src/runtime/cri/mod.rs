@@ -1,0 +1,397 @@
+//! A runtime that is somebody else's: containerd, CRI-O and whatever else serves CRI v1 at a unix socket.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `wire` | messages, a table each |
+//! | `link`, `facts` | the connection; what the runtime says of itself |
+//! | `request`, `answer` | translation, there and back |
+//! | `pods`, `containers`, `images`, `stats` | the calls |
+//! | `events` | the doorbell |
+//!
+//! The runtime keeps everything: nothing is remembered here but the connection. What it says is not trusted, every call has
+//! an end, and a call that broke off is not repeated: the next list shows what came of it. Rows CRI of `tests/spec/cri.md`.
+
+mod answer;
+mod containers;
+mod events;
+mod facts;
+mod images;
+mod link;
+mod pods;
+mod request;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use alloc::rc::Rc;
+use core::{future::Future, pin::Pin, time::Duration};
+use std::path::PathBuf;
+
+use smol::LocalExecutor;
+
+use self::{
+    events::Bell,
+    link::{Kind, Link, STATUS_TIMEOUT},
+};
+use super::{
+    AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeError, RuntimeService, Start,
+    Stream,
+};
+use crate::{
+    api::{
+        ContainerId, PodUid, SandboxId,
+        cri::{
+            AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources,
+            PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+        },
+        stats::{Detail, DiskUsage, PodUsage},
+    },
+    cgroup::Cgroups,
+    grpc::{
+        proto::Message,
+        status::{Code, Status},
+    },
+    image::Progress,
+    sys::lane::Lane,
+};
+
+/// What a client of a runtime is told at start.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Socket of the runtime.
+    pub endpoint: PathBuf,
+    /// Socket of its images; often the same.
+    pub image_endpoint: PathBuf,
+    /// `runtimeRequestTimeout`: how long most calls may take.
+    pub request_timeout: Duration,
+    /// `/var/log/containers`: links to logs that are removed with their instance.
+    pub container_log_links: PathBuf,
+    /// Cgroup below which pods live, where usage is read.
+    pub kubepods: String,
+    /// Paths that containers do not see, unless they ask for it.
+    pub masked_paths: Vec<String>,
+    /// Paths that they cannot write to.
+    pub readonly_paths: Vec<String>,
+}
+
+/// A client of a runtime. See the module.
+pub struct Cri {
+    settings: Settings,
+    runtime: Rc<Link>,
+    images: Rc<Link>,
+    bell: Bell,
+    disk: Lane,
+    cgroups: Cgroups,
+}
+
+impl Cri {
+    /// Connects; `executor` carries what comes and goes.
+    ///
+    /// # Errors
+    /// The runtime does not answer, does not say who it is, or makes cgroups in another way than this agent.
+    pub async fn open(
+        settings: Settings,
+        executor: &Rc<LocalExecutor<'static>>,
+        disk: Lane,
+        cgroups: Cgroups,
+    ) -> Result<Self, RuntimeError> {
+        let (bell, connected) = Bell::new();
+        let link = |path: &PathBuf, connected: &smol::channel::Sender<()>| {
+            Rc::new(Link::new(
+                path.clone(),
+                Rc::clone(executor),
+                connected.clone(),
+            ))
+        };
+        let runtime = link(&settings.endpoint, &connected);
+        let images = match settings.image_endpoint == settings.endpoint {
+            true => Rc::clone(&runtime),
+            // Nobody waits for news of it.
+            false => link(&settings.image_endpoint, &smol::channel::bounded(1).0),
+        };
+        let cri = Self {
+            settings,
+            runtime,
+            images,
+            bell,
+            disk,
+            cgroups,
+        };
+        cri.check_cgroup_driver().await?;
+        cri.fs_info().await?;
+        cri.bell.follow(Rc::clone(&cri.runtime), executor);
+        Ok(cri)
+    }
+
+    /// An answer that says otherwise is heeded; a runtime that is too old to say it is believed to agree (CRI-12).
+    async fn check_cgroup_driver(&self) -> Result<(), RuntimeError> {
+        let mut answer = wire::RuntimeConfigResponse::default();
+        let request = &mut wire::Empty::default();
+        let asked = self.runtime.ask(
+            Kind::Call,
+            "RuntimeConfig",
+            request,
+            &mut answer,
+            Some(STATUS_TIMEOUT),
+        );
+        match asked.await {
+            Err(status) if status.code == Code::UNIMPLEMENTED => return Ok(()),
+            asked => asked.map_err(|status| failure("RuntimeConfig", None, status))?,
+        }
+        match answer.linux.map(|linux| linux.cgroup_driver) {
+            None | Some(CGROUPFS) => Ok(()),
+            Some(driver) => {
+                let name = if driver == SYSTEMD {
+                    "systemd"
+                } else {
+                    "unknown"
+                };
+                Err(RuntimeError::Invalid(format!(
+                    "the runtime's cgroup driver is {name}, this agent's is cgroupfs: set SystemdCgroup = false \
+                     (containerd), or cgroup_manager = \"cgroupfs\" and conmon_cgroup = \"pod\" (CRI-O)"
+                )))
+            }
+        }
+    }
+
+    /// Asks the runtime, within the time that most calls have.
+    async fn ask(
+        &self,
+        method: &'static str,
+        request: &mut dyn Message,
+        answer: &mut dyn Message,
+    ) -> Result<(), RuntimeError> {
+        let timeout = self.settings.request_timeout;
+        self.ask_within(Kind::Call, method, request, answer, timeout)
+            .await
+    }
+
+    async fn ask_within(
+        &self,
+        kind: Kind,
+        method: &'static str,
+        request: &mut dyn Message,
+        answer: &mut dyn Message,
+        timeout: Duration,
+    ) -> Result<(), RuntimeError> {
+        let link = match kind {
+            Kind::Call | Kind::Stop => &self.runtime,
+            Kind::Image | Kind::Pull => &self.images,
+        };
+        let asked = link.ask(kind, method, request, answer, Some(timeout));
+        let asked = asked.await;
+        asked.map_err(|status| failure(method, Some(timeout), status))
+    }
+
+    /// Asks for something that may be gone: that is success.
+    async fn ask_of(
+        &self,
+        kind: Kind,
+        method: &'static str,
+        id: &str,
+        timeout: Duration,
+    ) -> Result<(), RuntimeError> {
+        let mut request = wire::Word { word: id.into() };
+        let answer = &mut wire::Empty::default();
+        let asked = self.ask_within(kind, method, &mut request, answer, timeout);
+        unless_gone(asked.await)
+    }
+
+    async fn read_status(&self) -> Result<RuntimeStatus, RuntimeError> {
+        let mut answer = wire::StatusResponse::default();
+        let request = &mut wire::Empty::default();
+        let timeout = STATUS_TIMEOUT.min(self.settings.request_timeout);
+        self.ask_within(Kind::Call, "Status", request, &mut answer, timeout)
+            .await?;
+        let conditions = facts::conditions(&answer);
+        self.runtime.learn(answer);
+        conditions.ok_or_else(|| answer::nonsense("a status without conditions"))
+    }
+
+    async fn set_pod_cidrs(&self, cidrs: &[String]) -> Result<(), RuntimeError> {
+        let mut request = wire::UpdateRuntimeConfigRequest {
+            config: Some(wire::RuntimeConfig {
+                network: Some(wire::NetworkConfig {
+                    pod_cidr: cidrs.join(","),
+                }),
+            }),
+        };
+        self.ask(
+            "UpdateRuntimeConfig",
+            &mut request,
+            &mut wire::Empty::default(),
+        )
+        .await
+    }
+}
+
+/// `CgroupDriver`.
+const SYSTEMD: i32 = 0;
+const CGROUPFS: i32 = 1;
+
+fn unless_gone(asked: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
+    match asked {
+        Err(RuntimeError::NotFound(_)) => Ok(()),
+        asked => asked,
+    }
+}
+
+/// What the end of a call means for who made it. Texts are the runtime's own (CRI-06).
+fn failure(method: &'static str, timeout: Option<Duration>, status: Status) -> RuntimeError {
+    match status.code {
+        Code::NOT_FOUND => RuntimeError::NotFound(status.message),
+        Code::DEADLINE_EXCEEDED => RuntimeError::Timeout {
+            what: method.into(),
+            after: timeout.unwrap_or_default(),
+        },
+        _ => RuntimeError::Failed(status.message),
+    }
+}
+
+impl ImageService for Cri {
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        Box::pin(self.image(reference))
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        Box::pin(self.all_images())
+    }
+
+    fn pull_image<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<&'a AuthConfig>,
+        sandbox: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String> {
+        Box::pin(self.pull(reference, credential, sandbox))
+    }
+
+    fn pull_progress(&self, _: &str) -> Option<Progress> {
+        // CRI does not tell.
+        None
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        Box::pin(self.remove_unused_image(id))
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        Box::pin(self.fs_info())
+    }
+}
+
+impl RuntimeService for Cri {
+    fn version(&self) -> Version {
+        self.runtime.facts().version
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.runtime.facts().capabilities
+    }
+
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+        Box::pin(self.set_pod_cidrs(cidrs))
+    }
+
+    fn status(&self) -> Call<'_, RuntimeStatus> {
+        Box::pin(self.read_status())
+    }
+
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+        Box::pin(self.list())
+    }
+
+    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+        let uid = uid.clone();
+        Box::pin(async move { self.inspect(&uid).await })
+    }
+
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.bell.ring())
+    }
+
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+        Box::pin(self.run_sandbox(config))
+    }
+
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        let timeout = self.settings.request_timeout;
+        Box::pin(self.ask_of(Kind::Stop, "StopPodSandbox", id, timeout))
+    }
+
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        Box::pin(self.remove_sandbox(id))
+    }
+
+    fn create_container<'a>(
+        &'a self,
+        sandbox: &'a SandboxId,
+        config: &'a ContainerConfig,
+        made: Option<&'a SandboxConfig>,
+    ) -> Call<'a, ContainerId> {
+        Box::pin(self.create(sandbox, config, made))
+    }
+
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        Box::pin(self.start(id))
+    }
+
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+        Box::pin(self.stop(id, grace))
+    }
+
+    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        Box::pin(self.remove(id))
+    }
+
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        Box::pin(self.reopen(id))
+    }
+
+    fn exec_sync<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Call<'a, ExecOutput> {
+        Box::pin(self.run_command(id, command, timeout, limit))
+    }
+
+    fn update_container_resources<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        resources: &'a LinuxResources,
+    ) -> Call<'a, ()> {
+        Box::pin(self.update(id, resources))
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        Box::pin(self.exec_url(id, options))
+    }
+
+    fn attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        Box::pin(self.attach_url(id, options))
+    }
+
+    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+        Box::pin(self.port_forward_url(id))
+    }
+
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+        Box::pin(self.usage(detail))
+    }
+
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+        Box::pin(self.layer_usage(id))
+    }
+}

@@ -1,0 +1,244 @@
+//! Sandboxes, and what is listed (CRI-40 to CRI-59).
+
+use alloc::collections::BTreeMap;
+use std::{fs, io, path::Path};
+
+use super::{
+    Cri,
+    answer::{self, nonsense},
+    link::Kind,
+    request, wire,
+};
+use crate::{
+    api::{
+        PodUid, SandboxId,
+        cri::{
+            ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, ContainerState,
+            ContainerStatus, LABEL_POD_UID, PodItem, PodRuntimeStatus, SandboxConfig, SandboxState,
+            SandboxStatus,
+        },
+        order::Order as _,
+    },
+    runtime::{RuntimeError, termination},
+};
+
+/// `terminationMessagePolicy` that makes the log stand in for a message.
+const FALLBACK: &str = "FallbackToLogsOnError";
+
+/// A selector of what belongs to a pod.
+fn of_pod(uid: &PodUid) -> wire::Words {
+    BTreeMap::from([(LABEL_POD_UID.to_owned(), uid.to_string())])
+}
+
+impl Cri {
+    /// All pods. What is made from now on is made in the knowledge of them.
+    pub(super) async fn list(&self) -> Result<Vec<PodItem>, RuntimeError> {
+        let number = self.runtime.number();
+        let sandboxes = self.sandboxes(None).await?;
+        let containers = self.containers(None).await?;
+        let pods = answer::pods(sandboxes, containers)?;
+        // All of it was listed on one connection.
+        if number == self.runtime.number() {
+            self.runtime.was_listed(number);
+        }
+        Ok(pods)
+    }
+
+    async fn sandboxes(
+        &self,
+        labels: Option<wire::Words>,
+    ) -> Result<Vec<wire::Sandbox>, RuntimeError> {
+        let mut request = wire::ListPodSandboxRequest {
+            filter: labels.map(|labels| wire::SandboxFilter {
+                labels,
+                ..wire::SandboxFilter::default()
+            }),
+        };
+        let mut answer = wire::ListPodSandboxResponse::default();
+        self.ask("ListPodSandbox", &mut request, &mut answer)
+            .await?;
+        Ok(answer.items)
+    }
+
+    pub(super) async fn containers(
+        &self,
+        filter: Option<wire::ContainerFilter>,
+    ) -> Result<Vec<wire::Container>, RuntimeError> {
+        let mut request = wire::ListContainersRequest { filter };
+        let mut answer = wire::ListContainersResponse::default();
+        self.ask("ListContainers", &mut request, &mut answer)
+            .await?;
+        Ok(answer.containers)
+    }
+
+    /// How one pod is. What goes meanwhile is left out.
+    pub(super) async fn inspect(&self, uid: &PodUid) -> Result<PodRuntimeStatus, RuntimeError> {
+        let mut pod = PodRuntimeStatus {
+            uid: uid.clone(),
+            ..PodRuntimeStatus::default()
+        };
+        for sandbox in self.sandboxes(Some(of_pod(uid))).await? {
+            match self.sandbox(&sandbox.id).await {
+                Ok(status) if status.uid == *uid => pod.sandboxes.push(status),
+                Ok(_) => return Err(nonsense("a sandbox of another pod")),
+                Err(RuntimeError::NotFound(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let filter = wire::ContainerFilter {
+            labels: of_pod(uid),
+            ..wire::ContainerFilter::default()
+        };
+        for container in self.containers(Some(filter)).await? {
+            match self
+                .container(&container.id, container.sandbox.into())
+                .await
+            {
+                Ok(status) => pod.containers.push(status),
+                Err(RuntimeError::NotFound(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        pod.sandboxes.order_by(|a, b| {
+            let newest_first = (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at));
+            newest_first.then_with(|| a.id.cmp(&b.id))
+        });
+        pod.containers.order_by(|a, b| {
+            let newest_first =
+                (b.restart_count, b.created_at).cmp(&(a.restart_count, a.created_at));
+            newest_first.then_with(|| a.id.cmp(&b.id))
+        });
+        if let Some(newest) = pod.sandboxes.first() {
+            pod.name.clone_from(&newest.name);
+            pod.namespace.clone_from(&newest.namespace);
+            pod.ips.clone_from(&newest.ips);
+        }
+        Ok(pod)
+    }
+
+    /// How one sandbox is.
+    pub(super) async fn sandbox(&self, id: &str) -> Result<SandboxStatus, RuntimeError> {
+        let mut request = wire::Word { word: id.into() };
+        let mut answer = wire::PodSandboxStatusResponse::default();
+        self.ask("PodSandboxStatus", &mut request, &mut answer)
+            .await?;
+        answer::sandbox(id, answer)
+    }
+
+    pub(super) async fn container_status(
+        &self,
+        id: &str,
+    ) -> Result<wire::ContainerStatus, RuntimeError> {
+        let mut request = wire::Word { word: id.into() };
+        let mut answer = wire::ContainerStatusResponse::default();
+        self.ask("ContainerStatus", &mut request, &mut answer)
+            .await?;
+        let status = answer.status;
+        status.ok_or_else(|| nonsense("no status of a container"))
+    }
+
+    /// How one container is, with its last words.
+    async fn container(
+        &self,
+        id: &str,
+        sandbox: SandboxId,
+    ) -> Result<ContainerStatus, RuntimeError> {
+        let raw = self.container_status(id).await?;
+        let mut status = answer::container(id, sandbox, &raw)?;
+        if status.state == ContainerState::Exited {
+            let place = raw.annotations.get(ANNOTATION_TERMINATION_PATH);
+            let mut mounts = raw.mounts.into_iter();
+            let mounted = mounts.find(|mount| place == Some(&mount.container_path));
+            let policy = raw.annotations.get(ANNOTATION_TERMINATION_POLICY);
+            let source = termination::Source {
+                file: mounted.map(|mount| mount.host_path).unwrap_or_default(),
+                log: status.log_path.clone(),
+                fallback: policy.is_some_and(|policy| policy == FALLBACK),
+                exit_code: status.exit_code,
+            };
+            let own = self.disk.run(move || termination::message(&source)).await;
+            status.message = termination::joined(&status.message, &own);
+        }
+        Ok(status)
+    }
+
+    /// Makes a sandbox; or takes the one that a call which broke off has made.
+    pub(super) async fn run_sandbox(
+        &self,
+        config: &SandboxConfig,
+    ) -> Result<SandboxStatus, RuntimeError> {
+        self.runtime.ensure_listed()?;
+        let logs = config.log_directory.clone();
+        let made = self.disk.run(move || make_log_dir(Path::new(&logs))).await;
+        made.map_err(|e| RuntimeError::Failed(format!("make {}: {e}", config.log_directory)))?;
+        let mut request = wire::RunPodSandboxRequest {
+            config: Some(request::sandbox(config)),
+            runtime_handler: config.runtime_handler.clone(),
+        };
+        let mut answer = wire::Word::default();
+        let timeout = self.settings.request_timeout * 2;
+        let asked = self.ask_within(
+            Kind::Call,
+            "RunPodSandbox",
+            &mut request,
+            &mut answer,
+            timeout,
+        );
+        match asked.await {
+            Ok(()) if answer.word.is_empty() => Err(nonsense("a sandbox without an id")),
+            Ok(()) => self.sandbox(&answer.word).await,
+            Err(e) => match self.made_sandbox(config).await {
+                Some(found) => Ok(found),
+                None => Err(e),
+            },
+        }
+    }
+
+    /// What there is of this pod and attempt, if it can be used (CRI-42).
+    async fn made_sandbox(&self, config: &SandboxConfig) -> Option<SandboxStatus> {
+        let listed = self.sandboxes(Some(of_pod(&config.uid))).await.ok()?;
+        let found = listed.into_iter().find(|sandbox| {
+            let metadata = sandbox.metadata.as_ref();
+            metadata.is_some_and(|m| m.attempt == config.attempt && m.uid == *config.uid)
+        })?;
+        let status = self.sandbox(&found.id).await.ok()?;
+        (status.state == SandboxState::Ready).then_some(status)
+    }
+
+    /// Stops it first: only so its network is given back (CRI-45).
+    pub(super) async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), RuntimeError> {
+        let filter = wire::ContainerFilter {
+            sandbox: id.to_string(),
+            ..wire::ContainerFilter::default()
+        };
+        let inside = self.containers(Some(filter)).await?;
+        let timeout = self.settings.request_timeout;
+        self.ask_of(Kind::Stop, "StopPodSandbox", id, timeout)
+            .await?;
+        for container in inside {
+            // By a prefix others could be meant.
+            if container.sandbox == **id {
+                self.remove(&container.id.into()).await?;
+            }
+        }
+        self.ask_of(Kind::Stop, "RemovePodSandbox", id, timeout)
+            .await
+    }
+}
+
+/// The directory of a pod's logs. Blocking.
+fn make_log_dir(dir: &Path) -> io::Result<()> {
+    if let Some(logs) = dir.parent() {
+        fs::create_dir_all(logs)?;
+    }
+    match fs::create_dir(dir) {
+        // A pod that sees the directory of all logs may have put a link there: nobody writes through it.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            match fs::symlink_metadata(dir)?.is_dir() {
+                true => Ok(()),
+                false => Err(e),
+            }
+        }
+        made => made,
+    }
+}

@@ -1,0 +1,417 @@
+//! From what the agent wants to what is sent: configurations of sandboxes and containers (CRI-16 to CRI-35).
+
+use super::{Settings, wire};
+use crate::api::cri::{
+    ContainerConfig, LinuxResources, LinuxSecurity, Mount, NamespaceMode, NamespaceOptions,
+    PortMapping, Propagation, SandboxConfig, SecurityProfile,
+};
+
+/// `stop_signal` by its place in this list, which begins with 1; behind it come real-time signals.
+const SIGNALS: [&str; 34] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+const SIGRTMIN: i32 = 35;
+const SIGRTMAX: i32 = 65;
+
+/// `SecurityProfile.ProfileType`.
+const RUNTIME_DEFAULT: i32 = 0;
+const UNCONFINED: i32 = 1;
+const LOCALHOST: i32 = 2;
+
+/// A sandbox, made anew for each call that names it.
+pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
+    wire::SandboxConfig {
+        metadata: Some(wire::SandboxMetadata {
+            name: config.name.clone(),
+            uid: config.uid.to_string(),
+            namespace: config.namespace.clone(),
+            attempt: config.attempt,
+        }),
+        hostname: config.hostname.clone(),
+        log_directory: config.log_directory.clone(),
+        dns: Some(wire::DnsConfig {
+            servers: config.dns.servers.clone(),
+            searches: config.dns.searches.clone(),
+            options: config.dns.options.clone(),
+        }),
+        port_mappings: config.port_mappings.iter().map(port).collect(),
+        labels: config.labels.clone(),
+        annotations: config.annotations.clone(),
+        linux: Some(wire::LinuxSandbox {
+            cgroup_parent: config.cgroup_parent.clone(),
+            security: Some(wire::SandboxSecurity {
+                namespaces: Some(namespaces(config.namespaces, "")),
+                privileged: config.privileged,
+                seccomp: Some(wire::SecurityProfile::default()),
+                ..wire::SandboxSecurity::default()
+            }),
+            sysctls: config.sysctls.clone(),
+            overhead: Some(wire::Resources::default()),
+            resources: Some(wire::Resources::default()),
+        }),
+    }
+}
+
+fn port(mapping: &PortMapping) -> wire::PortMapping {
+    wire::PortMapping {
+        protocol: match &*mapping.protocol {
+            "UDP" => 1,
+            "SCTP" => 2,
+            _ => 0,
+        },
+        container_port: mapping.container_port.into(),
+        host_port: mapping.host_port.into(),
+        host_ip: mapping.host_ip.clone(),
+    }
+}
+
+const fn mode(mode: NamespaceMode) -> i32 {
+    match mode {
+        NamespaceMode::Pod => 0,
+        NamespaceMode::Container => 1,
+        NamespaceMode::Node => 2,
+        NamespaceMode::Target => 3,
+    }
+}
+
+fn namespaces(options: NamespaceOptions, target: &str) -> wire::NamespaceOption {
+    wire::NamespaceOption {
+        network: mode(options.network),
+        pid: mode(options.pid),
+        ipc: mode(options.ipc),
+        target_id: target.into(),
+        // The machine's own users: pods with users of their own are refused before.
+        userns: Some(wire::UserNamespace {
+            mode: mode(NamespaceMode::Node),
+        }),
+    }
+}
+
+/// A container.
+pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::ContainerConfig {
+    let value = |(key, value): &(String, String)| wire::KeyValue {
+        key: key.clone(),
+        value: value.clone().into_bytes(),
+    };
+    wire::ContainerConfig {
+        metadata: Some(wire::ContainerMetadata {
+            name: config.name.clone(),
+            attempt: config.attempt,
+        }),
+        image: Some(image(&config.image, &config.user_image)),
+        command: config.command.clone(),
+        args: config.args.clone(),
+        working_dir: config.working_dir.clone(),
+        envs: config.env.iter().map(value).collect(),
+        mounts: config.mounts.iter().map(mount).collect(),
+        labels: config.labels.clone(),
+        annotations: config.annotations.clone(),
+        log_path: config.log_path.clone(),
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
+        tty: config.tty,
+        linux: Some(wire::LinuxContainer {
+            resources: Some(resources(&config.resources)),
+            security: Some(security(&config.security, settings)),
+        }),
+        stop_signal: signal(&config.stop_signal),
+    }
+}
+
+/// An image as a pod and the runtime name it.
+pub(super) fn image(image: &str, user_image: &str) -> wire::ImageSpec {
+    wire::ImageSpec {
+        image: image.into(),
+        user_specified_image: user_image.into(),
+        ..wire::ImageSpec::default()
+    }
+}
+
+fn mount(mount: &Mount) -> wire::Mount {
+    wire::Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        readonly: mount.read_only,
+        propagation: match mount.propagation {
+            Propagation::Private => 0,
+            Propagation::HostToContainer => 1,
+            Propagation::Bidirectional => 2,
+        },
+        recursive_read_only: mount.recursive_read_only,
+        image: mount.image.as_ref().map(|i| image(&i.image, &i.user_image)),
+        image_sub_path: mount.image_sub_path.clone(),
+        ..wire::Mount::default()
+    }
+}
+
+/// Limits; what is not set is 0.
+pub(super) fn resources(limits: &LinuxResources) -> wire::Resources {
+    let number = |n: Option<u64>| n.map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX));
+    let pages = limits.hugepage_limits.iter();
+    wire::Resources {
+        cpu_period: number(limits.cpu_period_us),
+        cpu_quota: limits.cpu_quota_us.unwrap_or(0),
+        cpu_shares: number(limits.cpu_shares),
+        memory_limit_in_bytes: limits.memory_limit_bytes.unwrap_or(0),
+        oom_score_adj: limits.oom_score_adj.into(),
+        hugepage_limits: pages
+            .map(|(page_size, limit)| wire::HugepageLimit {
+                page_size: page_size.clone(),
+                limit: *limit,
+            })
+            .collect(),
+        unified: limits.unified.clone(),
+        memory_swap_limit_in_bytes: limits.memory_swap_bytes.unwrap_or(0),
+    }
+}
+
+fn security(wanted: &LinuxSecurity, settings: &Settings) -> wire::ContainerSecurity {
+    let number = |value: i64| wire::Int64Value { value };
+    let has_capabilities =
+        !wanted.add_capabilities.is_empty() || !wanted.drop_capabilities.is_empty();
+    let target = wanted.target.as_ref().map_or("", |id| id.as_str());
+    // The runtime adds none of its own: what is not masked is not sent either.
+    let paths = |all: &[String]| match wanted.unmasked_proc {
+        true => Vec::new(),
+        false => all.to_vec(),
+    };
+    wire::ContainerSecurity {
+        capabilities: has_capabilities.then(|| wire::Capability {
+            add: wanted.add_capabilities.clone(),
+            drop: wanted.drop_capabilities.clone(),
+        }),
+        privileged: wanted.privileged,
+        namespaces: Some(namespaces(wanted.namespaces, target)),
+        selinux: selinux(&wanted.selinux_label),
+        run_as_user: wanted.run_as_user.map(number),
+        run_as_username: match wanted.run_as_user {
+            Some(_) => String::new(),
+            None => wanted.username.clone(),
+        },
+        run_as_group: wanted.run_as_group.map(number),
+        readonly_rootfs: wanted.readonly_rootfs,
+        supplemental_groups: wanted.supplemental_groups.clone(),
+        supplemental_groups_policy: i32::from(wanted.strict_supplemental_groups),
+        no_new_privs: wanted.no_new_privs,
+        masked_paths: paths(&settings.masked_paths),
+        readonly_paths: paths(&settings.readonly_paths),
+        seccomp: Some(profile(&wanted.seccomp).unwrap_or_else(|| kind(UNCONFINED))),
+        apparmor: profile(&wanted.apparmor),
+        apparmor_profile: match &wanted.apparmor {
+            SecurityProfile::RuntimeDefault => "runtime/default".into(),
+            SecurityProfile::Unconfined => "unconfined".into(),
+            SecurityProfile::Localhost(name) => format!("localhost/{name}"),
+            SecurityProfile::Unset => String::new(),
+        },
+    }
+}
+
+const fn kind(kind: i32) -> wire::SecurityProfile {
+    wire::SecurityProfile {
+        kind,
+        localhost_ref: String::new(),
+    }
+}
+
+fn profile(profile: &SecurityProfile) -> Option<wire::SecurityProfile> {
+    Some(match profile {
+        SecurityProfile::RuntimeDefault => kind(RUNTIME_DEFAULT),
+        SecurityProfile::Unconfined => kind(UNCONFINED),
+        SecurityProfile::Localhost(reference) => wire::SecurityProfile {
+            kind: LOCALHOST,
+            localhost_ref: reference.clone(),
+        },
+        SecurityProfile::Unset => return None,
+    })
+}
+
+/// `user:role:type:level`, of which any may be empty.
+fn selinux(label: &str) -> Option<wire::SelinuxOption> {
+    let mut parts = label.splitn(4, ':').map(str::to_owned);
+    let mut part = || parts.next().unwrap_or_default();
+    (!label.is_empty()).then(|| wire::SelinuxOption {
+        user: part(),
+        role: part(),
+        kind: part(),
+        level: part(),
+    })
+}
+
+/// Number of a stop signal; 0, the image's, for none, and for one that no runtime knows.
+fn signal(name: &str) -> i32 {
+    if let Some(place) = SIGNALS.iter().position(|known| *known == name) {
+        return i32::try_from(place).map_or(0, |place| place + 1);
+    }
+    let after = |start: &str| name.strip_prefix(start).and_then(|n| n.parse::<i32>().ok());
+    match (name, after("SIGRTMIN+"), after("SIGRTMAX-")) {
+        ("SIGRTMIN", ..) => SIGRTMIN,
+        ("SIGRTMAX", ..) => SIGRTMAX,
+        (_, Some(n @ 1..=15), _) => SIGRTMIN + n,
+        (_, _, Some(n @ 1..=14)) => SIGRTMAX - n,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grpc::proto::encode;
+
+    fn settings() -> Settings {
+        Settings {
+            masked_paths: vec!["/proc/kcore".into()],
+            readonly_paths: vec!["/proc/sys".into()],
+            ..Settings::default()
+        }
+    }
+
+    #[test]
+    fn signals() {
+        // CRI-35
+        for (name, number) in [
+            ("", 0),
+            ("SIGNONE", 0),
+            ("SIGABRT", 1),
+            ("SIGTERM", 23),
+            ("SIGXFSZ", 34),
+            ("SIGRTMIN", 35),
+            ("SIGRTMIN+15", 50),
+            ("SIGRTMAX-14", 51),
+            ("SIGRTMAX-1", 64),
+            ("SIGRTMAX", 65),
+            ("SIGRTMIN+16", 0),
+        ] {
+            assert_eq!(signal(name), number, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_though_it_is_zero() {
+        // CRI-08 CRI-33 CRI-34
+        let security = LinuxSecurity {
+            run_as_user: Some(0),
+            username: "nobody".into(),
+            seccomp: SecurityProfile::RuntimeDefault,
+            apparmor: SecurityProfile::Localhost("mine".into()),
+            ..LinuxSecurity::default()
+        };
+        let mut sent = super::security(&security, &settings());
+        assert_eq!(sent.run_as_user, Some(wire::Int64Value { value: 0 }));
+        assert_eq!(sent.run_as_username, "", "never both");
+        assert_eq!(sent.seccomp, Some(wire::SecurityProfile::default()));
+        assert_eq!(sent.apparmor_profile, "localhost/mine");
+        assert_eq!(sent.apparmor.as_ref().map(|a| a.kind), Some(LOCALHOST));
+        assert_eq!(sent.masked_paths, ["/proc/kcore"]);
+        assert_eq!(sent.capabilities, None, "nothing asked, nothing sent");
+        // Field 5 is a message of no bytes, field 15 too.
+        let bytes = encode(&mut sent);
+        assert!(bytes.windows(2).any(|w| w == [5 << 3 | 2, 0]));
+        assert!(bytes.windows(2).any(|w| w == [15 << 3 | 2, 0]));
+        let unset = super::security(
+            &LinuxSecurity {
+                unmasked_proc: true,
+                ..LinuxSecurity::default()
+            },
+            &settings(),
+        );
+        assert_eq!(unset.seccomp.map(|s| s.kind), Some(UNCONFINED));
+        assert_eq!(unset.apparmor, None);
+        assert!(unset.masked_paths.is_empty() && unset.readonly_paths.is_empty());
+    }
+
+    #[test]
+    fn sandboxes() {
+        // CRI-16 CRI-17 CRI-18 CRI-19 CRI-20
+        let config = SandboxConfig {
+            name: "p".into(),
+            namespace: "ns".into(),
+            uid: "u".into(),
+            attempt: 2,
+            hostname: "h".into(),
+            log_directory: "/logs".into(),
+            port_mappings: ["TCP", "UDP", "SCTP"]
+                .map(|protocol| PortMapping {
+                    protocol: protocol.into(),
+                    container_port: 80,
+                    ..PortMapping::default()
+                })
+                .to_vec(),
+            cgroup_parent: "/kubepods/podu".into(),
+            sysctls: [("net.a".into(), "1".into())].into(),
+            namespaces: NamespaceOptions {
+                network: NamespaceMode::Node,
+                ipc: NamespaceMode::Pod,
+                pid: NamespaceMode::Container,
+            },
+            ..SandboxConfig::default()
+        };
+        let sent = sandbox(&config);
+        let metadata = sent.metadata.expect("metadata");
+        assert_eq!((&*metadata.uid, metadata.attempt), ("u", 2));
+        let protocols: Vec<i32> = sent.port_mappings.iter().map(|p| p.protocol).collect();
+        assert_eq!(protocols, [0, 1, 2], "ports without a host port too");
+        let linux = sent.linux.expect("linux");
+        assert_eq!(linux.cgroup_parent, "/kubepods/podu");
+        assert_eq!(linux.sysctls["net.a"], "1");
+        let security = linux.security.expect("security");
+        let modes = security.namespaces.expect("namespaces");
+        assert_eq!((modes.network, modes.ipc, modes.pid), (2, 0, 1));
+        assert_eq!(modes.userns.map(|u| u.mode), Some(2));
+        assert_eq!(security.seccomp, Some(wire::SecurityProfile::default()));
+    }
+
+    #[test]
+    fn labels_and_limits() {
+        // CRI-32
+        let label = selinux("u:r:t:s0:c1,c2").expect("a label");
+        assert_eq!((&*label.kind, &*label.level), ("t", "s0:c1,c2"));
+        assert_eq!(selinux(""), None);
+        let limits = LinuxResources {
+            cpu_shares: Some(u64::MAX),
+            memory_limit_bytes: Some(-1),
+            oom_score_adj: -997,
+            hugepage_limits: [("2MB".into(), 0)].into(),
+            ..LinuxResources::default()
+        };
+        let sent = resources(&limits);
+        assert_eq!(
+            (sent.cpu_shares, sent.cpu_quota, sent.memory_limit_in_bytes),
+            (i64::MAX, 0, -1)
+        );
+        assert_eq!(sent.oom_score_adj, -997);
+        assert_eq!(sent.hugepage_limits.len(), 1, "also a limit of 0");
+    }
+}

@@ -1,0 +1,131 @@
+//! What runs costs: read from control groups, as for any other backend; what a container wrote the runtime tells (CRI-85, CRI-86).
+
+use super::{Cri, wire};
+use crate::{
+    api::{
+        PodUid,
+        cri::{ContainerState, SandboxState},
+        order::Order as _,
+        stats::{ContainerUsage, Detail, DiskUsage, PodUsage},
+    },
+    cgroup::Cgroups,
+    net::traffic,
+    runtime::RuntimeError,
+    sys::lane::on_fresh_thread,
+};
+
+/// Tiers below which a pod's group may be.
+const TIERS: [&str; 3] = ["", "/burstable", "/besteffort"];
+
+impl Cri {
+    /// Pods with a usable sandbox and their running containers, sorted by UID.
+    pub(super) async fn usage(&self, detail: Detail) -> Result<Vec<PodUsage>, RuntimeError> {
+        let mut pods = Vec::new();
+        for pod in self.list().await? {
+            let mut newest: Vec<_> = pod.sandboxes.iter().collect();
+            newest.order_by(|a, b| b.attempt.cmp(&a.attempt));
+            let Some(sandbox) = newest.first().filter(|s| s.state == SandboxState::Ready) else {
+                continue;
+            };
+            let mut containers = Vec::new();
+            for container in &pod.containers {
+                if container.state != ContainerState::Running {
+                    continue;
+                }
+                let status = match self.container_status(&container.id).await {
+                    Err(RuntimeError::NotFound(_)) => continue,
+                    status => status?,
+                };
+                containers.push(ContainerUsage {
+                    id: container.id.clone(),
+                    name: container.name.clone(),
+                    image: status.image.unwrap_or_default().image,
+                    started_at: crate::api::Wall(status.started_at),
+                    log_path: status.log_path,
+                    ..ContainerUsage::default()
+                });
+            }
+            containers.order_by(|a, b| a.name.cmp(&b.name));
+            pods.push((
+                sandbox.id.clone(),
+                PodUsage {
+                    uid: pod.uid,
+                    name: pod.name,
+                    namespace: pod.namespace,
+                    started_at: sandbox.created_at,
+                    containers,
+                    ..PodUsage::default()
+                },
+            ));
+        }
+        let (cgroups, kubepods) = (self.cgroups.clone(), self.settings.kubepods.clone());
+        on_fresh_thread("stats", move || {
+            let read = |(sandbox, pod)| {
+                let sandbox: crate::api::SandboxId = sandbox;
+                read(&cgroups, &kubepods, &sandbox, pod, detail)
+            };
+            pods.into_iter().map(read).collect()
+        })
+        .await
+        .map_err(|e| RuntimeError::Failed(format!("read statistics: {e}")))
+    }
+
+    /// What a container has written, as the runtime counts it.
+    pub(super) async fn layer_usage(&self, id: &str) -> Result<Option<DiskUsage>, RuntimeError> {
+        let mut request = wire::Word { word: id.into() };
+        let mut answer = wire::ContainerStatsResponse::default();
+        self.ask("ContainerStats", &mut request, &mut answer)
+            .await?;
+        let layer = answer.stats.and_then(|stats| stats.writable_layer);
+        Ok(layer.and_then(|layer| {
+            Some(DiskUsage {
+                used_bytes: layer.used_bytes?.value,
+                inodes_used: layer.inodes_used.map_or(0, |inodes| inodes.value),
+            })
+        }))
+    }
+}
+
+/// Where the group of a pod is.
+fn group_of(cgroups: &Cgroups, kubepods: &str, uid: &PodUid) -> Option<String> {
+    let mut paths = TIERS
+        .iter()
+        .map(|tier| format!("{kubepods}{tier}/pod{uid}"));
+    paths.find(|path| cgroups.exists(path))
+}
+
+/// Fills in the figures of one pod. What has ended meanwhile has none, and its containers are left out.
+fn read(
+    cgroups: &Cgroups,
+    kubepods: &str,
+    sandbox: &str,
+    mut pod: PodUsage,
+    detail: Detail,
+) -> PodUsage {
+    let Some(group) = group_of(cgroups, kubepods, &pod.uid) else {
+        pod.containers.clear();
+        return pod;
+    };
+    pod.usage = cgroups.usage(&group, detail).unwrap_or_default();
+    pod.cgroup.clone_from(&group);
+    // containerd's name, and CRI-O's.
+    let below = |id: &str| {
+        let names = [format!("{group}/{id}"), format!("{group}/crio-{id}")];
+        names.into_iter().find(|path| cgroups.exists(path))
+    };
+    pod.containers.retain_mut(|container| {
+        let Some(path) = below(&container.id) else {
+            return false;
+        };
+        container.usage = cgroups.usage(&path, detail).unwrap_or_default();
+        container.cgroup = path;
+        container.usage.cpu.is_some() || container.usage.memory.is_some()
+    });
+    if detail == Detail::Full {
+        // Whatever is in the sandbox's own group has the pod's network.
+        let inside = below(sandbox).map(|path| cgroups.pids(&path));
+        let first = inside.and_then(|pids| pids.first().copied());
+        pod.network = first.and_then(|pid| traffic::of_process(pid).ok());
+    }
+    pod
+}

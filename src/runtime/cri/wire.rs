@@ -1,0 +1,552 @@
+//! Messages of CRI v1, as far as this client knows them: what it sends, and what it reads of answers. What is not here is
+//! skipped, and never sent. Numbers and names are those of `k8s.io/cri-api`, `runtime/v1/api.proto`.
+//!
+//! Presence counts where a field is an `Option`. Enumerations are numbers; their zero values are not on the wire.
+
+use alloc::collections::BTreeMap;
+
+use crate::grpc::proto::message;
+
+/// Texts by name.
+pub(super) type Words = BTreeMap<String, String>;
+
+/// `PodSandboxState`.
+pub(super) const SANDBOX_READY: i32 = 0;
+/// `ContainerState`.
+pub(super) const CONTAINER_CREATED: i32 = 0;
+/// See [`CONTAINER_CREATED`].
+pub(super) const CONTAINER_RUNNING: i32 = 1;
+/// See [`CONTAINER_CREATED`].
+pub(super) const CONTAINER_EXITED: i32 = 2;
+
+message! {
+    /// Says nothing.
+    pub(super) struct Empty {}
+}
+message! {
+    /// Says one word: the id that a call is about, or that a call answers, or a URL.
+    pub(super) struct Word {
+        1 word: String,
+    }
+}
+message! {
+    pub(super) struct VersionResponse {
+        1 version: String,
+        2 runtime_name: String,
+        3 runtime_version: String,
+        4 runtime_api_version: String,
+    }
+}
+message! {
+    pub(super) struct Condition {
+        1 kind: String,
+        2 status: bool,
+        3 reason: String,
+        4 message: String,
+    }
+}
+message! {
+    pub(super) struct Conditions {
+        1 conditions: Vec<Condition>,
+    }
+}
+message! {
+    pub(super) struct HandlerFeatures {
+        1 recursive_read_only_mounts: bool,
+        2 user_namespaces: bool,
+    }
+}
+message! {
+    pub(super) struct Handler {
+        1 name: String,
+        2 features: Option<HandlerFeatures>,
+    }
+}
+message! {
+    pub(super) struct Features {
+        1 supplemental_groups_policy: bool,
+    }
+}
+message! {
+    pub(super) struct StatusResponse {
+        1 status: Option<Conditions>,
+        3 handlers: Vec<Handler>,
+        4 features: Option<Features>,
+    }
+}
+message! {
+    pub(super) struct LinuxRuntimeConfiguration {
+        1 cgroup_driver: i32,
+    }
+}
+message! {
+    pub(super) struct RuntimeConfigResponse {
+        1 linux: Option<LinuxRuntimeConfiguration>,
+    }
+}
+message! {
+    pub(super) struct NetworkConfig {
+        1 pod_cidr: String,
+    }
+}
+message! {
+    pub(super) struct RuntimeConfig {
+        1 network: Option<NetworkConfig>,
+    }
+}
+message! {
+    pub(super) struct UpdateRuntimeConfigRequest {
+        1 config: Option<RuntimeConfig>,
+    }
+}
+
+message! {
+    pub(super) struct SandboxMetadata {
+        1 name: String,
+        2 uid: String,
+        3 namespace: String,
+        4 attempt: u32,
+    }
+}
+message! {
+    pub(super) struct DnsConfig {
+        1 servers: Vec<String>,
+        2 searches: Vec<String>,
+        3 options: Vec<String>,
+    }
+}
+message! {
+    pub(super) struct PortMapping {
+        1 protocol: i32,
+        2 container_port: i32,
+        3 host_port: i32,
+        4 host_ip: String,
+    }
+}
+message! {
+    pub(super) struct UserNamespace {
+        1 mode: i32,
+    }
+}
+message! {
+    pub(super) struct NamespaceOption {
+        1 network: i32,
+        2 pid: i32,
+        3 ipc: i32,
+        4 target_id: String,
+        5 userns: Option<UserNamespace>,
+    }
+}
+message! {
+    pub(super) struct Int64Value {
+        1 value: i64,
+    }
+}
+message! {
+    pub(super) struct UInt64Value {
+        1 value: u64,
+    }
+}
+message! {
+    pub(super) struct SecurityProfile {
+        1 kind: i32,
+        2 localhost_ref: String,
+    }
+}
+message! {
+    pub(super) struct SelinuxOption {
+        1 user: String,
+        2 role: String,
+        3 kind: String,
+        4 level: String,
+    }
+}
+message! {
+    pub(super) struct SandboxSecurity {
+        1 namespaces: Option<NamespaceOption>,
+        2 selinux: Option<SelinuxOption>,
+        3 run_as_user: Option<Int64Value>,
+        5 supplemental_groups: Vec<i64>,
+        6 privileged: bool,
+        8 run_as_group: Option<Int64Value>,
+        9 seccomp: Option<SecurityProfile>,
+        11 supplemental_groups_policy: i32,
+    }
+}
+message! {
+    pub(super) struct LinuxSandbox {
+        1 cgroup_parent: String,
+        2 security: Option<SandboxSecurity>,
+        3 sysctls: Words,
+        4 overhead: Option<Resources>,
+        5 resources: Option<Resources>,
+    }
+}
+message! {
+    pub(super) struct SandboxConfig {
+        1 metadata: Option<SandboxMetadata>,
+        2 hostname: String,
+        3 log_directory: String,
+        4 dns: Option<DnsConfig>,
+        5 port_mappings: Vec<PortMapping>,
+        6 labels: Words,
+        7 annotations: Words,
+        8 linux: Option<LinuxSandbox>,
+    }
+}
+message! {
+    pub(super) struct RunPodSandboxRequest {
+        1 config: Option<SandboxConfig>,
+        2 runtime_handler: String,
+    }
+}
+message! {
+    pub(super) struct SandboxFilter {
+        1 id: String,
+        3 labels: Words,
+    }
+}
+message! {
+    pub(super) struct ListPodSandboxRequest {
+        1 filter: Option<SandboxFilter>,
+    }
+}
+message! {
+    pub(super) struct Sandbox {
+        1 id: String,
+        2 metadata: Option<SandboxMetadata>,
+        3 state: i32,
+        4 created_at: i64,
+    }
+}
+message! {
+    pub(super) struct ListPodSandboxResponse {
+        1 items: Vec<Sandbox>,
+    }
+}
+message! {
+    pub(super) struct Network {
+        1 ip: String,
+        2 additional_ips: Vec<Word>,
+    }
+}
+message! {
+    pub(super) struct Namespaces {
+        2 options: Option<NamespaceOption>,
+    }
+}
+message! {
+    pub(super) struct LinuxSandboxStatus {
+        1 namespaces: Option<Namespaces>,
+    }
+}
+message! {
+    pub(super) struct SandboxStatus {
+        1 id: String,
+        2 metadata: Option<SandboxMetadata>,
+        3 state: i32,
+        4 created_at: i64,
+        5 network: Option<Network>,
+        6 linux: Option<LinuxSandboxStatus>,
+    }
+}
+message! {
+    pub(super) struct PodSandboxStatusResponse {
+        1 status: Option<SandboxStatus>,
+    }
+}
+
+message! {
+    pub(super) struct ContainerMetadata {
+        1 name: String,
+        2 attempt: u32,
+    }
+}
+message! {
+    pub(super) struct ImageSpec {
+        1 image: String,
+        2 annotations: Words,
+        18 user_specified_image: String,
+    }
+}
+message! {
+    pub(super) struct KeyValue {
+        1 key: String,
+        2 value: Vec<u8>,
+    }
+}
+message! {
+    pub(super) struct Mount {
+        1 container_path: String,
+        2 host_path: String,
+        3 readonly: bool,
+        4 selinux_relabel: bool,
+        5 propagation: i32,
+        8 recursive_read_only: bool,
+        9 image: Option<ImageSpec>,
+        10 image_sub_path: String,
+    }
+}
+message! {
+    pub(super) struct HugepageLimit {
+        1 page_size: String,
+        2 limit: u64,
+    }
+}
+message! {
+    pub(super) struct Resources {
+        1 cpu_period: i64,
+        2 cpu_quota: i64,
+        3 cpu_shares: i64,
+        4 memory_limit_in_bytes: i64,
+        5 oom_score_adj: i64,
+        8 hugepage_limits: Vec<HugepageLimit>,
+        9 unified: Words,
+        10 memory_swap_limit_in_bytes: i64,
+    }
+}
+message! {
+    pub(super) struct Capability {
+        1 add: Vec<String>,
+        2 drop: Vec<String>,
+    }
+}
+message! {
+    pub(super) struct ContainerSecurity {
+        1 capabilities: Option<Capability>,
+        2 privileged: bool,
+        3 namespaces: Option<NamespaceOption>,
+        4 selinux: Option<SelinuxOption>,
+        5 run_as_user: Option<Int64Value>,
+        6 run_as_username: String,
+        7 readonly_rootfs: bool,
+        8 supplemental_groups: Vec<i64>,
+        9 apparmor_profile: String,
+        11 no_new_privs: bool,
+        12 run_as_group: Option<Int64Value>,
+        13 masked_paths: Vec<String>,
+        14 readonly_paths: Vec<String>,
+        15 seccomp: Option<SecurityProfile>,
+        16 apparmor: Option<SecurityProfile>,
+        17 supplemental_groups_policy: i32,
+    }
+}
+message! {
+    pub(super) struct LinuxContainer {
+        1 resources: Option<Resources>,
+        2 security: Option<ContainerSecurity>,
+    }
+}
+message! {
+    pub(super) struct ContainerConfig {
+        1 metadata: Option<ContainerMetadata>,
+        2 image: Option<ImageSpec>,
+        3 command: Vec<String>,
+        4 args: Vec<String>,
+        5 working_dir: String,
+        6 envs: Vec<KeyValue>,
+        7 mounts: Vec<Mount>,
+        9 labels: Words,
+        10 annotations: Words,
+        11 log_path: String,
+        12 stdin: bool,
+        13 stdin_once: bool,
+        14 tty: bool,
+        15 linux: Option<LinuxContainer>,
+        18 stop_signal: i32,
+    }
+}
+message! {
+    pub(super) struct CreateContainerRequest {
+        1 sandbox: String,
+        2 config: Option<ContainerConfig>,
+        3 sandbox_config: Option<SandboxConfig>,
+    }
+}
+message! {
+    pub(super) struct StopContainerRequest {
+        1 id: String,
+        2 timeout_s: i64,
+    }
+}
+message! {
+    pub(super) struct ContainerFilter {
+        1 id: String,
+        3 sandbox: String,
+        4 labels: Words,
+    }
+}
+message! {
+    pub(super) struct ListContainersRequest {
+        1 filter: Option<ContainerFilter>,
+    }
+}
+message! {
+    pub(super) struct Container {
+        1 id: String,
+        2 sandbox: String,
+        3 metadata: Option<ContainerMetadata>,
+        4 image: Option<ImageSpec>,
+        5 image_ref: String,
+        6 state: i32,
+        7 created_at: i64,
+        8 labels: Words,
+        9 annotations: Words,
+        10 image_id: String,
+    }
+}
+message! {
+    pub(super) struct ListContainersResponse {
+        1 containers: Vec<Container>,
+    }
+}
+message! {
+    pub(super) struct LinuxUser {
+        1 uid: i64,
+        2 gid: i64,
+        3 supplemental_groups: Vec<i64>,
+    }
+}
+message! {
+    pub(super) struct User {
+        1 linux: Option<LinuxUser>,
+    }
+}
+message! {
+    pub(super) struct ContainerStatus {
+        1 id: String,
+        2 metadata: Option<ContainerMetadata>,
+        3 state: i32,
+        4 created_at: i64,
+        5 started_at: i64,
+        6 finished_at: i64,
+        7 exit_code: i32,
+        8 image: Option<ImageSpec>,
+        9 image_ref: String,
+        10 reason: String,
+        11 message: String,
+        12 labels: Words,
+        13 annotations: Words,
+        14 mounts: Vec<Mount>,
+        15 log_path: String,
+        17 image_id: String,
+        18 user: Option<User>,
+    }
+}
+message! {
+    pub(super) struct ContainerStatusResponse {
+        1 status: Option<ContainerStatus>,
+    }
+}
+message! {
+    pub(super) struct UpdateContainerResourcesRequest {
+        1 id: String,
+        2 linux: Option<Resources>,
+    }
+}
+message! {
+    pub(super) struct ExecSyncRequest {
+        1 id: String,
+        2 command: Vec<String>,
+        3 timeout_s: i64,
+    }
+}
+message! {
+    pub(super) struct ExecSyncResponse {
+        1 stdout: Vec<u8>,
+        2 stderr: Vec<u8>,
+        3 exit_code: i32,
+    }
+}
+message! {
+    pub(super) struct ExecRequest {
+        1 id: String,
+        2 command: Vec<String>,
+        3 tty: bool,
+        4 stdin: bool,
+        5 stdout: bool,
+        6 stderr: bool,
+    }
+}
+message! {
+    pub(super) struct AttachRequest {
+        1 id: String,
+        2 stdin: bool,
+        3 tty: bool,
+        4 stdout: bool,
+        5 stderr: bool,
+    }
+}
+message! {
+    pub(super) struct PortForwardRequest {
+        1 sandbox: String,
+        2 ports: Vec<i32>,
+    }
+}
+
+message! {
+    /// Of ImageStatus and RemoveImage alike.
+    pub(super) struct ImageRequest {
+        1 image: Option<ImageSpec>,
+    }
+}
+message! {
+    pub(super) struct Image {
+        1 id: String,
+        2 repo_tags: Vec<String>,
+        3 repo_digests: Vec<String>,
+        4 size: u64,
+        5 uid: Option<Int64Value>,
+        6 username: String,
+        8 pinned: bool,
+    }
+}
+message! {
+    pub(super) struct ImageStatusResponse {
+        1 image: Option<Image>,
+    }
+}
+message! {
+    pub(super) struct ListImagesResponse {
+        1 images: Vec<Image>,
+    }
+}
+message! {
+    pub(super) struct AuthConfig {
+        1 username: String,
+        2 password: String,
+        3 auth: String,
+        4 server_address: String,
+        5 identity_token: String,
+        6 registry_token: String,
+    }
+}
+message! {
+    pub(super) struct PullImageRequest {
+        1 image: Option<ImageSpec>,
+        2 auth: Option<AuthConfig>,
+        3 sandbox_config: Option<SandboxConfig>,
+    }
+}
+message! {
+    pub(super) struct FilesystemUsage {
+        2 fs_id: Option<Word>,
+        3 used_bytes: Option<UInt64Value>,
+        4 inodes_used: Option<UInt64Value>,
+    }
+}
+message! {
+    pub(super) struct ImageFsInfoResponse {
+        1 image_filesystems: Vec<FilesystemUsage>,
+    }
+}
+message! {
+    pub(super) struct ContainerStats {
+        4 writable_layer: Option<FilesystemUsage>,
+    }
+}
+message! {
+    pub(super) struct ContainerStatsResponse {
+        1 stats: Option<ContainerStats>,
+    }
+}

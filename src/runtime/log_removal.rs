@@ -1,0 +1,79 @@
+//! What goes with an instance: its log, and what points to it. Blocking.
+
+use std::{fs, io, path::Path};
+
+/// Removes a log, its rotated files, and links of the legacy directory.
+pub(super) fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
+    if let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) {
+        remove_those(dir, |found| found.starts_with(name))?;
+    }
+    if !links.as_os_str().is_empty() {
+        remove_those(links, |found| found.ends_with(link_end))?;
+    }
+    Ok(())
+}
+
+/// Removes files by their names. Absent counts as removed, a directory too.
+fn remove_those(dir: &Path, is_one: impl Fn(&str) -> bool) -> io::Result<()> {
+    let absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
+    let entries = match fs::read_dir(dir) {
+        Err(e) if absent(&e) => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        // Names of ours are ASCII: others are not ours.
+        if entry.file_name().to_str().is_some_and(&is_one)
+            && let Err(e) = fs::remove_file(entry.path())
+            && !absent(&e)
+        {
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).expect("directory");
+        let mut names: Vec<String> = entries
+            .map(|entry| {
+                entry
+                    .expect("entry")
+                    .file_name()
+                    .into_string()
+                    .expect("name")
+            })
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn logs_go_with_their_instance() {
+        // LOG-09
+        let dir = std::env::temp_dir().join(format!("picolet-rmlogs-{}", std::process::id()));
+        let links = dir.join("links");
+        fs::create_dir_all(&links).expect("dir");
+        for name in [
+            "1.log",
+            "1.log.20240101-000000",
+            "1.log.20240101-000000.gz",
+            "11.log",
+            "0.log",
+        ] {
+            fs::write(dir.join(name), "").expect("file");
+        }
+        for name in ["p_ns_app-abc.log", "p_ns_app-abd.log"] {
+            std::os::unix::fs::symlink("/nowhere", links.join(name)).expect("link");
+        }
+        remove_logs(&dir.join("1.log"), &links, "app-abc.log").expect("removed");
+        assert_eq!(names(&dir), ["0.log", "11.log", "links"]);
+        assert_eq!(names(&links), ["p_ns_app-abd.log"]);
+        remove_logs(&dir.join("gone/1.log"), &links, "x").expect("absent is fine");
+        fs::remove_dir_all(dir).expect("clean");
+    }
+}
