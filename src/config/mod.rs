@@ -24,6 +24,7 @@ mod configz;
 pub mod decode;
 mod drop_in;
 pub mod duration;
+mod eviction;
 pub mod file;
 pub mod flags;
 mod node;
@@ -32,9 +33,9 @@ mod server;
 mod values;
 
 pub use values::{
-    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig,
-    ImageConfig, LogConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, Threshold, TimeConfig,
+    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, EvictionConfig,
+    GarbageConfig, ImageConfig, LogConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved,
+    RuntimeConfig, ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig,
 };
 
 /// The file read when `--config` is absent and this one exists.
