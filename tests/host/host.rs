@@ -619,7 +619,7 @@ pub(crate) fn pause(time: Duration) {
     async_io::block_on(async_io::Timer::after(time));
 }
 
-fn tmpfs(dir: &Path) {
+pub(crate) fn tmpfs(dir: &Path) {
     mount(
         Some("picolet-test"),
         dir,

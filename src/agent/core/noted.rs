@@ -52,6 +52,7 @@ impl Agent {
             | Event::Searched(_)
             | Event::Listed(_)
             | Event::Housekeeping
+            | Event::Eviction(_)
             | Event::Cleaned
             | Event::Collected
             // Nothing is decided by them.
@@ -145,7 +146,8 @@ impl Agent {
             | Effect::Record(_)
             | Effect::SettleRecords
             | Effect::KeepShown(..)
-            | Effect::ForgetOutcomes(_) => {}
+            | Effect::ForgetOutcomes(_)
+            | Effect::Eviction(_) => {}
         }
     }
 
