@@ -30,7 +30,7 @@ pub fn stop_status() -> StopStatus {
     }
 }
 
-/// Pods that wait for room (PRE-03). One row each; it goes when the room is there, or was waited for long enough.
+/// Pods that wait for room (ADM-15). One row each; it goes when the room is there, or was waited for long enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting(Vec<Wait>);
 
@@ -266,14 +266,14 @@ mod tests {
 
     #[test]
     fn room_is_waited_for() {
-        // PRE-03
+        // ADM-15
         let at = |s: u64| Mono(s * 1000);
         let uid = |name: &str| PodUid::from(name);
         let mut waiting = Waiting::default();
         waiting.begin(uid("critical"), vec![uid("a"), uid("b")], 30, at(0));
         assert!(waiting.is_waiting(&uid("critical")) && !waiting.is_waiting(&uid("a")));
         assert_eq!(waiting.next_timeout(), Some(at(45)));
-        let runs_b = |uid: &PodUid| *uid == *"b";
+        let runs_b = |uid: &PodUid| uid.as_str() == "b";
         assert_eq!(waiting.poll_ready(runs_b, at(44)), None);
         assert_eq!(waiting.poll_ready(|_| false, at(44)), Some(uid("critical")));
         assert_eq!(waiting.poll_ready(|_| false, at(44)), None, "once");

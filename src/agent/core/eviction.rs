@@ -3,6 +3,8 @@
 
 use alloc::{collections::BTreeMap, rc::Rc};
 
+use serde_json::{Map, Value};
+
 use super::{Agent, Effect, Purpose};
 use crate::{
     agent::{
@@ -119,8 +121,11 @@ impl Agent {
                 self.eviction.manager.handle(Input::Gone(uid), now);
             }
         }
-        let limited = self.has_limited_pods();
-        self.eviction.manager.handle_timeout(limited, now);
+        let due = self.eviction.manager.next_timeout();
+        if due.is_some_and(|due| due <= now) {
+            let limited = self.has_limited_pods();
+            self.eviction.manager.handle_timeout(limited, now);
+        }
         self.carry_eviction_on();
         let table = self.pods.table();
         let runs = |uid: &PodUid| table.could_have_running_containers(uid);
@@ -128,7 +133,13 @@ impl Agent {
         while let Some(uid) = self.eviction.room.poll_ready(runs, now) {
             ready.push(uid);
         }
-        ready.iter().for_each(|uid| self.create_again(uid, false));
+        for uid in &ready {
+            if self.pods.is_configured(uid) {
+                self.create_again(uid, false);
+            } else {
+                self.eviction.room.take(uid);
+            }
+        }
     }
 
     /// Whether pods that make room for this one have not stopped yet.
@@ -329,9 +340,24 @@ impl Agent {
         disruption: bool,
         now: Mono,
     ) {
-        let Words { message, .. } = words;
+        let Words {
+            message,
+            annotations,
+        } = words;
+        let annotations: Map<String, Value> = annotations
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let annotations = match annotations.is_empty() {
+            true => String::new(),
+            false => Value::Object(annotations).to_string(),
+        };
+        let about = About {
+            annotations: &annotations,
+            ..about(uid, &config)
+        };
         let recorder = &self.tools.recorder;
-        recorder.about(about(uid, &config), Severity::Warning, EVICTED, &message);
+        recorder.about(about, Severity::Warning, EVICTED, &message);
         let message: Box<str> = message.into();
         let options = KillOptions {
             grace_s: Some(grace_s),
@@ -380,5 +406,6 @@ fn about<'a>(uid: &'a PodUid, config: &'a ConfigPod) -> About<'a> {
         namespace: &config.id.name.namespace,
         name: &config.id.name.name,
         field_path: "",
+        annotations: "",
     }
 }

@@ -164,6 +164,7 @@ impl Agent {
             namespace: &namespace,
             name: &name,
             field_path: "",
+            annotations: "",
         };
         let text = format!("error determining status: {message}");
         let recorder = &self.tools.recorder;

@@ -28,13 +28,11 @@ use crate::{
         stats::{Detail, PodUsage},
     },
     error::chain,
-    logic::eviction::{
-        Candidate, ContainerFigures, Input, Layout, Measure, Observations, PodFigures, Reclaim,
-    },
+    logic::eviction::{Candidate, ContainerFigures, Input, Layout, Measure, PodFigures, Reclaim},
     runtime::RuntimeService,
 };
 
-/// All walks of one round together. Pods that are not counted by then count as too large to be counted.
+/// All walks of one round together. The pod that is being counted then is too large to be counted.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
 /// Asks for the removal of every image that nobody uses; the answer comes when it is done.
@@ -77,11 +75,6 @@ impl Evictor {
         }
     }
 
-    /// How much there is of everything.
-    pub(super) async fn observe(&self) -> Observations {
-        self.gauge.read().await
-    }
-
     async fn remove_unused_images(&self) {
         let Some(ask) = &self.unused_images else {
             return;
@@ -120,8 +113,12 @@ impl Evictor {
         candidates
     }
 
-    /// What the pod takes, files included. `None`: too much to be counted, or not by then.
+    /// What the pod takes, files included. `None`: too much to be counted, in all or by then.
     async fn with_files(&self, usage: &PodUsage, until: Mono) -> Option<PodFigures> {
+        if self.clock.now() >= until {
+            // The time went with others: nothing is known against this one.
+            return Some(figures(usage));
+        }
         let late = async {
             self.clock.until(until).await;
             None
@@ -131,8 +128,8 @@ impl Evictor {
         let files = counted.or(late).await?;
         let mut figures = figures(usage);
         for (container, disk) in figures.containers.iter_mut().zip(&files.containers) {
-            container.rootfs = disk.layer;
-            container.logs = Some(disk.logs?);
+            container.rootfs = Some(disk.layer?);
+            container.logs = disk.logs;
         }
         for volume in files.volumes.into_iter().filter(|v| v.ephemeral) {
             figures.volumes.push((volume.name, volume.used?));

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     api::{PodUid, pod_status::Phase},
     runtime::fake::{Op, Trouble},
+    server::backend::Figures,
 };
 
 const MIB: i64 = 1 << 20;
@@ -87,6 +88,32 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
     assert_eq!(condition(&world, "MemoryPressure"), "True");
     assert_eq!(world.events_of("Evicted"), 1);
     assert!(world.events_of("EvictionThresholdMet") >= 1);
+    let object = world
+        .parts
+        .tools
+        .recorder
+        .events()
+        .find(|e| e.reason == "Evicted");
+    let annotations = object.expect("told").object("node").metadata.annotations;
+    let annotations: Vec<_> = annotations.iter().map(|(k, v)| (&**k, &**v)).collect();
+    assert_eq!(
+        annotations,
+        [
+            ("offending_containers", "c"),
+            ("offending_containers_usage", "2Mi"),
+            ("starved_resource", "memory"),
+        ]
+    );
+    let figures = world
+        .wait(world.metrics.page(Figures::Own))
+        .unwrap_or_else(|_| panic!("page"));
+    let page: String = figures.expect("figures").collect();
+    for line in [
+        "kubelet_evictions{eviction_signal=\"memory.available\"} 1\n",
+        "kubelet_eviction_stats_age_seconds_count{eviction_signal=\"memory.available\"} 1\n",
+    ] {
+        assert!(page.contains(line), "{page}");
+    }
     // It is kept as it is, also by the next agent.
     world.advance(s(120));
     let world = world.restart_agent();
@@ -270,7 +297,7 @@ fn static_pods_go_only_if_they_may() {
 
 #[test]
 fn a_critical_pod_makes_others_go() {
-    // ADM-14 ADM-15 PRE-03
+    // ADM-14 ADM-15
     let (world, api) = world(&[]);
     let guaranteed = json!({"containers": [{"name": "c", "image": IMAGE, "command": ["sleep"],
         "resources": {"limits": {"cpu": "1", "memory": "300Mi"}}}]});
@@ -349,4 +376,50 @@ fn what_is_short_and_who_would_go() {
         short.available.as_str(),
     );
     assert_eq!(shown, ("memory.available", "100Mi", "90Mi"));
+}
+
+#[test]
+fn limits_are_looked_at_within_a_budget() {
+    // EVICT-11
+    let (world, api) = world(&[]);
+    let volume = json!([{"name": "data", "emptyDir": {"sizeLimit": "1Mi"}}]);
+    let uid = api.create("full", json!({"volumes": volume}));
+    api.create(
+        "free",
+        json!({"volumes": [{"name": "data", "emptyDir": {}}]}),
+    );
+    runs(&world, &api, &["full", "free"]);
+    let volume = |uid: &str| {
+        let pod = world.parts.machine.store.dir(&PodUid::from(uid));
+        pod.join("volumes/kubernetes.io~empty-dir/data")
+    };
+    let looks = || {
+        let calls = world.fake.take_calls().into_iter();
+        calls.filter(|(op, _)| *op == Op::ListPodUsage).count()
+    };
+    looks();
+    world.advance(s(60));
+    assert_eq!(looks(), 6, "what costs nothing is done in each round");
+    // A look that takes three seconds is the last one for five minutes.
+    world
+        .fake
+        .add_fault(fault(Op::ListPodUsage, 1, Trouble::Hangs));
+    world.until("looks", |w| w.fake.hanging(Op::ListPodUsage) == 1);
+    world.advance(s(3));
+    world.fake.release(Op::ListPodUsage);
+    looks();
+    world.advance(s(290));
+    assert_eq!(looks(), 0);
+    world.advance(s(30));
+    assert!(looks() >= 1);
+    std::fs::write(volume(&uid).join("x"), vec![1; 2 << 20]).expect("file");
+    world.until("goes", |_| api.phase("full") == "Failed");
+    let pod = api.get("ns", "full").expect("there");
+    assert_eq!(
+        pod["status"]["message"],
+        "Usage of EmptyDir volume \"data\" exceeds the limit \"1Mi\". "
+    );
+    let conditions = pod["status"]["conditions"].as_array().expect("conditions");
+    assert!(conditions.iter().all(|c| c["type"] != "DisruptionTarget"));
+    assert_eq!(api.phase("free"), "Running");
 }

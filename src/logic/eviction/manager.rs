@@ -472,4 +472,6 @@ const fn reclaims(signal: Signal, layout: Layout) -> &'static [Reclaim] {
 }
 
 #[cfg(test)]
+mod explore;
+#[cfg(test)]
 mod tests;
