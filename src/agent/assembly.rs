@@ -10,6 +10,7 @@ use super::{
     core::Event,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
+    eviction::{Evictor, Limits, PodFiles},
     executor::{Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
     gc::{self, Garbage},
     housekeeping::Housekeeper,
@@ -64,7 +65,8 @@ pub(super) fn hands(
         asker: asker.clone(),
         complaints: Rc::clone(&tools.complaints),
     };
-    let garbage = garbage(parts, asker.clone());
+    let garbage = Rc::new(garbage(parts, asker.clone()));
+    let evictor = evictor(parts, Rc::clone(&garbage));
     let housekeeper = Housekeeper {
         volumes: machine.volumes.clone(),
         store: machine.store.clone(),
@@ -83,8 +85,9 @@ pub(super) fn hands(
         disk: machine.disk.clone(),
         caller: Rc::new(caller),
         records: Rc::new(records),
-        garbage: Rc::new(garbage),
+        garbage,
         housekeeper: Rc::new(housekeeper),
+        evictor: Rc::new(evictor),
         relist,
         events: events.clone(),
     }
@@ -111,6 +114,33 @@ pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
         policy: gc::policy(&cfg.garbage),
         pod_logs: cfg.dirs.pod_logs.clone(),
         log_links: cfg.dirs.container_logs.clone(),
+    }
+}
+
+/// What does the work of evictions.
+pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
+    let Parts { tools, machine, .. } = parts;
+    Evictor {
+        gauge: Rc::clone(&machine.gauge),
+        runtime: Rc::clone(&machine.runtime),
+        clock: Rc::clone(&tools.clock),
+        complaints: Rc::clone(&tools.complaints),
+        store: machine.store.clone(),
+        files: pod_files(parts),
+        garbage,
+        unused_images: machine.unused_images.clone(),
+        limits: Limits::default(),
+    }
+}
+
+/// What counts the files of pods.
+fn pod_files(parts: &Parts) -> PodFiles {
+    let machine = &parts.machine;
+    PodFiles {
+        runtime: Rc::clone(&machine.runtime),
+        disk: machine.disk.clone(),
+        volumes: machine.volumes.clone(),
+        store: machine.store.clone(),
     }
 }
 
@@ -206,7 +236,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         runtime: Rc::clone(&parts.machine.runtime),
         disk: parts.machine.disk.clone(),
         volumes: parts.machine.volumes.clone(),
-        store: parts.machine.store.clone(),
+        files: pod_files(parts),
         cgroups: Arc::clone(&parts.machine.cgroups),
         facts: Rc::clone(parts.owners.node.facts()),
         counters: parts.tools.counters.clone(),

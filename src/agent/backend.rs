@@ -11,6 +11,7 @@ use super::{
     clock::Clock,
     complaints::Complaints,
     core::{Agent, Command},
+    eviction::Evictor,
     images::ImageCommands,
     metrics::Metrics,
     node::{KUBELET_VERSION, Node},
@@ -28,10 +29,16 @@ use crate::{
         pod_status::ContainerStatus,
     },
     image::{Progress, Verification},
-    logic::static_pod,
+    logic::{
+        eviction::{self, Measure, Short, Signal},
+        static_pod,
+    },
     runtime::RuntimeService,
     server::{
-        backend::{Backend, Check, Figures, Health, LogTarget, Pieces, Reply, RunningPod, Uptime},
+        backend::{
+            Backend, Check, Figures, Health, LogTarget, NextShown, Pieces, PressureShown, Reply,
+            RunningPod, ShortShown, Uptime,
+        },
         http::Refusal,
     },
     sys::lane::Lane,
@@ -72,6 +79,8 @@ pub(super) struct LocalBackend {
     pub(super) disk: Lane,
     /// What is done with images.
     pub(super) images: ImageCommands,
+    /// Who measures pods.
+    pub(super) evictor: Evictor,
     /// Whether the loop moves.
     pub(super) loop_watch: LoopWatch,
     /// Answers may be large.
@@ -82,6 +91,12 @@ pub(super) struct LocalBackend {
     pub(super) commands: smol::channel::Sender<Command>,
     /// What does not change.
     pub(super) settings: Settings,
+}
+
+/// The time so long ago, in whole seconds.
+fn earlier(wall: Wall, ago: Duration) -> Wall {
+    let ago = i64::try_from(ago.as_nanos()).unwrap_or(i64::MAX);
+    Wall(wall.0.saturating_sub(ago)).truncated()
 }
 
 impl LocalBackend {
@@ -416,6 +431,48 @@ impl Backend for LocalBackend {
                 .node
                 .show(runtime, standing, clock, &self.complaints, made);
             Ok(shown.await)
+        })
+    }
+
+    fn pressure(&self, order: bool) -> Reply<'_, PressureShown> {
+        Box::pin(async move {
+            let view = self.agent.ask(Agent::pressure).await;
+            let (now, wall) = (self.clock.now(), self.clock.wall());
+            let shown = |short: &Short| ShortShown {
+                signal: short.signal.name().into(),
+                available: short.available.to_string(),
+                limit: short.limit.to_string(),
+                since: earlier(wall, now - short.since),
+                soft: short.soft,
+            };
+            let mut answer = PressureShown {
+                short: view.short.iter().map(shown).collect(),
+                ..PressureShown::default()
+            };
+            if !order {
+                return Ok(answer);
+            }
+            let first = view.short.first().map(|short| short.signal);
+            let (signal, layout) = (first.unwrap_or(Signal::MemoryAvailable), view.layout);
+            let what = Measure::of(signal.starved());
+            let mut pods = self.evictor.measure(what, view.candidates).await;
+            eviction::rank(&mut pods, signal, layout);
+            answer.by = signal.name().into();
+            answer.order = pods
+                .iter()
+                .filter_map(|pod| {
+                    let name = view.names.get(&pod.uid)?;
+                    let (used, request) = pod.shown(signal, layout);
+                    Some(NextShown {
+                        namespace: name.namespace.clone(),
+                        name: name.name.clone(),
+                        priority: pod.priority,
+                        used: used.map(|used| used.to_string()),
+                        request: request.to_string(),
+                    })
+                })
+                .collect();
+            Ok(answer)
         })
     }
 

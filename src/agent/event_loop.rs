@@ -14,6 +14,7 @@ use super::{
     clock::Clock,
     core::{Agent, Effect, Event, Purpose},
     driver::{PodDriver, Stop},
+    eviction::Evictor,
     executor::{Cancel, Tell},
     gc::Garbage,
     housekeeping::Housekeeper,
@@ -97,6 +98,7 @@ pub(super) struct Hands {
     pub(super) records: Rc<RecordKeeper>,
     pub(super) garbage: Rc<Garbage>,
     pub(super) housekeeper: Rc<Housekeeper>,
+    pub(super) evictor: Rc<Evictor>,
     /// Where relists are asked for.
     pub(super) relist: Sender<Mono>,
     /// To the loop. It is gone only when the agent ends.
@@ -120,7 +122,9 @@ impl Hands {
                 self.spawn(async move {
                     let pod = match purpose {
                         Purpose::Create => store.load_next(&disk, &uid).await,
-                        Purpose::Show(..) | Purpose::Image => store.load(&disk, &uid).await,
+                        Purpose::Show(..) | Purpose::Image | Purpose::Evict => {
+                            store.load(&disk, &uid).await
+                        }
                     };
                     let _ = events.send(Event::Loaded(uid, purpose, pod)).await;
                 });
@@ -164,6 +168,13 @@ impl Hands {
                 self.spawn(async move {
                     housekeeper.carry_out(*chores).await;
                     let _ = events.send(Event::Cleaned).await;
+                });
+            }
+            Effect::Eviction(work) => {
+                let evictor = Rc::clone(&self.evictor);
+                self.spawn(async move {
+                    let input = evictor.carry_out(work).await;
+                    let _ = events.send(Event::Eviction(Box::new(input))).await;
                 });
             }
             Effect::Start(start, uid, cancel) => {

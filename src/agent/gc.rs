@@ -67,11 +67,29 @@ impl Fates {
     }
 }
 
+/// Whose dead containers all go.
+#[derive(Clone, Copy, Debug)]
+enum Dead {
+    /// What is left of others may still be of use.
+    OfPodsThatAreGone,
+    /// Of others nothing runs any more.
+    OfPodsThatHaveEnded,
+}
+
 impl Garbage {
     /// One pass over everything (GC-01 to GC-06). What fails is tried again in the next; an event of the node tells it (GC-13).
     pub(super) async fn pass(&self) {
+        self.pass_over(Dead::OfPodsThatAreGone).await;
+    }
+
+    /// One pass when the disk is short: of pods that have ended everything goes that they do not need to be told of.
+    pub(super) async fn reclaim(&self) {
+        self.pass_over(Dead::OfPodsThatHaveEnded).await;
+    }
+
+    async fn pass_over(&self, dead: Dead) {
         let mut failed = Vec::new();
-        if let Err(e) = self.try_pass(&mut failed).await {
+        if let Err(e) = self.try_pass(dead, &mut failed).await {
             failed.push(e.to_string());
         }
         if !failed.is_empty() {
@@ -84,12 +102,15 @@ impl Garbage {
     }
 
     /// Asks the loop about pods.
-    async fn fates(&self, uids: impl IntoIterator<Item = PodUid>) -> Fates {
+    async fn fates(&self, dead: Dead, uids: impl IntoIterator<Item = PodUid>) -> Fates {
         let mut uids: Vec<PodUid> = uids.into_iter().collect();
         uids.order();
         uids.dedup();
         let look = move |agent: &Agent| {
-            uids.retain(|uid| agent.may_content_go(uid));
+            uids.retain(|uid| match dead {
+                Dead::OfPodsThatAreGone => agent.may_content_go(uid),
+                Dead::OfPodsThatHaveEnded => agent.may_containers_go(uid),
+            });
             Fates {
                 sources_ready: agent.sources_ready(),
                 removable: uids,
@@ -98,9 +119,10 @@ impl Garbage {
         self.asker.ask(look).await
     }
 
-    async fn try_pass(&self, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+    async fn try_pass(&self, dead: Dead, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
         let listed = self.runtime.list_pods().await?;
-        let fates = self.fates(listed.iter().map(|pod| pod.uid.clone())).await;
+        let uids = listed.iter().map(|pod| pod.uid.clone());
+        let fates = self.fates(dead, uids).await;
         let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
         let surplus =
             gc::removable_containers(&listed, &fate, ready, &self.policy, self.clock.wall());
@@ -137,7 +159,8 @@ impl Garbage {
             listed
         };
         // Much may have happened while containers went.
-        let fates = self.fates(listed.iter().map(|pod| pod.uid.clone())).await;
+        let uids = listed.iter().map(|pod| pod.uid.clone());
+        let fates = self.fates(dead, uids).await;
         let fate = |uid: &PodUid| fates.of(uid);
         let sandboxes = gc::removable_sandboxes(&listed, &fate, fates.sources_ready);
         let any = any || !sandboxes.is_empty();
@@ -191,8 +214,8 @@ impl Garbage {
         let root = self.pod_logs.clone();
         let listing = root.clone();
         let names = self.disk.run(move || names(&listing)).await;
-        let fates = self.fates(names.iter().filter_map(|name| gc::log_dir_uid(name)));
-        let fates = fates.await;
+        let uids = names.iter().filter_map(|name| gc::log_dir_uid(name));
+        let fates = self.fates(Dead::OfPodsThatAreGone, uids).await;
         let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
         // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
         let (mut claimed, mut turns) = (Vec::new(), Vec::new());
@@ -288,7 +311,7 @@ impl Garbage {
     pub(super) async fn after_death(&self, uid: &PodUid, died: &ContainerId) {
         // Before the status is looked at: a call that runs now may change it.
         let _turn = self.claims.operate(uid).await;
-        let fates = self.fates([uid.clone()]).await;
+        let fates = self.fates(Dead::OfPodsThatAreGone, [uid.clone()]).await;
         let of = uid.clone();
         let status = self.asker.ask(move |agent| agent.runtime_status(&of)).await;
         let keep = self.policy.max_per_container;

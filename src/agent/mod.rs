@@ -14,6 +14,7 @@
 //! | `pollers`, `manifests` | outside worlds read as snapshots |
 //! | `images` | everything that is known of images |
 //! | `probes` | which containers are alive, ready, started |
+//! | `eviction` | what is measured and thrown away when the node is short |
 //! | `gc`, `housekeeping`, `records` | garbage, chores and records: carried out |
 //! | `admission` | what admission knows of the node |
 //! | `pods` | what is known of pods |
@@ -45,6 +46,7 @@ mod complaints;
 mod core;
 mod driver;
 mod event_loop;
+mod eviction;
 mod executor;
 mod gc;
 mod housekeeping;

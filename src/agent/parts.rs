@@ -8,6 +8,7 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, Joined},
     complaints::Complaints,
+    eviction::{Gauge, UnusedImages},
     executor::PodCgroups,
     images::{self, Images, NodeKeyring},
     metered::Metered,
@@ -39,6 +40,8 @@ pub(super) struct Given {
     pub(super) disk: Lane,
     pub(super) joined: Option<Joined>,
     pub(super) wire: Rc<dyn Wire>,
+    pub(super) gauge: Rc<dyn Gauge>,
+    pub(super) unused_images: Option<UnusedImages>,
 }
 
 /// What tells time, people and figures.
@@ -75,6 +78,10 @@ pub(super) struct Machine {
     pub(super) pod_cgroups: PodCgroups,
     /// The network, for probes and hooks.
     pub(super) wire: Rc<dyn Wire>,
+    /// How much there is of everything.
+    pub(super) gauge: Rc<dyn Gauge>,
+    /// Who removes images that nobody uses.
+    pub(super) unused_images: Option<UnusedImages>,
 }
 
 /// Owners beside the loop, each with a state of its own that its own tasks work on.
@@ -162,6 +169,8 @@ impl Parts {
                 cgroups,
                 pod_cgroups,
                 wire: given.wire,
+                gauge: given.gauge,
+                unused_images: given.unused_images,
             },
             tools: Tools {
                 recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),

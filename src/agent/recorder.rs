@@ -26,7 +26,7 @@ pub(super) enum Severity {
 /// One event, repeats folded into `count`. Its texts lie in the ring, one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Event {
-    /// Lengths of the pod's UID, its `namespace/name`, the field path, reason and message.
+    /// Lengths of the pod's UID, its `namespace/name`, the field path, reason, message and annotations.
     lengths: [u16; TEXTS],
     /// Severity.
     severity: Severity,
@@ -41,7 +41,7 @@ struct Event {
 }
 
 /// Texts of an event.
-const TEXTS: usize = 5;
+const TEXTS: usize = 6;
 
 impl Event {
     fn len(&self) -> usize {
@@ -103,6 +103,7 @@ impl Recorder {
             namespace: "",
             name: &self.node,
             field_path: "",
+            annotations: "",
         };
         self.about(about, severity, reason, message);
     }
@@ -169,6 +170,8 @@ pub(super) struct About<'a> {
     pub(super) name: &'a str,
     /// `spec.containers{name}`; empty for the pod.
     pub(super) field_path: &'a str,
+    /// What programs are told besides, as a JSON object of texts; empty for nothing.
+    pub(super) annotations: &'a str,
 }
 
 impl<'a> About<'a> {
@@ -179,6 +182,7 @@ impl<'a> About<'a> {
             namespace: &meta.namespace,
             name: &meta.name,
             field_path,
+            annotations: "",
         }
     }
 }
@@ -204,8 +208,18 @@ impl Kept {
     ) {
         let message = cut(message, MAX_MESSAGE_BYTES);
         let pod = format!("{}/{}", about.namespace, about.name);
-        let texts = [about.uid.as_str(), &pod, about.field_path, reason, message]
-            .map(|text| cut(text, MAX_MESSAGE_BYTES));
+        // Half an object is none.
+        let fits = about.annotations.len() <= MAX_MESSAGE_BYTES;
+        let annotations = if fits { about.annotations } else { "" };
+        let texts = [
+            about.uid.as_str(),
+            &pod,
+            about.field_path,
+            reason,
+            message,
+            annotations,
+        ];
+        let texts = texts.map(|text| cut(text, MAX_MESSAGE_BYTES));
         let lengths = texts.map(|text| u16::try_from(text.len()).unwrap_or(u16::MAX));
         let bytes = || texts.iter().flat_map(|text| text.bytes());
         let mut end = self.texts.len();
@@ -257,7 +271,7 @@ impl Kept {
         let times = event.count - event.told;
         event.told = event.count;
         let event = self.ring[index].clone();
-        let [uid, pod, field_path, reason, message] = self.texts_of(&event, at);
+        let [uid, pod, field_path, reason, message, annotations] = self.texts_of(&event, at);
         let (namespace, name) = pod.split_once('/').unwrap_or(("", &pod));
         Some(Occurrence {
             subject: Subject {
@@ -270,6 +284,7 @@ impl Kept {
             warning: event.severity == Severity::Warning,
             reason: reason.into(),
             message: message.into(),
+            annotations: annotations.into(),
             times,
             first: event.first,
             last: event.last,
@@ -291,7 +306,7 @@ impl Kept {
     fn events(&self) -> impl Iterator<Item = Recorded> {
         let mut at = 0;
         self.ring.iter().map(move |event| {
-            let [uid, pod, field_path, reason, message] = self.texts_of(event, at);
+            let [uid, pod, field_path, reason, message, annotations] = self.texts_of(event, at);
             at += event.len();
             Recorded {
                 uid,
@@ -299,6 +314,7 @@ impl Kept {
                 field_path,
                 reason,
                 message,
+                annotations,
                 severity: event.severity,
                 count: event.count,
                 first: event.first,
@@ -317,6 +333,8 @@ pub(super) struct Recorded {
     pub(super) field_path: String,
     pub(super) reason: String,
     pub(super) message: String,
+    /// JSON, or empty.
+    pub(super) annotations: String,
     pub(super) severity: Severity,
     pub(super) count: u32,
     pub(super) first: Wall,
@@ -334,6 +352,7 @@ impl Recorded {
                 name: format!("{name}.{:x}", self.first.0),
                 namespace: namespace.into(),
                 creation_timestamp: Some(self.first),
+                annotations: serde_json::from_str(&self.annotations).unwrap_or_default(),
                 ..ObjectMeta::default()
             },
             involved_object: ObjectReference {
@@ -391,6 +410,7 @@ mod tests {
             namespace: "default",
             name: "p",
             field_path: "spec.containers{c}",
+            annotations: "",
         };
         for n in 0..3 {
             recorder.record(
@@ -434,6 +454,7 @@ mod tests {
             namespace: "",
             name: "n",
             field_path: "",
+            annotations: "",
         };
         recorder.record(node, Severity::Normal, "Starting", "", Wall(0));
         let told = recorder.events().last().expect("an event").object("n");

@@ -1,6 +1,6 @@
 //! `picolet run`: from the command line to the loop, and back. Assembly only, in one place.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{error::Error, time::Duration};
 use std::{
     ffi::OsString,
@@ -28,7 +28,9 @@ use super::{
     cluster::{self, JoinError},
     cluster_views,
     core::{Agent, Command, Event},
-    event_loop, executor,
+    event_loop,
+    eviction::{MachineGauge, Places, UnusedImages},
+    executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock},
     neighbours,
     node::{self, Node},
@@ -43,6 +45,7 @@ use crate::{
     cgroup::{Cgroups, Version},
     config::{self, Config},
     error::chain,
+    logic::cgroup::kubepods_path,
     net::ProxyVariables,
     probe::Prober,
     runtime::runc,
@@ -324,7 +327,8 @@ async fn serve(
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
     let asker = Asker::new(sender.clone());
-    let (parts, stock) = assemble(cfg, proxies, &executor).await?;
+    let (unused_images, images_asked) = smol::channel::bounded(1);
+    let (parts, stock) = assemble(cfg, proxies, &executor, unused_images).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&parts.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
@@ -347,6 +351,7 @@ async fn serve(
             stock: stock.clone(),
             runtime: Rc::clone(&parts.machine.runtime),
         },
+        evictor: assembly::evictor(&parts, Rc::new(assembly::garbage(&parts, asker.clone()))),
         loop_watch: parts.tools.loop_watch.clone(),
         heap: parts.tools.heap.clone(),
         complaints: Rc::clone(&parts.tools.complaints),
@@ -395,7 +400,7 @@ async fn serve(
             move |reason, message| recorder.node(Severity::Warning, reason, message)
         }),
     );
-    spawn(boxed(garbage.run()));
+    spawn(boxed(garbage.run(images_asked)));
     spawn(boxed(assembly::log_rotation(&parts, asker.clone()).run()));
     let probes = assembly::probe_driver(&parts, asker, sender.clone());
     probes.recall();
@@ -475,6 +480,7 @@ async fn assemble(
     cfg: Config,
     proxies: ProxyVariables,
     executor: &Rc<LocalExecutor<'static>>,
+    unused_images: UnusedImages,
 ) -> Result<(Parts, Stock), StartError> {
     let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
@@ -519,7 +525,17 @@ async fn assemble(
     );
     let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
     let admission = admission.map_err(|e| wrong(&e))?;
+    let kubepods = kubepods_path(&cfg.cgroup.root);
+    let places = Places::new(&cfg.dirs.root, cfg.dirs.images(), kubepods, &facts);
+    let gauge = MachineGauge {
+        cgroups: cgroups.clone(),
+        disk: disk.clone(),
+        clock: Rc::new(SystemClock),
+        places: Arc::new(places),
+    };
     let parts = Parts::new(Given {
+        gauge: Rc::new(gauge),
+        unused_images: Some(unused_images),
         node: Rc::new(Node::new(facts, context, admission)),
         clock: Box::new(SystemClock),
         joined,

@@ -127,6 +127,7 @@ pub(super) const COMMANDS: &[Command] = &[
     ], agent_flags: false, takes: Takes::Kinds },
     Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
+        switch("eviction-order", None, "of the node: also which pods would be evicted first"),
     ], agent_flags: false, takes: Takes::Kinds },
     Command { name: "top", args: "pods|node [NAME]", group: PODS, help: "Show how much processor and memory pods or the node use", flags: &[
         NAMESPACE,

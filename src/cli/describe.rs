@@ -24,9 +24,11 @@ use crate::{
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let (mut kind, mut names) = (String::new(), Vec::new());
+    let mut order = false;
     while let Some(word) = words.next()? {
         match word {
             Word::Flag("namespace") => namespace = words.value()?,
+            Word::Flag("eviction-order") => order = words.switch()?,
             Word::Value(value) if kind.is_empty() => match value.split_once('/') {
                 Some((of, name)) => {
                     kind = of.to_owned();
@@ -41,7 +43,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let client = words.client();
     match kind.as_str() {
         "pod" | "pods" | "po" => pods(&client, &namespace, &names),
-        "node" | "nodes" | "no" => node(&client, &names),
+        "node" | "nodes" | "no" => node(&client, &names, order),
         "configmap" | "configmaps" | "cm" => {
             objects::run(&client, "configmaps", &namespace, &names)
         }
@@ -84,7 +86,7 @@ fn pods(client: &Client, namespace: &str, names: &[String]) -> Result<(), CliErr
     print(&texts.join("\n\n"))
 }
 
-fn node(client: &Client, names: &[String]) -> Result<(), CliError> {
+fn node(client: &Client, names: &[String], order: bool) -> Result<(), CliError> {
     let node = client.json("GET", "/node")?;
     if let Some(other) = names.iter().find(|n| *n != text(&node, "/metadata/name")) {
         return Err(CliError {
@@ -93,7 +95,9 @@ fn node(client: &Client, names: &[String]) -> Result<(), CliError> {
         });
     }
     let pods = client.json("GET", "/pods").map(items)?;
-    print(&elastic::align(&node_text(&node, &pods, clock::wall())))
+    let pressure = client.json("GET", &format!("/pressure?order={order}"))?;
+    let text = node_text(&node, &pods, &pressure, clock::wall());
+    print(&elastic::align(&text))
 }
 
 /// A text of the object; empty if there is none.
@@ -604,7 +608,7 @@ fn events_text(out: &mut String, events: &[&Event], now: Wall) {
     }
 }
 
-fn node_text(node: &Value, pods: &[Value], now: Wall) -> String {
+fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: Wall) -> String {
     let mut out = String::new();
     let t = |path: &str| text(node, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
@@ -635,6 +639,7 @@ fn node_text(node: &Value, pods: &[Value], now: Wall) -> String {
             c("/message")
         );
     }
+    pressure_text(&mut out, pressure, now);
     out.push_str("Addresses:\n");
     for address in list(node, "/status/addresses") {
         let _ = writeln!(
@@ -734,6 +739,51 @@ fn node_text(node: &Value, pods: &[Value], now: Wall) -> String {
         );
     }
     out
+}
+
+/// What the node is short of, and who would go for it.
+fn pressure_text(out: &mut String, pressure: &Value, now: Wall) {
+    let short = list(pressure, "/short");
+    if short.is_empty() {
+        // No cell of a table: it stands between two.
+        out.push_str("Short of:  <none>\n");
+    } else {
+        out.push_str("Short of:\n  Signal\tAvailable\tThreshold\tSince\n  ------\t---------\t---------\t-----\n");
+    }
+    for one in short {
+        let t = |path: &str| text(one, path);
+        let soft = if one["soft"] == true { " (soft)" } else { "" };
+        let _ = writeln!(
+            out,
+            "  {}\t{}\t{}{soft}\t{}",
+            t("/signal"),
+            t("/available"),
+            t("/limit"),
+            table::age(Wall::parse(t("/since")), now)
+        );
+    }
+    let by = text(pressure, "/by");
+    if by.is_empty() {
+        return;
+    }
+    let order = list(pressure, "/order");
+    if order.is_empty() {
+        let _ = writeln!(out, "Eviction order by {by}:\t<nobody may be evicted>");
+        return;
+    }
+    let _ = writeln!(out, "Eviction order by {by}:");
+    out.push_str("  Namespace\tName\tPriority\tUsed\tRequested\n  ---------\t----\t--------\t----\t---------\n");
+    for pod in order {
+        let _ = writeln!(
+            out,
+            "  {}\t{}\t{}\t{}\t{}",
+            text(pod, "/namespace"),
+            text(pod, "/name"),
+            pod["priority"],
+            or(text(pod, "/used"), "<unknown>"),
+            text(pod, "/request")
+        );
+    }
 }
 
 /// Thousandths of processors, or bytes.
@@ -953,6 +1003,46 @@ Events:
     }
 
     #[test]
+    fn what_the_node_is_short_of() {
+        let now = Wall::parse("2024-01-01T01:00:00Z").expect("time");
+        let shown = |pressure: Value| {
+            let mut out = String::new();
+            pressure_text(&mut out, &pressure, now);
+            elastic::align(&out)
+        };
+        assert_eq!(
+            shown(json!({"short": [], "by": "", "order": []})),
+            "Short of:  <none>\n"
+        );
+        let short = json!([
+            {"signal": "memory.available", "available": "90Mi", "limit": "100Mi",
+                "since": "2024-01-01T00:50:00Z", "soft": false},
+            {"signal": "nodefs.available", "available": "1Gi", "limit": "2Gi",
+                "since": "2024-01-01T00:59:00Z", "soft": true},
+        ]);
+        let order = json!([
+            {"namespace": "default", "name": "web", "priority": 0, "used": "200Mi", "request": "0"},
+            {"namespace": "default", "name": "db", "priority": 10, "used": null, "request": "1Gi"},
+        ]);
+        assert_eq!(
+            shown(json!({"short": short, "by": "memory.available", "order": order})),
+            "Short of:
+  Signal            Available  Threshold   Since
+  ------            ---------  ---------   -----
+  memory.available  90Mi       100Mi       10m
+  nodefs.available  1Gi        2Gi (soft)  60s
+Eviction order by memory.available:
+  Namespace  Name  Priority  Used       Requested
+  ---------  ----  --------  ----       ---------
+  default    web   0         200Mi      0
+  default    db    10        <unknown>  1Gi
+"
+        );
+        let nobody = json!({"short": [], "by": "memory.available", "order": []});
+        assert!(shown(nobody).contains("<nobody may be evicted>"));
+    }
+
+    #[test]
     fn a_node_with_its_pods() {
         let node = json!({
             "metadata": {"name": "node", "creationTimestamp": "2024-01-01T00:00:00Z"},
@@ -968,7 +1058,8 @@ Events:
         let mut done = pod();
         done["status"]["phase"] = "Succeeded".into();
         let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
-        let shown = elastic::align(&node_text(&node, &[pod(), done], now));
+        let none = json!({"short": [], "by": "", "order": []});
+        let shown = elastic::align(&node_text(&node, &[pod(), done], &none, now));
         for line in [
             "Name:               node",
             "  Ready  True    Mon, 01 Jan 2024 00:00:00 +0000  KubeletReady  fine",

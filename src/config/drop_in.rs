@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::decode::DecodeError;
 use super::file::{self, Document};
-use super::{ConfigError, read_bounded, resolve::DEFAULT_EVICTION_HARD};
+use super::{ConfigError, eviction::DEFAULT_HARD, read_bounded};
 
 /// How the name of a drop-in ends; other files are left alone.
 const SUFFIX: &str = "conf";
@@ -40,7 +40,7 @@ pub(super) fn lay_over(
         })?;
         let drop_in = file::read_drop_in(&bytes).map_err(of_file)?;
         if from_file && drop_in.value.get("evictionHard").is_some() {
-            let defaults = DEFAULT_EVICTION_HARD.map(|(signal, text)| (signal.into(), text.into()));
+            let defaults = DEFAULT_HARD.map(|(signal, text)| (signal.into(), text.into()));
             if let Some(base) = document.value.as_object_mut() {
                 base.entry("evictionHard")
                     .or_insert_with(|| Value::Object(defaults.into_iter().collect()));

@@ -24,6 +24,7 @@ mod configz;
 pub mod decode;
 mod drop_in;
 pub mod duration;
+mod eviction;
 pub mod file;
 pub mod flags;
 mod node;
@@ -33,8 +34,9 @@ mod values;
 
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
-    GarbageConfig, ImageConfig, LogConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved,
-    RuntimeConfig, ServerConfig, ServingCertificate, Subnet, SwapBehavior, Threshold, TimeConfig,
+    EvictionConfig, GarbageConfig, ImageConfig, LogConfig, NetworkConfig, NodeConfig,
+    OfflineSecrets, Reserved, RuntimeConfig, ServerConfig, ServingCertificate, Subnet,
+    SwapBehavior, TimeConfig,
 };
 
 /// The file read when `--config` is absent and this one exists.

@@ -1,6 +1,5 @@
 //! From the fields of the document to the checked configuration: defaults and rules, one place for both.
 
-use alloc::collections::BTreeMap;
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::Ipv4Addr;
@@ -14,9 +13,9 @@ use super::file::{Fields, Own};
 use super::values::{
     CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints, GarbageConfig,
     ImageConfig, LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior,
-    Threshold, TimeConfig,
+    TimeConfig,
 };
-use super::{cluster, configz, node, server};
+use super::{cluster, configz, eviction, node, server};
 use crate::api::Quantity;
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
@@ -25,6 +24,7 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("containerLogMaxWorkers", 1..=i32::MAX as i64),
     ("eventBurst", 0..=i32::MAX as i64),
     ("eventRecordQPS", 0..=i32::MAX as i64),
+    ("evictionMaxPodGracePeriod", 0..=i32::MAX as i64),
     ("healthzPort", 0..=65535),
     ("imageGCHighThresholdPercent", 0..=100),
     ("imageGCLowThresholdPercent", 0..=100),
@@ -42,15 +42,6 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("readOnlyPort", 0..=65535),
     ("registryBurst", 0..=i32::MAX as i64),
     ("registryPullQPS", 0..=i32::MAX as i64),
-];
-
-/// `evictionHard` where a document was loaded that does not have it (CONF-10).
-pub(super) const DEFAULT_EVICTION_HARD: [(&str, &str); 5] = [
-    ("memory.available", "100Mi"),
-    ("nodefs.available", "10%"),
-    ("nodefs.inodesFree", "5%"),
-    ("imagefs.available", "15%"),
-    ("imagefs.inodesFree", "5%"),
 ];
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -99,6 +90,7 @@ pub(super) fn resolve(
         run,
     };
     let node = node::resolve(&fields)?;
+    let cgroup = cgroup(&fields)?;
     let cluster = cluster::resolve(&fields, &dirs.root)?;
     Ok(Config {
         server: server::resolve(&fields, cluster.is_member(), node.port)?,
@@ -126,8 +118,9 @@ pub(super) fn resolve(
                 &under(&dirs.run, "oci"),
             )?,
         },
-        cgroup: cgroup(&fields)?,
-        reserved: reserved(&fields, from_file)?,
+        eviction: eviction::resolve(&fields, from_file, cgroup.enforce_pods)?,
+        cgroup,
+        reserved: reserved(&fields)?,
         logs: logs(&fields)?,
         images: images(&fields)?,
         garbage: garbage(&fields),
@@ -393,7 +386,7 @@ fn enforce(fields: &Fields, per_qos: bool) -> Result<bool, Invalid> {
     Ok(pods)
 }
 
-fn reserved(fields: &Fields, from_file: bool) -> Result<Reserved, Invalid> {
+fn reserved(fields: &Fields) -> Result<Reserved, Invalid> {
     for (field, map) in [
         ("systemReserved", &fields.system_reserved),
         ("kubeReserved", &fields.kube_reserved),
@@ -427,63 +420,11 @@ fn reserved(fields: &Fields, from_file: bool) -> Result<Reserved, Invalid> {
         let cpus = Quantity::parse(&cpus.to_string()).expect("a number is a quantity");
         system.insert("cpu".into(), cpus);
     }
-    let mut eviction_hard = BTreeMap::new();
-    let merge = fields.merge_default_eviction_settings == Some(true);
-    if from_file && (fields.eviction_hard.is_none() || merge) {
-        for (signal, threshold) in DEFAULT_EVICTION_HARD {
-            eviction_hard.extend(self::threshold(threshold).map(|t| (signal.to_owned(), t)));
-        }
-    }
-    for (signal, text) in fields.eviction_hard.iter().flatten() {
-        let field = format!("evictionHard[{signal}]");
-        let known = [
-            "memory.available",
-            "nodefs.available",
-            "nodefs.inodesFree",
-            "imagefs.available",
-            "imagefs.inodesFree",
-            "containerfs.available",
-            "containerfs.inodesFree",
-            "pid.available",
-            "allocatableMemory.available",
-        ];
-        if !known.contains(&signal.as_str()) {
-            return invalid(
-                &field,
-                format!("unknown signal; known: {}", known.join(", ")),
-            );
-        }
-        let Some(threshold) = threshold(text) else {
-            return invalid(
-                &field,
-                format!(
-                    "is {text:?}, must be a quantity that is not negative or a percentage up to 100%"
-                ),
-            );
-        };
-        eviction_hard.insert(signal.clone(), threshold);
-    }
     Ok(Reserved {
         system,
         kube,
-        eviction_hard,
         local_storage: fields.local_storage_capacity_isolation.unwrap_or(true),
     })
-}
-
-fn threshold(text: &str) -> Option<Threshold> {
-    match text.strip_suffix('%') {
-        Some(percent) => {
-            let percent: f64 = percent.parse().ok()?;
-            (0.0..=100.0)
-                .contains(&percent)
-                .then(|| Threshold::Permille(permille(percent / 100.0)))
-        }
-        None => Quantity::parse(text)
-            .ok()
-            .filter(|q| q.milli() >= 0)
-            .map(Threshold::Amount),
-    }
 }
 
 /// `part` of 1 in thousandths; at least one if it is not zero.

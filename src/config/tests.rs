@@ -3,6 +3,7 @@ use std::ffi::OsString;
 use std::fs;
 
 use super::*;
+use crate::logic::eviction::{Signal, Threshold};
 
 /// A directory of its own that goes with the test.
 struct Scratch(PathBuf);
@@ -126,7 +127,11 @@ fn drop_ins_without_a_file_and_thresholds() {
     let more = [("a.conf", "evictionHard: {memory.available: 50Mi}")];
     let thresholds = |file: &str, drop_ins| {
         let loaded = load_dir("thresholds", file, drop_ins, "").expect("loads");
-        loaded.config.reserved.eviction_hard.len()
+        let thresholds = loaded.config.eviction.settings.thresholds;
+        let written = thresholds.iter();
+        // That of all pods together follows another.
+        let written = written.filter(|t| t.signal != Signal::AllocatableMemory);
+        written.count()
     };
     assert_eq!(
         thresholds("maxPods: 5", &more),
@@ -329,32 +334,31 @@ fn zero_durations() {
 fn eviction_defaults() {
     // CONF-10
     let signals = |text: &str| {
-        let hard = load("eviction", text, "")
-            .expect(text)
-            .reserved
-            .eviction_hard;
-        hard.into_iter()
-            .map(|(s, t)| format!("{s} {t:?}"))
-            .collect::<Vec<_>>()
+        let config = load("eviction", text, "").expect(text);
+        let thresholds = config.eviction.settings.thresholds.iter();
+        // Of a capacity of 1000.
+        let shown = |t: &Threshold| format!("{} {}", t.signal.name(), t.limit.of(1000));
+        thresholds.map(shown).collect::<Vec<_>>()
     };
     assert_eq!(signals(""), Vec::<String>::new(), "no file, no default");
     assert_eq!(
         signals("maxPods: 1"),
         [
-            "imagefs.available Permille(150)",
-            "imagefs.inodesFree Permille(50)",
-            "memory.available Amount(Quantity(\"100Mi\"))",
-            "nodefs.available Permille(100)",
-            "nodefs.inodesFree Permille(50)",
+            "memory.available 104857600",
+            "allocatableMemory.available 104857600",
+            "nodefs.available 100",
+            "nodefs.inodesFree 50",
+            "imagefs.available 150",
+            "imagefs.inodesFree 50",
         ]
     );
     assert_eq!(
         signals("evictionHard: {pid.available: 5%}"),
-        ["pid.available Permille(50)"]
+        ["pid.available 50"]
     );
     assert_eq!(
         signals("evictionHard: {pid.available: 5%}\nmergeDefaultEvictionSettings: true").len(),
-        6
+        7
     );
 }
 
@@ -654,6 +658,18 @@ fn refused() {
         (
             "evictionHard: {memory.free: 1Mi}",
             "evictionHard[memory.free]: unknown signal",
+        ),
+        (
+            "evictionSoft: {memory.available: 1Mi}",
+            "evictionSoft[memory.available]: needs a grace period",
+        ),
+        (
+            "evictionMinimumReclaim: {nodefs.available: -1Mi}",
+            "evictionMinimumReclaim[nodefs.available]: is \"-1Mi\"",
+        ),
+        (
+            "evictionMaxPodGracePeriod: -1",
+            "evictionMaxPodGracePeriod: is -1, must be a whole number, at least 0",
         ),
         (
             "clusterDNS: [x]",

@@ -5,7 +5,10 @@ use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::api::{Quantity, node::Taint};
+use crate::{
+    api::{Quantity, node::Taint},
+    logic::eviction,
+};
 
 /// Subnet of the built-in network unless configured.
 pub const DEFAULT_SUBNET: Subnet = Subnet {
@@ -48,6 +51,8 @@ pub struct Config {
     pub cgroup: CgroupConfig,
     /// What is kept from pods.
     pub reserved: Reserved,
+    /// What is kept free, and how.
+    pub eviction: EvictionConfig,
     /// Container logs.
     pub logs: LogConfig,
     /// Pulls and image garbage.
@@ -295,19 +300,17 @@ pub struct Reserved {
     pub system: BTreeMap<String, Quantity>,
     /// `kubeReserved`; the same keys.
     pub kube: BTreeMap<String, Quantity>,
-    /// Hard eviction thresholds by signal.
-    pub eviction_hard: BTreeMap<String, Threshold>,
     /// Whether ephemeral storage is counted.
     pub local_storage: bool,
 }
 
-/// How much must stay free.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Threshold {
-    /// Bytes, inodes or processes.
-    Amount(Quantity),
-    /// Thousandths of the capacity.
-    Permille(u32),
+/// What is kept free, and how.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EvictionConfig {
+    /// Thresholds and times.
+    pub settings: eviction::Settings,
+    /// Static pods may be evicted too, but for those of a system priority. Default false.
+    pub static_pods: bool,
 }
 
 /// Container logs.

@@ -73,6 +73,13 @@ fn condition(kind: &str, status: bool, reason: &str, message: String) -> PodCond
     }
 }
 
+/// `DisruptionTarget`: the node itself ends the pod (EVICT-13, ADM-15).
+#[must_use]
+pub fn disruption(message: &str) -> PodCondition {
+    let reason = super::eviction::TERMINATION_BY_KUBELET;
+    condition(DISRUPTION_TARGET, true, reason, message.into())
+}
+
 /// `PodReadyToStartContainers`: no new sandbox is needed (STAT-42).
 #[must_use]
 pub fn ready_to_start(pod: &Pod, status: &PodRuntimeStatus) -> PodCondition {

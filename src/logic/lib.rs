@@ -59,6 +59,7 @@ pub mod conditions;
 pub mod container_status;
 pub mod dispatch;
 pub mod events;
+pub mod eviction;
 pub mod fnv;
 pub mod gc;
 pub mod housekeeping;

@@ -113,7 +113,7 @@ pub struct StopStatus {
     pub reason: Box<str>,
     /// `status.message`.
     pub message: Box<str>,
-    /// Reason of a `DisruptionTarget=True` condition with the same message, if one is to be set.
+    /// Message of a condition `DisruptionTarget=True`, if one is to be set: the node itself disrupts the pod.
     pub disruption: Option<Box<str>>,
 }
 

@@ -1,13 +1,90 @@
-//! Which pods make room for a critical one (ADM-14). Names and rules follow kubelet `preemption/preemption.go`.
+//! Which pods make room for a critical one (ADM-14), and how long it waits for them. Names and rules follow kubelet
+//! `preemption/preemption.go`.
 
 use alloc::{format, string::String, vec::Vec};
+use core::time::Duration;
 
 use super::{
     admission::{ActivePod, PODS},
     pod_kind::is_critical,
+    pod_worker::StopStatus,
     qos::{CPU, MEMORY, qos_class},
 };
-use crate::api::{Pod, pod_status::QosClass};
+use crate::api::{Mono, Pod, PodUid, pod_status::QosClass};
+
+/// Reason of the status and of the event of a pod that makes room.
+pub const PREEMPTING: &str = "Preempting";
+/// What both say.
+pub const MESSAGE: &str = "Preempted in order to admit critical pod";
+const DISRUPTION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
+/// So long pods that make room are waited for, whatever their grace.
+const MIN_WAIT: Duration = Duration::from_secs(10);
+
+/// What the status of a pod says that makes room (ADM-15).
+#[must_use]
+pub fn stop_status() -> StopStatus {
+    StopStatus {
+        reason: PREEMPTING.into(),
+        message: MESSAGE.into(),
+        disruption: Some(DISRUPTION.into()),
+    }
+}
+
+/// Pods that wait for room (ADM-15). One row each; it goes when the room is there, or was waited for long enough.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waiting(Vec<Wait>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Wait {
+    uid: PodUid,
+    victims: Vec<PodUid>,
+    until: Mono,
+    /// It was told that the room is there; it is judged once more.
+    granted: bool,
+}
+
+impl Waiting {
+    /// The pod waits for these. `grace_s`: the longest of theirs, seconds.
+    pub fn begin(&mut self, uid: PodUid, victims: Vec<PodUid>, grace_s: i64, now: Mono) {
+        let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
+        self.0.retain(|wait| wait.uid != uid);
+        self.0.push(Wait {
+            uid,
+            victims,
+            until: now + MIN_WAIT.max(grace.saturating_mul(3) / 2),
+            granted: false,
+        });
+    }
+
+    /// Whether the room for the pod is not there yet.
+    #[must_use]
+    pub fn is_waiting(&self, uid: &PodUid) -> bool {
+        self.0.iter().any(|wait| wait.uid == *uid && !wait.granted)
+    }
+
+    /// A pod that need not wait any longer: all for which it waits have stopped, or had time enough. `runs`: something of it
+    /// may still run.
+    pub fn poll_ready(&mut self, runs: impl Fn(&PodUid) -> bool, now: Mono) -> Option<PodUid> {
+        let is_ready = |wait: &Wait| wait.until <= now || !wait.victims.iter().any(&runs);
+        let mut all = self.0.iter_mut();
+        let wait = all.find(|wait| !wait.granted && is_ready(wait))?;
+        wait.granted = true;
+        Some(wait.uid.clone())
+    }
+
+    /// Those that made room for the pod, which is judged now. `None`: none did.
+    pub fn take(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
+        let at = self.0.iter().position(|wait| wait.uid == *uid)?;
+        Some(self.0.swap_remove(at).victims)
+    }
+
+    /// When the first has waited long enough.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Mono> {
+        let waits = self.0.iter().filter(|wait| !wait.granted);
+        waits.map(|wait| wait.until).min()
+    }
+}
 
 /// How a pod stands among others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -185,6 +262,32 @@ mod tests {
             },
             ..ActivePod::default()
         }
+    }
+
+    #[test]
+    fn room_is_waited_for() {
+        // ADM-15
+        let at = |s: u64| Mono(s * 1000);
+        let uid = |name: &str| PodUid::from(name);
+        let mut waiting = Waiting::default();
+        waiting.begin(uid("critical"), vec![uid("a"), uid("b")], 30, at(0));
+        assert!(waiting.is_waiting(&uid("critical")) && !waiting.is_waiting(&uid("a")));
+        assert_eq!(waiting.next_timeout(), Some(at(45)));
+        let runs_b = |uid: &PodUid| uid.as_str() == "b";
+        assert_eq!(waiting.poll_ready(runs_b, at(44)), None);
+        assert_eq!(waiting.poll_ready(|_| false, at(44)), Some(uid("critical")));
+        assert_eq!(waiting.poll_ready(|_| false, at(44)), None, "once");
+        assert!(!waiting.is_waiting(&uid("critical")));
+        assert_eq!(
+            waiting.take(&uid("critical")),
+            Some(vec![uid("a"), uid("b")])
+        );
+        assert_eq!(waiting, Waiting::default());
+        waiting.begin(uid("late"), vec![uid("b")], 1, at(0));
+        assert_eq!(waiting.poll_ready(runs_b, at(9)), None);
+        assert_eq!(waiting.poll_ready(runs_b, at(10)), Some(uid("late")));
+        assert_eq!(waiting.next_timeout(), None);
+        assert_eq!(waiting.take(&uid("a")), None);
     }
 
     fn critical(mut pod: ActivePod) -> ActivePod {

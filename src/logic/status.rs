@@ -72,6 +72,8 @@ pub struct PodFailure {
     pub reason: String,
     /// Text for people.
     pub message: String,
+    /// Message of the condition `DisruptionTarget`, if one is to be set.
+    pub disruption: Option<String>,
 }
 
 /// The status to report.
@@ -329,9 +331,13 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
         .filter(|c| !conditions::is_owned(&c.kind))
         .cloned()
         .collect();
-    if let Some(disruption) = conditions::find(&previous.conditions, conditions::DISRUPTION_TARGET)
-    {
-        conditions::replace_or_append(&mut list, disruption.clone());
+    let disruption = input
+        .failure
+        .and_then(|failure| failure.disruption.as_ref());
+    let known = conditions::find(&previous.conditions, conditions::DISRUPTION_TARGET);
+    let disruption = disruption.map(|message| conditions::disruption(message));
+    if let Some(disruption) = disruption.or_else(|| known.cloned()) {
+        conditions::replace_or_append(&mut list, disruption);
     }
     list.push(conditions::ready_to_start(pod, input.runtime));
     let old = conditions::find(&previous.conditions, conditions::INITIALIZED);
@@ -369,6 +375,7 @@ pub fn past_active_deadline(pod: &Pod, active_for: Option<Duration>) -> Option<P
     (active_for? >= Duration::from_secs(limit)).then(|| PodFailure {
         reason: DEADLINE_EXCEEDED.into(),
         message: "Pod was active on the node longer than the specified deadline".into(),
+        disruption: None,
     })
 }
 

@@ -165,6 +165,50 @@ pub struct Health {
     pub apiserver: Option<ApiserverHealth>,
 }
 
+/// What the node is short of, and who would go for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PressureShown {
+    /// Thresholds that are met.
+    pub short: Vec<ShortShown>,
+    /// What pods are ordered by; empty if nobody asked for the order.
+    pub by: String,
+    /// Pods that may be evicted, the first one first.
+    pub order: Vec<NextShown>,
+}
+
+/// A threshold that is met.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShortShown {
+    /// Of what.
+    pub signal: String,
+    /// What is left.
+    pub available: String,
+    /// What must be.
+    pub limit: String,
+    /// Since when.
+    pub since: Wall,
+    /// It may be met for a grace period.
+    pub soft: bool,
+}
+
+/// A pod that may be evicted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NextShown {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its priority.
+    pub priority: i32,
+    /// What it takes; `None`: nobody knows.
+    pub used: Option<String>,
+    /// What it asked for.
+    pub request: String,
+}
+
 /// What is counted of probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbesHealth {
@@ -278,6 +322,8 @@ pub trait Backend: Streaming {
     fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
     /// The Node object.
     fn node(&self) -> Reply<'_, Node>;
+    /// What the node is short of; with `order` also who would go for it.
+    fn pressure(&self, order: bool) -> Reply<'_, PressureShown>;
     /// Which file to read for a container's log. Container empty: the default one.
     fn log_target<'a>(
         &'a self,

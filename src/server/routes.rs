@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…]`, `/node`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…]`, `/node`, `/pressure[?order=]`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
@@ -95,6 +95,11 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let node = backend.node().await;
             json(connection, node.map(|node| node.to_object())).await
         }
+        ("GET", ["pressure"]) => {
+            let shown = |pressure| strict::to_value(&pressure).unwrap_or_default();
+            let pressure = backend.pressure(request.flag("order")).await;
+            json(connection, pressure.map(shown)).await
+        }
         ("GET", ["images"]) => list(connection, "ImageList", backend.images().await).await,
         ("GET", ["containerLogs", namespace, pod, container]) => {
             logs(
@@ -161,7 +166,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             _,
             [
                 "healthz" | "health" | "events" | "version" | "pods" | "configmaps" | "secrets"
-                | "node" | "images" | "stop",
+                | "node" | "pressure" | "images" | "stop",
             ],
         )
         | (_, ["containerLogs", _, _, _])

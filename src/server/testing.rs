@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        Backend, Check, Figures, Health, LogTarget, Pieces, PodName, Reply, Running, RunningPod,
-        Streaming, Uptime,
+        Backend, Check, Figures, Health, LogTarget, Pieces, PodName, PressureShown, Reply, Running,
+        RunningPod, Streaming, Uptime,
     },
     http::Refusal,
 };
@@ -162,6 +162,15 @@ impl Backend for FakeBackend {
 
     fn node(&self) -> Reply<'_, Node> {
         unused()
+    }
+
+    fn pressure(&self, order: bool) -> Reply<'_, PressureShown> {
+        let by = if order { "memory.available" } else { "" };
+        let shown = PressureShown {
+            by: by.into(),
+            ..PressureShown::default()
+        };
+        Box::pin(core::future::ready(Ok(shown)))
     }
 
     fn log_target<'a>(

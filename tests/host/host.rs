@@ -620,12 +620,17 @@ pub(crate) fn pause(time: Duration) {
 }
 
 fn tmpfs(dir: &Path) {
+    mount_tmpfs(dir, "mode=755");
+}
+
+/// Mounts a file system in memory.
+pub(crate) fn mount_tmpfs(dir: &Path, options: &str) {
     mount(
         Some("picolet-test"),
         dir,
         Some("tmpfs"),
         MsFlags::empty(),
-        Some("mode=755"),
+        Some(options),
     )
     .expect("tmpfs");
 }

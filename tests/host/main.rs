@@ -12,6 +12,7 @@ mod image;
 
 mod commands;
 mod crash;
+mod eviction;
 mod image_volumes;
 mod inside;
 mod manifests;

@@ -26,11 +26,6 @@ const KEPT: &[Kept] = &[
     ("src/grpc/lib.rs", "pub mod proto;", GRPC),
     ("src/grpc/lib.rs", "pub mod server;", GRPC),
     ("src/grpc/status.rs", "pub const NOT_FOUND:", GRPC),
-    (
-        "src/logic/admission.rs",
-        "pub fn judge(",
-        "ADM-14, ADM-15 and the second look of ADM-08: preemption is decided here, and carried out by the work that follows",
-    ),
     ("src/image/pull/policy.rs", "fn manifest(", VERIFIER),
     ("src/image/pull/policy.rs", "fn blob(", VERIFIER),
     ("src/image/pull/policy.rs", "Signature(String)", VERIFIER),

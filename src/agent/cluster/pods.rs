@@ -441,6 +441,7 @@ impl PodPoller {
             namespace: &item.namespace,
             name: &item.name,
             field_path: "",
+            annotations: "",
         };
         self.recorder
             .about(about, Severity::Warning, UNUSABLE, &why);

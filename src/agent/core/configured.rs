@@ -10,7 +10,8 @@ use crate::{
     api::{Mono, Pod, PodStatus, PodUid, order::Order as _},
     error::chain,
     logic::{
-        admission, conditions,
+        admission::{self, Verdict},
+        conditions,
         dispatch::{self, Addition, ProbeWrite, Reconciliation, Removal},
         mux::Source,
         pod_table::TableFull,
@@ -68,7 +69,7 @@ impl Agent {
         self.pods.configure(uid, known);
         let ends = self.pods.is_to_end(uid);
         let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
-        if what == Addition::Admit && !self.admit(&pod) {
+        if what == Addition::Admit && !self.admit(&pod, now) {
             return;
         }
         self.create(&pod, now);
@@ -197,6 +198,9 @@ impl Agent {
         pod: Result<Rc<Pod>, StoreError>,
         now: Mono,
     ) {
+        if matches!(purpose, Purpose::Evict) {
+            return self.on_chosen(uid, pod, now);
+        }
         let pod = pod
             .inspect_err(|e| {
                 self.tools
@@ -208,7 +212,7 @@ impl Agent {
             (Purpose::Create, Some(pod)) => {
                 let is_wanted = self.pods.is_configured(uid) && !self.pods.has_worker(uid);
                 // While it ended, or because it was refused, another pod may have got what it asks for.
-                if is_wanted && !self.stop.when_idle && self.admit(&pod) {
+                if is_wanted && !self.stop.when_idle && self.admit(&pod, now) {
                     self.create(&pod, now);
                 }
             }
@@ -226,6 +230,7 @@ impl Agent {
                 }
                 self.pods.resync(uid, now);
             }
+            (Purpose::Evict, _) => {}
         }
     }
 
@@ -273,13 +278,31 @@ impl Agent {
         }
     }
 
-    /// Asks admission and tells a refusal. Returns whether the pod may run.
-    fn admit(&mut self, pod: &Pod) -> bool {
-        let active = self.pods.active_but(&pod.metadata.uid);
+    /// Asks admission and tells a refusal. Returns whether the pod may run now.
+    fn admit(&mut self, pod: &Pod, now: Mono) -> bool {
+        let uid = &pod.metadata.uid;
+        if self.waits_for_room(uid) {
+            return false;
+        }
+        let gone = self.take_room(uid);
+        let (uids, active) = self
+            .pods
+            .active_but(uid, gone.as_deref().unwrap_or_default());
         let node = &self.owners.node;
-        let asked = node.with_admission(|node| admission::admit(pod, node, &active));
-        let Err(rejection) = asked else {
-            return true;
+        let verdict = node.with_admission(|node| match &gone {
+            // Nobody is made to go twice.
+            Some(_) => admission::admit(pod, node, &active)
+                .map_or_else(Verdict::Refuse, |()| Verdict::Admit),
+            None => admission::judge(pod, node, &active),
+        });
+        let rejection = match verdict {
+            Verdict::Admit => return true,
+            Verdict::Preempt { victims, resource } => {
+                let victims = victims.into_iter().map(|at| uids[at].clone()).collect();
+                self.make_room(uid, victims, &resource, now);
+                return false;
+            }
+            Verdict::Refuse(rejection) | Verdict::ReadNodeAgain(rejection) => rejection,
         };
         let counters = &self.tools.counters;
         counters.count(|c| c.rejected(rejection.metric_reason()));

@@ -13,6 +13,8 @@ use crate::{
 pub(super) struct Stopping {
     /// It ends once nothing of any pod is left.
     pub(super) when_idle: bool,
+    /// The loop is to end.
+    pub(super) finished: bool,
     /// Clients that wait for it.
     waiters: Vec<Sender<()>>,
 }
@@ -48,7 +50,7 @@ impl Agent {
 
     /// The loop is to end. Whoever waits for that hears of it.
     pub(super) fn finish(&mut self) {
-        self.finished = true;
+        self.stop.finished = true;
         self.stop.waiters.clear();
     }
 

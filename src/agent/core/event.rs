@@ -8,6 +8,7 @@ use smol::channel::Sender;
 use super::{
     Agent,
     chores::{Chores, Found},
+    eviction::EvictionWork,
     runtime_view::{Inspection, Listing},
     sources::{Delivery, Recorded, Recording},
 };
@@ -20,6 +21,7 @@ use crate::{
     },
     api::{ContainerId, Pod, PodUid, cri::RuntimeStatus},
     logic::{
+        eviction::Input,
         pod_table::{Handle, Start},
         pod_worker::Outcome,
         status_update::ProbeChange,
@@ -81,6 +83,8 @@ pub(in crate::agent) enum Event {
     Collected,
     /// A local command.
     Command(Command),
+    /// Something for a round of eviction was done.
+    Eviction(Box<Input>),
     /// SIGTERM or SIGINT: the agent ends, pods go on.
     Terminate,
 }
@@ -114,6 +118,8 @@ pub(in crate::agent) enum Effect {
     ForgetOutcomes(Vec<PodUid>),
     /// Carry out what housekeeping found.
     Housekeeping(Box<Chores>),
+    /// Do something for a round of eviction; ends with [`Event::Eviction`].
+    Eviction(EvictionWork),
 }
 
 /// Why a pod is read.
@@ -125,4 +131,6 @@ pub(in crate::agent) enum Purpose {
     Show(Box<str>, ProbeChange),
     /// An image came that it may have waited for.
     Image,
+    /// It is to go, and its status says why.
+    Evict,
 }

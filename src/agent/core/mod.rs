@@ -9,6 +9,7 @@
 //! | `runtime_view`, `relisted` | what is known of the runtime; what a listing leads to |
 //! | `calls`, `steps` | the calls of workers that run; what is made of their steps |
 //! | `statuses` | statuses: made, judged, stored |
+//! | `eviction` | which pod goes when the node is short |
 //! | `chores`, `housekeeping` | what no event drives |
 //! | `ending` | the end, of the agent alone or with its pods |
 //! | `questions` | what others want to know |
@@ -19,6 +20,7 @@ mod chores;
 mod configured;
 mod ending;
 mod event;
+mod eviction;
 mod housekeeping;
 mod intake;
 mod noted;
@@ -39,6 +41,8 @@ use calls::Calls;
 pub(super) use chores::{Chores, Found};
 use ending::Stopping;
 pub(super) use event::{Command, Effect, Event, Purpose, Question};
+use eviction::Eviction;
+pub(super) use eviction::EvictionWork;
 use housekeeping::Rounds;
 use runtime_view::RuntimeView;
 pub(super) use runtime_view::{Inspection, Listing};
@@ -79,8 +83,8 @@ pub(super) struct Agent {
     rounds: Rounds,
     /// Whether the agent is to end with its pods.
     stop: Stopping,
-    /// The loop is to end.
-    finished: bool,
+    /// What the node is short of, and who goes for it.
+    eviction: Eviction,
     tools: Tools,
     owners: Owners,
     /// Asked for its name and for what it can do, which it answers by itself.
@@ -121,7 +125,7 @@ impl Agent {
             calls: Calls::default(),
             rounds: Rounds::default(),
             stop: Stopping::default(),
-            finished: false,
+            eviction: Eviction::new(&cfg.eviction, now),
             tools: tools.clone(),
             owners: parts.owners.clone(),
             runtime: Rc::clone(&parts.machine.runtime),
@@ -140,7 +144,7 @@ impl Agent {
 
     /// Whether the loop is to end.
     pub(super) const fn is_finished(&self) -> bool {
-        self.finished
+        self.stop.finished
     }
 
     /// Something happened.
@@ -198,6 +202,7 @@ impl Agent {
             Event::Collected => self.pods.sweep_delays(now),
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
             Event::Command(Command::ImagesArrived) => self.on_images(),
+            Event::Eviction(input) => self.on_eviction(*input, now),
             Event::Terminate => self.finish(),
         }
     }
@@ -209,6 +214,7 @@ impl Agent {
         }
         self.pods.on_timeout(now);
         self.settle_records(now);
+        self.turn_eviction(now);
     }
 
     /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
@@ -219,12 +225,13 @@ impl Agent {
     /// When [`Agent::handle_timeout`] has something to do.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
         let pods = self.pods.table().next_timeout();
-        pods.into_iter().chain(self.sources.next_timeout()).min()
+        let others = [self.sources.next_timeout(), self.eviction.next_timeout()];
+        pods.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// The next thing to do.
     pub(super) fn poll_effect(&mut self, now: Mono) -> Option<Effect> {
-        if self.finished {
+        if self.stop.finished {
             return None;
         }
         loop {
@@ -266,6 +273,9 @@ impl Agent {
                 Some(TableEffect::Stopped(handle)) => {
                     let pod = self.uid_of(handle);
                     self.made(now, Made::Stopped { pod });
+                    if let Some(uid) = self.pods.uid(handle) {
+                        self.on_stopped_for_eviction(uid, now);
+                    }
                 }
                 Some(TableEffect::Gone { uid, restart, .. }) => {
                     let pod = ring::cut(uid.as_str());

@@ -52,6 +52,7 @@ impl Agent {
             | Event::Searched(_)
             | Event::Listed(_)
             | Event::Housekeeping
+            | Event::Eviction(_)
             | Event::Cleaned
             | Event::Collected
             // Nothing is decided by them.
@@ -145,7 +146,8 @@ impl Agent {
             | Effect::Record(_)
             | Effect::SettleRecords
             | Effect::KeepShown(..)
-            | Effect::ForgetOutcomes(_) => {}
+            | Effect::ForgetOutcomes(_)
+            | Effect::Eviction(_) => {}
         }
     }
 
@@ -162,6 +164,7 @@ impl Agent {
             namespace: &namespace,
             name: &name,
             field_path: "",
+            annotations: "",
         };
         let text = format!("error determining status: {message}");
         let recorder = &self.tools.recorder;

@@ -149,6 +149,7 @@ impl Agent {
         Standing {
             not_ready: self.view.ready_errors(clock.now()),
             records_wait: self.pods.records_wait(),
+            pressure: self.eviction.conditions(),
             is_member: cluster.is_some(),
             apiserver: cluster.map(|cluster| cluster.condition(clock.wall())),
         }
@@ -171,6 +172,11 @@ impl Agent {
     /// Whether what is left of a pod may go: its worker is done with it, and nobody could still want it.
     pub(in crate::agent) fn may_content_go(&self, uid: &PodUid) -> bool {
         self.pods.table().should_pod_content_be_removed(uid) && !self.is_unread(uid)
+    }
+
+    /// Whether the dead containers of a pod may go, though it is still there: nothing of it will run any more.
+    pub(in crate::agent) fn may_containers_go(&self, uid: &PodUid) -> bool {
+        self.may_content_go(uid) || self.pods.table().is_pod_known_terminated(uid)
     }
 
     /// Something was changed at the runtime.

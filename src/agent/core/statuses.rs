@@ -129,6 +129,7 @@ impl Statuses<'_> {
         Some(PodFailure {
             reason: stop.reason.to_string(),
             message: stop.message.to_string(),
+            disruption: stop.disruption.as_deref().map(str::to_owned),
         })
     }
 

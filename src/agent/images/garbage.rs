@@ -5,6 +5,11 @@
 use alloc::rc::Rc;
 use std::collections::BTreeSet;
 
+use smol::{
+    channel::{Receiver, Sender},
+    future::FutureExt as _,
+};
+
 use super::{
     owner::Images,
     stock::{Kept, Stock, StockError},
@@ -70,8 +75,8 @@ impl ImageGarbage {
         }
     }
 
-    /// Looks every few minutes (GC-10).
-    pub(in crate::agent) async fn run(mut self) {
+    /// Looks every few minutes (GC-10), and removes what nobody uses when it is `asked` to (EVICT-07).
+    pub(in crate::agent) async fn run(mut self, asked: Receiver<Sender<()>>) {
         let clock = Rc::clone(&self.images.clock);
         let mut failed_before = false;
         loop {
@@ -91,8 +96,42 @@ impl ImageGarbage {
                     failed_before = true;
                 }
             }
-            clock.until(clock.now() + PERIOD).await;
+            let next = clock.now() + PERIOD;
+            loop {
+                let ask = async { asked.recv().await.ok() };
+                let due = async {
+                    clock.until(next).await;
+                    None
+                };
+                let Some(done) = ask.or(due).await else {
+                    break;
+                };
+                if let Err(e) = self.reclaim().await {
+                    log::warn!("image garbage: {}", chain(&e));
+                }
+                let _ = done.try_send(());
+            }
         }
+    }
+
+    /// Removes every image that nobody uses and that is old enough.
+    async fn reclaim(&mut self) -> Result<(), GarbageError> {
+        self.images.tidy().await;
+        let looked = self.stock.look(&*self.runtime).await;
+        let (kept, used) = looked.map_err(StockError::from)?;
+        let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
+        let now = self.images.clock.now();
+        self.gc.observe(&images, now);
+        let cleared = self.stock.clear_unfinished().await;
+        let freed = cleared.map_err(StockError::from)?;
+        log::info!(
+            "the disk is short: unused images are removed; {freed} bytes of unfinished pulls went"
+        );
+        for image in chosen(&kept, self.gc.to_free(&images, u64::MAX, &self.policy, now)) {
+            self.remove(image, &used, "the disk is short").await?;
+        }
+        self.images.tidy().await;
+        Ok(())
     }
 
     /// One pass.

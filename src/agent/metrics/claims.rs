@@ -36,7 +36,7 @@ async fn read(tools: &Tools) -> Vec<ClaimUsage> {
     if uids.is_empty() {
         return all;
     }
-    let (volumes, store) = (tools.volumes.clone(), tools.store.clone());
+    let (volumes, store) = (tools.volumes.clone(), tools.files.store.clone());
     let shown = tools.disk.run(move || {
         let of_pod = |uid: PodUid| {
             let locals = volumes.locals(&uid);

@@ -5,7 +5,7 @@
 
 use alloc::rc::Rc;
 use core::time::Duration;
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+use std::{fs, path::Path};
 
 use smol::future::FutureExt as _;
 
@@ -13,7 +13,7 @@ use super::{Metrics, Tools};
 use crate::{
     api::{
         Mono,
-        stats::{ContainerDisk, DiskUsage, PodUsage, VolumeUsage},
+        stats::{DiskUsage, PodUsage, VolumeUsage},
     },
     logic::metrics::sample::Disk,
     sys::disk_usage,
@@ -85,44 +85,14 @@ async fn walk(metrics: &Metrics, pods: &[PodUsage], until: Mono) -> Disk {
 }
 
 async fn pod_files(tools: &Tools, pod: &PodUsage, disk: &mut Disk) {
-    for container in &pod.containers {
-        let layer = tools.runtime.writable_layer(&container.id).await;
-        let logs = match Path::new(&container.log_path).parent() {
-            Some(dir) if dir.is_absolute() => disk_usage::of(&tools.disk, dir.into()).await,
-            _ => None,
-        };
-        let files = ContainerDisk {
-            layer: layer.ok().flatten(),
-            logs,
-        };
+    let files = tools.files.of(pod).await;
+    let containers = pod.containers.iter().zip(files.containers);
+    for (container, files) in containers {
         disk.containers.insert(container.id.clone(), files);
     }
-    let (volumes, uid) = (tools.volumes.clone(), pod.uid.clone());
-    let hosts = tools.store.dir(&pod.uid).join("etc-hosts");
-    let held = tools.disk.run(move || {
-        let hosts = fs::symlink_metadata(hosts).ok().map(|meta| DiskUsage {
-            used_bytes: meta.blocks().saturating_mul(512),
-            inodes_used: 1,
-        });
-        (volumes.held(&uid), hosts)
-    });
-    let (held, hosts) = held.await;
-    disk.hosts
-        .extend(hosts.map(|hosts| (pod.uid.clone(), hosts)));
-    let mut all = Vec::new();
-    for volume in held {
-        let used = disk_usage::of(&tools.disk, volume.path.clone()).await;
-        let path = volume.path;
-        let fs = tools.disk.run(move || disk_usage::file_system(&path).ok());
-        all.push(VolumeUsage {
-            name: volume.name,
-            claim: None,
-            ephemeral: volume.ephemeral,
-            used,
-            fs: fs.await,
-        });
-    }
-    disk.volumes.insert(pod.uid.clone(), all);
+    let hosts = files.hosts.map(|hosts| (pod.uid.clone(), hosts));
+    disk.hosts.extend(hosts);
+    disk.volumes.insert(pod.uid.clone(), files.volumes);
 }
 
 /// The device that a directory is on, as the mount table names it. Source: proc_pid_mountinfo(5).

@@ -18,8 +18,8 @@ use super::{
     cluster::Objects,
     complaints::Complaints,
     core::Agent,
+    eviction::{PodFiles, running_tasks},
     node::NodeFacts,
-    pod_store::PodStore,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -80,8 +80,8 @@ pub(super) struct Tools {
     pub(super) disk: Lane,
     /// Volumes of pods.
     pub(super) volumes: Volumes,
-    /// Directories of pods.
-    pub(super) store: PodStore,
+    /// Counts the files of pods.
+    pub(super) files: PodFiles,
     /// Figures of the machine.
     pub(super) cgroups: Arc<Cgroups>,
     /// What the machine has.
@@ -245,7 +245,12 @@ impl Metrics {
                 Detail::Basic => None,
                 Detail::Full => traffic::of_this_thread().ok(),
             };
-            (cgroups.machine_usage(detail), network, groups, tasks())
+            (
+                cgroups.machine_usage(detail),
+                network,
+                groups,
+                running_tasks(),
+            )
         });
         let (machine, network, groups, tasks) = own.await;
         Sample {
@@ -283,13 +288,6 @@ fn system_groups(cgroup_root: &str) -> [(&'static str, Option<String>); 3] {
     ]
 }
 
-/// Processes and threads of the machine. Source: proc_loadavg(5).
-fn tasks() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
-    let (_, all) = text.split(' ').nth(3)?.split_once('/')?;
-    all.parse().ok()
-}
-
 /// The agent's own group; none if that is the root.
 fn own_group() -> Option<String> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -325,6 +323,5 @@ mod tests {
         ] {
             assert_eq!(group_of(text), want, "{text}");
         }
-        assert!(tasks().is_some_and(|n| n > 0));
     }
 }

@@ -5,9 +5,10 @@ use core::net::IpAddr;
 use super::{machine, network};
 use crate::{
     api::Quantity,
-    config::{Config, Reserved, Threshold},
+    config::{Config, Reserved},
     logic::{
         downward::Allocatable,
+        eviction::{Signal, Threshold},
         node::{self, Settings},
         node_resources::{self, Capacity, OverReserved, Reservations},
     },
@@ -106,7 +107,11 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
         identity: machine::identity(),
         settings: Settings::default(),
     };
-    facts.kept = reservations(&cfg.reserved, facts.capacity());
+    facts.kept = reservations(
+        &cfg.reserved,
+        &cfg.eviction.settings.thresholds,
+        facts.capacity(),
+    );
     facts.settings = settings(cfg, &facts);
     node_resources::check(facts.capacity(), facts.kept)?;
     Ok(facts)
@@ -144,27 +149,25 @@ pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
 }
 
 /// `systemReserved`, `kubeReserved` and the hard eviction thresholds, as amounts.
-fn reservations(reserved: &Reserved, capacity: Capacity) -> Reservations {
+fn reservations(reserved: &Reserved, thresholds: &[Threshold], capacity: Capacity) -> Reservations {
     let sum = |name: &str, amount: fn(&Quantity) -> i64| {
         [&reserved.system, &reserved.kube]
             .into_iter()
             .filter_map(|map| map.get(name))
             .fold(0_i64, |sum, quantity| sum.saturating_add(amount(quantity)))
     };
-    let threshold = |signal: &str, has: i64| match reserved.eviction_hard.get(signal) {
-        Some(Threshold::Amount(quantity)) => quantity.value(),
-        Some(Threshold::Permille(permille)) => {
-            i64::try_from(i128::from(has) * i128::from(*permille) / 1000).unwrap_or(0)
-        }
-        None => 0,
+    let threshold = |signal: Signal, has: i64| {
+        let hard = |t: &&Threshold| t.signal == signal && t.grace.is_none();
+        let found = thresholds.iter().find(hard);
+        found.map_or(0, |threshold| threshold.limit.of(has))
     };
     Reservations {
         cpu_milli: sum("cpu", Quantity::milli),
         memory_bytes: sum("memory", Quantity::value),
         storage_bytes: sum("ephemeral-storage", Quantity::value),
         pids: sum("pid", Quantity::value),
-        eviction_memory_bytes: threshold("memory.available", capacity.memory_bytes),
-        eviction_storage_bytes: threshold("nodefs.available", capacity.storage_bytes),
+        eviction_memory_bytes: threshold(Signal::MemoryAvailable, capacity.memory_bytes),
+        eviction_storage_bytes: threshold(Signal::NodeFsAvailable, capacity.storage_bytes),
     }
 }
 
@@ -179,7 +182,10 @@ pub(in crate::agent) fn max_pods(cfg: &Config, node: &NodeFacts) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+
     use super::*;
+    use crate::logic::eviction::Limit;
 
     #[test]
     fn what_is_kept_from_pods() {
@@ -192,19 +198,26 @@ mod tests {
             kube: [("memory", "8Mi"), ("ephemeral-storage", "1Gi")]
                 .map(|(name, text)| (name.to_owned(), quantity(text)))
                 .into(),
-            eviction_hard: [
-                (
-                    "memory.available".to_owned(),
-                    Threshold::Amount(quantity("100Mi")),
-                ),
-                ("nodefs.available".to_owned(), Threshold::Permille(100)),
-            ]
-            .into(),
             local_storage: true,
         };
+        let threshold = |signal, limit| Threshold {
+            signal,
+            limit,
+            grace: None,
+            min_reclaim: None,
+        };
+        let soft = Threshold {
+            grace: Some(Duration::ZERO),
+            ..threshold(Signal::MemoryAvailable, Limit::Percent(90.0))
+        };
+        let thresholds = [
+            threshold(Signal::MemoryAvailable, Limit::Amount(quantity("100Mi"))),
+            soft,
+            threshold(Signal::NodeFsAvailable, Limit::Percent(12.5)),
+        ];
         let capacity = Capacity {
             memory_bytes: 512 << 20,
-            storage_bytes: 10 << 30,
+            storage_bytes: 8 << 30,
             ..Capacity::default()
         };
         let want = Reservations {
@@ -215,9 +228,9 @@ mod tests {
             eviction_memory_bytes: 100 << 20,
             eviction_storage_bytes: 1 << 30,
         };
-        assert_eq!(reservations(&reserved, capacity), want);
+        assert_eq!(reservations(&reserved, &thresholds, capacity), want);
         assert_eq!(
-            reservations(&Reserved::default(), capacity),
+            reservations(&Reserved::default(), &[], capacity),
             Reservations::default()
         );
     }

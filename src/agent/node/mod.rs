@@ -23,6 +23,7 @@ use crate::{
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
         admission,
+        eviction::Conditions,
         generate::NodeContext,
         node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
     },
@@ -36,6 +37,8 @@ pub(super) struct Standing {
     pub(super) not_ready: Vec<String>,
     /// Records of pods wait for a disk that cannot be written.
     pub(super) records_wait: bool,
+    /// What the node is short of.
+    pub(super) pressure: Conditions,
     /// Whether an apiserver has the Node.
     pub(super) is_member: bool,
     /// Whether that answers, for people; `None` without one.
@@ -100,6 +103,11 @@ impl Node {
         look(&self.admission.borrow())
     }
 
+    /// Names of the conditions that speak against new pods.
+    pub(super) fn set_pressure(&self, names: Vec<String>) {
+        self.admission.borrow_mut().pressure = names;
+    }
+
     /// The Node object, as last known; `None`: it is not known yet. It has no images.
     pub(super) fn object(&self) -> Option<Object> {
         self.object.borrow().clone()
@@ -135,9 +143,10 @@ impl Node {
             },
             images: runtime.list_images().await.ok(),
             pressure: Pressure {
-                disk: trouble.is_some(),
+                memory: standing.pressure.memory,
+                disk: standing.pressure.disk || trouble.is_some(),
                 disk_detail: trouble.unwrap_or_default(),
-                ..Pressure::default()
+                pid: standing.pressure.pid,
             },
             not_ready: standing.not_ready.clone(),
         }

@@ -3,7 +3,8 @@
 use crate::{
     api::{Pod, PodUid, pod::CONFIG_HASH, pod_status::QosClass},
     logic::{
-        admission::ActivePod, mirror::FullName, mux::Source, pod_worker::PodFacts, qos::qos_class,
+        admission::ActivePod, eviction::is_limited, mirror::FullName, mux::Source,
+        pod_worker::PodFacts, qos::qos_class,
     },
 };
 
@@ -18,6 +19,8 @@ pub(in crate::agent) struct ConfigPod {
     pub(in crate::agent) api_phase_terminal: bool,
     /// Mounts or reads a ConfigMap or Secret.
     pub(in crate::agent) uses_objects: bool,
+    /// Has limits of its own on the node's disk.
+    pub(in crate::agent) limits_storage: bool,
     /// Its class.
     pub(in crate::agent) qos: QosClass,
     /// What it takes of the node.
@@ -36,7 +39,7 @@ pub(in crate::agent) struct Identity {
     /// `metadata.deletionGracePeriodSeconds`.
     deletion_grace_s: Option<i64>,
     /// `spec.terminationGracePeriodSeconds`.
-    spec_grace_s: Option<i64>,
+    pub(in crate::agent) spec_grace_s: Option<i64>,
 }
 
 impl ConfigPod {
@@ -67,6 +70,7 @@ impl ConfigPod {
             deletion_requested: pod.metadata.deletion_timestamp.is_some(),
             api_phase_terminal: pod.status.phase.is_terminal(),
             uses_objects: volumes || env,
+            limits_storage: is_limited(pod),
             qos: qos_class(pod),
             takes: ActivePod::of(pod),
             id: Box::new(Identity {

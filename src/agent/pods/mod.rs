@@ -186,17 +186,31 @@ impl Pods {
     }
 
     /// The pods that count for admission and shares (LOOP-11), sorted by UID.
-    fn active(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
+    pub(super) fn active(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
         self.entries.iter().filter_map(|(uid, entry)| {
             let config = entry.config.as_ref()?;
             entry.is_active(uid, &self.table).then_some((uid, config))
         })
     }
 
-    /// What active pods other than `uid` take of the node.
-    pub(super) fn active_but(&self, uid: &PodUid) -> Vec<ActivePod> {
+    /// The pod as a source has it, if it is active.
+    pub(super) fn active_config(&self, uid: &PodUid) -> Option<&ConfigPod> {
+        let entry = self.entries.get(uid)?;
+        let config = entry.config.as_ref()?;
+        entry.is_active(uid, &self.table).then_some(config)
+    }
+
+    /// Active pods other than `uid` and `gone`, and what they take of the node.
+    pub(super) fn active_but(
+        &self,
+        uid: &PodUid,
+        gone: &[PodUid],
+    ) -> (Vec<PodUid>, Vec<ActivePod>) {
         let others = self.active().filter(|(other, _)| *other != uid);
-        others.map(|(_, pod)| pod.takes.clone()).collect()
+        let others = others.filter(|(other, _)| !gone.contains(other));
+        others
+            .map(|(uid, pod)| (uid.clone(), pod.takes.clone()))
+            .unzip()
     }
 
     /// Processor time that the active pods of the Burstable tier ask for together, thousandths.

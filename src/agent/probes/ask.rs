@@ -205,6 +205,7 @@ async fn tell(driver: &Driver, target: &Target, answer: Answer) {
         namespace: &namespace,
         name: &name,
         field_path: &field,
+        annotations: "",
     };
     driver
         .recorder

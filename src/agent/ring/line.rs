@@ -62,7 +62,7 @@ pub(in crate::agent) enum Heard {
     /// It could not be read.
     Unread {
         pod: String,
-        /// `create`, `show`, `image`: for what.
+        /// `create`, `show`, `image`, `evict`: for what.
         wanted: String,
     },
     /// Whether records wait for a disk that cannot be written.
@@ -304,6 +304,7 @@ impl Heard {
             Purpose::Create => "create",
             Purpose::Show(..) => "show",
             Purpose::Image => "image",
+            Purpose::Evict => "evict",
         };
         Self::Unread {
             pod: cut(pod),

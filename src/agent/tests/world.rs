@@ -42,6 +42,7 @@ use super::{
         views::Taken,
     },
     api::FakeApi,
+    gauge::{Left, TestGauge},
     wire::FakeWire,
 };
 use crate::{
@@ -164,6 +165,8 @@ pub(super) struct World {
     pub(super) fake: Rc<Fake>,
     pub(super) events: Sender<Event>,
     pub(super) wire: Rc<FakeWire>,
+    /// What there is of everything.
+    pub(super) left: Rc<Left>,
     root: PathBuf,
     way: Way,
     hands: Rc<Hands>,
@@ -242,6 +245,7 @@ impl World {
         }
         let mut template = Template::new(&root, &flags);
         template.wire = Rc::clone(&wire);
+        let left = Rc::clone(&template.left);
         let joined = way.api.clone().map(|api| {
             let lanes = [Lane::inline(), Lane::inline()];
             let lanes = KubeLanes::by(api, lanes, Rc::new(Threads));
@@ -259,6 +263,7 @@ impl World {
         running.members.into_iter().for_each(Task::detach);
         let world = Self {
             wire,
+            left,
             metrics: assembly::metrics(&parts, asker.clone()),
             asker,
             parts,
@@ -565,6 +570,8 @@ pub(in crate::agent) struct Template {
     /// Addresses as a node of a cluster finds them.
     host_ips: Vec<IpAddr>,
     wire: Rc<FakeWire>,
+    /// What there is of everything.
+    pub(in crate::agent) left: Rc<Left>,
 }
 
 impl Template {
@@ -615,6 +622,7 @@ impl Template {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             host_ips: node::facts(&cfg).expect("facts").host_ips,
             wire: Rc::default(),
+            left: Rc::default(),
             cfg,
             node,
             root: root.into(),
@@ -661,6 +669,11 @@ impl Template {
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,
+            gauge: Rc::new(TestGauge {
+                left: Rc::clone(&self.left),
+                hands: Rc::clone(&hands),
+            }),
+            unused_images: None,
             clock: Box::new(TestClock(hands)),
             runtime: fake,
             keyring: Rc::new(()),

@@ -20,6 +20,7 @@ use crate::{
     error::chain,
     logic::{
         check::{self, Agent, AgentFacts, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
+        eviction::Signal,
         static_pod, validation,
     },
     runtime::runc::{apparmor, cni::NetworkConfig, host, program::Program},
@@ -97,6 +98,10 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     wanted.seccomp_default = cfg.seccomp_default;
     wanted.bridge.clone_from(&cfg.network.builtin_bridge);
     wanted.image_high_percent = cfg.images.high_percent;
+    let thresholds = cfg.eviction.settings.thresholds.iter();
+    // What holds for all pods together follows another.
+    let written = thresholds.filter(|t| t.signal != Signal::AllocatableMemory);
+    wanted.kept_free = written.map(ToString::to_string).collect();
     let socket = named_socket().filter(|_| !typed);
     let (agent, pid) = agent(socket.as_ref().unwrap_or(&cfg.dirs.socket));
     let detected = Cgroups::detect();

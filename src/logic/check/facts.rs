@@ -52,6 +52,8 @@ pub struct Wanted {
     pub seccomp_default: bool,
     /// Bridge of the built-in network.
     pub bridge: String,
+    /// What is kept free: thresholds as they are written.
+    pub kept_free: Vec<String>,
     /// Use of the disk at which images are removed, percent.
     pub image_high_percent: u8,
 }

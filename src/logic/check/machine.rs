@@ -169,6 +169,14 @@ pub(super) fn inodes(facts: &Facts) -> Finding {
     Finding::ok(says)
 }
 
+pub(super) fn eviction(facts: &Facts) -> Finding {
+    let kept = &facts.wanted.kept_free;
+    if kept.is_empty() {
+        return Finding::ok("nothing is kept free: evictionHard is empty");
+    }
+    Finding::ok(format!("kept free: {}", kept.join(", ")))
+}
+
 pub(super) fn read_only(facts: &Facts) -> Finding {
     let dirs = &facts.dirs;
     let all = [&dirs.root, &dirs.run, &dirs.logs];

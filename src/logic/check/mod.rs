@@ -82,7 +82,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 42] = [
+pub const CHECKS: [Check; 43] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -104,6 +104,7 @@ pub const CHECKS: [Check; 42] = [
     ("rtc", machine::rtc),
     ("disk", machine::disk),
     ("inodes", machine::inodes),
+    ("eviction", machine::eviction),
     ("read-only", machine::read_only),
     ("root-dir", machine::root_dir),
     ("run-dir", machine::run_dir),

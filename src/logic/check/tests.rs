@@ -20,6 +20,7 @@ fn sound() -> Facts {
             file: Some("/etc/picolet/config.yaml".into()),
             node_name: "pi.example".into(),
             bridge: "picolet0".into(),
+            kept_free: texts(&["memory.available<100Mi", "nodefs.available<10%"]),
             image_high_percent: 85,
             ..Wanted::default()
         },
@@ -328,6 +329,8 @@ const ODD: &[(&str, Change, &str)] = &[
     ("clock-sync", |f| f.clock.synchronized = None, "does not say"),
     ("rtc", |f| { f.clock.rtc = true; f.clock.saved_time = None; }, "battery"),
     ("inodes", |f| { f.dirs.root.inodes = 0; f.dirs.root.inodes_free = 0; f.dirs.logs.inodes = 0; }, "100 %"),
+    ("eviction", |f| f.wanted.kept_free.clear(), "nothing is kept free"),
+    ("eviction", |_| (), "kept free: memory.available<100Mi, nodefs.available<10%"),
     ("mounts", |f| f.dirs.host_mounts = None, "cannot be seen"),
     ("cni-config", |f| f.network.conf = Some("/etc/cni/net.d/a.conflist".into()), "a.conflist"),
     ("iptables", |f| { f.network.iptables = None; f.network.conf = Some("x".into()); }, "not installed"),

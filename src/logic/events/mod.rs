@@ -68,6 +68,8 @@ pub struct Occurrence {
     pub reason: Box<str>,
     /// Message, at most 1024 bytes.
     pub message: Box<str>,
+    /// Annotations of the object, a JSON object; empty for none.
+    pub annotations: Box<str>,
     /// How often, at least once.
     pub times: u32,
     /// When it happened first, with nanoseconds: part of the object's name.
@@ -120,10 +122,14 @@ fn object(
             involved[field] = json!(value);
         }
     }
+    let mut metadata = json!({"name": name, "namespace": subject.event_namespace()});
+    if let Ok(annotations) = serde_json::from_str::<Value>(&occurrence.annotations) {
+        metadata["annotations"] = annotations;
+    }
     json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": subject.event_namespace()},
+        "metadata": metadata,
         "involvedObject": involved,
         "type": if occurrence.warning { "Warning" } else { "Normal" },
         "reason": occurrence.reason,

@@ -15,6 +15,7 @@ fn told(name: &str, reason: &str, message: &str, at_s: i64) -> Occurrence {
         warning: true,
         reason: reason.into(),
         message: message.into(),
+        annotations: "".into(),
         times: 1,
         first: Wall::from_secs(at_s),
         last: Wall::from_secs(at_s),
@@ -189,6 +190,22 @@ fn memory_is_bounded() {
         .correlate(&told("p0", "BackOff", "again", 1), at(0))
         .expect("new");
     assert!(forgotten.patch.is_none());
+}
+
+#[test]
+fn annotations() {
+    // EVICT-14
+    let mut correlator = Correlator::new("n", false);
+    let with = Occurrence {
+        annotations: r#"{"starved_resource":"memory"}"#.into(),
+        ..told("p", "Evicted", "x", 1)
+    };
+    let post = correlator.correlate(&with, at(0)).expect("told");
+    let metadata = &post.object["metadata"];
+    assert_eq!(metadata["annotations"]["starved_resource"], "memory");
+    let post = correlator.correlate(&told("q", "Evicted", "x", 1), at(0));
+    let metadata = &post.expect("told").object["metadata"];
+    assert_eq!(metadata.get("annotations"), None);
 }
 
 #[test]

@@ -303,6 +303,7 @@ fn terminal_phases_stick() {
     };
     let evicted = PodFailure {
         reason: "Evicted".into(),
+        disruption: None,
         message: "disk".into(),
     };
     let older = World::new(Never, &["a"], vec![exited("a", 0)]).with(|w| {

@@ -1,0 +1,411 @@
+//! The node runs short, or a pod has more than it may: what the rounds of `logic::eviction` come to (EVICT). This owner keeps
+//! their state; whatever has to be looked at or thrown away is an effect.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+
+use serde_json::{Map, Value};
+
+use super::{Agent, Effect, Purpose};
+use crate::{
+    agent::{
+        pod_store::StoreError,
+        pods::ConfigPod,
+        recorder::{About, Severity},
+    },
+    api::{Mono, Pod, PodUid, order::Gather as _},
+    config::EvictionConfig,
+    error::chain,
+    logic::{
+        eviction::{
+            self, Action, Candidate, Conditions, EVICTED, IMMEDIATE_GRACE_S, Input, Layout,
+            Manager, Measure, Reclaim, Short, Victim, Violation, Words,
+        },
+        mirror::FullName,
+        pod_kind::SYSTEM_CRITICAL_PRIORITY,
+        pod_worker::{KillOptions, StopStatus},
+        preemption::{self, PREEMPTING, Waiting},
+        qos::{EPHEMERAL_STORAGE, MEMORY},
+    },
+};
+
+/// Something to be done for a round; each ends with an [`Input`].
+#[derive(Clone, Debug)]
+pub(in crate::agent) enum EvictionWork {
+    /// Look at everything.
+    Observe,
+    /// See which of these pods have more than they may; sorted.
+    CheckLimits(Vec<PodUid>, Layout),
+    /// Throw away what is nobody's.
+    Reclaim(&'static [Reclaim]),
+    /// Measure these pods.
+    Measure(Measure, Vec<Candidate>),
+}
+
+/// A pod that is to go as soon as its record is read.
+enum Chosen {
+    Victim(Victim),
+    Limited(Violation),
+}
+
+impl Chosen {
+    const fn uid(&self) -> &PodUid {
+        match self {
+            Self::Victim(victim) => &victim.uid,
+            Self::Limited(violation) => &violation.uid,
+        }
+    }
+}
+
+/// See the module's words.
+pub(super) struct Eviction {
+    manager: Manager,
+    chosen: Vec<Chosen>,
+    /// What the node was last said to be.
+    told: Conditions,
+    /// Static pods may go too.
+    static_pods: bool,
+    /// Critical pods that wait for room.
+    room: Waiting,
+}
+
+/// How it stands with the node, for people.
+pub(in crate::agent) struct PressureView {
+    /// Thresholds that are met.
+    pub(in crate::agent) short: Vec<Short>,
+    /// Pods that may be asked to go, as [`EvictionWork::Measure`] takes them.
+    pub(in crate::agent) candidates: Vec<Candidate>,
+    /// Their names.
+    pub(in crate::agent) names: BTreeMap<PodUid, FullName>,
+    /// On which file systems things are.
+    pub(in crate::agent) layout: Layout,
+}
+
+impl Eviction {
+    /// Nothing was looked at yet.
+    pub(super) fn new(cfg: &EvictionConfig, now: Mono) -> Self {
+        Self {
+            manager: Manager::new(cfg.settings.clone(), now),
+            chosen: Vec::new(),
+            told: Conditions::default(),
+            static_pods: cfg.static_pods,
+            room: Waiting::default(),
+        }
+    }
+
+    /// Conditions of the node.
+    pub(super) const fn conditions(&self) -> Conditions {
+        self.manager.conditions()
+    }
+
+    /// When there is something to do.
+    pub(super) fn next_timeout(&self) -> Option<Mono> {
+        let both = [self.manager.next_timeout(), self.room.next_timeout()];
+        both.into_iter().flatten().min()
+    }
+
+    /// Whether the pod stays whatever happens.
+    fn is_critical(&self, pod: &ConfigPod) -> bool {
+        let rank = &pod.takes.rank;
+        let by_priority = rank.priority.is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY);
+        by_priority || (rank.critical && !self.static_pods)
+    }
+}
+
+impl Agent {
+    /// Time has passed, or something has happened to pods.
+    pub(super) fn turn_eviction(&mut self, now: Mono) {
+        let awaited: Vec<PodUid> = self.eviction.manager.awaited().cloned().collect();
+        for uid in awaited {
+            let is_chosen = self.eviction.chosen.iter().any(|c| *c.uid() == uid);
+            if !is_chosen && self.pods.table().should_pod_be_finished(&uid) {
+                self.eviction.manager.handle(Input::Gone(uid), now);
+            }
+        }
+        let due = self.eviction.manager.next_timeout();
+        if due.is_some_and(|due| due <= now) {
+            let limited = self.has_limited_pods();
+            self.eviction.manager.handle_timeout(limited, now);
+        }
+        self.carry_eviction_on();
+        let table = self.pods.table();
+        let runs = |uid: &PodUid| table.could_have_running_containers(uid);
+        let mut ready = Vec::new();
+        while let Some(uid) = self.eviction.room.poll_ready(runs, now) {
+            ready.push(uid);
+        }
+        for uid in &ready {
+            if self.pods.is_configured(uid) {
+                self.create_again(uid, false);
+            } else {
+                self.eviction.room.take(uid);
+            }
+        }
+    }
+
+    /// Whether pods that make room for this one have not stopped yet.
+    pub(super) fn waits_for_room(&self, uid: &PodUid) -> bool {
+        self.eviction.room.is_waiting(uid)
+    }
+
+    /// Those that made room for the pod; `None`: nobody had to.
+    pub(super) fn take_room(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
+        self.eviction.room.take(uid)
+    }
+
+    /// Ends `victims` so that a critical pod can run, which waits for that. `resource`: what is lacking.
+    pub(super) fn make_room(
+        &mut self,
+        uid: &PodUid,
+        victims: Vec<PodUid>,
+        resource: &str,
+        now: Mono,
+    ) {
+        let mut grace_s = 0;
+        for victim in &victims {
+            let Some(config) = self.pods.config(victim).cloned() else {
+                continue;
+            };
+            grace_s = grace_s.max(config.id.spec_grace_s.unwrap_or(0));
+            let about = about(victim, &config);
+            let recorder = &self.tools.recorder;
+            recorder.about(about, Severity::Warning, PREEMPTING, preemption::MESSAGE);
+            log::info!("uid={victim} makes room for the critical pod uid={uid}");
+            self.tools.counters.count(|c| c.preempted(resource));
+            let options = KillOptions {
+                evict: true,
+                status: Some(Box::new(preemption::stop_status())),
+                ..KillOptions::default()
+            };
+            self.kill(victim, Some(config), Some(options), now);
+        }
+        let room = &mut self.eviction.room;
+        room.begin(uid.clone(), victims, grace_s, now);
+    }
+
+    /// Something came of what was to be done.
+    pub(super) fn on_eviction(&mut self, mut input: Input, now: Mono) {
+        if let Input::Observed(_, limited) = &mut input {
+            *limited = self.has_limited_pods();
+        }
+        self.eviction.manager.handle(input, now);
+        self.tell_pressure();
+        self.carry_eviction_on();
+    }
+
+    /// Nothing of the pod runs any more, and somebody waited for that.
+    pub(super) fn on_stopped_for_eviction(&mut self, uid: PodUid, now: Mono) {
+        self.on_eviction(Input::Stopped(uid), now);
+    }
+
+    /// How it stands with the node.
+    pub(in crate::agent) fn pressure(&self) -> PressureView {
+        let mut candidates = self.candidates();
+        candidates.retain(|pod| !pod.critical);
+        let name = |pod: &Candidate| {
+            let name = self.pods.config(&pod.uid)?.id.name.clone();
+            Some((pod.uid.clone(), name))
+        };
+        PressureView {
+            short: self.eviction.manager.short(),
+            names: candidates.iter().filter_map(name).gather(),
+            candidates,
+            layout: self.eviction.manager.layout(),
+        }
+    }
+
+    fn has_limited_pods(&self) -> bool {
+        self.limited_pods().next().is_some()
+    }
+
+    /// Active pods that have limits of their own on the node's disk.
+    fn limited_pods(&self) -> impl Iterator<Item = &PodUid> {
+        let limited = self.pods.active().filter(|(uid, pod)| {
+            pod.limits_storage && !self.eviction.is_critical(pod) && !self.is_evicted(uid)
+        });
+        limited.map(|(uid, _)| uid)
+    }
+
+    /// It was told to go before.
+    fn is_evicted(&self, uid: &PodUid) -> bool {
+        self.pods.table().should_pod_content_be_removed(uid)
+    }
+
+    /// Active pods that could be asked to go.
+    fn candidates(&self) -> Vec<Candidate> {
+        let active = self.pods.active();
+        let left = active.filter(|(uid, _)| !self.is_evicted(uid));
+        left.map(|(uid, pod)| {
+            let request = |name: &str| pod.takes.requests.get(name).copied().unwrap_or(0);
+            Candidate {
+                uid: uid.clone(),
+                critical: self.eviction.is_critical(pod),
+                priority: pod.takes.rank.priority.unwrap_or(0),
+                memory_request: request(MEMORY),
+                storage_request: request(EPHEMERAL_STORAGE),
+                grace_s: pod.id.spec_grace_s,
+                figures: None,
+            }
+        })
+        .collect()
+    }
+
+    fn carry_eviction_on(&mut self) {
+        while let Some(action) = self.eviction.manager.poll_action() {
+            let work = match action {
+                Action::Observe => EvictionWork::Observe,
+                Action::CheckLimits => {
+                    let uids = self.limited_pods().cloned().collect();
+                    EvictionWork::CheckLimits(uids, self.eviction.manager.layout())
+                }
+                Action::Reclaim(what) => EvictionWork::Reclaim(what),
+                Action::Measure(what) => EvictionWork::Measure(what, self.candidates()),
+                Action::Tell(starved) => {
+                    let message = format!("Attempting to reclaim {}", starved.name());
+                    let recorder = &self.tools.recorder;
+                    recorder.node(Severity::Warning, "EvictionThresholdMet", &message);
+                    continue;
+                }
+                Action::Evict(victim) => {
+                    self.choose(Chosen::Victim(victim));
+                    continue;
+                }
+                Action::EvictLimited(violation) => {
+                    self.choose(Chosen::Limited(violation));
+                    continue;
+                }
+                Action::TellExceeded(uid) => {
+                    self.tell_exceeded(&uid);
+                    continue;
+                }
+            };
+            self.effects.push_back(Effect::Eviction(work));
+        }
+    }
+
+    fn choose(&mut self, chosen: Chosen) {
+        let load = Effect::Load(chosen.uid().clone(), Purpose::Evict);
+        self.eviction.chosen.push(chosen);
+        self.effects.push_back(load);
+    }
+
+    /// The record of a chosen pod was read, or cannot be: it goes all the same.
+    pub(super) fn on_chosen(&mut self, uid: &PodUid, pod: Result<Rc<Pod>, StoreError>, now: Mono) {
+        let mut all = self.eviction.chosen.iter();
+        let Some(at) = all.position(|chosen| chosen.uid() == uid) else {
+            return;
+        };
+        let chosen = self.eviction.chosen.swap_remove(at);
+        let config = self.pods.active_config(uid).cloned();
+        let Some(config) = config.filter(|config| !self.eviction.is_critical(config)) else {
+            // It has ended meanwhile, or is another.
+            self.on_eviction(Input::Spared(uid.clone()), now);
+            return;
+        };
+        let pod = pod.unwrap_or_else(|e| {
+            let text = format!(
+                "uid={uid} is evicted though its record is not read: {}",
+                chain(&e)
+            );
+            self.tools.complaints.complain(&text);
+            Rc::default()
+        });
+        let (words, grace_s, signal, disruption) = match chosen {
+            Chosen::Victim(victim) => {
+                let (starved, quantities) = (victim.signal.starved(), victim.quantities.as_ref());
+                let words = eviction::eviction(starved, &pod, quantities, victim.figures.as_ref());
+                let counters = &self.tools.counters;
+                for signal in &victim.short {
+                    counters.count(|c| c.eviction_age(signal.name(), victim.age));
+                }
+                (words, victim.grace_s, victim.signal.name(), true)
+            }
+            Chosen::Limited(violation) => {
+                let words = Words {
+                    message: violation.message,
+                    annotations: Vec::new(),
+                };
+                (words, IMMEDIATE_GRACE_S, violation.signal, false)
+            }
+        };
+        self.evict(uid, config, words, grace_s, disruption, now);
+        self.tools.counters.count(|c| c.evicted(signal));
+    }
+
+    fn evict(
+        &mut self,
+        uid: &PodUid,
+        config: ConfigPod,
+        words: Words,
+        grace_s: i64,
+        disruption: bool,
+        now: Mono,
+    ) {
+        let Words {
+            message,
+            annotations,
+        } = words;
+        let annotations: Map<String, Value> = annotations
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let annotations = match annotations.is_empty() {
+            true => String::new(),
+            false => Value::Object(annotations).to_string(),
+        };
+        let about = About {
+            annotations: &annotations,
+            ..about(uid, &config)
+        };
+        let recorder = &self.tools.recorder;
+        recorder.about(about, Severity::Warning, EVICTED, &message);
+        let message: Box<str> = message.into();
+        let options = KillOptions {
+            grace_s: Some(grace_s),
+            evict: true,
+            signal: true,
+            status: Some(Box::new(StopStatus {
+                reason: EVICTED.into(),
+                disruption: disruption.then(|| message.clone()),
+                message,
+            })),
+        };
+        self.kill(uid, Some(config), Some(options), now);
+    }
+
+    fn tell_exceeded(&self, uid: &PodUid) {
+        let Some(config) = self.pods.config(uid) else {
+            return;
+        };
+        self.tools.recorder.about(
+            about(uid, config),
+            Severity::Warning,
+            "ExceededGracePeriod",
+            "Container runtime did not kill the pod within specified grace period.",
+        );
+    }
+
+    /// Whoever admits pods, or tells of the node, knows what it is short of.
+    fn tell_pressure(&mut self) {
+        let now = self.eviction.conditions();
+        if now == self.eviction.told {
+            return;
+        }
+        self.eviction.told = now;
+        let names: Vec<String> = now.names().map(str::to_owned).collect();
+        match names.as_slice() {
+            [] => log::info!("the node is no longer short of anything"),
+            names => log::warn!("the node is short: {}", names.join(", ")),
+        }
+        self.owners.node.set_pressure(names);
+    }
+}
+
+fn about<'a>(uid: &'a PodUid, config: &'a ConfigPod) -> About<'a> {
+    About {
+        uid,
+        namespace: &config.id.name.namespace,
+        name: &config.id.name.name,
+        field_path: "",
+        annotations: "",
+    }
+}

@@ -1,0 +1,77 @@
+//! What the files of a pod take: walked through in slices on the disk lane, so that pods go on in between.
+
+use alloc::rc::Rc;
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
+use crate::{
+    agent::pod_store::PodStore,
+    api::stats::{ContainerDisk, DiskUsage, PodUsage, VolumeUsage},
+    runtime::RuntimeService,
+    sys::{disk_usage, lane::Lane},
+    volume::Volumes,
+};
+
+/// Counts them.
+#[derive(Clone)]
+pub(in crate::agent) struct PodFiles {
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) volumes: Volumes,
+    pub(in crate::agent) store: PodStore,
+}
+
+/// What they take.
+pub(in crate::agent) struct Files {
+    /// Of the containers that run, in the pod's order.
+    pub(in crate::agent) containers: Vec<ContainerDisk>,
+    /// Volumes with data of their own.
+    pub(in crate::agent) volumes: Vec<VolumeUsage>,
+    /// The file that is their `/etc/hosts`.
+    pub(in crate::agent) hosts: Option<DiskUsage>,
+}
+
+impl PodFiles {
+    /// All of a pod that runs.
+    pub(in crate::agent) async fn of(&self, pod: &PodUsage) -> Files {
+        let mut containers = Vec::new();
+        for container in &pod.containers {
+            let layer = self.runtime.writable_layer(&container.id).await;
+            let logs = match Path::new(&container.log_path).parent() {
+                Some(dir) if dir.is_absolute() => disk_usage::of(&self.disk, dir.into()).await,
+                _ => None,
+            };
+            containers.push(ContainerDisk {
+                layer: layer.ok().flatten(),
+                logs,
+            });
+        }
+        let (volumes, uid) = (self.volumes.clone(), pod.uid.clone());
+        let hosts = self.store.dir(&pod.uid).join("etc-hosts");
+        let held = self.disk.run(move || {
+            let hosts = fs::symlink_metadata(hosts).ok().map(|meta| DiskUsage {
+                used_bytes: meta.blocks().saturating_mul(512),
+                inodes_used: 1,
+            });
+            (volumes.held(&uid), hosts)
+        });
+        let (held, hosts) = held.await;
+        let mut all = Vec::new();
+        for volume in held {
+            let used = disk_usage::of(&self.disk, volume.path.clone()).await;
+            let path = volume.path;
+            let fs = self.disk.run(move || disk_usage::file_system(&path).ok());
+            all.push(VolumeUsage {
+                name: volume.name,
+                claim: None,
+                ephemeral: volume.ephemeral,
+                used,
+                fs: fs.await,
+            });
+        }
+        Files {
+            containers,
+            volumes: all,
+            hosts,
+        }
+    }
+}

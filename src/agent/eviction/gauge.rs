@@ -1,0 +1,140 @@
+//! How much there is of everything: one read of a few small files, whatever runs (EVICT-02).
+
+use alloc::{rc::Rc, sync::Arc};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    agent::{clock::Clock, node::NodeFacts, views::Later},
+    api::stats::{Detail, Memory},
+    cgroup::Cgroups,
+    logic::eviction::{FileSystems, Layout, Observations, Reading},
+    sys::{disk_usage, lane::Lane},
+};
+
+/// Tells how much there is. Tests have one of their own.
+pub(in crate::agent) trait Gauge {
+    /// As it is now.
+    fn read(&self) -> Later<'_, Observations>;
+}
+
+/// Of this machine.
+pub(in crate::agent) struct MachineGauge {
+    pub(in crate::agent) cgroups: Cgroups,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) clock: Rc<dyn Clock>,
+    pub(in crate::agent) places: Arc<Places>,
+}
+
+/// Where to look, and what does not change.
+pub(in crate::agent) struct Places {
+    root: PathBuf,
+    images: PathBuf,
+    layers: PathBuf,
+    kubepods: String,
+    memory_bytes: u64,
+    pids: u64,
+}
+
+impl Places {
+    /// Below the root directory, and of the control group of all pods.
+    pub(in crate::agent) fn new(
+        root: &Path,
+        images: PathBuf,
+        kubepods: String,
+        facts: &NodeFacts,
+    ) -> Self {
+        Self {
+            root: root.into(),
+            images,
+            layers: root.join("containers"),
+            kubepods,
+            memory_bytes: facts.memory_bytes,
+            pids: facts.pids,
+        }
+    }
+
+    fn layout(&self) -> Layout {
+        let of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
+        let Some(root) = of(&self.root) else {
+            return Layout::default();
+        };
+        // What is not there yet will be made there.
+        let file_systems = FileSystems {
+            root,
+            images: of(&self.images).unwrap_or(root),
+            layers: of(&self.layers).unwrap_or(root),
+        };
+        file_systems.layout()
+    }
+
+    fn read(&self, cgroups: &Cgroups) -> Observations {
+        let machine = cgroups.machine_usage(Detail::Basic).memory;
+        let pods = cgroups.usage(&self.kubepods, Detail::Basic);
+        let pods = pods.and_then(|usage| usage.memory);
+        let all = |memory: Memory| Reading::of_used(self.memory_bytes, memory.working_set_bytes);
+        let of_pods = |memory: Memory| {
+            let limit = memory.limit_bytes?;
+            Reading::of_used(limit, memory.working_set_bytes)
+        };
+        Observations {
+            layout: self.layout(),
+            memory: machine.and_then(all),
+            allocatable_memory: pods.and_then(of_pods),
+            nodefs: disk_usage::file_system(&self.root).ok(),
+            imagefs: disk_usage::file_system(&self.images).ok(),
+            pids: running_tasks().and_then(|tasks| Reading::of_used(self.pids, tasks)),
+            ..Observations::default()
+        }
+    }
+}
+
+impl Gauge for MachineGauge {
+    fn read(&self) -> Later<'_, Observations> {
+        Box::pin(async {
+            let (cgroups, places) = (self.cgroups.clone(), Arc::clone(&self.places));
+            let at = self.clock.now();
+            let read = self.disk.run(move || places.read(&cgroups)).await;
+            Observations { at, ..read }
+        })
+    }
+}
+
+/// Processes and threads of the machine. Source: proc_loadavg(5).
+pub(in crate::agent) fn running_tasks() -> Option<u64> {
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    let (_, all) = text.split(' ').nth(3)?.split_once('/')?;
+    all.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine() {
+        // EVICT-02: no more than that, for an emulator makes most of it up.
+        let root = std::env::temp_dir();
+        let places = Places {
+            images: root.join("none"),
+            layers: root.join("containers"),
+            root,
+            kubepods: "/none".into(),
+            memory_bytes: 1 << 40,
+            pids: 1 << 30,
+        };
+        let mount = "30 23 0:26 / /none rw - cgroup2 cgroup2 rw";
+        let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(mount).expect("hierarchy"));
+        let read = places.read(&cgroups);
+        assert_eq!(read.layout, Layout::OneDisk);
+        assert!(read.nodefs.is_some_and(|fs| fs.capacity_bytes > 0));
+        let memory = read.memory.expect("known");
+        assert!(memory.available > 0 && memory.available < memory.capacity);
+        assert_eq!(read.allocatable_memory, None, "no pod has a group");
+        let pids = read.pids.expect("known");
+        assert!(pids.available < 1 << 30 && pids.capacity == 1 << 30);
+    }
+}

@@ -1,0 +1,158 @@
+//! What the rounds of `logic::eviction` need done: everything looked at, pods measured, what is nobody's thrown away.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `gauge` | how much there is of everything |
+//! | `files` | what the files of a pod take |
+//! | `limits` | pods that have more on the node's disk than they may |
+
+mod files;
+mod gauge;
+mod limits;
+
+use alloc::rc::Rc;
+use core::time::Duration;
+
+use smol::{channel::Sender, future::FutureExt as _};
+
+pub(super) use files::PodFiles;
+pub(super) use gauge::{Gauge, MachineGauge, Places, running_tasks};
+pub(super) use limits::Limits;
+
+use super::{
+    clock::Clock, complaints::Complaints, core::EvictionWork, gc::Garbage, pod_store::PodStore,
+};
+use crate::{
+    api::{
+        Mono,
+        stats::{Detail, PodUsage},
+    },
+    error::chain,
+    logic::eviction::{Candidate, ContainerFigures, Input, Layout, Measure, PodFigures, Reclaim},
+    runtime::RuntimeService,
+};
+
+/// All walks of one round together. The pod that is being counted then is too large to be counted.
+const MAX_TIME: Duration = Duration::from_secs(10);
+
+/// Asks for the removal of every image that nobody uses; the answer comes when it is done.
+pub(super) type UnusedImages = Sender<Sender<()>>;
+
+/// Does it.
+pub(super) struct Evictor {
+    pub(super) gauge: Rc<dyn Gauge>,
+    pub(super) runtime: Rc<dyn RuntimeService>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) store: PodStore,
+    pub(super) files: PodFiles,
+    pub(super) garbage: Rc<Garbage>,
+    /// `None`: nobody removes images.
+    pub(super) unused_images: Option<UnusedImages>,
+    pub(super) limits: Limits,
+}
+
+impl Evictor {
+    /// Does it, and says what came of it.
+    pub(super) async fn carry_out(&self, work: EvictionWork) -> Input {
+        match work {
+            EvictionWork::Observe => Input::Observed(self.gauge.read().await, false),
+            EvictionWork::CheckLimits(uids, layout) => {
+                Input::Checked(self.check_limits(uids, layout != Layout::OneDisk).await)
+            }
+            EvictionWork::Reclaim(what) => {
+                for one in what {
+                    match one {
+                        Reclaim::DeadContainers => self.garbage.reclaim().await,
+                        Reclaim::UnusedImages => self.remove_unused_images().await,
+                    }
+                }
+                Input::Reclaimed(self.gauge.read().await)
+            }
+            EvictionWork::Measure(what, candidates) => {
+                Input::Measured(self.measure(what, candidates).await)
+            }
+        }
+    }
+
+    async fn remove_unused_images(&self) {
+        let Some(ask) = &self.unused_images else {
+            return;
+        };
+        let (answer, done) = smol::channel::bounded(1);
+        if ask.send(answer).await.is_ok() {
+            // It ends with an error when whoever does it has ended.
+            let _ = done.recv().await;
+        }
+    }
+
+    /// The candidates with what they take; none if the runtime cannot say.
+    pub(super) async fn measure(
+        &self,
+        what: Measure,
+        mut candidates: Vec<Candidate>,
+    ) -> Vec<Candidate> {
+        let usages = match self.runtime.list_pod_usage(Detail::Full).await {
+            Ok(usages) => usages,
+            Err(e) => {
+                let text = format!("cannot measure pods, none is evicted: {}", chain(&e));
+                self.complaints.complain(&text);
+                return Vec::new();
+            }
+        };
+        let until = self.clock.now() + MAX_TIME;
+        for candidate in &mut candidates {
+            let Some(usage) = usages.iter().find(|usage| usage.uid == candidate.uid) else {
+                continue;
+            };
+            candidate.figures = match what {
+                Measure::Groups => Some(figures(usage)),
+                Measure::Disk => self.with_files(usage, until).await,
+            };
+        }
+        candidates
+    }
+
+    /// What the pod takes, files included. `None`: too much to be counted, in all or by then.
+    async fn with_files(&self, usage: &PodUsage, until: Mono) -> Option<PodFigures> {
+        if self.clock.now() >= until {
+            // The time went with others: nothing is known against this one.
+            return Some(figures(usage));
+        }
+        let late = async {
+            self.clock.until(until).await;
+            None
+        };
+        let counted = async { Some(self.files.of(usage).await) };
+        // Dropping a walk ends it with the slice that runs.
+        let files = counted.or(late).await?;
+        let mut figures = figures(usage);
+        for (container, disk) in figures.containers.iter_mut().zip(&files.containers) {
+            container.rootfs = Some(disk.layer?);
+            container.logs = disk.logs;
+        }
+        for volume in files.volumes.into_iter().filter(|v| v.ephemeral) {
+            figures.volumes.push((volume.name, volume.used?));
+        }
+        // It has no name that a volume could have.
+        let hosts = files.hosts.map(|used| (String::new(), used));
+        figures.volumes.extend(hosts);
+        Some(figures)
+    }
+}
+
+/// What control groups say.
+fn figures(usage: &PodUsage) -> PodFigures {
+    let containers = usage.containers.iter().map(|c| ContainerFigures {
+        name: c.name.clone(),
+        memory_bytes: c.usage.memory.map(|m| m.working_set_bytes),
+        rootfs: None,
+        logs: None,
+    });
+    PodFigures {
+        memory_bytes: usage.usage.memory.map(|m| m.working_set_bytes),
+        processes: usage.usage.pids,
+        containers: containers.collect(),
+        volumes: Vec::new(),
+    }
+}

@@ -1,0 +1,58 @@
+//! What the node keeps free, and how it is freed (CONF-10).
+
+use alloc::collections::BTreeMap;
+
+use super::{
+    checks::{Invalid, unset_if_zero},
+    file::Fields,
+    values::EvictionConfig,
+};
+use crate::logic::eviction::{self, Written};
+use core::time::Duration;
+
+/// `evictionHard` where a document was loaded that does not have it (CONF-10).
+pub(super) const DEFAULT_HARD: [(&str, &str); 5] = [
+    ("memory.available", "100Mi"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+    ("imagefs.available", "15%"),
+    ("imagefs.inodesFree", "5%"),
+];
+/// `evictionPressureTransitionPeriod`.
+const DEFAULT_TRANSITION: Duration = Duration::from_secs(5 * 60);
+
+/// Checks the thresholds. `from_file`: a document was loaded. `enforce_pods`: all pods together have a limit.
+pub(super) fn resolve(
+    fields: &Fields,
+    from_file: bool,
+    enforce_pods: bool,
+) -> Result<EvictionConfig, Invalid> {
+    let merge = fields.merge_default_eviction_settings == Some(true);
+    let mut hard = BTreeMap::new();
+    if from_file && (fields.eviction_hard.is_none() || merge) {
+        let defaults = DEFAULT_HARD.map(|(signal, text)| (signal.to_owned(), text.to_owned()));
+        hard.extend(defaults);
+    }
+    hard.extend(fields.eviction_hard.clone().unwrap_or_default());
+    let grace = fields.eviction_soft_grace_period.iter();
+    let written = Written {
+        hard: &hard,
+        soft: &fields.eviction_soft,
+        grace: &grace.map(|(name, time)| (name.clone(), time.0)).collect(),
+        min_reclaim: &fields.eviction_minimum_reclaim,
+        enforce_pods,
+    };
+    let thresholds = eviction::thresholds(&written).map_err(|e| Invalid {
+        field: format!("{}[{}]", e.field, e.signal),
+        message: e.why,
+    })?;
+    let period = fields.eviction_pressure_transition_period;
+    Ok(EvictionConfig {
+        settings: eviction::Settings {
+            thresholds,
+            transition: unset_if_zero(period, DEFAULT_TRANSITION),
+            max_grace_s: fields.eviction_max_pod_grace_period.unwrap_or(0),
+        },
+        static_pods: fields.picolet.evict_static_pods.unwrap_or(false),
+    })
+}

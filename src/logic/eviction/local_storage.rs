@@ -1,0 +1,244 @@
+//! What a pod may have on the node's disk by its own limits (EVICT-11). It goes when it has more, however much is left.
+
+use alloc::{format, string::String};
+
+use super::{rank::PodFigures, threshold::shortest};
+use crate::{
+    api::{Pod, PodUid, Quantity, pod::Volume},
+    pod_resources::{Amount, pod_sum},
+    qos::EPHEMERAL_STORAGE,
+};
+
+/// A pod has more than it may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The pod.
+    pub uid: PodUid,
+    /// What its status says. It ends with a blank, as a kubelet's does.
+    pub message: String,
+    /// What figures call it.
+    pub signal: &'static str,
+}
+
+/// Whether the pod has such a limit.
+#[must_use]
+pub fn is_limited(pod: &Pod) -> bool {
+    pod.spec.volumes.iter().any(|v| size_limit(v).is_some())
+        || pod_sum(pod, Amount::Limits, EPHEMERAL_STORAGE).is_some()
+}
+
+/// What the pod has too much of; the first of everything. `has_image_disk`: images have a file system of their own, and the
+/// writable layers of containers do not count.
+#[must_use]
+pub fn violation(pod: &Pod, figures: &PodFigures, has_image_disk: bool) -> Option<Violation> {
+    let found = |signal, message| {
+        Some(Violation {
+            uid: pod.metadata.uid.clone(),
+            message,
+            signal,
+        })
+    };
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    for volume in &pod.spec.volumes {
+        let Some(limit) = size_limit(volume) else {
+            continue;
+        };
+        let mut held = figures.volumes.iter();
+        let used = held.find(|(name, _)| *name == volume.name);
+        if used.is_some_and(|(_, used)| signed(used.used_bytes) > limit.value()) {
+            let limit = shortest(limit, limit.value());
+            let message = format!(
+                "Usage of EmptyDir volume {:?} exceeds the limit \"{limit}\". ",
+                volume.name
+            );
+            return found("emptydirfs.limit", message);
+        }
+    }
+    let limits = pod.spec.containers.iter().chain(&pod.spec.init_containers);
+    let first = limits
+        .filter_map(|c| c.resources.limits.get(EPHEMERAL_STORAGE))
+        .next();
+    if let Some(limit) = pod_sum(pod, Amount::Limits, EPHEMERAL_STORAGE)
+        && signed(figures.ephemeral_bytes()) > limit
+    {
+        let limit = first.map_or_else(|| Quantity::binary(limit), |like| shortest(like, limit));
+        let message = format!(
+            "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+        );
+        return found("ephemeralpodfs.limit", message);
+    }
+    for measured in &figures.containers {
+        let mut all = pod.spec.containers.iter();
+        let container = all.find(|c| c.name == measured.name);
+        let limit = container.and_then(|c| c.resources.limits.get(EPHEMERAL_STORAGE));
+        let Some(limit) = limit.filter(|limit| limit.value() > 0) else {
+            continue;
+        };
+        let layer = measured.rootfs.filter(|_| !has_image_disk);
+        let used = measured.logs.into_iter().chain(layer);
+        let used = used
+            .map(|part| part.used_bytes)
+            .fold(0, u64::saturating_add);
+        if signed(used) > limit.value() {
+            let limit = shortest(limit, limit.value());
+            let message = format!(
+                "Container {} exceeded its local ephemeral storage limit \"{limit}\". ",
+                measured.name
+            );
+            return found("ephemeralcontainerfs.limit", message);
+        }
+    }
+    None
+}
+
+/// What the volume may hold at most.
+fn size_limit(volume: &Volume) -> Option<&Quantity> {
+    let limit = volume.empty_dir.as_ref()?.size_limit.as_ref();
+    limit.filter(|limit| limit.value() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::rank::ContainerFigures, *};
+    use crate::{api::stats::DiskUsage, testing::pod_with};
+    use serde_json::json;
+
+    const MIB: u64 = 1 << 20;
+
+    fn disk(bytes: u64) -> DiskUsage {
+        DiskUsage {
+            used_bytes: bytes,
+            inodes_used: 1,
+        }
+    }
+
+    fn pod(volume_limit: &str, limits: [&str; 2]) -> Pod {
+        let mut pod = pod_with(&["a", "b"]);
+        for (container, limit) in pod.spec.containers.iter_mut().zip(limits) {
+            if let Ok(limit) = Quantity::parse(limit) {
+                let limits = &mut container.resources.limits;
+                limits.insert(EPHEMERAL_STORAGE.into(), limit);
+            }
+        }
+        let mut dir = json!({});
+        if !volume_limit.is_empty() {
+            dir["sizeLimit"] = volume_limit.into();
+        }
+        let volume = json!({"name": "scratch", "emptyDir": dir});
+        pod.spec.volumes = vec![serde_json::from_value(volume).expect("volume")];
+        pod
+    }
+
+    /// So many MiB in the volume, in the layer of a, in its log.
+    fn figures([volume, layer, log]: [u64; 3]) -> PodFigures {
+        PodFigures {
+            containers: vec![ContainerFigures {
+                name: "a".into(),
+                rootfs: Some(disk(layer * MIB)),
+                logs: Some(disk(log * MIB)),
+                ..ContainerFigures::default()
+            }],
+            volumes: vec![("scratch".into(), disk(volume * MIB))],
+            ..PodFigures::default()
+        }
+    }
+
+    #[test]
+    fn limits_of_pods() {
+        // EVICT-11
+        for (name, pod, used, has_image_disk, want) in [
+            (
+                "no limit at all",
+                pod("", ["", ""]),
+                [99, 99, 99],
+                false,
+                None,
+            ),
+            (
+                "as much as it may",
+                pod("10Mi", ["", ""]),
+                [10, 99, 99],
+                false,
+                None,
+            ),
+            (
+                "a volume",
+                pod("10240Ki", ["", ""]),
+                [11, 0, 0],
+                false,
+                Some((
+                    "emptydirfs.limit",
+                    "Usage of EmptyDir volume \"scratch\" exceeds the limit \"10Mi\". ",
+                )),
+            ),
+            (
+                "a volume before all else",
+                pod("10Mi", ["1Mi", "1Mi"]),
+                [11, 9, 9],
+                false,
+                Some((
+                    "emptydirfs.limit",
+                    "Usage of EmptyDir volume \"scratch\" exceeds the limit \"10Mi\". ",
+                )),
+            ),
+            (
+                "the pod, volumes included",
+                pod("", ["20Mi", "10Mi"]),
+                [20, 6, 5],
+                false,
+                Some((
+                    "ephemeralpodfs.limit",
+                    "Pod ephemeral local storage usage exceeds the total limit of containers 30Mi. ",
+                )),
+            ),
+            (
+                "the pod, just not",
+                pod("", ["20Mi", "10Mi"]),
+                [20, 5, 5],
+                false,
+                None,
+            ),
+            (
+                "a container by layer and log",
+                pod("", ["10Mi", "90Mi"]),
+                [0, 6, 5],
+                false,
+                Some((
+                    "ephemeralcontainerfs.limit",
+                    "Container a exceeded its local ephemeral storage limit \"10Mi\". ",
+                )),
+            ),
+            (
+                "its layer does not count beside the node's disk",
+                pod("", ["10Mi", "90Mi"]),
+                [0, 6, 5],
+                true,
+                None,
+            ),
+            (
+                "its log does",
+                pod("", ["10M", "90Mi"]),
+                [0, 0, 11],
+                true,
+                Some((
+                    "ephemeralcontainerfs.limit",
+                    "Container a exceeded its local ephemeral storage limit \"10M\". ",
+                )),
+            ),
+        ] {
+            let found = violation(&pod, &figures(used), has_image_disk);
+            let found = found.map(|v| (v.signal, v.message));
+            let want = want.map(|(signal, message)| (signal, message.into()));
+            assert_eq!(found, want, "{name}");
+        }
+    }
+
+    #[test]
+    fn pods_with_limits() {
+        // EVICT-11
+        assert!(!is_limited(&pod("", ["", ""])));
+        assert!(!is_limited(&pod("0", ["", ""])));
+        assert!(is_limited(&pod("1", ["", ""])));
+        assert!(is_limited(&pod("", ["", "1Gi"])));
+    }
+}

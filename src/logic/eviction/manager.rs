@@ -1,0 +1,477 @@
+//! The rounds (EVICT-04, EVICT-06, EVICT-07, EVICT-10): look, reclaim what is nobody's, measure pods, have one go, wait for
+//! its end, look again.
+//!
+//! ```text
+//!  Waiting ──due──▶ Observing ──▶ CheckingLimits ──▶ Reclaiming ──▶ Measuring ──▶ Ending ──stopped──▶ CleaningUp ──┐
+//!     ▲                 │ nothing is short │ the same     │ enough        │ nobody    ▲  │ it takes too long   ▲    │ gone,
+//!     └─────────────────┴──────────────────┴──────────────┴───────────────┘           │  └─────────────────────┘    │ or 30 s
+//!                       ▲                  └── pods that have more than they may ─────┘                             │
+//!                       └───────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+
+use alloc::{collections::VecDeque, vec::Vec};
+use core::time::Duration;
+
+use super::{
+    IMMEDIATE_GRACE_S,
+    local_storage::Violation,
+    observation::{Layout, Observations},
+    pressure::{Conditions, Pressure, Short},
+    rank::{Candidate, PodFigures, rank},
+    threshold::{Signal, Starved, Threshold},
+};
+use crate::api::{Mono, PodUid, Quantity};
+
+/// Time between two looks.
+pub const POLL: Duration = Duration::from_secs(10);
+/// So long the clean-up of a pod that has stopped is waited for.
+const CLEAN_UP: Duration = Duration::from_secs(30);
+/// So long its stop is waited for, whatever its grace.
+const MIN_STOP: Duration = Duration::from_secs(10);
+
+/// What the configuration says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// See [`thresholds`](super::thresholds).
+    pub thresholds: Vec<Threshold>,
+    /// A condition stays for so long after its threshold was last met.
+    pub transition: Duration,
+    /// Most grace of a pod that goes because a soft threshold is met, seconds.
+    pub max_grace_s: i64,
+}
+
+/// What is nobody's and can go before a pod does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaim {
+    /// Dead containers, and all of pods that have ended.
+    DeadContainers,
+    /// Images that nobody uses.
+    UnusedImages,
+}
+
+/// What of pods is to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Memory and processes: a few small files for each container.
+    Groups,
+    /// Files as well, which takes a walk.
+    Disk,
+}
+
+/// A pod that is to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// The pod.
+    pub uid: PodUid,
+    /// What it takes, as far as it is known.
+    pub figures: Option<PodFigures>,
+    /// Its grace, seconds; a shorter one of its own counts.
+    pub grace_s: i64,
+    /// Why.
+    pub signal: Signal,
+    /// What must be left of that, and what was.
+    pub quantities: Option<(Quantity, Quantity)>,
+    /// All that was short, for figures.
+    pub short: Vec<Signal>,
+    /// How old the observation is.
+    pub age: Duration,
+}
+
+impl Measure {
+    /// What tells who takes most of something.
+    #[must_use]
+    pub const fn of(starved: Starved) -> Self {
+        match starved {
+            Starved::EphemeralStorage | Starved::Inodes => Self::Disk,
+            Starved::Memory | Starved::Pids => Self::Groups,
+        }
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Look at everything; ends with [`Input::Observed`].
+    Observe,
+    /// See whether pods have more than they may; ends with [`Input::Checked`].
+    CheckLimits,
+    /// Tell that something is short and will be reclaimed.
+    Tell(Starved),
+    /// Throw away what is nobody's, and look again; ends with [`Input::Reclaimed`].
+    Reclaim(&'static [Reclaim]),
+    /// Measure pods; ends with [`Input::Measured`].
+    Measure(Measure),
+    /// End the pod; ends with [`Input::Stopped`], or [`Input::Spared`].
+    Evict(Victim),
+    /// End the pod that has more than it may; ends likewise.
+    EvictLimited(Violation),
+    /// Tell that the pod took longer to stop than it had.
+    TellExceeded(PodUid),
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// Everything was looked at. `limited`: a pod has limits of its own.
+    Observed(Observations, bool),
+    /// These pods have more than they may.
+    Checked(Vec<Violation>),
+    /// What could be thrown away is gone, and this is left.
+    Reclaimed(Observations),
+    /// The pods that might go, measured.
+    Measured(Vec<Candidate>),
+    /// Nothing of the pod runs any more.
+    Stopped(PodUid),
+    /// All of the pod is cleaned up.
+    Gone(PodUid),
+    /// The pod could not be ended, or has gone by itself.
+    Spared(PodUid),
+}
+
+/// A round that has found something short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Round {
+    /// Places of the thresholds; the first one is dealt with.
+    driving: Vec<usize>,
+    at: Mono,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    Waiting {
+        due: Mono,
+    },
+    Observing,
+    CheckingLimits(Round),
+    Reclaiming(Round),
+    Measuring(Round),
+    /// Those that have not stopped, and those that have.
+    Ending {
+        running: Vec<PodUid>,
+        stopped: Vec<PodUid>,
+        until: Mono,
+    },
+    CleaningUp {
+        pods: Vec<PodUid>,
+        until: Mono,
+    },
+}
+
+/// Thresholds, conditions and the round that is under way. One in an agent.
+#[derive(Clone, Debug)]
+pub struct Manager {
+    pressure: Pressure,
+    max_grace_s: i64,
+    stage: Stage,
+    actions: VecDeque<Action>,
+}
+
+impl Manager {
+    /// Nothing was looked at yet; the first look is due at once.
+    #[must_use]
+    pub fn new(settings: Settings, now: Mono) -> Self {
+        Self {
+            pressure: Pressure::new(settings.thresholds, settings.transition),
+            max_grace_s: settings.max_grace_s,
+            stage: Stage::Waiting { due: now },
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// Conditions of the node.
+    #[must_use]
+    pub const fn conditions(&self) -> Conditions {
+        self.pressure.conditions()
+    }
+
+    /// Thresholds that are met, by signal.
+    #[must_use]
+    pub fn short(&self) -> Vec<Short> {
+        self.pressure.short()
+    }
+
+    /// On which file systems things are, as far as anybody looked.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.pressure.last().map(|o| o.layout).unwrap_or_default()
+    }
+
+    /// When [`Manager::handle_timeout`] has something to do. `None`: never, or something is under way.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Mono> {
+        match self.stage {
+            Stage::Waiting { due } => Some(due),
+            Stage::Ending { until, .. } | Stage::CleaningUp { until, .. } => Some(until),
+            Stage::Observing
+            | Stage::CheckingLimits(_)
+            | Stage::Reclaiming(_)
+            | Stage::Measuring(_) => None,
+        }
+    }
+
+    /// Time has passed. `limited`: a pod has limits of its own.
+    pub fn handle_timeout(&mut self, limited: bool, now: Mono) {
+        match &mut self.stage {
+            Stage::Waiting { due } if *due <= now => {
+                if limited || !self.pressure.is_empty() {
+                    self.observe();
+                } else {
+                    // Nobody asks about anything.
+                    *due = now + POLL;
+                }
+            }
+            Stage::Ending {
+                running,
+                stopped,
+                until,
+            } if *until <= now => {
+                let late = running.iter().cloned().map(Action::TellExceeded);
+                self.actions.extend(late);
+                let pods = running.drain(..).chain(stopped.drain(..)).collect();
+                self.clean_up(pods, now);
+            }
+            Stage::CleaningUp { until, .. } if *until <= now => self.observe(),
+            Stage::Waiting { .. }
+            | Stage::Observing
+            | Stage::CheckingLimits(_)
+            | Stage::Reclaiming(_)
+            | Stage::Measuring(_)
+            | Stage::Ending { .. }
+            | Stage::CleaningUp { .. } => {}
+        }
+    }
+
+    /// Takes in what happened. What does not belong to the stage is of no meaning any more.
+    pub fn handle(&mut self, input: Input, now: Mono) {
+        match input {
+            Input::Observed(observations, limited) => {
+                if self.stage == Stage::Observing {
+                    let driving = self.pressure.observe(&observations, now);
+                    let at = observations.at;
+                    let round = Round { driving, at };
+                    if limited {
+                        self.stage = Stage::CheckingLimits(round);
+                        self.actions.push_back(Action::CheckLimits);
+                    } else {
+                        self.begin(round, now);
+                    }
+                }
+            }
+            Input::Checked(violations) => {
+                if let Stage::CheckingLimits(round) = &self.stage {
+                    if violations.is_empty() {
+                        let round = round.clone();
+                        self.begin(round, now);
+                    } else {
+                        let pods = violations.iter().map(|v| v.uid.clone()).collect();
+                        self.end(pods, IMMEDIATE_GRACE_S, now);
+                        let actions = violations.into_iter().map(Action::EvictLimited);
+                        self.actions.extend(actions);
+                    }
+                }
+            }
+            Input::Reclaimed(observations) => {
+                if let Stage::Reclaiming(round) = &self.stage {
+                    if self.pressure.is_resolved(&observations) {
+                        self.wait(now);
+                    } else {
+                        let round = round.clone();
+                        self.measure(round, now);
+                    }
+                }
+            }
+            Input::Measured(candidates) => {
+                if let Stage::Measuring(round) = &self.stage {
+                    let round = round.clone();
+                    self.choose(&round, candidates, now);
+                }
+            }
+            Input::Stopped(uid) => {
+                if let Stage::Ending {
+                    running, stopped, ..
+                } = &mut self.stage
+                    && running.contains(&uid)
+                {
+                    running.retain(|other| *other != uid);
+                    stopped.push(uid);
+                    self.go_on(now);
+                }
+            }
+            Input::Gone(uid) => match &mut self.stage {
+                Stage::Ending {
+                    running, stopped, ..
+                } => {
+                    running.retain(|other| *other != uid);
+                    stopped.retain(|other| *other != uid);
+                    self.go_on(now);
+                }
+                Stage::CleaningUp { pods, .. } => {
+                    pods.retain(|other| *other != uid);
+                    if pods.is_empty() {
+                        self.observe();
+                    }
+                }
+                Stage::Waiting { .. }
+                | Stage::Observing
+                | Stage::CheckingLimits(_)
+                | Stage::Reclaiming(_)
+                | Stage::Measuring(_) => {}
+            },
+            Input::Spared(uid) => {
+                if let Stage::Ending {
+                    running, stopped, ..
+                } = &mut self.stage
+                    && running.contains(&uid)
+                {
+                    running.retain(|other| *other != uid);
+                    if running.is_empty() && stopped.is_empty() {
+                        self.wait(now);
+                    } else {
+                        self.go_on(now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The pods whose end is waited for.
+    pub fn awaited(&self) -> impl Iterator<Item = &PodUid> {
+        let (a, b): (&[PodUid], &[PodUid]) = match &self.stage {
+            Stage::Ending {
+                running, stopped, ..
+            } => (running, stopped),
+            Stage::CleaningUp { pods, .. } => (pods, &[]),
+            Stage::Waiting { .. }
+            | Stage::Observing
+            | Stage::CheckingLimits(_)
+            | Stage::Reclaiming(_)
+            | Stage::Measuring(_) => (&[], &[]),
+        };
+        a.iter().chain(b)
+    }
+
+    fn observe(&mut self) {
+        self.stage = Stage::Observing;
+        self.actions.push_back(Action::Observe);
+    }
+
+    fn wait(&mut self, now: Mono) {
+        self.stage = Stage::Waiting { due: now + POLL };
+    }
+
+    fn begin(&mut self, round: Round, now: Mono) {
+        let Some(first) = round.driving.first() else {
+            return self.wait(now);
+        };
+        let signal = self.pressure.threshold(*first).signal;
+        self.actions.push_back(Action::Tell(signal.starved()));
+        match reclaims(signal, self.layout()) {
+            [] => self.measure(round, now),
+            all => {
+                self.actions.push_back(Action::Reclaim(all));
+                self.stage = Stage::Reclaiming(round);
+            }
+        }
+    }
+
+    fn measure(&mut self, round: Round, now: Mono) {
+        let Some(first) = round.driving.first() else {
+            return self.wait(now);
+        };
+        let what = Measure::of(self.pressure.threshold(*first).signal.starved());
+        self.actions.push_back(Action::Measure(what));
+        self.stage = Stage::Measuring(round);
+    }
+
+    /// One pod goes, or none.
+    fn choose(&mut self, round: &Round, mut candidates: Vec<Candidate>, now: Mono) {
+        let Some(first) = round.driving.first() else {
+            return self.wait(now);
+        };
+        let threshold = self.pressure.threshold(*first);
+        rank(&mut candidates, threshold.signal, self.layout());
+        let Some(pod) = candidates.into_iter().find(|pod| !pod.critical) else {
+            return self.wait(now);
+        };
+        let grace_s = match threshold.grace {
+            None => IMMEDIATE_GRACE_S,
+            Some(_) => self.max_grace_s.min(pod.grace_s.unwrap_or(i64::MAX)),
+        };
+        let short = round.driving.iter();
+        let victim = Victim {
+            uid: pod.uid.clone(),
+            figures: pod.figures,
+            grace_s,
+            signal: threshold.signal,
+            quantities: self.pressure.quantities(*first),
+            short: short
+                .map(|at| self.pressure.threshold(*at).signal)
+                .collect(),
+            age: now - round.at,
+        };
+        self.end(vec![pod.uid], grace_s, now);
+        self.actions.push_back(Action::Evict(victim));
+    }
+
+    fn end(&mut self, pods: Vec<PodUid>, grace_s: i64, now: Mono) {
+        let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
+        self.stage = Stage::Ending {
+            running: pods,
+            stopped: Vec::new(),
+            until: now + MIN_STOP.max(grace.saturating_mul(3) / 2),
+        };
+    }
+
+    /// Once all have stopped, their clean-up is waited for.
+    fn go_on(&mut self, now: Mono) {
+        if let Stage::Ending {
+            running, stopped, ..
+        } = &mut self.stage
+            && running.is_empty()
+        {
+            let pods = core::mem::take(stopped);
+            self.clean_up(pods, now);
+        }
+    }
+
+    fn clean_up(&mut self, pods: Vec<PodUid>, now: Mono) {
+        if pods.is_empty() {
+            return self.observe();
+        }
+        let until = now + CLEAN_UP;
+        self.stage = Stage::CleaningUp { pods, until };
+    }
+}
+
+/// What can be thrown away for a signal before a pod goes.
+const fn reclaims(signal: Signal, layout: Layout) -> &'static [Reclaim] {
+    const CONTAINERS: &[Reclaim] = &[Reclaim::DeadContainers];
+    const IMAGES: &[Reclaim] = &[Reclaim::UnusedImages];
+    const BOTH: &[Reclaim] = &[Reclaim::DeadContainers, Reclaim::UnusedImages];
+    match signal {
+        Signal::MemoryAvailable | Signal::AllocatableMemory | Signal::PidAvailable => &[],
+        Signal::NodeFsAvailable | Signal::NodeFsInodes => match layout {
+            Layout::OneDisk => BOTH,
+            Layout::SeparateRuntime => &[],
+            Layout::SplitImages => CONTAINERS,
+        },
+        Signal::ImageFsAvailable | Signal::ImageFsInodes => match layout {
+            Layout::OneDisk | Layout::SeparateRuntime => BOTH,
+            Layout::SplitImages => IMAGES,
+        },
+        Signal::ContainerFsAvailable | Signal::ContainerFsInodes => match layout {
+            Layout::OneDisk | Layout::SeparateRuntime => BOTH,
+            Layout::SplitImages => CONTAINERS,
+        },
+    }
+}
+
+#[cfg(test)]
+mod explore;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Schedules drawn from a seed: whatever is short at whatever moment, and however long everything takes, the promises hold.
+//! What is met and which conditions hold is reckoned here a second time, from all that was observed.
+
+use alloc::collections::BTreeMap;
+
+use super::{
+    super::{observation::Reading, threshold::Limit},
+    *,
+};
+use crate::testing::Random;
+
+/// Schedules of one run, and steps of each.
+const SCHEDULES: u64 = 20_000;
+const STEPS: usize = 60;
+/// Pods of a machine; the first two are critical.
+const PODS: [&str; 5] = ["critical", "system", "a", "b", "c"];
+const CRITICAL: usize = 2;
+
+fn number(random: &mut Random, below: u64) -> u64 {
+    random.below(below)
+}
+
+/// What the promises are reckoned from.
+struct World {
+    random: Random,
+    now: Mono,
+    thresholds: Vec<Threshold>,
+    transition: Duration,
+    /// Of memory, and of process numbers; 1000 of each.
+    left: [i64; 2],
+    /// Since when each threshold is met at every look, minimum included once it was acted upon.
+    met: Vec<Option<Mono>>,
+    acted: Vec<bool>,
+    /// When a threshold of each condition was last met.
+    seen: [Option<Mono>; 2],
+    last: Mono,
+    /// A round may evict one pod, after a look of its own.
+    may_evict: bool,
+    /// Pods that were told to go and have not gone, with the grace they got.
+    ending: BTreeMap<PodUid, Mono>,
+    evictions: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut thresholds = Vec::new();
+        for signal in [Signal::MemoryAvailable, Signal::PidAvailable] {
+            let least = |random: &mut Random| {
+                let amount = i64::try_from(100 + number(random, 300)).expect("small");
+                Limit::Amount(Quantity::decimal(amount))
+            };
+            let more = |random: &mut Random| {
+                let amount = i64::try_from(number(random, 200)).expect("small");
+                (amount > 100).then(|| Limit::Amount(Quantity::decimal(amount)))
+            };
+            for grace in [None, Some(Duration::from_secs(number(&mut random, 60)))] {
+                if number(&mut random, 3) > 0 {
+                    thresholds.push(Threshold {
+                        signal,
+                        limit: least(&mut random),
+                        grace,
+                        min_reclaim: more(&mut random),
+                    });
+                }
+            }
+        }
+        let transition = Duration::from_secs(number(&mut random, 120));
+        Self {
+            random,
+            now: Mono(0),
+            transition,
+            left: [500; 2],
+            met: vec![None; thresholds.len()],
+            acted: vec![false; thresholds.len()],
+            thresholds,
+            seen: [None; 2],
+            last: Mono(0),
+            may_evict: false,
+            ending: BTreeMap::new(),
+            evictions: 0,
+        }
+    }
+
+    fn observations(&self) -> Observations {
+        let [memory, pids] = self.left.map(|available| {
+            Some(Reading {
+                available,
+                capacity: 1000,
+            })
+        });
+        Observations {
+            at: self.now,
+            memory,
+            pids,
+            ..Observations::default()
+        }
+    }
+
+    fn place(signal: Signal) -> usize {
+        usize::from(signal == Signal::PidAvailable)
+    }
+
+    /// Reckons what a look has to show.
+    fn looked(&mut self) {
+        for (n, threshold) in self.thresholds.iter().enumerate() {
+            let place = Self::place(threshold.signal);
+            let more = threshold.min_reclaim.as_ref().map_or(0, |more| more.of(0));
+            let least = threshold.limit.of(0) + if self.acted[n] { more } else { 0 };
+            if self.left[place] < least {
+                self.met[n] = self.met[n].or(Some(self.now));
+                self.seen[place] = Some(self.now);
+            } else {
+                self.met[n] = None;
+            }
+            let grace = threshold.grace.unwrap_or_default();
+            self.acted[n] = self.met[n].is_some_and(|since| self.now - since >= grace);
+        }
+        self.last = self.now;
+    }
+
+    fn conditions_hold(&self, found: Conditions) {
+        let want = self.seen.map(|seen| {
+            seen.is_some_and(|seen| seen == self.last || self.last - seen < self.transition)
+        });
+        assert_eq!([found.memory, found.pid], want, "conditions");
+        assert!(!found.disk);
+    }
+
+    fn candidates(&mut self) -> Vec<Candidate> {
+        let mut all = Vec::new();
+        for (n, name) in PODS.into_iter().enumerate() {
+            let uid = PodUid::from(name);
+            if self.ending.contains_key(&uid) || number(&mut self.random, 5) == 0 {
+                continue;
+            }
+            let memory = number(&mut self.random, 100);
+            let measured = number(&mut self.random, 4) > 0;
+            all.push(Candidate {
+                uid,
+                critical: n < CRITICAL,
+                grace_s: Some(i64::try_from(number(&mut self.random, 40)).expect("small")),
+                figures: measured.then(|| PodFigures {
+                    memory_bytes: Some(memory),
+                    ..PodFigures::default()
+                }),
+                ..Candidate::default()
+            });
+        }
+        all
+    }
+
+    fn evicted(&mut self, victim: &Victim) {
+        let is_critical = PODS[..CRITICAL].contains(&victim.uid.as_str());
+        assert!(!is_critical, "{} went", victim.uid);
+        assert!(self.may_evict, "a second pod in one round");
+        self.may_evict = false;
+        let mut all = self.thresholds.iter().zip(&self.acted);
+        let met = all.find(|(t, acted)| **acted && t.signal == victim.signal);
+        assert!(met.is_some(), "{:?} is not short", victim.signal);
+        if victim.signal == Signal::PidAvailable {
+            let mut all = self.thresholds.iter().zip(&self.acted);
+            let memory = all.find(|(t, acted)| **acted && t.signal != victim.signal);
+            assert_eq!(memory, None, "memory comes first");
+        }
+        assert!(victim.grace_s == IMMEDIATE_GRACE_S || victim.grace_s <= 20);
+        self.ending.insert(victim.uid.clone(), self.now);
+        self.evictions += 1;
+    }
+}
+
+/// Runs one schedule; how many pods went.
+fn run(seed: u64) -> u64 {
+    let mut world = World::new(seed);
+    let settings = Settings {
+        thresholds: world.thresholds.clone(),
+        transition: world.transition,
+        max_grace_s: 20,
+    };
+    let mut manager = Manager::new(settings, world.now);
+    // What was asked of the machine and not answered yet.
+    let mut asked: Option<Action> = None;
+    for _ in 0..STEPS {
+        let time = number(&mut world.random, 12_000);
+        world.now = Mono(world.now.0 + time);
+        for place in 0..2 {
+            let by = i64::try_from(number(&mut world.random, 301)).expect("small") - 150;
+            world.left[place] = (world.left[place] + by).clamp(0, 1000);
+        }
+        match number(&mut world.random, 4) {
+            0 => {
+                // Something ends, or the manager is told of what it knows nothing of.
+                let n = usize::try_from(number(&mut world.random, 5)).expect("small");
+                let uid = PodUid::from(PODS[n]);
+                let input = match number(&mut world.random, 3) {
+                    0 => Input::Stopped(uid),
+                    1 => {
+                        world.ending.remove(&uid);
+                        Input::Gone(uid)
+                    }
+                    _ => {
+                        world.ending.remove(&uid);
+                        Input::Spared(uid)
+                    }
+                };
+                manager.handle(input, world.now);
+            }
+            1 => {}
+            _ => {
+                let input = match asked.take() {
+                    Some(Action::Observe) => {
+                        world.may_evict = true;
+                        let observations = world.observations();
+                        world.looked();
+                        manager.handle(Input::Observed(observations, false), world.now);
+                        world.conditions_hold(manager.conditions());
+                        None
+                    }
+                    Some(Action::Measure(_)) => Some(Input::Measured(world.candidates())),
+                    Some(other) => panic!("{other:?} was asked"),
+                    None => None,
+                };
+                if let Some(input) = input {
+                    manager.handle(input, world.now);
+                }
+            }
+        }
+        manager.handle_timeout(false, world.now);
+        while let Some(action) = manager.poll_action() {
+            match action {
+                Action::Tell(_) | Action::TellExceeded(_) => {}
+                Action::Evict(victim) => world.evicted(&victim),
+                Action::Observe | Action::Measure(_) => {
+                    assert_eq!(asked.replace(action), None, "two things at a time");
+                }
+                Action::CheckLimits | Action::Reclaim(_) | Action::EvictLimited(_) => {
+                    panic!("{action:?} of nothing")
+                }
+            }
+        }
+        assert!(
+            asked.is_some() || manager.next_timeout().is_some(),
+            "nothing will ever happen again"
+        );
+    }
+    world.evictions
+}
+
+#[test]
+fn whatever_is_short_at_whatever_moment() {
+    // EVICT-03 EVICT-05 EVICT-06 EVICT-10
+    let evictions: u64 = (0..SCHEDULES).map(run).sum();
+    assert!(evictions > SCHEDULES, "{evictions} pods went");
+}

@@ -1,0 +1,433 @@
+//! Which thresholds are met, since when, and which conditions of the node that makes (EVICT-03, EVICT-05).
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{
+    observation::{Layout, Observations, Reading},
+    threshold::{Signal, Starved, Threshold},
+};
+use crate::api::{Mono, Quantity, order::Order as _};
+
+/// Conditions of the node that hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// `MemoryPressure`.
+    pub memory: bool,
+    /// `DiskPressure`.
+    pub disk: bool,
+    /// `PIDPressure`.
+    pub pid: bool,
+}
+
+impl Conditions {
+    const NAMES: [&'static str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
+
+    /// Names of those that hold, in the order in which they are told.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let holds = [self.memory, self.disk, self.pid];
+        let all = Self::NAMES.into_iter().zip(holds);
+        all.filter(|(_, holds)| *holds).map(|(name, _)| name)
+    }
+}
+
+/// Place of the condition that a signal makes.
+const fn place(signal: Signal) -> usize {
+    match signal.starved() {
+        Starved::Memory => 0,
+        Starved::EphemeralStorage | Starved::Inodes => 1,
+        Starved::Pids => 2,
+    }
+}
+
+/// A threshold that is met, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Short {
+    /// Of what.
+    pub signal: Signal,
+    /// Since when.
+    pub since: Mono,
+    /// So much must be left.
+    pub limit: Quantity,
+    /// So much was, when it was last looked at.
+    pub available: Quantity,
+    /// It is a soft one, whose grace period may not be over.
+    pub soft: bool,
+}
+
+/// One threshold and what is remembered of it.
+#[derive(Clone, Debug)]
+struct Held {
+    threshold: Threshold,
+    /// Since when it is met without interruption.
+    since: Option<Mono>,
+    /// It was met for its grace period when it was last looked at: until its minimum is back as well, it stays met.
+    drives: bool,
+}
+
+impl Held {
+    /// Whether less is left than must be; with `reclaim` the minimum counts as well. `None`: not known.
+    fn is_met(&self, observations: &Observations, reclaim: bool) -> Option<bool> {
+        let reading = observations.reading(self.threshold.signal)?;
+        let more = self.threshold.min_reclaim.as_ref().filter(|_| reclaim);
+        let more = more.map_or(0, |more| more.of(reading.capacity));
+        let least = self.threshold.limit.of(reading.capacity);
+        Some(reading.available < least.saturating_add(more))
+    }
+
+    /// The limit, and what is left, as messages say them.
+    fn quantities(&self, observations: &Observations) -> Option<(Quantity, Quantity)> {
+        let Threshold { signal, limit, .. } = &self.threshold;
+        let Reading {
+            available,
+            capacity,
+        } = observations.reading(*signal)?;
+        Some((limit.shown(capacity), signal.shown(available)))
+    }
+}
+
+/// All of them.
+#[derive(Clone, Debug)]
+pub(super) struct Pressure {
+    /// Sorted by signal, hard ones first.
+    held: Vec<Held>,
+    layout: Option<Layout>,
+    transition: Duration,
+    /// When a threshold of each condition was last met.
+    seen: [Option<Mono>; 3],
+    conditions: Conditions,
+    last: Option<Observations>,
+}
+
+impl Pressure {
+    /// Of these thresholds; nothing was observed yet.
+    pub(super) fn new(thresholds: Vec<Threshold>, transition: Duration) -> Self {
+        let held = |threshold| Held {
+            threshold,
+            since: None,
+            drives: false,
+        };
+        Self {
+            held: thresholds.into_iter().map(held).collect(),
+            layout: None,
+            transition,
+            seen: [None; 3],
+            conditions: Conditions::default(),
+            last: None,
+        }
+    }
+
+    /// Whether there is anything to be observed for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Conditions that hold.
+    pub(super) const fn conditions(&self) -> Conditions {
+        self.conditions
+    }
+
+    /// What was last observed.
+    pub(super) const fn last(&self) -> Option<&Observations> {
+        self.last.as_ref()
+    }
+
+    /// The threshold at this place.
+    pub(super) fn threshold(&self, at: usize) -> &Threshold {
+        &self.held[at].threshold
+    }
+
+    /// Takes in what there is. Returns the places of thresholds that call for something to be done, most urgent first.
+    pub(super) fn observe(&mut self, observations: &Observations, now: Mono) -> Vec<usize> {
+        self.follow(observations.layout);
+        for held in &mut self.held {
+            let met = held.is_met(observations, held.drives).unwrap_or(false);
+            held.since = met.then(|| held.since.unwrap_or(now));
+            if met {
+                self.seen[place(held.threshold.signal)] = Some(now);
+            }
+            let grace = held.threshold.grace.unwrap_or_default();
+            held.drives = held.since.is_some_and(|since| now - since >= grace);
+        }
+        let holds =
+            |at: usize| self.seen[at].is_some_and(|seen| is_recent(seen, now, self.transition));
+        self.conditions = Conditions {
+            memory: holds(0),
+            disk: holds(1),
+            pid: holds(2),
+        };
+        let is_newer = self.last.is_none_or(|last| observations.at > last.at);
+        self.last = Some(*observations);
+        let all = self.held.iter().enumerate();
+        let driving = all.filter(|(_, held)| held.drives && is_newer);
+        driving.map(|(at, _)| at).collect()
+    }
+
+    /// Whether nothing is short any more, minimums included.
+    pub(super) fn is_resolved(&self, observations: &Observations) -> bool {
+        let mut all = self.held.iter();
+        !all.any(|held| held.is_met(observations, true) == Some(true))
+    }
+
+    /// Thresholds that are met.
+    pub(super) fn short(&self) -> Vec<Short> {
+        let shown = |held: &Held| {
+            let (limit, available) = held.quantities(self.last.as_ref()?)?;
+            Some(Short {
+                signal: held.threshold.signal,
+                since: held.since?,
+                limit,
+                available,
+                soft: held.threshold.grace.is_some(),
+            })
+        };
+        self.held.iter().filter_map(shown).collect()
+    }
+
+    /// The limit of the threshold at this place and what was left, as messages say them.
+    pub(super) fn quantities(&self, at: usize) -> Option<(Quantity, Quantity)> {
+        self.held[at].quantities(self.last.as_ref()?)
+    }
+
+    /// Writable layers are on one of the two other file systems: its thresholds hold for them (EVICT-01).
+    fn follow(&mut self, layout: Layout) {
+        if self.layout == Some(layout) {
+            return;
+        }
+        self.layout = Some(layout);
+        let is_own = |signal| {
+            matches!(
+                signal,
+                Signal::ContainerFsAvailable | Signal::ContainerFsInodes
+            )
+        };
+        self.held.retain(|held| !is_own(held.threshold.signal));
+        let (bytes, inodes) = match layout {
+            Layout::OneDisk | Layout::SplitImages => {
+                (Signal::NodeFsAvailable, Signal::NodeFsInodes)
+            }
+            Layout::SeparateRuntime => (Signal::ImageFsAvailable, Signal::ImageFsInodes),
+        };
+        let mut more = Vec::new();
+        for held in &self.held {
+            let signal = if held.threshold.signal == bytes {
+                Signal::ContainerFsAvailable
+            } else if held.threshold.signal == inodes {
+                Signal::ContainerFsInodes
+            } else {
+                continue;
+            };
+            let threshold = Threshold {
+                signal,
+                ..held.threshold.clone()
+            };
+            more.push(Held {
+                threshold,
+                since: held.since,
+                drives: held.drives,
+            });
+        }
+        self.held.extend(more);
+        self.held
+            .order_by_key(|held| (held.threshold.signal, held.threshold.grace));
+    }
+}
+
+/// A kubelet's words: observed since now less the period.
+fn is_recent(seen: Mono, now: Mono, period: Duration) -> bool {
+    seen == now || now - seen < period
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::String, vec};
+
+    use super::{super::threshold::Limit, *};
+    use crate::api::cri::FsInfo;
+
+    const fn s(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    const fn at(n: u64) -> Mono {
+        Mono(n * 1000)
+    }
+
+    fn threshold(signal: Signal, least: &str, grace: Option<u64>, more: &str) -> Threshold {
+        let amount = |text: &str| Limit::Amount(Quantity::parse(text).expect(text));
+        Threshold {
+            signal,
+            limit: amount(least),
+            grace: grace.map(s),
+            min_reclaim: (!more.is_empty()).then(|| amount(more)),
+        }
+    }
+
+    /// So much memory and so much disk are left of 1000, read at `now`.
+    fn left(memory: i64, disk: u64, now: u64) -> Observations {
+        Observations {
+            at: at(now),
+            memory: Some(Reading {
+                available: memory,
+                capacity: 1000,
+            }),
+            nodefs: Some(FsInfo {
+                capacity_bytes: 1000,
+                available_bytes: disk,
+                ..FsInfo::default()
+            }),
+            ..Observations::default()
+        }
+    }
+
+    fn names(pressure: &Pressure) -> Vec<&'static str> {
+        pressure.conditions().names().collect()
+    }
+
+    /// What drives, and what conditions hold, after each (second, memory, disk).
+    fn run(pressure: &mut Pressure, rounds: &[(u64, i64, u64)]) -> Vec<String> {
+        let rounds = rounds.iter().map(|(now, memory, disk)| {
+            let driving = pressure.observe(&left(*memory, *disk, *now), at(*now));
+            let driving = driving.iter().map(|n| pressure.threshold(*n).signal.name());
+            let driving: Vec<_> = driving.collect();
+            format!(
+                "{now}: {} | {}",
+                driving.join(" "),
+                names(pressure).join(" ")
+            )
+        });
+        rounds.collect()
+    }
+
+    #[test]
+    fn hard_thresholds_and_the_transition_period() {
+        // EVICT-03 EVICT-05
+        let memory = threshold(Signal::MemoryAvailable, "100", None, "");
+        let mut pressure = Pressure::new(vec![memory], s(300));
+        let rounds = [
+            (0, 100, 0),
+            (10, 99, 0),
+            (20, 100, 0),
+            (300, 100, 0),
+            (309, 100, 0),
+            (310, 100, 0),
+            (320, -5, 0),
+        ];
+        assert_eq!(
+            run(&mut pressure, &rounds),
+            [
+                "0:  | ",
+                "10: memory.available | MemoryPressure",
+                "20:  | MemoryPressure",
+                "300:  | MemoryPressure",
+                "309:  | MemoryPressure",
+                "310:  | ",
+                "320: memory.available | MemoryPressure",
+            ]
+        );
+    }
+
+    #[test]
+    fn soft_thresholds_wait_and_set_the_condition_at_once() {
+        // EVICT-03 EVICT-05
+        let soft = threshold(Signal::MemoryAvailable, "200", Some(30), "");
+        let mut pressure = Pressure::new(vec![soft], s(60));
+        let rounds = [
+            (0, 199, 0),
+            (10, 199, 0),
+            // An interruption: it begins anew.
+            (20, 200, 0),
+            (30, 199, 0),
+            (50, 199, 0),
+            (60, 199, 0),
+        ];
+        assert_eq!(
+            run(&mut pressure, &rounds),
+            [
+                "0:  | MemoryPressure",
+                "10:  | MemoryPressure",
+                "20:  | MemoryPressure",
+                "30:  | MemoryPressure",
+                "50:  | MemoryPressure",
+                "60: memory.available | MemoryPressure",
+            ]
+        );
+        let short = pressure.short();
+        assert_eq!(short.len(), 1);
+        assert_eq!((short[0].since, short[0].soft), (at(30), true));
+        assert_eq!(
+            (short[0].limit.as_str(), short[0].available.as_str()),
+            ("200", "199")
+        );
+    }
+
+    #[test]
+    fn a_minimum_is_reclaimed_before_it_is_over() {
+        // EVICT-03
+        let memory = threshold(Signal::MemoryAvailable, "100", None, "50");
+        let mut pressure = Pressure::new(vec![memory], s(0));
+        let rounds = [
+            (0, 140, 0),
+            (10, 90, 0),
+            (20, 149, 0),
+            (30, 150, 0),
+            (40, 149, 0),
+        ];
+        assert_eq!(
+            run(&mut pressure, &rounds),
+            [
+                "0:  | ",
+                "10: memory.available | MemoryPressure",
+                "20: memory.available | MemoryPressure",
+                "30:  | ",
+                "40:  | ",
+            ]
+        );
+        assert!(!pressure.is_resolved(&left(149, 0, 50)));
+        assert!(pressure.is_resolved(&left(150, 0, 50)));
+    }
+
+    #[test]
+    fn memory_comes_first_and_writable_layers_follow() {
+        // EVICT-01 EVICT-06
+        let thresholds = || {
+            vec![
+                threshold(Signal::MemoryAvailable, "100", None, ""),
+                threshold(Signal::AllocatableMemory, "100", None, ""),
+                threshold(Signal::NodeFsAvailable, "100", None, ""),
+                threshold(Signal::ImageFsAvailable, "300", None, ""),
+            ]
+        };
+        let mut pressure = Pressure::new(thresholds(), s(0));
+        assert_eq!(
+            run(&mut pressure, &[(0, 10, 10)]),
+            [
+                "0: memory.available nodefs.available containerfs.available | MemoryPressure DiskPressure"
+            ],
+            "of what is not known nothing is met"
+        );
+        let separate = Observations {
+            layout: Layout::SeparateRuntime,
+            imagefs: left(0, 250, 0).nodefs,
+            ..left(500, 500, 10)
+        };
+        let driving = pressure.observe(&separate, at(10));
+        let driving: Vec<_> = driving
+            .iter()
+            .map(|n| pressure.threshold(*n).signal.name())
+            .collect();
+        assert_eq!(driving, ["imagefs.available", "containerfs.available"]);
+    }
+
+    #[test]
+    fn what_was_acted_upon_is_not_acted_upon_again() {
+        // EVICT-04
+        let memory = threshold(Signal::MemoryAvailable, "100", None, "");
+        let mut pressure = Pressure::new(vec![memory], s(300));
+        let observed = left(10, 0, 5);
+        assert_eq!(pressure.observe(&observed, at(5)).len(), 1);
+        assert_eq!(pressure.observe(&observed, at(15)).len(), 0);
+        assert_eq!(names(&pressure), ["MemoryPressure"]);
+        assert_eq!(pressure.observe(&left(10, 0, 16), at(16)).len(), 1);
+    }
+}

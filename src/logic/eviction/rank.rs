@@ -1,0 +1,304 @@
+//! In which order pods go (EVICT-08 to EVICT-10).
+
+use alloc::{string::String, vec::Vec};
+use core::cmp::Ordering;
+
+use super::{
+    observation::Layout,
+    threshold::{Signal, Starved},
+};
+use crate::api::{PodUid, Quantity, order::Order as _, stats::DiskUsage};
+
+/// What a container takes. `None`: not measured, or too much to be counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerFigures {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its working set, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Files above its image.
+    pub rootfs: Option<DiskUsage>,
+    /// Its logs.
+    pub logs: Option<DiskUsage>,
+}
+
+/// What a pod takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFigures {
+    /// Its working set, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Its processes and threads.
+    pub processes: Option<u64>,
+    /// Its containers that run.
+    pub containers: Vec<ContainerFigures>,
+    /// Its volumes on the node's disk, by name, and what else is kept there for it.
+    pub volumes: Vec<(String, DiskUsage)>,
+}
+
+impl PodFigures {
+    /// What it takes on the file system of a signal.
+    fn disk(&self, signal: Signal, layout: Layout) -> DiskUsage {
+        let (rootfs, rest) = parts(signal, layout);
+        let mut sum = DiskUsage::default();
+        for container in &self.containers {
+            let rootfs = container.rootfs.filter(|_| rootfs);
+            let logs = container.logs.filter(|_| rest);
+            rootfs.into_iter().chain(logs).for_each(|used| sum += used);
+        }
+        if rest {
+            self.volumes.iter().for_each(|(_, used)| sum += *used);
+        }
+        sum
+    }
+
+    /// All that it takes on the node's disk, bytes.
+    #[must_use]
+    pub(super) fn ephemeral_bytes(&self) -> u64 {
+        let files = self.containers.iter().flat_map(|c| [c.rootfs, c.logs]);
+        let volumes = self.volumes.iter().map(|(_, used)| Some(*used));
+        let all = files.chain(volumes).flatten().map(|used| used.used_bytes);
+        all.fold(0, u64::saturating_add)
+    }
+}
+
+/// Whether writable layers, and whether logs and volumes, are on the file system of a signal.
+const fn parts(signal: Signal, layout: Layout) -> (bool, bool) {
+    match (layout, signal) {
+        (Layout::SeparateRuntime, Signal::NodeFsAvailable | Signal::NodeFsInodes) => (false, true),
+        (Layout::SeparateRuntime, _) => (true, false),
+        (Layout::SplitImages, Signal::ImageFsAvailable | Signal::ImageFsInodes) => (false, false),
+        (Layout::OneDisk | Layout::SplitImages, _) => (true, true),
+    }
+}
+
+/// A pod that might go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Candidate {
+    /// The pod.
+    pub uid: PodUid,
+    /// It never goes.
+    pub critical: bool,
+    /// `spec.priority`; 0 where there is none.
+    pub priority: i32,
+    /// Memory that it asks for, bytes.
+    pub memory_request: i64,
+    /// Disk that it asks for, bytes.
+    pub storage_request: i64,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub grace_s: Option<i64>,
+    /// What it takes; `None`: nothing is known of it.
+    pub figures: Option<PodFigures>,
+}
+
+impl Candidate {
+    /// What it takes of something; `None`: nobody knows.
+    fn used(&self, signal: Signal, layout: Layout) -> Option<i64> {
+        let figures = self.figures.as_ref()?;
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        Some(match signal.starved() {
+            Starved::Memory => signed(figures.memory_bytes.unwrap_or(0)),
+            Starved::EphemeralStorage => signed(figures.disk(signal, layout).used_bytes),
+            Starved::Inodes => signed(figures.disk(signal, layout).inodes_used),
+            Starved::Pids => signed(figures.processes.unwrap_or(0)),
+        })
+    }
+
+    /// What it asks for of that.
+    const fn request(&self, signal: Signal) -> i64 {
+        match signal.starved() {
+            Starved::Memory => self.memory_request,
+            Starved::EphemeralStorage => self.storage_request,
+            Starved::Inodes | Starved::Pids => 0,
+        }
+    }
+
+    /// Both, for people.
+    #[must_use]
+    pub fn shown(&self, signal: Signal, layout: Layout) -> (Option<Quantity>, Quantity) {
+        let used = self.used(signal, layout).map(|used| signal.shown(used));
+        (used, signal.shown(self.request(signal)))
+    }
+}
+
+/// Puts first what goes first.
+pub fn rank(candidates: &mut [Candidate], signal: Signal, layout: Layout) {
+    let used = |pod: &Candidate| pod.used(signal, layout);
+    let request = |pod: &Candidate| pod.request(signal);
+    // The larger, the sooner; what nobody knows is the largest.
+    let excess =
+        |pod: &Candidate| used(pod).map_or(i64::MAX, |used| used.saturating_sub(request(pod)));
+    let exceeds = |pod: &Candidate| excess(pod) > 0;
+    candidates.order_by(|a, b| {
+        let by_excess = match signal.starved() {
+            Starved::Memory | Starved::EphemeralStorage | Starved::Inodes => {
+                let unknown = a.figures.is_none().cmp(&b.figures.is_none()).reverse();
+                unknown.then(exceeds(a).cmp(&exceeds(b)).reverse())
+            }
+            Starved::Pids => Ordering::Equal,
+        };
+        by_excess
+            .then(a.priority.cmp(&b.priority))
+            .then(excess(a).cmp(&excess(b)).reverse())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn disk(used_bytes: u64, inodes_used: u64) -> Option<DiskUsage> {
+        Some(DiskUsage {
+            used_bytes,
+            inodes_used,
+        })
+    }
+
+    fn pod(uid: &str, priority: i32, request: i64, figures: Option<PodFigures>) -> Candidate {
+        Candidate {
+            uid: uid.into(),
+            priority,
+            memory_request: request,
+            storage_request: request,
+            figures,
+            ..Candidate::default()
+        }
+    }
+
+    fn order(mut pods: Vec<Candidate>, signal: Signal, layout: Layout) -> Vec<String> {
+        rank(&mut pods, signal, layout);
+        pods.iter().map(|pod| pod.uid.as_str().into()).collect()
+    }
+
+    #[test]
+    fn by_memory() {
+        // EVICT-08 EVICT-09 EVICT-10
+        let takes = |uid, priority, request, memory| {
+            let figures = PodFigures {
+                memory_bytes: Some(memory),
+                ..PodFigures::default()
+            };
+            pod(uid, priority, request, Some(figures))
+        };
+        let pods = vec![
+            takes("under, low", -5, 100, 90),
+            takes("over, high", 9, 100, 500),
+            takes("over, a little", 0, 100, 101),
+            // What it asks for decides, not its class.
+            takes("best effort", 0, 0, 50),
+            takes("over, much", 0, 100, 300),
+            takes("under, high", 7, 100, 10),
+            takes("exactly", -5, 100, 100),
+            pod("not known", 9, 0, None),
+        ];
+        let want = [
+            "not known",
+            "over, much",
+            "best effort",
+            "over, a little",
+            "over, high",
+            "exactly",
+            "under, low",
+            "under, high",
+        ];
+        for signal in [Signal::MemoryAvailable, Signal::AllocatableMemory] {
+            assert_eq!(order(pods.clone(), signal, Layout::OneDisk), want);
+        }
+        let (used, asked) = pods[1].shown(Signal::MemoryAvailable, Layout::OneDisk);
+        assert_eq!(
+            (used.expect("known").as_str(), asked.as_str()),
+            ("500", "100")
+        );
+        assert_eq!(pods[7].shown(Signal::PidAvailable, Layout::OneDisk).0, None);
+    }
+
+    #[test]
+    fn by_disk() {
+        // EVICT-09
+        let takes = |uid, priority, request, rootfs, logs, volume: u64| {
+            let figures = PodFigures {
+                containers: vec![ContainerFigures {
+                    rootfs: disk(rootfs, 1),
+                    logs: disk(logs, 1),
+                    ..ContainerFigures::default()
+                }],
+                volumes: vec![("v".into(), disk(volume, volume).expect("some"))],
+                ..PodFigures::default()
+            };
+            pod(uid, priority, request, Some(figures))
+        };
+        let pods = || {
+            vec![
+                takes("layer", 0, 100, 300, 0, 0),
+                takes("logs", 0, 100, 0, 200, 0),
+                takes("volume", 0, 100, 0, 0, 150),
+                takes("under", -9, 1000, 300, 300, 300),
+                pod("not known", 9, 0, None),
+            ]
+        };
+        use Layout::{OneDisk, SeparateRuntime, SplitImages};
+        for (signal, layout, want) in [
+            (
+                Signal::NodeFsAvailable,
+                OneDisk,
+                ["not known", "layer", "logs", "volume", "under"],
+            ),
+            (
+                Signal::ImageFsAvailable,
+                OneDisk,
+                ["not known", "layer", "logs", "volume", "under"],
+            ),
+            (
+                Signal::NodeFsAvailable,
+                SeparateRuntime,
+                ["not known", "logs", "volume", "under", "layer"],
+            ),
+            (
+                Signal::ImageFsAvailable,
+                SeparateRuntime,
+                ["not known", "layer", "under", "logs", "volume"],
+            ),
+            (
+                Signal::ContainerFsAvailable,
+                SplitImages,
+                ["not known", "layer", "logs", "volume", "under"],
+            ),
+            // Nothing of a pod is there.
+            (
+                Signal::ImageFsAvailable,
+                SplitImages,
+                ["not known", "under", "layer", "logs", "volume"],
+            ),
+            // Without requests: everybody exceeds them.
+            (
+                Signal::NodeFsInodes,
+                OneDisk,
+                ["not known", "under", "volume", "layer", "logs"],
+            ),
+        ] {
+            assert_eq!(order(pods(), signal, layout), want, "{signal:?} {layout:?}");
+        }
+    }
+
+    #[test]
+    fn by_processes() {
+        // EVICT-09
+        let takes = |uid, priority, processes| {
+            let figures = PodFigures {
+                processes: Some(processes),
+                ..PodFigures::default()
+            };
+            pod(uid, priority, 0, Some(figures))
+        };
+        let pods = vec![
+            takes("many, high", 5, 900),
+            takes("few", 0, 3),
+            takes("many", 0, 400),
+            pod("not known", 0, 0, None),
+            pod("not known, high", 5, 0, None),
+        ];
+        assert_eq!(
+            order(pods, Signal::PidAvailable, Layout::OneDisk),
+            ["not known", "many", "few", "not known, high", "many, high"]
+        );
+    }
+}

@@ -1,0 +1,531 @@
+//! Thresholds as an operator writes them (EVICT-01, EVICT-03).
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::{fmt, time::Duration};
+
+use crate::api::{Quantity, order::Order as _};
+
+/// What may run short, in the order in which it is dealt with: memory before all else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    /// Memory of the node.
+    MemoryAvailable,
+    /// Memory that pods may have together.
+    AllocatableMemory,
+    /// Bytes of the file system of the root directory.
+    NodeFsAvailable,
+    /// Inodes of it.
+    NodeFsInodes,
+    /// Bytes of the file system of the images.
+    ImageFsAvailable,
+    /// Inodes of it.
+    ImageFsInodes,
+    /// Bytes of the file system of the writable layers. It is one of the two above.
+    ContainerFsAvailable,
+    /// Inodes of it.
+    ContainerFsInodes,
+    /// Numbers of processes.
+    PidAvailable,
+}
+
+impl Signal {
+    /// All of them, in their order.
+    pub const ALL: [Self; 9] = [
+        Self::MemoryAvailable,
+        Self::AllocatableMemory,
+        Self::NodeFsAvailable,
+        Self::NodeFsInodes,
+        Self::ImageFsAvailable,
+        Self::ImageFsInodes,
+        Self::ContainerFsAvailable,
+        Self::ContainerFsInodes,
+        Self::PidAvailable,
+    ];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MemoryAvailable => "memory.available",
+            Self::AllocatableMemory => "allocatableMemory.available",
+            Self::NodeFsAvailable => "nodefs.available",
+            Self::NodeFsInodes => "nodefs.inodesFree",
+            Self::ImageFsAvailable => "imagefs.available",
+            Self::ImageFsInodes => "imagefs.inodesFree",
+            Self::ContainerFsAvailable => "containerfs.available",
+            Self::ContainerFsInodes => "containerfs.inodesFree",
+            Self::PidAvailable => "pid.available",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|signal| signal.name() == text)
+    }
+
+    /// What pods take of it.
+    #[must_use]
+    pub const fn starved(self) -> Starved {
+        match self {
+            Self::MemoryAvailable | Self::AllocatableMemory => Starved::Memory,
+            Self::NodeFsAvailable | Self::ImageFsAvailable | Self::ContainerFsAvailable => {
+                Starved::EphemeralStorage
+            }
+            Self::NodeFsInodes | Self::ImageFsInodes | Self::ContainerFsInodes => Starved::Inodes,
+            Self::PidAvailable => Starved::Pids,
+        }
+    }
+
+    /// An amount of it, in a kubelet's words: bytes in powers of 1024, what is counted in powers of 1000.
+    pub(super) fn shown(self, amount: i64) -> Quantity {
+        match self.starved() {
+            Starved::Memory | Starved::EphemeralStorage => Quantity::binary(amount),
+            Starved::Inodes | Starved::Pids => Quantity::decimal(amount),
+        }
+    }
+}
+
+/// What is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starved {
+    /// Memory.
+    Memory,
+    /// Bytes on disk.
+    EphemeralStorage,
+    /// Inodes on disk.
+    Inodes,
+    /// Numbers of processes.
+    Pids,
+}
+
+impl Starved {
+    /// As messages name it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::EphemeralStorage => "ephemeral-storage",
+            Self::Inodes => "inodes",
+            Self::Pids => "pids",
+        }
+    }
+}
+
+/// How much.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Limit {
+    /// Bytes, inodes or processes.
+    Amount(Quantity),
+    /// A part of the capacity, above 0 and below 100. A kubelet reckons with single precision.
+    Percent(f32),
+}
+
+impl Limit {
+    /// How much that is of a capacity.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "as a kubelet reckons; a capacity is no larger than what a double holds to the byte but for 8 PiB and more"
+    )]
+    pub fn of(&self, capacity: i64) -> i64 {
+        match self {
+            Self::Amount(quantity) => quantity.value(),
+            Self::Percent(percent) => (capacity as f64 * f64::from(percent / 100.0)) as i64,
+        }
+    }
+
+    /// The same, as messages say it.
+    pub(super) fn shown(&self, capacity: i64) -> Quantity {
+        match self {
+            Self::Percent(_) => Quantity::binary(self.of(capacity)),
+            Self::Amount(quantity) => shortest(quantity, quantity.value()),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(quantity) => write!(f, "{quantity}"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// `value` in the form in which `like` was written, and the shortest there is of it.
+pub(super) fn shortest(like: &Quantity, value: i64) -> Quantity {
+    if like.as_str().ends_with('i') {
+        Quantity::binary(value)
+    } else {
+        Quantity::decimal(value)
+    }
+}
+
+/// So much must be left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Threshold {
+    /// Of what.
+    pub signal: Signal,
+    /// How much.
+    pub limit: Limit,
+    /// For so long it may be less; `None`: not at all, which makes it a hard one.
+    pub grace: Option<Duration>,
+    /// So much more must be there again before the threshold is no longer met.
+    pub min_reclaim: Option<Limit>,
+}
+
+impl fmt::Display for Threshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}<{}", self.signal.name(), self.limit)?;
+        match self.grace {
+            None => Ok(()),
+            Some(grace) => write!(f, " for {}s", grace.as_secs()),
+        }
+    }
+}
+
+/// The maps of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Written<'a> {
+    /// `evictionHard`.
+    pub hard: &'a BTreeMap<String, String>,
+    /// `evictionSoft`.
+    pub soft: &'a BTreeMap<String, String>,
+    /// `evictionSoftGracePeriod`, parsed.
+    pub grace: &'a BTreeMap<String, Duration>,
+    /// `evictionMinimumReclaim`.
+    pub min_reclaim: &'a BTreeMap<String, String>,
+    /// `pods` is in `enforceNodeAllocatable`: hard thresholds of memory hold for all pods together, too.
+    pub enforce_pods: bool,
+}
+
+/// A map has something in it that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}[{signal}]: {why}")]
+pub struct ThresholdError {
+    /// The map.
+    pub field: &'static str,
+    /// The key.
+    pub signal: String,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// The thresholds, sorted by signal, hard ones first; those of `containerfs` are left out, for they follow others.
+///
+/// - Errors: a signal that there is none of; an amount that is none; a soft threshold without a grace period.
+pub fn thresholds(written: &Written<'_>) -> Result<Vec<Threshold>, ThresholdError> {
+    let mut reclaim = BTreeMap::new();
+    for (name, text) in written.min_reclaim {
+        let field = "evictionMinimumReclaim";
+        let signal = signal(field, name)?;
+        if let Some(limit) = limit(field, name, text, true)? {
+            reclaim.insert(signal, limit);
+        }
+    }
+    for name in written.grace.keys() {
+        signal("evictionSoftGracePeriod", name)?;
+    }
+    let mut found = Vec::new();
+    for (field, map, is_soft) in [
+        ("evictionHard", written.hard, false),
+        ("evictionSoft", written.soft, true),
+    ] {
+        for (name, text) in map {
+            let signal = signal(field, name)?;
+            let Some(limit) = limit(field, name, text, false)? else {
+                continue;
+            };
+            let grace = match (is_soft, written.grace.get(name)) {
+                (false, _) => None,
+                (true, Some(grace)) => Some(*grace),
+                (true, None) => {
+                    let why = "needs a grace period in evictionSoftGracePeriod";
+                    return Err(error(field, name, why.into()));
+                }
+            };
+            let min_reclaim = reclaim.get(&signal).cloned();
+            found.push(Threshold {
+                signal,
+                limit,
+                grace,
+                min_reclaim,
+            });
+        }
+    }
+    if written.enforce_pods {
+        let of_memory = |t: &&Threshold| t.signal == Signal::MemoryAvailable && t.grace.is_none();
+        let more: Vec<Threshold> = found.iter().filter(of_memory).cloned().collect();
+        found.extend(more.into_iter().map(|threshold| Threshold {
+            signal: Signal::AllocatableMemory,
+            ..threshold
+        }));
+    }
+    found.retain(|t| {
+        !matches!(
+            t.signal,
+            Signal::ContainerFsAvailable | Signal::ContainerFsInodes
+        )
+    });
+    found.order_by_key(|t| (t.signal, t.grace));
+    Ok(found)
+}
+
+fn error(field: &'static str, signal: &str, why: String) -> ThresholdError {
+    ThresholdError {
+        field,
+        signal: signal.into(),
+        why,
+    }
+}
+
+fn signal(field: &'static str, name: &str) -> Result<Signal, ThresholdError> {
+    Signal::parse(name).ok_or_else(|| {
+        let known = Signal::ALL.map(Signal::name).join(", ");
+        error(field, name, format!("unknown signal; known: {known}"))
+    })
+}
+
+/// `None`: no threshold, which 0% and 100% mean. `is_zero_fine`: as an amount, nothing is something.
+fn limit(
+    field: &'static str,
+    name: &str,
+    text: &str,
+    is_zero_fine: bool,
+) -> Result<Option<Limit>, ThresholdError> {
+    let wrong = || {
+        let least = if is_zero_fine {
+            "not negative"
+        } else {
+            "more than 0"
+        };
+        let why =
+            format!("is {text:?}, must be a quantity that is {least} or a percentage up to 100%");
+        error(field, name, why)
+    };
+    let Some(percent) = text.strip_suffix('%') else {
+        let quantity = Quantity::parse(text).map_err(|_| wrong())?;
+        // What is less than a whole one rounds up to one.
+        return match quantity.value() {
+            value if value < 0 || (value == 0 && !is_zero_fine) => Err(wrong()),
+            _ => Ok(Some(Limit::Amount(quantity))),
+        };
+    };
+    let percent: f32 = percent.parse().map_err(|_| wrong())?;
+    if !(0.0..=100.0).contains(&percent) {
+        return Err(wrong());
+    }
+    let is_none = percent <= 0.0 || percent >= 100.0;
+    Ok((!is_none).then_some(Limit::Percent(percent)))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString as _;
+
+    use super::*;
+
+    fn map(text: &str) -> BTreeMap<String, String> {
+        text.split_whitespace()
+            .map(|pair| {
+                let (signal, value) = pair.split_once('<').expect("signal<value");
+                (signal.into(), value.into())
+            })
+            .collect()
+    }
+
+    fn parse(
+        hard: &str,
+        soft: &str,
+        grace: &[(&str, u64)],
+        reclaim: &str,
+    ) -> Result<Vec<String>, String> {
+        let grace = grace
+            .iter()
+            .map(|(signal, s)| ((*signal).into(), Duration::from_secs(*s)))
+            .collect();
+        let found = thresholds(&Written {
+            hard: &map(hard),
+            soft: &map(soft),
+            grace: &grace,
+            min_reclaim: &map(reclaim),
+            enforce_pods: hard.contains("memory"),
+        });
+        // Of a capacity of 1000.
+        let shown = |t: Threshold| {
+            let grace = t
+                .grace
+                .map_or(String::new(), |g| format!(" for {}s", g.as_secs()));
+            let more = t
+                .min_reclaim
+                .map_or(String::new(), |l| format!(" +{}", l.of(1000)));
+            format!("{}<{}{grace}{more}", t.signal.name(), t.limit.of(1000))
+        };
+        found
+            .map(|list| list.into_iter().map(shown).collect())
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn thresholds_as_they_are_written() {
+        // EVICT-01 EVICT-02 EVICT-03
+        for (name, hard, soft, grace, reclaim, want) in [
+            (
+                "amounts and percentages, and memory of pods too",
+                "nodefs.available<10% memory.available<100 pid.available<7.5%",
+                "",
+                &[][..],
+                "",
+                &[
+                    "memory.available<100",
+                    "allocatableMemory.available<100",
+                    "nodefs.available<100",
+                    "pid.available<75",
+                ][..],
+            ),
+            (
+                "nothing and everything are no threshold",
+                "nodefs.available<0% imagefs.available<100% nodefs.inodesFree<5%",
+                "",
+                &[],
+                "",
+                &["nodefs.inodesFree<50"],
+            ),
+            (
+                "soft ones with a grace period, both with a minimum",
+                "imagefs.available<1%",
+                "imagefs.available<20%",
+                &[("imagefs.available", 90)],
+                "imagefs.available<50",
+                &[
+                    "imagefs.available<9 +50",
+                    "imagefs.available<200 for 90s +50",
+                ],
+            ),
+            (
+                "a minimum of nothing is fine, and so is a grace period of nothing",
+                "imagefs.inodesFree<1",
+                "imagefs.inodesFree<2",
+                &[("imagefs.inodesFree", 0)],
+                "imagefs.inodesFree<0",
+                &["imagefs.inodesFree<1 +0", "imagefs.inodesFree<2 for 0s +0"],
+            ),
+            (
+                "that of writable layers follows another",
+                "containerfs.available<5 containerfs.inodesFree<5",
+                "",
+                &[],
+                "",
+                &[],
+            ),
+        ] {
+            let want: Vec<String> = want.iter().map(|s| (*s).into()).collect();
+            assert_eq!(parse(hard, soft, grace, reclaim), Ok(want), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_threshold() {
+        // EVICT-03
+        for (hard, soft, grace, reclaim, want) in [
+            (
+                "memory.available<0",
+                "",
+                &[][..],
+                "",
+                "evictionHard[memory.available]: is \"0\", must be a quantity that is more than 0",
+            ),
+            (
+                "memory.available<-1Mi",
+                "",
+                &[],
+                "",
+                "evictionHard[memory.available]: is \"-1Mi\"",
+            ),
+            (
+                "nodefs.available<101%",
+                "",
+                &[],
+                "",
+                "evictionHard[nodefs.available]: is \"101%\"",
+            ),
+            (
+                "nodefs.available<-1%",
+                "",
+                &[],
+                "",
+                "evictionHard[nodefs.available]: is \"-1%\"",
+            ),
+            (
+                "nodefs.available<NaN%",
+                "",
+                &[],
+                "",
+                "evictionHard[nodefs.available]: is \"NaN%\"",
+            ),
+            (
+                "memory.free<1",
+                "",
+                &[],
+                "",
+                "evictionHard[memory.free]: unknown signal; known: memory.available, ",
+            ),
+            (
+                "",
+                "memory.available<1",
+                &[("nodefs.available", 1)],
+                "",
+                "evictionSoft[memory.available]: needs a grace period in evictionSoftGracePeriod",
+            ),
+            (
+                "",
+                "",
+                &[("disk", 1)],
+                "",
+                "evictionSoftGracePeriod[disk]: unknown signal",
+            ),
+            (
+                "",
+                "",
+                &[],
+                "nodefs.available<-1",
+                "evictionMinimumReclaim[nodefs.available]: is \"-1\", must be a quantity that is not negative",
+            ),
+            (
+                "",
+                "",
+                &[],
+                "x<1",
+                "evictionMinimumReclaim[x]: unknown signal",
+            ),
+        ] {
+            let error = parse(hard, soft, grace, reclaim).expect_err(want);
+            assert!(error.starts_with(want), "{error}");
+        }
+    }
+
+    #[test]
+    fn amounts_as_messages_say_them() {
+        let amount = |text: &str| Limit::Amount(Quantity::parse(text).expect(text));
+        for (limit, capacity, want) in [
+            (amount("0.5Gi"), 0, "512Mi"),
+            (amount("104857600"), 0, "104857600"),
+            (amount("1000k"), 0, "1M"),
+            (Limit::Percent(50.0), 85_937_152 * 2, "83923Ki"),
+            // In single precision a tenth is a little more.
+            (Limit::Percent(10.0), 85_937_152 * 10, "85937153"),
+        ] {
+            assert_eq!(limit.shown(capacity).as_str(), want);
+        }
+        let soft = Threshold {
+            signal: Signal::NodeFsAvailable,
+            limit: Limit::Percent(7.5),
+            grace: Some(Duration::from_secs(90)),
+            min_reclaim: None,
+        };
+        assert_eq!(format!("{soft}"), "nodefs.available<7.5% for 90s");
+        assert_eq!(format!("{}", amount("100Mi")), "100Mi");
+        assert_eq!(Signal::NodeFsInodes.shown(2000).as_str(), "2k");
+        assert_eq!(Signal::NodeFsAvailable.shown(2048).as_str(), "2Ki");
+    }
+}

@@ -1,0 +1,162 @@
+//! The node runs short of something real, and the pod that takes it goes.
+
+use serde_json::{Value, json};
+
+use crate::host::{self, Host, IDLE, mount_tmpfs, sh, with};
+
+/// What all pods may have together, MiB.
+const ALL_PODS_MIB: u64 = 384;
+/// Memory of this machine, KiB.
+fn memory_kib() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    number.expect("MemTotal").parse().expect("a number")
+}
+
+/// Puts so many MiB into `file`, and goes on.
+fn fills(file: &str, mib: u64) -> Value {
+    sh(
+        "main",
+        &format!("dd if=/dev/zero of={file} bs=1M count={mib}; {IDLE}"),
+    )
+}
+
+fn message(pod: &Value) -> &str {
+    pod["status"]["message"].as_str().unwrap_or_default()
+}
+
+/// Waits until the pod has gone for want of something; what its status says.
+fn wait_evicted(host: &Host, name: &str) -> Value {
+    let pod = host.wait_phase(name, "Failed");
+    assert_eq!(pod["status"]["reason"], "Evicted", "{}", pod["status"]);
+    pod
+}
+
+/// Nothing else tells of pods that were killed for want of memory.
+fn is_first_instance(host: &Host, name: &str) -> bool {
+    let pod = host.get(name);
+    let status = host::status_of(&pod, "main");
+    status["restartCount"] == 0 && status["state"]["running"].is_object()
+}
+
+// EVICT-02 EVICT-05 EVICT-08 EVICT-12 EVICT-13
+#[test]
+fn memory_of_all_pods() {
+    if !host::able() {
+        return;
+    }
+    let reserved = memory_kib() - ALL_PODS_MIB * 1024;
+    let reserved = format!("--system-reserved=memory={reserved}Ki");
+    let host = Host::start(&[
+        &reserved,
+        "--eviction-hard=memory.available<100Mi",
+        "--evict-static-pods",
+    ]);
+    let in_memory = json!({"name": "data", "emptyDir": {"medium": "Memory"}});
+    let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let eats = |mib, request: &str| {
+        let resources = json!({"requests": {"memory": request}});
+        let main = with(fills("/data/x", mib), mounts.clone());
+        json!({"containers": [with(main, json!({"resources": resources}))], "volumes": [in_memory]})
+    };
+    // It has what it asked for.
+    host.pod("modest", eats(40, "64Mi"));
+    host.wait_ready("modest");
+    let node = host.ok(&["describe", "node", "--eviction-order"]);
+    assert!(node.contains("Short of:  <none>"), "{node}");
+    assert!(
+        node.contains("Eviction order by memory.available:"),
+        "{node}"
+    );
+    host.pod("greedy", eats(290, "16Mi"));
+    let greedy = wait_evicted(&host, "greedy");
+    let said = message(&greedy);
+    let start = "The node was low on resource: memory. Threshold quantity: 100Mi, available: ";
+    assert!(said.starts_with(start), "{said}");
+    let end = ", request is 16Mi, has larger consumption of memory. ";
+    assert!(
+        said.ends_with(end) && said.contains("Container main was using "),
+        "{said}"
+    );
+    let conditions = greedy["status"]["conditions"]
+        .as_array()
+        .expect("conditions");
+    let disruption = conditions.iter().find(|c| c["type"] == "DisruptionTarget");
+    assert_eq!(disruption.expect("told")["message"], said);
+    assert!(is_first_instance(&host, "modest"), "{}", host.get("modest"));
+    let node = host.ok(&["describe", "node"]);
+    assert!(node.contains("KubeletHasInsufficientMemory"), "{node}");
+    let events = host.ok(&["get", "events", "-A"]);
+    assert!(events.contains("Attempting to reclaim memory"), "{events}");
+    host.finish();
+}
+
+// EVICT-02 EVICT-07 EVICT-09 EVICT-12
+#[test]
+fn a_small_disk() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::new(&[
+        "--eviction-hard=nodefs.available<25%",
+        "--evict-static-pods",
+    ]);
+    // A disk of its own.
+    mount_tmpfs(&host.path("root"), "mode=755,size=128m");
+    host.start_agent();
+    host.import();
+    host.pod("modest", json!({"containers": [fills("/x", 1)]}));
+    host.wait_ready("modest");
+    // Of 128 MiB, of which images and the other pod take a few, less than 32 are left then.
+    let greedy = fills("/data/x", 100);
+    let volume = json!({"name": "data", "emptyDir": {}});
+    let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    host.pod(
+        "greedy",
+        json!({"containers": [with(greedy, mounts)], "volumes": [volume]}),
+    );
+    let greedy = wait_evicted(&host, "greedy");
+    let said = message(&greedy);
+    let start = "The node was low on resource: ephemeral-storage. Threshold quantity: ";
+    assert!(said.starts_with(start), "{said}");
+    assert!(is_first_instance(&host, "modest"), "{}", host.get("modest"));
+    let node = host.ok(&["describe", "node"]);
+    assert!(node.contains("KubeletHasDiskPressure"), "{node}");
+    host.finish();
+}
+
+// EVICT-11 EVICT-13
+#[test]
+fn limits_of_a_pod_on_the_disk() {
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&["--evict-static-pods"]);
+    let volume = |limit: &str| json!({"name": "data", "emptyDir": {"sizeLimit": limit}});
+    let writes = |mib| {
+        let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+        with(fills("/data/x", mib), mounts)
+    };
+    let pod = |mib, limit| json!({"containers": [writes(mib)], "volumes": [volume(limit)]});
+    host.pod("fits", pod(1, "4Mi"));
+    host.pod("full", pod(6, "4Mi"));
+    let limits = json!({"resources": {"limits": {"ephemeral-storage": "3Mi"}}});
+    let layer = with(fills("/x", 5), limits);
+    host.pod("layer", json!({"containers": [layer]}));
+    assert_eq!(
+        message(&wait_evicted(&host, "full")),
+        "Usage of EmptyDir volume \"data\" exceeds the limit \"4Mi\". "
+    );
+    let layer = wait_evicted(&host, "layer");
+    assert_eq!(
+        message(&layer),
+        "Pod ephemeral local storage usage exceeds the total limit of containers 3Mi. "
+    );
+    let conditions = layer["status"]["conditions"]
+        .as_array()
+        .expect("conditions");
+    assert!(conditions.iter().all(|c| c["type"] != "DisruptionTarget"));
+    assert!(is_first_instance(&host, "fits"), "{}", host.get("fits"));
+    host.finish();
+}
