@@ -19,7 +19,7 @@ const DIRS: [&str; 2] = [
     "/usr/bin",
 ];
 const APPLETS: [&str; 12] = [
-    "sh", "sleep", "echo", "cat", "id", "ls", "kill", "true", "false", "printf", "hostname", "env",
+    "sh", "sleep", "echo", "cat", "id", "ls", "kill", "true", "grep", "wc", "hostname", "env",
 ];
 /// How long it may take to start, to end, or to do what is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
