@@ -16,7 +16,7 @@ use picolet::{
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, LABEL_CONTAINER_NAME,
             LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount, NamespaceMode,
-            NamespaceOptions, SandboxConfig, SandboxState, SandboxStatus,
+            NamespaceOptions, SandboxConfig, SandboxState,
         },
         stats::Detail,
     },
@@ -110,12 +110,7 @@ impl Lab {
         }
     }
 
-    async fn container(
-        &self,
-        sandbox: &SandboxConfig,
-        name: &str,
-        script: &str,
-    ) -> ContainerConfig {
+    fn container(&self, sandbox: &SandboxConfig, name: &str, script: &str) -> ContainerConfig {
         let mut labels = labels(&sandbox.name, &sandbox.uid);
         labels.insert(LABEL_CONTAINER_NAME.into(), name.into());
         let dir = self.logs().join(&sandbox.name).join(name);
@@ -195,5 +190,137 @@ fn keeps_the_contract() {
         contract::contract(&runtime, &fixture, &pause)
             .await
             .expect("contract");
+    });
+}
+
+#[test]
+fn containers_have_what_they_are_given() {
+    // CRI-19 CRI-27 CRI-28 CRI-33 CRI-34 CRI-55 CRI-60 CRI-76 CRI-85 CRI-86
+    lab("given", async |lab| {
+        let runtime = lab.open().await;
+        let of = lab.sandbox("given");
+        let made = runtime.run_pod_sandbox(&of).await.expect("a sandbox");
+        assert_eq!((made.state, made.ips.len()), (SandboxState::Ready, 1));
+        let words = lab.containerd.dir.join("words");
+        std::fs::write(&words, "").expect("file");
+        let script = "grep -q '^CapEff:.*0000000000000000$' /proc/self/status || exit 10; \
+             [ \"$(id -u)\" = 33 ] || exit 11; [ \"$WORD\" = 'a b' ] || exit 12; \
+             ( : > /etc/x ) 2>/dev/null && exit 13; ( : > /read/x ) 2>/dev/null && exit 14; \
+             [ \"$(cat /proc/kcore | wc -c)\" = 0 ] || exit 15; \
+             [ \"$(hostname)\" = given ] || exit 16; echo last > /words; exit 7";
+        let mut config = lab.container(&of, "main", script);
+        std::fs::set_permissions(&words, std::os::unix::fs::PermissionsExt::from_mode(0o666))
+            .expect("mode");
+        let mount = |host: &std::path::Path, at: &str, read_only| Mount {
+            host_path: host.display().to_string(),
+            container_path: at.into(),
+            read_only,
+            ..Mount::default()
+        };
+        config.mounts = vec![
+            mount(&words, "/words", false),
+            mount(&lab.containerd.dir.join("cni"), "/read", true),
+        ];
+        config.env = vec![
+            ("WORD".into(), "a b".into()),
+            ("PATH".into(), "/bin".into()),
+        ];
+        let place = (ANNOTATION_TERMINATION_PATH.to_owned(), "/words".to_owned());
+        config.annotations = [place].into();
+        config.security.run_as_user = Some(33);
+        config.security.drop_capabilities = vec!["ALL".into()];
+        config.security.no_new_privs = true;
+        let id = runtime
+            .create_container(&made.id, &config, Some(&of))
+            .await
+            .expect("created");
+        runtime.start_container(&id).await.expect("started");
+        let end = ended(&runtime, &of.uid, &id).await;
+        assert_eq!((end.exit_code, &*end.message), (7, "last\n"), "{end:?}");
+        assert!(end.created_at <= end.started_at.expect("it started"));
+
+        let idle = lab.container(&of, "idle", "sleep 1000");
+        let id = runtime
+            .create_container(&made.id, &idle, Some(&of))
+            .await
+            .expect("created");
+        runtime.start_container(&id).await.expect("started");
+        let usage = runtime.list_pod_usage(Detail::Full).await.expect("usage");
+        let pod = usage.iter().find(|pod| pod.uid == of.uid).expect("the pod");
+        assert_eq!(pod.cgroup, of.cgroup_parent);
+        assert_eq!(pod.containers.len(), 1, "what has ended has no figures");
+        let interfaces = pod.network.as_ref().expect("a network");
+        assert!(
+            interfaces.iter().any(|i| i.name == "eth0"),
+            "{interfaces:?}"
+        );
+        let layer = runtime.writable_layer(&id).await;
+        assert!(layer.is_ok(), "{layer:?}");
+        let fs = runtime.image_fs_info().await.expect("a file system");
+        assert!(fs.capacity_bytes > 0);
+
+        // What is not there is no directory of the runtime's.
+        let gone = lab.containerd.dir.join("gone");
+        let mut blind = lab.container(&of, "blind", "true");
+        blind.mounts = vec![mount(&gone, "/gone", false)];
+        let refused = runtime.create_container(&made.id, &blind, Some(&of)).await;
+        assert!(
+            matches!(refused, Err(RuntimeError::Failed(_))),
+            "{refused:?}"
+        );
+        assert!(!gone.exists());
+        let log = lab.logs().join("given/main/0.log");
+        assert!(log.exists());
+        runtime.remove_pod_sandbox(&made.id).await.expect("removed");
+        assert!(!log.exists(), "logs go with their instance");
+    });
+}
+
+#[test]
+fn containerd_that_is_started_anew_has_everything_again() {
+    // CRI-41 CRI-91
+    lab("anew", async |lab| {
+        let runtime = lab.open().await;
+        let of = lab.sandbox("anew");
+        let made = runtime.run_pod_sandbox(&of).await.expect("a sandbox");
+        let config = lab.container(&of, "main", "sleep 1000");
+        let id = runtime
+            .create_container(&made.id, &config, Some(&of))
+            .await
+            .expect("created");
+        // The attempt is taken, and what was made under it is found.
+        let again = runtime.create_container(&made.id, &config, Some(&of)).await;
+        assert_eq!(again, Ok(id.clone()));
+        let again = runtime.run_pod_sandbox(&of).await;
+        assert_eq!(again.expect("the same").id, made.id);
+        lab.containerd.kill();
+        let refused = runtime.start_container(&id).await;
+        assert!(refused.is_err());
+        lab.containerd.run();
+        while runtime.list_pods().await.is_err() {
+            pause().await;
+        }
+        runtime.list_pods().await.expect("a list");
+        let pod = runtime.pod_status(&of.uid).await.expect("a status");
+        assert_eq!(pod.ips, made.ips, "the same address");
+        assert_eq!(pod.sandboxes.len(), 1);
+        runtime
+            .start_container(&id)
+            .await
+            .expect("it can be started");
+        lab.containerd.signal(nix::sys::signal::Signal::SIGSTOP);
+        let late = runtime.stop_container(&id, Duration::ZERO);
+        let soon = async {
+            smol::Timer::after(Duration::from_secs(1)).await;
+            Ok(())
+        };
+        // Nobody waits for it any more, and it was not done.
+        smol::future::or(late, soon).await.expect("given up");
+        lab.containerd.signal(nix::sys::signal::Signal::SIGCONT);
+        let stopped = runtime.stop_container(&id, Duration::ZERO).await;
+        assert_eq!(stopped, Ok(()));
+        assert_eq!(ended(&runtime, &of.uid, &id).await.exit_code, 137);
+        runtime.remove_pod_sandbox(&made.id).await.expect("removed");
+        assert!(runtime.list_pods().await.expect("a list").is_empty());
     });
 }

@@ -24,6 +24,7 @@ mod configz;
 pub mod decode;
 mod drop_in;
 pub mod duration;
+mod endpoints;
 mod eviction;
 pub mod file;
 pub mod flags;

@@ -11,11 +11,10 @@ use super::Host;
 use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
 use super::file::{Fields, Own};
 use super::values::{
-    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints, GarbageConfig,
-    ImageConfig, LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior,
-    TimeConfig,
+    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
+    LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, TimeConfig,
 };
-use super::{cluster, configz, eviction, node, server};
+use super::{cluster, configz, endpoints, eviction, node, server};
 use crate::api::Quantity;
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
@@ -105,7 +104,7 @@ pub(super) fn resolve(
         max_pods: count(fields.max_pods, 110),
         pods_per_core: count(fields.pods_per_core, 0),
         runtime: RuntimeConfig {
-            endpoints: endpoints(&fields)?,
+            endpoints: endpoints::resolve(&fields)?,
             program: own
                 .oci_runtime
                 .as_deref()
@@ -189,74 +188,6 @@ fn refuse(fields: &Fields) -> Result<(), Invalid> {
         return invalid("runOnce", "must be false");
     }
     Ok(())
-}
-
-/// The runtime's sockets. What only the agent's own backend can keep is refused beside them: it would be kept by nobody.
-fn endpoints(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
-    let field = "containerRuntimeEndpoint";
-    let runtime = endpoint(field, fields.container_runtime_endpoint.as_deref())?;
-    let images = endpoint(
-        "imageServiceEndpoint",
-        fields.image_service_endpoint.as_deref(),
-    )?;
-    let Some(runtime) = runtime else {
-        return match images {
-            None => Ok(None),
-            Some(_) => invalid(
-                "imageServiceEndpoint",
-                format!("must not be set without {field}"),
-            ),
-        };
-    };
-    let own = &fields.picolet;
-    let rate = own.image_pull_bandwidth.as_ref();
-    for (name, is_set) in [
-        (
-            "imagePolicy.allowedRegistries",
-            !own.image_policy.allowed_registries.is_empty(),
-        ),
-        (
-            "imagePolicy.requireDigest",
-            own.image_policy.require_digest == Some(true),
-        ),
-        (
-            "imagePullBandwidth",
-            rate.is_some_and(|rate| rate.value() > 0),
-        ),
-    ] {
-        if is_set {
-            return invalid(
-                &format!("picolet.{name}"),
-                format!(
-                    "cannot be kept with {field}: the runtime pulls images; set it there, and remove it here"
-                ),
-            );
-        }
-    }
-    Ok(Some(Endpoints {
-        images: images.unwrap_or_else(|| runtime.clone()),
-        runtime,
-    }))
-}
-
-/// `unix:///path` or `/path` (CRI-01).
-fn endpoint(field: &str, text: Option<&str>) -> Result<Option<PathBuf>, Invalid> {
-    let text = text.unwrap_or_default();
-    let path = text.strip_prefix("unix://").unwrap_or(text);
-    if text.is_empty() {
-        return Ok(None);
-    }
-    // The kernel's limit for addresses of sockets, its last byte left out.
-    const MAX_PATH_BYTES: usize = 107;
-    if !path.starts_with('/') || path.len() > MAX_PATH_BYTES {
-        return invalid(
-            field,
-            format!(
-                "is {text:?}, must be the socket of a runtime: unix:///path, up to {MAX_PATH_BYTES} bytes"
-            ),
-        );
-    }
-    Ok(Some(path.into()))
 }
 
 fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {

@@ -12,15 +12,14 @@ use std::{
 
 /// The image that sandboxes and containers are made of.
 pub(crate) const IMAGE: &str = "picolet.test/app:1";
-const PROGRAMS: [&str; 5] = [
-    "/usr/bin/containerd",
-    "/usr/bin/ctr",
-    "/usr/sbin/runc",
-    "/usr/bin/busybox",
-    "/usr/lib/cni/bridge",
+const PROGRAMS: [&str; 3] = ["/usr/sbin/runc", "/usr/bin/busybox", "/usr/lib/cni/bridge"];
+/// Where its programs are: as `cargo xtask test` has taken them out of their package, or installed.
+const DIRS: [&str; 2] = [
+    concat!(env!("CARGO_MANIFEST_DIR"), "/target/containerd/usr/bin"),
+    "/usr/bin",
 ];
 const APPLETS: [&str; 12] = [
-    "sh", "sleep", "echo", "cat", "id", "ls", "kill", "true", "false", "printf", "hostname", "env",
+    "sh", "sleep", "echo", "cat", "id", "ls", "kill", "true", "grep", "wc", "hostname", "env",
 ];
 /// How long it may take to start, to end, or to do what is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,9 +30,27 @@ pub(crate) fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("not root".into());
     }
+    if dir().is_none() {
+        return Some("containerd is missing".into());
+    }
     let mut programs = PROGRAMS.into_iter();
     let missing = programs.find(|path| !Path::new(path).exists());
     missing.map(|path| format!("{path} is missing"))
+}
+
+/// The directory of its programs.
+fn dir() -> Option<&'static Path> {
+    let mut dirs = DIRS.map(Path::new).into_iter();
+    dirs.find(|dir| dir.join("containerd").exists() && dir.join("ctr").exists())
+}
+
+fn program(name: &str) -> Command {
+    let dir = dir().expect("looked for before");
+    let mut command = Command::new(dir.join(name));
+    // It finds its shims there.
+    let search = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{search}", dir.display()));
+    command
 }
 
 /// Waits until something is so.
@@ -111,7 +128,7 @@ impl Containerd {
 
     /// A command of its client.
     pub(crate) fn ctr(&self) -> Command {
-        let mut ctr = Command::new("/usr/bin/ctr");
+        let mut ctr = program("ctr");
         ctr.arg("--address").arg(self.socket());
         ctr.args(["--namespace", "k8s.io"]);
         ctr
@@ -135,7 +152,7 @@ impl Containerd {
             .append(true)
             .open(self.dir.join("log"))
             .expect("log");
-        let child = Command::new("/usr/bin/containerd")
+        let child = program("containerd")
             .arg("--config")
             .arg(self.dir.join("config.toml"))
             .stdin(Stdio::null())

@@ -11,6 +11,7 @@ mod host;
 mod image;
 
 mod commands;
+mod containerd;
 mod crash;
 mod eviction;
 mod image_volumes;

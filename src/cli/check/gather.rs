@@ -12,7 +12,7 @@ use std::{
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{CliError, Client, named_socket, proxies as named_proxies};
-use super::apiserver;
+use super::{apiserver, runtime};
 use crate::{
     api::{order::Order as _, received::Delivered},
     cgroup::{Cgroups, Hierarchy, Version},
@@ -23,7 +23,7 @@ use crate::{
         eviction::Signal,
         static_pod, validation,
     },
-    runtime::runc::{apparmor, cni::NetworkConfig, host, program::Program},
+    runtime::runc::{apparmor, cni::NetworkConfig, host},
     server::backend::Health,
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
@@ -37,7 +37,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest output of a program that is kept, bytes.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 /// A program that is asked something answers within this time.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where programs are looked for.
 const PROGRAM_DIRS: [&str; 6] = [
     "/usr/local/sbin",
@@ -121,7 +121,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     Ok(Facts {
         kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
         cgroups,
-        runtime: runtime(&cfg),
+        runtime: runtime::look(&cfg),
         network: network(&cfg),
         clock: clocks(),
         dirs: dirs(&cfg, pid),
@@ -138,7 +138,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
 }
 
 /// For facts that do not depend on control groups, on a machine without any.
-fn no_cgroups() -> Cgroups {
+pub(super) fn no_cgroups() -> Cgroups {
     let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
     Cgroups::with(Hierarchy::parse(line).expect("a version 2 tree"))
 }
@@ -249,26 +249,6 @@ fn page_size() -> u64 {
         .flatten()
         .and_then(|bytes| u64::try_from(bytes).ok())
         .unwrap_or(0)
-}
-
-fn runtime(cfg: &Config) -> check::Runtime {
-    let name = cfg.runtime.program.display().to_string();
-    match smol::block_on(Program::probe(&name)) {
-        Ok(found) => check::Runtime {
-            program: format!(
-                "{} {} at {}",
-                found.name,
-                found.version,
-                found.path.display()
-            ),
-            error: None,
-            holes: found.warnings,
-        },
-        Err(e) => check::Runtime {
-            error: Some(e.to_string()),
-            ..check::Runtime::default()
-        },
-    }
 }
 
 fn network(cfg: &Config) -> Network {

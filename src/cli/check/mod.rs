@@ -2,6 +2,7 @@
 
 mod apiserver;
 mod gather;
+mod runtime;
 
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 

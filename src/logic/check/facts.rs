@@ -106,10 +106,14 @@ pub struct Cgroups {
     pub missing: Vec<String>,
 }
 
-/// The OCI runtime.
+/// What runs containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Runtime {
-    /// `runc 1.1.5+ds1`; empty if there is none.
+    /// Socket of a runtime that serves CRI; `None`: the agent runs containers itself, by an OCI runtime.
+    pub socket: Option<String>,
+    /// Why pods have no network there, as the runtime says.
+    pub network_error: Option<String>,
+    /// `runc 1.1.5+ds1`, `containerd 1.6.20`; empty if there is none.
     pub program: String,
     /// Why there is none.
     pub error: Option<String>,

@@ -218,9 +218,13 @@ pub(super) fn swap(facts: &Facts) -> Finding {
 }
 
 pub(super) fn runtime(facts: &Facts) -> Finding {
-    match &facts.runtime.error {
-        None => Finding::ok(facts.runtime.program.clone()),
-        Some(why) => Finding::error(why.clone(), "apt-get install runc"),
+    match (&facts.runtime.error, &facts.runtime.socket) {
+        (Some(why), Some(socket)) => Finding::error(
+            format!("{socket}: {why}"),
+            "start the container runtime, or correct or remove containerRuntimeEndpoint",
+        ),
+        (None, _) => Finding::ok(facts.runtime.program.clone()),
+        (Some(why), None) => Finding::error(why.clone(), "apt-get install runc"),
     }
 }
 

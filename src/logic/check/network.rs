@@ -4,8 +4,21 @@ use alloc::string::String;
 
 use super::{Facts, Finding, some_of};
 
+/// Whose network it is if not this agent's.
+const OF_RUNTIME: &str = "the container runtime's";
+
 pub(super) fn config(facts: &Facts) -> Finding {
     let net = &facts.network;
+    match (&facts.runtime.socket, &facts.runtime.network_error) {
+        (Some(_), Some(why)) => {
+            return Finding::error(
+                format!("the container runtime says: {why}"),
+                "give it a network configuration, and restart it if it does not see that",
+            );
+        }
+        (Some(_), None) => return Finding::ok(OF_RUNTIME),
+        (None, _) => {}
+    }
     if let Some(why) = &net.conf_error {
         return Finding::error(
             why.clone(),
@@ -44,6 +57,9 @@ fn needs_a_daemon(plugins: &[String]) -> bool {
 
 pub(super) fn plugins(facts: &Facts) -> Finding {
     let net = &facts.network;
+    if facts.runtime.socket.is_some() {
+        return Finding::ok(OF_RUNTIME);
+    }
     match &net.plugin_error {
         Some(why) if net.conf.is_some() => Finding::error(
             why.clone(),
@@ -59,6 +75,9 @@ pub(super) fn plugins(facts: &Facts) -> Finding {
 
 pub(super) fn iptables(facts: &Facts) -> Finding {
     let net = &facts.network;
+    if facts.runtime.socket.is_some() {
+        return Finding::ok(OF_RUNTIME);
+    }
     let built_in = net.conf.is_none();
     let Some(version) = &net.iptables else {
         return if built_in {
@@ -128,7 +147,7 @@ pub(super) fn firewall(facts: &Facts) -> Finding {
     if !closed {
         return Finding::ok("forwarded packets pass");
     }
-    if net.conf.is_some() {
+    if net.conf.is_some() || facts.runtime.socket.is_some() {
         return Finding::ok(
             "forwarded packets are dropped unless the configured network says otherwise",
         );

@@ -47,7 +47,6 @@ impl Cri {
         config: &ContainerConfig,
         made: Option<&SandboxConfig>,
     ) -> Result<ContainerId, RuntimeError> {
-        self.runtime.ensure_listed()?;
         // Runtimes would make it in a sandbox that is not ready (CRI-47).
         if self.sandbox(sandbox).await?.state != SandboxState::Ready {
             return Err(failed(format!("sandbox {sandbox} is not ready")));
@@ -62,7 +61,9 @@ impl Cri {
             sandbox_config: Some(request::sandbox(made)),
         };
         let mut answer = wire::Word::default();
-        let asked = self.ask("CreateContainer", &mut request, &mut answer);
+        let timeout = self.settings.request_timeout;
+        let method = "CreateContainer";
+        let asked = self.ask_within(Kind::Make, method, &mut request, &mut answer, timeout);
         match asked.await {
             Ok(()) if answer.word.is_empty() => Err(nonsense("a container without an id")),
             Ok(()) => Ok(answer.word.into()),

@@ -21,7 +21,6 @@ use crate::{
         proto::{self, Message},
         status::{Code, Status},
     },
-    runtime::RuntimeError,
     sys::clock,
 };
 
@@ -46,6 +45,8 @@ const MAX_PULLS: usize = 8;
 pub(super) enum Kind {
     /// Of the runtime.
     Call,
+    /// Makes something: only in the knowledge of what there is.
+    Make,
     /// Ends something: it gets through when everything else hangs.
     Stop,
     /// Takes as long as it takes.
@@ -128,20 +129,10 @@ impl Link {
         self.state.borrow().number
     }
 
-    /// Pods were listed on the connection of this number.
+    /// Pods were listed on the connection of this number. On any other nothing is made before it is known what there is: what
+    /// a call that broke off made, or a runtime that started anew found (CRI-91).
     pub(super) fn was_listed(&self, number: u64) {
         self.listed.set(number);
-    }
-
-    /// Nothing is made before it is known what there is: what a call that broke off made, or a runtime that started anew
-    /// found (CRI-91).
-    pub(super) fn ensure_listed(&self) -> Result<(), RuntimeError> {
-        let state = self.state.borrow();
-        if self.listed.get() == state.number {
-            return Ok(());
-        }
-        let text = "the runtime was connected to anew: its pods are listed first";
-        Err(RuntimeError::Failed(text.into()))
     }
 
     /// Asks once, within `timeout`, and reads the answer.
@@ -155,7 +146,7 @@ impl Link {
     ) -> Result<(), Status> {
         let request = proto::encode(request);
         let (places, service) = match kind {
-            Kind::Call => (&self.places[0], "Runtime"),
+            Kind::Call | Kind::Make => (&self.places[0], "Runtime"),
             Kind::Stop => (&self.places[1], "Runtime"),
             Kind::Pull => (&self.places[2], "Image"),
             Kind::Image => (&self.places[0], "Image"),
@@ -172,6 +163,10 @@ impl Link {
             return Err(late_status());
         };
         let client = self.client().await?;
+        if kind == Kind::Make && self.listed.get() != self.number() {
+            let text = "the runtime was connected to anew: its pods are listed first";
+            return Err(unavailable(text));
+        }
         let path = format!("/runtime.v1.{service}Service/{method}");
         let options = Options {
             timeout,

@@ -176,7 +176,7 @@ impl Cri {
         timeout: Duration,
     ) -> Result<(), RuntimeError> {
         let link = match kind {
-            Kind::Call | Kind::Stop => &self.runtime,
+            Kind::Call | Kind::Make | Kind::Stop => &self.runtime,
             Kind::Image | Kind::Pull => &self.images,
         };
         let asked = link.ask(kind, method, request, answer, Some(timeout));

@@ -1,6 +1,6 @@
 //! Sandboxes, and what is listed (CRI-40 to CRI-59).
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use std::{fs, io, path::Path};
 
 use super::{
@@ -77,7 +77,11 @@ impl Cri {
             uid: uid.clone(),
             ..PodRuntimeStatus::default()
         };
+        let mut seen = BTreeSet::new();
         for sandbox in self.sandboxes(Some(of_pod(uid))).await? {
+            if sandbox.id.is_empty() || !seen.insert(sandbox.id.clone()) {
+                continue;
+            }
             match self.sandbox(&sandbox.id).await {
                 Ok(status) if status.uid == *uid => pod.sandboxes.push(status),
                 Ok(_) => return Err(nonsense("a sandbox of another pod")),
@@ -89,7 +93,11 @@ impl Cri {
             labels: of_pod(uid),
             ..wire::ContainerFilter::default()
         };
+        seen.clear();
         for container in self.containers(Some(filter)).await? {
+            if container.id.is_empty() || !seen.insert(container.id.clone()) {
+                continue;
+            }
             match self
                 .container(&container.id, container.sandbox.into())
                 .await
@@ -167,7 +175,6 @@ impl Cri {
         &self,
         config: &SandboxConfig,
     ) -> Result<SandboxStatus, RuntimeError> {
-        self.runtime.ensure_listed()?;
         let logs = config.log_directory.clone();
         let made = self.disk.run(move || make_log_dir(Path::new(&logs))).await;
         made.map_err(|e| RuntimeError::Failed(format!("make {}: {e}", config.log_directory)))?;
@@ -178,7 +185,7 @@ impl Cri {
         let mut answer = wire::Word::default();
         let timeout = self.settings.request_timeout * 2;
         let asked = self.ask_within(
-            Kind::Call,
+            Kind::Make,
             "RunPodSandbox",
             &mut request,
             &mut answer,

@@ -342,6 +342,8 @@ mod tests {
         assert!(bytes.windows(2).any(|w| w == [15 << 3 | 2, 0]));
         let unset = super::security(
             &LinuxSecurity {
+                seccomp: SecurityProfile::Unset,
+                apparmor: SecurityProfile::Unset,
                 unmasked_proc: true,
                 ..LinuxSecurity::default()
             },

@@ -1,0 +1,218 @@
+//! A node on containerd: what a user sees of it, and what becomes of pods when it dies, hangs and comes back.
+
+#[path = "../common/containerd.rs"]
+mod daemon;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use self::daemon::{Containerd, IMAGE};
+use crate::host::{Host, full, status_of};
+
+/// A containerd, and an agent that runs pods by it; `None`: said aloud what is missing.
+///
+/// The agent goes first: what it still does at its end it does at a containerd that is there.
+fn start(name: &str) -> Option<(Containerd, Host)> {
+    if let Some(why) = daemon::missing() {
+        skipped!("{name}: {why}");
+        return None;
+    }
+    let containerd = Containerd::start();
+    let endpoint = format!("unix://{}", containerd.socket().display());
+    let mut host = Host::new(&["--container-runtime-endpoint", &endpoint]);
+    host.start_agent();
+    Some((containerd, host))
+}
+
+fn container(name: &str, script: &str, more: &Value) -> Value {
+    let mut container = json!({
+        "name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script],
+    });
+    let fields = container.as_object_mut().expect("object");
+    fields.extend(more.as_object().cloned().unwrap_or_default());
+    container
+}
+
+/// Containers and their restart counts.
+fn identity(pod: &Value) -> Vec<(String, u64)> {
+    let statuses = pod["status"]["containerStatuses"].as_array();
+    let one = |status: &Value| {
+        let id = status["containerID"].as_str().unwrap_or_default();
+        let count = status["restartCount"].as_u64().unwrap_or_default();
+        (id.to_owned(), count)
+    };
+    statuses.into_iter().flatten().map(one).collect()
+}
+
+fn node_is_ready(host: &Host) -> (bool, String) {
+    let node = host.ok(&["get", "node", "-o", "json"]);
+    let node: Value = serde_json::from_str(&node).expect("a node");
+    let node = match node["items"].as_array() {
+        Some(items) => items[0].clone(),
+        None => node,
+    };
+    let conditions = node["status"]["conditions"].as_array().cloned();
+    let ready = conditions.into_iter().flatten();
+    let ready = ready.into_iter().find(|c| c["type"] == "Ready");
+    let ready = ready.unwrap_or_default();
+    (ready["status"] == "True", ready.to_string())
+}
+
+const IDLE: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait; done";
+
+/// A containerd that hangs, until this is dropped.
+struct Hung<'a>(&'a Containerd);
+
+impl<'a> Hung<'a> {
+    fn new(containerd: &'a Containerd) -> Self {
+        containerd.signal(Signal::SIGSTOP);
+        Self(containerd)
+    }
+}
+
+impl Drop for Hung<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::SIGCONT);
+    }
+}
+
+/// How many tasks containerd has.
+fn tasks(containerd: &Containerd) -> usize {
+    let listed = containerd.ctr().args(["tasks", "ls", "-q"]).output();
+    let listed = listed.expect("ctr").stdout;
+    String::from_utf8_lossy(&listed).lines().count()
+}
+
+#[test]
+fn a_node_on_containerd() {
+    // CRI-01 CRI-11 CRI-25 CRI-27 CRI-28 CRI-56 CRI-57 CRI-58 CRI-60 CRI-77
+    let Some((containerd, mut host)) = start("a_node_on_containerd") else {
+        return;
+    };
+    let ready = json!({
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "readinessProbe": {"exec": {"command": ["cat", "/data/ready"]}, "periodSeconds": 1},
+        "env": [{"name": "WORD", "value": "heard"}],
+    });
+    let script = format!("echo \"$WORD\"; : > /data/ready; {IDLE}");
+    host.pod(
+        "web",
+        json!({
+            "containers": [container("main", &script, &ready)],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        }),
+    );
+    let fails = "echo last words > /dev/termination-log; exit 3";
+    host.pod(
+        "fails",
+        json!({"containers": [container("main", fails, &json!({}))]}),
+    );
+    let web = host.wait_ready("web");
+    let before = identity(&web);
+    assert!(before[0].0.starts_with("containerd://"), "{before:?}");
+    assert_eq!(before[0].1, 0);
+    let status = status_of(&web, "main");
+    assert_eq!(status["image"], IMAGE);
+    assert!(web["status"]["podIP"].is_string(), "{}", web["status"]);
+    assert_eq!(host.ok(&["logs", &full("web")]), "heard\n");
+
+    let pod = host.wait_pod("fails", "restarted", |pod| {
+        status_of(pod, "main")["restartCount"].as_u64() >= Some(1)
+    });
+    let main = status_of(&pod, "main");
+    let last = &main["lastState"]["terminated"];
+    assert_eq!(last["exitCode"], 3, "{main}");
+    assert_eq!(last["reason"], "Error");
+    assert_eq!(last["message"], "last words\n");
+
+    let node = host.ok(&["get", "node", "-o", "json"]);
+    assert!(node.contains("containerd://1."), "{node}");
+    assert!(host.ok(&["image", "ls"]).contains("picolet.test/app"));
+    let archive = containerd.dir.join("image.tar").display().to_string();
+    for words in [&["image", "import", &archive][..], &["image", "verify"]] {
+        let refused = host.cli(words);
+        let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success(), "{words:?}");
+        assert!(told.contains("are the container runtime's"), "{told}");
+    }
+
+    // Another agent finds everything again.
+    host.remove("fails.yaml");
+    host.wait_gone("fails");
+    host.end_agent(Signal::SIGKILL);
+    host.start_agent();
+    let web = host.wait_ready("web");
+    assert_eq!(identity(&web), before, "nothing was started anew");
+    assert_eq!(tasks(&containerd), 2, "a sandbox and a container");
+
+    host.remove("web.yaml");
+    host.wait_gone("web");
+    host.until("containerd has nothing of it", |_| {
+        let left = containerd.ctr().args(["containers", "ls", "-q"]).output();
+        let left = String::from_utf8_lossy(&left.expect("ctr").stdout).into_owned();
+        (left.trim().is_empty(), left)
+    });
+}
+
+#[test]
+fn containerd_dies_hangs_and_comes_back() {
+    // CRI-90 CRI-91 CRI-92
+    let Some((mut containerd, host)) = start("containerd_dies_hangs_and_comes_back") else {
+        return;
+    };
+    host.pod(
+        "stays",
+        json!({"containers": [container("main", IDLE, &json!({}))]}),
+    );
+    host.pod(
+        "ends",
+        json!({
+            "restartPolicy": "Never",
+            "containers": [container("main", "sleep 5; exit 5", &json!({}))],
+        }),
+    );
+    host.pod(
+        "removed",
+        json!({"containers": [container("main", IDLE, &json!({}))]}),
+    );
+    let before = identity(&host.wait_ready("stays"));
+    host.wait_ready("removed");
+    host.wait_ready("ends");
+    host.until("the node is ready", node_is_ready);
+
+    containerd.kill();
+    host.remove("removed.yaml");
+    host.until("the node is not ready", |host| {
+        let (ready, seen) = node_is_ready(host);
+        (!ready, seen)
+    });
+    let pod = host.get("stays");
+    assert_eq!(pod["status"]["phase"], "Running", "none counts as lost");
+    containerd.run();
+    host.until("the node is ready again", node_is_ready);
+    host.wait_gone("removed");
+    let ended = host.wait_phase("ends", "Failed");
+    // Its shim saw how it ended: that of containerd 1 outlives the daemon and tells the next one.
+    let terminated = &status_of(&ended, "main")["state"]["terminated"];
+    assert_eq!(terminated["exitCode"], 5, "{terminated}");
+    assert_eq!(terminated["reason"], "Error");
+    assert_eq!(identity(&host.wait_ready("stays")), before);
+
+    let hung = Hung::new(&containerd);
+    host.pod(
+        "late",
+        json!({"containers": [container("main", IDLE, &json!({}))]}),
+    );
+    host.until("the node is not ready while it hangs", |host| {
+        let (ready, seen) = node_is_ready(host);
+        (!ready, seen)
+    });
+    drop(hung);
+    host.until("the node is ready once more", node_is_ready);
+    host.wait_ready("late");
+    assert_eq!(identity(&host.wait_ready("stays")), before);
+    host.until("a sandbox and a container for each of two pods", |_| {
+        let tasks = tasks(&containerd);
+        (tasks == 4 || tasks == 5, tasks.to_string())
+    });
+}
