@@ -3,6 +3,7 @@
 //! Source: kubernetes `kubectl/pkg/describe/describe.go`.
 
 mod objects;
+mod pressure;
 
 use core::fmt::Write as _;
 
@@ -639,7 +640,7 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: Wall) -> Strin
             c("/message")
         );
     }
-    pressure_text(&mut out, pressure, now);
+    pressure::write(&mut out, pressure, now);
     out.push_str("Addresses:\n");
     for address in list(node, "/status/addresses") {
         let _ = writeln!(
@@ -739,51 +740,6 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: Wall) -> Strin
         );
     }
     out
-}
-
-/// What the node is short of, and who would go for it.
-fn pressure_text(out: &mut String, pressure: &Value, now: Wall) {
-    let short = list(pressure, "/short");
-    if short.is_empty() {
-        // No cell of a table: it stands between two.
-        out.push_str("Short of:  <none>\n");
-    } else {
-        out.push_str("Short of:\n  Signal\tAvailable\tThreshold\tSince\n  ------\t---------\t---------\t-----\n");
-    }
-    for one in short {
-        let t = |path: &str| text(one, path);
-        let soft = if one["soft"] == true { " (soft)" } else { "" };
-        let _ = writeln!(
-            out,
-            "  {}\t{}\t{}{soft}\t{}",
-            t("/signal"),
-            t("/available"),
-            t("/limit"),
-            table::age(Wall::parse(t("/since")), now)
-        );
-    }
-    let by = text(pressure, "/by");
-    if by.is_empty() {
-        return;
-    }
-    let order = list(pressure, "/order");
-    if order.is_empty() {
-        let _ = writeln!(out, "Eviction order by {by}:\t<nobody may be evicted>");
-        return;
-    }
-    let _ = writeln!(out, "Eviction order by {by}:");
-    out.push_str("  Namespace\tName\tPriority\tUsed\tRequested\n  ---------\t----\t--------\t----\t---------\n");
-    for pod in order {
-        let _ = writeln!(
-            out,
-            "  {}\t{}\t{}\t{}\t{}",
-            text(pod, "/namespace"),
-            text(pod, "/name"),
-            pod["priority"],
-            or(text(pod, "/used"), "<unknown>"),
-            text(pod, "/request")
-        );
-    }
 }
 
 /// Thousandths of processors, or bytes.
@@ -1000,46 +956,6 @@ Events:
             shown.contains("Terminating (lasts 5s)\nTermination Grace Period:  30s\n"),
             "{shown}"
         );
-    }
-
-    #[test]
-    fn what_the_node_is_short_of() {
-        let now = Wall::parse("2024-01-01T01:00:00Z").expect("time");
-        let shown = |pressure: Value| {
-            let mut out = String::new();
-            pressure_text(&mut out, &pressure, now);
-            elastic::align(&out)
-        };
-        assert_eq!(
-            shown(json!({"short": [], "by": "", "order": []})),
-            "Short of:  <none>\n"
-        );
-        let short = json!([
-            {"signal": "memory.available", "available": "90Mi", "limit": "100Mi",
-                "since": "2024-01-01T00:50:00Z", "soft": false},
-            {"signal": "nodefs.available", "available": "1Gi", "limit": "2Gi",
-                "since": "2024-01-01T00:59:00Z", "soft": true},
-        ]);
-        let order = json!([
-            {"namespace": "default", "name": "web", "priority": 0, "used": "200Mi", "request": "0"},
-            {"namespace": "default", "name": "db", "priority": 10, "used": null, "request": "1Gi"},
-        ]);
-        assert_eq!(
-            shown(json!({"short": short, "by": "memory.available", "order": order})),
-            "Short of:
-  Signal            Available  Threshold   Since
-  ------            ---------  ---------   -----
-  memory.available  90Mi       100Mi       10m
-  nodefs.available  1Gi        2Gi (soft)  60s
-Eviction order by memory.available:
-  Namespace  Name  Priority  Used       Requested
-  ---------  ----  --------  ----       ---------
-  default    web   0         200Mi      0
-  default    db    10        <unknown>  1Gi
-"
-        );
-        let nobody = json!({"short": [], "by": "memory.available", "order": []});
-        assert!(shown(nobody).contains("<nobody may be evicted>"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::{
     dump,
     input::{self, Input, Timed},
     machine::Machine,
+    pressure,
 };
 use crate::runtime::fake::Op;
 
@@ -281,7 +282,7 @@ pub(super) fn run_many(
                     }
                     let schedule = match kind {
                         Kind::Alone => input::draw(seed),
-                        Kind::Cluster => input::draw_cluster(seed),
+                        Kind::Cluster => pressure::with_pressure(input::draw_cluster(seed), seed),
                     };
                     match replay(&site, Some(seed), schedule) {
                         Ok(counts) => total.lock().expect("no panic").0.add(&counts),

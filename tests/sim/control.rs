@@ -622,6 +622,8 @@ impl Control {
                 continue;
             }
             let own_end = statuses.get(uid).is_some_and(|s| s.phase.is_terminal());
+            // The node itself ends it: what its status will say is known.
+            let own_end = own_end || table.stop_status(handle).is_some();
             if !own_end {
                 return Err(format!("pod {uid} is to end, and nobody has said so"));
             }

@@ -63,6 +63,8 @@ pub(super) enum Input {
     },
     /// `picolet stop --all`; the agent starts again some time after it has ended.
     StopAll { down_ms: u64 },
+    /// So much memory is left.
+    MemoryLeft { mib: u16 },
     /// The machine is a node of a cluster, from the beginning; its agents have a doorbell there, or none.
     Join { doorbell: bool, seed: u64 },
     /// Somebody does something to the pod of that name in the API.

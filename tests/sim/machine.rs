@@ -32,6 +32,7 @@ use super::{
     counts::{Counts, What},
     input::{Call, Input, Random, Trouble},
     pods::{LATER, Manifest},
+    pressure::{Evictions, PLENTY_MIB},
     rules::{Present, Rules},
     truth::Wanted,
 };
@@ -113,6 +114,7 @@ pub(super) struct Machine {
     /// Steps until the agent is killed, and what then.
     armed: Option<(u32, u64, u64, bool)>,
     rules: Rules,
+    evictions: Evictions,
     /// The wall clock was set: deadlines of pods are counted by it.
     jumped: bool,
     /// When all trouble ended.
@@ -144,6 +146,7 @@ impl Machine {
             let (core, runtime) = (seen.as_ref()?.borrow(), runtime.upgrade()?);
             super::rules::at_the_runtime(&core, &runtime, op, uid, container)
         })));
+        template.left.set_memory(i64::from(PLENTY_MIB) << 20);
         let control = joins.map(|(doorbell, seed)| Control::new(&hands, doorbell, seed));
         let mut machine = Self {
             control,
@@ -165,6 +168,7 @@ impl Machine {
             restart: None,
             armed: None,
             rules: Rules::default(),
+            evictions: Evictions::default(),
             jumped: false,
             healed: None,
             watched,
@@ -247,6 +251,7 @@ impl Machine {
             .detach();
         *self.watched.borrow_mut() = Some(Rc::clone(&running.agent));
         self.rules.another_agent();
+        self.evictions.another_agent(&self.template.left);
         self.agent = Some(Agent {
             parts: running.parts,
             core: running.agent,
@@ -511,6 +516,8 @@ impl Machine {
             control.check(&agent.core.borrow())?;
         }
         let core = agent.core.borrow();
+        let (left, now) = (&self.template.left, self.hands.now());
+        self.evictions.check(&core, left, now)?;
         self.rules.check(&core, &self.fake, &mut self.counts)
     }
 
@@ -687,6 +694,9 @@ impl Machine {
                 });
                 self.fake.set_now(self.now(), self.hands.wall());
             }
+            Input::MemoryLeft { mib } => {
+                self.template.left.set_memory(i64::from(*mib) << 20);
+            }
             Input::Join { .. } => {}
             Input::Api { name, deed } => {
                 let now = self.hands.wall();
@@ -737,6 +747,8 @@ impl Machine {
         self.fake.set_deaf(false);
         self.fake.set_conditions(None, None);
         self.fake.offer_image(LATER);
+        let plenty = i64::from(PLENTY_MIB) << 20;
+        self.template.left.set_memory(plenty);
         self.tamper.lost = 0;
         self.tamper.doubled = 0;
         self.tamper.late = 0;

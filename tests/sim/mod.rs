@@ -7,6 +7,7 @@
 //! | `pods` | the pods of the simulation |
 //! | `machine` | one machine: runtime, manifests, an agent that can be killed at each step of its tasks |
 //! | `control` | the control plane of a node of a cluster: a faulty apiserver, the way there, the doorbell, users |
+//! | `pressure` | memory of the node that runs short, and what must hold of those that go for it |
 //! | `rules` | what must hold at every instant, and in the end |
 //! | `truth` | whether the API shows in the end what is true |
 //! | `dump` | what an agent kept, as a schedule |
@@ -27,6 +28,7 @@ mod dump;
 mod input;
 mod machine;
 mod pods;
+mod pressure;
 mod rules;
 mod truth;
 

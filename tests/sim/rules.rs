@@ -141,8 +141,9 @@ impl Rules {
                     "pod {uid} in {stage:?}: answers {given:?}, not {expected:?}"
                 ));
             }
-            // Nobody is evicted here, so nothing goes before nothing runs.
-            if content_goes && !stage.is_terminated() {
+            // Of a pod that is evicted what is dead may go while the rest ends; of no other.
+            let evicted = table.stop_status(handle).is_some();
+            if content_goes && !stage.is_terminated() && !evicted {
                 return Err(format!("pod {uid} in {stage:?}: its content may go"));
             }
             let cancelled = table.is_cancelled(handle);

@@ -198,9 +198,6 @@ impl Agent {
         pod: Result<Rc<Pod>, StoreError>,
         now: Mono,
     ) {
-        if matches!(purpose, Purpose::Evict) {
-            return self.on_chosen(uid, pod, now);
-        }
         let pod = pod
             .inspect_err(|e| {
                 self.tools
@@ -230,7 +227,7 @@ impl Agent {
                 }
                 self.pods.resync(uid, now);
             }
-            (Purpose::Evict, _) => {}
+            (Purpose::Evict, pod) => self.on_chosen(uid, pod, now),
         }
     }
 

@@ -8,13 +8,11 @@ use serde_json::{Map, Value};
 use super::{Agent, Effect, Purpose};
 use crate::{
     agent::{
-        pod_store::StoreError,
         pods::ConfigPod,
         recorder::{About, Severity},
     },
     api::{Mono, Pod, PodUid, order::Gather as _},
     config::EvictionConfig,
-    error::chain,
     logic::{
         eviction::{
             self, Action, Candidate, Conditions, EVICTED, IMMEDIATE_GRACE_S, Input, Layout,
@@ -170,7 +168,9 @@ impl Agent {
             let recorder = &self.tools.recorder;
             recorder.about(about, Severity::Warning, PREEMPTING, preemption::MESSAGE);
             log::info!("uid={victim} makes room for the critical pod uid={uid}");
-            self.tools.counters.count(|c| c.preempted(resource));
+            self.tools
+                .counters
+                .count(|c| c.evictions().preempted(resource));
             let options = KillOptions {
                 evict: true,
                 status: Some(Box::new(preemption::stop_status())),
@@ -289,7 +289,7 @@ impl Agent {
     }
 
     /// The record of a chosen pod was read, or cannot be: it goes all the same.
-    pub(super) fn on_chosen(&mut self, uid: &PodUid, pod: Result<Rc<Pod>, StoreError>, now: Mono) {
+    pub(super) fn on_chosen(&mut self, uid: &PodUid, pod: Option<Rc<Pod>>, now: Mono) {
         let mut all = self.eviction.chosen.iter();
         let Some(at) = all.position(|chosen| chosen.uid() == uid) else {
             return;
@@ -301,21 +301,14 @@ impl Agent {
             self.on_eviction(Input::Spared(uid.clone()), now);
             return;
         };
-        let pod = pod.unwrap_or_else(|e| {
-            let text = format!(
-                "uid={uid} is evicted though its record is not read: {}",
-                chain(&e)
-            );
-            self.tools.complaints.complain(&text);
-            Rc::default()
-        });
+        let pod = pod.unwrap_or_default();
         let (words, grace_s, signal, disruption) = match chosen {
             Chosen::Victim(victim) => {
                 let (starved, quantities) = (victim.signal.starved(), victim.quantities.as_ref());
                 let words = eviction::eviction(starved, &pod, quantities, victim.figures.as_ref());
                 let counters = &self.tools.counters;
                 for signal in &victim.short {
-                    counters.count(|c| c.eviction_age(signal.name(), victim.age));
+                    counters.count(|c| c.evictions().age(signal.name(), victim.age));
                 }
                 (words, victim.grace_s, victim.signal.name(), true)
             }
@@ -328,7 +321,7 @@ impl Agent {
             }
         };
         self.evict(uid, config, words, grace_s, disruption, now);
-        self.tools.counters.count(|c| c.evicted(signal));
+        self.tools.counters.count(|c| c.evictions().evicted(signal));
     }
 
     fn evict(

@@ -104,10 +104,9 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
             ("starved_resource", "memory"),
         ]
     );
-    let figures = world
-        .wait(world.metrics.page(Figures::Own))
-        .unwrap_or_else(|_| panic!("page"));
-    let page: String = figures.collect();
+    let page = world.wait(world.metrics.page(Figures::Own));
+    let page = page.map_err(|refusal| refusal.status);
+    let page: String = page.expect("served").collect();
     for line in [
         "kubelet_evictions{eviction_signal=\"memory.available\"} 1\n",
         "kubelet_eviction_stats_age_seconds_count{eviction_signal=\"memory.available\"} 1\n",
@@ -382,12 +381,15 @@ fn what_is_short_and_who_would_go() {
 fn limits_are_looked_at_within_a_budget() {
     // EVICT-11
     let (world, api) = world(&[]);
-    let volume = json!([{"name": "data", "emptyDir": {"sizeLimit": "1Mi"}}]);
-    let uid = api.create("full", json!({"volumes": volume}));
-    api.create(
-        "free",
-        json!({"volumes": [{"name": "data", "emptyDir": {}}]}),
-    );
+    let with = |dir: Value| {
+        json!({
+            "containers": [{"name": "c", "image": IMAGE, "command": ["sleep"],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+            "volumes": [{"name": "data", "emptyDir": dir}],
+        })
+    };
+    let uid = api.create("full", with(json!({"sizeLimit": "1Mi"})));
+    api.create("free", with(json!({})));
     runs(&world, &api, &["full", "free"]);
     let volume = |uid: &str| {
         let pod = world.parts.machine.store.dir(&PodUid::from(uid));
@@ -412,7 +414,9 @@ fn limits_are_looked_at_within_a_budget() {
     assert_eq!(looks(), 0);
     world.advance(s(30));
     assert!(looks() >= 1);
-    std::fs::write(volume(&uid).join("x"), vec![1; 2 << 20]).expect("file");
+    let file = volume(&uid).join("x");
+    let written = std::fs::write(&file, vec![1; 2 << 20]);
+    written.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     world.until("goes", |_| api.phase("full") == "Failed");
     let pod = api.get("ns", "full").expect("there");
     assert_eq!(

@@ -6,15 +6,45 @@ use core::cell::Cell;
 use super::{super::eviction::Gauge, world::Hands};
 use crate::{
     agent::views::Later,
-    api::cri::FsInfo,
+    api::{Mono, cri::FsInfo},
     logic::eviction::{Observations, Reading},
 };
 
+/// The threshold of memory that tests have unless they say otherwise: a kubelet's, bytes.
+const LEAST: i64 = 100 << 20;
+
 /// What is left; nothing is known as long as nothing is said, and then nothing is short.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Left(Cell<Observations>);
+pub(in crate::agent) struct Left {
+    left: Cell<Observations>,
+    /// How often memory was found short, and when last.
+    looks: Cell<(u64, Option<Mono>)>,
+}
 
 impl Left {
+    /// How often memory was found short.
+    pub(in crate::agent) fn short_looks(&self) -> u64 {
+        self.looks.get().0
+    }
+
+    /// When that was last.
+    pub(in crate::agent) fn last_short_look(&self) -> Option<Mono> {
+        self.looks.get().1
+    }
+
+    /// Another agent looks from now on.
+    pub(in crate::agent) fn forget_looks(&self) {
+        self.looks.take();
+    }
+
+    fn note_look(&self, now: Mono) {
+        let memory = self.left.get().memory;
+        if memory.is_some_and(|memory| memory.available < LEAST) {
+            let (count, _) = self.looks.get();
+            self.looks.set((count + 1, Some(now)));
+        }
+    }
+
     /// So many bytes of memory are left of a GiB.
     pub(in crate::agent) fn set_memory(&self, available: i64) {
         let capacity = 1 << 30;
@@ -52,9 +82,9 @@ impl Left {
     }
 
     fn change(&self, change: impl FnOnce(&mut Observations)) {
-        let mut left = self.0.get();
+        let mut left = self.left.get();
         change(&mut left);
-        self.0.set(left);
+        self.left.set(left);
     }
 }
 
@@ -67,9 +97,11 @@ pub(in crate::agent) struct TestGauge {
 impl Gauge for TestGauge {
     fn read(&self) -> Later<'_, Observations> {
         Box::pin(async {
+            let at = self.hands.now();
+            self.left.note_look(at);
             Observations {
-                at: self.hands.now(),
-                ..self.left.0.get()
+                at,
+                ..self.left.left.get()
             }
         })
     }

@@ -102,6 +102,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     // What holds for all pods together follows another.
     let written = thresholds.filter(|t| t.signal != Signal::AllocatableMemory);
     wanted.kept_free = written.map(ToString::to_string).collect();
+    wanted.evict_static_pods = cfg.eviction.static_pods;
     let socket = named_socket().filter(|_| !typed);
     let (agent, pid) = agent(socket.as_ref().unwrap_or(&cfg.dirs.socket));
     let detected = Cgroups::detect();

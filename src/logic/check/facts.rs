@@ -54,6 +54,8 @@ pub struct Wanted {
     pub bridge: String,
     /// What is kept free: thresholds as they are written.
     pub kept_free: Vec<String>,
+    /// Static pods may be evicted for that.
+    pub evict_static_pods: bool,
     /// Use of the disk at which images are removed, percent.
     pub image_high_percent: u8,
 }

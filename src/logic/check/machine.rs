@@ -174,7 +174,14 @@ pub(super) fn eviction(facts: &Facts) -> Finding {
     if kept.is_empty() {
         return Finding::ok("nothing is kept free: evictionHard is empty");
     }
-    Finding::ok(format!("kept free: {}", kept.join(", ")))
+    let says = format!("kept free: {}", kept.join(", "));
+    if facts.apiserver.is_none() && !facts.wanted.evict_static_pods {
+        return Finding::warning(
+            format!("{says}; but no pod goes for it: there are only static pods here"),
+            "set picolet.evictStaticPods, or picolet run --evict-static-pods",
+        );
+    }
+    Finding::ok(says)
 }
 
 pub(super) fn read_only(facts: &Facts) -> Finding {

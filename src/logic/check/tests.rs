@@ -20,6 +20,7 @@ fn sound() -> Facts {
             file: Some("/etc/picolet/config.yaml".into()),
             node_name: "pi.example".into(),
             bridge: "picolet0".into(),
+            evict_static_pods: true,
             kept_free: texts(&["memory.available<100Mi", "nodefs.available<10%"]),
             image_high_percent: 85,
             ..Wanted::default()
@@ -220,6 +221,8 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
     ("disk", |f| f.dirs.logs.free = 1 << 20, Level::Error, "free at /var/log/pods",
         "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
+    ("eviction", |f| f.wanted.evict_static_pods = false, Level::Warning, "no pod goes for it",
+        "set picolet.evictStaticPods, or picolet run --evict-static-pods"),
     ("inodes", |f| f.dirs.root.inodes_free = 10, Level::Error, "0 % free at /var/lib/picolet",
         "picolet image prune; find what has many files: du --inodes -xd2 /var/lib/picolet | sort -n | tail"),
     ("read-only", |f| f.dirs.root.read_only = true, Level::Error, "/var/lib/picolet is read-only (ext4)",

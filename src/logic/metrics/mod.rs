@@ -7,6 +7,7 @@
 
 pub mod cadvisor;
 pub mod claims;
+mod evictions;
 pub mod exposition;
 pub mod histogram;
 pub mod own;

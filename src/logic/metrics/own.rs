@@ -5,6 +5,7 @@ use alloc::{collections::BTreeMap, string::String};
 use core::time::Duration;
 
 use super::{
+    evictions::Evictions,
     exposition::{Kind, Labels, Samples, Text, Value},
     histogram::{DEFAULT, Histogram, OPERATION, POD_START},
 };
@@ -123,12 +124,8 @@ pub struct Counters {
     start_errors: BTreeMap<(ContainerType, &'static str), u64>,
     /// By reason; few as well.
     rejections: BTreeMap<&'static str, u64>,
-    /// Pods that went, by signal, of which there are few.
-    evictions: BTreeMap<&'static str, u64>,
-    /// Pods that made room for critical ones, by what was lacking; few as well.
-    preemptions: BTreeMap<&'static str, u64>,
-    /// How old figures were when a pod went for them, by signal.
-    eviction_ages: BTreeMap<&'static str, Histogram<11>>,
+    /// Pods that the node itself ended.
+    evictions: Evictions,
 }
 const _: () = assert!(size_of::<Counters>() <= 4096, "one in an agent");
 
@@ -159,25 +156,9 @@ impl Counters {
         *self.rejections.entry(reason).or_default() += 1;
     }
 
-    /// A pod went because something was short (EVICT-14).
-    pub fn evicted(&mut self, signal: &'static str) {
-        *self.evictions.entry(signal).or_default() += 1;
-    }
-
-    /// A pod made room for a critical one that lacked `resource` (ADM-15). Those of plugins count as one.
-    pub fn preempted(&mut self, resource: &str) {
-        let known = ["cpu", "ephemeral-storage", "memory", "pods"];
-        let found = known.into_iter().find(|known| *known == resource);
-        *self
-            .preemptions
-            .entry(found.unwrap_or("other"))
-            .or_default() += 1;
-    }
-
-    /// A pod went, and this was so old when it was decided (EVICT-14).
-    pub fn eviction_age(&mut self, signal: &'static str, age: Duration) {
-        let ages = self.eviction_ages.entry(signal).or_default();
-        ages.observe(&DEFAULT, age);
+    /// Pods that the node itself ends are counted here.
+    pub const fn evictions(&mut self) -> &mut Evictions {
+        &mut self.evictions
     }
 
     /// A pod runs, for the first time since it was seen.
@@ -408,36 +389,7 @@ fn work(t: &mut Text, counters: &Counters) {
             }
         },
     );
-    t.family(
-        "kubelet_evictions",
-        Counter,
-        "Pods that were evicted, by what was short.",
-        |s| {
-            for (signal, n) in &counters.evictions {
-                s.put(&[("eviction_signal", *signal)], Value::Count(*n), None);
-            }
-        },
-    );
-    t.family(
-        "kubelet_preemptions",
-        Counter,
-        "Pods that made room for critical ones, by what was lacking.",
-        |s| {
-            for (resource, n) in &counters.preemptions {
-                s.put(&[("preemption_signal", *resource)], Value::Count(*n), None);
-            }
-        },
-    );
-    t.family(
-        "kubelet_eviction_stats_age_seconds",
-        Histogram,
-        "Age of the figures for which a pod was evicted.",
-        |s| {
-            for (signal, ages) in &counters.eviction_ages {
-                ages.write(&DEFAULT, &[("eviction_signal", *signal)], s);
-            }
-        },
-    );
+    counters.evictions.write(t);
     t.family(
         "kubelet_pod_start_duration_seconds",
         Histogram,

@@ -1,0 +1,100 @@
+//! What the node is short of, and who would go for it.
+
+use core::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::{super::table, list, or, text};
+use crate::api::Wall;
+
+/// Writes it; `pressure` is what `/pressure` answers.
+pub(super) fn write(out: &mut String, pressure: &Value, now: Wall) {
+    let short = list(pressure, "/short");
+    if short.is_empty() {
+        // No cell of a table: it stands between two.
+        out.push_str("Short of:  <none>\n");
+    } else {
+        out.push_str("Short of:\n  Signal\tAvailable\tThreshold\tSince\n  ------\t---------\t---------\t-----\n");
+    }
+    for one in short {
+        let t = |path: &str| text(one, path);
+        let soft = if one["soft"] == true { " (soft)" } else { "" };
+        let _ = writeln!(
+            out,
+            "  {}\t{}\t{}{soft}\t{}",
+            t("/signal"),
+            t("/available"),
+            t("/limit"),
+            table::age(Wall::parse(t("/since")), now)
+        );
+    }
+    let by = text(pressure, "/by");
+    if by.is_empty() {
+        return;
+    }
+    let order = list(pressure, "/order");
+    if order.is_empty() {
+        let _ = writeln!(out, "Eviction order by {by}:\t<nobody may be evicted>");
+        return;
+    }
+    let _ = writeln!(out, "Eviction order by {by}:");
+    out.push_str("  Namespace\tName\tPriority\tUsed\tRequested\n  ---------\t----\t--------\t----\t---------\n");
+    for pod in order {
+        let _ = writeln!(
+            out,
+            "  {}\t{}\t{}\t{}\t{}",
+            text(pod, "/namespace"),
+            text(pod, "/name"),
+            pod["priority"],
+            or(text(pod, "/used"), "<unknown>"),
+            text(pod, "/request")
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::super::elastic, *};
+
+    #[test]
+    fn what_the_node_is_short_of() {
+        let now = Wall::parse("2024-01-01T01:00:00Z").expect("time");
+        let shown = |pressure: Value| {
+            let mut out = String::new();
+            write(&mut out, &pressure, now);
+            elastic::align(&out)
+        };
+        assert_eq!(
+            shown(json!({"short": [], "by": "", "order": []})),
+            "Short of:  <none>\n"
+        );
+        let short = json!([
+            {"signal": "memory.available", "available": "90Mi", "limit": "100Mi",
+                "since": "2024-01-01T00:50:00Z", "soft": false},
+            {"signal": "nodefs.available", "available": "1Gi", "limit": "2Gi",
+                "since": "2024-01-01T00:59:00Z", "soft": true},
+        ]);
+        let order = json!([
+            {"namespace": "default", "name": "web", "priority": 0, "used": "200Mi", "request": "0"},
+            {"namespace": "default", "name": "db", "priority": 10, "used": null, "request": "1Gi"},
+        ]);
+        assert_eq!(
+            shown(json!({"short": short, "by": "memory.available", "order": order})),
+            "Short of:
+  Signal            Available  Threshold   Since
+  ------            ---------  ---------   -----
+  memory.available  90Mi       100Mi       10m
+  nodefs.available  1Gi        2Gi (soft)  60s
+Eviction order by memory.available:
+  Namespace  Name  Priority  Used       Requested
+  ---------  ----  --------  ----       ---------
+  default    web   0         200Mi      0
+  default    db    10        <unknown>  1Gi
+"
+        );
+        let nobody = json!({"short": [], "by": "memory.available", "order": []});
+        assert!(shown(nobody).contains("<nobody may be evicted>"));
+    }
+}
