@@ -241,10 +241,11 @@ impl Cri {
     pub(super) async fn port_forward_url<'a>(
         &self,
         id: &SandboxId,
+        ports: &[u16],
     ) -> Result<Stream<Connect<'a>>, RuntimeError> {
         let mut request = wire::PortForwardRequest {
             sandbox: id.to_string(),
-            ports: Vec::new(),
+            ports: ports.iter().copied().map(i32::from).collect(),
         };
         let mut answer = wire::Word::default();
         self.ask("PortForward", &mut request, &mut answer).await?;

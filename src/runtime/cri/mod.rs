@@ -383,8 +383,12 @@ impl RuntimeService for Cri {
         Box::pin(self.attach_url(id, options))
     }
 
-    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
-        Box::pin(self.port_forward_url(id))
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
+        Box::pin(self.port_forward_url(id, ports))
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
