@@ -12,17 +12,58 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Whether a function of that name has the attribute of a test, alone or among others.
-fn has_test(source: &str, name: &str) -> bool {
+/// Attributes of the function of that name, if it is a test.
+fn attributes<'a>(source: &'a str, name: &str) -> Option<Vec<&'a str>> {
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
     let begins = format!("fn {name}()");
     let at = lines.iter().position(|line| line.starts_with(&begins));
     let before = at.map_or(&[][..], |at| &lines[..at]);
-    let attributes = before
+    let above = before
         .iter()
         .rev()
         .take_while(|line| line.starts_with("#["));
-    attributes.into_iter().any(|line| *line == "#[test]")
+    let attributes: Vec<&str> = above.copied().collect();
+    attributes.contains(&"#[test]").then_some(attributes)
+}
+
+/// Lanes of `cargo xtask test`: name, and when it runs: `Always`, `Root` or `Long`.
+fn lanes() -> Vec<(String, String)> {
+    let source = read("xtask/src/test/mod.rs");
+    let (_, table) = source.split_once("const LANES").expect("lanes");
+    let (table, _) = table.split_once("\n];").expect("their end");
+    let lanes: Vec<(String, String)> = table
+        .lines()
+        .filter_map(|line| {
+            let (name, rest) = line.trim().strip_prefix("(\"")?.split_once("\", When::")?;
+            Some((name.to_owned(), rest.split(',').next()?.to_owned()))
+        })
+        .collect();
+    assert!(lanes.len() > 10, "the lanes were not found: {lanes:?}");
+    lanes
+}
+
+/// The lane that runs a test which no other lane runs, as `tests/skipped.md` has it.
+fn lane_of_its_own(test: &str) -> String {
+    let list = read("tests/skipped.md");
+    let row = list.lines().find(|line| {
+        let name = line.strip_prefix("| `").and_then(|l| l.split('`').next());
+        name.is_some_and(|name| name.rsplit("::").next() == Some(test))
+    });
+    let row = row.unwrap_or_else(|| panic!("{test} is not in tests/skipped.md"));
+    let cell = row.trim_end_matches([' ', '|']).rsplit('|').next();
+    cell.unwrap_or_default().trim().to_owned()
+}
+
+/// What runs only when it is asked for says so: a promise that such a test holds names its lane, as ``lane `long tests` ``.
+fn names_its_lane(promise: &str, lane: &str, what: &str) {
+    assert!(
+        lanes().iter().any(|(name, _)| name == lane),
+        "{what} runs in {lane}, which is no lane"
+    );
+    assert!(
+        promise.contains(&format!("lane `{lane}`")),
+        "{what} is run by the lane {lane} alone, and this does not say so: {promise}"
+    );
 }
 
 #[test]
@@ -43,8 +84,20 @@ fn every_promise_names_a_test_that_exists() {
         for word in quoted(cell) {
             if word.ends_with(".rs") {
                 source = Some((word, read(word)));
+            } else if let Some(task) = word.strip_prefix("cargo xtask ").filter(|_| row) {
+                let lane = lanes().into_iter().find(|(name, when)| {
+                    when == "Long" && cell.contains(&format!("lane `{name}`"))
+                });
+                assert!(lane.is_some(), "no lane runs the whole of {task}: {line}");
             } else if let Some((path, text)) = &source {
-                assert!(has_test(text, word), "{path} has no test {word}");
+                if lanes().iter().any(|(lane, _)| lane == word) {
+                    continue;
+                }
+                let attributes = attributes(text, word);
+                let attributes = attributes.unwrap_or_else(|| panic!("{path} has no test {word}"));
+                if attributes.iter().any(|a| a.starts_with("#[ignore")) {
+                    names_its_lane(cell, &lane_of_its_own(word), word);
+                }
                 tests += 1;
             }
         }
@@ -60,6 +113,41 @@ fn every_promise_names_a_test_that_exists() {
         }
     }
     assert!(promises > 20, "the tables were not found");
+}
+
+#[test]
+fn it_says_which_lanes_run_when() {
+    let paper = read("SPECIFICATION.md");
+    for (when, row) in [
+        ("Always", "| with every change |"),
+        ("Root", "| with every change, as root |"),
+        ("Long", "| by hand, as root: `cargo xtask test --long` |"),
+    ] {
+        let line = paper.lines().find_map(|line| line.strip_prefix(row));
+        let line = line.unwrap_or_else(|| panic!("no row {row}"));
+        let told: Vec<&str> = line.trim_matches([' ', '|']).split(", ").collect();
+        let all = lanes();
+        let of = all.iter().filter(|(_, w)| w == when);
+        let expected: Vec<&str> = of.map(|(name, _)| name.as_str()).collect();
+        assert_eq!(told, expected, "{row}");
+    }
+}
+
+#[test]
+fn a_promise_without_its_lane_is_found() {
+    let refused = |test: fn()| std::panic::catch_unwind(test).is_err();
+    let lane = "long tests";
+    names_its_lane("`a`: `b`, lane `long tests`", lane, "b");
+    assert!(refused(|| names_its_lane("`a`: `b`", "long tests", "b")));
+    assert!(refused(|| names_its_lane("lane `no such`", "no such", "b")));
+    assert_eq!(lane_of_its_own("a_directory_of_a_million_names"), lane);
+    assert!(refused(|| drop(lane_of_its_own("every_promise"))));
+    let source = "#[test]\n#[ignore = \"long\"]\nfn a() {\n}\nfn b() {\n}\n";
+    assert_eq!(
+        attributes(source, "a"),
+        Some(vec!["#[ignore = \"long\"]", "#[test]"])
+    );
+    assert_eq!(attributes(source, "b"), None);
 }
 
 /// What people read beside SPECIFICATION.md.

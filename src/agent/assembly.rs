@@ -305,19 +305,19 @@ pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     Some(boxed(manifests.run()))
 }
 
-/// What rotates the logs of containers.
-pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> LogRotation {
+/// What rotates the logs of containers, if something does.
+pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
     let logs = &parts.cfg.logs;
-    LogRotation {
+    Some(LogRotation {
         asker,
         runtime: Rc::clone(&parts.machine.runtime),
         clock: Rc::clone(&parts.tools.clock),
         complaints: Rc::clone(&parts.tools.complaints),
         disk: parts.machine.disk.clone(),
         interval: logs.monitor_interval,
-        max_size_bytes: logs.max_size_bytes,
+        max_size_bytes: logs.max_size_bytes?,
         max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
-    }
+    })
 }
 
 /// What drives the probes.

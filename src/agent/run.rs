@@ -274,9 +274,9 @@ fn make_dirs(cfg: &Config) -> Result<(), StartError> {
             .create(path)
             .map_err(|e| fatal(format!("cannot make {}: {e}", path.display())))
     };
-    make(&dirs.root, 0o755)?;
+    make(&dirs.root, 0o750)?;
     make(&dirs.run, 0o755)?;
-    make(&dirs.pod_logs, 0o755)?;
+    make(&dirs.pod_logs, 0o750)?;
     make(&dirs.container_logs, 0o755)?;
     make(&dirs.image_drop_in, 0o755)
 }
@@ -401,7 +401,9 @@ async fn serve(
         }),
     );
     spawn(boxed(garbage.run(images_asked)));
-    spawn(boxed(assembly::log_rotation(&parts, asker.clone()).run()));
+    if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
+        spawn(boxed(rotation.run()));
+    }
     let probes = assembly::probe_driver(&parts, asker, sender.clone());
     probes.recall();
     spawn(boxed(probes.run(Rc::clone(&executor))));

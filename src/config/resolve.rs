@@ -390,8 +390,11 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
         .container_log_max_size
         .as_ref()
         .map_or(10 << 20, Quantity::value);
-    if size <= 0 {
-        return invalid("containerLogMaxSize", "must be greater than 0");
+    if size == 0 {
+        return invalid(
+            "containerLogMaxSize",
+            "must not be 0; a negative size means that no log is rotated",
+        );
     }
     let interval = kept(fields.container_log_monitor_interval, 10 * SECOND);
     if interval < 3 * SECOND {
@@ -401,7 +404,7 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
         );
     }
     Ok(LogConfig {
-        max_size_bytes: u64::try_from(size).unwrap_or(u64::MAX),
+        max_size_bytes: u64::try_from(size).ok(),
         max_files: count(fields.container_log_max_files, 5),
         workers: count(fields.container_log_max_workers, 1),
         monitor_interval: interval,

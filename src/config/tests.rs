@@ -208,7 +208,7 @@ fn defaults() {
     assert_eq!(
         config.logs,
         LogConfig {
-            max_size_bytes: 10 << 20,
+            max_size_bytes: Some(10 << 20),
             max_files: 5,
             workers: 1,
             monitor_interval: Duration::from_secs(10),
@@ -369,6 +369,102 @@ fn reserved_resources() {
     let reserved = load("reserved", text, "").expect(text).reserved;
     assert_eq!(reserved.system["cpu"].value(), 3);
     assert_eq!(reserved.kube.keys().collect::<Vec<_>>(), ["pid"]);
+}
+
+#[test]
+fn a_negative_size_rotates_no_log() {
+    // LOG-06 IGC-04
+    let logs = |line: &str| load("logs", "", line).expect(line).logs.max_size_bytes;
+    assert_eq!(logs("--container-log-max-size=-1"), None);
+    assert_eq!(logs("--container-log-max-size=20Ki"), Some(20 << 10));
+}
+
+/// What `kubeadm` writes for the kubelet, and the words of its unit.
+#[test]
+fn the_words_of_kubeadm() {
+    // CONF-19
+    let text = r#"
+staticPodPath: /etc/kubernetes/manifests
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
+authentication:
+  anonymous: {enabled: false}
+  webhook: {cacheTTL: 0s, enabled: true}
+  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
+authorization:
+  mode: Webhook
+  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}
+cgroupDriver: systemd
+containerRuntimeEndpoint: ""
+cpuManagerReconcilePeriod: 0s
+crashLoopBackOff: {}
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzBindAddress: 127.0.0.1
+healthzPort: 10248
+httpCheckFrequency: 0s
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+memorySwap: {}
+nodeStatusReportFrequency: 0s
+nodeStatusUpdateFrequency: 0s
+resolvConf: /run/systemd/resolve/resolv.conf
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+shutdownGracePeriodCriticalPods: 0s
+streamingConnectionIdleTimeout: 0s
+syncFrequency: 0s
+volumeStatsAggPeriod: 0s"#;
+    let unit = "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+                --kubeconfig=/etc/kubernetes/kubelet.conf";
+    // From the files of environment: what kubeadm puts there, and an operator.
+    let more = "--register-with-taints=node-role.kubernetes.io/control-plane=:NoSchedule \
+                --hostname-override=Board-1 --node-ip=10.0.0.7";
+    let line = format!("{unit} {more}");
+    // The one word that has to be another: there is no systemd driver yet.
+    let refused = load("kubeadm-unit", text, &line).expect_err("systemd");
+    assert!(
+        refused.contains("cgroupDriver: systemd is not supported"),
+        "{refused}"
+    );
+    assert!(refused.contains("set cgroupfs"), "{refused}");
+    let text = text.replace("cgroupDriver: systemd", "cgroupDriver: cgroupfs");
+    let config = load("kubeadm-unit", &text, &line).expect("as kubeadm has it");
+    assert_eq!(
+        config.dirs.manifests,
+        Some("/etc/kubernetes/manifests".into())
+    );
+    assert_eq!(config.node_name, "board-1");
+    assert_eq!(
+        config.node_ips,
+        ["10.0.0.7".parse::<core::net::IpAddr>().expect("address")]
+    );
+    let taint = &config.node.taints[0];
+    assert_eq!(
+        (&*taint.key, &*taint.effect),
+        ("node-role.kubernetes.io/control-plane", "NoSchedule")
+    );
+    let server = &config.server;
+    assert_eq!(server.healthz, Some(([127, 0, 0, 1], 10248).into()));
+    assert_eq!(server.listen, Some(([0, 0, 0, 0], 10250).into()));
+    assert!(!server.anonymous);
+    assert_eq!(server.tokens, Some(Duration::from_secs(120)));
+    assert_eq!(
+        server.authorization,
+        Some((Duration::from_secs(300), Duration::from_secs(30)))
+    );
+    assert_eq!(
+        server.client_ca.as_deref(),
+        Some(Path::new("/etc/kubernetes/pki/ca.crt"))
+    );
+    // CONF-05: many zero durations, each of them the default.
+    let usual = load("usual", "", "--kubeconfig=/k").expect("defaults");
+    assert_eq!(config.times, usual.times);
+    assert_eq!(config.images.min_age, usual.images.min_age);
+    let updates = |config: &Config| (config.node.status_update, config.node.status_report);
+    assert_eq!(updates(&config), updates(&usual));
 }
 
 #[test]
@@ -583,7 +679,7 @@ fn refused() {
         ("containerLogMaxWorkers: 0", "containerLogMaxWorkers: is 0"),
         (
             "containerLogMaxSize: '0'",
-            "containerLogMaxSize: must be greater than 0",
+            "containerLogMaxSize: must not be 0",
         ),
         (
             "containerLogMonitorInterval: 2s",

@@ -316,8 +316,8 @@ pub struct EvictionConfig {
 /// Container logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogConfig {
-    /// Size at which a log is rotated, in bytes. Default 10 MiB.
-    pub max_size_bytes: u64,
+    /// Size at which a log is rotated, in bytes; `None`: never. Default 10 MiB.
+    pub max_size_bytes: Option<u64>,
     /// Files per log, the current one included; at least 2. Default 5.
     pub max_files: u32,
     /// Rotations at once. Default 1.

@@ -48,6 +48,10 @@ fn within(dir: &OwnedFd, path: &Path) -> PathBuf {
 }
 
 fn rotate_within(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<OsString>> {
+    if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        // There is nothing to make room for.
+        return Ok(None);
+    }
     let mut rotated = rotated_files(path)?;
     for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
         fs::remove_file(leftover)?;

@@ -135,6 +135,8 @@ pub enum OnStop {
     Exits(i32),
     /// Nothing: it is killed when its grace is over.
     Ignores,
+    /// Nothing, even if it is killed, as a process that hangs in the kernel. The call ends as if it had.
+    Survives,
 }
 
 /// Boot, and number in that boot.
@@ -268,10 +270,13 @@ impl State {
 
     fn kill_all(&mut self, sandbox: &SandboxId) {
         let inside = |instance: &&Instance| instance.status.sandbox == *sandbox;
+        let survives = |instance: &&Instance| {
+            self.on_stop.get(&instance.status.name) == Some(&OnStop::Survives)
+        };
         let ids: Vec<_> = self
             .containers
             .values()
-            .filter(inside)
+            .filter(|instance| inside(instance) && !survives(instance))
             .map(|instance| instance.status.id.clone())
             .collect();
         for id in ids {
@@ -1151,12 +1156,13 @@ impl RuntimeService for Fake {
             let running = self
                 .begin(Op::StopContainer, &target, uid, Some(id))
                 .await?;
+            let what = self.state.borrow().on_stop.get(&target).copied();
+            let survives = what == Some(OnStop::Survives);
             let deadline = self.change(|state| {
-                let what = state.on_stop.get(&target).copied();
                 match what.unwrap_or(OnStop::Exits(TERMINATED)) {
                     OnStop::Exits(_) if grace.is_zero() => state.end(id, KILLED, ""),
                     OnStop::Exits(code) => state.end(id, code, ""),
-                    OnStop::Ignores => false,
+                    OnStop::Ignores | OnStop::Survives => false,
                 };
                 let deadline = state.now + grace;
                 state.deadlines.insert(running.number, deadline);
@@ -1164,6 +1170,9 @@ impl RuntimeService for Fake {
             });
             let over = |state: &mut State| {
                 let runs = |instance: &Instance| instance.status.state == ContainerState::Running;
+                if survives && state.now >= deadline {
+                    return Some(());
+                }
                 if state.now >= deadline && state.end(id, KILLED, "") {
                     let hit = (Op::StopContainer, "uses the grace up");
                     *state.hits.entry(hit).or_default() += 1;

@@ -297,7 +297,7 @@ fn security_and_namespaces() {
     host.finish();
 }
 
-// RES-01 RES-02 RES-03 RES-04 RES-09 RES-10 RES-11 CG-02 CG-05 CG-07 RTM-05 RTM-17 WAIT-20 TMSG-01
+// RES-01 RES-02 RES-03 RES-04 RES-09 RES-10 RES-11 CG-02 CG-07 RTM-05 RTM-17 WAIT-20 TMSG-01
 #[test]
 fn resources() {
     if !host::able() {

@@ -65,7 +65,8 @@ impl Agent {
     pub(super) fn note_step(&mut self, call: Handle, step: &Step, now: Mono) {
         let word = match step {
             Step::OutcomeKept(_) => "outcomeKept",
-            Step::Limited => "limited",
+            Step::Limited(true) => "limited",
+            Step::Limited(false) => "unlimited",
             Step::SandboxUp(_) => "sandboxUp",
             Step::Killed => "killed",
             Step::CleanedUp(_) => "cleanedUp",

@@ -48,7 +48,7 @@ impl Agent {
                 let uid = self.pods.uid(call);
                 answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
-            Step::Limited => self.set_limited(call, true),
+            Step::Limited(limited) => self.set_limited(call, limited),
             Step::Mounted(pod) => {
                 if self.owners.probes.add(&pod, now) {
                     let step = Stepped::of(&pod.metadata.uid, "probed");

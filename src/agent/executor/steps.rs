@@ -46,8 +46,8 @@ pub(in crate::agent) enum Step {
     },
     /// The outcome of the pod lies on disk. Answered: a source still has the pod.
     OutcomeKept(Answer<bool>),
-    /// The pod's cgroup has its limits.
-    Limited,
+    /// Whether the pod's cgroup has its limits by now.
+    Limited(bool),
     /// Volumes are there: probes may begin (SYNC-12).
     Mounted(Rc<Pod>),
     /// A new sandbox with its network is up: shown before images are pulled (SYNC-16, ACT-24).

@@ -170,17 +170,20 @@ impl Syncer {
         if plan.cancel.is_to_end() {
             return Ok(());
         }
-        let ensure = |runs| {
+        let ensure = async |runs| {
             let made = self
                 .cgroups
                 .ensure(pod, plan.limited, runs, plan.burstable_milli);
-            async move {
-                made.await.map_err(|e| {
-                    let message = format!("unable to ensure pod container exists: {}", chain(&e));
-                    self.warn(pod, "FailedCreatePodContainer", &message);
-                    SyncError::new(message)
-                })
+            let made = made.await.map_err(|e| {
+                let message = format!("unable to ensure pod container exists: {}", chain(&e));
+                self.warn(pod, "FailedCreatePodContainer", &message);
+                SyncError::new(message)
+            });
+            if made.is_err() && plan.limited {
+                // What is there may be half made.
+                plan.line.tell(Step::Limited(false)).await;
             }
+            made
         };
         let mut ensured = ensure(runtime.has_running_container()).await?;
         if ensured == Ensured::MissingUnderContainers {
@@ -192,7 +195,7 @@ impl Syncer {
             ensured = ensure(false).await?;
         }
         if ensured == Ensured::Made {
-            plan.line.tell(Step::Limited).await;
+            plan.line.tell(Step::Limited(true)).await;
         }
         Ok(())
     }

@@ -119,7 +119,7 @@ pub(in crate::agent) enum Heard {
 #[serde(rename_all = "camelCase")]
 pub(in crate::agent) struct Stepped {
     pub(in crate::agent) pod: String,
-    /// `begun`, `outcomeKept`, `limited`, `probed`, `sandboxUp`, `restarts`, `started`, `stopping`, `killed`, `stopped`,
+    /// `begun`, `outcomeKept`, `limited`, `unlimited`, `probed`, `sandboxUp`, `restarts`, `started`, `stopping`, `killed`, `stopped`,
     /// `cleanedUp`.
     pub(in crate::agent) step: String,
     /// Of `begun`, `stopping`, `stopped`: what the status says from now on.

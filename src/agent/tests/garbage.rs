@@ -103,6 +103,94 @@ fn logs_and_links_of_nobody_go() {
 }
 
 #[test]
+fn logs_of_what_runs_are_rotated() {
+    // IGC-04 LOG-06
+    let flags: &[&str] = &[
+        "--container-log-max-size=1Ki",
+        "--container-log-max-files=3",
+    ];
+    let off: &[&str] = &["--container-log-max-size=-1"];
+    for (flags, rotates) in [(flags, true), (off, false)] {
+        let world = World::with(flags, None);
+        let once = json!({"restartPolicy": "Never"});
+        world.apply(&[manifest("runs", json!({})), manifest("ended", once)]);
+        world.until("run", |w| {
+            [w.phase("runs"), w.phase("ended")] == [Some(Phase::Running); 2]
+        });
+        let found = |uid: &str| world.fake.container(&PodUid::from(uid), "c").expect("made");
+        world.fake.exit(&found("ended").id, 0);
+        world.until("ended", |w| w.phase("ended") == Some(Phase::Succeeded));
+        let live = |uid: &str| std::path::PathBuf::from(found(uid).log_path);
+        let write = |uid: &str, bytes: usize| {
+            fs::create_dir_all(live(uid).parent().expect("directory")).expect("directory");
+            fs::write(live(uid), "x".repeat(bytes)).expect("log");
+        };
+        let names = || {
+            let dir = live("runs").parent().expect("directory").to_owned();
+            let all = fs::read_dir(dir).expect("directory").flatten();
+            let mut names: Vec<_> = all
+                .map(|f| f.file_name().to_string_lossy().into_owned())
+                .collect();
+            names.sort();
+            names
+        };
+        let reopened = || {
+            let calls = world.fake.take_calls();
+            calls.iter().filter(|(op, _)| *op == Op::ReopenLog).count()
+        };
+        write("ended", 2000);
+        write("runs", 1023);
+        reopened();
+        world.advance(s(25));
+        assert_eq!((reopened(), names()), (0, vec!["0.log".to_owned()]));
+        write("runs", 1024);
+        world.advance(s(11));
+        if !rotates {
+            assert_eq!((reopened(), names()), (0, vec!["0.log".to_owned()]));
+            continue;
+        }
+        assert_eq!(reopened(), 1);
+        let first = names();
+        let form = |name: &str| {
+            name.starts_with("0.log.20") && name.len() == "0.log.20231114-221320".len()
+        };
+        assert!(first.len() == 1 && form(&first[0]), "{first:?}");
+        // The writer is told again, for its file is missing.
+        world.advance(s(11));
+        assert!(reopened() > 0);
+        assert_eq!(names(), first);
+        // It cannot be told: the file keeps its name.
+        write("runs", 2000);
+        world.fake.add_fault(Fault {
+            op: Op::ReopenLog,
+            target: None,
+            times: 1,
+            trouble: Trouble::Fails(RuntimeError::Failed("no".into())),
+        });
+        world.advance(s(11));
+        assert!(live("runs").exists());
+        for _ in 0..4 {
+            write("runs", 2000);
+            world.advance(s(11));
+        }
+        write("runs", 1);
+        let names = names();
+        let is_packed = |name: &String| name.ends_with(".gz");
+        assert_eq!(names.len(), 3, "the live one with them: {names:?}");
+        assert_eq!(
+            names.iter().filter(|n| is_packed(n)).count(),
+            1,
+            "{names:?}"
+        );
+        assert!(
+            names[0] == "0.log" && is_packed(&names[1]) && form(&names[2]),
+            "{names:?}"
+        );
+        assert_eq!(fs::metadata(live("ended")).expect("log").len(), 2000);
+    }
+}
+
+#[test]
 fn a_failure_is_told_and_tried_again() {
     // GC-13 EVT-35
     let world = World::new();

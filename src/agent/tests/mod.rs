@@ -14,6 +14,7 @@ mod member;
 mod metrics;
 mod node;
 mod objects;
+mod order;
 mod probe_load;
 mod probes;
 mod replay;

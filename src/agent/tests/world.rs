@@ -260,6 +260,9 @@ impl World {
         let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
         driver.recall();
         executor.spawn(driver.run(Rc::clone(&executor))).detach();
+        if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
+            executor.spawn(rotation.run()).detach();
+        }
         running.members.into_iter().for_each(Task::detach);
         let world = Self {
             wire,
@@ -285,6 +288,12 @@ impl World {
     /// Another agent takes the machine over, as after a SIGKILL.
     pub(super) fn restart_agent(self) -> Self {
         self.restart_agent_with(|_| ())
+    }
+
+    /// The same; the other one has these flags.
+    pub(super) fn restart_agent_by(mut self, flags: &'static [&'static str]) -> Self {
+        self.way.flags = flags;
+        self.restart_agent()
     }
 
     /// As [`World::restart_agent`]; in between something happens to the runtime.
