@@ -39,6 +39,8 @@ pub(super) struct Given {
     pub(super) disk: Lane,
     pub(super) joined: Option<Joined>,
     pub(super) wire: Rc<dyn Wire>,
+    /// Which boot of the machine this is.
+    pub(super) boot_id: String,
 }
 
 /// What tells time, people and figures.
@@ -156,7 +158,7 @@ impl Parts {
             },
             machine: Machine {
                 runtime,
-                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
+                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id),
                 disk: given.disk,
                 volumes: given.volumes,
                 cgroups,

@@ -51,7 +51,7 @@ use crate::{
         runc::{self, store_images::StoreImages},
     },
     server::{Listener, backend::Backend},
-    sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
+    sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify, proc},
     volume::Volumes,
 };
 
@@ -525,6 +525,7 @@ async fn assemble(
         clock: Box::new(SystemClock),
         joined,
         wire: Rc::new(Prober::default()),
+        boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
         runtime: Rc::new(runtime),
         keyring: Rc::new(store.clone()),
         volumes,

@@ -38,7 +38,7 @@ use crate::{
         RuntimeError, RuntimeService as _,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
-    sys::lane::Lane,
+    sys::{lane::Lane, proc},
     volume::{VolumeError, Volumes},
 };
 
@@ -221,7 +221,11 @@ impl Reset {
         for pod in runtime.list_pods().await? {
             pods.push(runtime.pod_status(&pod.uid).await?);
         }
-        let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run);
+        let store = PodStore::new(
+            &cfg.dirs.root,
+            &cfg.dirs.run,
+            &proc::boot_id().unwrap_or_default(),
+        );
         // What does not end is killed by what follows.
         join_all(pods.iter().map(|pod| self.end_pod(&runtime, &store, pod))).await;
         runtime.reset().await
