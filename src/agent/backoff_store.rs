@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::logic::backoff::Record;
-use crate::sys::crash;
+use crate::sys::{crash, file};
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
@@ -52,6 +52,7 @@ pub(super) fn save(run: &Path, records: Vec<Record>) {
 
 fn write(run: &Path, stored: &Stored) -> io::Result<()> {
     let staged = run.join(format!(".{FILE}.new"));
+    file::change(&staged)?;
     let file = File::options()
         .write(true)
         .create(true)
@@ -62,6 +63,7 @@ fn write(run: &Path, stored: &Stored) -> io::Result<()> {
     serde_json::to_writer(&mut out, stored)?;
     out.flush()?;
     crash::point("backoff.staged");
+    file::change(&run.join(FILE))?;
     fs::rename(&staged, run.join(FILE))
 }
 

@@ -11,7 +11,8 @@ use super::{
     cluster::Surroundings,
     complaints::Complaints,
     core::{Agent, Event, Question, SourceNews},
-    node, outcome,
+    node,
+    outcome::{self, Outcome},
     parts::Parts,
     pod_store::PodStore,
     pods,
@@ -180,7 +181,9 @@ impl Intake for ApiEvents {
                 return;
             };
             let (store, of) = (self.store.clone(), uid.clone());
-            let kept = self.disk.run(move || outcome::keep(&store, &of, status));
+            let kept = self
+                .disk
+                .run(move || outcome::keep(&store, &of, Outcome::ended(status)));
             if let Err(e) = kept.await {
                 let complaint = format!("uid={uid} cannot keep the outcome: {e}");
                 self.complaints.complain(&complaint);

@@ -1,7 +1,7 @@
 //! Outcomes of pods, on disk beside their records: `<root>/pods/<uid>/outcome.json`, mode 0600.
 //!
 //! What ran is forgotten with the run directory when the machine is booted. A pod that is not to run for ever must not run
-//! again because of that; when its manifest is removed its outcome goes too.
+//! again because of that, nor a container of it that has succeeded; when its manifest is removed its outcome goes too.
 
 use std::{
     fs,
@@ -13,15 +13,46 @@ use serde::{Deserialize, Serialize};
 
 use super::pod_store::{Header, PodStore, StoreError};
 use crate::{
-    api::{PodStatus, PodUid, strict::from_json},
+    api::{PodStatus, PodUid, cri::ContainerStatus, strict::from_json},
     logic::{mux::Source, outcome},
-    sys::{file, proc},
+    sys::file,
 };
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
-/// Bytes of a file: a status with as many containers and messages as a pod can have.
-const MAX_BYTES: u64 = 1 << 20;
+/// That of a pod that goes on after a boot, without some of its containers. Agents that know of no such file pass it over, and
+/// run the whole pod.
+const VERSION_GOES_ON: u32 = 2;
+/// Bytes of a file: a status with as many containers and messages as a pod can have, and the containers once more.
+const MAX_BYTES: u64 = 2 << 20;
+
+/// What is to outlive the machine's boot.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    /// How the pod has ended, or that it began.
+    pub(super) status: PodStatus,
+    /// Of a pod that goes on: the containers that do not. Otherwise none.
+    pub(super) succeeded: Vec<ContainerStatus>,
+}
+
+impl Outcome {
+    /// That of a pod that has ended.
+    pub(super) fn ended(status: PodStatus) -> Self {
+        Self {
+            status,
+            succeeded: Vec::new(),
+        }
+    }
+}
+
+/// What came of a pod a boot ago.
+#[derive(Debug)]
+pub(super) enum Recalled {
+    /// It has ended with this status.
+    Ended(PodStatus),
+    /// It goes on, and these containers of it do not.
+    GoesOn(Vec<ContainerStatus>),
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,6 +63,23 @@ struct Kept {
     /// Of the object, as in the pod's record: another pod of the same uid has another outcome.
     digest: u64,
     status: PodStatus,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    succeeded: Vec<ContainerStatus>,
+}
+
+impl Kept {
+    /// Whether nothing is said by `outcome`, of the same pod, that is not kept: what has ended does not change, and that it
+    /// began is known.
+    fn covers(&self, outcome: &Outcome) -> bool {
+        // Times are kept in whole seconds: an instance is told by its id.
+        let same = self
+            .succeeded
+            .iter()
+            .map(|c| &c.id)
+            .eq(outcome.succeeded.iter().map(|c| &c.id));
+        let is_known = !outcome.status.phase.is_terminal() && same;
+        self.status.phase.is_terminal() || is_known
+    }
 }
 
 fn path(store: &PodStore, uid: &PodUid) -> PathBuf {
@@ -44,43 +92,53 @@ fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
     file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
     // A damaged one counts as none: the pod runs once more.
     let kept: Kept = from_json(&bytes).ok()?;
-    (kept.v == VERSION).then_some(kept)
+    [VERSION, VERSION_GOES_ON].contains(&kept.v).then_some(kept)
 }
 
-/// Keeps a status that is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
+/// Keeps what is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
 /// finds no apiserver to ask. A pod without a record has nothing to be kept for. Blocking.
-pub(super) fn keep(store: &PodStore, uid: &PodUid, status: PodStatus) -> io::Result<()> {
-    let terminal = status.phase.is_terminal();
-    if let Some(kept) = read(store, uid)
-        && (!terminal || kept.status.phase.is_terminal())
-    {
-        // That it began is known; and what has ended does not change.
-        return Ok(());
-    }
-    let header = match store.read::<serde_json::Value>(uid) {
+pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Result<()> {
+    let header = match store.header(uid) {
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(());
         }
-        read => read.map_err(io::Error::other)?.0,
+        read => read.map_err(io::Error::other)?,
     };
+    let digest = identity(&header);
+    let known = read(store, uid).filter(|kept| kept.digest == digest);
+    if known.is_some_and(|kept| kept.covers(&outcome)) {
+        return Ok(());
+    }
+    let Outcome { status, succeeded } = outcome;
     let kept = Kept {
-        v: VERSION,
-        boot_id: proc::boot_id()?,
-        digest: identity(&header),
+        v: match succeeded.is_empty() {
+            true => VERSION,
+            false => VERSION_GOES_ON,
+        },
+        boot_id: store.boot_id().into(),
+        digest,
         status,
+        succeeded,
     };
-    file::write_atomic(&path(store, uid), &serde_json::to_vec(&kept)?, 0o600, true)
+    file::write_atomic(&path(store, uid), &serde_json::to_vec(&kept)?, 0o600, true)?;
+    // The pod's directory is as young as its record, and a name like any other.
+    file::sync_dir(store.pods())
 }
 
-/// The status that the pod with this record starts from, always a terminal one, if a boot ago it came to its end or began
-/// and must not begin again. Within one boot the runtime knows better, but for a pod of the apiserver that has ended: its end
-/// may have been told, and stays what it was. Blocking.
-pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<PodStatus> {
+/// What the pod with this record starts from: a terminal status if a boot ago it came to its end, or began and must not begin
+/// again; or the containers that it does without. Within one boot the runtime knows better, but for a pod of the apiserver
+/// that has ended: its end may have been told, and stays what it was. Blocking.
+pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<Recalled> {
     let kept = read(store, uid)?;
     let told = header.source == Source::Api.as_str() && kept.status.phase.is_terminal();
-    let booted = || proc::boot_id().is_ok_and(|boot| boot != kept.boot_id);
-    let holds = kept.digest == identity(header) && (told || booted());
-    holds.then(|| outcome::after_reboot(kept.status))
+    let booted = store.boot_id() != kept.boot_id;
+    if kept.digest != identity(header) || !(told || booted) {
+        return None;
+    }
+    Some(match kept.v {
+        VERSION => Recalled::Ended(outcome::after_reboot(kept.status)),
+        _ => Recalled::GoesOn(kept.succeeded),
+    })
 }
 
 /// What tells a pod from another of the same uid. One of the apiserver is told by its uid alone: new labels do not make it
@@ -93,10 +151,85 @@ fn identity(header: &Header) -> u64 {
     }
 }
 
-/// Forgets it: the pod is no longer configured. If it comes back it runs.
+/// Forgets it, for good: the pod is no longer configured. If it comes back it runs.
 pub(super) fn forget(store: &PodStore, uid: &PodUid) {
-    match fs::remove_file(path(store, uid)) {
+    let path = path(store, uid);
+    let forgotten = file::change(&path)
+        .and_then(|()| fs::remove_file(&path))
+        .and_then(|()| file::sync_dir(&store.dir(uid)));
+    match forgotten {
         Err(e) if e.kind() != io::ErrorKind::NotFound => log::warn!("uid={uid} outcome: {e}"),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        agent::pod_store::RECORD_VERSION,
+        api::{Wall, cri::ContainerState},
+    };
+
+    fn succeeded(id: &str) -> ContainerStatus {
+        let mut container: ContainerStatus = serde_json::from_value(json!({
+            "id": id, "sandbox": "s", "name": id, "restart_count": 0, "state": "Exited",
+            "created_at": "2026-01-01T00:00:00Z", "started_at": null, "finished_at": null, "exit_code": 0, "reason": "",
+            "message": "", "image": "", "image_id": "", "hash": 0, "user": null, "pid": 0, "log_path": "",
+        }))
+        .expect("instance");
+        container.finished_at = Some(Wall(1_700_000_000_123_456_789));
+        assert_eq!(container.state, ContainerState::Exited);
+        container
+    }
+
+    #[test]
+    fn what_of_a_pod_has_succeeded_is_written_once_and_read_in_the_next_boot() {
+        // SYNC-35
+        let root = std::env::temp_dir().join(format!("picolet-outcome-{}", std::process::id()));
+        let [first, second] = ["1", "2"].map(|boot| PodStore::new(&root, &root.join("run"), boot));
+        let uid = PodUid::from("abc");
+        let header = |digest| Header {
+            v: RECORD_VERSION,
+            source: "file".into(),
+            digest,
+            ..Header::default()
+        };
+        let has = |ids: &[&str]| Outcome {
+            status: PodStatus::default(),
+            succeeded: ids.iter().map(|id| succeeded(id)).collect(),
+        };
+        let inode = || fs::metadata(path(&first, &uid)).expect("there").ino();
+        let recalled = |store: &PodStore, digest| match recall(store, &uid, &header(digest)) {
+            Some(Recalled::GoesOn(containers)) => containers.into_iter().map(|c| c.name).collect(),
+            Some(Recalled::Ended(status)) => panic!("{status:?}"),
+            None => Vec::new(),
+        };
+        first.write(&uid, &header(7), &json!({})).expect("record");
+        keep(&first, &uid, has(&["a"])).expect("kept");
+        let one = inode();
+        keep(&first, &uid, has(&["a"])).expect("kept");
+        assert_eq!(inode(), one, "nothing is new");
+        keep(&first, &uid, has(&["a", "b"])).expect("kept");
+        assert_ne!(inode(), one);
+        assert_eq!(
+            recalled(&first, 7),
+            Vec::<String>::new(),
+            "the runtime knows"
+        );
+        assert_eq!(recalled(&second, 7), ["a", "b"]);
+        assert_eq!(recalled(&second, 8), Vec::<String>::new(), "another pod");
+
+        // It has another manifest now: what was kept is of the one before.
+        first.write(&uid, &header(8), &json!({})).expect("record");
+        keep(&first, &uid, has(&["b"])).expect("kept");
+        assert_eq!(recalled(&second, 8), ["b"]);
+        forget(&first, &uid);
+        assert_eq!(recalled(&second, 8), Vec::<String>::new());
+        fs::remove_dir_all(&root).expect("clean up");
     }
 }

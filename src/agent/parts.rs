@@ -42,6 +42,8 @@ pub(super) struct Given {
     pub(super) wire: Rc<dyn Wire>,
     pub(super) gauge: Rc<dyn Gauge>,
     pub(super) unused_images: Option<UnusedImages>,
+    /// Which boot of the machine this is.
+    pub(super) boot_id: String,
 }
 
 /// What tells time, people and figures.
@@ -163,7 +165,7 @@ impl Parts {
             },
             machine: Machine {
                 runtime,
-                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run),
+                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id),
                 disk: given.disk,
                 volumes: given.volumes,
                 cgroups,

@@ -10,11 +10,11 @@
 //! moves there as soon as it can ([`PodStore::settle`]). What a record holds is never trusted to be whole: an unreadable one is
 //! an error of that pod alone.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{fmt::Display, time::Duration};
 use std::{
     fs,
-    io::{self, Read as _, Write as _},
+    io::{self, BufRead as _, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -27,7 +27,7 @@ use crate::{
         strict::{TextError, WrongValue, from_json},
     },
     logic::static_pod,
-    sys::{crash, lane::Lane},
+    sys::{crash, file, lane::Lane},
 };
 
 /// Version of the record's form.
@@ -39,6 +39,8 @@ pub(super) const RETRY: Duration = Duration::from_secs(10);
 pub(super) const MAX_RECORD_BYTES: u64 = 12 << 20;
 /// Bytes of all records that wait in the run directory: it is memory.
 const MAX_WAITING_BYTES: u64 = 4 << 20;
+/// Bytes of a record's first line: the longest resource version and some numbers.
+const HEADER_BYTES: usize = 1024;
 /// The record in force, and the one kept for after the present incarnation.
 const RECORD: &str = "pod.json";
 const NEXT: &str = "next.json";
@@ -87,16 +89,28 @@ pub(super) enum StoreError {
 pub(super) struct PodStore {
     pods: PathBuf,
     waiting: PathBuf,
+    boot_id: Arc<str>,
 }
 
 impl PodStore {
-    /// Records below `root`; those that wait for the disk below `run`. Both must exist.
+    /// Records below `root`; those that wait for the disk below `run`. Both must exist. `boot_id`: of the machine, now.
     #[must_use]
-    pub(super) fn new(root: &Path, run: &Path) -> Self {
+    pub(super) fn new(root: &Path, run: &Path, boot_id: &str) -> Self {
         Self {
             pods: root.join("pods"),
             waiting: run.join("pod-records"),
+            boot_id: boot_id.into(),
         }
+    }
+
+    /// The directory of all pods.
+    pub(super) fn pods(&self) -> &Path {
+        &self.pods
+    }
+
+    /// Which boot of the machine this is.
+    pub(super) fn boot_id(&self) -> &str {
+        &self.boot_id
     }
 
     /// Makes the directories of one pod (SYNC-08).
@@ -231,6 +245,24 @@ impl PodStore {
         self.read_at(&self.path(uid))
     }
 
+    /// Reads the header of one pod's record.
+    pub(super) fn header(&self, uid: &PodUid) -> Result<Header, StoreError> {
+        let path = self.path(uid);
+        let mut line = Vec::new();
+        let read = fs::File::open(&path).and_then(|file| {
+            let mut file =
+                io::BufReader::with_capacity(HEADER_BYTES, file.take(HEADER_BYTES as u64));
+            file.read_until(b'\n', &mut line)
+        });
+        match read {
+            Ok(_) => parse_header(&line).map_err(|e| StoreError::Damaged {
+                path,
+                why: e.to_string(),
+            }),
+            Err(source) => Err(StoreError::Io { path, source }),
+        }
+    }
+
     /// The pod as recorded, with defaults applied. Blocking; read anew each time: specs do not live in memory.
     pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
         let (_, raw) = self.read(uid)?;
@@ -324,15 +356,22 @@ impl PodStore {
 
 /// Header and object of a record, or what is wrong with it.
 fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), TextError> {
-    let at = text.iter().position(|&b| b == b'\n');
-    let at = at.ok_or_else(|| TextError::Syntax("no header line".into()))?;
-    let header: Header = from_json(&text[..at])?;
+    let at = text.iter().position(|&b| b == b'\n').unwrap_or(text.len());
+    let header = parse_header(&text[..text.len().min(at.saturating_add(1))])?;
+    let object = from_json(&text[at + 1..])?;
+    Ok((header, object))
+}
+
+/// The first line, with its end.
+fn parse_header(line: &[u8]) -> Result<Header, TextError> {
+    let text = line.strip_suffix(b"\n");
+    let text = text.ok_or_else(|| TextError::Syntax("no header line".into()))?;
+    let header: Header = from_json(text)?;
     if header.v != RECORD_VERSION {
         let why = format!("version {} is not {RECORD_VERSION}", header.v);
         return Err(TextError::Value(WrongValue::new("v", why)));
     }
-    let object = from_json(&text[at + 1..])?;
-    Ok((header, object))
+    Ok(header)
 }
 
 #[cfg(any(test, fuzzing))]
@@ -358,11 +397,13 @@ fn write_in(
     let path = dir.join(name);
     let staged = dir.join(format!(".{name}.new"));
     let attempt = || -> io::Result<()> {
+        file::change(dir)?;
         fs::DirBuilder::new()
             .recursive(true)
             .mode(POD_DIR_MODE)
             .create(dir)?;
         crash::point("pod.directory");
+        file::change(&staged)?;
         let file = fs::File::options()
             .write(true)
             .create(true)
@@ -376,6 +417,7 @@ fn write_in(
         out.write_all(b"\n")?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?;
         crash::point("pod.staged");
+        file::change(&path)?;
         fs::rename(&staged, &path)?;
         crash::point("pod.recorded");
         Ok(())
@@ -399,7 +441,7 @@ fn is_unwritable(e: &io::Error) -> bool {
 
 /// Removes a record. None there is success.
 fn remove(path: &Path) -> Result<(), StoreError> {
-    match fs::remove_file(path) {
+    match file::change(path).and_then(|()| fs::remove_file(path)) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StoreError::Io {
             path: path.into(),
             source,
@@ -409,7 +451,8 @@ fn remove(path: &Path) -> Result<(), StoreError> {
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
-    fs::rename(from, to).map_err(|source| StoreError::Io {
+    let renamed = file::change(from).and_then(|()| fs::rename(from, to));
+    renamed.map_err(|source| StoreError::Io {
         path: from.into(),
         source,
     })
@@ -423,7 +466,7 @@ mod tests {
     #[test]
     fn a_record_for_later_waits_and_never_outlives_a_newer_one() {
         let root = std::env::temp_dir().join(format!("picolet-store-next-{}", std::process::id()));
-        let store = PodStore::new(&root, &root.join("run"));
+        let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("abc");
         let header = Header {
             v: RECORD_VERSION,
@@ -463,7 +506,7 @@ mod tests {
                 .status();
             assert!(mount.is_ok_and(|s| s.success()), "{how}");
         };
-        let store = PodStore::new(&disk, &run);
+        let store = PodStore::new(&disk, &run, "boot");
         let header = Header {
             v: RECORD_VERSION,
             ..Header::default()
@@ -517,7 +560,7 @@ mod tests {
     #[test]
     fn records_come_back_and_damage_is_named() {
         let root = std::env::temp_dir().join(format!("picolet-store-{}", std::process::id()));
-        let store = PodStore::new(&root, &root.join("run"));
+        let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("abc");
         let header = Header {
             v: RECORD_VERSION,

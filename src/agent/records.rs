@@ -9,11 +9,11 @@ use super::{
     claims::Claims,
     complaints::Complaints,
     core::{Agent, ConfigOp, Recorded, Recording},
-    outcome,
+    outcome::{self, Recalled},
     pod_store::{Header, PodStore, RECORD_VERSION, StoreError},
 };
 use crate::{
-    api::{Pod, PodStatus, PodUid, received::ReceivedPod, strict},
+    api::{Pod, PodUid, received::ReceivedPod, strict},
     error::chain,
     logic::{
         digest,
@@ -183,14 +183,15 @@ struct Job {
     returns: bool,
 }
 
-/// Writes a record. Returns the pod's outcome if it has one: that is the status it has from now on.
-fn write(store: &PodStore, job: &mut Job) -> Result<Option<PodStatus>, StoreError> {
+/// Writes a record. Returns the pod's outcome if it has one: if it has ended, that is the status it has from now on.
+fn write(store: &PodStore, job: &mut Job) -> Result<Option<Recalled>, StoreError> {
     let Job {
         uid, header, raw, ..
     } = job;
     let outcome = outcome::recall(store, uid, header);
     if header.source != Source::Api.as_str()
-        && let Some(status) = outcome.as_ref().and_then(|s| strict::to_value(s).ok())
+        && let Some(Recalled::Ended(status)) = &outcome
+        && let Ok(status) = strict::to_value(status)
     {
         raw["status"] = status;
     }

@@ -50,7 +50,7 @@ use crate::{
     probe::Prober,
     runtime::runc,
     server::{Listener, backend::Backend},
-    sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify},
+    sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify, proc},
     volume::Volumes,
 };
 
@@ -544,6 +544,7 @@ async fn assemble(
         wire: Rc::new(Prober::default()),
         runtime,
         keyring,
+        boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
         volumes,
         cgroups,
         disk,

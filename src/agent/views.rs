@@ -5,9 +5,10 @@ use core::pin::Pin;
 
 use serde_json::Value;
 
+use super::outcome::Recalled;
 use crate::{
     api::{
-        Node, PodStatus, PodUid,
+        Node, PodUid,
         received::{Delivered, ReceivedPod},
     },
     logic::{
@@ -116,9 +117,9 @@ pub(super) enum Change {
     Gone(PodUid),
     /// These are all there are.
     All(Vec<Delivered>),
-    /// A pod is on disk, with the status it came to its end with. Another may have its name still: then it is left out,
+    /// A pod is on disk, with what came of it a boot ago. Another may have its name still: then it is left out,
     /// which counts as unrecorded.
-    OnDisk(Box<ReceivedPod>, Option<Box<PodStatus>>),
+    OnDisk(Box<ReceivedPod>, Option<Box<Recalled>>),
     /// All that are on disk were told.
     AllOnDisk,
 }

@@ -1,11 +1,15 @@
-//! What a static pod came to, for the time after a reboot. A kubelet finds it in the dead containers that its runtime keeps
-//! across boots; here the agent keeps the status (SYNC-35).
+//! What a pod came to, for the time after a reboot. A kubelet finds it in the dead containers that its runtime keeps
+//! across boots; here the agent keeps the status, and of a pod that goes on the containers that have succeeded (SYNC-35).
 
-use alloc::boxed::Box;
+use alloc::{boxed::Box, vec::Vec};
 
-use super::container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN};
+use super::{
+    container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN},
+    restart::effective_policy,
+};
 use crate::api::{
     Pod,
+    cri::{self, PodRuntimeStatus},
     pod::RestartPolicy,
     pod_status::{ContainerState, ContainerStatus, Phase, PodStatus, Terminated},
 };
@@ -33,6 +37,35 @@ fn all(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
         .iter()
         .chain(&status.container_statuses)
         .chain(&status.ephemeral_container_statuses)
+}
+
+/// The containers of the pod that have succeeded and do not run again, in the pod's order: a new sandbox does without them
+/// (ACT-16), and so does the next boot.
+#[must_use]
+pub fn succeeded(pod: &Pod, runtime: &PodRuntimeStatus) -> Vec<cri::ContainerStatus> {
+    let newest = |name: &str| runtime.newest(name).filter(|c| has_succeeded(c)).cloned();
+    let once = pod.spec.containers.iter();
+    once.filter(|c| effective_policy(pod, c) == RestartPolicy::OnFailure)
+        .filter_map(|c| newest(&c.name))
+        .collect()
+}
+
+fn has_succeeded(container: &cri::ContainerStatus) -> bool {
+    container.state == cri::ContainerState::Exited && container.exit_code == 0
+}
+
+/// What the runtime has of the pod, and behind it what it has forgotten: containers that had succeeded a boot ago.
+#[must_use]
+pub fn with_succeeded(
+    mut runtime: PodRuntimeStatus,
+    succeeded: &[cri::ContainerStatus],
+) -> PodRuntimeStatus {
+    for container in succeeded {
+        if runtime.newest(&container.name).is_none() {
+            runtime.containers.push(container.clone());
+        }
+    }
+    runtime
 }
 
 /// The status after a reboot of a pod that ran when it was kept: the reboot has ended all containers, nobody saw how.
@@ -75,10 +108,53 @@ pub fn after_reboot(mut status: PodStatus) -> PodStatus {
 
 #[cfg(test)]
 mod tests {
-    use alloc::vec::Vec;
-
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn containers_that_have_succeeded_are_kept_and_shown_where_the_runtime_has_none() {
+        // SYNC-35
+        let instance = |name: &str, state: &str, code: i32| {
+            let status = json!({"id": format!("{name}-{code}"), "sandbox": "s", "name": name, "restart_count": 0,
+                "state": state, "created_at": "2026-01-01T00:00:00Z", "started_at": null, "finished_at": null, "exit_code": code, "reason": "",
+                "message": "", "image": "", "image_id": "", "hash": 0, "user": null, "pid": 0, "log_path": ""});
+            serde_json::from_value::<cri::ContainerStatus>(status).expect("instance")
+        };
+        let pod = |policy: &str| -> Pod {
+            let containers = ["a", "b", "c"].map(|name| json!({"name": name}));
+            serde_json::from_value(
+                json!({"spec": {"restartPolicy": policy, "containers": containers}}),
+            )
+            .expect("pod")
+        };
+        let runtime = PodRuntimeStatus {
+            containers: Vec::from([
+                instance("a", "Exited", 0),
+                instance("b", "Exited", 1),
+                instance("b", "Exited", 0),
+                instance("c", "Running", 0),
+                instance("stranger", "Exited", 0),
+            ]),
+            ..PodRuntimeStatus::default()
+        };
+        let names = |of: &[cri::ContainerStatus]| -> Vec<_> {
+            of.iter()
+                .map(|c| alloc::string::String::from(c.id.as_str()))
+                .collect()
+        };
+        let kept = succeeded(&pod("OnFailure"), &runtime);
+        assert_eq!(names(&kept), ["a-0"], "the newest instance counts");
+        assert_eq!(succeeded(&pod("Always"), &runtime), []);
+
+        let empty = with_succeeded(PodRuntimeStatus::default(), &kept);
+        assert_eq!(names(&empty.containers), ["a-0"]);
+        let again = PodRuntimeStatus {
+            containers: Vec::from([instance("a", "Running", 7)]),
+            ..PodRuntimeStatus::default()
+        };
+        let again = with_succeeded(again, &kept);
+        assert_eq!(names(&again.containers), ["a-7"]);
+    }
 
     fn status(phase: &str, states: &[(&str, serde_json::Value)]) -> PodStatus {
         let containers: Vec<_> = states

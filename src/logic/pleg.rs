@@ -397,7 +397,11 @@ mod tests {
     }
 
     fn seen(at: Mono) -> Seen {
-        Seen { at, wall: Wall(0) }
+        Seen {
+            at,
+            wall: Wall(0),
+            until: at,
+        }
     }
 
     #[derive(Default)]

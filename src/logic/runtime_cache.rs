@@ -25,13 +25,15 @@ pub type Status = Result<Rc<PodRuntimeStatus>, NoStatus>;
 #[error("{0}")]
 pub struct NoStatus(pub Rc<str>);
 
-/// When the runtime was read: the same instant on both clocks.
+/// When the runtime was read: the begin on both clocks, and the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// On the agent's clock: the begin of the listing.
     pub at: Mono,
     /// On the wall clock, which the runtime's times are compared with.
     pub wall: Wall,
+    /// When all of it was read, on the agent's clock.
+    pub until: Mono,
 }
 
 #[derive(Clone, Debug)]
@@ -106,7 +108,8 @@ impl RuntimeCache {
     }
 
     /// The end of an instance that is seen for the first time: as long ago as the wall clock says, but not before the
-    /// instance was last seen otherwise. A clock that was set meanwhile does less harm this way.
+    /// instance was last seen otherwise, and if it ended while the runtime was read, not after that. A clock that was set
+    /// meanwhile does less harm this way.
     fn first_seen(&self, before: Option<&Entry>, container: &ContainerStatus, seen: Seen) -> Mono {
         let is_it = |c: &ContainerStatus| c.id == container.id;
         let alive = before.filter(|entry| {
@@ -115,9 +118,9 @@ impl RuntimeCache {
         });
         let earliest = alive.map_or(Mono(0), |entry| self.time.max(entry.modified));
         let finished = container.finished_at.unwrap_or(seen.wall);
-        let age_ns = seen.wall.0.saturating_sub(finished.0).max(0).unsigned_abs();
-        let at = Mono(seen.at.0.saturating_sub(age_ns / 1_000_000));
-        at.max(earliest.min(seen.at))
+        let later_ms = finished.0.saturating_sub(seen.wall.0) / 1_000_000;
+        let at = Mono(seen.at.0.saturating_add_signed(later_ms));
+        at.min(seen.until).max(earliest.min(seen.at))
     }
 
     /// When the newest ended instance of `container` ended, for its back-off. `None`: none has ended.
@@ -216,6 +219,12 @@ impl RunningPods {
         self.at = Some(at);
     }
 
+    /// The list, however old it is.
+    #[must_use]
+    pub fn last(&self) -> &[RunningPod] {
+        &self.pods
+    }
+
     /// The list, unless it is too old at `now`.
     #[must_use]
     pub fn fresh(&self, now: Mono) -> Option<&[RunningPod]> {
@@ -269,6 +278,7 @@ mod tests {
         Seen {
             at: Mono(ms),
             wall: Wall(0),
+            until: Mono(ms),
         }
     }
 
@@ -279,6 +289,7 @@ mod tests {
         let at = |s: u64, wall_s| Seen {
             at: Mono(s * 1000),
             wall: wall(wall_s),
+            until: Mono(s * 1000 + 3000),
         };
         let with = |n, end: Option<i64>| {
             let mut instance = match end {
@@ -297,12 +308,13 @@ mod tests {
                 420,
             ),
             ("in an earlier boot", None, at(5, 500), 100, 0),
+            ("while the runtime was read", None, at(500, 500), 502, 502),
             (
                 "an end in the future was just now",
                 None,
                 at(500, 500),
                 600,
-                500,
+                503,
             ),
             (
                 "seen running before",

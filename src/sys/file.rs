@@ -22,7 +22,9 @@ use nix::{NixPath, errno::Errno};
 /// Two writers of one path must not run at a time.
 pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<()> {
     let temporary = temporary_name(path)?;
+    change(path)?;
     let result = write_new(&temporary, bytes, mode, durable)
+        .and_then(|()| change(path))
         .and_then(|()| std::fs::rename(&temporary, path));
     if let Err(e) = result {
         let _ = std::fs::remove_file(&temporary);
@@ -38,7 +40,71 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::
 
 /// Makes names that were created, renamed or removed in `dir` survive a power cut.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+    change(dir)?;
+    File::open(dir)?.sync_all()?;
+    synced(dir);
+    Ok(())
+}
+
+/// Is passed before each change of a file that the agent keeps for the agent after it. Here a test stops the disk, or has
+/// it fail; in the program it is nothing.
+#[cfg(not(test))]
+#[inline(always)]
+#[expect(clippy::unnecessary_wraps, reason = "in a test it fails")]
+pub const fn change(_path: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+/// Is passed after a file or directory was synced, for tests that cut the power.
+#[cfg(not(test))]
+#[inline(always)]
+const fn synced(_path: &Path) {}
+
+#[cfg(test)]
+pub(crate) use watched::change;
+#[cfg(test)]
+use watched::synced;
+
+/// What tests see of the disk.
+#[cfg(test)]
+pub(crate) mod watched {
+    use core::cell::RefCell;
+    use std::{io, path::Path, rc::Rc};
+
+    /// Something about a file or directory.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Seen<'a> {
+        /// It is about to change.
+        Changes(&'a Path),
+        /// It was synced.
+        Synced(&'a Path),
+    }
+
+    /// Is told of it; an error has a change fail.
+    pub(crate) type Watcher = Rc<dyn Fn(Seen<'_>) -> io::Result<()>>;
+
+    thread_local! {
+        static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
+    }
+
+    /// Has `watcher` told of what this thread does.
+    pub(crate) fn watch(watcher: Option<Watcher>) {
+        WATCHER.set(watcher);
+    }
+
+    fn tell(seen: Seen<'_>) -> io::Result<()> {
+        let watcher = WATCHER.with_borrow(Clone::clone);
+        watcher.map_or(Ok(()), |watcher| watcher(seen))
+    }
+
+    /// See the one of the program.
+    pub(crate) fn change(path: &Path) -> io::Result<()> {
+        tell(Seen::Changes(path))
+    }
+
+    pub(super) fn synced(path: &Path) {
+        let _ = tell(Seen::Synced(path));
+    }
 }
 
 /// Renames entry `name` of `dir` to `to` of `to_dir`; fails with `EEXIST` where that name is taken. Source: renameat2(2).
@@ -107,6 +173,7 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     if durable {
         file.sync_all()?;
+        synced(path);
     }
     Ok(())
 }

@@ -124,9 +124,22 @@ pub struct Fault {
     pub trouble: Trouble,
 }
 
-/// Is told of each operation that changes what runs of a pod, before it does anything: the method, the pod, and the
-/// container if one is concerned. What it answers becomes a violation.
-pub type Watch = Rc<dyn Fn(Op, &PodUid, Option<&ContainerStatus>) -> Option<String>>;
+/// An operation on a pod that begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// The method.
+    pub op: Op,
+    /// The pod.
+    pub uid: &'a PodUid,
+    /// The container, if one is concerned.
+    pub container: Option<&'a ContainerStatus>,
+    /// The grace of a stop.
+    pub grace: Option<Duration>,
+}
+
+/// Is told of each operation that changes what runs of a pod, and of each command, before it does anything. What it answers
+/// becomes a violation.
+pub type Watch = Rc<dyn Fn(&Operation<'_>) -> Option<String>>;
 
 /// What a container does about its stop signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +168,7 @@ struct Instance {
     config: ContainerConfig,
     /// Ends of what is attached to it.
     attached: Vec<OwnedFd>,
+    ended: Option<Mono>,
 }
 
 #[derive(Default)]
@@ -248,6 +262,7 @@ impl State {
         };
         status.finished_at = Some(self.wall);
         status.pid = 0;
+        instance.ended = Some(self.now);
         self.rung |= !self.deaf;
         true
     }
@@ -445,6 +460,12 @@ impl Fake {
         self.state.borrow().pods()
     }
 
+    /// When the instance ended; `None` if it has not, or is not there.
+    #[must_use]
+    pub fn ended_at(&self, id: &ContainerId) -> Option<Mono> {
+        self.state.borrow().containers.get(id)?.ended
+    }
+
     /// Whether a container of the pod runs.
     #[must_use]
     pub fn runs(&self, uid: &PodUid) -> bool {
@@ -579,6 +600,15 @@ impl Fake {
         });
     }
 
+    /// The same, and what was is forgotten, as by a runtime that keeps its records in memory.
+    pub fn reboot_and_forget(&self) {
+        self.reboot();
+        self.change(|state| {
+            state.containers.clear();
+            state.sandboxes.clear();
+        });
+    }
+
     /// Sets `RuntimeReady` and `NetworkReady`: `None` is true, otherwise reason and message.
     pub fn set_conditions(&self, runtime: Option<(&str, &str)>, network: Option<(&str, &str)>) {
         let own = |condition: Option<(&str, &str)>| {
@@ -666,13 +696,27 @@ impl Fake {
         uid: Option<PodUid>,
         container: Option<&ContainerId>,
     ) -> Result<Running<'_>, RuntimeError> {
+        self.begin_with(op, target, uid, container, None).await
+    }
+
+    async fn begin_with(
+        &self,
+        op: Op,
+        target: &str,
+        uid: Option<PodUid>,
+        container: Option<&ContainerId>,
+        grace: Option<Duration>,
+    ) -> Result<Running<'_>, RuntimeError> {
         if self.state.borrow().orphaned {
             core::future::pending::<()>().await;
         }
-        let mut watched = uid.clone().filter(|_| op.is_pod_operation());
-        if let Some(uid) = &watched {
-            self.tell_watch(op, uid, container);
+        if let Some(uid) = uid
+            .as_ref()
+            .filter(|_| op.is_pod_operation() || op == Op::Exec)
+        {
+            self.tell_watch(op, uid, container, grace);
         }
+        let mut watched = uid.clone().filter(|_| op.is_pod_operation());
         let (number, trouble) = self.change(|state| {
             state.next_call += 1;
             let number = state.next_call;
@@ -767,13 +811,25 @@ impl Fake {
         }
     }
 
-    fn tell_watch(&self, op: Op, uid: &PodUid, container: Option<&ContainerId>) {
+    fn tell_watch(
+        &self,
+        op: Op,
+        uid: &PodUid,
+        container: Option<&ContainerId>,
+        grace: Option<Duration>,
+    ) {
         let (watch, status) = {
             let state = self.state.borrow();
             let instance = container.and_then(|id| state.containers.get(id));
             (state.watch.clone(), instance.map(|i| i.status.clone()))
         };
-        if let Some(text) = watch.and_then(|watch| watch(op, uid, status.as_ref())) {
+        let operation = Operation {
+            op,
+            uid,
+            container: status.as_ref(),
+            grace,
+        };
+        if let Some(text) = watch.and_then(|watch| watch(&operation)) {
             self.change(|state| state.violations.push(text));
         }
     }
@@ -1105,6 +1161,7 @@ impl RuntimeService for Fake {
                 words,
                 config: config.clone(),
                 attached: Vec::new(),
+                ended: None,
             };
             state.containers.insert(id.clone(), instance);
             Ok(id)
@@ -1154,7 +1211,7 @@ impl RuntimeService for Fake {
         let (target, uid) = self.names_of(id);
         Box::pin(async move {
             let running = self
-                .begin(Op::StopContainer, &target, uid, Some(id))
+                .begin_with(Op::StopContainer, &target, uid, Some(id), Some(grace))
                 .await?;
             let what = self.state.borrow().on_stop.get(&target).copied();
             let survives = what == Some(OnStop::Survives);

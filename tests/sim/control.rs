@@ -25,13 +25,13 @@ use super::{
     pods::Manifest,
 };
 use crate::{
-    api::{Mono, PodUid, Wall, pod::CONFIG_MIRROR},
+    api::{Mono, Pod, PodUid, Wall, pod::CONFIG_MIRROR},
     kube::{
         Api, ApiError, KubeError, KubeLanes, Ring, RingKind, Rope, Rung, Travel, WatchEnd, Way,
         lanes::RING_QUEUE,
     },
     logic::{
-        api_poll,
+        api_pod, api_poll,
         testing::server::{Key, Server, uid_of},
     },
     runtime::fake::Fake,
@@ -511,6 +511,21 @@ impl Control {
         let names = all.iter().filter_map(|c| c["name"].as_str());
         let names = names.map(str::to_owned).collect();
         Some((PodUid::new(uid_of(&object)), names))
+    }
+
+    /// Pods that the API wants to run.
+    pub(super) fn alive(&self, node: &str) -> Vec<(PodUid, Manifest, Pod)> {
+        let objects: Vec<Value> = self
+            .api
+            .with(|server| server.objects.values().cloned().collect());
+        let alive = |o: &Value| !is_mirror(o) && !is_deleting(o) && !is_terminal(o);
+        let pods = objects.into_iter().filter(alive).filter_map(|object| {
+            let uid = PodUid::new(uid_of(&object));
+            let manifest = self.made.get(&uid)?.clone();
+            let received = api_pod::receive(object, node).ok()?;
+            Some((uid, manifest, received.pod))
+        });
+        pods.collect()
     }
 
     /// Pods whose end somebody else has told.

@@ -18,6 +18,20 @@ pub(super) enum What {
     KilledWhileTerminated,
     /// The machine went down as well.
     PowerCut,
+    /// With it went the run directory and all that the runtime knew.
+    EverythingForgotten,
+    /// Files were lost or torn.
+    RecordsLost,
+    /// Containers had ended that may not run again.
+    EndsRemembered,
+    /// The agent was killed between two changes of the disk.
+    KilledBetweenChanges,
+    /// The disk was full, read-only or broken.
+    DiskFails,
+    /// The ConfigMap came or went.
+    SettingsChange,
+    /// A container was not ready by its probe.
+    NotReady,
     /// `picolet stop --all` ended the agent.
     StoppedAll,
     EventLost,
@@ -56,12 +70,19 @@ pub(super) enum What {
     ClockBack,
 }
 
-const ALL: [What; 31] = [
+const ALL: [What; 38] = [
     What::KilledAtRest,
     What::KilledBeforeStart,
     What::KilledWhileTerminating,
     What::KilledWhileTerminated,
     What::PowerCut,
+    What::EverythingForgotten,
+    What::RecordsLost,
+    What::EndsRemembered,
+    What::KilledBetweenChanges,
+    What::DiskFails,
+    What::SettingsChange,
+    What::NotReady,
     What::StoppedAll,
     What::EventLost,
     What::EventDoubled,
@@ -108,7 +129,9 @@ const KILLED_IN: [Op; 13] = [
 ];
 
 /// What has to happen to a node of a cluster.
-const CLUSTER: [&str; 29] = [
+const CLUSTER: [&str; 31] = [
+    "object doubled",
+    "foreign object",
     "lost",
     "answerless",
     "refused",
@@ -140,6 +163,22 @@ const CLUSTER: [&str; 29] = [
     "terminal phase told",
 ];
 
+/// What else has to happen there.
+const OF_BOTH: [What; 12] = [
+    What::KilledAtRest,
+    What::KilledBeforeStart,
+    What::PowerCut,
+    What::EverythingForgotten,
+    What::RecordsLost,
+    What::EndsRemembered,
+    What::KilledBetweenChanges,
+    What::DiskFails,
+    What::SettingsChange,
+    What::StoppedAll,
+    What::OutOfMemory,
+    What::RuntimeNotReady,
+];
+
 /// How often.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
@@ -149,8 +188,10 @@ pub(super) struct Counts {
     pub(super) virtual_ms: u64,
     /// Agents that were killed.
     pub(super) kills: u64,
-    what: [u64; ALL.len()],
+    what: BTreeMap<What, u64>,
     killed_in: BTreeMap<Op, u64>,
+    /// Operations that were judged.
+    pub(super) judged: BTreeMap<Op, u64>,
     /// Calls that went wrong, by how.
     pub(super) faults: BTreeMap<(Op, &'static str), u64>,
     /// What happened in the cluster.
@@ -158,8 +199,8 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) const fn saw(&mut self, what: What) {
-        self.what[what as usize] += 1;
+    pub(super) fn saw(&mut self, what: What) {
+        *self.what.entry(what).or_default() += 1;
     }
 
     pub(super) fn killed_in(&mut self, op: Op) {
@@ -170,11 +211,14 @@ impl Counts {
         self.instants += other.instants;
         self.virtual_ms += other.virtual_ms;
         self.kills += other.kills;
-        for (sum, more) in self.what.iter_mut().zip(&other.what) {
-            *sum += more;
+        for (what, more) in &other.what {
+            *self.what.entry(*what).or_default() += more;
         }
         for (op, more) in &other.killed_in {
             *self.killed_in.entry(*op).or_default() += more;
+        }
+        for (op, more) in &other.judged {
+            *self.judged.entry(*op).or_default() += more;
         }
         for (what, more) in &other.api {
             *self.api.entry(what).or_default() += more;
@@ -188,9 +232,12 @@ impl Counts {
     pub(super) fn missing(&self, kind: Kind) -> Vec<String> {
         if kind == Kind::Cluster {
             let none = CLUSTER.iter().filter(|what| !self.api.contains_key(*what));
-            return none.map(|what| (*what).to_owned()).collect();
+            let mut missing: Vec<String> = none.map(|what| (*what).to_owned()).collect();
+            let none = OF_BOTH.iter().filter(|what| !self.what.contains_key(what));
+            missing.extend(none.map(|what| format!("{what:?}")));
+            return missing;
         }
-        let none = ALL.iter().filter(|what| self.what[**what as usize] == 0);
+        let none = ALL.iter().filter(|what| !self.what.contains_key(what));
         let mut missing: Vec<String> = none.map(|what| format!("{what:?}")).collect();
         let grace = (Op::StopContainer, "uses the grace up");
         if !self.faults.contains_key(&grace) {
@@ -220,7 +267,7 @@ impl core::fmt::Display for Counts {
             self.kills
         )?;
         for what in ALL {
-            write!(f, "{what:?} {}, ", self.what[what as usize])?;
+            write!(f, "{what:?} {}, ", self.what.get(&what).unwrap_or(&0))?;
         }
         if !self.api.is_empty() {
             write!(f, "\nin the cluster: ")?;
@@ -230,6 +277,10 @@ impl core::fmt::Display for Counts {
         }
         write!(f, "\nkilled during: ")?;
         for (op, count) in &self.killed_in {
+            write!(f, "{op:?} {count}, ")?;
+        }
+        write!(f, "\njudged: ")?;
+        for (op, count) in &self.judged {
             write!(f, "{op:?} {count}, ")?;
         }
         write!(f, "\nwent wrong: ")?;

@@ -117,9 +117,11 @@ impl Reader {
             Heard::Stop { all: true } => Input::StopAll { down_ms: 1000 },
             Heard::Stop { all: false } | Heard::Terminate => Input::Crash {
                 after_steps: 0,
+                after_changes: None,
                 down_ms: 1000,
                 source_ms: 0,
                 power: false,
+                loses: None,
             },
             // The end of an outage is part of it.
             Heard::Api(Answered::Answers(true))

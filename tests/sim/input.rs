@@ -53,14 +53,23 @@ pub(super) enum Input {
     Conditions { runtime: bool, network: bool },
     /// The wall clock is set.
     Jump { by_s: i64 },
-    /// The agent is killed after so many steps of its tasks, and another starts later; its first look at the manifests
-    /// takes a while. With `power` the machine goes down with it.
+    /// The agent is killed after so many steps of its tasks, or before one of its next changes of the disk, and another starts
+    /// later; its first look at the manifests takes a while. With `power` the machine goes down with it.
     Crash {
         after_steps: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after_changes: Option<u32>,
         down_ms: u64,
         source_ms: u64,
         power: bool,
+        /// Of a power cut that takes what was not synced, the run directory and all that the runtime knew.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loses: Option<u64>,
     },
+    /// The ConfigMap that some pods need is there from now on, or is gone.
+    Settings { present: bool },
+    /// Changes of the disk fail so from now on, or no longer.
+    Disk { trouble: Option<DiskTrouble> },
     /// `picolet stop --all`; the agent starts again some time after it has ended.
     StopAll { down_ms: u64 },
     /// So much memory is left.
@@ -135,6 +144,10 @@ pub(super) struct Odds {
     busy: u64,
     cut: u64,
     stale: u64,
+    #[serde(default)]
+    doubled: u64,
+    #[serde(default)]
+    foreign: u64,
 }
 
 impl From<Odds> for api::Odds {
@@ -146,6 +159,8 @@ impl From<Odds> for api::Odds {
             busy: odds.busy,
             cut: odds.cut,
             stale: odds.stale,
+            doubled: odds.doubled,
+            foreign: odds.foreign,
         }
     }
 }
@@ -197,6 +212,18 @@ pub(super) enum Trouble {
     Hangs,
     /// It takes this long and fails.
     TimesOut { ms: u64 },
+}
+
+/// How a disk fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum DiskTrouble {
+    /// No room is left.
+    Full,
+    /// It was made read-only.
+    ReadOnly,
+    /// It gives errors.
+    Broken,
 }
 
 /// An [`Input`] and its time, milliseconds after the machine was switched on.
@@ -272,7 +299,7 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
         };
         let file = random.small(FILES);
         let index = usize::from(file);
-        let input = match random.below(100) {
+        let input = match random.below(102) {
             0..38 => {
                 version += 1;
                 let pod = match files[index].clone() {
@@ -314,7 +341,7 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
                 nth: random.small(4),
             },
             62..65 => Input::Ignore {
-                container: random.pick(&["c", "d", "side"]).into(),
+                container: random.pick(&["c", "d", "side", "last"]).into(),
                 ignores: random.percent(70),
             },
             65..77 => runtime_fault(random),
@@ -332,12 +359,11 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
                 by_s: random.pick(&[-1_000_000_000, -3600, -5, 5, 3600, 1_000_000_000]),
             },
             89..90 => tampering(random),
-            90..99 => Input::Crash {
-                after_steps: u32::try_from(random.below(40)).expect("small"),
-                down_ms: random.pick(&[0, 0, 300, 4000]),
-                source_ms: random.pick(&[0, 0, 50, 1500, 6000]),
-                power: random.percent(15),
+            90..91 => disk_trouble(random),
+            91..92 => Input::Settings {
+                present: random.percent(60),
             },
+            92..101 => crash(random, 40, &[0, 0, 300, 4000]),
             _ => Input::StopAll {
                 down_ms: random.below(5000),
             },
@@ -407,7 +433,7 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
         };
         let name = random.small(NAMES);
         version += 1;
-        let input = match random.below(100) {
+        let input = match random.below(106) {
             0..20 => Input::Api {
                 name,
                 deed: Deed::Create {
@@ -447,7 +473,7 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
                 nth: random.small(4),
             },
             80..82 => Input::Ignore {
-                container: random.pick(&["c", "d", "side"]).into(),
+                container: random.pick(&["c", "d", "side", "last"]).into(),
                 ignores: random.percent(70),
             },
             82..88 => runtime_fault(random),
@@ -456,16 +482,53 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
                 deaf: random.percent(70),
             },
             91..92 => Input::Offer,
-            _ => Input::Crash {
-                after_steps: u32::try_from(random.below(60)).expect("small"),
-                down_ms: random.pick(&[0, 0, 300, 4000, 40_000]),
-                source_ms: random.pick(&[0, 0, 50, 1500, 6000]),
-                power: random.percent(15),
+            92..93 => Input::OutOfMemory {
+                nth: random.small(6),
             },
+            93..94 => disk_trouble(random),
+            94..95 => Input::Settings {
+                present: random.percent(60),
+            },
+            95..96 => Input::Conditions {
+                runtime: random.percent(50),
+                network: random.percent(50),
+            },
+            96..97 => Input::StopAll {
+                down_ms: random.below(5000),
+            },
+            97..98 => Input::Jump {
+                by_s: random.pick(&[-3600, -5, 5, 3600]),
+            },
+            _ => crash(random, 60, &[0, 0, 300, 4000, 40_000]),
         };
         add(at_ms, input);
     }
     schedule
+}
+
+fn crash(random: &mut Random, steps: u64, down_ms: &[u64]) -> Input {
+    let power = random.percent(30);
+    Input::Crash {
+        after_steps: u32::try_from(random.below(steps)).expect("small"),
+        after_changes: random
+            .percent(30)
+            .then(|| u32::try_from(random.below(8)).expect("small")),
+        down_ms: random.pick(down_ms),
+        source_ms: random.pick(&[0, 0, 50, 1500, 6000]),
+        power,
+        loses: (power && random.percent(65)).then(|| random.next()),
+    }
+}
+
+fn disk_trouble(random: &mut Random) -> Input {
+    let some = [
+        DiskTrouble::Full,
+        DiskTrouble::ReadOnly,
+        DiskTrouble::Broken,
+    ];
+    Input::Disk {
+        trouble: random.percent(70).then(|| random.pick(&some)),
+    }
 }
 
 fn odds(random: &mut Random) -> Apiserver {
@@ -480,6 +543,8 @@ fn odds(random: &mut Random) -> Apiserver {
         busy: some(20),
         cut: some(40),
         stale: some(40),
+        doubled: some(40),
+        foreign: some(40),
     };
     let seed = random.next();
     Apiserver::Odds { odds, seed }

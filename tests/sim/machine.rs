@@ -4,6 +4,7 @@
 use alloc::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     rc::Rc,
+    sync::Arc,
 };
 use core::{
     cell::{Cell, RefCell},
@@ -17,6 +18,7 @@ use smol::{
 
 use super::{
     super::{
+        asker::Asker,
         assembly,
         cluster::Joined,
         core::{Agent as Core, Command, Event},
@@ -30,8 +32,10 @@ use super::{
     },
     control::{Control, NEW_IMAGE},
     counts::{Counts, What},
-    input::{Call, Input, Random, Trouble},
-    pods::{LATER, Manifest},
+    disk::Disk,
+    input::{Call, Deed, DiskTrouble, Input, Random, Trouble},
+    ops::Judge,
+    pods::{LATER, Manifest, SETTINGS, settings},
     pressure::{Evictions, PLENTY_MIB},
     rules::{Present, Rules},
     truth::Wanted,
@@ -57,6 +61,17 @@ const MAX_STEPS: u32 = 200_000;
 const MAX_LATE_S: i64 = 40;
 /// What the machine says it did, newest last.
 const MAX_JOURNAL: usize = 400;
+
+/// When an agent is to be killed, and what then.
+#[derive(Clone, Copy, Debug)]
+struct Armed {
+    /// Steps until then; `None`: the disk stops before.
+    steps: Option<u32>,
+    down_ms: u64,
+    source_ms: u64,
+    power: bool,
+    loses: Option<u64>,
+}
 
 /// What an agent is on its way with, and how it is disturbed.
 #[derive(Debug)]
@@ -89,6 +104,8 @@ struct Agent {
     read_again: Rc<Cell<bool>>,
     /// What the source has told, by file.
     told: BTreeMap<u8, Rc<ReceivedPod>>,
+    /// Whether it has told of the ConfigMap.
+    told_settings: bool,
     /// When it looks at the manifests for the first time.
     source_due: Option<Mono>,
     /// Told to stop: when the next one is started after this one has ended.
@@ -111,10 +128,15 @@ pub(super) struct Machine {
     sequence: u64,
     /// The next agent: when it starts, and how long its first look at the manifests takes.
     restart: Option<(Mono, u64)>,
-    /// Steps until the agent is killed, and what then.
-    armed: Option<(u32, u64, u64, bool)>,
+    armed: Option<Armed>,
     rules: Rules,
     evictions: Evictions,
+    disk: Disk,
+    /// The ConfigMap is there.
+    settings: bool,
+    /// The link as it was when the disk stopped.
+    link: Rc<Cell<Option<Link>>>,
+    judge: Rc<RefCell<Judge>>,
     /// The wall clock was set: deadlines of pods are counted by it.
     jumped: bool,
     /// When all trouble ended.
@@ -141,13 +163,32 @@ impl Machine {
         let watched = Rc::new(RefCell::new(None::<Rc<RefCell<Core>>>));
         let seen = Rc::clone(&watched);
         let runtime = Rc::downgrade(&fake);
-        fake.set_watch(Some(Rc::new(move |op, uid, container| {
+        let judge = Rc::new(RefCell::new(Judge::new(&hands)));
+        let judging = Rc::clone(&judge);
+        fake.set_watch(Some(Rc::new(move |operation| {
             let seen = seen.borrow();
             let (core, runtime) = (seen.as_ref()?.borrow(), runtime.upgrade()?);
-            super::rules::at_the_runtime(&core, &runtime, op, uid, container)
+            let wrong = judging.borrow_mut().judge(&core, &runtime, operation);
+            wrong.or_else(|| super::rules::at_the_runtime(&core, &runtime, operation))
         })));
         template.left.set_memory(i64::from(PLENTY_MIB) << 20);
         let control = joins.map(|(doorbell, seed)| Control::new(&hands, doorbell, seed));
+        let link = Rc::new(Cell::new(None));
+        let stopped = {
+            let (runtime, link) = (Rc::downgrade(&fake), Rc::clone(&link));
+            let api = control.as_ref().map(|c| Arc::clone(&c.api));
+            move || {
+                // Nothing that comes after this instant has happened.
+                if let Some(runtime) = runtime.upgrade() {
+                    runtime.set_orphaned(true);
+                }
+                if let Some(api) = &api {
+                    link.set(Some(api.link()));
+                    api.set_link(Link::Down);
+                }
+            }
+        };
+        let disk = Disk::new(template.root_dir(), template.run_dir(), Box::new(stopped));
         let mut machine = Self {
             control,
             template,
@@ -169,6 +210,10 @@ impl Machine {
             armed: None,
             rules: Rules::default(),
             evictions: Evictions::default(),
+            disk,
+            settings: false,
+            link,
+            judge,
             jumped: false,
             healed: None,
             watched,
@@ -183,6 +228,10 @@ impl Machine {
     pub(super) fn counted(&self) -> Counts {
         let mut counts = self.counts.clone();
         counts.faults = self.fake.hits();
+        counts.judged = self.judge.borrow().judged.clone();
+        if self.disk.hits() > 0 {
+            counts.saw(What::DiskFails);
+        }
         if let Some(control) = &self.control {
             counts.api = control.api.tally();
             for (what, more) in &control.tally {
@@ -250,8 +299,14 @@ impl Machine {
             ))
             .detach();
         *self.watched.borrow_mut() = Some(Rc::clone(&running.agent));
+        let asker = Asker::new(events.clone());
+        let probes = assembly::probe_driver(&running.parts, asker, events.clone());
+        probes.recall();
+        let mut members = running.members;
+        members.push(executor.spawn(probes.run(Rc::clone(&executor))));
         self.rules.another_agent();
         self.evictions.another_agent(&self.template.left);
+        self.judge.borrow_mut().another_agent();
         self.agent = Some(Agent {
             parts: running.parts,
             core: running.agent,
@@ -265,9 +320,10 @@ impl Machine {
             source,
             read_again,
             told: BTreeMap::new(),
+            told_settings: false,
             source_due: Some(self.now() + Duration::from_millis(source_ms)),
             stopping: None,
-            members: running.members,
+            members,
         });
         self.note(|| "the agent starts".into());
     }
@@ -304,7 +360,9 @@ impl Machine {
         self.note(|| "the agent is gone".into());
         *self.watched.borrow_mut() = None;
         self.fake.set_orphaned(true);
+        let disk = self.disk.take();
         let link = self.control.as_ref().map(|c| c.api.link());
+        let link = self.link.take().or(link);
         if let Some(control) = &self.control {
             // What was not sent yet is not sent any more.
             control.api.set_link(Link::Down);
@@ -313,8 +371,7 @@ impl Machine {
         // The loop holds the executor, which holds the loop: it has to leave by itself.
         let _ = agent.inbox.force_send(Event::Terminate);
         for _ in 0..MAX_STEPS {
-            let over = agent.task.is_finished() && self.control.is_none();
-            if over || !agent.executor.try_tick() {
+            if !agent.executor.try_tick() {
                 break;
             }
         }
@@ -327,7 +384,34 @@ impl Machine {
             control.api.set_link(link);
             control.on_agent_gone();
         }
+        self.disk.put_back(disk);
         self.hands.forget_alarms();
+    }
+
+    /// The machine goes down, and what is left of it comes up.
+    fn cut_power(&mut self, loses: Option<u64>) {
+        self.note(|| "the machine goes down and comes up".into());
+        self.judge.borrow_mut().booted(loses.is_some());
+        match loses {
+            None => self.fake.reboot(),
+            Some(seed) => {
+                self.fake.reboot_and_forget();
+                self.hands.boot();
+                let changed = self.disk.cut(seed);
+                self.note(|| format!("  {changed} files are not as they were"));
+                self.counts.saw(What::EverythingForgotten);
+                if changed > 0 {
+                    self.counts.saw(What::RecordsLost);
+                }
+                if self.judge.borrow().over() > 0 {
+                    self.counts.saw(What::EndsRemembered);
+                }
+            }
+        }
+        if let Some(control) = &self.control {
+            control.on_reboot();
+        }
+        self.counts.saw(What::PowerCut);
     }
 
     fn restart_later(&mut self, down_ms: u64, source_ms: u64) {
@@ -354,10 +438,17 @@ impl Machine {
             told.insert(file, Rc::clone(pod));
         }
         agent.told = told;
-        let snapshot = Snapshot {
+        let mut snapshot = Snapshot {
             pods,
+            objects_changed: agent.told_settings != self.settings,
             ..Snapshot::default()
         };
+        if self.settings {
+            let map = serde_json::from_value(settings("default")).expect("a ConfigMap");
+            let key = ("default".into(), SETTINGS.into());
+            snapshot.config_maps.insert(key, Arc::new(map));
+        }
+        agent.told_settings = self.settings;
         let _ = agent.source.try_send(snapshot);
     }
 
@@ -453,22 +544,28 @@ impl Machine {
                 if steps > MAX_STEPS {
                     return Err("tasks wake each other for ever".into());
                 }
-                if let Some((left, down_ms, source_ms, power)) = self.armed {
-                    if left > 0 {
-                        self.armed = Some((left - 1, down_ms, source_ms, power));
+                if let Some(armed) = &mut self.armed {
+                    let due = match &mut armed.steps {
+                        Some(0) => true,
+                        Some(left) => {
+                            *left -= 1;
+                            false
+                        }
+                        None => self.disk.has_stopped(),
+                    };
+                    if !due {
                         continue;
                     }
+                    let armed = *armed;
                     self.armed = None;
-                    self.kill_agent();
-                    if power {
-                        self.note(|| "the machine goes down and comes up".into());
-                        self.fake.reboot();
-                        if let Some(control) = &self.control {
-                            control.on_reboot();
-                        }
-                        self.counts.saw(What::PowerCut);
+                    if armed.steps.is_none() {
+                        self.counts.saw(What::KilledBetweenChanges);
                     }
-                    self.restart_later(down_ms, source_ms);
+                    self.kill_agent();
+                    if armed.power {
+                        self.cut_power(armed.loses);
+                    }
+                    self.restart_later(armed.down_ms, armed.source_ms);
                 }
             }
             if let Some(agent) = &self.agent
@@ -518,7 +615,31 @@ impl Machine {
         let core = agent.core.borrow();
         let (left, now) = (&self.template.left, self.hands.now());
         self.evictions.check(&core, left, now)?;
+        self.judge.borrow_mut().look(&core);
         self.rules.check(&core, &self.fake, &mut self.counts)
+    }
+
+    /// Tells the judge what is wanted now.
+    fn note_wanted(&self) {
+        let mut wanted: BTreeMap<PodUid, (&Manifest, &Pod)> = BTreeMap::new();
+        for (file, pod) in visible(&self.files) {
+            let manifest = &self.files[&file].0;
+            let uid = &pod.pod.metadata.uid;
+            match manifest.deleted_s {
+                Some(grace_s) => self.judge.borrow_mut().ends_within(uid, grace_s),
+                None => _ = wanted.insert(uid.clone(), (manifest, &pod.pod)),
+            }
+        }
+        let of_api = self.control.as_ref().map(|c| c.alive(NODE));
+        for (uid, manifest, pod) in of_api.iter().flatten() {
+            wanted.insert(uid.clone(), (manifest, pod));
+        }
+        self.judge.borrow_mut().wanted(&wanted);
+    }
+
+    /// Operations since the last time on pods of which nothing is to be done.
+    pub(super) fn take_acts(&self) -> Vec<(Op, PodUid)> {
+        self.judge.borrow_mut().take_acts()
     }
 
     /// When something happens by itself next.
@@ -688,6 +809,7 @@ impl Machine {
             Input::Jump { by_s } => {
                 self.hands.jump(*by_s);
                 self.jumped = true;
+                self.judge.borrow_mut().jumped = true;
                 self.counts.saw(match *by_s < 0 {
                     true => What::ClockBack,
                     false => What::ClockForward,
@@ -699,6 +821,11 @@ impl Machine {
             }
             Input::Join { .. } => {}
             Input::Api { name, deed } => {
+                if let (Deed::Delete { grace_s }, Some(control)) = (deed, &self.control)
+                    && let Some((uid, _)) = control.containers(*name)
+                {
+                    self.judge.borrow_mut().ends_within(&uid, *grace_s);
+                }
                 let now = self.hands.wall();
                 if let Some(control) = &mut self.control
                     && let Some(uid) = control.act(*name, deed, now)
@@ -716,19 +843,53 @@ impl Machine {
             }
             Input::Crash {
                 after_steps,
+                after_changes,
                 down_ms,
                 source_ms,
                 power,
-            } => self.armed = Some((*after_steps, *down_ms, *source_ms, *power)),
+                loses,
+            } => {
+                self.disk.stop_after(*after_changes);
+                self.armed = Some(Armed {
+                    steps: after_changes.is_none().then_some(*after_steps),
+                    down_ms: *down_ms,
+                    source_ms: *source_ms,
+                    power: *power,
+                    loses: *loses,
+                });
+            }
+            Input::Settings { present } => self.put_settings(*present),
+            Input::Disk { trouble } => self.disk.fail(trouble.map(|trouble| match trouble {
+                DiskTrouble::Full => libc::ENOSPC,
+                DiskTrouble::ReadOnly => libc::EROFS,
+                DiskTrouble::Broken => libc::EIO,
+            })),
             Input::StopAll { down_ms } => {
                 if let Some(agent) = &mut self.agent {
+                    self.judge.borrow_mut().stops_all = true;
                     agent.stopping = Some(*down_ms);
                     let (done, _) = smol::channel::bounded(1);
                     self.send(Event::Command(Command::Stop { all: true, done }));
                 }
             }
         }
+        self.note_wanted();
         self.settle()
+    }
+
+    fn put_settings(&mut self, present: bool) {
+        if present != self.settings {
+            self.counts.saw(What::SettingsChange);
+        }
+        self.settings = present;
+        if let Some(control) = &self.control {
+            let path = format!("configmaps/ns/{SETTINGS}");
+            match present {
+                true => control.api.put_object(&path, settings("ns")),
+                false => control.api.remove_object(&path),
+            }
+        }
+        self.look(false);
     }
 
     fn send(&self, event: Event) {
@@ -743,12 +904,15 @@ impl Machine {
         self.note(|| "> all trouble ends".into());
         self.healed = Some(self.hands.wall());
         self.armed = None;
+        self.disk.stop_after(None);
+        self.disk.fail(None);
         self.fake.heal();
         self.fake.set_deaf(false);
         self.fake.set_conditions(None, None);
         self.fake.offer_image(LATER);
         let plenty = i64::from(PLENTY_MIB) << 20;
         self.template.left.set_memory(plenty);
+        self.put_settings(true);
         self.tamper.lost = 0;
         self.tamper.doubled = 0;
         self.tamper.late = 0;
@@ -795,6 +959,7 @@ impl Machine {
         if let Some(control) = &mut self.control {
             control.delete_all(now);
         }
+        self.note_wanted();
         self.settle()
     }
 

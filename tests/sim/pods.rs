@@ -12,6 +12,18 @@ use crate::{
 /// An image that nobody has at first.
 pub(super) const LATER: &str = "later:1";
 
+/// A ConfigMap that may be missing.
+pub(super) const SETTINGS: &str = "settings";
+
+/// It, in this namespace.
+pub(super) fn settings(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"namespace": namespace, "name": SETTINGS, "uid": "settings", "resourceVersion": "1"},
+        "data": {"color": "blue"},
+    })
+}
+
 /// What a pod does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,6 +50,8 @@ pub(super) enum Kind {
     PairOnce,
     /// Sleeps and is restarted if it ends badly.
     OnFailure,
+    /// Two of those; one that has ended well stays so, also over a boot.
+    PairOnFailure,
     /// Ends badly again and again.
     Loops,
     /// Its image is missing at first.
@@ -48,12 +62,18 @@ pub(super) enum Kind {
     Hooks,
     /// May run for half a minute.
     Deadline,
+    /// Is ready while a command in it says so.
+    Probed,
+    /// Has its environment from a ConfigMap, which may be missing.
+    Configured,
+    /// Init containers and sidecars in turns.
+    Ordered,
     /// Takes a port of the host. Such pods have names of their own, for it cannot be changed.
     Port,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 17] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Sleeps,
         Self::Pair,
         Self::Sidecar,
@@ -65,11 +85,15 @@ impl Kind {
         Self::InitOnce,
         Self::PairOnce,
         Self::OnFailure,
+        Self::PairOnFailure,
         Self::Loops,
         Self::Missing,
         Self::NoProgram,
         Self::Hooks,
         Self::Deadline,
+        Self::Probed,
+        Self::Configured,
+        Self::Ordered,
         Self::Port,
     ];
 
@@ -83,6 +107,7 @@ impl Kind {
                 | Self::InitOnce
                 | Self::PairOnce
                 | Self::OnFailure
+                | Self::PairOnFailure
                 | Self::Deadline
         )
     }
@@ -95,7 +120,7 @@ impl Kind {
     const fn policy(self) -> &'static str {
         match self {
             Self::Job | Self::BadJob | Self::Once | Self::InitOnce | Self::PairOnce => "Never",
-            Self::OnFailure => "OnFailure",
+            Self::OnFailure | Self::PairOnFailure => "OnFailure",
             Self::Sleeps
             | Self::Pair
             | Self::Sidecar
@@ -106,6 +131,9 @@ impl Kind {
             | Self::NoProgram
             | Self::Hooks
             | Self::Deadline
+            | Self::Probed
+            | Self::Configured
+            | Self::Ordered
             | Self::Port => "Always",
         }
     }
@@ -118,7 +146,7 @@ impl Kind {
         let mut spec = json!({"containers": [sleeps()], "restartPolicy": self.policy()});
         match self {
             Self::Sleeps | Self::Once | Self::OnFailure => {}
-            Self::Pair | Self::PairOnce => {
+            Self::Pair | Self::PairOnce | Self::PairOnFailure => {
                 spec["containers"] = json!([sleeps(), container("d", json!(["sleep"]))])
             }
             Self::Sidecar => {
@@ -143,6 +171,28 @@ impl Kind {
             }
             Self::Port => {
                 spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 8080}]);
+            }
+            Self::Probed => {
+                spec["containers"][0]["readinessProbe"] =
+                    json!({"exec": {"command": ["true"]}, "periodSeconds": 5});
+            }
+            Self::Configured => {
+                let key = json!({"name": SETTINGS, "key": "color"});
+                spec["containers"][0]["env"] =
+                    json!([{"name": "COLOR", "valueFrom": {"configMapKeyRef": key}}]);
+            }
+            Self::Ordered => {
+                let sidecar = |name: &str| {
+                    let mut side = container(name, json!(["sleep"]));
+                    side["restartPolicy"] = json!("Always");
+                    side
+                };
+                spec["initContainers"] = json!([
+                    container("init", exits(0)),
+                    sidecar("side"),
+                    container("after", exits(0)),
+                    sidecar("last"),
+                ]);
             }
             Self::Deadline => spec["activeDeadlineSeconds"] = json!(30),
         }

@@ -11,6 +11,7 @@ use crate::{
     api::{
         Container, Pod, PodUid,
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState, SandboxStatus},
+        pod::RestartPolicy,
         pod_status::Phase,
     },
     logic::{
@@ -18,7 +19,7 @@ use crate::{
         pod_table::{Handle, PodTable},
         pod_worker::Stage,
     },
-    runtime::fake::{Fake, Op},
+    runtime::fake::{Fake, Op, Operation},
 };
 
 /// What one pod was like an instant ago.
@@ -50,10 +51,11 @@ pub(super) struct Rules {
 pub(super) fn at_the_runtime(
     agent: &Agent,
     fake: &Fake,
-    op: Op,
-    uid: &PodUid,
-    container: Option<&ContainerStatus>,
+    operation: &Operation<'_>,
 ) -> Option<String> {
+    let Operation {
+        op, uid, container, ..
+    } = *operation;
     match op {
         Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer => {
             let table = agent.pods().table();
@@ -197,6 +199,10 @@ impl Rules {
                 .init_container_statuses
                 .iter()
                 .chain(&status.container_statuses);
+            let runs = |c: &crate::api::pod_status::ContainerStatus| c.state.running.is_some();
+            if all.clone().any(|c| runs(c) && !c.ready) {
+                counts.saw(What::NotReady);
+            }
             let waits = all.filter_map(|c| c.state.waiting.as_ref()).next();
             let reason = waits.map_or(&status.reason, |w| &w.reason);
             let told = self.told.get(uid);
@@ -409,10 +415,22 @@ impl Present<'_> {
         if let Some(stranger) = strangers.find(|c| c.state == ContainerState::Running) {
             return Err(format!("container {} still runs", stranger.name));
         }
+        let ready = status.container_statuses.iter().all(|c| c.ready);
+        if manifest.kind == super::pods::Kind::Probed && all_run && !ready {
+            return Err("its container runs and is not ready".into());
+        }
         if all_run && status.phase != Phase::Running {
             return Err(format!("all containers run, and it is {:?}", status.phase));
         }
         Ok(())
+    }
+
+    fn shows_success(&self, uid: &PodUid, name: &str) -> bool {
+        let status = self.core.pods().status(uid);
+        let mut shown = status.into_iter().flat_map(|s| &s.container_statuses);
+        let end = shown.find(|c| c.name == name);
+        let end = end.and_then(|c| c.state.terminated.as_ref());
+        end.is_some_and(|end| end.exit_code == 0)
     }
 
     /// Whether the container runs; an error if it should and does not.
@@ -439,6 +457,12 @@ impl Present<'_> {
                 if alone {
                     return Err(format!("container {name} has ended, and the pod has not"));
                 }
+                Ok(false)
+            }
+            // The runtime has forgotten it.
+            None if pod.spec.restart_policy == RestartPolicy::OnFailure
+                && self.shows_success(&pod.metadata.uid, name) =>
+            {
                 Ok(false)
             }
             // One that was created in an earlier sandbox waits for the init containers of this one.

@@ -1,7 +1,10 @@
 //! `cargo xtask sim`: the agent simulated, as often as wanted, on a machine that stands alone and on a node of a cluster.
 //! The simulation itself is `tests/sim`, part of the library's tests; here its settings are typed.
 
-use std::process::Command;
+use std::{
+    process::Command,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use crate::{
     Failure,
@@ -11,6 +14,9 @@ use crate::{
 
 /// Schedules that every change has to pass.
 pub(crate) const CI_SCHEDULES: u64 = 10_000;
+
+/// Seeds that no run can get through in a second.
+const SEEDS_PER_SECOND: u64 = 1000;
 
 /// Tests: schedules of a machine that stands alone, and of a node of a cluster.
 const ALONE: &str = "schedules";
@@ -25,7 +31,7 @@ Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jo
   --cluster      Only schedules of a node of a cluster whose apiserver fails
   --schedules N  So many seeds of each; 1 if --seed is given, else 10,000. From 5000 on, things that never happened fail
                  too
-  --seed SEED    From this one on (1)
+  --seed SEED    From this one on. Without it, other ones each time
   --jobs J       Threads (2)
   --replay FILE  A schedule as a failure prints it, one of tests/sim/regressions, or a dump of `picolet debug dump`
 ";
@@ -65,7 +71,9 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
     if !replay {
         let schedules = schedules.unwrap_or_else(|| seed.map_or(CI_SCHEDULES, |_| 1));
         command.env("PICOLET_SIM_SCHEDULES", schedules.to_string());
-        command.env("PICOLET_SIM_SEED", seed.unwrap_or(1).to_string());
+        let seed = seed.unwrap_or_else(new_seed);
+        println!("seeds from {seed} on");
+        command.env("PICOLET_SIM_SEED", seed.to_string());
     }
     println!("{}", show(&command));
     let watch = Watch::start();
@@ -83,7 +91,16 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
 /// Has the library's tests run both simulations.
 pub(crate) fn set(tests: &mut Command, schedules: u64) {
     add_tests(tests, &[ALONE, CLUSTER]);
+    let seed = new_seed();
+    println!("seeds of the simulation from {seed} on");
+    tests.env("PICOLET_SIM_SEED", seed.to_string());
     tests.env("PICOLET_SIM_SCHEDULES", schedules.to_string());
+}
+
+/// Where the seeds of this run begin: no two runs try the same ones. What failed once stays in `tests/sim/regressions`.
+fn new_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(1, |since| since.as_secs() * SEEDS_PER_SECOND)
 }
 
 fn simulation(tests: &[&str]) -> Command {

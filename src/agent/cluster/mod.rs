@@ -48,13 +48,14 @@ use std::path::Path;
 use super::{
     clock::Clock,
     complaints::Complaints,
+    outcome::Recalled,
     pod_store::{Header, PodStore},
     recorder::Recorder,
     tasks::{Spawner, Task, boxed},
     views::{AskPods, Intake, NodeView},
 };
 use crate::{
-    api::{Mono, Pod, PodStatus, PodUid, Wall, node::NodeCondition},
+    api::{Mono, Pod, PodUid, Wall, node::NodeCondition},
     config::Config,
     kube::{KubeLanes, store::Store},
     logic::{
@@ -130,8 +131,8 @@ pub(super) struct Surroundings {
     pub(super) recorder: Rc<Recorder>,
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) store: PodStore,
-    /// The status with which a pod came to its end a boot ago, from beside its record. Blocking.
-    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<PodStatus>,
+    /// What came of a pod a boot ago, from beside its record. Blocking.
+    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
     /// Tells one boot from another.
     pub(super) boot_id: String,
     pub(super) pods: Rc<dyn AskPods>,

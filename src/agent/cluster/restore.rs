@@ -11,10 +11,11 @@ use crate::{
     agent::{
         clock::Clock,
         complaints::Complaints,
+        outcome::Recalled,
         pod_store::{Header, PodStore, StoreError},
         views::{Change, Intake, LoopEnded},
     },
-    api::{PodStatus, PodUid, order::Order as _},
+    api::{PodUid, order::Order as _},
     error::chain,
     logic::mux::Source,
     sys::lane::Lane,
@@ -29,8 +30,8 @@ pub(super) struct Restore {
     pub(super) store: PodStore,
     pub(super) volumes: Volumes,
     pub(super) disk: Lane,
-    /// The status with which a pod came to its end a boot ago. Blocking.
-    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<PodStatus>,
+    /// What came of a pod a boot ago. Blocking.
+    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) intake: Rc<dyn Intake>,
@@ -72,7 +73,7 @@ impl Restore {
     }
 
     /// Reads one record; `None`: it is of another source, or there is none.
-    async fn read(&self, uid: PodUid) -> Result<Option<(Seen, Option<PodStatus>)>, StoreError> {
+    async fn read(&self, uid: PodUid) -> Result<Option<(Seen, Option<Recalled>)>, StoreError> {
         let (store, node, outcome) = (self.store.clone(), self.node.clone(), self.outcome);
         let read = move || {
             let (header, raw) = match store.read::<serde_json::Value>(&uid) {
@@ -98,7 +99,7 @@ impl Restore {
     }
 
     /// Hands a pod to the loop. Returns whether that took it.
-    async fn restore(&self, seen: Seen, outcome: Option<PodStatus>) -> Result<bool, LoopEnded> {
+    async fn restore(&self, seen: Seen, outcome: Option<Recalled>) -> Result<bool, LoopEnded> {
         let Seen { item, sight, pod } = seen;
         let uid = &item.uid;
         let received = match pod {

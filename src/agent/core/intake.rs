@@ -10,11 +10,12 @@ use super::{
 use crate::{
     agent::{
         objects::Objects,
+        outcome::Recalled,
         recorder::Severity,
         ring::Heard,
         views::{Change, Taken},
     },
-    api::{Mono, Pod, PodStatus, PodUid, received::ReceivedPod},
+    api::{Mono, Pod, PodUid, received::ReceivedPod},
     logic::mux::{Merged, Op, Source},
 };
 
@@ -76,7 +77,7 @@ impl Agent {
     }
 
     /// A pod of the API is on disk, from an agent before this one.
-    fn on_pod_on_disk(&mut self, received: Box<ReceivedPod>, outcome: Option<PodStatus>) -> Taken {
+    fn on_pod_on_disk(&mut self, received: Box<ReceivedPod>, outcome: Option<Recalled>) -> Taken {
         let uid = received.pod.metadata.uid.clone();
         let wall = self.tools.clock.wall();
         let mux = &mut self.sources.mux;
@@ -101,8 +102,15 @@ impl Agent {
     }
 
     /// The pod came to its end a boot ago: that is the status it has. The record of a pod of the apiserver keeps what that
-    /// shows, so its end is known to the status cache alone, from which it is told.
-    fn recall(&mut self, source: Source, pod: &mut Pod, outcome: PodStatus) {
+    /// shows, so its end is known to the status cache alone, from which it is told. Or some of its containers did, and it goes
+    /// on.
+    fn recall(&mut self, source: Source, pod: &mut Pod, recalled: Recalled) {
+        let outcome = match recalled {
+            Recalled::Ended(status) => status,
+            Recalled::GoesOn(containers) => {
+                return self.pods.set_succeeded(&pod.metadata.uid, containers);
+            }
+        };
         let known = self.pods.status(&pod.metadata.uid).is_some();
         if source == Source::Api && !known {
             let _ = self

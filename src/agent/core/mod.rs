@@ -168,7 +168,7 @@ impl Agent {
             Event::ImagesArrived => self.on_images(),
             Event::Listed(listing) => self.on_listed(listing, now),
             Event::Inspected(inspection) => {
-                let happened = self.view.inspected(inspection);
+                let happened = self.view.inspected(inspection, now);
                 self.on_pleg(happened, now);
             }
             Event::Conditions(status) => self.view.take_status(*status, now),

@@ -9,7 +9,7 @@ use smol::channel::Sender;
 
 use crate::{
     api::{
-        ContainerId, Mono, PodUid, Wall,
+        ContainerId, Mono, ObjectMeta, PodUid, Wall,
         cri::{
             Condition, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, RuntimeStatus,
         },
@@ -103,6 +103,15 @@ impl RuntimeView {
     /// UIDs of all pods that the runtime knows, sorted.
     pub(super) fn uids(&self) -> Vec<PodUid> {
         self.cache.iter().map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Other pods of this name that ran at the last relist, whenever that was.
+    pub(super) fn namesakes<'a>(&'a self, pod: &'a ObjectMeta) -> impl Iterator<Item = &'a PodUid> {
+        let all = self.running.last().iter();
+        let others = all.filter(|other| other.uid != pod.uid);
+        others
+            .filter(|other| *other.name == *pod.name && *other.namespace == *pod.namespace)
+            .map(|other| &other.uid)
     }
 
     /// Whether a container runs.
@@ -207,7 +216,7 @@ impl RuntimeView {
 
     /// The pods that differed were read. Returns what happened, in order. What belongs to a listing before the last one is no
     /// news: those pods were named again.
-    pub(super) fn inspected(&mut self, inspection: Inspection) -> Vec<pleg::Event> {
+    pub(super) fn inspected(&mut self, inspection: Inspection, now: Mono) -> Vec<pleg::Event> {
         let (pleg, cache) = (&mut self.pleg, &mut self.cache);
         let Inspection {
             begun,
@@ -218,7 +227,11 @@ impl RuntimeView {
             return Vec::new();
         }
         for (uid, status) in statuses {
-            let seen = Seen { at: begun, wall };
+            let seen = Seen {
+                at: begun,
+                wall,
+                until: now,
+            };
             pleg.inspected(&uid, status, cache, seen);
         }
         cache.set_time(begun);

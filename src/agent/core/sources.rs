@@ -14,10 +14,11 @@ use smol::channel::Sender;
 
 use crate::{
     agent::{
+        outcome::Recalled,
         pod_store::RETRY,
         views::{Change, Taken},
     },
-    api::{Mono, Pod, PodStatus, PodUid},
+    api::{Mono, Pod, PodUid},
     logic::mux::{Mux, Op, Source},
     source::Snapshot,
 };
@@ -151,8 +152,8 @@ pub(in crate::agent) struct Recorded {
     pub(in crate::agent) source: Source,
     /// Pods whose records are on disk.
     pub(in crate::agent) told: Vec<ConfigOp>,
-    /// Statuses with which some of these came to their end a boot ago.
-    pub(in crate::agent) outcomes: BTreeMap<PodUid, PodStatus>,
+    /// What came of some of these a boot ago.
+    pub(in crate::agent) outcomes: BTreeMap<PodUid, Recalled>,
     /// Pods that could not be recorded, and why.
     pub(in crate::agent) failed: Vec<(Pod, String)>,
     /// Some records wait for the disk.

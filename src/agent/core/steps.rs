@@ -8,10 +8,14 @@ use super::Agent;
 use crate::{
     agent::{
         executor::{Begun, Cancel, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell},
+        outcome::Outcome,
         ring::Stepped,
     },
-    api::{Container, Mono, Pod, PodSpec, PodStatus, PodUid, cri::PodRuntimeStatus},
-    logic::{actions, metrics::own::ContainerType, outcome, pod_table::Handle},
+    api::{
+        Container, Mono, Pod, PodSpec, PodStatus, PodUid,
+        cri::{ContainerStatus, PodRuntimeStatus},
+    },
+    logic::{actions, metrics::own::ContainerType, outcome, pod_kind, pod_table::Handle},
 };
 
 impl Agent {
@@ -24,7 +28,7 @@ impl Agent {
         tell: Tell,
     ) -> Plan {
         Plan {
-            runtime: self.view.status(&uid),
+            runtime: self.known_status(&uid),
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
             burstable_milli: self.pods.burstable_milli(),
@@ -97,6 +101,8 @@ impl Agent {
                 }
             }
             Step::Stopped { pod, runtime } => {
+                let succeeded = self.pods.succeeded(&pod.metadata.uid);
+                let runtime = with_succeeded(runtime, succeeded);
                 let mut statuses = self.statuses();
                 let status = statuses.generate_final(&pod, &runtime, call);
                 let phase = status.phase;
@@ -113,6 +119,11 @@ impl Agent {
         }
     }
 
+    /// What the runtime last said of a pod, and behind it what it has forgotten since a boot ago.
+    fn known_status(&self, uid: &PodUid) -> Rc<PodRuntimeStatus> {
+        with_succeeded(self.view.status(uid), self.pods.succeeded(uid))
+    }
+
     fn begun(&mut self, call: Handle, pod: &Pod, runtime: &PodRuntimeStatus, now: Mono) -> Begun {
         let uid = &pod.metadata.uid;
         let is_configured = self.pods.is_configured(uid);
@@ -121,8 +132,15 @@ impl Agent {
         let phase = status.phase;
         let terminal = phase.is_terminal();
         let ips = ips(&status);
-        let is_outcome = outcome::is_worth_keeping(pod, &status) && is_configured;
-        let outcome = is_outcome.then(|| status.clone());
+        let kept = Outcome {
+            status: status.clone(),
+            succeeded: match terminal {
+                true => Vec::new(),
+                false => outcome::succeeded(pod, runtime),
+            },
+        };
+        let is_outcome = outcome::is_worth_keeping(pod, &status) || !kept.succeeded.is_empty();
+        let outcome = (is_outcome && is_configured).then_some(kept);
         // Stored before any side effect: waiting reasons are seen even if a later step blocks.
         statuses.store(pod, status);
         if !terminal {
@@ -136,9 +154,16 @@ impl Agent {
         let actions = self.owners.probes.with(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
-        let problem = runs_nothing.or_else(|| network().map(Problem::Network));
+        if actions.restart_all {
+            // What has succeeded starts over as well.
+            self.pods.set_succeeded(uid, Vec::new());
+        }
+        let problem = runs_nothing
+            .or_else(|| self.namesake(pod).map(Problem::Name))
+            .or_else(|| network().map(Problem::Network));
         let why_not = problem.as_ref().map(|problem| match problem {
             Problem::Runtime(_) => "runtime",
+            Problem::Name(_) => "name",
             Problem::Network(_) => "network",
         });
         let begun = Stepped::to(pod, "begun", phase);
@@ -150,6 +175,17 @@ impl Agent {
             problem,
             actions,
         }
+    }
+
+    /// The pod that had the name of this static one for an agent before this one, and is to end: it runs still (PW-20). Before
+    /// all sources are heard of nobody knows that it is to end.
+    fn namesake(&self, pod: &Pod) -> Option<PodUid> {
+        let waits = pod_kind::is_static(pod) && self.sources.are_ready();
+        let others = waits.then(|| self.view.namesakes(&pod.metadata));
+        let mut others = others.into_iter().flatten();
+        others
+            .find(|other| !self.pods.is_configured(other))
+            .cloned()
     }
 
     fn grant(
@@ -191,6 +227,19 @@ impl Agent {
         if let Some(uid) = self.pods.uid(call) {
             self.pods.set_limited(&uid, limited);
         }
+    }
+}
+
+fn with_succeeded(
+    runtime: Rc<PodRuntimeStatus>,
+    succeeded: &[ContainerStatus],
+) -> Rc<PodRuntimeStatus> {
+    match succeeded {
+        [] => runtime,
+        some => Rc::new(outcome::with_succeeded(
+            PodRuntimeStatus::clone(&runtime),
+            some,
+        )),
     }
 }
 

@@ -8,8 +8,8 @@ use smol::channel::Sender;
 
 use super::cancel::Cancel;
 use crate::{
-    agent::objects::Objects,
-    api::{Pod, PodStatus, PodUid, cri::PodRuntimeStatus},
+    agent::{objects::Objects, outcome::Outcome},
+    api::{Pod, PodUid, cri::PodRuntimeStatus},
     logic::{
         actions::PodActions,
         backoff::{CrashLoop, Record},
@@ -91,8 +91,8 @@ pub(in crate::agent) enum Step {
 pub(in crate::agent) struct Begun {
     /// The pod has come to its end by itself: nothing is done.
     pub(in crate::agent) terminal: bool,
-    /// A status that has to outlive the machine's boot.
-    pub(in crate::agent) outcome: Option<PodStatus>,
+    /// What has to outlive the machine's boot.
+    pub(in crate::agent) outcome: Option<Outcome>,
     /// Addresses of the pod, as its status has them.
     pub(in crate::agent) ips: Vec<IpAddr>,
     /// Why nothing may start.
@@ -104,6 +104,8 @@ pub(in crate::agent) struct Begun {
 /// Why nothing of a pod may start.
 pub(in crate::agent) enum Problem {
     Runtime(String),
+    /// Another pod has its name and runs still.
+    Name(PodUid),
     Network(String),
 }
 

@@ -21,7 +21,7 @@ use crate::{
         recorder::{Recorder, Severity},
     },
     api::{
-        Container, Pod, PodStatus,
+        Container, Pod,
         cri::{PodRuntimeStatus, SandboxStatus},
         pod::RestartPolicy,
     },
@@ -89,8 +89,8 @@ impl Syncer {
             answer,
         });
         let begun = begun.await;
-        if let Some(status) = begun.outcome {
-            self.keep_outcome(plan, status).await;
+        if let Some(outcome) = begun.outcome {
+            self.keep_outcome(plan, outcome).await;
         }
         if begun.terminal {
             return Ok(Outcome::Terminal);
@@ -100,6 +100,9 @@ impl Syncer {
             Some(Problem::Runtime(problem)) => {
                 // What runs goes on, and is shown; the node's condition says why nothing else does.
                 return Err(SyncError::new(format!("runtime is not ready: {problem}")));
+            }
+            Some(Problem::Name(other)) => {
+                return Err(SyncError::new(format!("pod {other} has its name and ends")));
             }
             Some(Problem::Network(problem)) => {
                 let message = format!("network is not ready: {problem}");
@@ -145,10 +148,10 @@ impl Syncer {
         self.recorder.pod(pod, Severity::Warning, reason, message);
     }
 
-    /// Keeps how the pod ended, or that it began.
-    async fn keep_outcome(&self, plan: &Plan, status: PodStatus) {
+    /// Keeps how the pod ended, that it began, or what of it has ended.
+    async fn keep_outcome(&self, plan: &Plan, kept: outcome::Outcome) {
         let (store, uid) = (self.store.clone(), plan.uid.clone());
-        let keep = move || outcome::keep(&store, &uid, status);
+        let keep = move || outcome::keep(&store, &uid, kept);
         if let Err(e) = self.disk.run(keep).await {
             self.complaints
                 .complain(&format!("uid={} cannot keep the outcome: {e}", plan.uid));

@@ -2,7 +2,7 @@
 
 use super::ConfigPod;
 use crate::{
-    api::{Mono, PodUid},
+    api::{Mono, PodUid, cri::ContainerStatus},
     logic::{
         dispatch::{self, Activity},
         pod_table::PodTable,
@@ -22,6 +22,9 @@ pub(super) struct PodEntry {
     /// Records of it that are being written, or are written and not told to the loop yet: nobody wants it on paper, yet
     /// nothing of it may be removed.
     pub(super) arriving: u32,
+    /// Its containers that had succeeded a boot ago, and of which the runtime has forgotten. None as a rule.
+    #[expect(clippy::box_collection, reason = "one word for each of many pods")]
+    pub(super) succeeded: Option<Box<Vec<ContainerStatus>>>,
     /// This agent has made its cgroup, or brought its limits up to date.
     pub(super) limited: bool,
 }
@@ -39,12 +42,14 @@ impl PodEntry {
             status,
             starting,
             arriving,
+            succeeded,
             limited,
         } = self;
         config.is_none()
             && status.get().is_none()
             && starting.is_none()
             && *arriving == 0
+            && succeeded.is_none()
             && !limited
     }
 

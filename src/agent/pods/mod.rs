@@ -21,7 +21,9 @@ pub(super) use config::ConfigPod;
 use entry::PodEntry;
 
 use crate::{
-    api::{Container, Mono, Pod, PodStatus, PodUid, Wall, pod_status::QosClass},
+    api::{
+        Container, Mono, Pod, PodStatus, PodUid, Wall, cri::ContainerStatus, pod_status::QosClass,
+    },
     config::Config,
     logic::{
         admission::ActivePod,
@@ -307,7 +309,23 @@ impl Pods {
 
     /// Drops the status: a finished static pod is started again under its UID (CLEAN-09).
     pub(super) fn forget_status(&mut self, uid: &PodUid) {
-        self.change(uid, |entry| entry.status = StatusCache::default());
+        self.change(uid, |entry| {
+            entry.status = StatusCache::default();
+            entry.succeeded = None;
+        });
+    }
+
+    /// The pod's containers that had succeeded a boot ago, and of which the runtime has forgotten.
+    pub(super) fn succeeded(&self, uid: &PodUid) -> &[ContainerStatus] {
+        let entry = self.entries.get(uid);
+        let kept = entry.and_then(|entry| entry.succeeded.as_deref());
+        kept.map_or(&[], Vec::as_slice)
+    }
+
+    /// These had; none if the pod starts over.
+    pub(super) fn set_succeeded(&mut self, uid: &PodUid, containers: Vec<ContainerStatus>) {
+        let kept = (!containers.is_empty()).then(|| Box::new(containers));
+        self.change(uid, |entry| entry.succeeded = kept);
     }
 
     /// Drops what is known of pods without a worker: since when they are starting, and the statuses that are not to be kept
@@ -324,6 +342,7 @@ impl Pods {
             }
             if !works && !keeps_status(uid) {
                 entry.status = StatusCache::default();
+                entry.succeeded = None;
             }
             !entry.is_empty()
         });

@@ -39,7 +39,7 @@ use crate::{
         RuntimeError, RuntimeService,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
-    sys::lane::Lane,
+    sys::{lane::Lane, proc},
     volume::{VolumeError, Volumes},
 };
 
@@ -264,7 +264,11 @@ impl Reset {
         for pod in runtime.list_pods().await? {
             pods.push(runtime.pod_status(&pod.uid).await?);
         }
-        let store = PodStore::new(&self.cfg.dirs.root, &self.cfg.dirs.run);
+        let store = PodStore::new(
+            &self.cfg.dirs.root,
+            &self.cfg.dirs.run,
+            &proc::boot_id().unwrap_or_default(),
+        );
         join_all(pods.iter().map(|pod| self.end_pod(runtime, &store, pod))).await;
         Ok(pods)
     }

@@ -131,7 +131,7 @@ pub(in crate::agent) struct Stepped {
     /// Of `restarts`: not before. Without it: at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) until_ms: Option<u64>,
-    /// Of `begun`, `runtime` or `network`: for which nothing may start. Of `started`: why it was not, as its status says.
+    /// Of `begun`, `runtime`, `name` or `network`: for which nothing may start. Of `started`: why it was not, as its status says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) reason: Option<String>,
 }

@@ -56,6 +56,10 @@ pub(in crate::agent) struct Odds {
     pub(in crate::agent) cut: u64,
     /// A list shows an older state.
     pub(in crate::agent) stale: u64,
+    /// A list shows a pod twice.
+    pub(in crate::agent) doubled: u64,
+    /// A list shows a pod of another node.
+    pub(in crate::agent) foreign: u64,
 }
 
 /// What the agent has asked for, as far as it has to be right to be asked for.
@@ -336,11 +340,11 @@ impl FakeApi {
     }
 
     /// Puts what pods refer to at a path such as `configmaps/ns/name`, in place of what is there.
-    pub(super) fn put_object(&self, path: &str, object: Value) {
+    pub(in crate::agent) fn put_object(&self, path: &str, object: Value) {
         self.state().stored.put(path, object);
     }
 
-    pub(super) fn remove_object(&self, path: &str) {
+    pub(in crate::agent) fn remove_object(&self, path: &str) {
         self.state().stored.remove(path);
     }
 
@@ -411,7 +415,18 @@ impl FakeApi {
             let fresh = state.server.is_fresh || !state.may_be_stale;
             // A list of all phases is asked for once in half an hour: what one leaves out stays out for so long.
             let stale = !fresh && list != List::All && state.chance(odds.stale, "stale");
-            let objects = state.server.list(list, stale);
+            let mut objects = state.server.list(list, stale);
+            if state.chance(odds.doubled, "object doubled") {
+                objects.extend(objects.first().cloned());
+            }
+            if state.chance(odds.foreign, "foreign object")
+                && let Some(mut foreign) = objects.first().cloned()
+            {
+                foreign["metadata"]["uid"] = "foreign".into();
+                foreign["metadata"]["name"] = "foreign".into();
+                foreign["spec"]["nodeName"] = "elsewhere".into();
+                objects.push(foreign);
+            }
             let (all, half) = (objects.len(), state.link == Link::Cut);
             let chance = state.chance(odds.cut, "cut");
             let shown = match (half, chance) {

@@ -1,6 +1,6 @@
 //! Ordinary lives.
 
-use core::time::Duration;
+use core::{cell::Cell, time::Duration};
 
 use serde_json::json;
 
@@ -433,6 +433,94 @@ fn what_has_ended_for_good_stays_so_after_a_reboot() {
     let world = world.reboot();
     world.apply(&[manifest("done", json!({"restartPolicy": "Never"}))]);
     world.until("it runs", |w| w.phase("done") == Some(Phase::Running));
+}
+
+#[test]
+fn a_pod_edited_while_no_agent_ran_waits_for_the_one_that_had_its_name() {
+    // PW-20
+    let pod = |uid: &str| {
+        let mut pod = manifest(uid, json!({}));
+        pod["metadata"]["name"] = json!("web");
+        pod
+    };
+    let [old, new] = ["old", "new"].map(PodUid::from);
+    let world = World::new();
+    world.apply(&[pod("old")]);
+    world.until("runs", |w| w.phase("old") == Some(Phase::Running));
+    // The old one takes its time to end.
+    world.fake.on_stop("c", OnStop::Ignores);
+    let world = world.restart_agent();
+    world.apply(&[pod("new")]);
+    let waited = Cell::new(false);
+    world.until("the new one runs", |w| {
+        let (before, after) = (w.fake.runs(&old), w.fake.runs(&new));
+        assert!(!(before && after), "both run");
+        waited.set(waited.get() || before && w.status("new").is_some());
+        after
+    });
+    assert!(waited.get(), "it came while the old one ran");
+    world.until("nothing of the old one is left", |w| w.is_gone("old"));
+}
+
+#[test]
+fn a_container_that_has_succeeded_stays_so_after_a_reboot_while_its_pod_goes_on() {
+    // SYNC-35 ACT-16
+    let container =
+        |name: &str, words: &[&str]| json!({"name": name, "image": IMAGE, "command": words});
+    let pod = [manifest(
+        "half",
+        json!({"restartPolicy": "OnFailure", "containers": [
+            container("c", &["sh", "-c", "exit 0"]), container("d", &["sleep"]), container("e", &["sleep"]),
+        ]}),
+    )];
+    let uid = PodUid::from("half");
+    let instance = |w: &World, name: &str| w.fake.container(&uid, name);
+    let ended = |w: &World, name: &str| {
+        let status = w.status("half")?;
+        let container = status.container_statuses.iter().find(|c| c.name == name)?;
+        let end = container.state.terminated.as_ref()?;
+        Some((end.exit_code, container.container_id.clone()))
+    };
+    let runs = |w: &World, name: &str| {
+        instance(w, name).is_some_and(|c| c.state == ContainerState::Running)
+    };
+    let mut world = World::new();
+    world.apply(&pod);
+    world.until("it has come so far", |w| {
+        ended(w, "c").is_some() && runs(w, "d") && runs(w, "e")
+    });
+    world.advance(s(5));
+    let first = ended(&world, "c");
+    assert_eq!(first.as_ref().map(|(code, _)| *code), Some(0));
+
+    // Nor in a boot after that one, nor under another agent of the same boot.
+    for restart in [World::reboot, World::restart_agent, World::reboot] {
+        world = restart(world);
+        world.apply(&pod);
+        world.until("the others run", |w| runs(w, "d") && runs(w, "e"));
+        world.advance(s(120));
+        assert!(instance(&world, "c").is_none(), "it runs again");
+        assert_eq!(ended(&world, "c"), first, "and is shown as it ended");
+        assert_eq!(world.phase("half"), Some(Phase::Running));
+    }
+    // One more succeeds, and the last one: that is the end of the pod.
+    for name in ["d", "e"] {
+        let id = instance(&world, name).expect("runs").id;
+        assert!(world.fake.exit(&id, 0));
+        world.advance(s(10));
+        world = world.reboot();
+        world.apply(&pod);
+        world.advance(s(120));
+    }
+    assert_eq!(world.phase("half"), Some(Phase::Succeeded));
+    assert!(instance(&world, "e").is_none(), "it has ended");
+    // A manifest that goes and comes back is a new pod.
+    world.apply(&[]);
+    world.until("it is gone", |w| w.is_gone("half"));
+    world.apply(&pod);
+    world.until("all of it runs", |w| {
+        instance(w, "c").is_some() && runs(w, "d") && runs(w, "e")
+    });
 }
 
 #[test]

@@ -75,6 +75,8 @@ pub(in crate::agent) struct Hands {
     now: Cell<Mono>,
     /// Seconds by which the wall clock is off.
     off_s: Cell<i64>,
+    /// Times that the machine was booted after the first.
+    boots: Cell<u32>,
     alarms: RefCell<Vec<(Mono, Waker)>>,
 }
 
@@ -98,6 +100,11 @@ impl Hands {
     /// Sets the wall clock alone.
     pub(in crate::agent) fn jump(&self, by_s: i64) {
         self.off_s.set(self.off_s.get() + by_s);
+    }
+
+    /// The machine was booted.
+    pub(in crate::agent) fn boot(&self) {
+        self.boots.set(self.boots.get() + 1);
     }
 
     /// Nobody waits any more.
@@ -311,26 +318,10 @@ impl World {
 
     /// The machine is booted: the run directory and with it all that the runtime knew is gone; then an agent starts.
     pub(super) fn reboot(self) -> Self {
-        self.fake.reboot();
-        for pod in smol::future::block_on(self.fake.list_pods()).expect("list") {
-            for container in &pod.containers {
-                smol::future::block_on(self.fake.remove_container(&container.id)).expect("remove");
-            }
-            for sandbox in &pod.sandboxes {
-                smol::future::block_on(self.fake.remove_pod_sandbox(&sandbox.id)).expect("remove");
-            }
-        }
+        self.fake.reboot_and_forget();
+        self.hands.boot();
         crate::sys::mount::unmount_below(&self.root.join("root/pods")).expect("unmounted");
         fs::remove_dir_all(self.root.join("run")).expect("removed");
-        // The kernel of the test goes on: what was kept is made to be of another boot.
-        let boot = crate::sys::proc::boot_id().expect("boot id");
-        let kept = fs::read_dir(self.root.join("root/pods")).expect("pods");
-        for dir in kept.flatten() {
-            let file = dir.path().join("outcome.json");
-            if let Ok(text) = fs::read_to_string(&file) {
-                fs::write(&file, text.replace(&boot, "another")).expect("write");
-            }
-        }
         self.restart_agent()
     }
 
@@ -638,9 +629,20 @@ impl Template {
         }
     }
 
+    /// What survives a boot.
+    pub(in crate::agent) fn root_dir(&self) -> &Path {
+        &self.cfg.dirs.root
+    }
+
+    /// What does not.
+    pub(in crate::agent) fn run_dir(&self) -> &Path {
+        &self.cfg.dirs.run
+    }
+
     /// Forgets what earlier machines left on disk.
     pub(in crate::agent) fn wipe(&self) {
-        let _ = fs::remove_file(self.cfg.dirs.run.join("backoff.json"));
+        fs::remove_dir_all(&self.cfg.dirs.run).expect("removed");
+        fs::create_dir(&self.cfg.dirs.run).expect("made");
         for dir in fs::read_dir(self.cfg.dirs.root.join("pods"))
             .into_iter()
             .flatten()
@@ -683,6 +685,7 @@ impl Template {
                 hands: Rc::clone(&hands),
             }),
             unused_images: None,
+            boot_id: format!("boot {}", hands.boots.get()),
             clock: Box::new(TestClock(hands)),
             runtime: fake,
             keyring: Rc::new(()),

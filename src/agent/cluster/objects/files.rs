@@ -276,7 +276,7 @@ fn put(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
 }
 
 fn remove(path: &Path) {
-    match fs::remove_file(path) {
+    match file::change(path).and_then(|()| fs::remove_file(path)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             log::warn!("cannot remove {}: {e}", path.display());
         }

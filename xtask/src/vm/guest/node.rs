@@ -1,7 +1,7 @@
 //! What every machine needs: picolet as an operator installs it, an image, manifests.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -100,6 +100,9 @@ fn install() -> Result<String, Failure> {
     let profile = "/etc/apparmor.d/picolet-vm";
     fs::write(profile, manifests::profile())?;
     call(&["apparmor_parser", "--replace", profile])?;
+    // What was installed is to be there after the power cut. The agent has not run yet: nothing of it is synced here.
+    call(&["systemctl", "enable", "picolet"])?;
+    call(&["sync"])?;
     Ok(String::new())
 }
 
@@ -114,6 +117,13 @@ pub(super) fn hidden(name: &str) -> PathBuf {
 pub(super) fn drop_manifest(name: &str, text: &str) -> Result<(), Failure> {
     fs::write(hidden(name), text)?;
     fs::rename(hidden(name), manifest(name))?;
+    Ok(())
+}
+
+/// Brings a manifest to the disk, as whoever wants it after a power cut does. Nothing of the agent's is synced with it.
+pub(super) fn sync_manifest(name: &str) -> Result<(), Failure> {
+    File::open(manifest(name))?.sync_all()?;
+    File::open(MANIFESTS)?.sync_all()?;
     Ok(())
 }
 
