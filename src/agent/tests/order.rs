@@ -15,7 +15,7 @@ use crate::{
     agent::{recorder::Severity, ring::Heard},
     api::{PodUid, cri::ContainerState, pod_status::Phase},
     probe::{AskError, Unanswered},
-    runtime::fake::{OnStop, Op, Trouble},
+    runtime::fake::{Op, Trouble},
 };
 
 /// Files that a kernel makes in a new cgroup.
