@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use std::{fs, path::PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     api::FakeApi,
