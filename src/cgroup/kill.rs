@@ -141,3 +141,95 @@ fn subtree(dir: &Path) -> Vec<PathBuf> {
     walk(dir, MAX_DEPTH, &mut out);
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::super::Cgroups;
+    use crate::api::cri::LinuxResources;
+
+    /// A process that ends for nothing but SIGKILL.
+    fn stubborn() -> Child {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "trap '' TERM INT HUP; echo; while :; do sleep 1000; done",
+        ]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("sh");
+        let mut line = String::new();
+        let mut said = std::io::BufReader::new(child.stdout.as_mut().expect("pipe"));
+        std::io::BufRead::read_line(&mut said, &mut line).expect("it has set its traps");
+        child
+    }
+
+    #[test]
+    fn what_is_left_in_a_group_is_killed_and_the_group_removed() {
+        // RES-16 CG-06
+        let path = format!("/picolet-kill-{}/pod1", std::process::id());
+        let made = Cgroups::detect().and_then(|groups| {
+            groups.create(&path, &LinuxResources::default())?;
+            Ok(groups)
+        });
+        let groups = match made {
+            Ok(groups) => groups,
+            Err(e) => {
+                skipped!("what_is_left_in_a_group_is_killed_and_the_group_removed: {e}");
+                return;
+            }
+        };
+        let (parent, _) = path.rsplit_once('/').expect("a parent");
+        // On version 2 processes are in leaves only.
+        let leaves = ["c/deeper", "d"].map(|leaf| format!("{path}/{leaf}"));
+        let mut children: Vec<Child> = Vec::new();
+        for leaf in &leaves {
+            groups.create_leaf(leaf).expect("leaf");
+            for _ in 0..2 {
+                let child = stubborn();
+                let pid = i32::try_from(child.id()).expect("pid");
+                groups.join(leaf, pid).expect("joined");
+                children.push(child);
+            }
+        }
+        let mut inside: Vec<i32> = children
+            .iter()
+            .map(|child| i32::try_from(child.id()).expect("pid"))
+            .collect();
+        inside.sort_unstable();
+        let found = groups.pids(&path);
+        assert!(inside.iter().all(|pid| found.contains(pid)), "{found:?}");
+
+        // While its volumes are there, it only has next to no processor.
+        groups.reduce_cpu(&path).expect("reduced");
+        if let Some(dir) = groups.hierarchy.dir("cpu", &path) {
+            let read = |file: &str| std::fs::read_to_string(dir.join(file)).ok();
+            let least = [("cpu.shares", "2\n"), ("cpu.weight", "1\n")];
+            assert!(
+                least
+                    .iter()
+                    .any(|(file, value)| read(file).as_deref() == Some(value)),
+                "{}",
+                dir.display()
+            );
+        }
+        assert_eq!(groups.pids(&path), found, "and all goes on");
+
+        smol::future::block_on(groups.destroy(&path)).expect("destroyed");
+        for child in &mut children {
+            use std::os::unix::process::ExitStatusExt as _;
+            let end = child.wait().expect("ended");
+            assert_eq!(end.signal(), Some(9));
+        }
+        assert!(groups.hierarchy.dirs(&path).iter().all(|dir| !dir.exists()));
+        smol::future::block_on(groups.destroy(&path)).expect("again is success");
+        groups.reduce_cpu(&path).expect("nothing is needed");
+        groups.remove_empty(parent);
+        assert!(
+            groups
+                .hierarchy
+                .dirs(parent)
+                .iter()
+                .all(|dir| !dir.exists())
+        );
+    }
+}

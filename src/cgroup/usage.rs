@@ -498,6 +498,7 @@ mod tests {
 
     #[test]
     fn the_machine() {
+        // CG-21
         // A version 2 root: its sums are made from /proc where it has none.
         let tree = Tree::new(
             "machine",

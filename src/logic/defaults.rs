@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn fields() {
-        // SRC-20
+        // SRC-20 PROBE-01
         let spec = defaulted(json!({
             "hostNetwork": true,
             "containers": [{
@@ -331,6 +331,7 @@ mod tests {
                 "resources": {"limits": {"cpu": "1", "memory": "1Mi"}, "requests": {"cpu": "500m"}},
                 "livenessProbe": {"httpGet": {"port": 80}},
                 "readinessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 5},
+                "startupProbe": {"grpc": {"port": 80}},
                 "lifecycle": {"preStop": {"httpGet": {"port": 80}}},
             }],
             "volumes": [
@@ -376,9 +377,16 @@ mod tests {
             ("/livenessProbe/successThreshold", json!(1)),
             ("/livenessProbe/failureThreshold", json!(3)),
             ("/readinessProbe/periodSeconds", json!(5)),
+            ("/readinessProbe/timeoutSeconds", json!(1)),
+            ("/startupProbe/grpc/service", json!("")),
+            ("/startupProbe/failureThreshold", json!(3)),
             ("/lifecycle/preStop/httpGet/path", json!("/")),
         ] {
             assert_eq!(container.pointer(pointer), Some(&value), "{pointer}");
+        }
+        for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+            let delay = &container[probe]["initialDelaySeconds"];
+            assert!(delay.is_null() || *delay == 0, "{probe}: {delay}");
         }
     }
 

@@ -385,7 +385,7 @@ mod tests {
         // CLEAN-11
         let orphans: Vec<_> = pass.runtime_orphans().map(|pod| &*pod.uid).collect();
         assert_eq!(orphans, ["r"], "known and restarted pods are not");
-        // CLEAN-12
+        // CLEAN-12 CG-06
         for (pod, volumes, action) in [
             ("k", false, None),
             ("t", false, Some(CgroupAction::Destroy)),

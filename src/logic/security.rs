@@ -262,6 +262,14 @@ mod tests {
         assert_eq!(got.seccomp, SecurityProfile::RuntimeDefault);
         assert_eq!(got.apparmor, SecurityProfile::RuntimeDefault);
         assert_eq!(got.selinux_label, "system_u:system_r:container_t:s0:c1");
+        // SEC-13
+        let all = r#"{"seLinuxOptions":{"user":"u","role":"r","type":"t","level":"l"}}"#;
+        let given = security("{}", all, &image).expect("all");
+        assert_eq!(given.selinux_label, "u:r:t:l");
+        let own = security(whole, all, &image).expect("both");
+        assert_eq!(own.selinux_label, "u:r:t:l", "the container's own");
+        let none = security("{}", "{}", &image).expect("none");
+        assert_eq!(none.selinux_label, "");
         assert!(!got.no_new_privs && !got.privileged && !got.readonly_rootfs);
         let own = r#"{"runAsUser":3,"runAsGroup":4,"privileged":true,"readOnlyRootFilesystem":true,
             "allowPrivilegeEscalation":false,"procMount":"Unmasked","capabilities":{"add":["A"],"drop":["B"]},

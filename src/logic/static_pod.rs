@@ -169,7 +169,34 @@ mod tests {
         assert_eq!(decode(&raw).expect("raw carries the identity"), pod);
         let mut own = manifest();
         own["metadata"]["namespace"] = json!("other");
-        assert_eq!(prepared(own, "board", "f").pod.metadata.namespace, "other");
+        own["metadata"]["annotations"] = json!({(CONFIG_HASH): "theirs", "note": "x"});
+        own["status"] = json!({"phase": "Running"});
+        own["spec"]["nodeName"] = json!("elsewhere");
+        let other = prepared(own, "board", "f").pod;
+        assert_eq!(other.metadata.namespace, "other");
+        assert_eq!(other.metadata.name, "web-board");
+        assert_eq!(other.spec.node_name, "board");
+        // The name of a node is lower case by now (CONF-16).
+        assert_eq!(other.status.phase, Phase::Pending);
+        let notes = &other.metadata.annotations;
+        assert_eq!(
+            (&*notes[CONFIG_HASH], &*notes["note"]),
+            (&*other.metadata.uid, "x")
+        );
+        // The hash is that of the manifest as it was written, not of what was made of it.
+        let mut named = manifest();
+        named["metadata"]["name"] = json!("web-board");
+        assert_ne!(
+            prepared(named, "board", "/m/web.yaml").pod.metadata.uid,
+            metadata.uid
+        );
+        assert_eq!(
+            prepared(manifest(), "board", "/m/web.yaml")
+                .pod
+                .metadata
+                .uid,
+            metadata.uid
+        );
     }
 
     #[test]

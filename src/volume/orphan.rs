@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_mounted_orphan_is_skipped() {
-        // CLEAN-06
+        // CLEAN-06 DIR-04
         if !can_mount("a_mounted_orphan_is_skipped") {
             return;
         }
@@ -122,8 +122,36 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_removed_of_another_file_system() {
+        // DIR-05 CLEAN-08
+        if !can_mount("nothing_is_removed_of_another_file_system") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let dir = volumes.pod_dir(&uid());
+        for inside in ["containers/main", "volume-subpaths/data/main/0"] {
+            let point = dir.join(inside);
+            fs::create_dir_all(&point).unwrap();
+            mounts::mount_tmpfs(&point, Some(4096)).unwrap();
+            fs::write(point.join("kept"), "x").unwrap();
+            // As if the mount had come after the mount table was read.
+            let pod = volumes.open_pod(&uid()).unwrap().expect("there");
+            let error = volumes.remove_unmounted(&uid(), &pod).unwrap_err();
+            assert!(matches!(error, Cause::Io(..)), "{inside}: {error}");
+            assert!(point.join("kept").exists(), "{inside}");
+            let error = volumes.remove_pod_dir(&uid()).unwrap_err();
+            assert!(matches!(error, VolumeError::Mounted { .. }), "{error}");
+            assert!(point.join("kept").exists(), "{inside}");
+            mounts::unmount(&point).unwrap();
+        }
+        volumes.remove_pod_dir(&uid()).expect("the next round");
+        assert!(!dir.exists());
+    }
+
+    #[test]
     fn an_orphan_goes_but_no_data() {
-        // CLEAN-07 CLEAN-08
+        // CLEAN-07 CLEAN-08 DIR-05
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
         let outside = scratch.path().join("outside");

@@ -309,6 +309,7 @@ mod tests {
 
     #[test]
     fn a_mount_in_the_way_saves_its_data() {
+        // VOL-30
         if !can_mount("a_mount_in_the_way_saves_its_data") {
             return;
         }

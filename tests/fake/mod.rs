@@ -210,6 +210,8 @@ struct State {
     /// The caller was killed: its calls go nowhere.
     orphaned: bool,
     changes: u64,
+    /// Size of the image file system and bytes that are free, if another than usual.
+    fs: Option<(u64, u64)>,
 }
 
 /// How long calls take.
@@ -493,6 +495,11 @@ impl Fake {
         let state = self.state.borrow();
         let mut sandboxes = state.sandboxes.values();
         sandboxes.any(|s| s.status.uid == *uid && s.status.state == SandboxState::Ready)
+    }
+
+    /// Sets the size of the image file system, and how much of it is free.
+    pub fn set_image_fs(&self, capacity_bytes: u64, available_bytes: u64) {
+        self.change(|state| state.fs = Some((capacity_bytes, available_bytes)));
     }
 
     /// Puts an image into the store and returns its id.
@@ -962,11 +969,12 @@ impl ImageService for Fake {
     }
 
     fn image_fs_info(&self) -> Call<'_, FsInfo> {
-        self.at_once(Op::ImageFsInfo, "", None, None, |_| {
+        self.at_once(Op::ImageFsInfo, "", None, None, |state| {
+            let (capacity_bytes, available_bytes) = state.fs.unwrap_or((1 << 34, 1 << 33));
             Ok(FsInfo {
-                capacity_bytes: 1 << 34,
-                available_bytes: 1 << 33,
-                free_bytes: 1 << 33,
+                capacity_bytes,
+                available_bytes,
+                free_bytes: available_bytes,
                 inodes: 1 << 20,
                 inodes_free: 1 << 19,
                 read_only: false,

@@ -117,7 +117,7 @@ fn pod_and_commands() {
     host.finish();
 }
 
-// STAT-05 STAT-22 STAT-33 STAT-43 STAT-44 STAT-45 PROBE-40 PROBE-41 SRC-26 RES-09 RTM-01
+// STAT-05 STAT-22 STAT-33 STAT-43 STAT-44 STAT-45 PROBE-40 PROBE-41 RES-09 RTM-01
 fn shows_status(pod: &Value) {
     let status = &pod["status"];
     assert_eq!(status["phase"], "Running");

@@ -242,7 +242,7 @@ fn restart_policies() {
     host.finish();
 }
 
-// IMG-04 WAIT-02 WAIT-10 WAIT-13 SEC-03 VOL-07 VOL-15 ENV-03 STAT-04 EVT-11 CFG-35
+// IMG-04 WAIT-02 WAIT-10 WAIT-13 SEC-03 VOL-07 VOL-15 ENV-03 STAT-04 CFG-35
 #[test]
 fn containers_that_cannot_start_say_why() {
     if !host::able() {

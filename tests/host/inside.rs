@@ -167,7 +167,7 @@ fn inherits_nothing() {
     host.finish();
 }
 
-// CFG-13 CFG-20 RTM-12 STAT-32 SEC-01 SEC-02 SEC-03 SEC-04 SEC-06 SEC-13 RTM-10 RTM-11 VOL-13 VOL-15 VOL-21 VOL-23 VOL-24 VOL-25
+// CFG-13 CFG-20 RTM-12 STAT-32 SEC-01 SEC-02 SEC-03 SEC-04 SEC-06 RTM-10 RTM-11 VOL-13 VOL-15 VOL-21 VOL-23 VOL-24 VOL-25
 #[test]
 fn security_and_namespaces() {
     if !host::able() {
@@ -244,7 +244,15 @@ fn security_and_namespaces() {
     );
     host.exec("together", "one", "kill $(pidof sleep)");
 
-    host.wait_ready("strict");
+    let strict = host.wait_ready("strict");
+    // SEC-13
+    let user = &status_of(&strict, "main")["user"]["linux"];
+    assert_eq!((&user["uid"], &user["gid"]), (&json!(1000), &json!(2000)));
+    let groups = user["supplementalGroups"].as_array().expect("groups");
+    assert!(
+        [3000, 4000].iter().all(|g| groups.contains(&json!(g))),
+        "{user}"
+    );
     for (script, wanted) in [
         ("id -u; id -g; id -G", "1000\n2000\n2000 3000 4000\n"),
         ("touch /x 2>/dev/null; echo $?", "1\n"),
@@ -294,6 +302,46 @@ fn security_and_namespaces() {
     assert_eq!(waits["status"]["phase"], "Pending");
     fs::write(host.path("shared/absent"), "").expect("file");
     host.wait_ready("absent-path");
+    host.finish();
+}
+
+// DIR-01
+#[test]
+fn directories() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::new(&[]);
+    for dir in ["root", "logs", "links"] {
+        fs::remove_dir(host.path(dir)).expect("removed");
+    }
+    host.start_agent();
+    let mode = |dir: &str| {
+        let found = fs::metadata(host.path(dir)).unwrap_or_else(|e| panic!("{dir}: {e}"));
+        found.mode() & 0o7777
+    };
+    for (dir, expected) in [
+        ("root", 0o750),
+        ("root/pods", 0o750),
+        ("root/image_manager", 0o700),
+        ("logs", 0o750),
+        ("links", 0o755),
+    ] {
+        assert_eq!(mode(dir), expected, "{dir}: {:o}", mode(dir));
+    }
+    // What is mounted below it is seen where its mounts were copied to.
+    let root = host.path("root").display().to_string();
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let point = |line: &&str| line.split(' ').nth(4).unwrap_or_default().to_owned();
+    let over = table.lines().filter(|line| {
+        let point = point(line);
+        root == point || root.starts_with(&format!("{}/", point.trim_end_matches('/')))
+    });
+    let nearest = over.max_by_key(|line| point(line).len()).expect("a mount");
+    assert!(nearest.contains(" shared:"), "{nearest}");
+    host.pod("a", json!({"containers": [sh("main", IDLE)]}));
+    host.import();
+    host.wait_ready("a");
     host.finish();
 }
 

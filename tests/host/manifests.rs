@@ -28,7 +28,7 @@ fn said(host: &Host, file: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-// SRC-15 SRC-16 SRC-25 SRC-26 SRC-03 PW-10 PW-19 PW-20 LOOP-14 KILL-01 KILL-07 KILL-11 CLEAN-05
+// SRC-15 SRC-16 SRC-25 SRC-03 PW-10 PW-19 PW-20 LOOP-14 KILL-01 KILL-11 CLEAN-05
 #[test]
 fn edited_broken_removed() {
     if !host::able() {
@@ -106,7 +106,7 @@ fn edited_broken_removed() {
     host.finish();
 }
 
-// ADM-01 ADM-03 ADM-06 ADM-09 LOOP-09 LOOP-10 LOOP-11 STAT-14 DIR-05 PW-18
+// ADM-01 ADM-03 ADM-06 ADM-09 LOOP-09 LOOP-10 LOOP-11 STAT-14 PW-18
 #[test]
 fn admission() {
     if !host::able() {
@@ -189,7 +189,7 @@ fn admission() {
     host.finish();
 }
 
-// KILL-01 KILL-04 KILL-05 KILL-08 KILL-11 HOOK-01 HOOK-03 HOOK-04 RTM-06 PW-10 WAIT-15 WAIT-20
+// KILL-01 KILL-04 KILL-05 KILL-08 KILL-11 HOOK-01 HOOK-03 HOOK-04 RTM-06 PW-10 WAIT-20
 #[test]
 fn ends_in_order() {
     if !host::able() {

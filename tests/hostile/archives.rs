@@ -307,7 +307,6 @@ fn stored(host: &Host) -> Vec<String> {
     list.lines().map(str::to_owned).collect()
 }
 
-// IMG-20
 #[test]
 fn of_each_bad_archive_one_line_tells() {
     if !host::able() {

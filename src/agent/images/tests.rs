@@ -8,7 +8,7 @@ use serde_json::json;
 use smol::future::{block_on, poll_once};
 
 use super::{
-    ForPod, ImageCommands, Images, NodeKeyring, Pending, PodSecrets, Stock, Tools,
+    ForPod, ImageCommands, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets, Stock, Tools,
     credentials::{Credentials, Try},
 };
 use crate::{
@@ -16,9 +16,10 @@ use crate::{
         clock::{Clock, SystemClock},
         complaints::Complaints,
         recorder::Severity,
+        tests::world::{Hands, TestClock},
     },
     api::{
-        Pod,
+        Mono, Pod,
         cri::{AuthConfig, SandboxConfig},
     },
     config,
@@ -26,7 +27,7 @@ use crate::{
         pull::Settings,
         testing::{Scratch, Stream, docker_archive},
     },
-    logic::image_access::PullSecret,
+    logic::{image_access::PullSecret, image_gc::PERIOD},
     runtime::{
         ImageService, RuntimeError, RuntimeService,
         fake::{Fake, Fault, Op, Trouble},
@@ -112,13 +113,23 @@ fn images_of(
     keyring: Rc<dyn NodeKeyring>,
     parallel: Option<u32>,
 ) -> Rc<Images> {
+    images_by(dir, fake, keyring, parallel, Rc::new(SystemClock))
+}
+
+/// The same by another clock.
+fn images_by(
+    dir: &Scratch,
+    fake: &Rc<Fake>,
+    keyring: Rc<dyn NodeKeyring>,
+    parallel: Option<u32>,
+    clock: Rc<dyn Clock>,
+) -> Rc<Images> {
     let flags = config::flags::parse(Vec::new(), &dir.join("")).expect("flags");
     let host = config::Host {
         hostname: "node".into(),
     };
     let mut loaded = config::load(flags, &host).expect("configuration");
     loaded.config.images.parallel_pulls = parallel;
-    let clock: Rc<dyn Clock> = Rc::new(SystemClock);
     let tools = Tools {
         service: Rc::clone(fake) as Rc<dyn ImageService>,
         keyring,
@@ -187,6 +198,99 @@ fn what_the_operator_imports_is_everybodys() {
     for reference in [PRIVATE, "docker.io/library/app:1"] {
         assert!(may_use(reference), "{reference}");
     }
+}
+
+#[test]
+fn what_the_garbage_of_images_is_told_for() {
+    // GC-13 IGC-01 EVT-35
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let hands = Rc::new(Hands::default());
+    let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+    let images = images_by(&scratch, &fake, Rc::new(()), None, clock);
+    let lane = Lane::inline();
+    let store = StoreImages::open(
+        scratch.join("store"),
+        Settings::default(),
+        lane.clone(),
+        lane,
+    );
+    let flags = config::flags::parse(Vec::new(), &scratch.join("")).expect("flags");
+    let host = config::Host {
+        hostname: "node".into(),
+    };
+    let cfg = config::load(flags, &host).expect("configuration").config;
+    let told: Rc<RefCell<Vec<(String, String)>>> = Rc::default();
+    let warn = {
+        let told = Rc::clone(&told);
+        move |reason: &str, message: &str| {
+            told.borrow_mut()
+                .push((reason.to_owned(), message.to_owned()));
+        }
+    };
+    let garbage = ImageGarbage::new(
+        &cfg.images,
+        images,
+        block_on(store).expect("store"),
+        Rc::clone(&fake) as Rc<dyn RuntimeService>,
+        Box::new(warn),
+    );
+    let executor = smol::LocalExecutor::new();
+    let task = executor.spawn(garbage.run());
+    let mut now = Mono(0);
+    let mut next = || {
+        now = now + PERIOD;
+        hands.set(now);
+        while executor.try_tick() {}
+        let reasons: Vec<String> = told
+            .borrow()
+            .iter()
+            .map(|(reason, _)| reason.clone())
+            .collect();
+        let last = told
+            .take()
+            .into_iter()
+            .next_back()
+            .map(|(_, message)| message);
+        (reasons, last.unwrap_or_default())
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(next().0, none, "there is room");
+    // That nobody knows how much room there is may be chance; twice it is none.
+    let unknown = |times| Fault {
+        op: Op::ImageFsInfo,
+        target: None,
+        times,
+        trouble: Trouble::Fails(RuntimeError::Failed("no answer".into())),
+    };
+    fake.add_fault(unknown(1));
+    assert_eq!(next().0, none);
+    assert_eq!(next().0, none, "it went well");
+    fake.add_fault(unknown(2));
+    assert_eq!(next().0, none);
+    assert_eq!(
+        next(),
+        (vec!["ImageGCFailed".to_owned()], "no answer".to_owned())
+    );
+    next();
+    // A disk of no size is told at once.
+    fake.set_image_fs(0, 0);
+    let told_once = |reason: &str| vec![reason.to_owned()];
+    let (reasons, message) = next();
+    assert_eq!(reasons, told_once("InvalidDiskCapacity"));
+    assert_eq!(message, "invalid capacity 0 on image filesystem");
+    assert_eq!(next().0, ["InvalidDiskCapacity", "ImageGCFailed"]);
+    fake.set_image_fs(1000, 900);
+    assert_eq!(next().0, none);
+    // It is full, and not of images: to 80 percent.
+    fake.set_image_fs(1000, 100);
+    let (reasons, message) = next();
+    assert_eq!(reasons, told_once("FreeDiskSpaceFailed"));
+    assert!(
+        message.contains("Attempted to free 100 bytes, but only found 0 bytes"),
+        "{message}"
+    );
+    assert_eq!(next().0, ["FreeDiskSpaceFailed", "ImageGCFailed"]);
+    drop(task);
 }
 
 #[test]

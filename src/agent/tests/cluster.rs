@@ -399,6 +399,87 @@ fn mirrors_of_static_pods() {
 }
 
 #[test]
+fn an_edited_manifest_gives_its_name_on() {
+    // MIR-02
+    let (world, api) = world();
+    let name = format!("s-{NODE}");
+    let hash = || {
+        let mirror = api.get("default", &name).unwrap_or_default();
+        mirror["metadata"]["annotations"][CONFIG_MIRROR].clone()
+    };
+    let with_uid = |uid: &str| {
+        let mut pod = manifest("s", json!({}));
+        pod["metadata"]["uid"] = uid.into();
+        pod
+    };
+    world.apply(&[with_uid("first")]);
+    world.until("its mirror is there", |_| hash() == "first");
+    world.apply(&[with_uid("second")]);
+    world.until("the mirror is the other's", |w| {
+        hash() == "second" && w.is_gone("first")
+    });
+    world.advance(s(60));
+    // What found the pod by its name before finds the new one: its status is told.
+    let mirror = api.get("default", &name).expect("there");
+    assert_eq!(ready(&mirror), Some("True"));
+    let dump = world.agent.borrow().dump();
+    let (_, lines) = ring::tests::parse(&dump).expect("a dump");
+    let heard: Vec<String> = lines
+        .into_iter()
+        .filter_map(|line| match line.heard? {
+            Heard::Add(seen) => Some(format!("add {}", seen.pod)),
+            Heard::Remove { pod } => Some(format!("remove {pod}")),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(heard, ["add first", "remove first", "add second"]);
+}
+
+#[test]
+fn a_mirror_that_cannot_be_deleted_is_no_concern_of_its_pod() {
+    // MIR-07
+    let (world, api) = world();
+    let name = |pod: &str| format!("{pod}-{NODE}");
+    let is_there = |pod: &str| api.get("default", &name(pod)).is_some();
+    let all = ["gone", "other", "away"].map(|pod| manifest(pod, json!({})));
+    world.apply(&all);
+    world.until("their mirrors are there", |_| {
+        ["gone", "other", "away"].into_iter().all(is_there)
+    });
+    world.advance(s(20));
+    let deletions = |api: &FakeApi| {
+        let mut seen = api.take_seen();
+        seen.retain(|what| what.starts_with("DELETE"));
+        seen
+    };
+    deletions(&api);
+    // Between two polls somebody removes one, and makes another anew.
+    let copy = api.get("default", &name("other")).expect("there");
+    api.remove("default", &name("gone"));
+    api.remove("default", &name("other"));
+    api.put("default", &name("other"), copy);
+    world.apply(&all[2..]);
+    world.advance(s(60));
+    let mut asked = deletions(&api);
+    asked.sort();
+    asked.dedup();
+    let both = ["gone", "other"].map(|pod| format!("DELETE default/{}", name(pod)));
+    assert_eq!(asked, both);
+    // Of the second one the first request concerned another uid.
+    assert!(!is_there("gone") && !is_there("other"));
+
+    // An apiserver that is away ends nothing else, and is asked again.
+    api.set_link(Link::Down);
+    world.apply(&[manifest("next", json!({}))]);
+    world.advance(s(60));
+    assert!(is_there("away") && !world.fake.runs(&PodUid::from("away")));
+    assert_eq!(world.phase("next"), Some(Phase::Running));
+    api.set_link(Link::Up);
+    world.advance(s(120));
+    assert!(!is_there("away") && is_there("next"));
+}
+
+#[test]
 fn a_mirror_that_shows_an_end() {
     // MIR-10: no list of pods alive has it
     let (world, api) = world();

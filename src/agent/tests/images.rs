@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::core::Event;
+use super::super::{core::Event, recorder::Severity};
 use super::world::{IMAGE, World, manifest};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase},
@@ -352,6 +352,98 @@ fn a_runtime_that_refuses_is_the_reason_a_container_waits() {
         // What was refused once is tried again.
         world.until("runs", |w| w.phase("a") == Some(Phase::Running));
         assert_eq!(waiting(&world, "a", "c"), None);
+    }
+}
+
+#[test]
+fn whatever_keeps_a_container_from_starting_is_told_of_it() {
+    // EVT-11 IMG-01 IMG-04 IMG-08
+    type Told = &'static [(&'static str, &'static str)];
+    // Fields of the container, what goes wrong, why it waits, events: reason and how it begins.
+    let cases: [(&str, Value, Option<Op>, &str, Told); 6] = [
+        (
+            "it cannot be pulled",
+            json!({"image": "registry.test/none:1"}),
+            None,
+            "ErrImagePull",
+            &[
+                ("Failed", "Failed to pull image \"registry.test/none:1\": "),
+                ("Failed", "Error: ErrImagePull"),
+            ],
+        ),
+        (
+            "its name is none",
+            json!({"image": "Not A Name"}),
+            None,
+            "InvalidImageName",
+            &[(
+                "InspectFailed",
+                "Failed to apply default image tag \"Not A Name\": ",
+            )],
+        ),
+        (
+            "it must not be pulled",
+            json!({"image": "registry.test/none:1", "imagePullPolicy": "Never"}),
+            None,
+            "ErrImageNeverPull",
+            &[(
+                "ErrImageNeverPull",
+                "Container image \"registry.test/none:1\" is not present with pull policy of Never",
+            )],
+        ),
+        (
+            "what it asks for cannot be",
+            json!({"securityContext": {"runAsNonRoot": true, "runAsUser": 0}}),
+            None,
+            "CreateContainerConfigError",
+            &[("Failed", "Error: ")],
+        ),
+        (
+            "it is not created",
+            json!({}),
+            Some(Op::CreateContainer),
+            "CreateContainerError",
+            &[("Failed", "Error: broken")],
+        ),
+        (
+            "it is not started",
+            json!({}),
+            Some(Op::StartContainer),
+            "RunContainerError",
+            &[("Failed", "Error: broken")],
+        ),
+    ];
+    for (name, fields, op, reason, expected) in cases {
+        let world = World::new();
+        if let Some(op) = op {
+            world.fake.add_fault(fails(op, "c", 100));
+        }
+        let mut container = json!({"name": "c", "image": IMAGE, "command": ["sleep"]});
+        for (key, value) in fields.as_object().expect("fields") {
+            container[key] = value.clone();
+        }
+        world.apply(&[manifest("a", json!({"containers": [container]}))]);
+        let told = |w: &World| {
+            let all = w.parts.tools.recorder.events();
+            let about = all.filter(|e| e.field_path == "spec.containers{c}");
+            about
+                .filter(|e| e.severity == Severity::Warning)
+                .collect::<Vec<_>>()
+        };
+        world.until(name, |w| {
+            waiting(w, "a", "c").is_some_and(|(why, _)| why == reason) && !told(w).is_empty()
+        });
+        assert_eq!(world.phase("a"), Some(Phase::Pending), "{name}");
+        let told = told(&world);
+        for (reason, begins) in expected {
+            assert!(
+                told.iter()
+                    .any(|e| e.reason == *reason && e.message.starts_with(begins)),
+                "{name}: {reason} {begins} in {told:?}"
+            );
+        }
+        let known = |reason: &str| expected.iter().any(|(known, _)| *known == reason);
+        assert!(told.iter().all(|e| known(&e.reason)), "{name}: {told:?}");
     }
 }
 

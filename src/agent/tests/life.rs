@@ -344,6 +344,54 @@ fn the_agent_restarts_and_pods_do_not_notice() {
 }
 
 #[test]
+fn what_runs_is_admitted_again_under_another_agent() {
+    // ADM-04 LOOP-12
+    let world = World::new();
+    let hook = json!({"preStop": {"exec": {"command": ["true"]}}});
+    let container = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook});
+    let slow = json!({"containers": [container], "terminationGracePeriodSeconds": 300});
+    let pods = [
+        manifest("a", json!({})),
+        manifest("b", slow),
+        manifest("new", json!({})),
+    ];
+    world.apply(&pods[..2]);
+    world.until("run", |w| {
+        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+    });
+    world.advance(s(5));
+    let id = |w: &World, uid: &str| w.fake.container(&PodUid::from(uid), "c").map(|c| c.id);
+    let before = id(&world, "a");
+    world.fake.on_stop("c", OnStop::Ignores);
+    // The next one has room for one pod.
+    let world = world.restart_agent_by(&["--max-pods=1"]);
+    world.advance(s(1));
+    world.fake.take_calls();
+    world.apply(&pods);
+    for uid in ["b", "new"] {
+        world.until("is refused", |w| w.phase(uid) == Some(Phase::Failed));
+        let status = world.status(uid).expect("status");
+        assert_eq!(status.reason, "OutOfpods", "{uid}");
+        assert!(
+            status.message.starts_with("Pod was rejected: "),
+            "{}",
+            status.message
+        );
+    }
+    let refused = world.now();
+    world.until("it is killed", |w| !w.fake.runs(&PodUid::from("b")));
+    assert!(world.now() - refused < s(10), "with little grace");
+    let calls = world.fake.take_calls();
+    assert!(!calls.iter().any(|(op, _)| *op == Op::Exec), "no hook");
+    world.advance(s(100));
+    assert_eq!(id(&world, "a"), before);
+    assert_eq!(id(&world, "new"), None);
+    let phases = ["a", "b", "new"].map(|uid| world.phase(uid));
+    let expected = [Phase::Running, Phase::Failed, Phase::Failed];
+    assert_eq!(phases, expected.map(Some), "none is asked again");
+}
+
+#[test]
 fn what_has_ended_for_good_stays_so_after_a_reboot() {
     // SYNC-35 ACT-17 PW-06
     let exits = |code: &str| json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", format!("exit {code}")]}]);

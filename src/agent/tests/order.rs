@@ -1,29 +1,25 @@
-//! What comes before what: in a sync, and at an end. Each test holds one step up, or breaks it, and looks at the next ones.
+//! What comes before what in a sync. Each test holds one step up, or breaks it, and looks at the next ones.
 
 use alloc::sync::Arc;
-use core::time::Duration;
 use std::{fs, path::PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     api::FakeApi,
     life::dump,
-    probes::{exec, s, tcp},
+    probes::{s, tcp},
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::ring::Heard,
-    api::{
-        PodUid,
-        cri::{ContainerState, SandboxState},
-        pod_status::Phase,
-    },
-    runtime::fake::{OnStop, Op, Trouble},
+    agent::{recorder::Severity, ring::Heard},
+    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    probe::{AskError, Unanswered},
+    runtime::fake::{Op, Trouble},
 };
 
 /// Files that a kernel makes in a new cgroup.
-const GROUP_FILES: [&str; 6] = [
+pub(super) const GROUP_FILES: [&str; 6] = [
     "cgroup.controllers",
     "cgroup.subtree_control",
     "cpu.max",
@@ -35,7 +31,7 @@ const GROUP_FILES: [&str; 6] = [
 const GROUP_OF_A: &str = "kubepods/besteffort/poda";
 
 /// A directory that is a cgroup from now on.
-fn group(world: &World, path: &str) -> PathBuf {
+pub(super) fn group(world: &World, path: &str) -> PathBuf {
     let dir = world.dir().join("cgroup").join(path);
     fs::create_dir_all(&dir).expect("directory");
     for file in GROUP_FILES {
@@ -45,7 +41,7 @@ fn group(world: &World, path: &str) -> PathBuf {
 }
 
 /// Groups that a pod's group lies in.
-fn groups_above(world: &World) {
+pub(super) fn groups_above(world: &World) {
     for path in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
         group(world, path);
     }
@@ -59,7 +55,7 @@ fn told(world: &World, reason: &str) -> Vec<String> {
 }
 
 /// Steps that calls of the pod came to.
-fn steps(world: &World, uid: &str) -> Vec<String> {
+pub(super) fn steps(world: &World, uid: &str) -> Vec<String> {
     let lines = dump(world).into_iter();
     lines
         .filter_map(|line| match line.heard {
@@ -69,21 +65,21 @@ fn steps(world: &World, uid: &str) -> Vec<String> {
         .collect()
 }
 
-fn runs(world: &World, uid: &str) {
+pub(super) fn runs(world: &World, uid: &str) {
     world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
 }
 
-fn state(world: &World, uid: &str, container: &str) -> Option<ContainerState> {
+pub(super) fn state(world: &World, uid: &str, container: &str) -> Option<ContainerState> {
     let found = world.fake.container(&PodUid::from(uid), container);
     found.map(|c| c.state)
 }
 
-fn pod_dir(world: &World, uid: &str) -> PathBuf {
+pub(super) fn pod_dir(world: &World, uid: &str) -> PathBuf {
     world.parts.machine.store.dir(&PodUid::from(uid))
 }
 
 /// What was called that changes pods, and of whom.
-fn operations(world: &World) -> Vec<(Op, String)> {
+pub(super) fn operations(world: &World) -> Vec<(Op, String)> {
     let mut calls = world.fake.take_calls();
     calls.retain(|(op, _)| {
         matches!(
@@ -99,7 +95,7 @@ fn operations(world: &World) -> Vec<(Op, String)> {
     calls
 }
 
-fn named(calls: &[(Op, &str)]) -> Vec<(Op, String)> {
+pub(super) fn named(calls: &[(Op, &str)]) -> Vec<(Op, String)> {
     let own = |(op, target): &(Op, &str)| (*op, (*target).to_owned());
     calls.iter().map(own).collect()
 }
@@ -264,196 +260,340 @@ fn a_pod_whose_cgroup_has_gone_starts_anew_with_its_limits() {
 }
 
 #[test]
-fn an_end_takes_its_steps_in_order() {
-    // KILL-14 VOL-30 SYNC-30 SYNC-31 SYNC-32 SYNC-33
-    let api = Arc::new(FakeApi::default());
-    let world = World::with_flags_and_api(&["--cgroups-per-qos=true"], &api);
-    world.apply(&[]);
-    world.advance(s(30));
-    api.put_object("configmaps/ns/cm", json!({"data": {"key": "text"}}));
-    groups_above(&world);
-    let container = |mounts: Value| {
-        json!({"name": "c", "image": IMAGE, "command": ["sleep"],
-            "ports": [{"containerPort": 80, "hostPort": 28080}],
-            "livenessProbe": tcp(81), "readinessProbe": tcp(82), "volumeMounts": mounts})
-    };
-    let mounts = json!([{"name": "v", "mountPath": "/v"}, {"name": "d", "mountPath": "/d"}]);
-    let spec = json!({
-        "enableServiceLinks": false,
-        "volumes": [{"name": "v", "configMap": {"name": "cm", "defaultMode": 420}}, {"name": "d", "emptyDir": {}}],
-        "containers": [container(mounts)],
-    });
-    let uid = api.create("a", spec);
-    let group_of = |uid: &str| group(&world, &format!("kubepods/besteffort/pod{uid}"));
-    let its_group = group_of(&uid);
-    runs(&world, &uid);
-    let dir = pod_dir(&world, &uid);
-    let volumes = dir.join("volumes");
-    let its_data = volumes.join("kubernetes.io~empty-dir/d");
-    assert!(its_data.exists());
-    // A volume that nobody here takes down.
-    let foreign = volumes.join("example.com~thing");
-    fs::create_dir_all(foreign.join("claim")).expect("directory");
-    fs::write(foreign.join("claim/kept"), "x").expect("file");
-    let ip = world.status(&uid).expect("status").pod_ip;
-    let copies = || {
-        let dir = world.parts.cfg.dirs.root.join("objects");
-        let all = fs::read_dir(dir).into_iter().flatten().flatten();
-        all.filter(|f| f.file_name().to_string_lossy().starts_with("configmap-"))
-            .count()
-    };
-    let made = copies();
-    assert!(made > 0);
-
-    world
-        .fake
-        .add_fault(fault(Op::StopContainer, 1, Trouble::Hangs));
-    api.delete("a");
-    world.until("is asked to stop", |w| {
-        w.fake.hanging(Op::StopContainer) == 1
-    });
-    for port in [81, 82] {
-        world.wire.take_asked(port);
-    }
-    world.advance(s(5));
-    let asked = [81, 82].map(|port| world.wire.take_asked(port) > 0);
-    assert_eq!(asked, [false, true], "it is only asked whether it is ready");
-    assert_eq!(api.phase("a"), "Running");
-    assert!(its_data.exists());
-    let early = api.create("early", json!({"containers": [container(json!([]))]}));
-    world.until("its port is not free", |_| api.phase("early") == "Failed");
-
-    world.fake.release(Op::StopContainer);
-    world.until("its end is told", |_| api.phase("a") == "Failed");
-    let end = api.get("ns", "a").expect("there")["status"].clone();
-    assert_eq!(end["podIP"], ip.as_str(), "the address it had");
-    let code = &end["containerStatuses"][0]["state"]["terminated"]["exitCode"];
-    assert_eq!(*code, 143);
-    world.until("its volumes go", |_| !its_data.exists());
-    for port in [81, 82] {
-        world.wire.take_asked(port);
-    }
-    world.advance(s(60));
-    let asked = [81, 82].map(|port| world.wire.take_asked(port));
-    assert_eq!(asked, [0, 0]);
-    let kept = fs::read_to_string(foreign.join("claim/kept"));
-    assert_eq!(kept.expect("data"), "x");
-    assert_eq!(copies(), made, "before its volumes are gone");
-    assert!(its_group.exists() && api.get("ns", "a").is_some());
-    assert!(!steps(&world, &uid).contains(&"cleanedUp".into()));
-    // What it had is free, for its containers have stopped.
-    let late = api.create("late", json!({"containers": [container(json!([]))]}));
-    group_of(&late);
-    runs(&world, &late);
-
-    fs::remove_dir_all(&foreign).expect("removed");
-    // A kernel's files go with their group.
-    for file in GROUP_FILES {
-        fs::remove_file(its_group.join(file)).expect("removed");
-    }
-    world.until("is gone", |w| {
-        w.is_gone(&uid) && api.get("ns", "a").is_none()
-    });
-    assert!(!its_group.exists());
-    assert_eq!(copies(), 0);
-    let steps = steps(&world, &uid);
-    let last: Vec<&str> = steps.iter().rev().map(String::as_str).take(2).collect();
-    assert_eq!(last, ["cleanedUp", "stopped"], "the last one first");
-    let _ = early;
-}
-
-#[test]
-fn how_a_pod_ended_is_read_from_the_runtime_itself() {
-    // SYNC-23 SYNC-24 SYNC-27
+fn actions_at_the_runtime_have_an_order() {
+    // ACT-03 ACT-16
     let api = Arc::new(FakeApi::default());
     let world = World::with_api(&api);
     world.apply(&[]);
+    world.fake.add_image("busybox:2");
     let container = |name: &str| json!({"name": name, "image": IMAGE, "command": ["sleep"]});
-    let uid = api.create("a", json!({"containers": [container("c"), container("d")]}));
-    world.fake.on_stop("c", OnStop::Exits(0));
-    world.fake.on_stop("d", OnStop::Exits(7));
+    let mut side = container("side");
+    side["restartPolicy"] = "Always".into();
+    let mut init = container("init");
+    init["command"] = json!(["sh", "-c", "exit 0"]);
+    let uid = api.create(
+        "a",
+        json!({"enableServiceLinks": false, "initContainers": [init, side], "containers": [container("c")]}),
+    );
     runs(&world, &uid);
-    let ip = world.status(&uid).expect("status").pod_ip;
-    world
-        .fake
-        .add_fault(fault(Op::StopContainer, 2, Trouble::Hangs));
-    api.delete("a");
-    world.until("are asked to stop", |w| {
-        w.fake.hanging(Op::StopContainer) == 2
+    world.advance(s(5));
+    // One pass: both are of another image, and one more is to look into the pod.
+    world.fake.take_calls();
+    api.edit("a", |pod| {
+        pod["spec"]["initContainers"][1]["image"] = "busybox:2".into();
+        pod["spec"]["containers"][0]["image"] = "busybox:2".into();
+        pod["spec"]["ephemeralContainers"] = json!([container("look")]);
     });
-    world.fake.add_fault(fault(Op::ListPods, 1, Trouble::Hangs));
-    world.until("no relist ends", |w| w.fake.hanging(Op::ListPods) == 1);
-    world.fake.release(Op::StopContainer);
-    world.until("its end is told", |_| api.phase("a") == "Failed");
-    assert_eq!(world.fake.hanging(Op::ListPods), 1, "no relist showed it");
-    let end = api.get("ns", "a").expect("there")["status"].clone();
-    let codes = ["0", "1"].map(|at| {
-        let status = &end["containerStatuses"][at.parse::<usize>().expect("number")];
-        status["state"]["terminated"]["exitCode"].clone()
+    world.until("all are started", |w| {
+        ["look", "side", "c"].iter().all(|name| {
+            let found = w.fake.container(&PodUid::from(&*uid), name);
+            found.is_some_and(|c| c.state == ContainerState::Running)
+                && (*name == "look"
+                    || w.fake
+                        .config(&PodUid::from(&*uid), name)
+                        .is_some_and(|c| c.attempt == 1))
+        })
     });
-    assert_eq!(codes, [json!(0), json!(7)]);
-    assert_eq!(end["podIP"], ip.as_str());
-    world.fake.release(Op::ListPods);
-    world.until("is gone", |w| w.is_gone(&uid));
+    let calls = operations(&world);
+    let (kills, starts) = calls.split_at(2);
+    let mut kills: Vec<_> = kills.to_vec();
+    kills.sort();
+    assert_eq!(
+        kills,
+        named(&[(Op::StopContainer, "c"), (Op::StopContainer, "side")])
+    );
+    let mut started: Vec<&str> = Vec::new();
+    for (op, name) in starts {
+        if *op == Op::StartContainer {
+            started.push(name);
+        }
+    }
+    assert_eq!(started, ["look", "side", "c"], "{calls:?}");
 
-    // All of them without a failure; and one whose sandbox was removed meanwhile.
-    world.fake.on_stop("d", OnStop::Exits(0));
-    let uid = api.create("b", json!({"containers": [container("c"), container("d")]}));
-    runs(&world, &uid);
-    api.edit("b", |pod| pod["metadata"]["finalizers"] = json!(["a/b"]));
-    api.delete("b");
-    world.until("its end is told", |_| api.phase("b") == "Succeeded");
+    // The sandbox is lost: all is killed, the past of init containers removed, and it begins again.
+    world.advance(s(20));
+    world.fake.take_calls();
+    let lost = world
+        .fake
+        .container(&PodUid::from(&*uid), "c")
+        .expect("runs");
+    world.fake.lose_sandbox(&lost.sandbox);
+    world.until("runs in another one", |w| {
+        let now = w.fake.container(&PodUid::from(&*uid), "c");
+        now.is_some_and(|c| c.sandbox != lost.sandbox && c.state == ContainerState::Running)
+    });
+    let calls = operations(&world);
+    let at = |op: Op, name: &str| {
+        let mut found = calls.iter().position(|(o, n)| *o == op && n == name);
+        found
+            .take()
+            .unwrap_or_else(|| panic!("{op:?} {name} in {calls:?}"))
+    };
+    let last_kill = calls.iter().rposition(|(op, _)| *op == Op::StopPodSandbox);
+    let last_kill = last_kill.expect("stopped");
+    let new = at(Op::RunPodSandbox, &uid);
+    let before = &calls[..new];
+    for name in ["c", "side", "look"] {
+        assert!(at(Op::StopContainer, name) < last_kill, "{calls:?}");
+    }
+    for name in ["init", "side"] {
+        let removed = before
+            .iter()
+            .rposition(|(op, n)| *op == Op::RemoveContainer && n == name);
+        assert!(
+            removed.is_some_and(|r| r > last_kill),
+            "{name} in {calls:?}"
+        );
+    }
+    let order = [
+        at(Op::StartContainer, "init"),
+        at(Op::StartContainer, "side"),
+        at(Op::StartContainer, "c"),
+    ];
+    assert!(
+        new < order[0] && order[0] < order[1] && order[1] < order[2],
+        "{calls:?}"
+    );
 }
 
 #[test]
-fn containers_are_killed_together_and_what_survives_is_killed_again() {
-    // KILL-07 SYNC-25
+fn addresses_are_those_of_the_new_sandbox() {
+    // ACT-22
     let world = World::new();
-    let container = |name: &str| json!({"name": name, "image": IMAGE, "command": ["sleep"]});
-    let all = json!({"containers": [container("c"), container("d"), container("e")]});
-    world.apply(&[manifest("a", all)]);
+    let field = json!({"fieldRef": {"fieldPath": "status.podIP"}});
+    let container = json!([{"name": "c", "image": IMAGE, "command": ["sleep"],
+        "env": [{"name": "IP", "valueFrom": field}]}]);
+    world.apply(&[
+        manifest("a", json!({"containers": container})),
+        manifest(
+            "host",
+            json!({"containers": container, "hostNetwork": true}),
+        ),
+    ]);
     runs(&world, "a");
-    world.advance(s(5));
-    // Hangs in the kernel.
-    world.fake.on_stop("d", OnStop::Survives);
+    runs(&world, "host");
+    let ip = |uid: &str| {
+        let config = world.fake.config(&uid.into(), "c").expect("created");
+        let found = config.env.into_iter().find(|(name, _)| name == "IP");
+        found.expect("set").1
+    };
+    let hosts = || fs::read_to_string(pod_dir(&world, "a").join("etc-hosts")).expect("hosts");
+    let shown = |uid: &str| world.status(uid).expect("status").pod_ip;
+    let first = ip("a");
+    assert!(first.starts_with("10.88.") && first == shown("a"));
+    assert!(hosts().contains(&format!("{first}\t")), "{}", hosts());
+    assert_eq!(ip("host"), "192.0.2.1", "the node's, which its status had");
+    assert_eq!(shown("host"), "192.0.2.1");
+    let one = world.fake.container(&"a".into(), "c").expect("runs");
+    world.fake.lose_sandbox(&one.sandbox);
+    world.until("runs in another one", |w| {
+        let now = w.fake.container(&"a".into(), "c");
+        now.is_some_and(|c| c.sandbox != one.sandbox && c.state == ContainerState::Running)
+    });
+    let second = ip("a");
+    assert!(second.starts_with("10.88.") && second != first);
+    assert!(hosts().contains(&format!("{second}\t")) && !hosts().contains(&format!("{first}\t")));
+}
+
+#[test]
+fn a_start_under_way_is_not_left_when_its_pod_is_to_end() {
+    // SYNC-13
+    let world = World::new();
     world
         .fake
-        .add_fault(fault(Op::StopContainer, 3, Trouble::Hangs));
+        .add_fault(fault(Op::CreateContainer, 1, Trouble::Hangs));
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("is created", |w| w.fake.hanging(Op::CreateContainer) == 1);
     world.fake.take_calls();
     world.apply(&[]);
-    world.until("none waits for another", |w| {
-        w.fake.hanging(Op::StopContainer) == 3
-    });
-    assert!(
-        operations(&world)
-            .iter()
-            .all(|(op, _)| *op == Op::StopContainer)
-    );
-    world.fake.release(Op::StopContainer);
-    world.until("the sandbox is stopped", |w| {
-        !w.fake.has_live_sandbox(&"a".into())
-    });
-    world.advance(s(1));
-    let stopped = named(&[(Op::StopPodSandbox, "a")]);
-    assert_eq!(operations(&world)[..1], stopped);
-    assert_eq!(state(&world, "a", "d"), Some(ContainerState::Running));
-    let done = |w: &World| steps(w, "a").contains(&"stopped".into());
-    assert!(!done(&world), "this is no end");
-    world.until("it is killed again", |w| {
-        let again = operations(w);
-        again
-            .iter()
-            .any(|(op, name)| *op == Op::StopContainer && name == "d")
-    });
-    let calls = operations(&world);
-    let of_others = |(op, name): &(Op, String)| *op == Op::StopContainer && name != "d";
-    assert!(!calls.iter().any(of_others), "those have ended: {calls:?}");
-    assert!(!done(&world));
-    assert_eq!(
-        world.events_of("FailedKillPod"),
-        0,
-        "a fault of the runtime"
-    );
-    world.fake.on_stop("d", OnStop::Exits(0));
+    world.advance(s(20));
+    assert_eq!(world.fake.hanging(Op::CreateContainer), 1);
+    assert_eq!(operations(&world), [], "one call of a pod at a time");
+    // A call that is dropped before its end is a violation.
+    world.fake.release(Op::CreateContainer);
     world.until("is gone", |w| w.is_gone("a"));
+    assert!(
+        !operations(&world)
+            .iter()
+            .any(|(op, _)| *op == Op::StartContainer)
+    );
+
+    // What a pass came to is remembered, and shown until it has come to something else.
+    world.fake.add_fault(fails(Op::CreateContainer, 2));
+    world.apply(&[manifest("b", json!({}))]);
+    world.until("says why not", |w| {
+        w.waiting("b").as_deref() == Some("CreateContainerError")
+    });
+    runs(&world, "b");
+    assert_eq!(world.waiting("b"), None);
+}
+
+#[test]
+fn errors_of_the_runtime_are_told_once_and_say_when_to_try_again() {
+    // SYNC-15
+    let world = World::new();
+    // A sandbox that fails while its pod is to end is no failure.
+    let slow = Trouble::TimesOut(s(20));
+    world.fake.add_fault(fault(Op::RunPodSandbox, 2, slow));
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("is made", |w| {
+        w.fake.under_way().contains(&Op::RunPodSandbox)
+    });
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+    assert_eq!(world.events_of("FailedCreatePodSandBox"), 0);
+    // Otherwise it is one, told by whoever made it.
+    world.apply(&[manifest("b", json!({}))]);
+    runs(&world, "b");
+    assert_eq!(world.events_of("FailedCreatePodSandBox"), 1);
+    assert_eq!(world.events_of("FailedSync"), 0);
+
+    // A crash loop says when it may go on, and is tried then.
+    let crashes = json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 1"]}]);
+    world.apply(&[manifest("c", json!({"containers": crashes}))]);
+    world.until("waits", |w| {
+        w.waiting("c").as_deref() == Some("CrashLoopBackOff")
+    });
+    let until = dump(&world)
+        .into_iter()
+        .rev()
+        .find_map(|line| match line.heard {
+            Some(Heard::Done {
+                pod,
+                outcome,
+                until_ms,
+            }) if pod == "c" && outcome == "backOff" => until_ms,
+            _ => None,
+        });
+    let until = until.expect("a time");
+    let count = |w: &World| w.fake.container(&"c".into(), "c").map(|c| c.restart_count);
+    let before = count(&world);
+    assert!(until > world.now().0 && until <= world.now().0 + 10_000);
+    world.until("is tried again", |w| count(w) != before);
+    let late = world.now().0 - until;
+    // The wait is stretched by at most a half.
+    assert!(world.now().0 >= until && late <= 5_200, "{late} ms after");
+}
+
+#[test]
+fn what_is_told_of_pods_and_containers() {
+    // EVT-15 EVT-21 EVT-23
+    let world = World::new();
+    world
+        .fake
+        .set_conditions(None, Some(("NoPlugin", "no plugin")));
+    world.advance(s(10));
+    let kind = json!({"path": "/nonexistent", "type": "Directory"});
+    let mounts = json!([{"name": "c", "image": IMAGE, "command": ["sleep"],
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]);
+    let volume = json!({"volumes": [{"name": "v", "hostPath": kind}], "containers": mounts});
+    let both = [manifest("a", json!({})), manifest("volume", volume)];
+    world.apply(&both);
+    world.until("no network", |w| w.events_of("NetworkNotReady") > 0);
+    world.fake.add_fault(fails(Op::RunPodSandbox, 1));
+    world.fake.set_conditions(None, None);
+    runs(&world, "a");
+    world.until("no volume", |w| w.events_of("FailedMount") > 0);
+    let one = world.fake.container(&"a".into(), "c").expect("runs");
+    world.fake.lose_sandbox(&one.sandbox);
+    world.until("runs again", |w| {
+        let now = w.fake.container(&"a".into(), "c");
+        now.is_some_and(|c| c.sandbox != one.sandbox && c.state == ContainerState::Running)
+    });
+    world.advance(s(5));
+    world.fake.add_fault(fails(Op::StopPodSandbox, 1));
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+    let all: Vec<_> = world.parts.tools.recorder.events().collect();
+    for (reason, severity, of, begins) in [
+        (
+            "NetworkNotReady",
+            Severity::Warning,
+            "",
+            "network is not ready: ",
+        ),
+        (
+            "FailedCreatePodSandBox",
+            Severity::Warning,
+            "",
+            "Failed to create pod sandbox: ",
+        ),
+        (
+            "SandboxChanged",
+            Severity::Normal,
+            "",
+            "Pod sandbox changed, it will be killed and re-created.",
+        ),
+        (
+            "FailedMount",
+            Severity::Warning,
+            "",
+            "MountVolume.SetUp failed for volume \"v\" : ",
+        ),
+        (
+            "FailedKillPod",
+            Severity::Warning,
+            "",
+            "error killing pod: ",
+        ),
+        (
+            "Created",
+            Severity::Normal,
+            "spec.containers{c}",
+            "Container created",
+        ),
+        (
+            "Started",
+            Severity::Normal,
+            "spec.containers{c}",
+            "Container started",
+        ),
+    ] {
+        let found: Vec<_> = all.iter().filter(|e| *e.reason == *reason).collect();
+        assert!(!found.is_empty(), "{reason}");
+        for event in found {
+            assert_eq!(event.severity, severity, "{reason}");
+            assert_eq!(event.field_path, of, "{reason}");
+            assert!(
+                event.message.starts_with(begins),
+                "{reason}: {}",
+                event.message
+            );
+        }
+    }
+}
+
+#[test]
+fn a_container_whose_hook_fails_waits_for_that_reason() {
+    // WAIT-15 HOOK-01
+    let world = World::new();
+    let hook = json!({"postStart": {"httpGet": {"port": 80}}});
+    let containers =
+        json!([{"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook}]);
+    world.wire.hook_ends(Err(Unanswered {
+        url: "secret".into(),
+        source: AskError::Peer("EOF".into()),
+    }));
+    world
+        .fake
+        .add_fault(fault(Op::StopContainer, 1, Trouble::Hangs));
+    world.apply(&[manifest("a", json!({"containers": containers}))]);
+    world.until("is killed", |w| w.fake.hanging(Op::StopContainer) == 1);
+    // No newer look comes between what is shown and us.
+    world.fake.add_fault(fault(Op::ListPods, 1, Trouble::Hangs));
+    world.until("no relist ends", |w| w.fake.hanging(Op::ListPods) == 1);
+    world.fake.release(Op::StopContainer);
+    world.until("waits", |w| {
+        w.waiting("a").as_deref() == Some("PostStartHookError")
+    });
+    let status = world.status("a").expect("status");
+    let waiting = status.container_statuses[0].state.waiting.clone();
+    assert_eq!(waiting.expect("waits").message, "PostStartHook failed");
+    assert!(!status.container_statuses[0].ready);
+    world.fake.release(Op::ListPods);
+    world.until("runs", |w| {
+        let now = w.fake.container(&"a".into(), "c");
+        now.is_some_and(|c| c.restart_count == 1 && c.state == ContainerState::Running)
+    });
+    world.until("and shows it", |w| w.waiting("a").is_none());
 }

@@ -1,18 +1,24 @@
 //! What goes wrong, and what must not.
 
-use core::time::Duration;
+use alloc::rc::Rc;
+use core::{cell::RefCell, time::Duration};
 use std::fs;
 
 use serde_json::json;
 
 use super::super::{
     core::{Effect, Event, Found},
+    ring::Heard,
     views::Taken,
 };
-use super::world::{IMAGE, World, fails, manifest};
+use super::{
+    life::dump,
+    world::{IMAGE, World, fails, manifest},
+};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
     runtime::fake::{Fake, Fault, Op, Trouble},
+    server::backend::Figures,
 };
 
 const fn s(n: u64) -> Duration {
@@ -30,6 +36,100 @@ fn an_end_that_fails_is_tried_until_it_succeeds() {
         world.apply(&[]);
         world.until("is gone", |w| w.is_gone("a"));
     }
+}
+
+#[test]
+fn a_relist_that_fails_is_no_news() {
+    // PLEG-02
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.advance(s(5));
+    let uid = PodUid::from("a");
+    world.fake.add_fault(fails(Op::ListPods, 1000));
+    world.advance(s(2));
+    let standing = || {
+        let page = world.wait(world.metrics.page(Figures::Own)).ok();
+        let page: String = page.expect("served").collect();
+        let seen = page
+            .lines()
+            .find_map(|l| l.strip_prefix("kubelet_pleg_last_seen_seconds "));
+        let told = dump(&world).into_iter();
+        let told = told.filter(|l| matches!(l.heard, Some(Heard::Pleg { .. })));
+        (
+            seen.expect("a time").to_owned(),
+            told.count(),
+            world.agent.borrow().running_counts(),
+        )
+    };
+    let before = standing();
+    let id = world.fake.container(&uid, "c").expect("runs").id;
+    world.fake.take_calls();
+    world.fake.exit(&id, 1);
+    world.advance(s(100));
+    assert_eq!(standing(), before);
+    let calls = world.fake.take_calls();
+    assert!(calls.iter().any(|(op, _)| *op == Op::ListPods));
+    // Its log is nowhere, which whoever looks at logs tells again and again.
+    let known = [Op::ListPods, Op::Status, Op::ReopenLog];
+    let others = |(op, _): &&(Op, String)| !known.contains(op);
+    let others: Vec<_> = calls.iter().filter(others).collect();
+    assert!(others.is_empty(), "a worker waits for a status: {others:?}");
+    assert_eq!(world.phase("a"), Some(Phase::Running));
+    world.fake.heal();
+    world.until("runs again", |w| {
+        let now = w.fake.container(&uid, "c");
+        now.is_some_and(|c| c.restart_count == 1 && c.state == ContainerState::Running)
+    });
+    assert_ne!(standing(), before);
+}
+
+#[test]
+fn without_a_fresh_list_housekeeping_removes_and_creates_nothing() {
+    // CLEAN-02 DIR-04
+    let world = World::new();
+    let dir = world.parts.machine.store.dir(&"nobody".into());
+    fs::create_dir_all(dir.join("containers/c")).expect("directory");
+    // Before the manifests are read nobody knows whose it is.
+    world.advance(s(130));
+    assert!(dir.exists());
+    world.fake.add_fault(fails(Op::ListPods, 1000));
+    world.advance(s(5));
+    let is_synced = |w: &World| w.agent.borrow().pods().table().is_synced();
+    assert!(!is_synced(&world));
+    world.apply(&[]);
+    world.advance(s(130));
+    assert!(
+        is_synced(&world),
+        "pods are compared with what is configured"
+    );
+    assert!(dir.exists(), "and no more is done");
+    world.fake.heal();
+    world.until("it is removed", |_| !dir.exists());
+}
+
+#[test]
+fn inputs_are_handled_in_their_order_and_a_closed_queue_ends_the_loop() {
+    // LOOP-01
+    let world = World::new();
+    world.advance(s(5));
+    let order: Rc<RefCell<Vec<u32>>> = Rc::default();
+    for n in 0..200 {
+        let order = Rc::clone(&order);
+        let event = match n % 10 {
+            // What comes from elsewhere takes its place in the line as well.
+            3 => Event::Housekeeping,
+            _ => Event::Ask(Box::new(move |_| order.borrow_mut().push(n))),
+        };
+        world.events.try_send(event).expect("room");
+    }
+    world.settle();
+    let expected: Vec<u32> = (0..200).filter(|n| n % 10 != 3).collect();
+    assert_eq!(*order.borrow(), expected);
+    assert!(!world.has_ended());
+    world.events.close();
+    world.settle();
+    assert!(world.has_ended());
 }
 
 #[test]
@@ -180,14 +280,24 @@ fn a_removal_under_way_holds_up_its_pod_alone() {
 
 #[test]
 fn a_runtime_that_is_down_stops_nothing() {
+    // LOOP-02
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
     world.until("runs", |w| w.phase("a") == Some(Phase::Running));
     world.fake.set_conditions(Some(("Broken", "it is")), None);
     world.advance(s(60));
+    world.fake.take_calls();
     world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
+    let id = world.fake.container(&"a".into(), "c").expect("runs").id;
+    world.fake.exit(&id, 1);
     world.advance(s(60));
-    assert!(world.fake.container(&PodUid::from("b"), "c").is_none());
+    let mut calls = world.fake.take_calls();
+    calls.retain(|(op, _)| !matches!(op, Op::Status | Op::ListPods | Op::PodStatus));
+    assert_eq!(calls, [], "nothing is done to any pod");
+    let steps = dump(&world)
+        .into_iter()
+        .filter(|line| matches!(&line.heard, Some(Heard::Step(step)) if step.pod == "b"));
+    assert_eq!(steps.count(), 0);
     world.fake.set_conditions(None, None);
     world.until("both run", |w| {
         [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]

@@ -343,6 +343,7 @@ fn described_by_spec_and_runtime() {
         [None, Some("Disabled"), Some("Enabled"), Some("Enabled")]
     );
     assert!(status.allocated_resources.contains_key("cpu") && status.resources.is_some());
+    // SEC-13
     let user = status.user.and_then(|u| u.linux).expect("user");
     assert_eq!(
         (user.uid, user.gid, user.supplemental_groups),

@@ -494,6 +494,49 @@ fn messages(bytes: &[u8]) -> Vec<String> {
     ws_frames(bytes).into_iter().map(text).collect()
 }
 
+// STREAM-02
+#[test]
+fn each_kind_of_client_is_served_without_the_other() {
+    // As an apiserver sends on what its clients speak: the newest kinds as SPDY if the node does not declare that it knows
+    // them, older ones never as anything but WebSocket.
+    for (headers, upgrade, chosen) in [
+        (
+            format!("{SPDY}v5.channel.k8s.io, v4.channel.k8s.io"),
+            "SPDY/3.1",
+            "X-Stream-Protocol-Version: v4.channel.k8s.io",
+        ),
+        (
+            format!("{WEBSOCKET}channel.k8s.io"),
+            "websocket",
+            "Sec-WebSocket-Protocol: channel.k8s.io",
+        ),
+        (
+            format!("{WEBSOCKET}base64.channel.k8s.io"),
+            "websocket",
+            "Sec-WebSocket-Protocol: base64.channel.k8s.io",
+        ),
+        (
+            format!("{WEBSOCKET}v4.channel.k8s.io"),
+            "websocket",
+            "Sec-WebSocket-Protocol: v4.channel.k8s.io",
+        ),
+    ] {
+        let head = with_node(
+            |_| (),
+            async |mut client, _| {
+                client
+                    .ask(&format!("{EXEC}echo&command=hi"), &headers)
+                    .await;
+                client.head().await
+            },
+        );
+        assert!(head.starts_with("HTTP/1.1 101 "), "{headers}: {head}");
+        let lower = head.to_lowercase();
+        let has = |line: &str| lower.lines().any(|l| l == line.to_lowercase());
+        assert!(has(&format!("Upgrade: {upgrade}")) && has(chosen), "{head}");
+    }
+}
+
 // STREAM-10 STREAM-11
 #[test]
 fn exec_over_websocket() {
