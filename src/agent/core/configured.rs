@@ -278,6 +278,10 @@ impl Agent {
     /// Asks admission and tells a refusal. Returns whether the pod may run now.
     fn admit(&mut self, pod: &Pod, now: Mono) -> bool {
         let uid = &pod.metadata.uid;
+        if pod.metadata.deletion_timestamp.is_some() {
+            // It ends. Were it refused, nobody would ever say that nothing of it is left.
+            return true;
+        }
         if self.waits_for_room(uid) {
             return false;
         }

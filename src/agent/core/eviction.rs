@@ -112,8 +112,8 @@ impl Eviction {
 impl Agent {
     /// Time has passed, or something has happened to pods.
     pub(super) fn turn_eviction(&mut self, now: Mono) {
-        let awaited: Vec<PodUid> = self.eviction.manager.awaited().cloned().collect();
-        for uid in awaited {
+        let leaving: Vec<PodUid> = self.eviction.manager.leaving().cloned().collect();
+        for uid in leaving {
             let is_chosen = self.eviction.chosen.iter().any(|c| *c.uid() == uid);
             if !is_chosen && self.pods.table().should_pod_be_finished(&uid) {
                 self.eviction.manager.handle(Input::Gone(uid), now);

@@ -98,7 +98,13 @@ impl ImageGarbage {
             }
             let next = clock.now() + PERIOD;
             loop {
-                let ask = async { asked.recv().await.ok() };
+                let ask = async {
+                    match asked.recv().await {
+                        Ok(done) => Some(done),
+                        // Nobody will ask any more.
+                        Err(_) => core::future::pending().await,
+                    }
+                };
                 let due = async {
                     clock.until(next).await;
                     None

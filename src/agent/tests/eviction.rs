@@ -427,3 +427,18 @@ fn limits_are_looked_at_within_a_budget() {
     assert!(conditions.iter().all(|c| c["type"] != "DisruptionTarget"));
     assert_eq!(api.phase("free"), "Running");
 }
+
+#[test]
+fn a_pod_that_is_to_be_deleted_is_not_refused() {
+    // ADM-01 ADM-11
+    let (world, api) = world(&[]);
+    world.left.set_memory(99 * MIB);
+    world.until("is short", |w| condition(w, "MemoryPressure") == "True");
+    // Before the agent sees it.
+    let uid = api.create("late", json!({}));
+    api.delete("late");
+    world.until("is gone", |w| {
+        api.get("ns", "late").is_none() && w.is_gone(&uid)
+    });
+    assert!(!world.fake.runs(&PodUid::from(&*uid)));
+}

@@ -340,7 +340,7 @@ impl Manager {
     }
 
     /// The pods whose end is waited for.
-    pub fn awaited(&self) -> impl Iterator<Item = &PodUid> {
+    pub fn leaving(&self) -> impl Iterator<Item = &PodUid> {
         let (a, b): (&[PodUid], &[PodUid]) = match &self.stage {
             Stage::Ending {
                 running, stopped, ..

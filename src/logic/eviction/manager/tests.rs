@@ -163,8 +163,8 @@ fn one_pod_goes_and_then_all_is_looked_at_anew() {
         ]),
         ["evict big 1s memory.available 100 99"]
     );
-    let awaited: Vec<_> = bench.manager.awaited().map(ToString::to_string).collect();
-    assert_eq!(awaited, ["big"]);
+    let leaving: Vec<_> = bench.manager.leaving().map(ToString::to_string).collect();
+    assert_eq!(leaving, ["big"]);
     // What comes meanwhile is of no meaning.
     assert_eq!(bench.measured(&[("small", 10, false)]), [""; 0]);
     assert_eq!(bench.observed(1, 0), [""; 0]);
