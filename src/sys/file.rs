@@ -50,7 +50,6 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
 /// it fail; in the program it is nothing.
 #[cfg(not(test))]
 #[inline(always)]
-#[expect(clippy::unnecessary_wraps, reason = "in a test it fails")]
 pub const fn change(_path: &Path) -> io::Result<()> {
     Ok(())
 }
