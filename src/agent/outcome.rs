@@ -31,6 +31,8 @@ const MAX_BYTES: u64 = 2 << 20;
 pub(super) struct Outcome {
     /// How the pod has ended, or that it began.
     pub(super) status: PodStatus,
+    /// It is to run after the next boot as well.
+    pub(super) goes_on: bool,
     /// Of a pod that goes on: the containers that do not. Otherwise none.
     pub(super) succeeded: Vec<ContainerStatus>,
 }
@@ -40,6 +42,7 @@ impl Outcome {
     pub(super) fn ended(status: PodStatus) -> Self {
         Self {
             status,
+            goes_on: false,
             succeeded: Vec::new(),
         }
     }
@@ -49,7 +52,7 @@ impl Outcome {
 #[derive(Debug)]
 pub(super) enum Recalled {
     /// It has ended with this status.
-    Ended(PodStatus),
+    Ended(Box<PodStatus>),
     /// It goes on, and these containers of it do not.
     GoesOn(Vec<ContainerStatus>),
 }
@@ -77,6 +80,7 @@ impl Kept {
             .iter()
             .map(|c| &c.id)
             .eq(outcome.succeeded.iter().map(|c| &c.id));
+        let same = same && self.v == version(outcome);
         let is_known = !outcome.status.phase.is_terminal() && same;
         self.status.phase.is_terminal() || is_known
     }
@@ -109,16 +113,12 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
     if known.is_some_and(|kept| kept.covers(&outcome)) {
         return Ok(());
     }
-    let Outcome { status, succeeded } = outcome;
     let kept = Kept {
-        v: match succeeded.is_empty() {
-            true => VERSION,
-            false => VERSION_GOES_ON,
-        },
+        v: version(&outcome),
         boot_id: store.boot_id().into(),
         digest,
-        status,
-        succeeded,
+        status: outcome.status,
+        succeeded: outcome.succeeded,
     };
     file::write_atomic(&path(store, uid), &serde_json::to_vec(&kept)?, 0o600, true)?;
     // The pod's directory is as young as its record, and a name like any other.
@@ -136,9 +136,16 @@ pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<
         return None;
     }
     Some(match kept.v {
-        VERSION => Recalled::Ended(outcome::after_reboot(kept.status)),
+        VERSION => Recalled::Ended(Box::new(outcome::after_reboot(kept.status))),
         _ => Recalled::GoesOn(kept.succeeded),
     })
+}
+
+const fn version(outcome: &Outcome) -> u32 {
+    match outcome.goes_on {
+        false => VERSION,
+        true => VERSION_GOES_ON,
+    }
 }
 
 /// What tells a pod from another of the same uid. One of the apiserver is told by its uid alone: new labels do not make it
@@ -201,6 +208,7 @@ mod tests {
         };
         let has = |ids: &[&str]| Outcome {
             status: PodStatus::default(),
+            goes_on: true,
             succeeded: ids.iter().map(|id| succeeded(id)).collect(),
         };
         let inode = || fs::metadata(path(&first, &uid)).expect("there").ino();
@@ -228,6 +236,9 @@ mod tests {
         first.write(&uid, &header(8), &json!({})).expect("record");
         keep(&first, &uid, has(&["b"])).expect("kept");
         assert_eq!(recalled(&second, 8), ["b"]);
+        // All of it starts over.
+        keep(&first, &uid, has(&[])).expect("kept");
+        assert_eq!(recalled(&second, 8), Vec::<String>::new());
         forget(&first, &uid);
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
         fs::remove_dir_all(&root).expect("clean up");

@@ -48,22 +48,21 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Is passed before each change of a file that the agent keeps for the agent after it. Here a test stops the disk, or has
 /// it fail; in the program it is nothing.
-#[cfg(not(test))]
 #[inline(always)]
-#[expect(clippy::unnecessary_wraps, reason = "in a test it fails")]
-pub const fn change(_path: &Path) -> io::Result<()> {
+pub fn change(path: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    watched::change(path)?;
+    let _ = path;
     Ok(())
 }
 
 /// Is passed after a file or directory was synced, for tests that cut the power.
-#[cfg(not(test))]
 #[inline(always)]
-const fn synced(_path: &Path) {}
-
-#[cfg(test)]
-pub(crate) use watched::change;
-#[cfg(test)]
-use watched::synced;
+fn synced(path: &Path) {
+    #[cfg(test)]
+    watched::synced(path);
+    let _ = path;
+}
 
 /// What tests see of the disk.
 #[cfg(test)]
@@ -97,8 +96,7 @@ pub(crate) mod watched {
         watcher.map_or(Ok(()), |watcher| watcher(seen))
     }
 
-    /// See the one of the program.
-    pub(crate) fn change(path: &Path) -> io::Result<()> {
+    pub(super) fn change(path: &Path) -> io::Result<()> {
         tell(Seen::Changes(path))
     }
 

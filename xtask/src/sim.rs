@@ -98,6 +98,10 @@ pub(crate) fn set(tests: &mut Command, schedules: u64) {
 }
 
 /// Where the seeds of this run begin: no two runs try the same ones. What failed once stays in `tests/sim/regressions`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "any number will do that is another one each time"
+)]
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(1, |since| since.as_secs() * SEEDS_PER_SECOND)

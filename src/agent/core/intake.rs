@@ -106,7 +106,7 @@ impl Agent {
     /// on.
     fn recall(&mut self, source: Source, pod: &mut Pod, recalled: Recalled) {
         let outcome = match recalled {
-            Recalled::Ended(status) => status,
+            Recalled::Ended(status) => *status,
             Recalled::GoesOn(containers) => {
                 return self.pods.set_succeeded(&pod.metadata.uid, containers);
             }

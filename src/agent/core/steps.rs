@@ -14,6 +14,7 @@ use crate::{
     api::{
         Container, Mono, Pod, PodSpec, PodStatus, PodUid,
         cri::{ContainerStatus, PodRuntimeStatus},
+        pod::RestartPolicy,
     },
     logic::{actions, metrics::own::ContainerType, outcome, pod_kind, pod_table::Handle},
 };
@@ -132,15 +133,8 @@ impl Agent {
         let phase = status.phase;
         let terminal = phase.is_terminal();
         let ips = ips(&status);
-        let kept = Outcome {
-            status: status.clone(),
-            succeeded: match terminal {
-                true => Vec::new(),
-                false => outcome::succeeded(pod, runtime),
-            },
-        };
-        let is_outcome = outcome::is_worth_keeping(pod, &status) || !kept.succeeded.is_empty();
-        let outcome = (is_outcome && is_configured).then_some(kept);
+        let is_outcome = is_configured && outcome::is_worth_keeping(pod, &status);
+        let kept = is_outcome.then(|| status.clone());
         // Stored before any side effect: waiting reasons are seen even if a later step blocks.
         statuses.store(pod, status);
         if !terminal {
@@ -158,6 +152,18 @@ impl Agent {
             // What has succeeded starts over as well.
             self.pods.set_succeeded(uid, Vec::new());
         }
+        let goes_on = !terminal && pod.spec.restart_policy != RestartPolicy::Never;
+        let succeeded = match goes_on && !actions.restart_all {
+            true => outcome::succeeded(pod, runtime),
+            false => Vec::new(),
+        };
+        let tells = !succeeded.is_empty() || (goes_on && actions.restart_all);
+        let shown = || self.pods.status(uid).filter(|_| is_configured && tells);
+        let outcome = kept.or_else(|| shown().cloned()).map(|status| Outcome {
+            status,
+            goes_on,
+            succeeded,
+        });
         let problem = runs_nothing
             .or_else(|| self.namesake(pod).map(Problem::Name))
             .or_else(|| network().map(Problem::Network));
