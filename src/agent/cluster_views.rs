@@ -245,8 +245,7 @@ impl NodeView for OwnNode {
     fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
         Box::pin(async {
             let standing = self.asker.ask(Agent::standing).await;
-            let (runtime, clock) = (&*self.runtime, &*self.clock);
-            let gathered = self.node.gather(runtime, &standing, clock).await;
+            let gathered = self.node.gather(&*self.runtime, &standing).await;
             let here: Box<dyn Gathered> = Box::new(GatheredHere {
                 node: Rc::clone(&self.node),
                 clock: Rc::clone(&self.clock),

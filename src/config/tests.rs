@@ -634,7 +634,7 @@ fn refused() {
             "imageServiceEndpoint: must not be set without containerRuntimeEndpoint",
         ),
         (
-            "{containerRuntimeEndpoint: /x, picolet: {imagePolicy: {requireDigest: true}}}",
+            "containerRuntimeEndpoint: /x\npicolet: {imagePolicy: {requireDigest: true}}",
             "picolet.imagePolicy.requireDigest: cannot be kept with containerRuntimeEndpoint",
         ),
         ("staticPodURL: http://x", "staticPodURL: "),

@@ -7,8 +7,10 @@ use std::{
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use picolet::sys::clock;
 
 /// The image that sandboxes and containers are made of.
 pub(crate) const IMAGE: &str = "picolet.test/app:1";
@@ -48,17 +50,19 @@ fn program(name: &str) -> Command {
     let dir = dir().expect("looked for before");
     let mut command = Command::new(dir.join(name));
     // It finds its shims there.
-    let search = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{}:{search}", dir.display()));
+    let mut search = dir.as_os_str().to_owned();
+    search.push(":");
+    search.push(std::env::var_os("PATH").unwrap_or_default());
+    command.env("PATH", search);
     command
 }
 
 /// Waits until something is so.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let deadline = clock::mono() + PATIENCE;
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "not so in time: {what}");
-        thread::sleep(PAUSE);
+        assert!(clock::mono() < deadline, "not so in time: {what}");
+        smol::block_on(smol::Timer::after(PAUSE));
     }
 }
 

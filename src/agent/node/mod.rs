@@ -9,16 +9,14 @@ mod machine;
 mod network;
 
 use alloc::rc::Rc;
-use core::{cell::RefCell, net::IpAddr, ops::Deref, time::Duration};
+use core::{cell::RefCell, net::IpAddr, ops::Deref};
 
 pub(super) use facts::{KUBELET_VERSION, NodeFacts, facts, max_pods};
-
-use smol::future::or;
 
 use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
-        Mono, Node as Object, Wall,
+        Node as Object, Wall,
         cri::{FsInfo, Handler, Image, Version},
         node::{NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
@@ -29,11 +27,8 @@ use crate::{
         generate::NodeContext,
         node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
     },
-    runtime::{Call, RuntimeService},
+    runtime::RuntimeService,
 };
-
-/// How long the runtime may take to tell of its images for the Node object.
-const RUNTIME_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What the Node object says that others know.
 #[derive(Debug)]
@@ -61,15 +56,6 @@ pub(super) struct Node {
     /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
     /// that stands alone: as it was last shown, for conditions say since when they hold.
     object: RefCell<Option<Object>>,
-}
-
-/// The answer of the runtime, if it comes until `late`.
-async fn in_time<T>(call: Call<'_, T>, clock: &dyn Clock, late: Mono) -> Option<T> {
-    let late = async {
-        clock.until(late).await;
-        None
-    };
-    or(async { call.await.ok() }, late).await
 }
 
 impl Node {
@@ -139,12 +125,8 @@ impl Node {
         &self,
         runtime: &dyn RuntimeService,
         standing: &Standing,
-        clock: &dyn Clock,
     ) -> Gathered {
-        // What cannot be told in time is left as it was: that the runtime hangs must be told in time, too.
-        let late = clock.now() + RUNTIME_PATIENCE;
-        let disk = in_time(runtime.image_fs_info(), clock, late).await;
-        let images = in_time(runtime.list_images(), clock, late).await;
+        let disk = runtime.image_fs_info().await.ok();
         let trouble = if standing.records_wait {
             Some("the root directory cannot be written, records of pods wait in memory".to_owned())
         } else {
@@ -159,7 +141,7 @@ impl Node {
                 handlers: capabilities.handlers.into_iter().map(shown).collect(),
                 supplemental_groups_policy: capabilities.supplemental_groups_policy,
             },
-            images,
+            images: runtime.list_images().await.ok(),
             pressure: Pressure {
                 memory: standing.pressure.memory,
                 disk: standing.pressure.disk || trouble.is_some(),
@@ -209,7 +191,7 @@ impl Node {
         complaints: &Complaints,
         made: Wall,
     ) -> Object {
-        let gathered = self.gather(runtime, &standing, clock).await;
+        let gathered = self.gather(runtime, &standing).await;
         let mut object = match self.object() {
             Some(mut object) => {
                 let applied = self.bring_up_to_date(&mut object, &gathered, clock.wall());

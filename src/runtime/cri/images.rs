@@ -1,5 +1,6 @@
 //! Images (CRI-70 to CRI-76).
 
+use core::time::Duration;
 use std::path::PathBuf;
 
 use super::{
@@ -17,6 +18,9 @@ use crate::{
     sys::disk_usage,
 };
 
+/// How long the runtime may take to tell what the Node object says: it tells that the runtime hangs, and must not wait for it.
+const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl Cri {
     async fn ask_images(
         &self,
@@ -24,7 +28,10 @@ impl Cri {
         request: &mut dyn crate::grpc::proto::Message,
         answer: &mut dyn crate::grpc::proto::Message,
     ) -> Result<(), RuntimeError> {
-        let timeout = self.settings.request_timeout;
+        let mut timeout = self.settings.request_timeout;
+        if matches!(method, "ListImages" | "ImageFsInfo") {
+            timeout = timeout.min(NODE_TIMEOUT);
+        }
         self.ask_within(Kind::Image, method, request, answer, timeout)
             .await
     }
