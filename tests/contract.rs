@@ -347,7 +347,11 @@ impl RuntimeService for Memory {
         })
     }
 
-    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        _: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
         let sandboxes = self.sandboxes.borrow();
         done(match sandboxes.iter().any(|status| status.id == *id) {
             true => Ok(Stream::Url(format!("http://127.0.0.1:1/{id}"))),

@@ -152,7 +152,7 @@ async fn connect(
     sandbox: &SandboxId,
     port: u16,
 ) -> Result<OwnedFd, RuntimeError> {
-    match runtime.port_forward(sandbox).await? {
+    match runtime.port_forward(sandbox, &[]).await? {
         Stream::Local(connect) => connect(port).await,
         Stream::Url(url) => panic!("ports at {url}"),
     }
@@ -1066,6 +1066,7 @@ fn exec_with_and_without_terminal() {
             command: words(script),
             stdin,
             tty,
+            ..ExecOptions::default()
         };
         let options = with("cat; exit 4", true, false);
         let mut session = local(runtime.exec(&id, &options)).await.expect("session");
@@ -1099,6 +1100,7 @@ fn commands_whose_clients_go() {
             command: ["/bin/sh", "-c", script].map(str::to_owned).into(),
             stdin,
             tty,
+            ..ExecOptions::default()
         };
         let cgroup = format!("{}/{id}", config.cgroup_parent);
         let running = |word: &str| {
@@ -1231,6 +1233,7 @@ fn attached_to_a_container() {
             stdin: true,
             stdout: true,
             stderr: true,
+            tty: false,
             stdin_once: true,
         };
         let watcher = AttachOptions {
@@ -1279,6 +1282,7 @@ fn attached_to_a_container() {
         let shell = lab.start(&sandbox, &shell).await;
         for (columns, expected) in [(100, "30 100"), (120, "30 120")] {
             let options = AttachOptions {
+                tty: true,
                 stdin_once: false,
                 ..all
             };

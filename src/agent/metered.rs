@@ -216,11 +216,16 @@ impl RuntimeService for Metered {
         self.stream(Operation::Attach, self.inner.attach(id, options), start)
     }
 
-    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
         let connect = move |connect: Connect<'a>| -> Connect<'a> {
             Box::new(move |port| self.count(Operation::PortForward, connect(port)))
         };
-        self.stream(Operation::PortForward, self.inner.port_forward(id), connect)
+        let opened = self.inner.port_forward(id, ports);
+        self.stream(Operation::PortForward, opened, connect)
     }
 
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {

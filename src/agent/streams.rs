@@ -87,8 +87,12 @@ impl Streaming for LocalBackend {
         self.runtime.attach(id, options)
     }
 
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
-        self.runtime.port_forward(id)
+    fn open_port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
+        self.runtime.port_forward(id, ports)
     }
 
     fn idle_timeout(&self) -> Duration {

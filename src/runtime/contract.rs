@@ -189,9 +189,12 @@ impl Trial<'_> {
         ensure(update.await.is_err(), "an unknown container has no limits")?;
         let options = self.options();
         is_absent(runtime.exec(&container, &options), "exec").await?;
-        let all = AttachOptions::default();
-        is_absent(runtime.attach(&container, all), "attach").await?;
-        let ports = match runtime.port_forward(&sandbox).await {
+        let output = AttachOptions {
+            stdout: true,
+            ..AttachOptions::default()
+        };
+        is_absent(runtime.attach(&container, output), "attach").await?;
+        let ports = match runtime.port_forward(&sandbox, &[]).await {
             Ok(Stream::Local(connect)) => connect(1).await.map(drop),
             Ok(Stream::Url(_)) => Ok(()),
             Err(e) => Err(e),
@@ -213,6 +216,7 @@ impl Trial<'_> {
     fn options(&self) -> ExecOptions {
         ExecOptions {
             command: self.fixture.echoes.clone(),
+            stdout: true,
             ..ExecOptions::default()
         }
     }

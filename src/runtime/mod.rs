@@ -43,6 +43,9 @@ pub enum RuntimeError {
     /// A registry does not give the image for this credential, or the backend cannot tell why there is none.
     #[error("{0}")]
     Denied(String),
+    /// The runtime has too much of it already; it may be tried again later.
+    #[error("{0}")]
+    Exhausted(String),
     /// A call did not end in time; whatever it started has been killed.
     #[error("{what} timed out after {after:?}")]
     Timeout {
@@ -157,8 +160,13 @@ pub trait RuntimeService: ImageService {
         id: &'a ContainerId,
         options: AttachOptions,
     ) -> Call<'a, Stream<Start<'a>>>;
-    /// The TCP ports of a pod. Not found, here or there, if the sandbox is not ready.
-    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>>;
+    /// The TCP ports of a pod. `ports` are those that the client names at once; empty: it names them later. Not found, here or
+    /// there, if the sandbox is not ready.
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>>;
 
     /// What pods with a usable sandbox and their running containers have used, sorted by UID. Reads some files of each: for
     /// when somebody asks.

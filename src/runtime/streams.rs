@@ -19,6 +19,10 @@ pub struct ExecOptions {
     pub command: Vec<String>,
     /// The command reads standard input.
     pub stdin: bool,
+    /// Somebody reads standard output; with a terminal everything.
+    pub stdout: bool,
+    /// Somebody reads standard error.
+    pub stderr: bool,
     /// It gets a terminal.
     pub tty: bool,
 }
@@ -32,6 +36,8 @@ pub struct AttachOptions {
     pub stdout: bool,
     /// Read standard error.
     pub stderr: bool,
+    /// The container has a terminal.
+    pub tty: bool,
     /// When input ends, the container's standard input is closed: its `stdinOnce`.
     pub stdin_once: bool,
 }
@@ -53,7 +59,8 @@ pub type End = Pin<Box<dyn Future<Output = Result<i32, RuntimeError>>>>;
 pub enum Stream<T> {
     /// Here: whoever asked speaks the client's protocol.
     Local(T),
-    /// At a server of the runtime: the client's request goes to this URL, once and at once.
+    /// At a server of the runtime: the client's request goes to this URL, once and at once. It serves the streams that were
+    /// asked for, no others.
     Url(String),
 }
 

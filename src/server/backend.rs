@@ -105,8 +105,12 @@ pub trait Streaming {
         id: &'a ContainerId,
         options: AttachOptions,
     ) -> Call<'a, Stream<Start<'a>>>;
-    /// The ports of a pod.
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>>;
+    /// The ports of a pod; those that the client names at once.
+    fn open_port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>>;
     /// How long nothing may come or go on a connection before it is closed.
     fn idle_timeout(&self) -> Duration;
     /// How long a client of exec and attach may take to make its streams (STREAM-06).

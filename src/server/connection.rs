@@ -5,6 +5,7 @@
 //! buffer: what is written goes to what carries it, and a client that does not read holds its own handler back, for as long
 //! as its patience lasts.
 
+use core::net::IpAddr;
 use core::pin::Pin;
 use core::task::{Context, Poll, ready};
 use core::time::Duration;
@@ -12,10 +13,10 @@ use std::io;
 use std::os::fd::RawFd;
 
 use async_io::Timer;
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
-use crate::sys::{start, turn};
+use crate::sys::{socket, start, turn};
 
 /// Bytes read ahead while a client is only watched. A client that sends more is not seen to leave before its answer ends.
 const MAX_WATCHED_BYTES: usize = 16 * 1024;
@@ -81,6 +82,24 @@ impl Connection {
             revents: 0,
         }];
         start::poll(&mut fds, 0).is_ok_and(|ready| ready > 0)
+    }
+
+    /// When it is dropped, the other side hears of it at once, whatever is still on its way to it: a peer that does not read would not
+    /// come to it otherwise.
+    pub(super) fn cut(&self) {
+        if let Some(fd) = self.socket
+            && let Err(e) = socket::forget_unsent(fd)
+        {
+            log::debug!("a connection cannot be cut: {e}");
+        }
+    }
+
+    /// Address of the other side, if it has one.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        let name: SockaddrStorage = getpeername(self.socket?).ok()?;
+        let v4 = name.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let v6 = || name.as_sockaddr_in6().map(|v6| v6.ip().to_canonical());
+        v4.or_else(v6)
     }
 
     /// How long a client may take nothing of what is written, before that fails with [`io::ErrorKind::TimedOut`].

@@ -12,6 +12,8 @@ use crate::sys::turn;
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Header lines of a request. An apiserver passes on what its own client sent, and adds to it.
 pub const MAX_HEADERS: usize = 64;
+/// What is said to who asks too much: in a minute it may be otherwise.
+const RETRY_LATER: &str = "Retry-After: 60\r\n";
 /// Query parameters of a request (each word of an exec command is one).
 pub const MAX_QUERY: usize = 256;
 
@@ -189,7 +191,7 @@ pub async fn read_request(
 
 /// Looks for the empty line that ends a head, at each byte once. Empty lines before the first one that is not are none.
 #[derive(Clone, Copy, Debug, Default)]
-struct HeadEnd {
+pub(super) struct HeadEnd {
     /// A line was there.
     begun: bool,
     line: Line,
@@ -207,7 +209,7 @@ enum Line {
 
 impl HeadEnd {
     /// Takes what came next. `Some`: the head ends behind so many of these bytes.
-    fn find(&mut self, bytes: &[u8]) -> Option<usize> {
+    pub(super) fn find(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, byte) in bytes.iter().enumerate() {
             self.line = match (byte, self.line) {
                 (b'\n', Line::Text) => {
@@ -378,7 +380,9 @@ const fn reason(status: u16) -> &'static str {
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         501 => "Not Implemented",
+        502 => "Bad Gateway",
         503 => "Service Unavailable",
+        504 => "Gateway Timeout",
         _ => "Internal Server Error",
     }
 }
@@ -393,7 +397,8 @@ pub async fn respond(
     respond_with(connection, status, kind, "", body).await
 }
 
-async fn respond_with(
+/// The same with further header lines, each with its end.
+pub(super) async fn respond_with(
     connection: &mut Connection,
     status: u16,
     kind: &str,
@@ -420,7 +425,11 @@ const fn closing(keep: bool) -> &'static str {
 
 /// Answers a refusal as plain text.
 pub async fn refuse(connection: &mut Connection, refusal: &Refusal) -> io::Result<()> {
-    refuse_with(connection, refusal, "").await
+    let lines = match refusal.status {
+        429 => RETRY_LATER,
+        _ => "",
+    };
+    refuse_with(connection, refusal, lines).await
 }
 
 /// The same with further header lines, each with its end.

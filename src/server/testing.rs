@@ -85,7 +85,11 @@ impl Streaming for FakeBackend {
         nothing()
     }
 
-    fn open_port_forward<'a>(&'a self, _: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+    fn open_port_forward<'a>(
+        &'a self,
+        _: &'a SandboxId,
+        _: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
         nothing()
     }
 

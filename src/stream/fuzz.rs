@@ -160,6 +160,7 @@ fn session(data: &[u8], size: usize) -> (Said, Option<String>) {
                 spdy::Event::End { id } => session.finish(id, out),
                 spdy::Event::Reset { id } => assert!(!session.has(id)),
                 spdy::Event::GoAway => {}
+                spdy::Event::Reply { id } => panic!("{id} is not ours"),
             }
             said.event(&event);
         },

@@ -30,6 +30,15 @@ const KEY_BYTES: usize = 16;
 /// Protocol names of one request; further ones are not looked at.
 const MAX_PROTOCOLS: usize = 16;
 
+/// A header value of `Sec-WebSocket-Protocol` without the bearer tokens in it; `None` if nothing is left.
+pub(crate) fn without_bearer(value: &str) -> Option<String> {
+    let words = value.split(',').map(str::trim);
+    let kept: Vec<_> = words
+        .filter(|w| !w.is_empty() && !w.starts_with(BEARER_PREFIX))
+        .collect();
+    (!kept.is_empty()).then(|| kept.join(", "))
+}
+
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Upgrade<'a> {
@@ -154,6 +163,12 @@ impl<'a> Upgrade<'a> {
             offered: protocols.iter().map(|&name| name.to_owned()).collect(),
             accepted,
         })
+    }
+
+    /// Whether the client would speak `protocol` over WebSocket.
+    #[must_use]
+    pub fn offers(&self, protocol: &str) -> bool {
+        matches!(self, Self::WebSocket { protocols, .. } if protocols.contains(&protocol))
     }
 
     /// Head of the answer, for a chosen `protocol`.

@@ -1,4 +1,4 @@
-//! Descriptors that come out of sockets.
+//! Descriptors that come out of sockets, and what sockets do when they are closed.
 
 #![expect(unsafe_code, reason = "nix returns them as numbers")]
 
@@ -13,6 +13,28 @@ pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     let fd = accept4(listener.as_fd().as_raw_fd(), flags)?;
     // SAFETY: the call succeeded: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// When `socket` is closed, what the peer has not taken yet is thrown away, and the peer hears of it at once (`SO_LINGER`).
+/// Source: socket(7).
+pub fn forget_unsent(socket: RawFd) -> io::Result<()> {
+    let at_once = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let length = libc::socklen_t::try_from(size_of::<libc::linger>()).unwrap_or_default();
+    // SAFETY: the pointer and the length are those of `at_once`, which is only read.
+    let set = unsafe {
+        libc::setsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const at_once).cast(),
+            length,
+        )
+    };
+    nix::Error::result(set)?;
+    Ok(())
 }
 
 /// Receives one descriptor that the peer sends along with some bytes (`SCM_RIGHTS`). Close-on-exec.

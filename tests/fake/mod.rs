@@ -1264,7 +1264,11 @@ impl RuntimeService for Fake {
         Box::pin(ready(Ok(Stream::Local(start))))
     }
 
-    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        _: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
         let connect: Connect<'a> = Box::new(move |port| {
             self.at_once(Op::PortForward, id, None, None, move |state| {
                 streams::forward(state, id, port)

@@ -515,7 +515,11 @@ impl RuntimeService for Runc {
         Box::pin(ready(Ok(Stream::Local(start))))
     }
 
-    fn port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        _: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
         let connect: Connect<'a> = Box::new(move |port| Box::pin(self.forward(id, port)));
         Box::pin(ready(Ok(Stream::Local(connect))))
     }

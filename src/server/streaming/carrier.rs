@@ -23,9 +23,9 @@ pub(super) const TURNS: usize = 16;
 /// Long enough that it never has passed when it is looked at first.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
 /// How long a client may take for what is said last, and then to leave.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked whether a client is still there that nothing can be read from.
-const HANG_UP_CHECK: Duration = Duration::from_secs(2);
+pub(super) const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(super) struct Carrier<'a> {

@@ -1,21 +1,33 @@
-//! One connection of the local socket and one port, joined byte for byte: what `picolet port-forward` makes for each of its
-//! own connections. Half-closes pass in both directions.
+//! Two connections, joined byte for byte: a client and what it asked for. What `picolet port-forward` makes for each of its own
+//! connections, and a client of a runtime whose streams are elsewhere. Fixed buffers; whoever does not read holds the other
+//! side back.
 
 use core::pin::Pin;
 use core::task::{Context, Poll, ready};
+use core::time::Duration;
 use std::io;
-use std::net::{Shutdown, TcpStream};
 
-use async_io::Async;
+use async_io::Timer;
 use smol::io::{AsyncRead, AsyncWrite};
 
-use super::carrier::{PAUSE, TURNS};
+use super::carrier::{HANG_UP_CHECK, LEAVE_TIMEOUT, PAUSE, TURNS};
+use crate::api::Mono;
 use crate::server::connection::Connection;
+use crate::sys::clock;
 
 /// Protocol name in `Upgrade`.
 pub(crate) const PROTOCOL: &str = "picolet-port";
 /// On its way in one direction.
 const BUFFER_BYTES: usize = 8 * 1024;
+
+/// What the end of one direction means for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HalfClose {
+    /// Nothing: each ends for itself.
+    Stays,
+    /// The protocol within has ends of its own: the other follows soon.
+    Ends,
+}
 
 /// One direction.
 struct Way {
@@ -26,6 +38,8 @@ struct Way {
     /// The source has ended; the target was told.
     ended: bool,
     closed: bool,
+    /// The target takes nothing any more.
+    is_sink: bool,
 }
 
 impl Way {
@@ -36,6 +50,7 @@ impl Way {
             end: 0,
             ended: false,
             closed: false,
+            is_sink: false,
         }
     }
 
@@ -46,6 +61,9 @@ impl Way {
         mut from: impl AsyncRead + Unpin,
         mut to: impl AsyncWrite + Unpin,
     ) -> io::Result<bool> {
+        if self.is_sink {
+            self.start = self.end;
+        }
         if self.start == self.end && !self.ended {
             return match Pin::new(&mut from).poll_read(cx, &mut self.buffer) {
                 Poll::Pending => Ok(false),
@@ -60,8 +78,13 @@ impl Way {
             let rest = &self.buffer[self.start..self.end];
             return match Pin::new(&mut to).poll_write(cx, rest) {
                 Poll::Pending => Ok(false),
-                Poll::Ready(written) => {
-                    self.start += written?;
+                Poll::Ready(Ok(n)) if n > 0 => {
+                    self.start += n;
+                    Ok(true)
+                }
+                // Reading from it tells why, and what it had said before.
+                Poll::Ready(_) => {
+                    self.is_sink = true;
                     Ok(true)
                 }
             };
@@ -73,45 +96,134 @@ impl Way {
     const fn is_over(&self) -> bool {
         self.ended && self.start == self.end
     }
+
+    /// Tells the target, once; whether that moved anything.
+    fn close(&mut self, cx: &mut Context<'_>, to: &mut Connection) -> bool {
+        if !self.is_over() || self.closed {
+            return false;
+        }
+        // One that has ended of itself says so when it is read.
+        self.closed = self.is_sink || Pin::new(to).poll_close(cx).is_ready();
+        self.closed
+    }
 }
 
-/// Carries bytes until both sides have ended, or one of them breaks.
-pub(super) async fn join(connection: &mut Connection, port: &Async<TcpStream>) -> io::Result<()> {
-    let (mut there, mut back) = (Way::new(), Way::new());
-    let mut pause: Option<async_io::Timer> = None;
-    core::future::poll_fn(|cx| {
+/// Both directions, and the time.
+struct Join<'a> {
+    client: &'a mut Connection,
+    other: &'a mut Connection,
+    there: Way,
+    back: Way,
+    idle: Duration,
+    half_close: HalfClose,
+    /// When a byte last came or went.
+    last: Mono,
+    /// The client has until then to leave.
+    leave_by: Option<Mono>,
+    alarm: Option<(Mono, Timer)>,
+    pause: Option<Timer>,
+}
+
+/// Carries bytes until both sides have ended.
+///
+/// - Errors: one of them broke, or nothing came for the time `idle`. Not all may have arrived.
+pub(super) async fn join(
+    client: &mut Connection,
+    other: &mut Connection,
+    idle: Duration,
+    half_close: HalfClose,
+) -> io::Result<()> {
+    let mut join = Join {
+        client,
+        other,
+        there: Way::new(),
+        back: Way::new(),
+        idle,
+        half_close,
+        last: clock::mono(),
+        leave_by: None,
+        alarm: None,
+        pause: None,
+    };
+    core::future::poll_fn(|cx| join.poll(cx)).await
+}
+
+impl Join<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Bounded: a pause after every `TURNS` moves.
         loop {
-            if let Some(timer) = &mut pause {
+            if let Some(timer) = &mut self.pause {
                 ready!(Future::poll(Pin::new(timer), cx));
-                pause = None;
+                self.pause = None;
             }
             for _ in 0..TURNS {
-                let mut moved = there.poll(cx, &mut *connection, port)?;
-                moved |= back.poll(cx, port, &mut *connection)?;
-                if there.is_over() && !there.closed {
-                    // One that has ended of itself says so when it is read.
-                    let _ = port.get_ref().shutdown(Shutdown::Write);
-                    there.closed = true;
-                    moved = true;
-                }
-                if back.is_over()
-                    && !back.closed
-                    && let Poll::Ready(closed) = Pin::new(&mut *connection).poll_close(cx)
-                {
-                    closed?;
-                    back.closed = true;
-                    moved = true;
-                }
-                if there.closed && back.closed {
+                let moved = self.step(cx)?;
+                if self.there.closed && self.back.closed {
                     return Poll::Ready(Ok(()));
                 }
-                if !moved {
-                    return Poll::Pending;
+                if moved {
+                    self.last = clock::mono();
+                    continue;
                 }
+                ready!(self.poll_late(cx));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            pause = Some(async_io::Timer::after(PAUSE));
+            self.pause = Some(Timer::after(PAUSE));
         }
-    })
-    .await
+    }
+
+    /// One step of each direction; whether anything moved.
+    fn step(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        let mut moved = self.there.poll(cx, &mut *self.client, &mut *self.other)?;
+        moved |= self.back.poll(cx, &mut *self.other, &mut *self.client)?;
+        if self.back.is_sink {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        moved |= self.there.close(cx, self.other);
+        moved |= self.back.close(cx, self.client);
+        if self.back.closed && self.half_close == HalfClose::Ends {
+            self.there.is_sink = true;
+        }
+        // What the client still sends is read and dropped: a connection that is closed before would throw away what was
+        // said last.
+        if self.back.closed && self.there.is_sink && self.leave_by.is_none() {
+            self.leave_by = Some(clock::mono() + LEAVE_TIMEOUT);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Waits until it has been silent for too long, or the client is gone.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Bounded: goes on only when a timer has rung, and the next is later.
+        loop {
+            let now = clock::mono();
+            // While its last bytes are not taken nothing is read, and so not the end either.
+            let deaf = self.there.start < self.there.end;
+            let ends = self.half_close == HalfClose::Ends;
+            if ends && deaf && self.alarm.is_none() && self.client.has_hung_up() {
+                return Poll::Ready(());
+            }
+            let is_ending = self.there.ended || self.back.ended;
+            let idle = match ends && is_ending {
+                true => self.idle.min(LEAVE_TIMEOUT),
+                false => self.idle,
+            };
+            let end = self.last + idle;
+            let end = self.leave_by.map_or(end, |by| by.min(end));
+            if end <= now {
+                return Poll::Ready(());
+            }
+            let check = (ends && deaf).then(|| now + HANG_UP_CHECK);
+            let next = check.map_or(end, |check| check.min(end));
+            // One that rings too early is looked at again; so activity need not move it.
+            if self.alarm.as_ref().is_none_or(|(at, _)| *at > next) {
+                self.alarm = Some((next, Timer::after(next - now)));
+            }
+            if let Some((_, timer)) = &mut self.alarm {
+                ready!(Future::poll(Pin::new(timer), cx));
+                self.alarm = None;
+            }
+        }
+    }
 }

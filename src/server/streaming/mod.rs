@@ -5,8 +5,10 @@
 //! | `GET`, `POST /exec/{namespace}/{pod}[/{uid}]/{container}` | a command, by [`remote`] |
 //! | `GET`, `POST /attach/{namespace}/{pod}[/{uid}]/{container}` | a container's own streams, by [`remote`] |
 //! | `GET`, `POST /portForward/{namespace}/{pod}[/{uid}]` | connections to ports, by [`ports`] |
-//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join`]; only of the local socket |
+//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join()`]; only of the local socket |
 //! | `POST /run/{namespace}/{pod}[/{uid}]/{container}?cmd=` | a command's output as text |
+//!
+//! Streams that are not here but at a server of the runtime: [`upstream`].
 //!
 //! What is wrong before the streams begin is told by the status of the answer, what is wrong later by the protocol.
 //!
@@ -18,9 +20,11 @@ mod ports;
 mod remote;
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 use std::io;
 use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
 
 use async_io::Async;
 use smol::io::AsyncWriteExt as _;
@@ -28,14 +32,16 @@ use smol::io::AsyncWriteExt as _;
 pub(crate) use self::join::PROTOCOL;
 
 use self::carrier::Carrier;
+use self::join::{HalfClose, join};
 use super::Outcome;
 use super::backend::{PodName, Streaming};
 use super::http::{self, Connection, Origin, Refusal, Request};
+use crate::api::SandboxId;
 use crate::runtime::{AttachOptions, ExecOptions, RuntimeError, Start, Stream};
 use crate::stream::port_forward::{self, Ports, Streams};
 use crate::stream::remote_command::{self, Remote, Version, Wanted, websocket_protocol};
 use crate::stream::upgrade::{Refused, Upgrade};
-use crate::stream::websocket::TUNNEL_PROTOCOL;
+use crate::stream::websocket::{Protocol, TUNNEL_PROTOCOL};
 
 /// Most that is kept of each output of a command that is run without streams, bytes.
 const RUN_OUTPUT_BYTES: usize = 256 * 1024;
@@ -224,13 +230,18 @@ async fn exec(
     let options = ExecOptions {
         command: params(request, "command").map(str::to_owned).collect(),
         stdin: wanted.stdin,
+        stdout: wanted.stdout,
+        stderr: wanted.stderr,
         tty: wanted.tty,
     };
     if options.command.is_empty() {
         return Ok(Err(Refusal::bad("command: required")));
     }
-    let start = or_refuse!(local(streaming.open_exec(&running.id, &options).await));
-    converse(streaming, connection, request, wanted, start).await
+    let opened = streaming.open_exec(&running.id, &options).await;
+    match or_refuse!(opened.map_err(not_opened)) {
+        Stream::Local(start) => converse(streaming, connection, request, wanted, start).await,
+        Stream::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
+    }
 }
 
 async fn attach(
@@ -246,24 +257,41 @@ async fn attach(
         stdin: wanted.stdin,
         stdout: wanted.stdout,
         stderr: wanted.stderr,
+        tty: wanted.tty,
         stdin_once: running.stdin_once,
     };
-    let start = or_refuse!(local(streaming.open_attach(&running.id, options).await));
-    converse(streaming, connection, request, wanted, start).await
+    let opened = streaming.open_attach(&running.id, options).await;
+    match or_refuse!(opened.map_err(not_opened)) {
+        Stream::Local(start) => converse(streaming, connection, request, wanted, start).await,
+        Stream::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
+    }
 }
 
-/// What is to be spoken with here. Streams that are elsewhere are refused: no backend has such yet. Here is where the client's
-/// request would go to their URL (STREAM-01).
-fn local<T>(stream: Result<Stream<T>, RuntimeError>) -> Result<T, Refusal> {
-    match stream {
-        Ok(Stream::Local(stream)) => Ok(stream),
-        Ok(Stream::Url(_)) => Err(Refusal::new(
-            501,
-            "streams of this runtime are not passed on",
-        )),
-        Err(e @ RuntimeError::NotFound(_)) => Err(Refusal::not_found(e.to_string())),
-        Err(e) => Err(Refusal::new(500, e.to_string())),
+/// What a client hears of streams that the runtime does not give (CRI-78).
+fn not_opened(e: RuntimeError) -> Refusal {
+    let status = match e {
+        RuntimeError::NotFound(_) => 404,
+        RuntimeError::Exhausted(_) => 429,
+        _ => 500,
+    };
+    Refusal::new(status, e.to_string())
+}
+
+/// Serves exec or attach whose streams are at `url`. A client of the newest protocol is spoken with here: servers of runtimes
+/// do not know it.
+async fn elsewhere(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    wanted: Wanted,
+    url: String,
+) -> Outcome {
+    if upgrade(request).is_ok_and(|upgrade| upgrade.offers(Protocol::V5.name())) {
+        let start: Start<'_> =
+            Box::pin(upstream::session(url, wanted, streaming.creation_timeout()));
+        return converse(streaming, connection, request, wanted, start).await;
     }
+    upstream::pass(streaming, connection, request, &url).await
 }
 
 /// Agrees on a protocol, and carries the session that `start` begins to its end.
@@ -291,32 +319,24 @@ async fn forward(
     pod: PodName<'_>,
 ) -> Outcome {
     let sandbox = or_refuse!(streaming.ready_sandbox(pod).await);
-    let connect = or_refuse!(local(streaming.open_port_forward(&sandbox).await));
     if request.origin == Origin::Local && request.header("upgrade") == Some(PROTOCOL) {
-        let port: Option<u16> = or_refuse!(request.number("port"));
-        let Some(port) = port.filter(|port| *port > 0) else {
-            return Ok(Err(Refusal::bad("port: required")));
-        };
-        let connected = connect(port).await;
-        let failed =
-            |why: String| Refusal::new(500, format!("error forwarding port {port}: {why}"));
-        let fd = or_refuse!(connected.map_err(|e| failed(e.to_string())));
-        let stream = Async::new(TcpStream::from(fd));
-        let stream = or_refuse!(stream.map_err(|e| failed(e.to_string())));
-        http::switch_protocols(connection, PROTOCOL, "").await?;
-        return join::join(connection, &stream).await.map(Ok);
+        return forward_one(streaming, connection, request, &sandbox).await;
     }
-    let numbers = match upgrade(request) {
-        Ok(Upgrade::WebSocket { .. }) => Ports::of(params(request, "port")),
-        _ => Ok(Vec::new()),
-    };
-    // What is tunnelled names its ports later.
     let protocol = upgrade(request).and_then(|u| u.choose(port_protocols(&u)));
     let tunnelled = protocol == Ok(TUNNEL_PROTOCOL);
-    let numbers = if tunnelled {
-        Vec::new()
-    } else {
-        or_refuse!(numbers)
+    let numbers = match upgrade(request) {
+        // What is tunnelled names its ports later.
+        Ok(Upgrade::WebSocket { .. }) if !tunnelled => Ports::of(params(request, "port")),
+        _ => Ok(Vec::new()),
+    };
+    let numbers = or_refuse!(numbers);
+    let opened = streaming.open_port_forward(&sandbox, &numbers).await;
+    let connect = match or_refuse!(opened.map_err(not_opened)) {
+        Stream::Local(connect) => connect,
+        Stream::Url(url) if tunnelled => {
+            return upstream::tunnel(streaming, connection, request, &url).await;
+        }
+        Stream::Url(url) => return upstream::pass(streaming, connection, request, &url).await,
     };
     let Some((is_spdy, protocol)) = agree(connection, request, port_protocols).await? else {
         return Ok(Ok(()));
@@ -327,12 +347,46 @@ async fn forward(
     } else if tunnelled {
         ports::Wire::Streams(Streams::tunnelled())
     } else if let Some(protocol) = websocket_protocol(protocol) {
-        ports::Wire::Ports(Ports::new(protocol, numbers, &mut carrier.out))
+        ports::Wire::Ports(Ports::new(protocol, numbers.clone(), &mut carrier.out))
     } else {
         return Ok(Ok(()));
     };
     ports::drive(carrier, wire, connect).await?;
     Ok(Ok(()))
+}
+
+/// One connection to one port, byte for byte.
+async fn forward_one(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    sandbox: &SandboxId,
+) -> Outcome {
+    let port: Option<u16> = or_refuse!(request.number("port"));
+    let Some(port) = port.filter(|port| *port > 0) else {
+        return Ok(Err(Refusal::bad("port: required")));
+    };
+    let failed = |why: String| Refusal::new(500, format!("error forwarding port {port}: {why}"));
+    let ports = [port];
+    let opened = streaming.open_port_forward(sandbox, &ports).await;
+    let mut connected = match or_refuse!(opened.map_err(not_opened)) {
+        Stream::Local(connect) => {
+            let fd = or_refuse!(connect(port).await.map_err(|e| failed(e.to_string())));
+            let stream = Async::new(TcpStream::from(fd));
+            let stream = or_refuse!(stream.map_err(|e| failed(e.to_string())));
+            let socket = stream.as_raw_fd();
+            Connection::new(stream).of_socket(socket)
+        }
+        Stream::Url(url) => match upstream::port(&url, port, streaming.creation_timeout()).await {
+            Ok(connected) => connected,
+            Err(lost) => return lost.tell(connection).await.map(Ok),
+        },
+    };
+    http::switch_protocols(connection, PROTOCOL, "").await?;
+    let idle = streaming.idle_timeout();
+    join(connection, &mut connected, idle, HalfClose::Stays)
+        .await
+        .map(Ok)
 }
 
 async fn run(

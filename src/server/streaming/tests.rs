@@ -1,6 +1,7 @@
 //! Every protocol over a pair of sockets, with the fake runtime behind.
 
 mod turns;
+mod upstream;
 
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
@@ -34,6 +35,10 @@ struct Node {
     ended: Cell<u32>,
     /// What stands in for the runtime's next command.
     session: RefCell<Option<Session>>,
+    /// Where its streams are, if not here.
+    url: Option<String>,
+    /// Ports that were named when it was asked for that.
+    ports: RefCell<Vec<u16>>,
     /// Bytes that may wait for the client in the kernel, where that is not its default.
     lag: Option<usize>,
 }
@@ -70,8 +75,17 @@ impl Node {
             creation: CREATION_TIMEOUT,
             ended: Cell::new(0),
             session: RefCell::new(None),
+            url: None,
+            ports: RefCell::default(),
             lag: None,
         }
+    }
+}
+
+impl Node {
+    fn elsewhere<'a, T: 'a>(&self) -> Option<Call<'a, Stream<T>>> {
+        let url = self.url.clone()?;
+        Some(Box::pin(async { Ok(Stream::Url(url)) }))
     }
 }
 
@@ -102,6 +116,9 @@ impl Streaming for Node {
         id: &'a ContainerId,
         options: &'a ExecOptions,
     ) -> Call<'a, Stream<Start<'a>>> {
+        if let Some(url) = self.elsewhere() {
+            return url;
+        }
         if self.session.borrow().is_some() {
             let start: Start<'a> = Box::pin(async { Ok(self.session.take().expect("one")) });
             return Box::pin(async { Ok(Stream::Local(start)) });
@@ -123,11 +140,22 @@ impl Streaming for Node {
         id: &'a ContainerId,
         options: AttachOptions,
     ) -> Call<'a, Stream<Start<'a>>> {
+        if let Some(url) = self.elsewhere() {
+            return url;
+        }
         self.runtime.attach(id, options)
     }
 
-    fn open_port_forward<'a>(&'a self, id: &'a SandboxId) -> Call<'a, Stream<Connect<'a>>> {
-        self.runtime.port_forward(id)
+    fn open_port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
+        self.ports.borrow_mut().extend_from_slice(ports);
+        if let Some(url) = self.elsewhere() {
+            return url;
+        }
+        self.runtime.port_forward(id, ports)
     }
 
     fn idle_timeout(&self) -> Duration {

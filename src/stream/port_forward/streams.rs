@@ -365,6 +365,8 @@ impl Streams {
                 }
             }
             spdy::Event::GoAway => Some(Event::Left),
+            // Only a client gets them.
+            spdy::Event::Reply { .. } => None,
         }
     }
 

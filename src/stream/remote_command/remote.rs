@@ -356,6 +356,8 @@ impl Remote {
                 None
             }
             spdy::Event::GoAway => Some(Event::Left),
+            // Only a client gets them.
+            spdy::Event::Reply { .. } => None,
         }
     }
 

@@ -66,6 +66,17 @@ impl<'a> Headers<'a> {
     }
 }
 
+/// A block of these headers, each of which is there once: names in lower case.
+pub(crate) fn plain(headers: &[(&str, &str)]) -> Vec<u8> {
+    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes();
+    let mut plain = number(headers.len()).to_vec();
+    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+        plain.extend_from_slice(&number(text.len()));
+        plain.extend_from_slice(text.as_bytes());
+    }
+    plain
+}
+
 fn number(rest: &mut &[u8]) -> Option<u32> {
     let (number, after) = rest.split_first_chunk::<4>()?;
     *rest = after;

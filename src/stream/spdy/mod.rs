@@ -1,4 +1,4 @@
-//! SPDY/3.1, server side, as far as Kubernetes streams need it: the client opens streams, the server answers them.
+//! SPDY/3.1, both sides, as far as Kubernetes streams need it: the client opens streams, the server answers them.
 //!
 //! What it takes from the draft: all frame types, header compression with the draft's dictionary and one context per
 //! direction, half-close, reset, ping, go-away, windows. What it leaves out: streams of the server's own, credentials,
@@ -8,8 +8,8 @@
 //!   without regard to windows. A server that kept to the draft's 64 KiB would stall after 64 KiB for ever. So windows bind
 //!   what is sent only once the peer has shown that it keeps them (by an initial window size or a WINDOW_UPDATE), and a
 //!   peer that overruns ours is not at fault. Ours are opened again as payload is reported as passed on.
-//! * **Header compression** of what is sent: stored blocks. All that is sent is empty replies; a compressor would cost more
-//!   than it saves.
+//! * **Header compression** of what is sent: stored blocks. All that is sent is empty replies and a few short headers; a
+//!   compressor would cost more than it saves.
 //! * Data for a stream that is not open is dropped: it crossed our reset.
 //!
 //! Sources: SPDY draft 3.1 (chromium.org), RFC 1950 (preset dictionary); peers: moby/spdystream `connection.go`,
@@ -29,4 +29,7 @@ pub use session::{Event, Gone, MAX_STREAMS, Session};
 pub(crate) use wire::head as wire_head;
 pub use wire::{Error, GoAway, Reset, StreamId};
 #[cfg(test)]
-pub(crate) use {header_block::Compress, inflate::Inflate};
+pub(crate) use {
+    header_block::{Compress, plain},
+    inflate::Inflate,
+};

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::header_block::{Compress, Headers};
+use super::header_block::{Compress, Headers, plain};
 use super::inflate::Inflate;
 use super::wire::{
     Control, Error, FLAG_FIN, FLAG_UNIDIRECTIONAL, GoAway, HEAD_BYTES, Head, MASK_31,
@@ -54,6 +54,11 @@ pub enum Event {
     },
     /// The peer opens no more streams.
     GoAway,
+    /// The peer accepts a stream of ours.
+    Reply {
+        /// Its id.
+        id: StreamId,
+    },
 }
 
 /// The stream is not open, or not for sending: the peer reset it, or it was finished.
@@ -110,12 +115,21 @@ enum Reading {
 #[derive(Clone, Copy, Debug)]
 enum Block {
     Open { id: StreamId, flags: u8 },
+    Reply { id: StreamId, fin: bool },
     More { id: StreamId, fin: bool },
 }
 
-/// The server's side of a connection. See [`crate::stream`] for how it is driven.
+/// Who opens the streams, with odd ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opener {
+    Peer,
+    Us,
+}
+
+/// One side of a connection. See [`crate::stream`] for how it is driven.
 #[derive(Debug)]
 pub struct Session {
+    opener: Opener,
     reading: Reading,
     small: [u8; FIXED_BYTES],
     small_len: usize,
@@ -125,7 +139,7 @@ pub struct Session {
     block: Vec<u8>,
     /// In order of their ids.
     pub(super) streams: Vec<Stream>,
-    /// Newest stream of the peer's.
+    /// Newest stream.
     last: StreamId,
     going: bool,
     /// Passed on since the connection's window was last opened.
@@ -143,10 +157,21 @@ impl Default for Session {
 }
 
 impl Session {
-    /// A connection on which nothing has been said yet.
+    /// The server's side of a connection on which nothing has been said yet.
     #[must_use]
     pub fn new() -> Self {
+        Self::side(Opener::Peer)
+    }
+
+    /// The client's side.
+    #[must_use]
+    pub fn client() -> Self {
+        Self::side(Opener::Us)
+    }
+
+    fn side(opener: Opener) -> Self {
         Self {
+            opener,
             reading: Reading::Head,
             small: [0; FIXED_BYTES],
             small_len: 0,
@@ -216,6 +241,26 @@ impl Session {
         };
         let (streams, connection) = self.keeps_windows;
         bytes(streams, stream.window).min(bytes(connection, self.window))
+    }
+
+    /// A client opens a stream; nothing can be sent on it before [`Event::Reply`].
+    ///
+    /// - Errors: this is a server's side, there are too many streams, or the peer wants no more of them.
+    pub fn open(&mut self, headers: &[(&str, &str)], out: &mut Vec<u8>) -> Result<StreamId, Gone> {
+        let id = if self.last == 0 { 1 } else { self.last + 2 };
+        if self.opener != Opener::Us || self.going || self.streams.len() >= MAX_STREAMS {
+            return Err(Gone);
+        }
+        self.last = id;
+        self.add(id, false, false);
+        let block = self.compress.block(&plain(headers));
+        let length = u32::try_from(FIXED_BYTES + block.len()).unwrap_or(MAX_FRAME_BYTES);
+        out.extend_from_slice(&control_head(Control::SynStream, length));
+        out.extend_from_slice(&id.to_be_bytes());
+        // It belongs to no other stream, and has no priority.
+        out.extend_from_slice(&[0; FIXED_BYTES - size_of::<StreamId>()]);
+        out.extend_from_slice(&block);
+        Ok(id)
     }
 
     /// Accepts a stream. Nothing can be sent on it before: spdystream drops what comes earlier.
@@ -416,7 +461,10 @@ impl Session {
             Control::SynReply | Control::Headers => {
                 self.block.clear();
                 let fin = flags & FLAG_FIN != 0;
-                let ends = Block::More { id, fin };
+                let ends = match (control, self.opener) {
+                    (Control::SynReply, Opener::Us) => Block::Reply { id, fin },
+                    _ => Block::More { id, fin },
+                };
                 self.reading = Reading::Block { ends, left };
             }
             Control::Settings => {
@@ -430,13 +478,16 @@ impl Session {
                 self.streams.retain(|s| s.id != id);
                 return Ok(open.then_some(Event::Reset { id }));
             }
-            // Even ids would answer pings of ours; there are none.
-            Control::Ping if first % 2 == 1 => {
+            // The others would answer pings of ours; there are none.
+            Control::Ping if (first % 2 == 1) == (self.opener == Opener::Peer) => {
                 out.extend_from_slice(&control_head(Control::Ping, 4));
                 out.extend_from_slice(&first.to_be_bytes());
             }
             Control::Ping => {}
-            Control::GoAway => return Ok(Some(Event::GoAway)),
+            Control::GoAway => {
+                self.going |= self.opener == Opener::Us;
+                return Ok(Some(Event::GoAway));
+            }
             Control::WindowUpdate => self.opened(id, second & MASK_31),
         }
         Ok(None)
@@ -446,9 +497,10 @@ impl Session {
         self.headers().check()?;
         let (id, flags) = match ends {
             Block::Open { id, flags } => (id, flags),
+            Block::Reply { id, fin } => return Ok(self.replied(id, fin)),
             Block::More { id, fin } => return Ok(if fin { self.ended(id) } else { None }),
         };
-        if id.is_multiple_of(2) || id <= self.last {
+        if self.opener == Opener::Us || id.is_multiple_of(2) || id <= self.last {
             return Err(Error::Stream(id));
         }
         self.last = id;
@@ -457,16 +509,30 @@ impl Session {
             return Ok(None);
         }
         let fin = flags & FLAG_FIN != 0;
+        self.add(id, fin, flags & FLAG_UNIDIRECTIONAL != 0);
+        Ok(Some(Event::Open { id, fin }))
+    }
+
+    fn add(&mut self, id: StreamId, ended: bool, finished: bool) {
         debug_assert!(self.streams.len() < MAX_STREAMS);
         self.streams.push(Stream {
             id,
             replied: false,
-            ended: fin,
-            finished: flags & FLAG_UNIDIRECTIONAL != 0,
+            ended,
+            finished,
             credit: 0,
             window: self.first_window,
         });
-        Ok(Some(Event::Open { id, fin }))
+    }
+
+    /// The peer accepts a stream of ours. One that it ends with that has nothing for us, and is of no use.
+    fn replied(&mut self, id: StreamId, fin: bool) -> Option<Event> {
+        if fin {
+            return self.ended(id);
+        }
+        let stream = self.stream_mut(id).filter(|s| !s.replied)?;
+        stream.replied = true;
+        Some(Event::Reply { id })
     }
 
     /// Payload; `None` if nobody wants it any more.

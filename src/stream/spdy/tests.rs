@@ -8,7 +8,7 @@ use super::inflate::MAX_BLOCK_BYTES;
 use super::*;
 use crate::stream::recorded::{self, EXEC_SPDY, FORWARD_SPDY};
 use crate::stream::testing::{SpdyClient, drive, piece, spdy_frames};
-use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES};
+use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES, Span};
 
 /// What a server that accepts every stream sees, and sends.
 fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>) {
@@ -40,6 +40,7 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>)
                 Event::End { id } => seen.push((None, format!("end {id}"))),
                 Event::Reset { id } => seen.push((None, format!("reset {id}"))),
                 Event::GoAway => seen.push((None, "go away".into())),
+                Event::Reply { id } => panic!("{id} is not ours"),
             }
         },
     );
@@ -538,4 +539,61 @@ fn the_end_of_all_streams_fits() {
     }
     session.go_away(GoAway::Ok, &mut out);
     assert!(out.len() <= MAX_OUT_BYTES, "{}", out.len());
+}
+
+/// What a client and a server make of each other; the server says what it hears.
+#[test]
+fn our_client_and_our_server() {
+    let (mut client, mut server) = (Session::client(), Session::new());
+    let (mut there, mut back) = (Vec::new(), Vec::new());
+    let first = client
+        .open(&[("streamtype", "error")], &mut there)
+        .expect("a stream");
+    let second = client
+        .open(&[("port", "80"), ("streamtype", "data")], &mut there)
+        .expect("a stream");
+    assert_eq!((first, second), (1, 3));
+    let early = client.send(first, b"early", &mut there);
+    assert_eq!(early, Err(Gone), "it is not accepted yet");
+    let mut heard = Vec::new();
+    let mut take = |bytes: &mut Vec<u8>, session: &mut Session, out: &mut Vec<u8>| {
+        let mut events = Vec::new();
+        loop {
+            let step = session.receive(bytes, out).expect("valid");
+            bytes.drain(..step.taken);
+            if step.is_idle() {
+                return events;
+            }
+            if let Some(Event::Open { id, .. }) = step.event {
+                heard.push((id, session.headers().get("streamtype").map(String::from)));
+                session.reply(id, out);
+            }
+            events.extend(step.event);
+        }
+    };
+    take(&mut there, &mut server, &mut back);
+    // A server's pings are even, and answered.
+    back.extend([0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
+    let events = take(&mut back, &mut client, &mut there);
+    assert_eq!(events, [Event::Reply { id: 1 }, Event::Reply { id: 3 }]);
+    assert_eq!(there, [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
+    there.clear();
+    client.send(second, b"hi", &mut there).expect("open");
+    client.finish(second, &mut there);
+    let span = Span { at: 8, len: 2 };
+    let events = take(&mut there, &mut server, &mut back);
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(matches!(events[0], Event::Data { id: 3, span: got } if got.len == span.len));
+    assert_eq!(events[1], Event::End { id: 3 });
+    server.go_away(GoAway::Ok, &mut back);
+    assert_eq!(take(&mut back, &mut client, &mut there), [Event::GoAway]);
+    assert!(client.open(&[], &mut there).is_err(), "it wants no more");
+    assert!(server.open(&[], &mut there).is_err(), "servers open none");
+    let open = |id: u32| SpdyClient::default().open(id, false, &[]).bytes.clone();
+    assert_eq!(
+        Session::client().receive(&open(2), &mut there),
+        Err(Error::Stream(2)),
+        "clients are opened none"
+    );
+    assert_eq!(heard, [(1, Some("error".into())), (3, Some("data".into()))]);
 }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::stream::spdy::{Compress, Inflate, wire_head};
+use crate::stream::spdy::{Compress, Inflate, plain, wire_head};
 
 /// Frames as a SPDY client sends them.
 #[derive(Default)]
@@ -30,14 +30,14 @@ impl SpdyClient {
     pub(crate) fn open_with(&mut self, id: u32, flags: u8, headers: &[(&str, &str)]) -> &mut Self {
         let mut payload = id.to_be_bytes().to_vec();
         payload.extend([0; 6]);
-        payload.extend(self.compress.block(&block(headers)));
+        payload.extend(self.compress.block(&plain(headers)));
         self.control(1, flags, &payload)
     }
 
     /// HEADERS.
     pub(crate) fn headers(&mut self, id: u32, fin: bool, headers: &[(&str, &str)]) -> &mut Self {
         let mut payload = id.to_be_bytes().to_vec();
-        payload.extend(self.compress.block(&block(headers)));
+        payload.extend(self.compress.block(&plain(headers)));
         self.control(8, u8::from(fin), &payload)
     }
 
@@ -71,16 +71,6 @@ impl SpdyClient {
     pub(crate) fn reset(&mut self, id: u32) -> &mut Self {
         self.numbers(3, &[id, 5])
     }
-}
-
-fn block(headers: &[(&str, &str)]) -> Vec<u8> {
-    let count = u32::try_from(headers.len()).expect("few");
-    let mut plain = count.to_be_bytes().to_vec();
-    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
-        plain.extend(u32::try_from(text.len()).expect("short").to_be_bytes());
-        plain.extend_from_slice(text.as_bytes());
-    }
-    plain
 }
 
 /// What a SPDY client reads, a line for each frame: `reply 1`, `data 1 "x" fin`, `reset 1 5`, `ping 1`, `go away 1 0`,

@@ -1,0 +1,166 @@
+//! What a runtime's server of streams answers, read with limits.
+
+use core::time::Duration;
+
+use async_io::Timer;
+use smol::io::AsyncReadExt as _;
+
+use super::Lost;
+use crate::server::connection::Connection;
+use crate::server::http::HeadEnd;
+use crate::sys::turn;
+
+/// Bytes of the head of an answer. Those that servers give have 200.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Header lines of an answer.
+const MAX_HEADERS: usize = 32;
+/// Bytes of a refusal that are passed on. It is a line of text.
+const MAX_BODY_BYTES: usize = 16 * 1024;
+/// How long a refusal may take to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes taken at a time.
+const STEP_BYTES: usize = 1024;
+/// Headers that a refusal may carry to the client.
+const PASSED: [&str; 3] = [
+    "x-accepted-stream-protocol-versions",
+    "sec-websocket-version",
+    "retry-after",
+];
+
+/// What is wrong with an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::server::streaming) enum Nonsense {
+    /// It ended before its head did.
+    #[error("its answer is cut short")]
+    Cut,
+    /// There is no end to it.
+    #[error("the head of its answer is over {MAX_HEAD_BYTES} bytes")]
+    TooLong,
+    /// It is no HTTP.
+    #[error("{0}")]
+    Http(httparse::Error),
+}
+
+/// An answer that is not the switch to another protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::server::streaming) struct Answer {
+    pub(super) status: u16,
+    /// Header lines for the client, each with its end.
+    pub(super) lines: String,
+    kind: Option<String>,
+    /// As far as it was read.
+    pub(super) body: Vec<u8>,
+    length: Option<usize>,
+    is_chunked: bool,
+}
+
+impl Answer {
+    /// What the body is.
+    pub(super) fn kind(&self) -> &str {
+        self.kind.as_deref().unwrap_or("text/plain")
+    }
+
+    /// In words.
+    pub(super) fn text(&self) -> String {
+        let body = String::from_utf8_lossy(&self.body);
+        match (self.status, body.trim()) {
+            (..400, _) => format!("invalid upgrade response: status code {}", self.status),
+            (_, "") => format!("the runtime refuses streams: status code {}", self.status),
+            (_, text) => format!("the runtime refuses streams: {text}"),
+        }
+    }
+}
+
+/// The head of an answer.
+pub(super) struct Head {
+    pub(super) answer: Answer,
+    /// As it came.
+    pub(super) raw: Vec<u8>,
+}
+
+/// Reads it. What comes behind stays in the connection.
+pub(super) async fn head(connection: &mut Connection, place: &str) -> Result<Head, Lost> {
+    let nonsense = |why: Nonsense| Lost::Nonsense {
+        place: place.to_owned(),
+        why,
+    };
+    let mut raw = Vec::new();
+    let mut end = HeadEnd::default();
+    let mut step = [0; STEP_BYTES];
+    loop {
+        let n = connection.read(&mut step).await;
+        let n = n.map_err(|source| Lost::Broken {
+            place: place.to_owned(),
+            source,
+        })?;
+        if n == 0 {
+            return Err(nonsense(Nonsense::Cut));
+        }
+        if let Some(length) = end.find(&step[..n]) {
+            connection.unread(&step[length..n]);
+            raw.extend_from_slice(&step[..length]);
+            break;
+        }
+        raw.extend_from_slice(&step[..n]);
+        if raw.len() > MAX_HEAD_BYTES {
+            return Err(nonsense(Nonsense::TooLong));
+        }
+        turn::give().await;
+    }
+    let answer = parse(&raw).map_err(nonsense)?;
+    Ok(Head { answer, raw })
+}
+
+fn parse(raw: &[u8]) -> Result<Answer, Nonsense> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut parsed = httparse::Response::new(&mut headers);
+    let parsing = parsed.parse(raw).map_err(Nonsense::Http)?;
+    if parsing.is_partial() {
+        return Err(Nonsense::Cut);
+    }
+    let mut answer = Answer {
+        status: parsed.code.unwrap_or_default(),
+        ..Answer::default()
+    };
+    for header in parsed.headers.iter() {
+        let name = header.name.to_ascii_lowercase();
+        let value = String::from_utf8_lossy(header.value);
+        match &*name {
+            "content-type" => answer.kind = Some(value.into_owned()),
+            "content-length" => answer.length = value.trim().parse().ok(),
+            "transfer-encoding" => answer.is_chunked = true,
+            known if PASSED.contains(&known) => {
+                answer
+                    .lines
+                    .push_str(&format!("{}: {value}\r\n", header.name));
+            }
+            _ => {}
+        }
+    }
+    Ok(answer)
+}
+
+/// Reads the text of a refusal, as far as it comes.
+pub(super) async fn body(connection: &mut Connection, mut answer: Answer) -> Answer {
+    // Its text would have to be put together first. The status says enough.
+    if answer.is_chunked {
+        return answer;
+    }
+    let most = answer.length.unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES);
+    let reading = async {
+        let mut step = [0; STEP_BYTES];
+        while answer.body.len() < most {
+            let room = step.len().min(most - answer.body.len());
+            match connection.read(&mut step[..room]).await {
+                Ok(0) | Err(_) => break,
+                Ok(n) => answer.body.extend_from_slice(&step[..n]),
+            }
+            turn::give().await;
+        }
+    };
+    let late = async {
+        Timer::after(BODY_TIMEOUT).await;
+    };
+    smol::future::or(reading, late).await;
+    answer
+}

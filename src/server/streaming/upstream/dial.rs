@@ -1,0 +1,180 @@
+//! The way to a runtime's server of streams: on this node, with or without TLS.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
+
+use async_io::{Async, Timer};
+use futures_rustls::TlsConnector;
+use nix::ifaddrs::getifaddrs;
+use rustls::pki_types::ServerName;
+use smol::io::AsyncWriteExt as _;
+
+use super::answer::{self, Head};
+use super::{Lost, Opened};
+use crate::net::any_peer::Proof;
+use crate::net::tls::{self, Roots};
+use crate::net::{Url, UrlError};
+use crate::server::connection::Connection;
+
+/// How long a connection within this machine may take, TLS included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connects to `url`, asks there what `head` makes of it, and waits `time` until the server has switched protocols.
+pub(super) async fn open(
+    url: &str,
+    time: Duration,
+    head: impl FnOnce(&Url) -> String,
+) -> Result<Opened, Lost> {
+    let url = parse(url)?;
+    let place = &url.authority;
+    let addresses = addresses(&url)?;
+    let broken = |source| Lost::Broken {
+        place: place.clone(),
+        source,
+    };
+    let connecting = async {
+        let socket = connect(&addresses, url.port()).await;
+        let socket = socket.map_err(|source| Lost::Connect {
+            place: place.clone(),
+            source,
+        })?;
+        secure(&url, socket).await.map_err(broken)
+    };
+    let mut connection = within(CONNECT_TIMEOUT, place, connecting).await?;
+    let head = head(&url);
+    let asking = async {
+        connection
+            .write_all(head.as_bytes())
+            .await
+            .map_err(broken)?;
+        connection.flush().await.map_err(broken)?;
+        answer::head(&mut connection, place).await
+    };
+    let Head { answer, raw } = within(time, place, asking).await?;
+    if answer.status == 101 {
+        return Ok(Opened {
+            connection,
+            head: raw,
+        });
+    }
+    Err(Lost::Refused(answer::body(&mut connection, answer).await))
+}
+
+/// A runtime may leave the scheme out.
+fn parse(url: &str) -> Result<Url, UrlError> {
+    if url.contains("://") {
+        return Url::parse(url);
+    }
+    Url::parse(&format!("http://{}", url.trim_start_matches('/')))
+}
+
+/// What the URL's host stands for, on this node and nowhere else: names are not asked for.
+fn addresses(url: &Url) -> Result<Vec<IpAddr>, Lost> {
+    let host = url.host();
+    if host == "localhost" {
+        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+    }
+    let ip = host.parse().ok().filter(|ip: &IpAddr| is_own(*ip));
+    ip.map(|ip| vec![ip])
+        .ok_or_else(|| Lost::Elsewhere(host.to_owned()))
+}
+
+fn is_own(ip: IpAddr) -> bool {
+    if ip.is_loopback() || ip.is_unspecified() {
+        return true;
+    }
+    let Ok(mut all) = getifaddrs() else {
+        return false;
+    };
+    all.any(|entry| {
+        entry.address.is_some_and(|address| {
+            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+            let v6 = || address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip()));
+            v4.or_else(v6) == Some(ip)
+        })
+    })
+}
+
+/// The first address where somebody listens.
+async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>> {
+    let mut failed = io::ErrorKind::AddrNotAvailable.into();
+    for ip in addresses {
+        match Async::<TcpStream>::connect(SocketAddr::new(*ip, port)).await {
+            Ok(socket) => {
+                // Keys are typed one by one.
+                socket.get_ref().set_nodelay(true)?;
+                return Ok(socket);
+            }
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
+}
+
+/// With `https` it is not looked at who signed the certificate: the way does not leave the node, and without `https` nobody
+/// would have shown any.
+async fn secure(url: &Url, socket: Async<TcpStream>) -> io::Result<Connection> {
+    let fd = socket.as_raw_fd();
+    if !url.https {
+        return Ok(Connection::new(socket).of_socket(fd));
+    }
+    let config = tls::config(Roots::Any(Proof::Key), None).map_err(io::Error::other)?;
+    let name = ServerName::try_from(url.host().to_owned()).map_err(io::Error::other)?;
+    let stream = TlsConnector::from(config).connect(name, socket).await?;
+    Ok(Connection::new(stream).of_socket(fd))
+}
+
+async fn within<T>(
+    limit: Duration,
+    place: &str,
+    work: impl Future<Output = Result<T, Lost>>,
+) -> Result<T, Lost> {
+    let late = async {
+        Timer::after(limit).await;
+        Err(Lost::Silent {
+            place: place.to_owned(),
+            after: limit,
+        })
+    };
+    smol::future::or(work, late).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // CRI-80
+    #[test]
+    fn only_this_node_is_called() {
+        let of = |url: &str| addresses(&parse(url).expect(url));
+        for own in [
+            "http://127.0.0.1:1/exec/a",
+            "127.0.0.2:1/exec/a",
+            "//localhost/exec/a",
+            "https://[::1]:1/",
+            "http://0.0.0.0:1/",
+        ] {
+            assert!(of(own).is_ok_and(|all| !all.is_empty()), "{own}");
+        }
+        for other in [
+            "http://192.0.2.1:80/exec/a",
+            "http://[2001:db8::1]/",
+            "http://example.com/",
+            "localhost.example:1/",
+        ] {
+            let said = of(other).expect_err(other).to_string();
+            assert!(said.contains("is not of this node"), "{said}");
+        }
+        for none in [
+            "",
+            "ftp://127.0.0.1/",
+            "http://127.0.0.1/ a",
+            "http://u@127.0.0.1/",
+        ] {
+            assert!(parse(none).is_err(), "{none}");
+        }
+    }
+}

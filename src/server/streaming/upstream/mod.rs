@@ -1,0 +1,205 @@
+//! Streams that a server of the runtime has: containerd, CRI-O (STREAM-01). It gives a URL, once; what is said there is passed on.
+//!
+//! | client | what becomes of it |
+//! |---|---|
+//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass`] |
+//! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`session`] |
+//! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`tunnel()`] |
+//! | `picolet-port`, of the local socket | is a pair of SPDY's streams there: [`port`] |
+//!
+//! Source: kubelet `server/server.go`, `proxyStream`; k8s.io/apimachinery `util/proxy/upgradeaware.go`; KEP-4006.
+
+mod answer;
+mod dial;
+mod spdy;
+mod tunnel;
+
+use core::time::Duration;
+use std::io;
+
+use smol::io::AsyncWriteExt as _;
+
+use self::answer::{Answer, Nonsense};
+pub(super) use self::spdy::{port, session};
+pub(super) use self::tunnel::tunnel;
+use super::join::{HalfClose, join};
+use super::{Outcome, upgrade};
+use crate::net::{Url, UrlError};
+use crate::server::backend::Streaming;
+use crate::server::connection::Connection;
+use crate::server::http::{self, Origin, Refusal, Request};
+use crate::stream::upgrade::without_bearer;
+
+/// Headers of a client that are not the runtime's business, or that are written anew.
+const OWN_HEADERS: [&str; 8] = [
+    "authorization",
+    "connection",
+    "content-length",
+    "cookie",
+    "expect",
+    "proxy-authorization",
+    "transfer-encoding",
+    FORWARDED_FOR,
+];
+/// Where a request has come from.
+const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// Why there is nobody to talk to.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Lost {
+    /// What the runtime gave is none.
+    #[error("the runtime's URL for streams cannot be used: {0}")]
+    Url(#[from] UrlError),
+    /// The streams of a container are on its node.
+    #[error("the runtime's URL for streams is not of this node: {0}")]
+    Elsewhere(String),
+    /// Nobody listens there.
+    #[error("cannot connect to the runtime's streams at {place}: {source}")]
+    Connect {
+        /// Host and port.
+        place: String,
+        /// Cause.
+        source: io::Error,
+    },
+    /// It did not begin to talk.
+    #[error("the runtime's streams at {place} did not answer within {after:?}")]
+    Silent {
+        /// Host and port.
+        place: String,
+        /// The time it had.
+        after: Duration,
+    },
+    /// It broke off, or TLS failed.
+    #[error("lost the runtime's streams at {place}: {source}")]
+    Broken {
+        /// Host and port.
+        place: String,
+        /// Cause.
+        source: io::Error,
+    },
+    /// No HTTP, or too much of it.
+    #[error("the runtime's streams at {place} answered nonsense: {why}")]
+    Nonsense {
+        /// Host and port.
+        place: String,
+        /// What is wrong with it.
+        why: Nonsense,
+    },
+    /// It refused.
+    #[error("{}", .0.text())]
+    Refused(Answer),
+}
+
+impl Lost {
+    /// HTTP status.
+    const fn status(&self) -> u16 {
+        match self {
+            Self::Url(_) | Self::Elsewhere(_) => 500,
+            Self::Connect { .. } | Self::Broken { .. } | Self::Nonsense { .. } => 502,
+            Self::Silent { .. } => 504,
+            // What is less is no refusal, and nothing that an upgrade can be answered with.
+            Self::Refused(answer) if answer.status < 400 => 500,
+            Self::Refused(answer) => answer.status,
+        }
+    }
+
+    /// Tells the client.
+    pub(super) async fn tell(self, connection: &mut Connection) -> io::Result<()> {
+        log::debug!("streams of the runtime: {self}");
+        match &self {
+            Self::Refused(answer) if answer.status >= 400 => {
+                let (status, kind) = (self.status(), answer.kind());
+                http::respond_with(connection, status, kind, &answer.lines, &answer.body).await
+            }
+            _ => http::refuse(connection, &Refusal::new(self.status(), self.to_string())).await,
+        }
+    }
+}
+
+/// A server that has switched to another protocol.
+pub(super) struct Opened {
+    /// What it says from now on, and what is said to it.
+    connection: Connection,
+    /// Its answer, as it came.
+    head: Vec<u8>,
+}
+
+/// Passes a client on to `url`, with the request as it came.
+pub(super) async fn pass(
+    streaming: &dyn Streaming,
+    connection: &mut Connection,
+    request: &Request,
+    url: &str,
+) -> Outcome {
+    if let Err(refused) = upgrade(request) {
+        let refusal = Refusal::new(refused.status(), refused.to_string());
+        http::refuse_with(connection, &refusal, &refused.header_lines()).await?;
+        return Ok(Ok(()));
+    }
+    // Over the network it has been read already. Here it would be taken for what comes behind it.
+    let has_body = request.content_length > 0 || request.is_chunked;
+    if has_body && request.origin == Origin::Local {
+        return Ok(Err(Refusal::bad("a request for streams has no body")));
+    }
+    let peer = connection.peer().map(|ip| ip.to_string());
+    let time = streaming.creation_timeout();
+    let opening = dial::open(url, time, |url| head(request, url, peer));
+    let Some(opened) = unless_left(connection, opening).await else {
+        return Ok(Ok(()));
+    };
+    let mut opened = match opened {
+        Ok(opened) => opened,
+        Err(lost) => return lost.tell(connection).await.map(Ok),
+    };
+    connection.answer.keep = false;
+    // How long a client takes nothing is its own affair: a pager holds its command back.
+    connection.set_patience(None);
+    connection.write_all(&opened.head).await?;
+    connection.flush().await?;
+    let idle = streaming.idle_timeout();
+    let joined = join(connection, &mut opened.connection, idle, HalfClose::Ends).await;
+    if joined.is_err() {
+        opened.connection.cut();
+    }
+    joined.map(Ok)
+}
+
+/// Waits for `work`; `None`: the client has left before.
+async fn unless_left<T>(connection: &mut Connection, work: impl Future<Output = T>) -> Option<T> {
+    let left = async {
+        connection.left().await;
+        None
+    };
+    smol::future::or(async { Some(work.await) }, left).await
+}
+
+/// The client's request, for the runtime: another path, and none of its secrets.
+pub(super) fn head(request: &Request, url: &Url, peer: Option<String>) -> String {
+    use core::fmt::Write as _;
+    let mut head = format!("{} {} HTTP/1.1\r\n", request.method, url.path);
+    if request.header("host").is_none() {
+        let _ = write!(head, "Host: {}\r\n", url.authority);
+    }
+    for (name, value) in &request.headers {
+        let is = |other: &&str| name.eq_ignore_ascii_case(other);
+        let kept = match name.eq_ignore_ascii_case("sec-websocket-protocol") {
+            _ if OWN_HEADERS.iter().any(is) => None,
+            true => without_bearer(value),
+            false => Some(value.clone()),
+        };
+        if let Some(value) = kept {
+            let _ = write!(head, "{name}: {value}\r\n");
+        }
+    }
+    let before = request.headers_named(FORWARDED_FOR).map(str::to_owned);
+    let way: Vec<String> = before.chain(peer).collect();
+    if !way.is_empty() {
+        let _ = write!(head, "X-Forwarded-For: {}\r\n", way.join(", "));
+    }
+    head.push_str("Connection: Upgrade\r\n");
+    if request.method == "POST" {
+        head.push_str("Content-Length: 0\r\n");
+    }
+    head.push_str("\r\n");
+    head
+}

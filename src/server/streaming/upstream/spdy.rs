@@ -1,0 +1,562 @@
+//! A client of SPDY: what a runtime's server of streams is told for clients that do not speak it themselves.
+
+use alloc::rc::Rc;
+use core::cell::Cell;
+use core::pin::Pin;
+use core::task::{Context, Poll, ready};
+use core::time::Duration;
+use std::io;
+
+use async_io::Timer;
+use smol::io::{AsyncRead, AsyncWrite};
+
+use super::super::carrier::{PAUSE, TURNS};
+use super::dial;
+use super::{Lost, Opened};
+use crate::runtime::{Output, Room, RuntimeError, Session, Streams};
+use crate::server::connection::Connection;
+use crate::stream::remote_command::{Outcome, Wanted};
+use crate::stream::spdy::{self, Event, StreamId};
+use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES, Span};
+
+/// Protocol of forwarded ports.
+pub(super) const PORTS_PROTOCOL: &str = "portforward.k8s.io";
+/// Protocol of commands: the newest that such servers know.
+const COMMAND_PROTOCOL: &str = "v4.channel.k8s.io";
+/// Read and not yet understood, or not yet passed on.
+const INPUT_BYTES: usize = 8 * 1024;
+/// Bytes of how a command ended, or of why a port cannot be reached, that are kept.
+const MAX_ERROR_BYTES: usize = 16 * 1024;
+
+/// Has the server at `url` speak `protocol` over SPDY, for which it has so much time.
+pub(super) async fn upgraded(url: &str, protocol: &str, time: Duration) -> Result<Opened, Lost> {
+    dial::open(url, time, |url| {
+        format!(
+            "POST {} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+             X-Stream-Protocol-Version: {protocol}\r\nContent-Length: 0\r\n\r\n",
+            url.path, url.authority
+        )
+    })
+    .await
+}
+
+/// Data that came and was not taken yet.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    id: StreamId,
+    span: Span,
+    /// Bytes of it that were taken.
+    done: usize,
+    /// Bytes of the input to remove then.
+    taken: usize,
+}
+
+/// One connection, polled by one task.
+struct Wire {
+    peer: Connection,
+    spdy: spdy::Session,
+    input: Box<[u8]>,
+    have: usize,
+    out: Vec<u8>,
+    pending: Option<Pending>,
+    pause: Option<Timer>,
+    /// The server has said all that it had to.
+    is_whole: bool,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            self.peer.cut();
+        }
+    }
+}
+
+impl Wire {
+    fn new(peer: Connection) -> Self {
+        Self {
+            peer,
+            spdy: spdy::Session::client(),
+            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            have: 0,
+            out: Vec::with_capacity(MAX_OUT_BYTES),
+            pending: None,
+            pause: None,
+            is_whole: false,
+        }
+    }
+
+    /// Opens a stream with each of these headers, and waits `time` until all are accepted.
+    async fn open(
+        &mut self,
+        streams: &[&[(&str, &str)]],
+        time: Duration,
+    ) -> io::Result<Vec<StreamId>> {
+        let refused = || io::Error::other("the runtime refuses a stream");
+        let mut ids = Vec::with_capacity(streams.len());
+        for headers in streams {
+            ids.push(
+                self.spdy
+                    .open(headers, &mut self.out)
+                    .map_err(|_| refused())?,
+            );
+        }
+        let mut missing = ids.len();
+        let accepted = core::future::poll_fn(|cx| {
+            // Bounded: `poll_event` pauses.
+            while missing > 0 {
+                match ready!(self.poll_event(cx))? {
+                    Event::Reply { .. } => missing -= 1,
+                    // Who has something to say already has accepted them.
+                    Event::Data { .. } => return Poll::Ready(Ok(())),
+                    Event::Open { .. }
+                    | Event::End { .. }
+                    | Event::Reset { .. }
+                    | Event::GoAway => {
+                        return Poll::Ready(Err(refused()));
+                    }
+                }
+            }
+            Poll::Ready(Ok(()))
+        });
+        let late = async {
+            Timer::after(time).await;
+            Err(io::ErrorKind::TimedOut.into())
+        };
+        smol::future::or(accepted, late).await?;
+        Ok(ids)
+    }
+
+    /// Sends what is left to be sent.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Bounded: by what is buffered.
+        while !self.out.is_empty() {
+            match ready!(Pin::new(&mut self.peer).poll_write(cx, &self.out))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                n => drop(self.out.drain(..n)),
+            }
+        }
+        Pin::new(&mut self.peer).poll_flush(cx)
+    }
+
+    /// What the server does next. The same data again until they are taken; an error at its end.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+        if let Some(timer) = &mut self.pause {
+            ready!(Future::poll(Pin::new(timer), cx));
+            self.pause = None;
+        }
+        let mut reads = 0;
+        // Bounded: each round takes something of the input, or reads; a pause after `TURNS` reads.
+        loop {
+            if let Some(Pending { id, span, done, .. }) = self.pending {
+                let span = Span {
+                    at: span.at + done,
+                    len: span.len - done,
+                };
+                let _ = self.poll_flush(cx)?;
+                return Poll::Ready(Ok(Event::Data { id, span }));
+            }
+            let input = self.input.get(..self.have).unwrap_or_default();
+            let step = self.spdy.receive(input, &mut self.out);
+            let step = step.map_err(io::Error::other)?;
+            match step.event {
+                Some(Event::Data { id, span }) => {
+                    self.pending = Some(Pending {
+                        id,
+                        span,
+                        done: 0,
+                        taken: step.taken,
+                    });
+                    continue;
+                }
+                Some(event) => {
+                    self.take(step.taken);
+                    return Poll::Ready(Ok(event));
+                }
+                None => self.take(step.taken),
+            }
+            let flushed = self.poll_flush(cx)?;
+            if !step.is_idle() {
+                continue;
+            }
+            if self.out.len() >= OUT_BYTES {
+                ready!(flushed);
+                continue;
+            }
+            if reads == TURNS {
+                let pause = self.pause.insert(Timer::after(PAUSE));
+                ready!(Future::poll(Pin::new(pause), cx));
+                self.pause = None;
+                reads = 0;
+            }
+            let room = self.input.get_mut(self.have..).unwrap_or_default();
+            match ready!(Pin::new(&mut self.peer).poll_read(cx, room))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                n => self.have += n,
+            }
+            reads += 1;
+        }
+    }
+
+    /// The bytes of data that an event told of.
+    fn data(&self, span: Span) -> &[u8] {
+        span.of(&self.input)
+    }
+
+    /// So many bytes of the data that came were taken.
+    fn took(&mut self, bytes: usize) {
+        let Some(pending) = &mut self.pending else {
+            return;
+        };
+        pending.done += bytes;
+        let Pending {
+            id,
+            span,
+            done,
+            taken,
+        } = *pending;
+        self.spdy.passed_on(id, bytes, &mut self.out);
+        if done >= span.len {
+            self.pending = None;
+            self.take(taken);
+        }
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.input.copy_within(bytes..self.have, 0);
+        self.have -= bytes;
+    }
+
+    /// Sends some of `bytes` on a stream.
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: StreamId,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.out.len() >= OUT_BYTES {
+            ready!(self.poll_flush(cx))?;
+        }
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        if !self.spdy.is_open(id) {
+            return Poll::Ready(Err(gone()));
+        }
+        let n = bytes.len().min(PAYLOAD_BYTES).min(self.spdy.sendable(id));
+        if n == 0 {
+            // Its window opens by something that is read, and whoever reads is woken.
+            return Poll::Pending;
+        }
+        let piece = bytes.get(..n).unwrap_or_default();
+        self.spdy
+            .send(id, piece, &mut self.out)
+            .map_err(|_| gone())?;
+        let _ = self.poll_flush(cx)?;
+        Poll::Ready(Ok(n))
+    }
+}
+
+/// How a command has ended, once it has.
+type End = Rc<Cell<Option<Result<i32, RuntimeError>>>>;
+
+/// Streams of a command or a container that are at a server of the runtime.
+struct Command {
+    wire: Wire,
+    error: StreamId,
+    stdin: Option<StreamId>,
+    stdout: Option<StreamId>,
+    stderr: Option<StreamId>,
+    resize: Option<StreamId>,
+    /// What came of how it ended.
+    status: Vec<u8>,
+    is_over: bool,
+    end: End,
+}
+
+/// Begins what `url` stands for, with these streams.
+pub(in crate::server::streaming) async fn session(
+    url: String,
+    wanted: Wanted,
+    time: Duration,
+) -> Result<Session, RuntimeError> {
+    let opened = upgraded(&url, COMMAND_PROTOCOL, time).await;
+    let opened = opened.map_err(|lost| RuntimeError::Failed(lost.to_string()))?;
+    let mut wire = Wire::new(opened.connection);
+    let kinds = [
+        ("error", true),
+        ("stdin", wanted.stdin),
+        ("stdout", wanted.stdout),
+        ("stderr", wanted.stderr),
+        ("resize", wanted.tty),
+    ];
+    let headers = kinds.map(|(kind, _)| [("streamtype", kind)]);
+    let streams: Vec<&[(&str, &str)]> = headers
+        .iter()
+        .zip(kinds)
+        .filter_map(|(headers, (_, is_wanted))| is_wanted.then_some(headers.as_slice()))
+        .collect();
+    let ids = wire.open(&streams, time).await;
+    let ids = ids.map_err(|e| RuntimeError::Failed(format!("streams of the runtime: {e}")))?;
+    let mut ids = ids.into_iter();
+    let [error, stdin, stdout, stderr, resize] =
+        kinds.map(|(_, is_wanted)| is_wanted.then(|| ids.next()).flatten());
+    let end = End::default();
+    let command = Command {
+        wire,
+        error: error.unwrap_or_default(),
+        stdin,
+        stdout,
+        stderr,
+        resize,
+        status: Vec::new(),
+        is_over: false,
+        end: Rc::clone(&end),
+    };
+    Ok(Session {
+        streams: Box::new(command),
+        end: Box::pin(async move { end.take().unwrap_or_else(|| Err(unknown())) }),
+    })
+}
+
+fn unknown() -> RuntimeError {
+    RuntimeError::Failed("the runtime ended the streams and did not say how it went".into())
+}
+
+impl Command {
+    /// Keeps what comes of the end, and looks whether it is all.
+    fn hear(&mut self, span: Span) {
+        let room = MAX_ERROR_BYTES.saturating_sub(self.status.len());
+        let bytes = self.wire.data(span);
+        self.status
+            .extend_from_slice(&bytes[..bytes.len().min(room)]);
+        self.wire.took(span.len);
+        // All output was sent before it (STREAM-07).
+        if let Ok(status) = serde_json::from_slice(&self.status) {
+            self.finish(read(&status));
+        }
+    }
+
+    fn finish(&mut self, end: Result<i32, RuntimeError>) {
+        self.is_over = true;
+        self.wire.is_whole = true;
+        self.end.set(Some(end));
+    }
+}
+
+impl Streams for Command {
+    fn poll_output(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<Output>> {
+        // Bounded: `poll_event` pauses.
+        while !self.is_over {
+            let event = match ready!(self.wire.poll_event(cx)) {
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                    self.finish(Err(unknown()));
+                    break;
+                }
+                event => event?,
+            };
+            match event {
+                Event::Data { id, span } => {
+                    let is_stderr = Some(id) == self.stderr;
+                    let room = match id {
+                        _ if id == self.error => {
+                            self.hear(span);
+                            continue;
+                        }
+                        _ if is_stderr => room.stderr,
+                        _ if Some(id) == self.stdout => room.stdout,
+                        _ => {
+                            self.wire.took(span.len);
+                            continue;
+                        }
+                    };
+                    let n = span.len.min(room).min(buffer.len());
+                    if n == 0 {
+                        return Poll::Pending;
+                    }
+                    buffer[..n].copy_from_slice(&self.wire.data(span)[..n]);
+                    self.wire.took(n);
+                    let output = if is_stderr {
+                        Output::Stderr
+                    } else {
+                        Output::Stdout
+                    };
+                    return Poll::Ready(Ok(output(n)));
+                }
+                Event::End { id } | Event::Reset { id } if id == self.error => {
+                    self.finish(Err(unknown()));
+                }
+                Event::End { .. }
+                | Event::Reset { .. }
+                | Event::Open { .. }
+                | Event::Reply { .. }
+                | Event::GoAway => {}
+            }
+        }
+        Poll::Ready(Ok(Output::End))
+    }
+
+    fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.stdin {
+            Some(id) => self.wire.poll_send(cx, id, bytes),
+            None => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+
+    fn end_input(&mut self) {
+        if let Some(id) = self.stdin.take() {
+            // It leaves when output is waited for.
+            self.wire.spdy.finish(id, &mut self.wire.out);
+        }
+    }
+
+    fn resize(&mut self, columns: u16, rows: u16) {
+        // One that finds no room is of no use later: another follows.
+        if let Some(id) = self.resize.filter(|_| self.wire.out.len() < OUT_BYTES) {
+            let size = format!("{{\"Width\":{columns},\"Height\":{rows}}}");
+            let _ = self.wire.spdy.send(id, size.as_bytes(), &mut self.wire.out);
+        }
+    }
+}
+
+/// What a `metav1.Status` says of a command.
+fn read(status: &serde_json::Value) -> Result<i32, RuntimeError> {
+    if status["status"] == "Success" {
+        return Ok(0);
+    }
+    let causes = status["details"]["causes"].as_array();
+    let code = causes
+        .filter(|_| status["reason"] == "NonZeroExitCode")
+        .and_then(|all| all.iter().find(|cause| cause["reason"] == "ExitCode"))
+        .and_then(|cause| cause["message"].as_str()?.parse().ok());
+    if let Some(code) = code {
+        return Ok(code);
+    }
+    let message = status["message"].as_str().unwrap_or("the command failed");
+    // It is said again to the client.
+    let prefix = Outcome::Failed(String::new()).message();
+    let message = message.strip_prefix(prefix.as_str()).unwrap_or(message);
+    Err(RuntimeError::Failed(message.to_owned()))
+}
+
+/// A connection to a port of a pod, at a server of the runtime.
+struct Port {
+    wire: Wire,
+    error: StreamId,
+    data: StreamId,
+    /// Why it cannot be reached.
+    why: Vec<u8>,
+}
+
+/// Connects to a port of the pod that `url` stands for.
+pub(in crate::server::streaming) async fn port(
+    url: &str,
+    port: u16,
+    time: Duration,
+) -> Result<Connection, Lost> {
+    let opened = upgraded(url, PORTS_PROTOCOL, time).await?;
+    let mut wire = Wire::new(opened.connection);
+    let number = port.to_string();
+    let headers = |kind| [("port", &*number), ("requestid", "0"), ("streamtype", kind)];
+    let (error, data) = (headers("error"), headers("data"));
+    let ids = wire.open(&[&error, &data], time).await;
+    let ids = ids.map_err(|source| Lost::Broken {
+        place: url.to_owned(),
+        source,
+    })?;
+    let [error, data] = ids[..] else {
+        return Err(Lost::Broken {
+            place: url.to_owned(),
+            source: io::ErrorKind::InvalidData.into(),
+        });
+    };
+    // Nothing is said on it from this side.
+    wire.spdy.finish(error, &mut wire.out);
+    Ok(Connection::new(Port {
+        wire,
+        error,
+        data,
+        why: Vec::new(),
+    }))
+}
+
+impl Port {
+    /// The end, if the server did not say why there is one.
+    fn end(&self) -> io::Result<usize> {
+        match &*self.why {
+            [] => Ok(0),
+            why => Err(io::Error::other(String::from_utf8_lossy(why).into_owned())),
+        }
+    }
+}
+
+impl AsyncRead for Port {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        // Bounded: `poll_event` pauses.
+        loop {
+            match ready!(self.wire.poll_event(cx))? {
+                Event::Data { id, span } if id == self.data => {
+                    let n = span.len.min(buf.len());
+                    buf[..n].copy_from_slice(&self.wire.data(span)[..n]);
+                    self.wire.took(n);
+                    return Poll::Ready(Ok(n));
+                }
+                Event::Data { id, span } => {
+                    let room = MAX_ERROR_BYTES.saturating_sub(self.why.len());
+                    let bytes = self.wire.data(span);
+                    let bytes = bytes[..bytes.len().min(room)].to_vec();
+                    if id == self.error {
+                        self.why.extend(bytes);
+                    }
+                    self.wire.took(span.len);
+                }
+                Event::End { id } if id == self.data => {
+                    self.wire.is_whole = true;
+                    return Poll::Ready(self.end());
+                }
+                Event::End { id } if id == self.error && !self.why.is_empty() => {
+                    return Poll::Ready(self.end());
+                }
+                Event::Reset { id } if id == self.data => {
+                    return Poll::Ready(
+                        self.end()
+                            .and_then(|_| Err(io::ErrorKind::ConnectionReset.into())),
+                    );
+                }
+                Event::End { .. }
+                | Event::Reset { .. }
+                | Event::Open { .. }
+                | Event::Reply { .. }
+                | Event::GoAway => {}
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Port {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let data = self.data;
+        self.wire.poll_send(cx, data, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.wire.poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        this.wire.spdy.finish(this.data, &mut this.wire.out);
+        this.wire.poll_flush(cx)
+    }
+}
