@@ -230,12 +230,14 @@ fn what_the_garbage_of_images_is_told_for() {
     let garbage = ImageGarbage::new(
         &cfg.images,
         images,
-        block_on(store).expect("store"),
+        Stock::Own(block_on(store).expect("store")),
         Rc::clone(&fake) as Rc<dyn RuntimeService>,
         Box::new(warn),
     );
     let executor = smol::LocalExecutor::new();
-    let task = executor.spawn(garbage.run());
+    // Nobody asks.
+    let (_ask, asked) = smol::channel::bounded(1);
+    let task = executor.spawn(garbage.run(asked));
     let mut now = Mono(0);
     let mut next = || {
         now = now + PERIOD;

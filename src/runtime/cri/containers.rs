@@ -213,8 +213,9 @@ impl Cri {
             command: options.command.clone(),
             tty: options.tty,
             stdin: options.stdin,
-            stdout: true,
-            stderr: !options.tty,
+            stdout: options.stdout,
+            // A terminal has one stream for both.
+            stderr: options.stderr && !options.tty,
         };
         let mut answer = wire::Word::default();
         self.ask("Exec", &mut request, &mut answer).await?;
@@ -229,9 +230,9 @@ impl Cri {
         let mut request = wire::AttachRequest {
             id: id.to_string(),
             stdin: options.stdin,
-            tty: false,
+            tty: options.tty,
             stdout: options.stdout,
-            stderr: options.stderr,
+            stderr: options.stderr && !options.tty,
         };
         let mut answer = wire::Word::default();
         self.ask("Attach", &mut request, &mut answer).await?;

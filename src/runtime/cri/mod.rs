@@ -245,6 +245,8 @@ fn failure(method: &'static str, timeout: Option<Duration>, status: Status) -> R
             what: method.into(),
             after: timeout.unwrap_or_default(),
         },
+        // Of streams: as many wait as it allows (CRI-78).
+        Code::RESOURCE_EXHAUSTED => RuntimeError::Exhausted(status.message),
         _ => RuntimeError::Failed(status.message),
     }
 }

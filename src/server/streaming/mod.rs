@@ -5,7 +5,7 @@
 //! | `GET`, `POST /exec/{namespace}/{pod}[/{uid}]/{container}` | a command, by [`remote`] |
 //! | `GET`, `POST /attach/{namespace}/{pod}[/{uid}]/{container}` | a container's own streams, by [`remote`] |
 //! | `GET`, `POST /portForward/{namespace}/{pod}[/{uid}]` | connections to ports, by [`ports`] |
-//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join`]; only of the local socket |
+//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join()`]; only of the local socket |
 //! | `POST /run/{namespace}/{pod}[/{uid}]/{container}?cmd=` | a command's output as text |
 //!
 //! Streams that are not here but at a server of the runtime: [`upstream`].

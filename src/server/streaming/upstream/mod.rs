@@ -4,7 +4,7 @@
 //! |---|---|
 //! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass`] |
 //! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`session`] |
-//! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`tunnel`] |
+//! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`tunnel()`] |
 //! | `picolet-port`, of the local socket | is a pair of SPDY's streams there: [`port`] |
 //!
 //! Source: kubelet `server/server.go`, `proxyStream`; k8s.io/apimachinery `util/proxy/upgradeaware.go`; KEP-4006.

@@ -525,7 +525,10 @@ impl AsyncRead for Port {
                     return Poll::Ready(self.end());
                 }
                 Event::Reset { id } if id == self.data => {
-                    return Poll::Ready(self.end().and(Err(io::ErrorKind::ConnectionReset.into())));
+                    return Poll::Ready(
+                        self.end()
+                            .and_then(|_| Err(io::ErrorKind::ConnectionReset.into())),
+                    );
                 }
                 Event::End { .. }
                 | Event::Reset { .. }

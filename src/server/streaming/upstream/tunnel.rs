@@ -116,9 +116,7 @@ impl Drive<'_> {
         }
         let ready = self.tunnel.ready();
         let (input, _) = self.carrier.buffers();
-        let Some(bytes) = input.get(..ready).filter(|bytes| !bytes.is_empty()) else {
-            return None;
-        };
+        let bytes = input.get(..ready).filter(|bytes| !bytes.is_empty())?;
         match Pin::new(&mut self.runtime).poll_write(cx, bytes) {
             Poll::Pending => {}
             Poll::Ready(Ok(n)) if n > 0 => {
