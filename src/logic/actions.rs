@@ -309,12 +309,16 @@ fn init_actions(
         return true;
     }
     let mut initialized = is_initialized(pod, status);
+    // What has ended in a sandbox of before, and could not be removed with it, says nothing of this one.
+    let latest = latest_sandbox(status).map(|s| &s.id);
     // True once the frontier is behind us: what comes now was passed before.
     let mut passed = initialized;
     for (index, container) in inits.iter().enumerate().rev() {
         let newest = status.newest(&container.name);
         let sidecar = container.is_sidecar();
-        let Some(instance) = newest else {
+        let counts =
+            |i: &&ContainerStatus| i.state != ContainerState::Exited || Some(&i.sandbox) == latest;
+        let Some(instance) = newest.filter(counts) else {
             if passed && sidecar {
                 actions.init_to_start.push(index);
             }

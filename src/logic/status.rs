@@ -256,7 +256,10 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
         status.reason = text(&first.reason, &second.reason);
         status.message = text(&first.message, &second.message);
     }
-    if let Some(failure) = input.failure {
+    // What has ended by itself before is not failed by anybody (STAT-12).
+    if let Some(failure) = input.failure
+        && !previous.phase.is_terminal()
+    {
         status.phase = Phase::Failed;
         status.reason.clone_from(&failure.reason);
         status.message.clone_from(&failure.message);
@@ -331,9 +334,8 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
         .filter(|c| !conditions::is_owned(&c.kind))
         .cloned()
         .collect();
-    let disruption = input
-        .failure
-        .and_then(|failure| failure.disruption.as_ref());
+    let failure = input.failure.filter(|_| !previous.phase.is_terminal());
+    let disruption = failure.and_then(|failure| failure.disruption.as_ref());
     let known = conditions::find(&previous.conditions, conditions::DISRUPTION_TARGET);
     let disruption = disruption.map(|message| conditions::disruption(message));
     if let Some(disruption) = disruption.or_else(|| known.cloned()) {

@@ -32,6 +32,8 @@ const MAX_DELAY: Duration = Duration::from_secs(300);
 const RESET: Duration = Duration::from_secs(600);
 /// A pod that is to end gets this at most if nobody says more: an eviction's and that of the end of a schedule.
 const OTHER_GRACE_S: i64 = 5;
+/// A hard threshold leaves a pod no more.
+const EVICTED_GRACE_S: i64 = 1;
 /// No stop gets less.
 const MIN_GRACE_S: i64 = 2;
 
@@ -151,6 +153,11 @@ impl Judge {
                 past.graces.extend(told.map(|(_, old, _)| old.grace_s));
             }
             past.wanted = true;
+            // A manifest that is written anew is another pod to the next boot, whatever it changes.
+            if past.told.last().is_some_and(|(_, old, _)| old != *manifest) {
+                past.over.clear();
+                self.shown.retain(|(of, _), _| of != uid);
+            }
             if past.newest().is_none_or(|old| old.spec != pod.spec) {
                 past.over.clear();
                 past.told
@@ -261,7 +268,13 @@ impl Judge {
         let now = self.hands.now();
         let runtime = fake.pods();
         let runtime = runtime.iter().find(|pod| pod.uid == *uid)?;
-        let past = self.pods.remove(uid)?;
+        let mut past = self.pods.remove(uid)?;
+        // Why it was evicted, `pressure` judges.
+        let status = agent.pods().status(uid);
+        if status.is_some_and(|status| status.reason == "Evicted") {
+            past.graces.insert(EVICTED_GRACE_S);
+            past.ended_by = Some(now);
+        }
         let case = Case {
             uid,
             past: &past,
@@ -314,7 +327,9 @@ impl Judge {
             .hits()
             .into_keys()
             .any(|(op, how)| op == Op::StopContainer && how != "uses the grace up");
-        let ordered = !failed && (self.agents == 1 || case.past.wanted);
+        // The second that a hard threshold leaves may be over before the first stop.
+        let evicted = case.past.graces.contains(&EVICTED_GRACE_S);
+        let ordered = !failed && !evicted && (self.agents == 1 || case.past.wanted);
         case.grace(grace)
             .or_else(|| self.sidecar(case, name).filter(|_| ordered))
             .or_else(|| {
@@ -437,8 +452,8 @@ impl Judge {
             && live
                 .clone()
                 .any(|s| s.id == last.sandbox && s.state == SandboxState::Ready);
-        // The next agent knows of it by the wall clock alone.
-        let unknown = self.jumped && self.agents > 1;
+        // An end that was heard of after the clock was set is known by the wall clock alone.
+        let unknown = self.jumped;
         if unknown || !own || !same_sandbox || case.past.ended_by.is_some_and(|at| at >= ended) {
             return None;
         }

@@ -296,7 +296,10 @@ impl Agent {
         };
         let chosen = self.eviction.chosen.swap_remove(at);
         let config = self.pods.active_config(uid).cloned();
-        let Some(config) = config.filter(|config| !self.eviction.is_critical(config)) else {
+        let status = self.pods.status(uid);
+        let has_ended = status.is_some_and(|status| status.phase.is_terminal());
+        let config = config.filter(|config| !has_ended && !self.eviction.is_critical(config));
+        let Some(config) = config else {
             // It has ended meanwhile, or is another.
             self.on_eviction(Input::Spared(uid.clone()), now);
             return;

@@ -890,8 +890,16 @@ fn reboot_initialises_again() {
     ] {
         case.status.containers.retain(|c| c.id != step.id);
         case.status.containers.insert(0, step);
+        case.status.containers[0].sandbox = case.status.sandboxes[0].id.clone();
         assert_eq!(line(&case.actions()), expected);
     }
+    // What could not be removed with the sandbox of before has not run in this one.
+    let mut left = case.status.clone();
+    left.containers.retain(|c| c.name == "i" || c.name == "a");
+    left.containers[0] = exited("a", 137);
+    left.containers[1].sandbox = sandbox(0, DEAD).id;
+    let again = compute_pod_actions(&case.pod, &left, &case.probes);
+    assert_eq!(line(&again), "init 0");
 }
 
 #[test]
