@@ -23,7 +23,10 @@ const DIR: &str = "target/reach";
 type Kept = (&'static str, &'static str, &'static str);
 const KEPT: &[Kept] = &[
     ("src/grpc/lib.rs", "pub mod server;", GRPC),
-    ("src/grpc/status.rs", "pub const NOT_FOUND:", GRPC),
+    ("src/grpc/client.rs", "pub fn unary<", GRPC),
+    ("src/grpc/client.rs", "pub async fn answer<", GRPC),
+    ("src/grpc/proto/mod.rs", "pub fn formed(", GRPC),
+    ("src/grpc/proto/mod.rs", "Zigzag,", GRPC),
     ("src/image/pull/policy.rs", "fn manifest(", VERIFIER),
     ("src/image/pull/policy.rs", "fn blob(", VERIFIER),
     ("src/image/pull/policy.rs", "Signature(String)", VERIFIER),
@@ -113,7 +116,9 @@ fn keep(file: &Path, words: &str, mark: &str) -> Result<(), Failure> {
         )
         .into());
     }
-    let at = text.find(words).unwrap_or_default();
+    let before = text.split_inclusive('\n').take_while(|line| !is_it(line));
+    let before: usize = before.map(str::len).sum();
+    let at = before + text[before..].find(words).unwrap_or_default();
     let kept = format!("{}{mark} {}", &text[..at], &text[at..]);
     Ok(fs::write(file, kept)?)
 }
