@@ -323,7 +323,6 @@ fn directories() {
     for (dir, expected) in [
         ("root", 0o750),
         ("root/pods", 0o750),
-        ("root/image_manager", 0o700),
         ("logs", 0o750),
         ("links", 0o755),
     ] {

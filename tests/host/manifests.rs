@@ -153,8 +153,17 @@ fn admission() {
         "greedy",
         json!({"containers": [with(sh("main", IDLE), json!({"resources": {"requests": {"memory": "100Ti"}}}))]}),
     );
+    // A static pod is critical (ADM-14): others would have to go for it, and none of them is less so.
     let refused = host.wait_phase("greedy", "Failed");
-    assert_eq!(refused["status"]["reason"], "OutOfmemory", "{refused}");
+    assert_eq!(
+        refused["status"]["reason"], "UnexpectedAdmissionError",
+        "{refused}"
+    );
+    let message = refused["status"]["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("no set of running pods found to reclaim resources: [(res: memory, q: "),
+        "{message}"
+    );
 
     // Refused pods count for nothing: two more fit, a third does not.
     for n in 1..=2 {
@@ -166,11 +175,14 @@ fn admission() {
     }
     host.pod("too-many", json!({"containers": [sh("main", IDLE)]}));
     let refused = host.wait_phase("too-many", "Failed");
-    assert_eq!(refused["status"]["reason"], "OutOfpods", "{refused}");
+    assert_eq!(
+        refused["status"]["reason"], "UnexpectedAdmissionError",
+        "{refused}"
+    );
     let message = refused["status"]["message"].as_str().unwrap_or_default();
     assert!(
         message
-            .contains("Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3"),
+            .contains("no set of running pods found to reclaim resources: [(res: pods, q: 1), ]"),
         "{message}"
     );
 

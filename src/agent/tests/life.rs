@@ -371,7 +371,8 @@ fn what_runs_is_admitted_again_under_another_agent() {
     for uid in ["b", "new"] {
         world.until("is refused", |w| w.phase(uid) == Some(Phase::Failed));
         let status = world.status(uid).expect("status");
-        assert_eq!(status.reason, "OutOfpods", "{uid}");
+        // Static pods are critical (ADM-14): that nobody can go for them is what is told.
+        assert_eq!(status.reason, "UnexpectedAdmissionError", "{uid}");
         assert!(
             status.message.starts_with("Pod was rejected: "),
             "{}",
