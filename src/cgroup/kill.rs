@@ -152,11 +152,10 @@ mod tests {
     /// A process that ends for nothing but SIGKILL.
     fn stubborn() -> Child {
         let mut command = Command::new("sh");
-        command.args([
-            "-c",
-            "trap '' TERM INT HUP; echo; while :; do sleep 1000; done",
-        ]);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("sh");
+        // It starts nothing: a child from before it is put into a group would stay behind.
+        command.args(["-c", "trap '' TERM INT HUP; echo; read never"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("sh");
         let mut line = String::new();
         let mut said = std::io::BufReader::new(child.stdout.as_mut().expect("pipe"));
         std::io::BufRead::read_line(&mut said, &mut line).expect("it has set its traps");
