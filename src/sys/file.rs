@@ -46,62 +46,37 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Is passed before each change of a file that the agent keeps for the agent after it. Here a test stops the disk, or has
-/// it fail; in the program it is nothing.
-#[inline(always)]
+/// Is passed before each change of a file that the agent keeps for the agent after it. A test stops the disk here, or has
+/// it fail.
 pub fn change(path: &Path) -> io::Result<()> {
-    #[cfg(test)]
-    watched::change(path)?;
-    let _ = path;
-    Ok(())
+    watched::tell(path, false)
 }
 
 /// Is passed after a file or directory was synced, for tests that cut the power.
-#[inline(always)]
 fn synced(path: &Path) {
-    #[cfg(test)]
-    watched::synced(path);
-    let _ = path;
+    let _ = watched::tell(path, true);
 }
 
-/// What tests see of the disk.
-#[cfg(test)]
-pub(crate) mod watched {
+/// What tests see of the disk. In the program nobody watches.
+pub mod watched {
     use core::cell::RefCell;
     use std::{io, path::Path, rc::Rc};
 
-    /// Something about a file or directory.
-    #[derive(Clone, Copy, Debug)]
-    pub(crate) enum Seen<'a> {
-        /// It is about to change.
-        Changes(&'a Path),
-        /// It was synced.
-        Synced(&'a Path),
-    }
-
-    /// Is told of it; an error has a change fail.
-    pub(crate) type Watcher = Rc<dyn Fn(Seen<'_>) -> io::Result<()>>;
+    /// Is told of a file or directory that is about to change, or that was synced; an error has a change fail.
+    pub type Watcher = Rc<dyn Fn(&Path, bool) -> io::Result<()>>;
 
     thread_local! {
         static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
     }
 
     /// Has `watcher` told of what this thread does.
-    pub(crate) fn watch(watcher: Option<Watcher>) {
+    pub fn watch(watcher: Option<Watcher>) {
         WATCHER.set(watcher);
     }
 
-    fn tell(seen: Seen<'_>) -> io::Result<()> {
+    pub(super) fn tell(path: &Path, is_synced: bool) -> io::Result<()> {
         let watcher = WATCHER.with_borrow(Clone::clone);
-        watcher.map_or(Ok(()), |watcher| watcher(seen))
-    }
-
-    pub(super) fn change(path: &Path) -> io::Result<()> {
-        tell(Seen::Changes(path))
-    }
-
-    pub(super) fn synced(path: &Path) {
-        let _ = tell(Seen::Synced(path));
+        watcher.map_or(Ok(()), |watcher| watcher(path, is_synced))
     }
 }
 

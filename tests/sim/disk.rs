@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::input::Random;
-use crate::sys::file::watched::{self, Seen};
+use crate::sys::file::watched;
 
 /// What lies below a directory: mode, and content of what is a file.
 type Tree = BTreeMap<PathBuf, (u32, Option<Vec<u8>>)>;
@@ -69,10 +69,11 @@ impl Disk {
         let disk = Self(state);
         disk.all_is_synced();
         let watching = Rc::downgrade(&disk.0);
-        watched::watch(Some(Rc::new(move |seen| match watching.upgrade() {
-            Some(state) => state.on(seen),
+        let watcher = move |path: &Path, is_synced| match watching.upgrade() {
+            Some(state) => state.on(path, is_synced),
             None => Ok(()),
-        })));
+        };
+        watched::watch(Some(Rc::new(watcher)));
         disk
     }
 
@@ -149,14 +150,12 @@ impl State {
         tree
     }
 
-    fn on(&self, seen: Seen<'_>) -> io::Result<()> {
-        match seen {
-            Seen::Synced(path) => {
-                self.on_synced(path);
-                Ok(())
-            }
-            Seen::Changes(path) => self.on_change(path),
+    fn on(&self, path: &Path, is_synced: bool) -> io::Result<()> {
+        if is_synced {
+            self.on_synced(path);
+            return Ok(());
         }
+        self.on_change(path)
     }
 
     fn on_change(&self, path: &Path) -> io::Result<()> {

@@ -13,6 +13,7 @@ use smol::{
 };
 
 use super::link::Link;
+use crate::sys::turn;
 
 /// Pause before a runtime is asked again for events that it did not have (CRI-67), unless it is connected to anew.
 const NOT_OFFERED_PAUSE: Duration = Duration::from_secs(300);
@@ -55,6 +56,7 @@ impl Bell {
 }
 
 async fn listen(link: Rc<Link>, ring: Sender<()>, connections: Receiver<()>) {
+    // Bounded: each time it waits for a pause, or for a connection.
     while !ring.is_closed() {
         let heard = drain(&link, &ring).await;
         // What changed meanwhile nobody told.
@@ -88,6 +90,7 @@ async fn drain(link: &Link, ring: &Sender<()>) -> bool {
             Ok(Some(_)) => {
                 heard = true;
                 let _ = ring.try_send(());
+                turn::give().await;
             }
             Ok(None) => return heard,
             Err(status) => {
