@@ -31,7 +31,7 @@ const PODS: usize = 100;
 /// Where figures do not count.
 const FEW_PODS: usize = 10;
 /// Memory of the agent, its share of what it maps (PSS), in KiB: without pods, and with the crowd.
-const AGENT_EMPTY_KIB: u64 = 4 * 1024;
+const AGENT_EMPTY_KIB: u64 = 4608;
 const AGENT_FULL_KIB: u64 = 6 * 1024 + 512;
 /// Memory of its own that a shim may have, and its share of what it maps, in KiB.
 const SHIM_PRIVATE_KIB: u64 = 64;

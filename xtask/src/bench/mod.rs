@@ -45,7 +45,7 @@ const KIB_PER_MIB: f64 = 1024.0;
 
 /// Aims; see SPECIFICATION.md.
 mod aim {
-    pub(super) const AGENT_EMPTY_MIB: f64 = 4.0;
+    pub(super) const AGENT_EMPTY_MIB: f64 = 4.5;
     pub(super) const AGENT_FULL_MIB: f64 = 6.5;
     pub(super) const SHIM_PRIVATE_KIB: f64 = 64.0;
     pub(super) const SHIM_PSS_KIB: f64 = 96.0;
