@@ -44,6 +44,11 @@ const GROWTH_KIB: u64 = 4 * 1024;
 /// Crowds of which the last must leave no more than those before, and their pods.
 const CROWDS: usize = 4;
 const CROWD: usize = 60;
+/// Crowds of a node that has become old, and after how many of them it stays as it is.
+const OLD_CROWDS: usize = 13;
+const GROWN_UP: usize = 3;
+/// By which the anonymous memory of the agent may grow with all crowds after these, in KiB.
+const AGE_KIB: u64 = 64;
 /// Anonymous memory of the agent after a crowd that is gone, in KiB: heap, stacks, what was written of the program's data.
 const AFTER_CROWD_KIB: u64 = 1536;
 /// By which that may differ from one crowd to the next: where freed pieces lie is chance, so it is a tenth.
@@ -171,6 +176,43 @@ fn crowds_that_come_and_go() {
 }
 
 /// Two HTTP probes a second of each pod: liveness and readiness.
+/// Age: crowds come and go, and nothing of them stays.
+#[test]
+#[ignore = "long: thirteen crowds take some minutes"]
+fn thirteen_crowds() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(why) = missing() {
+        skipped!("what crowds leave over time: {why}");
+        return;
+    }
+    let node = Node::start(3);
+    node.import_image();
+    let pods = if is_shipped() { PODS } else { FEW_PODS };
+    let left: Vec<Left> = (0..OLD_CROWDS)
+        .map(|_| {
+            node.crowd_comes(pods);
+            node.crowd_goes(pods);
+            pass(SETTLE);
+            node.left()
+        })
+        .collect();
+    for (n, left) in left.iter().enumerate() {
+        eprintln!("after crowd {}: {left:?}", n + 1);
+    }
+    let (grown, old) = (&left[GROWN_UP - 1], &left[OLD_CROWDS - 1]);
+    let places = |left: &Left| (left.descriptors, left.threads, left.files.clone());
+    assert_eq!(places(old), places(grown));
+    if is_shipped() {
+        let most = grown.anonymous_kib + AGE_KIB;
+        assert!(
+            old.anonymous_kib <= most,
+            "{} KiB, at most {most}",
+            old.anonymous_kib
+        );
+    }
+    node.stop();
+}
+
 #[test]
 fn a_crowd_that_is_probed() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -323,6 +365,16 @@ struct Memory {
     pss: u64,
 }
 
+/// What crowds leave.
+#[derive(Debug)]
+struct Left {
+    anonymous_kib: u64,
+    descriptors: usize,
+    threads: usize,
+    /// Of the node's directories, and its cgroups.
+    files: Vec<PathBuf>,
+}
+
 impl Figures {
     fn stack(&self) -> u64 {
         self.agent.pss + self.shims.iter().map(|m| m.pss).sum::<u64>()
@@ -370,7 +422,7 @@ impl Node {
         let agent = command
             .args(["--cgroup-root", &format!("/{mark}"), "--bridge", &mark])
             .args(["--hostname-override", "node", "--fail-swap-on=false"])
-            .args(["--pod-cidr", "10.215.0.0/16"])
+            .args(["--pod-cidr", &subnet()])
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("log"))
             .stderr(log)
@@ -447,6 +499,27 @@ impl Node {
         until("every pod is gone", || {
             (self.pods()?.is_empty() && self.shims().is_empty()).then_some(())
         });
+    }
+
+    /// What there is of an agent without pods.
+    fn left(&self) -> Left {
+        let agent = self.agent.id();
+        let count = |dir: &str| {
+            let entries = fs::read_dir(format!("/proc/{agent}/{dir}"));
+            entries.expect("of the agent").count()
+        };
+        let mut files = below(&self.base);
+        let versions = fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten();
+        for dir in versions.map(|e| e.path()).chain(["/sys/fs/cgroup".into()]) {
+            files.extend(below(&dir.join(&self.mark)));
+        }
+        files.sort();
+        Left {
+            anonymous_kib: memory(agent).anonymous,
+            descriptors: count("fd"),
+            threads: count("task"),
+            files,
+        }
     }
 
     /// A pod of one container, which has these fields more.
@@ -557,6 +630,23 @@ impl Drop for Node {
         }
         let _ = fs::remove_dir_all(&self.base);
     }
+}
+
+/// Another run's, killed, may have left its bridge: no two have one subnet.
+fn subnet() -> String {
+    format!("10.{}.0.0/16", 128 + std::process::id() % 64)
+}
+
+/// All files and directories below `dir`.
+fn below(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            found.extend(below(&entry.path()));
+        }
+        found.push(entry.path());
+    }
+    found
 }
 
 fn remove_cgroups(dir: &Path) {

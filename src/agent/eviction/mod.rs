@@ -7,20 +7,22 @@
 //! | `limits` | pods that have more on the node's disk than they may |
 
 mod files;
-mod gauge;
+pub(super) mod gauge;
 mod limits;
 
 use alloc::rc::Rc;
 use core::time::Duration;
 
-use smol::{channel::Sender, future::FutureExt as _};
+use smol::future::FutureExt as _;
 
 pub(super) use files::PodFiles;
-pub(super) use gauge::{Gauge, MachineGauge, Places, running_tasks};
 pub(super) use limits::Limits;
 
+use gauge::Gauge;
+
 use super::{
-    clock::Clock, complaints::Complaints, core::EvictionWork, gc::Garbage, pod_store::PodStore,
+    clock::Clock, complaints::Complaints, core::EvictionWork, gc::Garbage, images::UnusedImages,
+    pod_store::PodStore,
 };
 use crate::{
     api::{
@@ -34,9 +36,6 @@ use crate::{
 
 /// All walks of one round together. The pod that is being counted then is too large to be counted.
 const MAX_TIME: Duration = Duration::from_secs(10);
-
-/// Asks for the removal of every image that nobody uses; the answer comes when it is done.
-pub(super) type UnusedImages = Sender<Sender<()>>;
 
 /// Does it.
 pub(super) struct Evictor {

@@ -41,6 +41,9 @@ enum GarbageError {
     TooLittle { wanted: u64, freed: u64 },
 }
 
+/// Asks for the removal of every image that nobody uses; the answer comes when it is done.
+pub(in crate::agent) type UnusedImages = Sender<Sender<()>>;
+
 /// Collects the garbage.
 pub(in crate::agent) struct ImageGarbage {
     images: Rc<Images>,

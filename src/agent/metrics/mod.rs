@@ -18,7 +18,7 @@ use super::{
     cluster::Objects,
     complaints::Complaints,
     core::Agent,
-    eviction::{PodFiles, running_tasks},
+    eviction::{PodFiles, gauge::running_tasks},
     node::NodeFacts,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };

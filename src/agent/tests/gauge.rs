@@ -3,7 +3,7 @@
 use alloc::rc::Rc;
 use core::cell::Cell;
 
-use super::{super::eviction::Gauge, world::Hands};
+use super::{super::eviction::gauge::Gauge, world::Hands};
 use crate::{
     agent::views::Later,
     api::{Mono, cri::FsInfo},

@@ -288,6 +288,7 @@ fn bench(run: &mut Run) -> Result<(), Failure> {
 
 /// Tests that are ignored because they take minutes.
 fn long_tests(run: &mut Run) -> Result<(), Failure> {
+    let shipped = run.shipped()?;
     for (program, test) in [
         (
             "picolet_logic",
@@ -295,9 +296,11 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
         ),
         ("image", "memory_does_not_grow_with_the_archive"),
         ("volume_memory", "a_directory_of_a_million_names"),
+        ("budget", "thirteen_crowds"),
     ] {
         let mut command = run.tests()?.program(program)?;
-        run.step(command.args(["--ignored", "--exact", test]));
+        command.env(SHIPPED, &shipped);
+        run.step(command.args(["--ignored", "--exact", test, "--nocapture"]));
     }
     Ok(())
 }
@@ -305,17 +308,20 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
 /// The rest of all test programs.
 fn tests(run: &mut Run) -> Result<(), Failure> {
     // Tests take every kubectl that they find.
-    let kubectls = match install::old_kubectl() {
-        Ok(dir) => {
-            let at_hand = env::var_os(KUBECTLS);
-            let dirs = at_hand.iter().flat_map(env::split_paths).chain([dir]);
-            Some(env::join_paths(dirs)?)
+    let mut kubectls: Vec<PathBuf> = env::var_os(KUBECTLS)
+        .iter()
+        .flat_map(env::split_paths)
+        .collect();
+    for (name, found) in [
+        ("Debian's kubectl", install::old_kubectl()),
+        ("kubectl 1.36", install::new_kubectl()),
+    ] {
+        match found {
+            Ok(dir) => kubectls.push(dir),
+            Err(e) => run.skip(&format!("{name}: {e}")),
         }
-        Err(e) => {
-            run.skip(&format!("Debian's kubectl: {e}"));
-            None
-        }
-    };
+    }
+    let kubectls = env::join_paths(kubectls)?;
     // And peers that speak gRPC, where they are installed.
     for (name, done) in [
         ("Debian's containerd", install::containerd().map(|_| ())),
@@ -328,9 +334,7 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
     let names = run.tests()?.names();
     for name in names.iter().filter(|name| !BUDGETS.contains(&&***name)) {
         let mut command = run.tests()?.program(name)?;
-        if let Some(dirs) = &kubectls {
-            command.env(KUBECTLS, dirs);
-        }
+        command.env(KUBECTLS, &kubectls);
         if name == LIBRARY {
             command.args(LANES_OF_THEIR_OWN.iter().flat_map(|test| ["--skip", test]));
         }
