@@ -1,5 +1,7 @@
 //! The client against a double: a server that answers as it is told. It has the traps of runtimes that are somebody else's.
 
+mod answers;
+
 use std::{
     cell::RefCell,
     collections::BTreeMap,
