@@ -68,8 +68,10 @@ impl Site {
 
     fn with(root: &Path, max_pods: u32) -> Self {
         std::fs::create_dir_all(root.join("cgroup")).expect("directory");
+        let mut template = Template::new(root, &[&format!("--max-pods={max_pods}")]);
+        template.volumes = template.volumes.without_mounts();
         Self {
-            template: Rc::new(Template::new(root, &[&format!("--max-pods={max_pods}")])),
+            template: Rc::new(template),
         }
     }
 
