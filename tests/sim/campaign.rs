@@ -17,7 +17,6 @@ use super::{
     counts::Counts,
     dump,
     input::{self, Input, Timed},
-    is_strict,
     machine::Machine,
     pressure,
 };
@@ -290,10 +289,7 @@ pub(super) fn run_many(
                     }
                     let schedule = match kind {
                         Kind::Alone => input::draw(seed),
-                        Kind::Cluster if is_strict() => {
-                            pressure::with_pressure(input::draw_cluster(seed), seed)
-                        }
-                        Kind::Cluster => input::draw_cluster(seed),
+                        Kind::Cluster => pressure::with_pressure(input::draw_cluster(seed), seed),
                     };
                     match replay(&site, Some(seed), schedule) {
                         Ok(counts) => total.lock().expect("no panic").0.add(&counts),
