@@ -339,8 +339,18 @@ impl PodStore {
     pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), StoreError> {
         let dir = self.dir(uid);
         let waiting = self.waiting.join(uid.as_str());
-        if waiting.join(NEXT).exists() {
-            return rename(&waiting.join(NEXT), &waiting.join(RECORD));
+        let newest = waiting.join(NEXT);
+        if newest.exists() {
+            // What the disk keeps is older, and must not be found when this is asked for again.
+            let older = dir.join(NEXT);
+            return match remove(&older) {
+                // It cannot go, so it stays outdone.
+                Err(_) if older.exists() => {
+                    let (header, object) = self.read_at::<serde_json::Value>(&newest)?;
+                    self.wait(RECORD, uid, &header, &object, &older)
+                }
+                _ => rename(&newest, &waiting.join(RECORD)),
+            };
         }
         match rename(&dir.join(NEXT), &dir.join(RECORD)) {
             Ok(()) => self.waits_no_more(RECORD, uid),
@@ -526,8 +536,10 @@ mod tests {
         store.adopt_next(&old).expect("adopt");
         assert_eq!(name(&old), "b", "from the disk that cannot be changed");
         store.write(&old, &header, &named("c")).expect("waits");
-        store.adopt_next(&old).expect("adopt");
-        assert_eq!(name(&old), "c", "what the disk keeps for later is outdone");
+        for _ in 0..2 {
+            store.adopt_next(&old).expect("adopt");
+            assert_eq!(name(&old), "c", "what the disk keeps for later is outdone");
+        }
         store.write_next(&new, &header, &named("m")).expect("waits");
         store.adopt_next(&new).expect("adopt");
         assert_eq!(name(&new), "m");
@@ -547,7 +559,19 @@ mod tests {
             store.settle(uid).expect("the disk is back");
         }
         assert!(store.waiting_pods().is_empty());
+        store.adopt_next(&old).expect("adopt");
         assert_eq!((name(&old), name(&new)), ("c".into(), "m".into()));
+        // The disk can be written again before what waits is moved there.
+        store.write_next(&old, &header, &named("d")).expect("write");
+        read_only(true);
+        store.write_next(&old, &header, &named("e")).expect("waits");
+        read_only(false);
+        for _ in 0..2 {
+            store.adopt_next(&old).expect("adopt");
+            assert_eq!(name(&old), "e");
+        }
+        store.settle(&old).expect("the disk is back");
+        assert!(store.waiting_pods().is_empty());
         assert!(store.dir(&new).join(RECORD).exists());
         read_only(true);
         store.write(&new, &header, &named("o")).expect("waits");

@@ -538,7 +538,7 @@ async fn assemble(
     let parts = Parts::new(Given {
         gauge: Rc::new(gauge),
         unused_images: Some(unused_images),
-        node: Rc::new(Node::new(facts, context, admission)),
+        node: Rc::new(Node::new(facts, node::addresses, context, admission)),
         clock: Box::new(SystemClock),
         joined,
         wire: Rc::new(Prober::default()),

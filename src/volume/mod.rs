@@ -54,7 +54,12 @@ use crate::api::PodUid;
 pub struct Volumes {
     /// `<root>/pods`, without symbolic links, as mountinfo shows it.
     pods: PathBuf,
+    /// What is mounted at and below a directory.
+    mounts_below: MountTable,
 }
+
+/// Answers for the kernel's mount table.
+type MountTable = fn(&Path) -> io::Result<Vec<PathBuf>>;
 
 /// What went wrong with a volume. The texts are the ones events show after `FailedMount`.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +142,7 @@ impl Volumes {
         close_to_others(&pods);
         Ok(Self {
             pods: fs::canonicalize(pods)?,
+            mounts_below: mounts::mounts_below,
         })
     }
 

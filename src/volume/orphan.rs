@@ -39,7 +39,7 @@ impl Volumes {
             uid: uid.clone(),
             cause,
         };
-        let points = super::mounts::mounts_below(&self.pod_dir(uid))
+        let points = (self.mounts_below)(&self.pod_dir(uid))
             .step("failed to read the mount table")
             .map_err(mounted)?;
         if let Some(point) = points.first() {

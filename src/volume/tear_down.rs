@@ -136,7 +136,7 @@ impl Volumes {
 
     fn unmount_below(&self, uid: &PodUid, sub: &str) -> Result<(), Cause> {
         let dir = self.pod_dir(uid).join(sub);
-        let points = mounts::mounts_below(&dir).step("failed to read the mount table")?;
+        let points = (self.mounts_below)(&dir).step("failed to read the mount table")?;
         let mut result = Ok(());
         // Later mounts lie in or over earlier ones.
         for point in points.iter().rev() {

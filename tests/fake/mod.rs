@@ -207,6 +207,8 @@ struct State {
     deadlines: BTreeMap<u64, Mono>,
     latency: Option<Latency>,
     watch: Option<Watch>,
+    /// Commands that were run, each once.
+    commands: BTreeSet<(ContainerId, Vec<String>)>,
     /// The caller was killed: its calls go nowhere.
     orphaned: bool,
     changes: u64,
@@ -466,6 +468,14 @@ impl Fake {
     #[must_use]
     pub fn ended_at(&self, id: &ContainerId) -> Option<Mono> {
         self.state.borrow().containers.get(id)?.ended
+    }
+
+    /// Whether this command was run inside of the instance to its end.
+    #[must_use]
+    pub fn has_run(&self, id: &ContainerId, command: &[&str]) -> bool {
+        let command = command.iter().map(|word| (*word).to_owned()).collect();
+        let commands = &self.state.borrow().commands;
+        commands.contains(&(id.clone(), command))
     }
 
     /// Whether a container of the pod runs.
@@ -1289,6 +1299,7 @@ impl RuntimeService for Fake {
                 _ => Vec::new(),
             };
             stdout.truncate(limit);
+            state.commands.insert((id.clone(), command.to_vec()));
             Ok(ExecOutput {
                 exit_code: exit_of(command).unwrap_or(0),
                 stdout,

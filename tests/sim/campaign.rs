@@ -17,7 +17,6 @@ use super::{
     counts::Counts,
     dump,
     input::{self, Input, Timed},
-    is_strict,
     machine::Machine,
     pressure,
 };
@@ -68,8 +67,10 @@ impl Site {
 
     fn with(root: &Path, max_pods: u32) -> Self {
         std::fs::create_dir_all(root.join("cgroup")).expect("directory");
+        let mut template = Template::new(root, &[&format!("--max-pods={max_pods}")]);
+        template.volumes = template.volumes.without_mounts();
         Self {
-            template: Rc::new(Template::new(root, &[&format!("--max-pods={max_pods}")])),
+            template: Rc::new(template),
         }
     }
 
@@ -288,10 +289,7 @@ pub(super) fn run_many(
                     }
                     let schedule = match kind {
                         Kind::Alone => input::draw(seed),
-                        Kind::Cluster if is_strict() => {
-                            pressure::with_pressure(input::draw_cluster(seed), seed)
-                        }
-                        Kind::Cluster => input::draw_cluster(seed),
+                        Kind::Cluster => pressure::with_pressure(input::draw_cluster(seed), seed),
                     };
                     match replay(&site, Some(seed), schedule) {
                         Ok(counts) => total.lock().expect("no panic").0.add(&counts),

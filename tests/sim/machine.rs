@@ -165,12 +165,10 @@ impl Machine {
         let runtime = Rc::downgrade(&fake);
         let judge = Rc::new(RefCell::new(Judge::new(&hands)));
         let judging = Rc::clone(&judge);
-        let judges = joins.is_none() || super::is_strict();
         fake.set_watch(Some(Rc::new(move |operation| {
             let seen = seen.borrow();
             let (core, runtime) = (seen.as_ref()?.borrow(), runtime.upgrade()?);
             let wrong = judging.borrow_mut().judge(&core, &runtime, operation);
-            let wrong = wrong.filter(|_| judges);
             wrong.or_else(|| super::rules::at_the_runtime(&core, &runtime, operation))
         })));
         template.left.set_memory(i64::from(PLENTY_MIB) << 20);
@@ -259,7 +257,7 @@ impl Machine {
 
     /// Notes what the agent and the API know, for the report of a failure.
     pub(super) fn note_memory(&mut self) {
-        let Some((agent, control)) = self.agent.as_ref().zip(self.control.as_ref()) else {
+        let Some(agent) = self.agent.as_ref() else {
             return;
         };
         let cluster = agent.parts.owners.cluster.as_ref();
@@ -272,8 +270,25 @@ impl Machine {
             .iter()
             .map(|(uid, status)| format!("status of {uid}: {status:?}"))
             .collect();
-        let objects = control.api.with(|s| format!("{:?}", s.objects));
-        self.note(|| format!("{objects}\n{memory}\n{}", statuses.join("\n")));
+        let core = agent.core.borrow();
+        let table = core.pods().table();
+        let stages: Vec<String> = table
+            .handles()
+            .map(|handle| {
+                let uid = table.identity(handle).map(|identity| identity.uid);
+                format!("{uid:?} is in {:?}", table.stage(handle))
+            })
+            .collect();
+        let control = self.control.as_ref();
+        let objects = control.map(|c| c.api.with(|s| format!("{:?}", s.objects)));
+        let objects = objects.unwrap_or_default();
+        let text = format!(
+            "{objects}\n{memory}\n{}\n{}",
+            stages.join("\n"),
+            statuses.join("\n")
+        );
+        drop(core);
+        self.note(|| text);
     }
 
     fn start_agent(&mut self, source_ms: u64) {
@@ -861,11 +876,14 @@ impl Machine {
                 });
             }
             Input::Settings { present } => self.put_settings(*present),
-            Input::Disk { trouble } => self.disk.fail(trouble.map(|trouble| match trouble {
-                DiskTrouble::Full => libc::ENOSPC,
-                DiskTrouble::ReadOnly => libc::EROFS,
-                DiskTrouble::Broken => libc::EIO,
-            })),
+            Input::Disk { trouble } => {
+                self.judge.borrow_mut().set_disk_fails(trouble.is_some());
+                self.disk.fail(trouble.map(|trouble| match trouble {
+                    DiskTrouble::Full => libc::ENOSPC,
+                    DiskTrouble::ReadOnly => libc::EROFS,
+                    DiskTrouble::Broken => libc::EIO,
+                }));
+            }
             Input::StopAll { down_ms } => {
                 if let Some(agent) = &mut self.agent {
                     self.judge.borrow_mut().stops_all = true;
@@ -908,6 +926,7 @@ impl Machine {
         self.armed = None;
         self.disk.stop_after(None);
         self.disk.fail(None);
+        self.judge.borrow_mut().set_disk_fails(false);
         self.fake.heal();
         self.fake.set_deaf(false);
         self.fake.set_conditions(None, None);

@@ -84,12 +84,6 @@ impl Settings {
     }
 }
 
-/// Whether schedules of a cluster have memory that runs short, and every operation in them is judged. By hand only: the judge
-/// still takes about one of 700 for wrong, and it is not yet known of each whether the agent or the judge is.
-fn is_strict() -> bool {
-    env_of("PICOLET_SIM_STRICT").is_some()
-}
-
 #[expect(
     clippy::disallowed_methods,
     reason = "a test takes no arguments of its own"

@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use super::{
     super::{core::Agent, tests::world::Hands},
-    pods::{Kind, Manifest, has_port},
+    pods::{Kind, Manifest, PRE_STOP, has_port},
 };
 use crate::{
     api::{
@@ -90,8 +90,6 @@ pub(super) struct Judge {
     born: BTreeMap<ContainerId, Mono>,
     /// Those that were stopped, and when first.
     stopped: BTreeMap<ContainerId, (Mono, Duration)>,
-    /// Commands that ran inside of them.
-    execs: BTreeMap<ContainerId, u32>,
     /// Delays by pod, container and hash.
     loops: BTreeMap<(PodUid, String, u64), Loop>,
     shown: Shown,
@@ -101,6 +99,8 @@ pub(super) struct Judge {
     pub(super) stops_all: bool,
     /// The wall clock was set.
     pub(super) jumped: bool,
+    /// Nothing that is new can be kept.
+    disk_fails: bool,
     /// Agents so far.
     agents: u32,
     pub(super) judged: BTreeMap<Op, u64>,
@@ -121,12 +121,12 @@ impl Judge {
             pods: BTreeMap::new(),
             born: BTreeMap::new(),
             stopped: BTreeMap::new(),
-            execs: BTreeMap::new(),
             loops: BTreeMap::new(),
             shown: Shown::new(),
             acts: Vec::new(),
             stops_all: false,
             jumped: false,
+            disk_fails: false,
             agents: 0,
             judged: BTreeMap::new(),
         }
@@ -185,6 +185,15 @@ impl Judge {
         }
     }
 
+    /// The disk begins to fail, or works again.
+    pub(super) fn set_disk_fails(&mut self, fails: bool) {
+        let now = self.hands.now();
+        if fails && !self.disk_fails {
+            self.shown.retain(|_, since| now >= *since + KEPT);
+        }
+        self.disk_fails = fails;
+    }
+
     /// The machine was booted; whether the runtime has forgotten everything.
     pub(super) fn booted(&mut self, forgot: bool) {
         self.loops.clear();
@@ -221,7 +230,10 @@ impl Judge {
                 // In another life of its uid it may show what came of the one before.
                 let returned = past.ended_by.is_some_and(|at| at + LATE >= now);
                 if is_over && !returned && !past.is_edited_since(Mono(0)) {
-                    self.shown.entry(key()).or_insert(now);
+                    // What nobody can write is as if it were not shown yet.
+                    if !self.disk_fails {
+                        self.shown.entry(key()).or_insert(now);
+                    }
                 } else {
                     self.shown.remove(&key());
                 }
@@ -291,10 +303,6 @@ impl Judge {
                 self.born.entry(container.id.clone()).or_insert(now);
                 wrong
             }
-            (Op::Exec, Some(container)) => {
-                *self.execs.entry(container.id.clone()).or_default() += 1;
-                None
-            }
             (Op::RunPodSandbox, _) => case.other_of_its_name(agent, fake),
             _ => None,
         };
@@ -336,8 +344,7 @@ impl Judge {
                 let told = first && agent.pods().is_configured(case.uid);
                 let heard = |(op, _): &(Op, &str)| matches!(op, Op::Exec | Op::PodStatus);
                 let heard = !fake.hits().keys().any(heard);
-                self.pre_stop(case, container)
-                    .filter(|_| told && heard && self.agents == 1)
+                pre_stop(case, fake, container).filter(|_| told && heard)
             })
     }
 
@@ -370,20 +377,6 @@ impl Judge {
             newest.is_some_and(|i| i.state == ContainerState::Running)
         });
         waits_for.map(|c| format!("sidecar {name} before {}", c.name))
-    }
-
-    fn pre_stop(&self, case: &Case<'_>, container: &ContainerStatus) -> Option<String> {
-        let past = case.past;
-        let hooks = past.kinds().all(|kind| kind == Kind::Hooks);
-        let none = past
-            .graces
-            .iter()
-            .chain(&case.spec_graces())
-            .any(|g| *g <= 1);
-        // One command for each hook.
-        let ran = self.execs.get(&container.id).copied().unwrap_or(0);
-        (hooks && !none && ran < 2)
-            .then(|| format!("preStop of container {} has not run", container.name))
     }
 
     fn start(
@@ -474,6 +467,16 @@ impl Judge {
         known.last = ended;
         None
     }
+}
+
+/// One that runs and has hooks hears that it is to end before its signal does.
+fn pre_stop(case: &Case<'_>, fake: &Fake, container: &ContainerStatus) -> Option<String> {
+    let past = case.past;
+    let hooks = past.kinds().all(|kind| kind == Kind::Hooks);
+    let graces = case.spec_graces();
+    let none = past.graces.iter().chain(&graces).any(|g| *g <= 1);
+    let missing = hooks && !none && !fake.has_run(&container.id, &PRE_STOP);
+    missing.then(|| format!("preStop of container {} has not run", container.name))
 }
 
 impl Case<'_> {

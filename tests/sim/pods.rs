@@ -12,6 +12,9 @@ use crate::{
 /// An image that nobody has at first.
 pub(super) const LATER: &str = "later:1";
 
+/// The command of each preStop hook.
+pub(super) const PRE_STOP: [&str; 2] = ["true", "before the stop"];
+
 /// A ConfigMap that may be missing.
 pub(super) const SETTINGS: &str = "settings";
 
@@ -166,8 +169,9 @@ impl Kind {
                 spec["containers"] = json!([container("c", json!(["/nonexistent"]))])
             }
             Self::Hooks => {
-                let hook = json!({"exec": {"command": ["true"]}});
-                spec["containers"][0]["lifecycle"] = json!({"postStart": hook, "preStop": hook});
+                let hook = |command: &[&str]| json!({"exec": {"command": command}});
+                spec["containers"][0]["lifecycle"] =
+                    json!({"postStart": hook(&["true"]), "preStop": hook(&PRE_STOP)});
             }
             Self::Port => {
                 spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 8080}]);

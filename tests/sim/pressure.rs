@@ -54,8 +54,8 @@ impl Evictions {
             let is_new = status
                 .message
                 .starts_with("The node was low on resource: memory. ")
-                && !self.0.contains(&uid);
-            let Some(config) = agent.pods().config(&uid).filter(|_| is_new) else {
+                && !self.0.contains(uid);
+            let Some(config) = agent.pods().config(uid).filter(|_| is_new) else {
                 continue;
             };
             if config.is_static {
@@ -64,7 +64,7 @@ impl Evictions {
             if config.api_phase_terminal {
                 continue;
             }
-            self.0.insert(uid);
+            self.0.insert(uid.clone());
         }
         let looks = left.short_looks();
         let gone = u64::try_from(self.0.len()).unwrap_or(u64::MAX);

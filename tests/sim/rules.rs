@@ -194,7 +194,7 @@ impl Rules {
     }
 
     fn count_statuses(&mut self, agent: &Agent, counts: &mut Counts) {
-        for (uid, status) in agent.pods().statuses().iter() {
+        for (uid, status) in agent.pods().statuses() {
             let all = status
                 .init_container_statuses
                 .iter()
@@ -230,7 +230,7 @@ impl Rules {
     fn phases(&mut self, agent: &Agent, table: &PodTable) -> Result<(), String> {
         let statuses = agent.pods().statuses();
         let mut ended = BTreeMap::new();
-        for (uid, status) in statuses.iter() {
+        for (uid, status) in statuses {
             let handle = table.handle(uid);
             let before = self
                 .ended

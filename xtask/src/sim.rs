@@ -24,12 +24,11 @@ const ALONE: &str = "schedules";
 const CLUSTER: &str = "cluster_schedules";
 
 const HELP: &str = "\
-Usage: cargo xtask sim [--alone | --cluster] [--strict] [--schedules N] [--seed SEED] [--jobs J]
+Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jobs J]
        cargo xtask sim --replay FILE
 
   --alone        Only schedules of a machine without a cluster
   --cluster      Only schedules of a node of a cluster whose apiserver fails
-  --strict       In schedules of a cluster, memory runs short too, and every operation is judged. Some still fail
   --schedules N  So many seeds of each; 1 if --seed is given, else 10,000. From 5000 on, things that never happened fail
                  too
   --seed SEED    From this one on. Without it, other ones each time
@@ -57,7 +56,6 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
         let mut number = || -> Result<u64, Failure> { Ok(value()?.replace('_', "").parse()?) };
         match flag.as_str() {
             "--alone" | "--cluster" => {}
-            "--strict" => _ = command.env("PICOLET_SIM_STRICT", "1"),
             "--schedules" => schedules = Some(number()?),
             "--jobs" => _ = command.env("PICOLET_SIM_JOBS", number()?.to_string()),
             "--seed" => seed = Some(number()?),

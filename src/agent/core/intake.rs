@@ -16,7 +16,10 @@ use crate::{
         views::{Change, Taken},
     },
     api::{Mono, Pod, PodUid, received::ReceivedPod},
-    logic::mux::{Merged, Op, Source},
+    logic::{
+        mux::{Merged, Op, Source},
+        status_update::finished_status,
+    },
 };
 
 impl Agent {
@@ -106,7 +109,8 @@ impl Agent {
     /// on.
     fn recall(&mut self, source: Source, pod: &mut Pod, recalled: Recalled) {
         let outcome = match recalled {
-            Recalled::Ended(status) => *status,
+            // It is kept when the pod ends, before the last word on it, which may have been told already.
+            Recalled::Ended(status) => finished_status(pod, &status, self.tools.clock.wall()),
             Recalled::GoesOn(containers) => {
                 return self.pods.set_succeeded(&pod.metadata.uid, containers);
             }

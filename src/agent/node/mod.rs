@@ -12,6 +12,7 @@ use alloc::rc::Rc;
 use core::{cell::RefCell, net::IpAddr, ops::Deref};
 
 pub(super) use facts::{KUBELET_VERSION, NodeFacts, facts, max_pods};
+pub(in crate::agent) use network::local as addresses;
 
 use super::{clock::Clock, complaints::Complaints};
 use crate::{
@@ -45,10 +46,14 @@ pub(super) struct Standing {
     pub(super) apiserver: Option<NodeCondition>,
 }
 
+/// What is known now of the addresses of the machine with that name.
+pub(super) type Addresses = fn(&str) -> Local;
+
 /// This node: the machine's facts, its addresses, what pods may ask of it, and its Node object. One of each, so that nothing
 /// of it grows. The apiserver's answers come in by [`Node::learn`]; whoever starts pods or tells of the node asks.
 pub(super) struct Node {
     facts: Rc<NodeFacts>,
+    addresses: Addresses,
     context: Rc<NodeContext>,
     /// Host IPs, primary first, as the Node last had them.
     host_ips: RefCell<Vec<IpAddr>>,
@@ -62,10 +67,12 @@ impl Node {
     /// A node that nobody has heard of yet.
     pub(super) fn new(
         facts: NodeFacts,
+        addresses: Addresses,
         context: NodeContext,
         admission: admission::NodeFacts,
     ) -> Self {
         Self {
+            addresses,
             host_ips: RefCell::new(facts.host_ips.clone()),
             facts: Rc::new(facts),
             context: Rc::new(context),
@@ -135,7 +142,7 @@ impl Node {
         let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
         Gathered {
             resources: self.facts.resources(),
-            local: network::local(&self.facts.name),
+            local: (self.addresses)(&self.facts.name),
             runtime: RuntimeView {
                 version: format!("{name}://{version}"),
                 handlers: capabilities.handlers.into_iter().map(shown).collect(),

@@ -16,7 +16,7 @@ const MAX_ADDRESSES: usize = 1024;
 
 /// What this machine knows of its addresses now. `name` is looked up in the hosts file alone: a name server is asked over
 /// the link whose address is sought, and an agent must start without it.
-pub(super) fn local(name: &str) -> Local {
+pub(in crate::agent) fn local(name: &str) -> Local {
     Local {
         interfaces: interfaces(),
         default_v4: default_interfaces_v4(&read_head("/proc/net/route", MAX_ROUTE_BYTES)),

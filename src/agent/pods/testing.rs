@@ -7,11 +7,9 @@ use crate::api::{PodStatus, PodUid};
 
 impl Pods {
     /// All stored statuses.
-    pub(in crate::agent) fn statuses(&self) -> BTreeMap<PodUid, PodStatus> {
-        let stored = self
-            .entries
-            .iter()
-            .map(|(uid, e)| Some((uid.clone(), e.status.get()?.clone())));
+    pub(in crate::agent) fn statuses(&self) -> BTreeMap<&PodUid, &PodStatus> {
+        let stored = self.entries.iter();
+        let stored = stored.map(|(uid, e)| Some((uid, e.status.get()?)));
         stored.flatten().collect()
     }
 

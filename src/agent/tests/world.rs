@@ -11,7 +11,7 @@ use core::{
 use std::{
     ffi::OsString,
     fs,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     rc::Rc,
     sync::Arc,
@@ -50,7 +50,10 @@ use crate::{
     cgroup::{Cgroups, Hierarchy},
     config::{self, Config},
     kube::{Api, KubeLanes, Threads},
-    logic::static_pod,
+    logic::{
+        node::{Interface, Local},
+        static_pod,
+    },
     runtime::{
         RuntimeError, RuntimeService as _,
         fake::{Fake, Fault, Op, Trouble},
@@ -68,6 +71,21 @@ pub(in crate::agent) const IMAGE: &str = "busybox:1";
 pub(in crate::agent) const NODE: &str = "node";
 /// Seconds since the epoch when the clock says 0.
 const EPOCH_S: i64 = 1_700_000_000;
+
+/// Address of the machine.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// The only interface of the machine.
+fn addresses(_: &str) -> Local {
+    Local {
+        interfaces: vec![Interface {
+            name: "eth0".into(),
+            addresses: vec![ADDRESS],
+        }],
+        default_v4: vec!["eth0".into()],
+        ..Local::default()
+    }
+}
 
 /// Time as tests want it.
 #[derive(Debug, Default)]
@@ -566,9 +584,7 @@ pub(in crate::agent) struct Template {
     cfg: Config,
     node: NodeFacts,
     root: PathBuf,
-    volumes: Volumes,
-    /// Addresses as a node of a cluster finds them.
-    host_ips: Vec<IpAddr>,
+    pub(in crate::agent) volumes: Volumes,
     wire: Rc<FakeWire>,
     /// What there is of everything.
     pub(in crate::agent) left: Rc<Left>,
@@ -603,7 +619,7 @@ impl Template {
         let flags = config::flags::parse(words, root).expect("flags");
         let mut node = NodeFacts {
             name: NODE.into(),
-            host_ips: vec!["192.0.2.1".parse().expect("address")],
+            host_ips: vec![ADDRESS],
             memory_bytes: 1 << 30,
             cpu_milli: 4000,
             storage_bytes: 1 << 34,
@@ -620,7 +636,6 @@ impl Template {
         node.settings = node::facts::settings(&cfg, &node);
         Self {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
-            host_ips: node::facts(&cfg).expect("facts").host_ips,
             wire: Rc::default(),
             left: Rc::default(),
             cfg,
@@ -659,10 +674,7 @@ impl Template {
         hands: Rc<Hands>,
         joined: Option<Joined>,
     ) -> Given {
-        let (cfg, mut node) = (self.cfg.clone(), self.node.clone());
-        if joined.is_some() {
-            node.host_ips.clone_from(&self.host_ips);
-        }
+        let (cfg, node) = (self.cfg.clone(), self.node.clone());
         let mount = format!(
             "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
             self.root.join("cgroup").display()
@@ -675,7 +687,7 @@ impl Template {
         );
         let admission =
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
-        let node = Rc::new(Node::new(node, context, admission));
+        let node = Rc::new(Node::new(node, addresses, context, admission));
         Given {
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
