@@ -134,8 +134,14 @@ pub struct SandboxConfig {
     pub namespaces: NamespaceOptions,
     /// Whether privileged containers may be made in it.
     pub privileged: bool,
-    /// RuntimeClass handler; empty means the default one.
+    /// RuntimeClass handler; [`DEFAULT_HANDLER`] where the pod names no class.
     pub runtime_handler: String,
+    /// What the containers of the pod may use together. Not recorded: only runtimes that make a machine for the pod need it.
+    #[serde(skip)]
+    pub resources: LinuxResources,
+    /// What the runtime may use beside it (`spec.overhead`). Not recorded.
+    #[serde(skip)]
+    pub overhead: LinuxResources,
 }
 
 /// Whether a sandbox can be used.
@@ -168,6 +174,9 @@ pub struct SandboxStatus {
     pub ips: Vec<IpAddr>,
     /// Namespace modes.
     pub namespaces: NamespaceOptions,
+    /// RuntimeClass handler that it was made with.
+    #[serde(default)]
+    pub runtime_handler: String,
 }
 
 /// Mount propagation.

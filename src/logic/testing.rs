@@ -100,6 +100,7 @@ pub fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
         created_at: Wall::from_secs(100),
         ips: vec!["10.0.0.2".parse().expect("address")],
         namespaces: NamespaceOptions::default(),
+        runtime_handler: String::new(),
     }
 }
 

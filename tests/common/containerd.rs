@@ -14,6 +14,8 @@ use picolet::sys::clock;
 
 /// The image that sandboxes and containers are made of.
 pub(crate) const IMAGE: &str = "picolet.test/app:1";
+/// The handler that it has beside the default one.
+pub(crate) const HANDLER: &str = "other";
 const PROGRAMS: [&str; 3] = ["/usr/sbin/runc", "/usr/bin/busybox", "/usr/lib/cni/bridge"];
 /// Where its programs are: as `cargo xtask test` has taken them out of their package, or installed.
 const DIRS: [&str; 2] = [
@@ -95,6 +97,8 @@ impl Containerd {
              [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{IMAGE}\"\n\
              restrict_oom_score_adj = true\ndisable_apparmor = true\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{HANDLER}]\nruntime_type = \"io.containerd.runc.v2\"\n\
              [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\nconf_dir = \"{at}/cni\"\n"
         );
         fs::write(containerd.dir.join("config.toml"), config).expect("configuration");

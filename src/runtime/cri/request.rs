@@ -79,8 +79,8 @@ pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
                 ..wire::SandboxSecurity::default()
             }),
             sysctls: config.sysctls.clone(),
-            overhead: Some(wire::Resources::default()),
-            resources: Some(wire::Resources::default()),
+            overhead: Some(resources(&config.overhead)),
+            resources: Some(resources(&config.resources)),
         }),
     }
 }
