@@ -11,7 +11,6 @@ use alloc::{
 };
 use core::net::IpAddr;
 
-use crate::actions::spec_hash;
 use crate::api::cri::{
     ANNOTATION_HASH, ANNOTATION_POD_DELETION_GRACE, ANNOTATION_POD_GRACE, ANNOTATION_PORTS,
     ANNOTATION_PRE_STOP, ANNOTATION_RESTART_COUNT, ANNOTATION_TERMINATION_PATH,
@@ -30,6 +29,7 @@ use crate::env::Env;
 use crate::expansion::{MAX_WORDS_BYTES, expand};
 use crate::hosts::pod_names;
 use crate::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
+use crate::spec_hash::spec_hash;
 use crate::sysctl;
 
 /// Where a container sees its termination log unless it says otherwise.

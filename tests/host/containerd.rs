@@ -1,7 +1,7 @@
 //! A node on containerd: what a user sees of it, and what becomes of pods when it dies, hangs and comes back.
 
 #[path = "../common/containerd.rs"]
-mod daemon;
+pub(crate) mod daemon;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -13,18 +13,24 @@ use crate::host::{Host, full, status_of};
 ///
 /// The agent goes first: what it still does at its end it does at a containerd that is there.
 fn start(name: &str) -> Option<(Containerd, Host)> {
+    let (containerd, mut host) = start_containerd(name)?;
+    host.start_agent();
+    Some((containerd, host))
+}
+
+/// The same without the agent.
+pub(crate) fn start_containerd(name: &str) -> Option<(Containerd, Host)> {
     if let Some(why) = daemon::missing() {
         skipped!("{name}: {why}");
         return None;
     }
     let containerd = Containerd::start();
     let endpoint = format!("unix://{}", containerd.socket().display());
-    let mut host = Host::new(&["--container-runtime-endpoint", &endpoint]);
-    host.start_agent();
+    let host = Host::new(&["--container-runtime-endpoint", &endpoint]);
     Some((containerd, host))
 }
 
-fn container(name: &str, script: &str, more: &Value) -> Value {
+pub(crate) fn container(name: &str, script: &str, more: &Value) -> Value {
     let mut container = json!({
         "name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script],
     });
@@ -34,7 +40,7 @@ fn container(name: &str, script: &str, more: &Value) -> Value {
 }
 
 /// Containers and their restart counts.
-fn identity(pod: &Value) -> Vec<(String, u64)> {
+pub(crate) fn identity(pod: &Value) -> Vec<(String, u64)> {
     let statuses = pod["status"]["containerStatuses"].as_array();
     let one = |status: &Value| {
         let id = status["containerID"].as_str().unwrap_or_default();
