@@ -295,6 +295,10 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
         ),
         ("image", "memory_does_not_grow_with_the_archive"),
         ("volume_memory", "a_directory_of_a_million_names"),
+        (
+            "host",
+            "containerd::containerd_is_killed_many_times_while_pods_come_and_go",
+        ),
     ] {
         let mut command = run.tests()?.program(program)?;
         run.step(command.args(["--ignored", "--exact", test]));
