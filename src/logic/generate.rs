@@ -28,7 +28,9 @@ use crate::downward::Allocatable;
 use crate::env::Env;
 use crate::expansion::{MAX_WORDS_BYTES, expand};
 use crate::hosts::pod_names;
-use crate::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
+use crate::security::{
+    SecuritySettings, is_privileged, linux_security, namespace_options, sandbox_user,
+};
 use crate::spec_hash::spec_hash;
 use crate::sysctl;
 
@@ -99,13 +101,14 @@ pub struct SandboxPlan {
 
 /// Configuration of a pod's sandbox.
 ///
-/// `runtime_handler`: that of the pod's RuntimeClass. Errors: names that cannot be, user namespaces. The pod waits and is
+/// `runtime_handler`: that of the pod's RuntimeClass. `volume_groups`: see [`sandbox_user`]. Errors: names that cannot be, user namespaces. The pod waits and is
 /// tried again.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
     qos: QosClass,
     runtime_handler: String,
+    volume_groups: &[i64],
     node: &NodeContext,
 ) -> Result<SandboxPlan, PodError> {
     if pod.spec.host_users == Some(false) {
@@ -140,6 +143,7 @@ pub fn sandbox_config(
         namespaces: namespace_options(pod),
         privileged: is_privileged(pod),
         runtime_handler,
+        user: sandbox_user(pod, volume_groups),
         resources,
         overhead,
     };
@@ -552,8 +556,8 @@ mod tests {
             r#"{"dnsPolicy":"Default","securityContext":{"sysctls":[{"name":"net/ipv4/tcp_syncookies","value":"1"}]},
                 "containers":[{"name":"a"}],"initContainers":[{"name":"i","securityContext":{"privileged":true}}]}"#,
         );
-        let plan =
-            sandbox_config(&pod, 3, QosClass::Burstable, String::new(), &node()).expect("plan");
+        let plan = sandbox_config(&pod, 3, QosClass::Burstable, String::new(), &[], &node())
+            .expect("plan");
         let config = plan.config;
         assert_eq!(plan.warnings, []);
         assert_eq!(
@@ -598,13 +602,27 @@ mod tests {
             ("user namespace", r#"{"hostUsers":false}"#, false),
             ("bad hostname", r#"{"hostname":"a_b"}"#, false),
         ] {
-            let got = sandbox_config(&pod(spec), 0, QosClass::BestEffort, String::new(), &node);
+            let got = sandbox_config(
+                &pod(spec),
+                0,
+                QosClass::BestEffort,
+                String::new(),
+                &[],
+                &node,
+            );
             assert_eq!(got.is_ok(), ok, "{name}");
         }
         let kata = pod(r#"{"runtimeClassName":"kata","hostNetwork":true}"#);
-        let config = sandbox_config(&kata, 0, QosClass::BestEffort, "kata-qemu".into(), &node)
-            .expect("kata")
-            .config;
+        let config = sandbox_config(
+            &kata,
+            0,
+            QosClass::BestEffort,
+            "kata-qemu".into(),
+            &[],
+            &node,
+        )
+        .expect("kata")
+        .config;
         assert_eq!(config.runtime_handler, "kata-qemu");
         assert_eq!(config.hostname, "", "host network");
     }
@@ -614,7 +632,7 @@ mod tests {
         // CFG-15 CRI-23 RC-02
         let mut node = node();
         let config = |pod: &Pod, node: &NodeContext| {
-            sandbox_config(pod, 0, QosClass::Burstable, String::new(), node)
+            sandbox_config(pod, 0, QosClass::Burstable, String::new(), &[], node)
                 .expect("config")
                 .config
         };
@@ -643,6 +661,36 @@ mod tests {
         assert_eq!(plain.resources.memory_limit_bytes, None);
         assert!(!group(&plain.resources));
         assert_eq!(plain.overhead, LinuxResources::default(), "nothing is said");
+    }
+
+    #[test]
+    fn sandbox_of_a_user() {
+        // CRI-21
+        let node = node();
+        let user = |spec: &str, groups: &[i64]| {
+            let made = sandbox_config(
+                &pod(spec),
+                0,
+                QosClass::BestEffort,
+                String::new(),
+                groups,
+                &node,
+            );
+            made.expect("config").config.user
+        };
+        let all = user(
+            r#"{"securityContext":{"runAsUser":0,"runAsGroup":7,"fsGroup":1,"supplementalGroups":[3,4],
+                "supplementalGroupsPolicy":"Strict","seLinuxOptions":{"user":"u","role":"r","type":"t","level":"s0"}}}"#,
+            &[2],
+        );
+        assert_eq!((all.run_as_user, all.run_as_group), (Some(0), Some(7)));
+        assert_eq!(all.supplemental_groups, [1, 2, 3, 4]);
+        assert!(all.strict_supplemental_groups);
+        assert_eq!(all.selinux_label, "u:r:t:s0");
+        let none = user("{}", &[2]);
+        assert_eq!((none.run_as_user, none.run_as_group), (None, None));
+        assert_eq!(none.supplemental_groups, [2]);
+        assert!(!none.strict_supplemental_groups && none.selinux_label.is_empty());
     }
 
     #[test]

@@ -166,7 +166,15 @@ impl Generator {
         if let Some(path) = self.resolv_conf.clone() {
             node.dns.node = self.disk.run(move || read_resolver(&path)).await?;
         }
-        generate::sandbox_config(pod, attempt, qos_class(pod), runtime_handler, &node)
+        let volume_groups = self.volume_groups(pod, plan).await;
+        generate::sandbox_config(
+            pod,
+            attempt,
+            qos_class(pod),
+            runtime_handler,
+            &volume_groups,
+            &node,
+        )
     }
 
     /// Configuration of a new instance of `container`, with everything on disk that it refers to. `volume_images` are its
@@ -253,10 +261,7 @@ impl Generator {
         let target = runtime
             .newest(&container.target_container_name)
             .map(|c| &c.id);
-        let volume_groups = match of_api {
-            Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
-            None => Vec::new(),
-        };
+        let volume_groups = self.volume_groups(pod, plan).await;
         let mut config = generate::container_config(&ContainerInput {
             pod,
             container,
@@ -283,6 +288,14 @@ impl Generator {
             }
         }
         Ok(config)
+    }
+
+    /// Groups whose members may use the pod's volumes.
+    async fn volume_groups(&self, pod: &Pod, plan: &Plan) -> Vec<i64> {
+        match cluster::objects_of(self.of_api.as_ref(), pod) {
+            Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
+            None => Vec::new(),
+        }
     }
 
     async fn pin_sub_paths(
