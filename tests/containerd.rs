@@ -30,7 +30,7 @@ use picolet::{
 };
 use smol::LocalExecutor;
 
-use daemon::{Containerd, IMAGE, PATIENCE, missing};
+use daemon::{Containerd, HANDLER, IMAGE, PATIENCE, missing};
 
 /// Plugins share the machine's iptables.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -322,5 +322,35 @@ fn containerd_that_is_started_anew_has_everything_again() {
         assert_eq!(ended(&runtime, &of.uid, &id).await.exit_code, 137);
         runtime.remove_pod_sandbox(&made.id).await.expect("removed");
         assert!(runtime.list_pods().await.expect("a list").is_empty());
+    });
+}
+
+#[test]
+fn handlers_are_those_of_containerd() {
+    // CRI-23 CRI-24
+    lab("handlers", async |lab| {
+        let runtime = lab.open().await;
+        let mut of = lab.sandbox("nobody");
+        of.runtime_handler = "nobody".into();
+        let refused = runtime.run_pod_sandbox(&of).await;
+        let refused = refused.expect_err("nobody runs it").to_string();
+        assert!(refused.contains("nobody"), "{refused}");
+        assert!(runtime.list_pods().await.expect("a list").is_empty());
+
+        of = lab.sandbox("other");
+        of.runtime_handler = HANDLER.into();
+        of.overhead.memory_limit_bytes = Some(64 << 20);
+        let made = runtime.run_pod_sandbox(&of).await.expect("a sandbox");
+        assert_eq!(made.runtime_handler, HANDLER);
+        let pod = runtime.pod_status(&of.uid).await.expect("a status");
+        assert_eq!(pod.sandboxes[0].runtime_handler, HANDLER);
+        let config = lab.container(&of, "main", "exit 3");
+        let id = runtime
+            .create_container(&made.id, &config, Some(&of))
+            .await
+            .expect("created");
+        runtime.start_container(&id).await.expect("started");
+        assert_eq!(ended(&runtime, &of.uid, &id).await.exit_code, 3);
+        runtime.remove_pod_sandbox(&made.id).await.expect("removed");
     });
 }

@@ -208,6 +208,7 @@ impl RuntimeService for Memory {
             created_at: Wall(1),
             ips: vec!["10.0.0.1".parse().expect("address")],
             namespaces: config.namespaces,
+            runtime_handler: config.runtime_handler.clone(),
         };
         self.sandboxes.borrow_mut().insert(0, status.clone());
         done(Ok(status))

@@ -9,6 +9,7 @@ mod skipped;
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
@@ -253,6 +254,10 @@ impl Lab {
             } else {
                 "runc".into()
             },
+            handlers: match self.handler().exists() {
+                true => [("other".to_owned(), self.handler().display().to_string())].into(),
+                false => BTreeMap::new(),
+            },
             cni_conf_dir: self.dir.join("conf"),
             cni_bin_dir: PathBuf::new(),
             built_in_network: BuiltIn {
@@ -278,6 +283,11 @@ impl Lab {
         };
         let runtime = Runc::open(settings, Box::new(images), self.disk.clone(), cgroups).await;
         self.runtime.replace(Some(Rc::new(runtime.expect("open"))));
+    }
+
+    /// An OCI runtime of its own for the handler `other`, where there is one.
+    fn handler(&self) -> PathBuf {
+        self.dir.join("other")
     }
 
     fn runtime(&self) -> Rc<Runc> {
@@ -1484,6 +1494,91 @@ fn an_agent_restart_changes_nothing() {
             pod.containers[0].id, newest,
             "order goes on after a restart"
         );
+    });
+}
+
+#[test]
+fn a_handler_has_an_oci_runtime_of_its_own() {
+    // CFG-16 NODE-14 RC-01
+    lab("handler", async |lab| {
+        let calls = lab.dir.join("calls");
+        let script = format!(
+            "#!/bin/sh\nfor word; do case $word in --version) exec runc --version;; \
+             create|start|state|exec|update|kill|delete) echo $word >> {};; esac; done\nexec runc \"$@\"\n",
+            calls.display()
+        );
+        fs::write(lab.handler(), script).expect("script");
+        fs::set_permissions(lab.handler(), fs::Permissions::from_mode(0o755)).expect("mode");
+        lab.boot().await;
+        let runtime = lab.runtime();
+        let handlers = runtime.capabilities().handlers;
+        let names: Vec<_> = handlers.iter().map(|h| &*h.name).collect();
+        assert_eq!(names, ["", "other"], "the Node tells of both");
+
+        let mut strange = lab.sandbox("strange");
+        strange.runtime_handler = "nobody".into();
+        let refused = runtime.run_pod_sandbox(&strange).await;
+        let refused = refused.expect_err("nobody runs it").to_string();
+        assert!(
+            refused.contains("\"nobody\" is not configured"),
+            "{refused}"
+        );
+        assert!(lab.pod(&strange).await.sandboxes.is_empty());
+
+        let called = |word: &str| {
+            let calls = fs::read_to_string(&calls).unwrap_or_default();
+            calls.lines().any(|line| line == word)
+        };
+        let idle = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
+        let mut pod = Vec::new();
+        for handler in ["", "other"] {
+            let mut config = lab.sandbox(if handler.is_empty() { "plain" } else { "own" });
+            config.runtime_handler = handler.into();
+            let made = lab.runtime().run_pod_sandbox(&config).await.expect("made");
+            assert_eq!(made.runtime_handler, handler);
+            let id = lab.start(&made, &lab.container(&config, "c", idle)).await;
+            pod.push((config, id));
+            assert_eq!(called("create") && called("start"), !handler.is_empty());
+        }
+        let (own, id) = &pod[1];
+        drop(runtime);
+        // The next agent finds by the record whose it is.
+        lab.runtime.replace(None);
+        lab.boot().await;
+        let words = ["/bin/echo".into(), "x".into()];
+        let runtime = lab.runtime();
+        let said = runtime.exec_sync(id, &words, None, 9).await.expect("exec");
+        assert_eq!(said.stdout, b"x\n");
+        let limits = LinuxResources {
+            cpu_shares: Some(7),
+            ..LinuxResources::default()
+        };
+        let updated = runtime.update_container_resources(id, &limits).await;
+        updated.expect("updated");
+        let grace = Duration::from_secs(20);
+        runtime.stop_container(id, grace).await.expect("stopped");
+        assert_eq!(lab.ended(own, id).await.exit_code, 0);
+        runtime.remove_container(id).await.expect("removed");
+        for word in ["exec", "update", "kill", "delete"] {
+            assert!(called(word), "{word}");
+        }
+
+        // Pods end all the same where their runtime is gone.
+        let sandbox = &lab.pod(own).await.sandboxes[0];
+        let config = lab.container(own, "again", idle);
+        let id = lab.start(sandbox, &config).await;
+        fs::remove_file(lab.handler()).expect("removed");
+        drop(runtime);
+        lab.runtime.replace(None);
+        lab.boot().await;
+        assert_eq!(lab.runtime().capabilities().handlers.len(), 1);
+        let refused = lab.runtime().exec_sync(&id, &words, None, 9).await;
+        assert!(refused.is_err());
+        for (config, _) in &pod {
+            let sandbox = &lab.pod(config).await.sandboxes[0];
+            let removed = lab.runtime().remove_pod_sandbox(&sandbox.id).await;
+            removed.expect("removed");
+        }
     });
 }
 

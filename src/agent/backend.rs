@@ -567,8 +567,10 @@ impl Backend for LocalBackend {
                 .await
                 .map_err(|_| gone())?;
             // The loop's end closes the channel, which is an answer too.
-            let _ = finished.recv().await;
-            Ok(())
+            match finished.recv().await {
+                Ok(why) => Err(Refusal::new(503, why)),
+                Err(_) => Ok(()),
+            }
         })
     }
 }

@@ -120,6 +120,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         root_dir: cfg.dirs.root.clone(),
         run_dir: cfg.dirs.run.clone(),
         runtime: cfg.runtime.program.display().to_string(),
+        handlers: cfg.runtime.handlers.clone(),
         cni_conf_dir: cfg.network.cni_conf.clone(),
         cni_bin_dir: cfg.network.cni_bin.clone(),
         built_in_network: runc::BuiltIn {

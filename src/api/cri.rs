@@ -102,6 +102,21 @@ pub enum SecurityProfile {
     Unset,
 }
 
+/// Whose the processes of a sandbox itself are, as far as its pod says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxUser {
+    /// UID.
+    pub run_as_user: Option<i64>,
+    /// GID.
+    pub run_as_group: Option<i64>,
+    /// More groups, in the order in which they are set.
+    pub supplemental_groups: Vec<i64>,
+    /// Groups of the image's files do not count.
+    pub strict_supplemental_groups: bool,
+    /// `user:role:type:level`; empty for none.
+    pub selinux_label: String,
+}
+
 /// Everything needed to make a pod sandbox. Serialised into the sandbox record of the run dir.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -134,8 +149,17 @@ pub struct SandboxConfig {
     pub namespaces: NamespaceOptions,
     /// Whether privileged containers may be made in it.
     pub privileged: bool,
-    /// RuntimeClass handler; empty means the default one.
+    /// RuntimeClass handler; [`DEFAULT_HANDLER`] where the pod names no class.
     pub runtime_handler: String,
+    /// Whose it is. Not recorded: only runtimes that keep a process in it need it.
+    #[serde(skip)]
+    pub user: SandboxUser,
+    /// What the containers of the pod may use together. Not recorded: only runtimes that make a machine for the pod need it.
+    #[serde(skip)]
+    pub resources: LinuxResources,
+    /// What the runtime may use beside it (`spec.overhead`). Not recorded.
+    #[serde(skip)]
+    pub overhead: LinuxResources,
 }
 
 /// Whether a sandbox can be used.
@@ -168,6 +192,9 @@ pub struct SandboxStatus {
     pub ips: Vec<IpAddr>,
     /// Namespace modes.
     pub namespaces: NamespaceOptions,
+    /// RuntimeClass handler that it was made with.
+    #[serde(default)]
+    pub runtime_handler: String,
 }
 
 /// Mount propagation.

@@ -53,6 +53,14 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
             );
         }
     }
+    if !own.handlers.is_empty() {
+        return invalid(
+            "picolet.handlers",
+            format!(
+                "cannot be kept with {field}: the runtime has handlers of its own; set them there"
+            ),
+        );
+    }
     Ok(Some(Endpoints {
         images: images.unwrap_or_else(|| runtime.clone()),
         runtime,

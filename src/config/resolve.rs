@@ -1,5 +1,6 @@
 //! From the fields of the document to the checked configuration: defaults and rules, one place for both.
 
+use alloc::collections::BTreeMap;
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::Ipv4Addr;
@@ -15,7 +16,7 @@ use super::values::{
     LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, TimeConfig,
 };
 use super::{cluster, configz, endpoints, eviction, node, server};
-use crate::api::Quantity;
+use crate::api::{Quantity, names};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -43,6 +44,8 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("registryPullQPS", 0..=i32::MAX as i64),
 ];
 
+/// OCI runtimes beside the default one.
+const MAX_HANDLERS: usize = 16;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -111,6 +114,7 @@ pub(super) fn resolve(
                 .filter(|p| !p.is_empty())
                 .unwrap_or("runc")
                 .into(),
+            handlers: handlers(&own.handlers)?,
             root: absolute(
                 "picolet.ociRuntimeRoot",
                 own.oci_runtime_root.as_deref(),
@@ -129,6 +133,35 @@ pub(super) fn resolve(
         feature_gates: fields.feature_gates,
         dirs,
     })
+}
+
+/// Other OCI runtimes, by handler.
+fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Invalid> {
+    let field = "picolet.handlers";
+    if all.len() > MAX_HANDLERS {
+        return invalid(
+            field,
+            format!(
+                "has {} entries, must have at most {MAX_HANDLERS}",
+                all.len()
+            ),
+        );
+    }
+    for (name, path) in all {
+        if !names::is_dns_label(name) {
+            return invalid(
+                field,
+                format!("{name:?} is no name of a handler: lower-case letters, digits and '-'"),
+            );
+        }
+        if !path.starts_with('/') {
+            return invalid(
+                &format!("{field}.{name}"),
+                format!("is {path:?}, must be the absolute path of an OCI runtime"),
+            );
+        }
+    }
+    Ok(all.clone())
 }
 
 fn ranges(document: &Value) -> Result<(), Invalid> {

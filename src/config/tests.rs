@@ -637,6 +637,23 @@ fn refused() {
             "containerRuntimeEndpoint: /x\npicolet: {imagePolicy: {requireDigest: true}}",
             "picolet.imagePolicy.requireDigest: cannot be kept with containerRuntimeEndpoint",
         ),
+        (
+            "containerRuntimeEndpoint: /x\npicolet: {handlers: {kata: /x}}",
+            "picolet.handlers: cannot be kept with containerRuntimeEndpoint",
+        ),
+        (
+            "picolet: {handlers: {kata: kata-runtime}}",
+            "picolet.handlers.kata: is \"kata-runtime\", must be the absolute path",
+        ),
+        (
+            "picolet: {handlers: {a: /x, b: /x, c: /x, d: /x, e: /x, f: /x, g: /x, h: /x, i: /x, j: /x, k: /x, l: /x, \
+             m: /x, n: /x, o: /x, p: /x, q: /x}}",
+            "picolet.handlers: has 17 entries, must have at most 16",
+        ),
+        (
+            "picolet: {handlers: {Kata: /x}}",
+            "picolet.handlers: \"Kata\" is no name of a handler",
+        ),
         ("staticPodURL: http://x", "staticPodURL: "),
         ("runOnce: true", "runOnce: must be false"),
         (

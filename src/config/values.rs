@@ -249,6 +249,8 @@ pub struct RuntimeConfig {
     pub endpoints: Option<Endpoints>,
     /// Path, or name to look up in `PATH`. Default `runc`.
     pub program: PathBuf,
+    /// Other OCI runtimes, absolute paths, by the handler that RuntimeClasses name.
+    pub handlers: BTreeMap<String, String>,
     /// Its state directory (`--root`). Default `<run>/oci`.
     pub root: PathBuf,
 }

@@ -114,6 +114,8 @@ pub trait Api: Send + Sync {
     fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value>;
     /// One volume. As with [`Api::config_map`].
     fn persistent_volume(&self, name: &str) -> Reply<Value>;
+    /// One RuntimeClass.
+    fn runtime_class(&self, name: &str) -> Reply<Value>;
     /// All services of a namespace, for environment variables.
     fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
     /// One service.

@@ -303,6 +303,13 @@ impl Api for HttpApi {
         self.get(&format!("/api/v1/persistentvolumes/{}", segment(name)?))
     }
 
+    fn runtime_class(&self, name: &str) -> Reply<Value> {
+        self.get(&format!(
+            "/apis/node.k8s.io/v1/runtimeclasses/{}",
+            segment(name)?
+        ))
+    }
+
     fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
         let path = format!("{}?", collection("services", namespace)?);
         self.list(&path, JSON, MAX_SERVICES, &mut |item| {

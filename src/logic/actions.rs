@@ -23,6 +23,7 @@ pub use super::restart::restartable;
 use super::restart::{
     effective_policy, init_failed, restart_all_pending, restarts_after_exit, triggers_restart_all,
 };
+use super::spec_hash::is_current;
 
 /// One container to kill by itself; its sandbox and the other containers are untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,19 +83,6 @@ impl PodActions {
             && self.init_to_start.is_empty()
             && self.to_start.is_empty())
     }
-}
-
-/// Hash of what a change of makes a running container obsolete: its name and its image, nothing else (ACT-42).
-///
-/// FNV-1a, 64 bit, over `name 0xff image`; it is stored with the instance, so it never changes between releases.
-#[must_use]
-pub fn spec_hash(container: &Container) -> u64 {
-    let bytes = container
-        .name
-        .bytes()
-        .chain([0xff])
-        .chain(container.image.bytes());
-    super::fnv::fnv1a(bytes)
 }
 
 /// Whether the pod needs a new sandbox, its attempt, and the sandbox in use or replaced (ACT-10..ACT-15).
@@ -434,7 +422,7 @@ fn sidecar_step(
             Some(ProbeResult::Unknown) | None => return InitStep::Wait,
         }
     }
-    let (cause, what) = if instance.hash != spec_hash(container) {
+    let (cause, what) = if !is_current(container, instance.hash) {
         (KillCause::Changed, "definition changed")
     } else if container.liveness_probe.is_some()
         && probes.liveness(&instance.id) == Some(ProbeResult::Failure)
@@ -469,7 +457,7 @@ fn regular_actions(
             continue;
         };
         let failed = |result| result == Some(ProbeResult::Failure);
-        let (cause, what, restart) = if instance.hash != spec_hash(container) {
+        let (cause, what, restart) = if !is_current(container, instance.hash) {
             (KillCause::Changed, "definition changed", true)
         } else {
             let restart = effective_policy(pod, container) != RestartPolicy::Never;

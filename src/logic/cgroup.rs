@@ -13,7 +13,9 @@ use crate::api::order::Gather;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, PodError, Quantity};
 use crate::pod_kind;
-use crate::pod_resources::{Amount, container_amount, containers_sum, names, pod_level, pod_sum};
+use crate::pod_resources::{
+    Amount, amount, container_amount, containers_sum, names, own_sum, pod_level, pod_sum,
+};
 
 /// Fewest shares the kernel takes.
 pub const MIN_SHARES: u64 = 2;
@@ -238,6 +240,40 @@ pub fn container_resources(
         }
     }
     values
+}
+
+/// What a sandbox is told: values of the pod's containers together, and of its overhead, which is its own limit. For
+/// runtimes that make a machine for the pod (CRI-23).
+#[must_use]
+pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResources, LinuxResources) {
+    let values = |request: Option<i64>, cpu: i64, memory: i64| {
+        let quota = Some(cpu)
+            .filter(|&cpu| settings.cfs_quota && cpu > 0)
+            .map(|cpu| quota(cpu, settings.cfs_period_us));
+        let mut values = LinuxResources {
+            cpu_shares: Some(shares(request.unwrap_or(cpu))),
+            cpu_quota_us: quota,
+            cpu_period_us: quota.map(|_| settings.cfs_period_us),
+            memory_limit_bytes: Some(memory).filter(|&memory| memory > 0),
+            ..LinuxResources::default()
+        };
+        if settings.v2 && !settings.single_process_oom_kill {
+            values.unified.insert("memory.oom.group".into(), "1".into());
+        }
+        values
+    };
+    let limit = |name| own_sum(pod, Amount::Limits, name).unwrap_or(0);
+    let own = values(
+        own_sum(pod, Amount::Requests, "cpu"),
+        limit("cpu"),
+        limit("memory"),
+    );
+    if pod.spec.overhead.is_empty() {
+        return (own, LinuxResources::default());
+    }
+    let overhead = |name| pod.spec.overhead.get(name).map_or(0, |q| amount(name, q));
+    let beside = values(None, overhead("cpu"), overhead("memory"));
+    (own, beside)
 }
 
 /// Swap of a container, bytes (RES-08). Only cgroup v2 can share swap out.

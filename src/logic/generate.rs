@@ -11,7 +11,6 @@ use alloc::{
 };
 use core::net::IpAddr;
 
-use crate::actions::spec_hash;
 use crate::api::cri::{
     ANNOTATION_HASH, ANNOTATION_POD_DELETION_GRACE, ANNOTATION_POD_GRACE, ANNOTATION_PORTS,
     ANNOTATION_PRE_STOP, ANNOTATION_RESTART_COUNT, ANNOTATION_TERMINATION_PATH,
@@ -23,13 +22,16 @@ use crate::api::order::Gather;
 use crate::api::pod::VolumeMount;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, ContainerId, Pod, PodError};
-use crate::cgroup::{CgroupSettings, container_resources, pod_path};
+use crate::cgroup::{CgroupSettings, container_resources, pod_path, sandbox_resources};
 use crate::dns::{DnsSettings, pod_dns};
 use crate::downward::Allocatable;
 use crate::env::Env;
 use crate::expansion::{MAX_WORDS_BYTES, expand};
 use crate::hosts::pod_names;
-use crate::security::{SecuritySettings, is_privileged, linux_security, namespace_options};
+use crate::security::{
+    SecuritySettings, is_privileged, linux_security, namespace_options, sandbox_user,
+};
+use crate::spec_hash::spec_hash;
 use crate::sysctl;
 
 /// Where a container sees its termination log unless it says otherwise.
@@ -57,8 +59,6 @@ pub struct NodeContext {
     pub security: SecuritySettings,
     /// `podLogsDir`, absolute.
     pub pod_logs_dir: String,
-    /// RuntimeClass name to handler.
-    pub runtime_handlers: BTreeMap<String, String>,
 }
 
 /// Directory of a pod's logs below `podLogsDir` (CFG-10).
@@ -101,11 +101,14 @@ pub struct SandboxPlan {
 
 /// Configuration of a pod's sandbox.
 ///
-/// Errors: names that cannot be, an unknown runtime class, user namespaces. The pod waits and is tried again.
+/// `runtime_handler`: that of the pod's RuntimeClass. `volume_groups`: see [`sandbox_user`]. Errors: names that cannot be, user namespaces. The pod waits and is
+/// tried again.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
     qos: QosClass,
+    runtime_handler: String,
+    volume_groups: &[i64],
     node: &NodeContext,
 ) -> Result<SandboxPlan, PodError> {
     if pod.spec.host_users == Some(false) {
@@ -115,15 +118,7 @@ pub fn sandbox_config(
     }
     let names = pod_names(pod, &node.dns.cluster_domain)?;
     let dns = pod_dns(pod, &node.dns);
-    let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
-    let runtime_handler = match class {
-        "" => String::new(),
-        class => node
-            .runtime_handlers
-            .get(class)
-            .cloned()
-            .ok_or_else(|| PodError::Node(format!("RuntimeClass {class:?} not found")))?,
-    };
+    let (resources, overhead) = sandbox_resources(pod, &node.cgroups);
     let meta = &pod.metadata;
     let mut labels = meta.labels.clone();
     labels.extend(pod_labels(pod));
@@ -148,6 +143,9 @@ pub fn sandbox_config(
         namespaces: namespace_options(pod),
         privileged: is_privileged(pod),
         runtime_handler,
+        user: sandbox_user(pod, volume_groups),
+        resources,
+        overhead,
     };
     Ok(SandboxPlan {
         config,
@@ -522,7 +520,7 @@ fn recursive_read_only(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::cri::{DnsConfig, SecurityProfile};
+    use crate::api::cri::{DnsConfig, LinuxResources, SecurityProfile};
     use crate::env::{EnvInput, environment};
     use crate::testing::NoObjects;
 
@@ -558,7 +556,8 @@ mod tests {
             r#"{"dnsPolicy":"Default","securityContext":{"sysctls":[{"name":"net/ipv4/tcp_syncookies","value":"1"}]},
                 "containers":[{"name":"a"}],"initContainers":[{"name":"i","securityContext":{"privileged":true}}]}"#,
         );
-        let plan = sandbox_config(&pod, 3, QosClass::Burstable, &node()).expect("plan");
+        let plan = sandbox_config(&pod, 3, QosClass::Burstable, String::new(), &[], &node())
+            .expect("plan");
         let config = plan.config;
         assert_eq!(plan.warnings, []);
         assert_eq!(
@@ -596,26 +595,102 @@ mod tests {
 
     #[test]
     fn sandbox_that_cannot_be() {
-        // CFG-14 CFG-16 CFG-20
-        let mut node = node();
+        // CFG-14 CFG-20
+        let node = node();
         for (name, spec, ok) in [
             ("plain", "{}", true),
             ("user namespace", r#"{"hostUsers":false}"#, false),
-            ("unknown class", r#"{"runtimeClassName":"kata"}"#, false),
-            ("empty class", r#"{"runtimeClassName":""}"#, true),
             ("bad hostname", r#"{"hostname":"a_b"}"#, false),
         ] {
-            let got = sandbox_config(&pod(spec), 0, QosClass::BestEffort, &node);
+            let got = sandbox_config(
+                &pod(spec),
+                0,
+                QosClass::BestEffort,
+                String::new(),
+                &[],
+                &node,
+            );
             assert_eq!(got.is_ok(), ok, "{name}");
         }
-        node.runtime_handlers
-            .insert("kata".into(), "kata-qemu".into());
         let kata = pod(r#"{"runtimeClassName":"kata","hostNetwork":true}"#);
-        let config = sandbox_config(&kata, 0, QosClass::BestEffort, &node)
-            .expect("kata")
-            .config;
+        let config = sandbox_config(
+            &kata,
+            0,
+            QosClass::BestEffort,
+            "kata-qemu".into(),
+            &[],
+            &node,
+        )
+        .expect("kata")
+        .config;
         assert_eq!(config.runtime_handler, "kata-qemu");
         assert_eq!(config.hostname, "", "host network");
+    }
+
+    #[test]
+    fn sandbox_with_overhead() {
+        // CFG-15 CRI-23 RC-02
+        let mut node = node();
+        let config = |pod: &Pod, node: &NodeContext| {
+            sandbox_config(pod, 0, QosClass::Burstable, String::new(), &[], node)
+                .expect("config")
+                .config
+        };
+        let limited = pod(r#"{"overhead":{"cpu":"250m","memory":"64Mi"},"containers":[
+                {"resources":{"requests":{"cpu":"1"},"limits":{"cpu":"2","memory":"100Mi"}}},
+                {"resources":{"limits":{"memory":"28Mi"}}}]}"#);
+        let made = config(&limited, &node);
+        let own = made.resources;
+        assert_eq!(own.cpu_shares, Some(1024), "without overhead");
+        assert_eq!(
+            (own.cpu_quota_us, own.cpu_period_us),
+            (Some(200_000), Some(100_000))
+        );
+        assert_eq!(own.memory_limit_bytes, Some(128 << 20));
+        assert_eq!((own.oom_score_adj, own.hugepage_limits.len()), (0, 0));
+        let beside = made.overhead;
+        assert_eq!(beside.cpu_shares, Some(256), "request is limit");
+        assert_eq!(beside.cpu_quota_us, Some(25_000));
+        assert_eq!(beside.memory_limit_bytes, Some(64 << 20));
+        let group = |values: &LinuxResources| values.unified.contains_key("memory.oom.group");
+        assert!(group(&own) && group(&beside));
+
+        node.cgroups.v2 = false;
+        let plain = config(&pod(r#"{"containers":[{}]}"#), &node);
+        assert_eq!(plain.resources.cpu_shares, Some(2));
+        assert_eq!(plain.resources.memory_limit_bytes, None);
+        assert!(!group(&plain.resources));
+        assert_eq!(plain.overhead, LinuxResources::default(), "nothing is said");
+    }
+
+    #[test]
+    fn sandbox_of_a_user() {
+        // CRI-21
+        let node = node();
+        let user = |spec: &str, groups: &[i64]| {
+            let made = sandbox_config(
+                &pod(spec),
+                0,
+                QosClass::BestEffort,
+                String::new(),
+                groups,
+                &node,
+            );
+            made.expect("config").config.user
+        };
+        let all = user(
+            r#"{"securityContext":{"runAsUser":0,"runAsGroup":7,"fsGroup":1,"supplementalGroups":[3,4],
+                "supplementalGroupsPolicy":"Strict","seLinuxOptions":{"user":"u","role":"r","type":"t","level":"s0"}}}"#,
+            &[2],
+        );
+        assert_eq!((all.run_as_user, all.run_as_group), (Some(0), Some(7)));
+        assert_eq!(all.supplemental_groups, [1, 2, 3, 4]);
+        assert!(all.strict_supplemental_groups);
+        assert_eq!(all.selinux_label, "u:r:t:s0");
+        let none = user("{}", &[2]);
+        assert_eq!((none.run_as_user, none.run_as_group), (None, None));
+        assert_eq!(none.supplemental_groups, [2]);
+        assert!(!none.strict_supplemental_groups && none.selinux_label.is_empty());
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub mod projection;
 pub mod seccomp;
 pub mod security;
 pub mod service_env;
+pub mod spec_hash;
 pub mod token;
 pub mod user;
 

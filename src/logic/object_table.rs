@@ -197,6 +197,8 @@ impl ObjectTable {
                 || match key.kind {
                     // A claim stays bound to its volume for as long as the pod that uses it.
                     Kind::Claim => entry.held,
+                    // One that is not there is looked for at each try: its pod waits for it.
+                    Kind::RuntimeClass => entry.held && now - read < self.ttl,
                     // The apiserver's own address, which all pods are told of.
                     Kind::Services if !key.name.is_empty() => now - read < self.ttl,
                     Kind::ConfigMap | Kind::Secret | Kind::Services => {

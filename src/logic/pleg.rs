@@ -381,6 +381,7 @@ mod tests {
             created_at: Wall(0),
             ips: Vec::new(),
             namespaces: NamespaceOptions::default(),
+            runtime_handler: String::new(),
         }
     }
 

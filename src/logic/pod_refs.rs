@@ -27,6 +27,8 @@ pub enum Kind {
     Services,
     /// A claim of one pod, with the volume that it is bound to. The name is [`claim_name`].
     Claim,
+    /// The handler of a RuntimeClass. It is in no namespace.
+    RuntimeClass,
 }
 
 impl Kind {
@@ -38,6 +40,7 @@ impl Kind {
             Self::Secret => "secret",
             Self::Services => "services",
             Self::Claim => "persistentvolumeclaim",
+            Self::RuntimeClass => "runtimeclass",
         }
     }
 }
@@ -74,6 +77,9 @@ impl core::fmt::Display for Key {
         } = self;
         if name.is_empty() {
             return write!(f, "{} of namespace {namespace}", kind.as_str());
+        }
+        if namespace.is_empty() {
+            return write!(f, "{} {name}", kind.as_str());
         }
         write!(f, "{} {namespace}/{name}", kind.as_str())
     }

@@ -79,11 +79,17 @@ pub fn containers_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
     stated.then_some(regular.max(start))
 }
 
+/// What a pod needs without its overhead. `None` if nobody states it.
+#[must_use]
+pub fn own_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
+    pod_level(pod, which, name).or_else(|| containers_sum(pod, which, name))
+}
+
 /// What a pod needs: the containers' sum, replaced by what the pod itself states, with overhead added last (to limits
 /// only where there is one). `None` if nobody states it.
 #[must_use]
 pub fn pod_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
-    let sum = pod_level(pod, which, name).or_else(|| containers_sum(pod, which, name));
+    let sum = own_sum(pod, which, name);
     let overhead = pod.spec.overhead.get(name).map(|q| amount(name, q));
     match (sum, overhead) {
         (None, Some(overhead)) if which == Amount::Requests => Some(overhead),

@@ -267,6 +267,7 @@ mod tests {
                     created_at: Wall(0),
                     ips: ips.to_vec(),
                     namespaces: NamespaceOptions::default(),
+                    runtime_handler: String::new(),
                 })
                 .into_iter()
                 .collect(),

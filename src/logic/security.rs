@@ -2,7 +2,9 @@
 
 use alloc::{borrow::ToOwned, string::String};
 
-use crate::api::cri::{Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SecurityProfile};
+use crate::api::cri::{
+    Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SandboxUser, SecurityProfile,
+};
 use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
 use crate::api::{Container, Pod, PodError};
 
@@ -109,6 +111,29 @@ pub fn linux_security(
         apparmor: apparmor(pod, container)?,
         selinux_label: selinux.map(selinux_label).unwrap_or_default(),
     })
+}
+
+/// Whose a sandbox itself is (CRI-21). `volume_groups`: those whose members may use the pod's volumes.
+#[must_use]
+pub fn sandbox_user(pod: &Pod, volume_groups: &[i64]) -> SandboxUser {
+    let Some(whole) = &pod.spec.security_context else {
+        return SandboxUser {
+            supplemental_groups: volume_groups.to_vec(),
+            ..SandboxUser::default()
+        };
+    };
+    let groups = whole.fs_group.iter().chain(volume_groups);
+    SandboxUser {
+        run_as_user: whole.run_as_user,
+        run_as_group: whole.run_as_group,
+        supplemental_groups: groups.chain(&whole.supplemental_groups).copied().collect(),
+        strict_supplemental_groups: whole.supplemental_groups_policy.as_deref() == Some("Strict"),
+        selinux_label: whole
+            .se_linux_options
+            .as_ref()
+            .map(selinux_label)
+            .unwrap_or_default(),
+    }
 }
 
 /// SEC-03. The texts are those people search for.

@@ -2,7 +2,6 @@
 
 use alloc::{string::String, vec::Vec};
 
-use crate::actions::spec_hash;
 use crate::api::{
     ConfigMap, Container, ContainerId, Pod, PodError, PodUid, SandboxId, Secret, Wall,
     cri::{
@@ -15,6 +14,7 @@ use crate::api::{
 use crate::conditions::{self, DISRUPTION_TARGET};
 use crate::env::Objects;
 use crate::probe::{ProbeResult, Probes};
+use crate::spec_hash::spec_hash;
 
 pub mod server;
 pub mod smp;
@@ -100,6 +100,7 @@ pub fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
         created_at: Wall::from_secs(100),
         ips: vec!["10.0.0.2".parse().expect("address")],
         namespaces: NamespaceOptions::default(),
+        runtime_handler: String::new(),
     }
 }
 

@@ -1,8 +1,10 @@
-//! Debian's containerd, started privately: configuration, root, state, sockets, network and images of its own.
+//! Debian's containerd, started privately: configuration, root, state, sockets, network and images of its own. The tasks of
+//! the project (`xtask`) start it by this file too, so it needs nothing of the program.
 
 use std::{
     fs,
     io::Cursor,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -10,14 +12,15 @@ use std::{
     time::Duration,
 };
 
-use picolet::sys::clock;
-
 /// The image that sandboxes and containers are made of.
 pub(crate) const IMAGE: &str = "picolet.test/app:1";
+/// The handler that it has beside the default one.
+pub(crate) const HANDLER: &str = "other";
 const PROGRAMS: [&str; 3] = ["/usr/sbin/runc", "/usr/bin/busybox", "/usr/lib/cni/bridge"];
 /// Where its programs are: as `cargo xtask test` has taken them out of their package, or installed.
-const DIRS: [&str; 2] = [
+const DIRS: [&str; 3] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/target/containerd/usr/bin"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../target/containerd/usr/bin"),
     "/usr/bin",
 ];
 const APPLETS: [&str; 12] = [
@@ -29,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why it cannot run here, if so.
 pub(crate) fn missing() -> Option<String> {
-    if !nix::unistd::geteuid().is_root() {
+    if fs::metadata("/proc/self").is_ok_and(|own| own.uid() != 0) {
         return Some("not root".into());
     }
     if dir().is_none() {
@@ -59,11 +62,17 @@ fn program(name: &str) -> Command {
 
 /// Waits until something is so.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = clock::mono() + PATIENCE;
-    while !is_so() {
-        assert!(clock::mono() < deadline, "not so in time: {what}");
-        smol::block_on(smol::Timer::after(PAUSE));
-    }
+    let looks = PATIENCE.as_millis() / PAUSE.as_millis();
+    assert!(
+        (0..looks).any(|_| is_so() || pause()),
+        "not so in time: {what}"
+    );
+}
+
+#[expect(clippy::disallowed_methods, reason = "between two looks")]
+fn pause() -> bool {
+    thread::sleep(PAUSE);
+    false
 }
 
 /// See the module. Ends with everything that it made.
@@ -95,6 +104,8 @@ impl Containerd {
              [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{IMAGE}\"\n\
              restrict_oom_score_adj = true\ndisable_apparmor = true\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.{HANDLER}]\nruntime_type = \"io.containerd.runc.v2\"\n\
              [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\nconf_dir = \"{at}/cni\"\n"
         );
         fs::write(containerd.dir.join("config.toml"), config).expect("configuration");
@@ -109,15 +120,17 @@ impl Containerd {
         fs::write(containerd.dir.join("cni/1.conflist"), network).expect("network");
         fs::write(containerd.dir.join("image.tar"), image()).expect("image");
         containerd.run();
-        let archive = containerd.dir.join("image.tar");
-        let mut import = containerd.ctr();
-        import
-            .args(["images", "import", "--all-platforms"])
-            .arg(archive);
-        let imported = import.output().expect("ctr");
+        containerd.import(&containerd.dir.join("image.tar"));
+        containerd
+    }
+
+    /// Gives it the images of an archive.
+    pub(crate) fn import(&self, archive: &Path) {
+        let mut import = self.ctr();
+        import.args(["images", "import", "--all-platforms"]);
+        let imported = import.arg(archive).output().expect("ctr");
         let told = String::from_utf8_lossy(&imported.stderr);
         assert!(imported.status.success(), "{told}");
-        containerd
     }
 
     /// Its socket.
@@ -177,8 +190,8 @@ impl Containerd {
 
     /// Sends a signal to the daemon.
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
-        let child = self.child.as_ref().expect("it runs");
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("pid"));
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.pid()).expect("pid"));
+        assert!(pid.as_raw() > 0, "it runs");
         nix::sys::signal::kill(pid, signal).expect("signalled");
     }
 
@@ -187,8 +200,13 @@ impl Containerd {
         format!("pcd{}n{}", std::process::id() % 100_000, self.number)
     }
 
+    /// The daemon.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
     /// Processes whose command lines name its directory: its shims.
-    fn shims(&self) -> Vec<nix::unistd::Pid> {
+    pub(crate) fn shims(&self) -> Vec<nix::unistd::Pid> {
         let dir = self.dir.display().to_string();
         let processes = fs::read_dir("/proc").expect("processes").flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -246,7 +264,7 @@ impl Drop for Containerd {
             .rev()
             .filter_map(|line| line.split(' ').nth(1));
         for path in below.filter(|path| path.starts_with(&dir)) {
-            let _ = nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH);
+            let _ = Command::new("umount").args(["-l", path]).status();
         }
         let _ = fs::remove_dir_all(&self.dir);
     }

@@ -51,6 +51,8 @@ const MAX_CALLS: usize = 10_000;
 const TERMINATED: i32 = 143;
 /// Exit code of a container that was killed.
 const KILLED: i32 = 137;
+/// The handler that it has beside the default one.
+pub const HANDLER: &str = "kata";
 /// Size of every image in bytes.
 const IMAGE_BYTES: u64 = 1 << 20;
 
@@ -1003,7 +1005,13 @@ impl RuntimeService for Fake {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            handlers: vec![Handler::default()],
+            handlers: vec![
+                Handler::default(),
+                Handler {
+                    name: HANDLER.into(),
+                    ..Handler::default()
+                },
+            ],
             supplemental_groups_policy: true,
             live_resource_updates: true,
             container_stats: true,
@@ -1055,6 +1063,11 @@ impl RuntimeService for Fake {
             Some(uid.clone()),
             None,
             move |state| {
+                let handler = &config.runtime_handler;
+                if !["", HANDLER].contains(&&**handler) {
+                    let text = format!("no runtime for {handler:?} is configured");
+                    return Err(RuntimeError::Failed(text));
+                }
                 let id = SandboxId::new(instance_id(uid, "", config.attempt));
                 if state.sandboxes.contains_key(&id) {
                     return Err(RuntimeError::Failed(format!("sandbox {id} exists")));
@@ -1080,6 +1093,7 @@ impl RuntimeService for Fake {
                     created_at: state.wall,
                     ips: if on_host { Vec::new() } else { vec![ip] },
                     namespaces: config.namespaces,
+                    runtime_handler: config.runtime_handler.clone(),
                 };
                 let record = Sandbox {
                     status: status.clone(),

@@ -1,7 +1,9 @@
 //! A node on containerd: what a user sees of it, and what becomes of pods when it dies, hangs and comes back.
 
 #[path = "../common/containerd.rs"]
-mod daemon;
+pub(crate) mod daemon;
+
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -13,18 +15,24 @@ use crate::host::{Host, full, status_of};
 ///
 /// The agent goes first: what it still does at its end it does at a containerd that is there.
 fn start(name: &str) -> Option<(Containerd, Host)> {
+    let (containerd, mut host) = start_containerd(name)?;
+    host.start_agent();
+    Some((containerd, host))
+}
+
+/// The same without the agent.
+pub(crate) fn start_containerd(name: &str) -> Option<(Containerd, Host)> {
     if let Some(why) = daemon::missing() {
         skipped!("{name}: {why}");
         return None;
     }
     let containerd = Containerd::start();
     let endpoint = format!("unix://{}", containerd.socket().display());
-    let mut host = Host::new(&["--container-runtime-endpoint", &endpoint]);
-    host.start_agent();
+    let host = Host::new(&["--container-runtime-endpoint", &endpoint]);
     Some((containerd, host))
 }
 
-fn container(name: &str, script: &str, more: &Value) -> Value {
+pub(crate) fn container(name: &str, script: &str, more: &Value) -> Value {
     let mut container = json!({
         "name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script],
     });
@@ -34,7 +42,7 @@ fn container(name: &str, script: &str, more: &Value) -> Value {
 }
 
 /// Containers and their restart counts.
-fn identity(pod: &Value) -> Vec<(String, u64)> {
+pub(crate) fn identity(pod: &Value) -> Vec<(String, u64)> {
     let statuses = pod["status"]["containerStatuses"].as_array();
     let one = |status: &Value| {
         let id = status["containerID"].as_str().unwrap_or_default();
@@ -147,11 +155,7 @@ fn a_node_on_containerd() {
 
     host.remove("web.yaml");
     host.wait_gone("web");
-    host.until("containerd has nothing of it", |_| {
-        let left = containerd.ctr().args(["containers", "ls", "-q"]).output();
-        let left = String::from_utf8_lossy(&left.expect("ctr").stdout).into_owned();
-        (left.trim().is_empty(), left)
-    });
+    host.until("containerd has nothing of it", |_| has_nothing(&containerd));
 }
 
 #[test]
@@ -215,4 +219,110 @@ fn containerd_dies_hangs_and_comes_back() {
         let tasks = tasks(&containerd);
         (tasks == 4 || tasks == 5, tasks.to_string())
     });
+}
+
+/// Kills of containerd in every run; with `--ignored` there are [`MANY_KILLS`].
+const KILLS: usize = 3;
+const MANY_KILLS: usize = 20;
+/// Pods that are there all the time, and pods of which one comes and one goes with each kill.
+const STAYS: usize = 3;
+const LIVES: usize = 2;
+
+#[test]
+fn containerd_is_killed_while_pods_come_and_go() {
+    // CRI-41 CRI-90 CRI-91
+    killed_under_churn("containerd_is_killed_while_pods_come_and_go", KILLS);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn containerd_is_killed_many_times_while_pods_come_and_go() {
+    killed_under_churn("containerd_is_killed_many_times", MANY_KILLS);
+}
+
+/// Each kill meets the agent at another moment of what it does; nothing is lost or doubled by any.
+fn killed_under_churn(name: &str, kills: usize) {
+    let Some((mut containerd, host)) = start(name) else {
+        return;
+    };
+    let idle = || json!({"containers": [container("main", IDLE, &json!({}))]});
+    for n in 0..STAYS {
+        host.pod(&format!("stays{n}"), idle());
+    }
+    let stays = |host: &Host| -> Vec<_> {
+        let names = (0..STAYS).map(|n| format!("stays{n}"));
+        names
+            .map(|name| identity(&host.wait_ready(&name)))
+            .collect()
+    };
+    let before = stays(&host);
+    for kill in 0..kills {
+        host.pod(&format!("comes{kill}"), idle());
+        if let Some(old) = kill.checked_sub(LIVES) {
+            host.remove(&format!("comes{old}.yaml"));
+        }
+        // What the agent does meanwhile is cut off at another place each time.
+        crate::host::pause(Duration::from_millis(
+            37 * u64::try_from(kill).expect("small"),
+        ));
+        containerd.kill();
+        if kill % 3 == 2 {
+            // The socket too: it comes back with the daemon.
+            std::fs::remove_file(containerd.socket()).expect("removed");
+        }
+        let pod = host.get("stays0");
+        assert_eq!(pod["status"]["phase"], "Running", "none counts as lost");
+        containerd.run();
+        host.wait_ready(&format!("comes{kill}"));
+        assert_eq!(stays(&host), before, "kill {kill}");
+    }
+    for old in 0..kills.saturating_sub(LIVES) {
+        host.wait_gone(&format!("comes{old}"));
+    }
+    host.until("a sandbox and a container for each pod", |_| {
+        let (tasks, pods) = (tasks(&containerd), STAYS + LIVES.min(kills));
+        (tasks == 2 * pods, format!("{tasks} tasks of {pods} pods"))
+    });
+    // Nor is anything of what broke off.
+    let names = (0..STAYS).map(|n| format!("stays{n}"));
+    let last = (kills.saturating_sub(LIVES)..kills).map(|n| format!("comes{n}"));
+    let names: Vec<String> = names.chain(last).collect();
+    names
+        .iter()
+        .for_each(|name| host.remove(&format!("{name}.yaml")));
+    names.iter().for_each(|name| host.wait_gone(name));
+    host.until("containerd has nothing of them", |_| {
+        has_nothing(&containerd)
+    });
+}
+
+/// Whether containerd knows no container and no sandbox any more; and what it knows.
+fn has_nothing(containerd: &Containerd) -> (bool, String) {
+    let left = containerd.ctr().args(["containers", "ls", "-q"]).output();
+    let left = String::from_utf8_lossy(&left.expect("ctr").stdout).into_owned();
+    (left.trim().is_empty(), left)
+}
+
+#[test]
+fn all_pods_cannot_be_stopped_while_containerd_hangs() {
+    // CRI-92
+    let Some((containerd, mut host)) = start("all_pods_cannot_be_stopped_while_containerd_hangs")
+    else {
+        return;
+    };
+    host.pod(
+        "stays",
+        json!({"containers": [container("main", IDLE, &json!({}))]}),
+    );
+    host.wait_ready("stays");
+    let hung = Hung::new(&containerd);
+    let refused = host.cli(&["stop", "--all"]);
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success(), "{told}");
+    assert!(told.contains("cannot be stopped now"), "{told}");
+    assert_eq!(containerd.shims().len(), 1, "the pod runs on");
+    drop(hung);
+    // It was asked for, and is done when it can be.
+    host.reap_agent();
+    assert_eq!(tasks(&containerd), 0);
 }

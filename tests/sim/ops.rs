@@ -17,7 +17,7 @@ use crate::{
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
         pod::RestartPolicy,
     },
-    logic::actions::spec_hash,
+    logic::spec_hash::spec_hash,
     runtime::fake::{Fake, Op, Operation},
 };
 

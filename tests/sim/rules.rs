@@ -15,9 +15,9 @@ use crate::{
         pod_status::Phase,
     },
     logic::{
-        actions::spec_hash,
         pod_table::{Handle, PodTable},
         pod_worker::Stage,
+        spec_hash::spec_hash,
     },
     runtime::fake::{Fake, Op, Operation},
 };

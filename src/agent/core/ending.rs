@@ -1,5 +1,7 @@
 //! The end: of the agent alone, whose pods go on, or of everything.
 
+use core::time::Duration;
+
 use smol::channel::Sender;
 
 use super::Agent;
@@ -8,6 +10,9 @@ use crate::{
     logic::{mux::Source, pod_worker::KillOptions},
 };
 
+/// How long clients wait for the end of all pods while nothing can be done to them; the runtime may be starting.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Whether the agent is to end with its pods.
 #[derive(Default)]
 pub(super) struct Stopping {
@@ -15,13 +20,13 @@ pub(super) struct Stopping {
     pub(super) when_idle: bool,
     /// The loop is to end.
     pub(super) finished: bool,
-    /// Clients that wait for it.
-    waiters: Vec<Sender<()>>,
+    /// Clients that wait for it, and since when. What they are sent is why they wait no longer.
+    waiters: Vec<(Mono, Sender<String>)>,
 }
 
 impl Agent {
-    pub(super) fn on_stop(&mut self, all: bool, done: Sender<()>, now: Mono) {
-        self.stop.waiters.push(done);
+    pub(super) fn on_stop(&mut self, all: bool, done: Sender<String>, now: Mono) {
+        self.stop.waiters.push((now, done));
         if !all {
             self.finish();
             return;
@@ -46,6 +51,24 @@ impl Agent {
         if done && idle && told {
             self.finish();
         }
+    }
+
+    /// While the runtime is away, clients wait no longer than [`STOP_PATIENCE`]. The pods end all the same when it is back,
+    /// and the agent with them.
+    pub(super) fn answer_stop_late(&mut self, now: Mono) {
+        let Some(why) = self.view.down(now) else {
+            return;
+        };
+        let waits = |since: Mono| now < since + STOP_PATIENCE;
+        self.stop.waiters.retain(|(since, waiter)| {
+            if !waits(*since) {
+                // Who has gone does not hear it.
+                let _ = waiter.try_send(format!(
+                    "the pods cannot be stopped now: {why}. They are stopped when that is over, and the agent ends then"
+                ));
+            }
+            waits(*since)
+        });
     }
 
     /// The loop is to end. Whoever waits for that hears of it.

@@ -33,8 +33,8 @@ pub(in crate::agent) type Question = Box<dyn FnOnce(&Agent)>;
 
 /// A request to the loop.
 pub(in crate::agent) enum Command {
-    /// End the agent; with `all` every pod first. Answered when it is done.
-    Stop { all: bool, done: Sender<()> },
+    /// End the agent; with `all` every pod first. Closed when it is done; what is sent is why it is not done yet.
+    Stop { all: bool, done: Sender<String> },
     /// Images were imported.
     ImagesArrived,
 }

@@ -241,6 +241,7 @@ impl Agent {
             }
             if !self.view.may_run_pods(now) {
                 // Nothing is done to pods while the runtime cannot answer (LOOP-02, LOOP-03).
+                self.answer_stop_late(now);
                 return None;
             }
             let effect = self.pods.poll_effect(self.view.ages(), now);

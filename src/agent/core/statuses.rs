@@ -101,6 +101,8 @@ impl Statuses<'_> {
         failure: Option<&PodFailure>,
     ) -> PodStatus {
         let uid = &pod.metadata.uid;
+        let newest = runtime.sandboxes.first();
+        let handler = newest.map_or(DEFAULT_HANDLER, |sandbox| &sandbox.runtime_handler);
         let status = self.probes.with(uid, |probes| {
             generate_pod_status(&StatusInput {
                 pod,
@@ -115,7 +117,7 @@ impl Statuses<'_> {
                 recursive_read_only: self
                     .runtime
                     .capabilities()
-                    .recursive_read_only_mounts(DEFAULT_HANDLER),
+                    .recursive_read_only_mounts(handler),
                 now: self.clock.wall(),
             })
         });

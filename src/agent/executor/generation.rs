@@ -11,6 +11,7 @@ use std::{
 use super::{
     errors::StartError,
     start::Pass,
+    steps::Plan,
     volumes::{PodObjects, files_of_volumes},
 };
 use crate::{
@@ -78,7 +79,6 @@ pub(in crate::agent) fn node_context(
             seccomp_root: cfg.dirs.seccomp_profiles().display().to_string(),
         },
         pod_logs_dir: cfg.dirs.pod_logs.display().to_string(),
-        runtime_handlers: BTreeMap::new(),
     }
 }
 
@@ -118,35 +118,63 @@ impl Generator {
         PathBuf::from(generate::log_directory(&self.context.pod_logs_dir, pod))
     }
 
-    /// Configuration of a pod's sandbox, on a node with these addresses. The node's resolver file must be readable, whatever
-    /// the pod's policy (CFG-60).
+    /// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
     pub(in crate::agent) async fn sandbox_config(
         &self,
+        plan: &Plan,
         pod: &Pod,
         attempt: u32,
-        host_ips: &[IpAddr],
     ) -> Result<SandboxConfig, PodError> {
-        let plan = self.sandbox_plan(pod, attempt, host_ips).await?;
-        for (reason, message) in &plan.warnings {
+        let handler = self.handler(pod, plan).await?;
+        let made = self.sandbox_plan(plan, pod, attempt, handler).await?;
+        for (reason, message) in &made.warnings {
             self.recorder.pod(pod, Severity::Warning, reason, message);
         }
-        Ok(plan.config)
+        Ok(made.config)
     }
 
-    /// The same without its warnings.
+    /// The handler of the pod's RuntimeClass (CFG-16), for static pods too. Where no apiserver can be asked, the class must
+    /// be the name of a handler that the runtime has; one that does not tell its handlers refuses itself (RC-03).
+    async fn handler(&self, pod: &Pod, plan: &Plan) -> Result<String, PodError> {
+        let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
+        if class.is_empty() {
+            return Ok(DEFAULT_HANDLER.into());
+        }
+        if let Some(objects) = &self.of_api {
+            return objects.handler(pod, class, &plan.cancel).await;
+        }
+        let handlers = self.runtime.capabilities().handlers;
+        if handlers.is_empty() || handlers.iter().any(|handler| handler.name == class) {
+            return Ok(class.into());
+        }
+        Err(PodError::Node(format!(
+            "RuntimeClass {class:?} not found: without an apiserver it must be the name of a runtime handler"
+        )))
+    }
+
+    /// The same without its warnings, by a handler that is known.
     pub(in crate::agent) async fn sandbox_plan(
         &self,
+        plan: &Plan,
         pod: &Pod,
         attempt: u32,
-        host_ips: &[IpAddr],
+        runtime_handler: String,
     ) -> Result<SandboxPlan, PodError> {
         let mut node = NodeContext::clone(&self.context);
-        node.ips = host_ips.to_vec();
-        node.dns.node_ips = host_ips.to_vec();
+        node.ips.clone_from(&plan.host_ips);
+        node.dns.node_ips.clone_from(&plan.host_ips);
         if let Some(path) = self.resolv_conf.clone() {
             node.dns.node = self.disk.run(move || read_resolver(&path)).await?;
         }
-        generate::sandbox_config(pod, attempt, qos_class(pod), &node)
+        let volume_groups = self.volume_groups(pod, plan).await;
+        generate::sandbox_config(
+            pod,
+            attempt,
+            qos_class(pod),
+            runtime_handler,
+            &volume_groups,
+            &node,
+        )
     }
 
     /// Configuration of a new instance of `container`, with everything on disk that it refers to. `volume_images` are its
@@ -233,10 +261,7 @@ impl Generator {
         let target = runtime
             .newest(&container.target_container_name)
             .map(|c| &c.id);
-        let volume_groups = match of_api {
-            Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
-            None => Vec::new(),
-        };
+        let volume_groups = self.volume_groups(pod, plan).await;
         let mut config = generate::container_config(&ContainerInput {
             pod,
             container,
@@ -253,7 +278,7 @@ impl Generator {
             recursive_read_only: self
                 .runtime
                 .capabilities()
-                .recursive_read_only_mounts(DEFAULT_HANDLER),
+                .recursive_read_only_mounts(&pass.sandbox.runtime_handler),
         })
         .map_err(refused)?;
         let groups = &mut config.security.supplemental_groups;
@@ -263,6 +288,14 @@ impl Generator {
             }
         }
         Ok(config)
+    }
+
+    /// Groups whose members may use the pod's volumes.
+    async fn volume_groups(&self, pod: &Pod, plan: &Plan) -> Vec<i64> {
+        match cluster::objects_of(self.of_api.as_ref(), pod) {
+            Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
+            None => Vec::new(),
+        }
     }
 
     async fn pin_sub_paths(

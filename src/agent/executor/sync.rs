@@ -284,7 +284,8 @@ impl Syncer {
             plan.line.tell(Step::SandboxUp(Rc::clone(pod))).await;
         }
         let generator = &self.starter.generator;
-        let made = generator.sandbox_plan(pod, sandbox.attempt, &plan.host_ips);
+        let handler = sandbox.runtime_handler.clone();
+        let made = generator.sandbox_plan(plan, pod, sandbox.attempt, handler);
         let made = made.await.ok().map(|plan| plan.config);
         let pass = Pass {
             made,
@@ -312,7 +313,7 @@ impl Syncer {
             return Err(SandboxFailure::Terminating);
         }
         let generator = &self.starter.generator;
-        let config = generator.sandbox_config(pod, attempt, &plan.host_ips).await;
+        let config = generator.sandbox_config(plan, pod, attempt).await;
         if plan.cancel.is_to_end() {
             return Err(SandboxFailure::Terminating);
         }

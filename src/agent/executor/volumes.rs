@@ -44,6 +44,9 @@ impl Mounter {
         pod: &Pod,
         plan: &Plan,
     ) -> Result<Mounted, SyncError> {
+        if let Some(objects) = &self.of_api {
+            objects.note_class(pod);
+        }
         if pod.spec.volumes.is_empty() {
             return Ok(Mounted::new());
         }

@@ -662,6 +662,10 @@ impl Api for FakeApi {
         self.about_objects(|stored| stored.read("volumes", "", name))
     }
 
+    fn runtime_class(&self, name: &str) -> Reply<Value> {
+        self.about_objects(|stored| stored.read("runtimeclasses", "", name))
+    }
+
     fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
         let all = self.about_objects(|stored| stored.list("services", namespace))?;
         all.into_iter().for_each(each);

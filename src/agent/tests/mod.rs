@@ -19,6 +19,7 @@ mod order;
 mod probe_load;
 mod probes;
 mod replay;
+mod runtime_class;
 mod sync;
 mod trouble;
 mod volumes;

@@ -326,7 +326,14 @@ fn all_pods_end_although_the_runtime_was_down_when_that_was_asked() {
     world.apply(&pods);
     world.advance(s(60));
     let answer = world.stop(true);
-    world.advance(s(60));
+    world.advance(s(25));
+    assert!(answer.is_empty(), "it may come back");
+    world.advance(s(35));
+    let told = answer.try_recv().expect("an answer");
+    assert!(
+        told.contains("Gone") && told.contains("stopped when"),
+        "{told}"
+    );
     assert!(!world.has_ended());
     world.fake.set_conditions(None, None);
     world.until("ends", World::has_ended);

@@ -487,7 +487,7 @@ impl World {
     }
 
     /// Asks the agent to end, with its pods or without. What comes back is closed when it has.
-    pub(super) fn stop(&self, all: bool) -> Receiver<()> {
+    pub(super) fn stop(&self, all: bool) -> Receiver<String> {
         let (done, answer) = smol::channel::bounded(1);
         let stop = Event::Command(Command::Stop { all, done });
         self.events.try_send(stop).expect("room");

@@ -6,7 +6,7 @@ use smol::LocalExecutor;
 
 use super::gather::{ASK_TIMEOUT, no_cgroups};
 use crate::{
-    api::cri::Condition,
+    api::cri::{Condition, DEFAULT_HANDLER, Handler},
     cgroup::Cgroups,
     config::{Config, Endpoints},
     logic::check,
@@ -24,22 +24,42 @@ pub(super) fn look(cfg: &Config) -> check::Runtime {
         return cri(cfg, endpoints);
     }
     let name = cfg.runtime.program.display().to_string();
+    let mut found = check::Runtime::default();
     match smol::block_on(Program::probe(&name)) {
-        Ok(found) => check::Runtime {
-            program: format!(
-                "{} {} at {}",
-                found.name,
-                found.version,
-                found.path.display()
-            ),
-            holes: found.warnings,
-            ..check::Runtime::default()
-        },
-        Err(e) => check::Runtime {
-            error: Some(e.to_string()),
-            ..check::Runtime::default()
-        },
+        Ok(program) => {
+            found.program = shown(&program);
+            found.holes = program.warnings;
+        }
+        Err(e) => found.error = Some(e.to_string()),
     }
+    for (name, path) in &cfg.runtime.handlers {
+        let mut handler = check::Handler {
+            name: name.clone(),
+            ..check::Handler::default()
+        };
+        match smol::block_on(Program::probe(path)) {
+            Ok(program) => {
+                handler.program = shown(&program);
+                let holes = program.warnings.into_iter();
+                found
+                    .holes
+                    .extend(holes.map(|hole| format!("{hole} as handler {name}")));
+            }
+            Err(e) => handler.error = Some(e.to_string()),
+        }
+        found.handlers.push(handler);
+    }
+    found
+}
+
+fn shown(program: &Program) -> String {
+    let Program {
+        name,
+        version,
+        path,
+        ..
+    } = program;
+    format!("{name} {version} at {}", path.display())
 }
 
 /// A runtime that serves CRI: who it is, and whether it has a network for pods.
@@ -57,13 +77,22 @@ fn cri(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
         let disk = Lane::start("disk").map_err(|e| RuntimeError::Failed(e.to_string()))?;
         let runtime = Cri::open(settings, &executor, disk, cgroups).await?;
         let status = runtime.status().await?;
-        Ok((runtime.version(), status))
+        let handlers = runtime.capabilities().handlers;
+        Ok((runtime.version(), handlers, status))
     };
     let asked: Result<_, RuntimeError> = smol::block_on(executor.run(asked));
     let told = |c: &Condition| (!c.ok).then(|| format!("{} {}", c.reason, c.message));
     let mut found = check::Runtime::default();
     match asked {
-        Ok((version, status)) => {
+        Ok((version, handlers, status)) => {
+            let named = handlers
+                .into_iter()
+                .filter(|handler| handler.name != DEFAULT_HANDLER);
+            let handler = |handler: Handler| check::Handler {
+                name: handler.name,
+                ..check::Handler::default()
+            };
+            found.handlers = named.map(handler).collect();
             found.program = format!("{} {} at {socket}", version.name, version.version);
             found.error = told(&status.runtime_ready);
             found.network_error = told(&status.network_ready);

@@ -902,25 +902,6 @@ fn reboot_initialises_again() {
     assert_eq!(line(&again), "init 0");
 }
 
-#[test]
-fn hash_of_a_container() {
-    // ACT-42
-    let base = container("a");
-    assert_eq!(
-        spec_hash(&base),
-        0x425e_192b_e49d_cff0,
-        "stored: never changes"
-    );
-    let mut same = base.clone();
-    same.working_dir = "/x".into();
-    same.command = vec!["y".into()];
-    assert_eq!(spec_hash(&same), spec_hash(&base));
-    let mut image = base.clone();
-    image.image.push('2');
-    assert_ne!(spec_hash(&image), spec_hash(&base));
-    assert_ne!(spec_hash(&container("b")), spec_hash(&base));
-}
-
 /// A random pod with a random status: any combination a runtime might show.
 fn random_case(random: &mut Random) -> Case {
     let policies = [Always, OnFailure, Never];

@@ -121,6 +121,19 @@ pub struct Runtime {
     pub error: Option<String>,
     /// Known holes of this version, the distribution's revision considered.
     pub holes: Vec<String>,
+    /// What runs pods of RuntimeClasses.
+    pub handlers: Vec<Handler>,
+}
+
+/// What runs pods whose RuntimeClass names this handler.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Handler {
+    /// Name of the handler.
+    pub name: String,
+    /// `kata-runtime 3.2.0 at /opt/kata/bin/kata-runtime`; empty if the container runtime keeps it to itself.
+    pub program: String,
+    /// Why there is none.
+    pub error: Option<String>,
 }
 
 /// Pod network and firewall.

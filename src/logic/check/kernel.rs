@@ -228,6 +228,26 @@ pub(super) fn runtime(facts: &Facts) -> Finding {
     }
 }
 
+/// Each handler by its name (RC-01).
+pub(super) fn runtime_handlers(facts: &Facts) -> Finding {
+    let all = &facts.runtime.handlers;
+    if let Some(handler) = all.iter().find(|handler| handler.error.is_some()) {
+        let why = handler.error.as_deref().unwrap_or_default();
+        return Finding::error(
+            format!("{}: {why}", handler.name),
+            "install that OCI runtime, or correct picolet.handlers",
+        );
+    }
+    let shown = all.iter().map(|handler| match &*handler.program {
+        "" => handler.name.clone(),
+        program => format!("{}: {program}", handler.name),
+    });
+    match all.is_empty() {
+        true => Finding::ok("none beside the default one"),
+        false => Finding::ok(shown.collect::<Vec<_>>().join("; ")),
+    }
+}
+
 pub(super) fn runtime_version(facts: &Facts) -> Finding {
     if facts.runtime.holes.is_empty() {
         return Finding::ok("no known holes");

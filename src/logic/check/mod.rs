@@ -14,8 +14,8 @@ mod tests;
 use alloc::{string::String, vec::Vec};
 
 pub use facts::{
-    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Facts, Kernel,
-    Manifests, Network, Rights, Runtime, Wanted,
+    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Facts, Handler,
+    Kernel, Manifests, Network, Rights, Runtime, Wanted,
 };
 
 /// How bad something is.
@@ -82,7 +82,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 43] = [
+pub const CHECKS: [Check; 44] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -112,6 +112,7 @@ pub const CHECKS: [Check; 43] = [
     ("mounts", machine::mounts),
     ("runtime", kernel::runtime),
     ("runtime-version", kernel::runtime_version),
+    ("runtime-handlers", kernel::runtime_handlers),
     ("cni-config", network::config),
     ("cni-plugins", network::plugins),
     ("iptables", network::iptables),

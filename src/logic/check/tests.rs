@@ -109,6 +109,14 @@ fn sound() -> Facts {
     }
 }
 
+fn handler(name: &str, error: &str) -> Handler {
+    Handler {
+        name: name.into(),
+        program: format!("{name} 1.0 at /opt/{name}"),
+        error: Some(error.to_owned()).filter(|error| !error.is_empty()),
+    }
+}
+
 fn up(change: impl FnOnce(&mut AgentFacts)) -> Agent {
     let Agent::Up(mut agent) = sound().agent else {
         unreachable!()
@@ -242,6 +250,8 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("runtime", |f| f.runtime.error = Some("OCI runtime \"runc\" not found".into()), Level::Error, "not found", "apt-get install runc"),
     ("runtime-version", |f| f.runtime.holes = vec!["CVE-2024-21626 (fixed in 1.1.12)".into()], Level::Warning, "runc 1.3.3 has CVE-2024-21626",
         "apt-get update && apt-get install --only-upgrade runc; where that brings no newer one: a release of github.com/opencontainers/runc, and picolet run --oci-runtime /usr/local/sbin/runc"),
+    ("runtime-handlers", |f| f.runtime.handlers = vec![handler("gvisor", ""), handler("kata", "OCI runtime \"/opt/kata\" not found")], Level::Error,
+        "kata: OCI runtime \"/opt/kata\" not found", "install that OCI runtime, or correct picolet.handlers"),
     ("cni-config", |f| f.network.conf_error = Some("network configuration /etc/cni/net.d/a.conf: not valid JSON".into()), Level::Error, "a.conf",
         "correct that file, or move it away to use the built-in network: mv it out of /etc/cni/net.d"),
     ("cni-config", |f| { f.network.conf = Some("/etc/cni/net.d/10-flannel.conflist".into()); f.network.plugins = vec!["flannel".into()]; }, Level::Warning, "left by another cluster",

@@ -158,6 +158,7 @@ pub(super) fn sandbox(
             ipc: namespace(options.ipc),
             pid: namespace(options.pid),
         },
+        runtime_handler: status.runtime_handler,
     })
 }
 

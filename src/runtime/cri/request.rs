@@ -74,13 +74,17 @@ pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
             cgroup_parent: config.cgroup_parent.clone(),
             security: Some(wire::SandboxSecurity {
                 namespaces: Some(namespaces(config.namespaces, "")),
+                selinux: selinux(&config.user.selinux_label),
+                run_as_user: config.user.run_as_user.map(number),
+                supplemental_groups: config.user.supplemental_groups.clone(),
                 privileged: config.privileged,
+                run_as_group: config.user.run_as_group.map(number),
                 seccomp: Some(wire::SecurityProfile::default()),
-                ..wire::SandboxSecurity::default()
+                supplemental_groups_policy: config.user.strict_supplemental_groups.into(),
             }),
             sysctls: config.sysctls.clone(),
-            overhead: Some(wire::Resources::default()),
-            resources: Some(wire::Resources::default()),
+            overhead: Some(resources(&config.overhead)),
+            resources: Some(resources(&config.resources)),
         }),
     }
 }
@@ -96,6 +100,10 @@ fn port(mapping: &PortMapping) -> wire::PortMapping {
         host_port: mapping.host_port.into(),
         host_ip: mapping.host_ip.clone(),
     }
+}
+
+const fn number(value: i64) -> wire::Int64Value {
+    wire::Int64Value { value }
 }
 
 const fn mode(mode: NamespaceMode) -> i32 {
@@ -199,7 +207,6 @@ pub(super) fn resources(limits: &LinuxResources) -> wire::Resources {
 }
 
 fn security(wanted: &LinuxSecurity, settings: &Settings) -> wire::ContainerSecurity {
-    let number = |value: i64| wire::Int64Value { value };
     let has_capabilities =
         !wanted.add_capabilities.is_empty() || !wanted.drop_capabilities.is_empty();
     let target = wanted.target.as_ref().map_or("", |id| id.as_str());

@@ -423,6 +423,55 @@ fn conditions_and_abilities() {
 }
 
 #[test]
+fn a_sandbox_names_its_handler_and_what_its_pod_uses() {
+    // CRI-21 CRI-23 CRI-24
+    test(async |double| {
+        let cri = double.client().await;
+        double.script("RunPodSandbox", |request| {
+            let request: wire::RunPodSandboxRequest = read(request);
+            assert_eq!(request.runtime_handler, "kata");
+            let linux = request.config.and_then(|config| config.linux);
+            let linux = linux.expect("linux");
+            let user = linux.security.expect("a message");
+            let run_as = |value: &Option<wire::Int64Value>| value.as_ref().map(|v| v.value);
+            assert_eq!(run_as(&user.run_as_user), Some(0), "0 is said");
+            assert_eq!(run_as(&user.run_as_group), None);
+            assert_eq!(user.supplemental_groups, [1, 2]);
+            assert_eq!(user.supplemental_groups_policy, 1);
+            assert_eq!(user.selinux.map(|label| label.level), Some("s0:c1".into()));
+            let own = linux.resources.expect("a message");
+            assert_eq!((own.cpu_shares, own.memory_limit_in_bytes), (1024, 1 << 20));
+            let beside = linux.overhead.expect("a message, also where it is empty");
+            assert_eq!((beside.cpu_quota, beside.cpu_period), (25_000, 100_000));
+            word("s")
+        });
+        double.script("PodSandboxStatus", |_| {
+            say(&mut wire::PodSandboxStatusResponse {
+                status: Some(wire::SandboxStatus {
+                    id: "s".into(),
+                    metadata: metadata(0),
+                    created_at: 7,
+                    runtime_handler: "kata".into(),
+                    ..wire::SandboxStatus::default()
+                }),
+            })
+        });
+        let mut of = sandbox_config(0);
+        of.runtime_handler = "kata".into();
+        of.user.run_as_user = Some(0);
+        of.user.supplemental_groups = vec![1, 2];
+        of.user.strict_supplemental_groups = true;
+        of.user.selinux_label = "u:r:t:s0:c1".into();
+        of.resources.cpu_shares = Some(1024);
+        of.resources.memory_limit_bytes = Some(1 << 20);
+        of.overhead.cpu_quota_us = Some(25_000);
+        of.overhead.cpu_period_us = Some(100_000);
+        let made = cri.run_pod_sandbox(&of).await.expect("made");
+        assert_eq!(made.runtime_handler, "kata");
+    });
+}
+
+#[test]
 fn a_runtime_that_dies_and_comes_back_is_another_connection() {
     // CRI-04 CRI-11 CRI-90 CRI-91
     test(async |double| {

@@ -248,6 +248,7 @@ message! {
         4 created_at: i64,
         5 network: Option<Network>,
         6 linux: Option<LinuxSandboxStatus>,
+        9 runtime_handler: String,
     }
 }
 message! {

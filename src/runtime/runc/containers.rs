@@ -29,8 +29,8 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
-            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, LinuxResources,
-            NamespaceMode, SandboxState, SecurityProfile,
+            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, DEFAULT_HANDLER,
+            LinuxResources, NamespaceMode, SandboxState, SecurityProfile,
         },
         oci::SpecInput,
     },
@@ -386,7 +386,7 @@ impl Runc {
             entry.map(|c| core::mem::take(&mut c.sources))
         };
         let sources = sources.unwrap_or_default();
-        let program = self.program().map_err(failed_error)?;
+        let program = self.program_of(id).map_err(failed_error)?;
         let config = &record.config;
         let launch = Launch {
             exe: self.settings.exe.clone(),
@@ -491,7 +491,7 @@ impl Runc {
 
     async fn signal(&self, id: &ContainerId, signal: &str) -> Result<(), RuntimeError> {
         let signal = signal_argument(signal);
-        let killed = match self.program() {
+        let killed = match self.program_of(id) {
             Ok(program) => {
                 let (root, args) = (self.runtime_root(), [&**id, &signal]);
                 let call = program.call(&root, "kill", &args, &self.gate);
@@ -581,7 +581,7 @@ impl Runc {
         }
         let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
         words.push(id);
-        let program = self.program().map_err(failed_error)?;
+        let program = self.program_of(id).map_err(failed_error)?;
         let root = self.runtime_root();
         let updated = program.call(&root, "update", &words, &self.gate).await;
         updated.map(drop).map_err(failed_error)
@@ -623,9 +623,10 @@ impl Runc {
     /// Makes the OCI runtime forget an ended instance and unmounts its root file system. Idempotent; failures are logged
     /// and met again at removal.
     async fn delete(&self, id: &ContainerId) {
-        if self.runtime_root().join(id.as_str()).exists()
-            && let Ok(program) = self.program()
-        {
+        // Others than the default one may remember it under another name.
+        let may_know = self.runtime_root().join(id.as_str()).exists()
+            || self.handler_of(id) != DEFAULT_HANDLER;
+        if may_know && let Ok(program) = self.program_of(id) {
             let deleted = program
                 .call(&self.runtime_root(), "delete", &["--force", id], &self.gate)
                 .await;

@@ -226,7 +226,7 @@ impl Runc {
         self.demand_running(id)?;
         self.left_execs.tidy();
         let program = self
-            .program()
+            .program_of(id)
             .map_err(|e: ProgramError| RuntimeError::Failed(e.to_string()))?;
         let number = {
             let mut next = self.next_exec.borrow_mut();

@@ -55,7 +55,7 @@ use self::{
     cni::{Cni, CniSettings},
     gate::Gate,
     images::Images,
-    program::{Program, ProgramError},
+    program::{Program, ProgramError, Programs},
     recover::Boot,
     table::{Bell, Table},
 };
@@ -66,8 +66,8 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler,
-            Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
+            AuthConfig, Capabilities, Condition, ContainerConfig, DEFAULT_HANDLER, ExecOutput,
+            FsInfo, Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
             SandboxStatus, Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
@@ -110,7 +110,7 @@ pub struct Runc {
     apparmor: AppArmor,
     gate: Gate,
     boot: Boot,
-    program: RefCell<Result<Program, ProgramError>>,
+    programs: Programs,
     table: RefCell<Table>,
     bell: Bell,
     next_order: RefCell<u32>,
@@ -144,15 +144,7 @@ impl Runc {
             log::warn!("cgroup of the shims: {}", chain(&e));
         }
         let boot = Boot::read(&settings.root_dir).map_err(failed("count boots"))?;
-        let program = Program::probe(&settings.runtime).await;
-        match &program {
-            Ok(program) => {
-                for hole in &program.warnings {
-                    log::warn!("{} {} has {hole}", program.path.display(), program.version);
-                }
-            }
-            Err(e) => log::error!("{e}"),
-        }
+        let programs = Programs::probe(&settings).await;
         let width = settings.parallel.unwrap_or_else(|| {
             let cores = std::thread::available_parallelism().map_or(1, Into::into);
             Gate::width(available_bytes(), cores)
@@ -175,7 +167,7 @@ impl Runc {
             gate: Gate::new(width, &settings.run_dir),
             bell: table.bell(),
             table: RefCell::new(table),
-            program: RefCell::new(program),
+            programs,
             next_order: RefCell::new(0),
             next_exec: RefCell::new(0),
             left_execs: Rc::default(),
@@ -190,12 +182,19 @@ impl Runc {
         Ok(runc)
     }
 
-    /// The OCI runtime as it was probed, for `check` and for `nodeInfo`.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub fn program(&self) -> Result<Program, ProgramError> {
-        self.program.borrow().clone()
+    /// The handler that a container's sandbox was made with, also if an earlier agent made it.
+    fn handler_of(&self, id: &ContainerId) -> String {
+        let table = self.table.borrow();
+        let sandbox = table.containers.get(id).map(|c| &c.status.sandbox);
+        let sandbox = sandbox.and_then(|id| table.sandboxes.get(id));
+        sandbox
+            .map_or(DEFAULT_HANDLER, |s| &s.status.runtime_handler)
+            .to_owned()
+    }
+
+    /// The OCI runtime of a container.
+    fn program_of(&self, id: &ContainerId) -> Result<Program, ProgramError> {
+        self.programs.of(&self.handler_of(id))
     }
 
     /// Asks the network plugins whether a sandbox's network is as they made it (CNI CHECK).
@@ -296,7 +295,7 @@ impl Runc {
             reason: reason.into(),
             message,
         };
-        if let Err(e) = &*self.program.borrow() {
+        if let Err(e) = self.programs.of(DEFAULT_HANDLER) {
             return not("RuntimeMissing", e.to_string());
         }
         let missing = self.cgroups.missing_controllers();
@@ -369,14 +368,14 @@ impl RuntimeService for Runc {
     fn version(&self) -> Version {
         Version {
             name: NAME.into(),
-            version: version(self.program.borrow().as_ref().ok()),
+            version: version(self.programs.of(DEFAULT_HANDLER).ok().as_ref()),
         }
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             // Mounts are read-only without what is mounted below them.
-            handlers: vec![Handler::default()],
+            handlers: self.programs.handlers(),
             supplemental_groups_policy: true,
             live_resource_updates: true,
             container_stats: true,
@@ -392,11 +391,7 @@ impl RuntimeService for Runc {
 
     fn status(&self) -> Call<'_, RuntimeStatus> {
         Box::pin(async {
-            if self.program.borrow().is_err() {
-                // It may have been installed since.
-                let program = Program::probe(&self.settings.runtime).await;
-                *self.program.borrow_mut() = program;
-            }
+            self.programs.probe_missing().await;
             Ok(RuntimeStatus {
                 runtime_ready: self.runtime_condition(),
                 network_ready: self.cni.condition(),

@@ -13,7 +13,10 @@ use super::{
 use crate::{
     api::{
         SandboxId,
-        cri::{LinuxResources, NamespaceMode, SandboxConfig, SandboxState, SandboxStatus},
+        cri::{
+            DEFAULT_HANDLER, LinuxResources, NamespaceMode, SandboxConfig, SandboxState,
+            SandboxStatus,
+        },
     },
     runtime::RuntimeError,
     sys::{clock, crash, mount, pidfd, proc},
@@ -29,11 +32,11 @@ impl Runc {
         config: &SandboxConfig,
     ) -> Result<SandboxStatus, RuntimeError> {
         sandbox::check(config).map_err(|e| RuntimeError::Invalid(e.to_string()))?;
-        if !config.runtime_handler.is_empty() {
-            return Err(RuntimeError::Invalid(format!(
-                "runtime handler {:?} is not configured",
-                config.runtime_handler
-            )));
+        let handler = &config.runtime_handler;
+        if handler != DEFAULT_HANDLER {
+            // Before anything is made: its pod waits for the handler.
+            let program = self.programs.of(handler);
+            program.map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         }
         let id = record::sandbox_id(&config.uid, config.attempt);
         let known = self

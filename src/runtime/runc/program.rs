@@ -1,13 +1,18 @@
 //! The OCI runtime program: found, asked for its version, judged, called.
 
-use core::time::Duration;
+use alloc::collections::BTreeMap;
+use core::{cell::RefCell, time::Duration};
 use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
-use super::gate::{Gate, Turn};
+use super::{
+    gate::{Gate, Turn},
+    settings::Settings,
+};
 use crate::{
+    api::cri::{DEFAULT_HANDLER, Handler},
     shim,
     sys::child::{self, Command},
 };
@@ -47,6 +52,9 @@ pub enum ProgramError {
         /// What it did.
         why: String,
     },
+    /// Pods name a handler that nobody configured.
+    #[error("runtime handler {0:?} is not configured: name its OCI runtime in picolet.handlers")]
+    NoHandler(String),
     /// A call failed.
     #[error("{call}: {message}")]
     Call {
@@ -149,6 +157,71 @@ impl Program {
             .arg("--root")
             .arg(root)
             .args(["--log-format", "json"])
+    }
+}
+
+/// The OCI runtimes of a node: the default one, and one for each handler of RuntimeClasses.
+pub(super) struct Programs {
+    /// As configured, by handler; and what was found.
+    all: BTreeMap<String, (String, RefCell<Result<Program, ProgramError>>)>,
+}
+
+impl Programs {
+    /// Finds and asks each. One that is missing is told in the log.
+    pub(super) async fn probe(settings: &Settings) -> Self {
+        let mut all = BTreeMap::new();
+        let default = (DEFAULT_HANDLER.to_owned(), settings.runtime.clone());
+        let handlers = settings.handlers.clone();
+        // Bounded: by `MAX_HANDLERS` of the configuration.
+        for (handler, name) in core::iter::once(default).chain(handlers) {
+            let found = Program::probe(&name).await;
+            match &found {
+                Ok(program) => {
+                    for hole in &program.warnings {
+                        log::warn!("{} {} has {hole}", program.path.display(), program.version);
+                    }
+                }
+                Err(e) if handler.is_empty() => log::error!("{e}"),
+                Err(e) => log::error!("runtime handler {handler:?}: {e}"),
+            }
+            all.insert(handler, (name, RefCell::new(found)));
+        }
+        Self { all }
+    }
+
+    /// Looks again for those that are missing: they may have been installed since.
+    pub(super) async fn probe_missing(&self) {
+        // Bounded: by `MAX_HANDLERS` of the configuration.
+        for (name, found) in self.all.values() {
+            if found.borrow().is_err() {
+                let again = Program::probe(name).await;
+                *found.borrow_mut() = again;
+            }
+        }
+    }
+
+    /// The OCI runtime of a handler.
+    pub(super) fn of(&self, handler: &str) -> Result<Program, ProgramError> {
+        match self.all.get(handler) {
+            Some((_, found)) => found.borrow().clone(),
+            None => Err(ProgramError::NoHandler(handler.to_owned())),
+        }
+    }
+
+    /// What is configured for a handler, whether it is there or not; empty for one that is not configured.
+    pub(super) fn name(&self, handler: &str) -> &str {
+        self.all.get(handler).map_or("", |(name, _)| name)
+    }
+
+    /// Those that can run pods, for the Node. Mounts are read-only without what is mounted below them.
+    pub(super) fn handlers(&self) -> Vec<Handler> {
+        let found = self.all.iter();
+        let found = found.filter(|(name, (_, found))| name.is_empty() || found.borrow().is_ok());
+        let handler = |(name, _): (&String, _)| Handler {
+            name: name.clone(),
+            ..Handler::default()
+        };
+        found.map(handler).collect()
     }
 }
 

@@ -298,8 +298,8 @@ impl Runc {
             let state = shim::read_state(&self.dirs(id).run).ok().flatten();
             state.is_some_and(|s| !is_runtime(s.pid, name))
         };
-        let Ok(program) = self.program() else {
-            return started(&self.settings.runtime);
+        let Ok(program) = self.program_of(id) else {
+            return started(self.programs.name(&self.handler_of(id)));
         };
         let answer = program
             .call(&self.runtime_root(), "state", &[id], &self.gate)

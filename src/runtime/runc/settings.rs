@@ -1,5 +1,6 @@
 //! What the direct backend is told at start.
 
+use alloc::collections::BTreeMap;
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use super::cni::BuiltIn;
@@ -14,6 +15,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// The OCI runtime: a path, or a name searched in the usual directories.
     pub runtime: String,
+    /// Other OCI runtimes, absolute paths, by the handler that pods name in their RuntimeClass.
+    pub handlers: BTreeMap<String, String>,
     /// Network configurations.
     pub cni_conf_dir: PathBuf,
     /// Network plugins.

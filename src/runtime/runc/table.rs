@@ -271,6 +271,7 @@ pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> San
         created_at: record.created_at,
         ips: record.ips.clone(),
         namespaces: record.config.namespaces,
+        runtime_handler: record.config.runtime_handler.clone(),
     }
 }
 

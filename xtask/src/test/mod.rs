@@ -297,6 +297,10 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
         ("image", "memory_does_not_grow_with_the_archive"),
         ("volume_memory", "a_directory_of_a_million_names"),
         ("budget", "thirteen_crowds"),
+        (
+            "host",
+            "containerd::containerd_is_killed_many_times_while_pods_come_and_go",
+        ),
     ] {
         let mut command = run.tests()?.program(program)?;
         command.env(SHIPPED, &shipped);

@@ -6,7 +6,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    api::{ConfigMap, ObjectMeta, PodError, Secret, service, strict},
+    api::{ConfigMap, ObjectMeta, PodError, RuntimeClass, Secret, service, strict},
     kube::{Api, KubeError},
     logic::{
         bound_volume::BoundVolume,
@@ -72,6 +72,8 @@ pub(super) enum Content {
     Secret(Box<Secret>),
     Services(Vec<service::Service>),
     Claim(Box<BoundVolume>),
+    /// Its handler.
+    RuntimeClass(String),
 }
 
 impl Content {
@@ -79,7 +81,8 @@ impl Content {
         match self {
             Self::ConfigMap(map) => matches!(map.immutable, Some(true)),
             Self::Secret(secret) => matches!(secret.immutable, Some(true)),
-            Self::Services(_) | Self::Claim(_) => false,
+            // A class of that name may be made anew with another handler.
+            Self::Services(_) | Self::Claim(_) | Self::RuntimeClass(_) => false,
         }
     }
 
@@ -92,6 +95,7 @@ impl Content {
             Self::Secret(secret) => text(secret),
             Self::Services(services) => text(services),
             Self::Claim(bound) => text(bound),
+            Self::RuntimeClass(handler) => text(handler),
         }
     }
 
@@ -101,6 +105,7 @@ impl Content {
             Kind::Secret => Self::Secret(Box::new(strict::from_json(bytes)?)),
             Kind::Services => Self::Services(strict::from_json(bytes)?),
             Kind::Claim => Self::Claim(Box::new(strict::from_json(bytes)?)),
+            Kind::RuntimeClass => Self::RuntimeClass(strict::from_json(bytes)?),
         })
     }
 }
@@ -142,6 +147,10 @@ pub(super) fn plain(key: &Key) -> Ask {
         Kind::Services => {
             let service = decoded(&api.service(&namespace, &name)?)?;
             Ok(Content::Services(vec![service]))
+        }
+        Kind::RuntimeClass => {
+            let class: RuntimeClass = decoded(&api.runtime_class(&name)?)?;
+            Ok(Content::RuntimeClass(class.handler))
         }
         Kind::Claim => {
             let why = "a claim is asked for by its pod";

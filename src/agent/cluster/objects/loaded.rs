@@ -80,7 +80,7 @@ impl Loaded {
                     .extend(services.into_iter().map(Service::from));
             }
             (Kind::Services, Err(why)) => self.services_error = Some(why),
-            (Kind::Services, Ok(_)) | (Kind::Claim, _) => {}
+            (Kind::Services, Ok(_)) | (Kind::Claim | Kind::RuntimeClass, _) => {}
         }
     }
 }

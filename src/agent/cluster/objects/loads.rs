@@ -3,14 +3,14 @@
 use alloc::collections::BTreeSet;
 
 use super::{
-    content::plain,
+    content::{Content, plain},
     loaded::Loaded,
     store::{Objects, User},
 };
 use crate::{
     agent::executor::Cancel,
     api::{Container, Pod, PodError},
-    logic::pod_refs::{self, Key},
+    logic::pod_refs::{self, Key, Kind},
 };
 
 impl Objects {
@@ -35,6 +35,33 @@ impl Objects {
     /// What the pod's images are pulled with.
     pub(in crate::agent) async fn for_pulls(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
         self.load(pod, cancel, pod_refs::of_pulls(pod)).await
+    }
+
+    /// The pod may need its class again, also while nobody answers: what is known of it is kept.
+    pub(in crate::agent) fn note_class(&self, pod: &Pod) {
+        if let Some(class) = &pod.spec.runtime_class_name
+            && let Err(e) = self.register(pod, BTreeSet::from([class_key(class)]))
+        {
+            self.complain(&e.to_string());
+        }
+    }
+
+    /// The handler of the pod's RuntimeClass (RC-01). Errors are to be tried again.
+    pub(in crate::agent) async fn handler(
+        &self,
+        pod: &Pod,
+        class: &str,
+        cancel: &Cancel,
+    ) -> Result<String, PodError> {
+        let key = class_key(class);
+        self.register(pod, BTreeSet::from([key.clone()]))?;
+        let uid = &pod.metadata.uid;
+        match self.obtain(User { uid, cancel }, &key, plain(&key)).await? {
+            Some(Content::RuntimeClass(handler)) => Ok(handler),
+            _ => Err(PodError::Object(format!(
+                "RuntimeClass {class:?} not found"
+            ))),
+        }
     }
 
     async fn load(
@@ -64,4 +91,9 @@ impl Objects {
         }
         loaded
     }
+}
+
+/// Classes are in no namespace.
+fn class_key(class: &str) -> Key {
+    Key::new(Kind::RuntimeClass, "", class)
 }
