@@ -21,4 +21,5 @@ mod metrics;
 mod objects;
 mod probes;
 mod restart;
+mod url;
 mod verify;
