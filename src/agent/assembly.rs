@@ -30,6 +30,7 @@ use crate::{
     api::Mono,
     logic::static_pod,
     net::ProxyVariables,
+    runtime::log_rotation::Looked,
     server::backend::Backend,
     source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},
     sys::lane::Lane,
@@ -358,6 +359,7 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         interval: logs.monitor_interval,
         max_size_bytes: logs.max_size_bytes?,
         max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
+        looked: Looked::new(),
     })
 }
 
