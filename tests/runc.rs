@@ -272,6 +272,7 @@ impl Lab {
             kubepods: self.kubepods(),
             shim_cgroup: format!("{}/shims", self.kubepods()),
             container_log_links: self.dir.join("links"),
+            log_limit: None,
             exe: Self::exe(),
             host: host::facts(&cgroups),
             spec: logic::oci::container_spec,

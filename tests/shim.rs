@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use async_io::Timer;
 use bundle::{Bundle, joined, missing};
+use picolet::runtime::log_rotation::{Looked, compress_rotated};
+use picolet::server::log_reader::{Chunk, LogOptions, LogReader};
 use picolet::shim::control::{Event, Streams};
 use picolet::shim::{self, Exit, Launch, LaunchError, Launched, LogOnly, file};
 use picolet::sys::child::{Command, Sink};
@@ -40,6 +42,7 @@ fn launch_of(bundle: &Bundle) -> Launch {
         runtime: bundle::RUNC.into(),
         runtime_root: bundle.root.clone(),
         log: bundle.log.clone(),
+        log_limit: None,
         tty: false,
         stdin: false,
         stdin_once: false,
@@ -608,6 +611,118 @@ fn terminal() {
 }
 
 /// Started again by [`agent_death`] as the agent that dies. The variable names a bundle.
+/// What the log has on disk, in bytes, and its files.
+fn log_use(bundle: &Bundle) -> (u64, usize) {
+    let dir = bundle.log.parent().expect("directory");
+    let all = fs::read_dir(dir).expect("directory").flatten();
+    let sizes: Vec<u64> = all.filter_map(|f| Some(f.metadata().ok()?.len())).collect();
+    (sizes.iter().sum(), sizes.len())
+}
+
+/// Lines of a log, without what the shim puts before them.
+fn texts(log: &str) -> Vec<&str> {
+    let line = |l: &'_ str| -> usize { l.match_indices(' ').nth(2).map_or(0, |(at, _)| at + 1) };
+    log.lines().map(|l| &l[line(l)..]).collect()
+}
+
+/// Whatever a container writes, its log has no more than it may, at every moment that somebody looks; and a container beside
+/// it, whose log is rotated as well, loses no line, neither in its files nor for who follows it.
+#[test]
+fn a_log_has_its_limit_at_every_instant() {
+    real!();
+    // LOG-03 LOG-06 LOG-07 RTM-07
+    const MIB: u64 = 1024 * 1024;
+    const LINES: usize = 3_000_000;
+    // A record of 16 KiB, and what is before it.
+    const BUFFER: u64 = 17 * 1024;
+    let limit = shim::LogLimit {
+        max_bytes: MIB,
+        max_files: 4,
+    };
+    let calm_limit = shim::LogLimit {
+        max_bytes: 20_000,
+        max_files: 100,
+    };
+    let wild = Bundle::new(&format!("seq 1 {LINES}"), |_| ());
+    let calm = Bundle::new(
+        "n=0; while [ $n -lt 2000 ]; do n=$((n+1)); echo line-$n; [ $((n % 100)) -eq 0 ] && sleep 0.05; done",
+        |_| (),
+    );
+    let with = |bundle: &Bundle, limit| Launch {
+        log_limit: Some(limit),
+        ..launch_of(bundle)
+    };
+    let (wild_shim, calm_shim) = (
+        create(&with(&wild, limit)),
+        create(&with(&calm, calm_limit)),
+    );
+    let follow = LogOptions {
+        follow: true,
+        ..LogOptions::default()
+    };
+    let mut reader = LogReader::open(&calm.log, follow).expect("open");
+    let mut seen = Vec::new();
+    calm.start();
+    wild.start();
+    let (mut most, mut most_files, mut looks) = (0, 0, 0_u32);
+    let mut looked = Looked::new();
+    let mut read_on = || {
+        while let Chunk::Text(text) = reader.next_chunk().expect("read") {
+            seen.extend(text);
+        }
+    };
+    while shim::is_alive(&wild.dir).expect("lock") {
+        let (bytes, files) = log_use(&wild);
+        most = most.max(bytes);
+        most_files = most_files.max(files);
+        looks += 1;
+        // The agent compresses what it can.
+        let lives = vec![wild.log.clone()];
+        let (state, failed) = compress_rotated(lives, looked, limit.max_bytes, 4);
+        assert!(failed.is_empty(), "{failed:?}");
+        looked = state;
+        read_on();
+    }
+    let exit = ended(&wild_shim, &wild);
+    assert_eq!((exit.code, exit.log_lost), (0, 0));
+    let calm_exit = ended(&calm_shim, &calm);
+    assert_eq!((calm_exit.code, calm_exit.log_lost), (0, 0));
+    println!("{looks} looks, at most {most} bytes in {most_files} files");
+    assert!(looks > 20, "{looks} looks");
+    assert!(most <= 4 * MIB + BUFFER && most > 2 * MIB, "{most}");
+    // Somebody who lists the files while one is renamed may see it twice, and a copy that is being compressed is one more.
+    assert!(most_files <= 6, "{most_files}");
+    // What is left of the fast one is the end, whole.
+    let live = fs::read_to_string(&wild.log).expect("log");
+    let numbers: Vec<usize> = texts(&live)
+        .iter()
+        .map(|t| t.parse().expect("a number"))
+        .collect();
+    assert!(numbers.windows(2).all(|w| w[1] == w[0] + 1));
+    assert_eq!(numbers.last(), Some(&LINES));
+    // Of the calm one every line is there.
+    let wanted: Vec<String> = (1..=2000).map(|n| format!("line-{n}")).collect();
+    let dir = calm.log.parent().expect("directory");
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .expect("directory")
+        .flatten()
+        .map(|f| f.path())
+        .collect();
+    names.sort();
+    names.rotate_left(1);
+    assert!(names.len() > 3, "{names:?}");
+    let all: String = names
+        .iter()
+        .map(|p| fs::read_to_string(p).expect("log"))
+        .collect();
+    assert_eq!(texts(&all), wanted);
+    read_on();
+    assert_eq!(
+        String::from_utf8_lossy(&seen).lines().collect::<Vec<_>>(),
+        wanted
+    );
+}
+
 #[test]
 fn agent_that_dies() {
     let Some(dir) = std::env::var_os("PICOLET_TEST_AGENT") else {
@@ -623,6 +738,7 @@ fn agent_that_dies() {
         runtime: bundle::RUNC.into(),
         runtime_root: next().into(),
         log: next().into(),
+        log_limit: None,
         tty: false,
         stdin: false,
         stdin_once: false,
@@ -725,6 +841,7 @@ fn dead_shim_is_replaced_for_the_log() {
         exe: exe(),
         dir: bundle.dir.clone(),
         log: bundle.log.clone(),
+        log_limit: None,
         memory_cgroup: Some(bundle.memory_cgroup.clone()),
         shim_cgroups: Vec::new(),
         oom_score_adj: None,

@@ -44,6 +44,10 @@ fn a_hundred_idle_shims() {
             runtime: bundle::RUNC.into(),
             runtime_root: bundle.root.clone(),
             log: bundle.log.clone(),
+            log_limit: Some(shim::LogLimit {
+                max_bytes: 10 << 20,
+                max_files: 5,
+            }),
             tty: false,
             stdin: false,
             stdin_once: false,

@@ -1,6 +1,7 @@
 //! Everything put together, once: whoever works for the agent is given here what it works with.
 
 use alloc::{rc::Rc, sync::Arc};
+use std::sync::Mutex;
 
 use smol::{LocalExecutor, channel::Sender};
 
@@ -15,20 +16,28 @@ use super::{
     gc::{self, Garbage},
     housekeeping::Housekeeper,
     log_rotation::LogRotation,
-    manifests::{Manifests, RULES},
+    manifests::{Manifests, RULES, UrlManifests},
     metrics::{self, Metrics},
     parts::Parts,
     pods, probes,
     records::RecordKeeper,
+    run::StartError,
     serving::{self, Reviews},
     tasks::{Task, boxed},
     views::NodeView,
 };
 use crate::{
     api::Mono,
+    logic::static_pod,
+    net::ProxyVariables,
+    runtime::log_rotation::Looked,
     server::backend::Backend,
-    source::{ManifestDir, Poller},
+    source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},
+    sys::lane::Lane,
 };
+
+/// The last good answer of the URL of manifests, in the root directory.
+const URL_COPY: &str = "manifest-url";
 
 /// What carries out effects; `driver` runs pods. `events`: to the loop. `relist`: where relists are asked for.
 pub(super) fn hands(
@@ -305,6 +314,39 @@ pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     Some(boxed(manifests.run()))
 }
 
+/// What looks at the URL of manifests, if there is one. `lane`: its own, started only then.
+pub(super) fn url_manifests(
+    parts: &Parts,
+    proxies: ProxyVariables,
+    events: &Sender<Event>,
+    lane: impl FnOnce() -> Result<Lane, StartError>,
+) -> Result<Option<Task>, StartError> {
+    let Some(cfg) = &parts.cfg.manifest_url else {
+        return Ok(None);
+    };
+    let place = Place {
+        url: cfg.url.clone(),
+        headers: cfg.headers.clone(),
+        ca: cfg.ca.clone(),
+        proxies,
+        time: WHOLE_TIMEOUT,
+    };
+    let source = ManifestUrl::new(
+        place,
+        parts.owners.node.name.clone(),
+        static_pod::prepare_from_url,
+        parts.cfg.dirs.root.join(URL_COPY),
+    );
+    let manifests = UrlManifests {
+        source: Arc::new(Mutex::new(source)),
+        interval: cfg.check,
+        clock: Rc::clone(&parts.tools.clock),
+        lane: lane()?,
+        events: events.clone(),
+    };
+    Ok(Some(boxed(manifests.run())))
+}
+
 /// What rotates the logs of containers, if something does.
 pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
     let logs = &parts.cfg.logs;
@@ -317,6 +359,7 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         interval: logs.monitor_interval,
         max_size_bytes: logs.max_size_bytes?,
         max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
+        looked: Looked::new(),
     })
 }
 

@@ -22,6 +22,7 @@ use crate::{
         cri::{self, Cri},
         runc::{self, Runc, store_images::StoreImages},
     },
+    shim::LogLimit,
     sys::lane::Lane,
 };
 
@@ -131,6 +132,10 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         kubepods: format!("{root}/kubepods"),
         shim_cgroup: format!("{root}/picolet-shims"),
         container_log_links: cfg.dirs.container_logs.clone(),
+        log_limit: cfg.logs.max_size_bytes.map(|max_bytes| LogLimit {
+            max_bytes,
+            max_files: cfg.logs.max_files,
+        }),
         exe,
         host,
         spec: oci::container_spec,

@@ -1,4 +1,4 @@
-//! Rotating the logs of running containers (LOG-06, IGC-04).
+//! Rotating the logs of running containers (LOG-06, IGC-04), unless their writer does it, and compressing what was rotated.
 
 use alloc::rc::Rc;
 use core::time::Duration;
@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     api::{ContainerId, cri::ContainerState},
-    runtime::{RuntimeService, log_rotation},
+    runtime::{
+        RuntimeService,
+        log_rotation::{self, Looked},
+    },
     sys::lane::Lane,
 };
 
@@ -28,11 +31,13 @@ pub(super) struct LogRotation {
     pub(super) max_size_bytes: u64,
     /// Files of a log, the live one included.
     pub(super) max_files: usize,
+    /// Directories in which there is nothing to compress.
+    pub(super) looked: Looked,
 }
 
 impl LogRotation {
     /// For as long as the agent runs.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         loop {
             let next = in_step(self.clock.now() + self.interval);
             self.clock.until(next).await;
@@ -41,7 +46,7 @@ impl LogRotation {
     }
 
     /// Looks at every running container's log once and rotates what is too large.
-    async fn pass(&self) {
+    async fn pass(&mut self) {
         let running = self.asker.ask(|agent| {
             let mut running: Vec<(ContainerId, PathBuf)> = Vec::new();
             for pod in agent.runtime_statuses() {
@@ -54,6 +59,7 @@ impl LogRotation {
             running
         });
         let (running, limit) = (running.await, self.max_size_bytes);
+        let lives: Vec<PathBuf> = running.iter().map(|(_, path)| path.clone()).collect();
         let due = self.disk.run(move || {
             let due = |(_, path): &(ContainerId, PathBuf)| {
                 log_rotation::is_due(path, limit).unwrap_or(false)
@@ -62,6 +68,14 @@ impl LogRotation {
         });
         for (id, path) in due.await {
             self.rotate(&id, path).await;
+        }
+        let (looked, max_files) = (core::mem::take(&mut self.looked), self.max_files);
+        let compress = move || log_rotation::compress_rotated(lives, looked, limit, max_files);
+        let (looked, failed) = self.disk.run(compress).await;
+        self.looked = looked;
+        for (live, e) in failed {
+            let text = format!("cannot compress rotated files of {}: {e}", live.display());
+            self.complaints.complain(&text);
         }
     }
 

@@ -1,12 +1,15 @@
-//! The manifest directory: read on the disk lane, handed to the loop.
+//! Manifests: those of the directory, read on the disk lane, and those at a URL, on a lane of their own. Both are handed to
+//! the loop.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
+use core::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
 use smol::{channel::Sender, future::FutureExt as _};
 
 use super::{
     asker::Asker,
-    clock::Clock,
+    clock::{Clock, in_step},
     core::{Event, SourceNews},
     pod_store::RETRY,
     views::{LoopEnded, Taken},
@@ -14,7 +17,7 @@ use super::{
 use crate::{
     api::Mono,
     logic::{static_pod, validation},
-    source::{Poller, Problem, Reading, Rules, Snapshot},
+    source::{ManifestUrl, Poller, Problem, Reading, Rules, Snapshot},
     sys::lane::Lane,
 };
 
@@ -73,6 +76,64 @@ impl Manifests {
                 }
             }
         }
+    }
+}
+
+/// Longest pause after a look at the URL that brought nothing: links come back.
+const URL_RETRY: Duration = Duration::from_secs(60);
+
+/// Looks at the URL.
+pub(super) struct UrlManifests {
+    pub(super) source: Arc<Mutex<ManifestUrl>>,
+    /// Time between two looks.
+    pub(super) interval: Duration,
+    pub(super) clock: Rc<dyn Clock>,
+    /// Its own: a look takes some seconds.
+    pub(super) lane: Lane,
+    pub(super) events: Sender<Event>,
+}
+
+impl UrlManifests {
+    /// Until the loop is gone.
+    pub(super) async fn run(self) {
+        // Only the loop's end ends it.
+        let _ = self.poll().await;
+    }
+
+    async fn poll(&self) -> Result<(), LoopEnded> {
+        // Bounded: by its pauses.
+        loop {
+            let source = Arc::clone(&self.source);
+            let look = move || source.lock().unwrap_or_else(PoisonError::into_inner).read();
+            let pause = match self.lane.run(look).await {
+                Reading::Unchanged => self.interval,
+                Reading::Failed(problem) => {
+                    tell(&problem);
+                    self.interval.min(URL_RETRY)
+                }
+                Reading::Snapshot(snapshot) => self.deliver(snapshot).await?,
+            };
+            self.clock.until(in_step(self.clock.now() + pause)).await;
+        }
+    }
+
+    /// Hands a snapshot to the loop. Returns the time until the next look.
+    async fn deliver(&self, snapshot: Snapshot) -> Result<Duration, LoopEnded> {
+        snapshot.problems.iter().for_each(tell);
+        let failed = snapshot.problems.iter().any(|problem| problem.fatal);
+        let news = SourceNews::Url(snapshot.pods);
+        let taken = Asker::new(self.events.clone()).deliver(news).await?;
+        crate::sys::memory::trim();
+        if !taken.unrecorded.is_empty() || !taken.unknown.is_empty() {
+            let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+            source.forget();
+            return Ok(self.interval.min(RETRY));
+        }
+        Ok(if failed {
+            self.interval.min(URL_RETRY)
+        } else {
+            self.interval
+        })
     }
 }
 

@@ -328,7 +328,7 @@ async fn serve(
     let (relist, relist_asked) = smol::channel::bounded(1);
     let asker = Asker::new(sender.clone());
     let (unused_images, images_asked) = smol::channel::bounded(1);
-    let (parts, stock) = assemble(cfg, proxies, &executor, unused_images).await?;
+    let (parts, stock) = assemble(cfg, proxies.clone(), &executor, unused_images).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&parts.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
@@ -376,6 +376,9 @@ async fn serve(
     let read = pollers::tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
     read.into_iter().for_each(spawn);
     assembly::manifests(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
+    assembly::url_manifests(&parts, proxies, &sender, || lane("manifest-url"))?
         .into_iter()
         .for_each(spawn);
     if let Stock::Own(store) = &stock {

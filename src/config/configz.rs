@@ -58,6 +58,7 @@ const DEFAULTS: &str = r#"{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"
 "memory.available":"100Mi","nodefs.available":"10%","nodefs.inodesFree":"5%"},
 "evictionPressureTransitionPeriod":"5m0s","failCgroupV1":false,
 "failSwapOn":false,"fileCheckFrequency":"20s","healthzBindAddress":"127.0.0.1","healthzPort":10248,
+"httpCheckFrequency":"20s",
 "imageGCHighThresholdPercent":85,"imageGCLowThresholdPercent":80,"imageMaximumGCAge":"0s",
 "imageMinimumGCAge":"2m0s","kubeAPIBurst":100,"kubeAPIQPS":50,"localStorageCapacityIsolation":true,
 "maxOpenFiles":1000000,"maxPods":110,"memorySwap":{},"memoryThrottlingFactor":0.9,

@@ -72,7 +72,7 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 18] = [
+const PATHS: [&str; 19] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -91,6 +91,7 @@ const PATHS: [&str; 18] = [
     "/picolet/registriesFile",
     "/picolet/imageCredentialProviderConfig",
     "/picolet/imageCredentialProviderBinDir",
+    "/picolet/manifestURLCA",
 ];
 
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
@@ -168,7 +169,7 @@ const FIELDS: &[&str] = &[
     "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.kubeconfig", "picolet.maximumDeadContainers",
+    "picolet.imagePullBandwidth", "picolet.kubeconfig", "picolet.manifestURLCA", "picolet.maximumDeadContainers",
     "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration", "picolet.nodeIP", "picolet.nodeLabels",
     "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
@@ -233,6 +234,7 @@ pub struct Fields {
     pub file_check_frequency: Option<GoDuration>,
     pub healthz_bind_address: Option<String>,
     pub healthz_port: Option<i64>,
+    pub http_check_frequency: Option<GoDuration>,
     #[serde(rename = "imageGCHighThresholdPercent")]
     pub image_gc_high_threshold_percent: Option<i64>,
     #[serde(rename = "imageGCLowThresholdPercent")]
@@ -293,6 +295,8 @@ pub struct Fields {
     pub streaming_connection_idle_timeout: Option<GoDuration>,
     #[serde(rename = "staticPodURL")]
     pub static_pod_url: Option<String>,
+    #[serde(rename = "staticPodURLHeader")]
+    pub static_pod_url_header: BTreeMap<String, Vec<String>>,
     pub sync_frequency: Option<GoDuration>,
     pub system_reserved: BTreeMap<String, Quantity>,
     pub tls_cert_file: Option<String>,
@@ -434,6 +438,8 @@ pub struct Own {
     pub image_policy: ImagePolicy,
     pub image_pull_bandwidth: Option<Quantity>,
     pub kubeconfig: Option<String>,
+    #[serde(rename = "manifestURLCA")]
+    pub manifest_url_ca: Option<String>,
     pub maximum_dead_containers: Option<i64>,
     pub maximum_dead_containers_per_container: Option<i64>,
     pub metered: Option<bool>,

@@ -27,6 +27,8 @@ enum Kind {
     List,
     /// `key=value,…` with this separator; may be repeated.
     Map(&'static str),
+    /// `name:value,…`; may be repeated, also for one name.
+    Headers,
     /// Like `Map("=")` with `true` and `false`.
     Gates,
     /// `key=value:effect` or `key:effect`, separated by commas; may be repeated.
@@ -43,6 +45,7 @@ impl Kind {
             Self::Time => " DURATION",
             Self::Size => " QUANTITY",
             Self::List => " A,B,…",
+            Self::Headers => " NAME:VALUE,…",
             Self::Map("<") => " SIGNAL<VALUE,…",
             Self::Map(_) | Self::Gates => " KEY=VALUE,…",
             Self::Taints => " KEY=VALUE:EFFECT,…",
@@ -90,6 +93,10 @@ const FLAGS: &[Flag] = &[
     flag("root-dir", Kind::Path, "picolet.rootDir", "what survives a reboot: pods, images, volumes"),
     flag("run-dir", Kind::Path, "picolet.runDir", "what ends with a reboot: sandboxes, containers, locks"),
     flag("pod-manifest-path", Kind::Path, "staticPodPath", "directory or file of static pods"),
+    flag("manifest-url", Kind::Text, "staticPodURL", "URL of manifests of static pods: a Pod or a list of them"),
+    flag("manifest-url-header", Kind::Headers, "staticPodURLHeader", "headers that its server is sent"),
+    flag("manifest-url-ca", Kind::Path, "picolet.manifestURLCA", "CAs of its server (default: those of the system)"),
+    flag("http-check-frequency", Kind::Time, "httpCheckFrequency", "time between two looks at the URL"),
     flag("image-dir", Kind::Path, "picolet.imageDir", "directory of image archives to import and lists (.txt) of images to pull, as they appear"),
     flag("pod-logs-dir", Kind::Path, "podLogsDir", "logs of containers, one directory per pod"),
     flag("container-log-dir", Kind::Path, "picolet.containerLogDir", "links to the logs of containers"),
@@ -446,6 +453,21 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Valu
                 list.push(json!({"key": key, "value": value, "effect": effect}));
             }
         }
+        Kind::Headers => {
+            if !place.is_object() {
+                *place = Value::Object(Map::new());
+            }
+            let map = place.as_object_mut().expect("made above");
+            for part in parts() {
+                let (name, value) = part
+                    .split_once(':')
+                    .ok_or_else(|| ValueError::Pair(part.into(), ":"))?;
+                let values = map.entry(name.trim()).or_insert_with(|| json!([]));
+                if let Some(values) = values.as_array_mut() {
+                    values.push(value.trim().into());
+                }
+            }
+        }
         Kind::Map(_) | Kind::Gates => {
             if !place.is_object() {
                 *place = Value::Object(Map::new());
@@ -525,6 +547,11 @@ mod tests {
                 "--node-labels a=b,example.com/c= --provider-id=x://1 --cloud-provider=external",
                 json!({"providerID": "x://1", "picolet": {"cloudProvider": "external",
                     "nodeLabels": {"a": "b", "example.com/c": ""}}}),
+            ),
+            (
+                "--manifest-url http://h/m --manifest-url-header a:1,b:x:y --manifest-url-header a:2",
+                json!({"staticPodURL": "http://h/m",
+                    "staticPodURLHeader": {"a": ["1", "2"], "b": ["x:y"]}}),
             ),
             (
                 "--feature-gates A=true,B=false",

@@ -28,6 +28,7 @@ mod endpoints;
 mod eviction;
 pub mod file;
 pub mod flags;
+mod manifest_url;
 mod node;
 mod resolve;
 mod server;

@@ -15,7 +15,7 @@ use super::values::{
     CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
     LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, TimeConfig,
 };
-use super::{cluster, configz, endpoints, eviction, node, server};
+use super::{cluster, configz, endpoints, eviction, manifest_url, node, server};
 use crate::api::{Quantity, names};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
@@ -94,6 +94,7 @@ pub(super) fn resolve(
     let node = node::resolve(&fields)?;
     let cgroup = cgroup(&fields)?;
     let cluster = cluster::resolve(&fields, &dirs.root)?;
+    let manifest_url = manifest_url::resolve(&fields, cluster.metered)?;
     Ok(Config {
         server: server::resolve(&fields, cluster.is_member(), node.port)?,
         document: configz::shown(document, cluster.is_member()),
@@ -101,6 +102,7 @@ pub(super) fn resolve(
         node_ips: node::ips(own.node_ip.as_deref().unwrap_or(""))?,
         node,
         cluster,
+        manifest_url,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
         times: times(&fields)?,
@@ -206,16 +208,6 @@ fn refuse(fields: &Fields) -> Result<(), Invalid> {
                 format!("is {other:?}, must be \"cgroupfs\""),
             );
         }
-    }
-    if fields
-        .static_pod_url
-        .as_ref()
-        .is_some_and(|url| !url.is_empty())
-    {
-        return invalid(
-            "staticPodURL",
-            "this version reads static pods from files only",
-        );
     }
     if fields.run_once == Some(true) {
         return invalid("runOnce", "must be false");

@@ -381,6 +381,37 @@ fn a_negative_size_rotates_no_log() {
 
 /// What `kubeadm` writes for the kubelet, and the words of its unit.
 #[test]
+fn manifests_at_a_url() {
+    // SRC-22
+    let text = "staticPodURL: https://h/m?k=1\nstaticPodURLHeader: {b: [2], a: [1, x]}\n\
+                picolet: {manifestURLCA: ca.pem}";
+    let wrong = load("url", text, "").expect_err("a number");
+    assert!(wrong.contains("staticPodURLHeader"), "{wrong}");
+    let text = text.replace("[2]", "['2']").replace("[1,", "['1',");
+    let of = |line: &str| load("url", &text, line).expect(line).manifest_url;
+    let found = of("").expect("a URL");
+    assert_eq!(found.url.to_string(), "https://h/m?k=1");
+    let headers = [("a", "1"), ("a", "x"), ("b", "2")].map(|(n, v)| (n.to_owned(), v.to_owned()));
+    assert_eq!(found.headers, headers);
+    assert!(
+        found
+            .ca
+            .is_some_and(|ca| ca.is_absolute() && ca.ends_with("ca.pem"))
+    );
+    assert_eq!(found.check, Duration::from_secs(20));
+    let check = |line: &str| of(line).map(|found| found.check);
+    assert_eq!(check("--metered"), Some(Duration::from_secs(300)));
+    let both = check("--metered --http-check-frequency 7s");
+    assert_eq!(both, Some(Duration::from_secs(7)));
+    assert_eq!(of("--manifest-url="), None);
+    let shown = load("url", &text, "").expect("config").document;
+    assert!(
+        shown.contains(r#""staticPodURLHeader":"<masked>""#),
+        "{shown}"
+    );
+}
+
+#[test]
 fn the_words_of_kubeadm() {
     // CONF-19
     let text = r#"
@@ -654,7 +685,18 @@ fn refused() {
             "picolet: {handlers: {Kata: /x}}",
             "picolet.handlers: \"Kata\" is no name of a handler",
         ),
-        ("staticPodURL: http://x", "staticPodURL: "),
+        (
+            "staticPodURL: ftp://x",
+            "staticPodURL: is no URL that is read: it is neither http:// nor https://",
+        ),
+        (
+            "staticPodURL: http://x\nstaticPodURLHeader: {\"a b\": [c]}",
+            "staticPodURLHeader[\"a b\"]: is no header of HTTP",
+        ),
+        (
+            "staticPodURL: http://x\npicolet: {manifestURLCA: /ca}",
+            "picolet.manifestURLCA: needs a staticPodURL with https",
+        ),
         ("runOnce: true", "runOnce: must be false"),
         (
             "port: 0",

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use crate::{
     api::{Quantity, node::Taint},
     logic::eviction,
+    net::Url,
 };
 
 /// Subnet of the built-in network unless configured.
@@ -37,6 +38,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// All of this as a `KubeletConfiguration`, JSON.
     pub document: String,
+    /// Manifests at a URL; `None`: nowhere.
+    pub manifest_url: Option<ManifestUrlConfig>,
     /// Every directory and file the agent touches.
     pub dirs: Dirs,
     /// Intervals.
@@ -163,6 +166,19 @@ impl ClusterConfig {
     pub const fn is_member(&self) -> bool {
         self.kubeconfig.is_some()
     }
+}
+
+/// Manifests of static pods at a URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManifestUrlConfig {
+    /// `staticPodURL`.
+    pub url: Url,
+    /// `staticPodURLHeader`, in the order of the names.
+    pub headers: Vec<(String, String)>,
+    /// Its CAs, instead of those of the system.
+    pub ca: Option<PathBuf>,
+    /// Time between two looks. Default 20 s, on a metered link 5 min.
+    pub check: Duration,
 }
 
 /// Where Secrets wait for a start without the apiserver.

@@ -23,6 +23,8 @@ use crate::api::{PodUid, Wall};
 pub enum Source {
     /// The manifest directory or file.
     File,
+    /// Manifests at a URL.
+    Http,
     /// The apiserver.
     Api,
 }
@@ -33,6 +35,7 @@ impl Source {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
+            Self::Http => "http",
             Self::Api => "api",
         }
     }

@@ -24,7 +24,25 @@ const MAX_NAME_BYTES: usize = 253;
 /// - `raw`: the whole object, without `null` fields. `node`: the node's name, lower case. `file`: the manifest's path.
 /// - Errors: every wrong field with its path; nothing of the pod may run then.
 /// - Source: kubelet `config/file.go` (`extractFromFile`), `config/common.go` (`applyDefaults`).
-pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, Invalid> {
+pub fn prepare(raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, Invalid> {
+    prepare_from(raw, node, Place::File(file))
+}
+
+/// The same for a pod that was read from a URL.
+///
+/// - Source: kubelet `config/http.go` (`extractFromURL`).
+pub fn prepare_from_url(raw: Value, node: &str, url: &str) -> Result<Box<ReceivedPod>, Invalid> {
+    prepare_from(raw, node, Place::Url(url))
+}
+
+/// Where a manifest was read.
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    File(&'a str),
+    Url(&'a str),
+}
+
+fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<ReceivedPod>, Invalid> {
     defaults::octal_modes(&mut raw);
     let pod = decode(&raw)?;
     if pod.metadata.name.is_empty() {
@@ -32,7 +50,7 @@ pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod
         return Err(WrongValue::new("metadata.name", why).into());
     }
     let uid = if pod.metadata.uid.is_empty() {
-        uid(&raw, node, file)
+        uid(&raw, node, place)
     } else {
         check_uid(&pod.metadata.uid)?;
         pod.metadata.uid.clone()
@@ -40,9 +58,13 @@ pub fn prepare(mut raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod
     let mut received = Box::new(ReceivedPod {
         pod,
         raw,
-        origin: file.into(),
+        origin: match place {
+            Place::File(file) => file.into(),
+            // A query may hold a key.
+            Place::Url(url) => url.split('?').next().unwrap_or("").into(),
+        },
     });
-    adopt(&mut received, uid, node);
+    adopt(&mut received, uid, node, place);
     let mut errors = validation::unmodelled(&received.raw);
     errors.extend(validation::pod(&received.pod));
     errors.extend(validation::static_references(&received.pod));
@@ -65,14 +87,22 @@ pub fn decode(raw: &Value) -> Result<Pod, WrongValue> {
     Ok(pod)
 }
 
-/// 32 hexadecimal digits that change with the content, the node and the file (SRC-25).
-fn uid(raw: &Value, node: &str, file: &str) -> PodUid {
+/// 32 hexadecimal digits that change with the content and the place, of a file also with the node (SRC-25).
+fn uid(raw: &Value, node: &str, place: Place<'_>) -> PodUid {
     let mut fnv = Fnv::default();
     fnv.value(raw);
-    fnv.text("host:");
-    fnv.text(node);
-    fnv.text("file:");
-    fnv.text(file);
+    match place {
+        Place::File(file) => {
+            fnv.text("host:");
+            fnv.text(node);
+            fnv.text("file:");
+            fnv.text(file);
+        }
+        Place::Url(url) => {
+            fnv.text("url:");
+            fnv.text(url);
+        }
+    }
     PodUid::new(format!("{:032x}", fnv.finish()))
 }
 
@@ -93,7 +123,7 @@ pub(super) fn is_plain_uid(uid: &str) -> bool {
 }
 
 /// Gives the pod its identity on this node, in both forms (SRC-26, SRC-27).
-fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str) {
+fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str, place: Place<'_>) {
     let tolerate_all = Toleration {
         operator: "Exists".into(),
         effect: "NoExecute".into(),
@@ -118,13 +148,15 @@ fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str) {
     raw["spec"]["nodeName"] = json!(node);
     pod.status.phase = Phase::Pending;
     raw["status"]["phase"] = json!("Pending");
-    if !raw["spec"]["tolerations"].is_array() {
-        raw["spec"]["tolerations"] = json!([]);
+    if matches!(place, Place::File(_)) {
+        if !raw["spec"]["tolerations"].is_array() {
+            raw["spec"]["tolerations"] = json!([]);
+        }
+        if let Some(tolerations) = raw["spec"]["tolerations"].as_array_mut() {
+            tolerations.push(json!(tolerate_all));
+        }
+        pod.spec.tolerations.push(tolerate_all);
     }
-    if let Some(tolerations) = raw["spec"]["tolerations"].as_array_mut() {
-        tolerations.push(json!(tolerate_all));
-    }
-    pod.spec.tolerations.push(tolerate_all);
     annotate(received, CONFIG_HASH, &uid);
 }
 
@@ -226,6 +258,25 @@ mod tests {
         ] {
             assert_ne!(base, other, "{name}");
         }
+    }
+
+    #[test]
+    fn from_a_url() {
+        // SRC-25 SRC-26 SRC-27
+        let from =
+            |raw: Value, node: &str, url: &str| *prepare_from_url(raw, node, url).expect("valid");
+        let url = "http://h/m?key=secret";
+        let ReceivedPod { pod, raw, origin } = from(manifest(), "n", url);
+        assert_eq!((&*pod.metadata.name, &*origin), ("web-n", "http://h/m"));
+        assert_eq!(pod.metadata.annotations[CONFIG_HASH], *pod.metadata.uid);
+        assert!(pod.spec.tolerations.is_empty() && raw["spec"]["tolerations"].is_null());
+        let uid = |node: &str, url: &str| from(manifest(), node, url).pod.metadata.uid;
+        assert_eq!(uid("n", url), uid("m", url), "one uid on all nodes");
+        assert_ne!(uid("n", url), uid("n", "http://h/m?key=other"));
+        assert_ne!(
+            uid("n", url),
+            prepared(manifest(), "n", url).pod.metadata.uid
+        );
     }
 
     #[test]

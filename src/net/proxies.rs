@@ -32,6 +32,24 @@ impl ProxyVariables {
         .collect()
     }
 
+    /// The proxy for a request, as the library takes it. Requests in plain text are tunnelled too: what a proxy caches it
+    /// may also change.
+    ///
+    /// Errors: what is wrong with the variable, whose text may hold a password.
+    pub(crate) fn tunnel_for(&self, url: &Url) -> Result<Option<ureq::Proxy>, &'static str> {
+        let Some(text) = self.proxy_for(url) else {
+            return Ok(None);
+        };
+        // Of another kind the library would pass it by without a word.
+        match text.split_once("://") {
+            None | Some(("http" | "https", _)) => {}
+            Some(_) => return Err("the proxy is neither http:// nor https://"),
+        }
+        ureq::Proxy::new(text)
+            .map(Some)
+            .map_err(|_| "the proxy's address is not one")
+    }
+
     /// The proxy for a request. This machine itself is never reached through one.
     pub(crate) fn proxy_for(&self, url: &Url) -> Option<&str> {
         let proxy = if url.https { &self.https } else { &self.http };

@@ -2,14 +2,17 @@
 //!
 //! The live file is renamed, the writer reopens it, and older rotated files are compressed, in this order, so that no
 //! line is lost and at most one of the rotated files is plain text.
+//!
+//! Our own shims rotate by themselves, as they write ([`crate::shim`]): of their logs the agent only compresses the older files.
 
+use alloc::collections::BTreeMap;
 use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Write as _},
     os::{
         fd::{AsRawFd as _, OwnedFd},
-        unix::fs::OpenOptionsExt as _,
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
 };
@@ -39,6 +42,77 @@ pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<Pat
     let dir = open::log_dir(path)?;
     let pinned = within(&dir, path);
     Ok(rotate_within(&pinned, max_files, now)?.map(|name| path.with_file_name(name)))
+}
+
+/// Bytes that are compressed at one look at most, but for the last file: some seconds of a small board's processor.
+const MAX_COMPRESSED_BYTES: u64 = 8 * 1024 * 1024;
+
+/// State of a log's directory at the last look: nothing was rotated while it stays the same.
+pub type Looked = BTreeMap<PathBuf, (i64, i64)>;
+
+/// Compresses what writers have rotated: all but the newest of each log in `lives`, the oldest first, as much as one look may.
+/// Returns the state to be given at the next look, and what could not be done.
+///
+/// - `max_bytes`, `max_files`: what a log may have. A file is compressed only while its copy has room beside it, so that a log
+///   never has more, however fast its writer is.
+pub fn compress_rotated(
+    lives: Vec<PathBuf>,
+    mut looked: Looked,
+    max_bytes: u64,
+    max_files: usize,
+) -> (Looked, Vec<(PathBuf, io::Error)>) {
+    let (mut left, mut failed) = (MAX_COMPRESSED_BYTES, Vec::new());
+    looked.retain(|live, _| lives.contains(live));
+    for live in lives {
+        let result = open::log_dir(&live).and_then(|dir| {
+            let pinned = within(&dir, &live);
+            let metadata = fs::metadata(pinned.parent().unwrap_or(&pinned))?;
+            let state = (metadata.mtime(), metadata.mtime_nsec());
+            if left == 0 || looked.get(&live) == Some(&state) {
+                return Ok(());
+            }
+            let room = max_bytes.saturating_mul(u64::try_from(max_files).unwrap_or(u64::MAX));
+            let (done, is_tidy) = compress_some(&pinned, room.saturating_sub(max_bytes), left)?;
+            left = left.saturating_sub(done);
+            if is_tidy {
+                looked.insert(live.clone(), state);
+            } else {
+                looked.remove(&live);
+            }
+            Ok(())
+        });
+        match result {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => failed.push((live, e)),
+            Ok(()) => {}
+        }
+    }
+    (looked, failed)
+}
+
+/// Compresses rotated files of one log until `most` bytes are done; `room` for all rotated files. Returns the bytes done,
+/// and whether nothing is left to do.
+fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
+    let mut done = 0;
+    let mut rotated = rotated_files(live)?;
+    rotated.retain(|p| p.extension().is_none_or(|e| e != "tmp"));
+    let newest = rotated.pop();
+    let size = |path: &Path| fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
+    for plain in rotated.iter().filter(|p| !is_compressed(p)) {
+        if done >= most {
+            return Ok((done, false));
+        }
+        // Anew each time: the writer goes on.
+        let all = rotated_files(live)?.iter().map(|p| size(p)).sum::<u64>();
+        let own = size(plain);
+        if all.saturating_add(own) > room {
+            return Ok((done, false));
+        }
+        compress(plain)?;
+        done += own;
+    }
+    // A writer that rotates meanwhile is looked at again.
+    Ok((done, done == 0 && (newest.is_some() || rotated.is_empty())))
 }
 
 /// `path` by way of its opened directory.
@@ -197,8 +271,13 @@ fn compress(plain: &Path) -> io::Result<()> {
     let mut encoder = GzEncoder::new(target, Compression::fast());
     io::copy(&mut source, &mut encoder)?;
     encoder.finish()?.flush()?;
-    fs::rename(&staged, &done)?;
-    fs::remove_file(plain)
+    // The writer makes room by itself: both may be gone.
+    let gone = |result: io::Result<()>| match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    };
+    gone(fs::rename(&staged, &done))?;
+    gone(fs::remove_file(plain))
 }
 
 #[cfg(test)]
@@ -264,6 +343,61 @@ mod tests {
             "a missing live file must be reopened"
         );
         assert_eq!(rotate(&path, 4, at(10)).expect("rotate"), None);
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[test]
+    fn what_a_writer_has_rotated_is_compressed_while_there_is_room() {
+        // LOG-07
+        let dir = std::env::temp_dir().join(format!("picolet-compress-{}", std::process::id()));
+        let pod = dir.join("default_a_u/c");
+        fs::create_dir_all(&pod).expect("scratch");
+        let live = pod.join("0.log");
+        let look = |looked: Looked| {
+            let (looked, failed) = compress_rotated(vec![live.clone()], looked, 1000, 5);
+            assert!(failed.is_empty(), "{failed:?}");
+            looked
+        };
+        for (name, bytes) in [
+            ("", 500),
+            (".20231114-221320", 999),
+            (".20231114-221321.1", 999),
+            (".20231114-221321.2", 999),
+        ] {
+            fs::write(pod.join(format!("0.log{name}")), vec![b'x'; bytes]).expect("write");
+        }
+        // 2997 bytes, and a copy of 999 to come: with the live file's 1000 that is as much as there may be.
+        let looked = look(Looked::new());
+        let tidy = [
+            "0.log",
+            "0.log.20231114-221320.gz",
+            "0.log.20231114-221321.1.gz",
+            "0.log.20231114-221321.2",
+        ];
+        assert_eq!(names(&pod), tidy);
+        let looked = look(look(looked));
+        assert_eq!(
+            looked.len(),
+            1,
+            "there is nothing to look at until something is rotated"
+        );
+        // A writer that is faster: every file is full, and none has room for a copy.
+        fs::remove_file(pod.join(tidy[1])).expect("removed");
+        fs::remove_file(pod.join(tidy[2])).expect("removed");
+        for n in 3..6 {
+            fs::write(
+                pod.join(format!("0.log.20231114-221321.{n}")),
+                vec![b'x'; 999],
+            )
+            .expect("write");
+        }
+        let before = names(&pod);
+        let looked = look(looked);
+        assert_eq!((names(&pod), looked.len()), (before, 0));
+        // It made room while a file was compressed.
+        let twin = pod.join("0.log.20231114-221321.2");
+        compress(&twin).expect("compressed");
+        assert!(!twin.exists() && pod.join("0.log.20231114-221321.2.gz").exists());
         fs::remove_dir_all(&dir).expect("clean up");
     }
 

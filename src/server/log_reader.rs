@@ -4,19 +4,22 @@
 //! stands in memory nor holds the loop. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use crate::api::Wall;
+use crate::api::order::Order as _;
 use crate::sys::open;
 
 /// Bytes read from the file at once, and about the size of an answered chunk.
 const CHUNK_BYTES: usize = 32 * 1024;
 /// Bytes of one record at most: content is split at 16 KiB by the writer; longer lines are damage and skipped.
 const MAX_RECORD_BYTES: usize = 64 * 1024;
+/// Rotated files that are looked at to find the next one: a pod may have put any number there.
+const MAX_ROTATED: usize = 1000;
 /// Bytes stepped back at once while looking for the tail.
 const TAIL_STEP_BYTES: u64 = 16 * 1024;
 
@@ -131,7 +134,7 @@ impl LogReader {
         Ok(Chunk::Text(out))
     }
 
-    /// At the end of the file: if another file now stands at the path, goes on with that one.
+    /// At the end of the file: if another file now stands at the path, goes on with the one that followed.
     fn reopen_if_rotated(&mut self) -> io::Result<bool> {
         if !self.options.follow {
             return Ok(false);
@@ -145,9 +148,50 @@ impl LogReader {
         if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
             return Ok(false);
         }
-        self.file = current;
+        // Nothing was written after the end was seen? Its writer turns to another file only when this one is whole.
+        if old.len() > self.file.stream_position()? {
+            return Ok(true);
+        }
+        self.file = match self.follower((old.dev(), old.ino()))? {
+            Some(rotated) => rotated,
+            None => current,
+        };
         self.pending.clear();
         Ok(true)
+    }
+
+    /// The file that was rotated next after `old`, if the live one is not it: a fast writer fills many between two looks.
+    fn follower(&self, old: (u64, u64)) -> io::Result<Option<File>> {
+        let prefix = format!("{}.", self.path.file_name().unwrap_or_default().display());
+        let dir = self.path.parent().unwrap_or(&self.path);
+        let mut rotated = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let text = name.to_string_lossy();
+            if text.starts_with(&prefix) && !text.ends_with(".gz") && !text.ends_with(".tmp") {
+                rotated.push(name);
+            }
+            if rotated.len() > MAX_ROTATED {
+                return Ok(None);
+            }
+        }
+        rotated.order();
+        let mut files = Vec::new();
+        for name in rotated {
+            // Gone meanwhile, or no log.
+            let Ok(file) = open::log(&dir.join(name)) else {
+                continue;
+            };
+            let metadata = file.metadata()?;
+            if (metadata.dev(), metadata.ino()) == old {
+                files.clear();
+            } else {
+                files.push(file);
+            }
+        }
+        // If the old one is there, what is left came after it; if it went, for its age, all that is left did.
+        Ok(files.into_iter().next())
     }
 }
 
@@ -242,7 +286,7 @@ pub(crate) mod fuzz {
     /// For [`crate::fuzz`]: whatever is in the file, the reader ends and shows no more than there is.
     pub(crate) fn run(data: &[u8], scratch: &Path) -> String {
         let path = scratch.join("log");
-        std::fs::write(&path, data).expect("scratch");
+        fs::write(&path, data).expect("scratch");
         let mut kinds = String::new();
         let by_first = data.first().copied().unwrap_or(0);
         for options in [
@@ -279,7 +323,7 @@ pub(crate) mod fuzz {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write as _};
+    use std::io::Write as _;
 
     use super::*;
 
@@ -412,6 +456,37 @@ mod tests {
         fs::rename(&path, dir.0.join("0.log.old")).expect("rotate");
         fs::write(&path, format!("{T}Z stdout F new\n")).expect("write");
         assert_eq!(all(&mut reader), "cut-end\nnew\n");
+    }
+
+    #[test]
+    fn follow_survives_many_rotations_at_once() {
+        // LOG-03
+        let dir = scratch("rotations");
+        let path = dir.0.join("0.log");
+        let rotate = |word: &str, name: &str| {
+            fs::rename(&path, dir.0.join(format!("0.log.{name}"))).expect("rotate");
+            fs::write(&path, format!("{T}Z stdout F {word}\n")).expect("write");
+        };
+        fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
+        let follow = LogOptions {
+            follow: true,
+            ..LogOptions::default()
+        };
+        let mut reader = LogReader::open(&path, follow).expect("open");
+        assert_eq!(all(&mut reader), "one\n");
+        rotate("two", "20231114-221320.1");
+        rotate("three", "20231114-221320.2");
+        rotate("four", "20231114-221320.3");
+        assert_eq!(all(&mut reader), "two\nthree\nfour\n");
+        // The file it reads goes, and what follows is compressed: it goes on with what there is.
+        for n in 1..=3 {
+            fs::remove_file(dir.0.join(format!("0.log.20231114-221320.{n}"))).expect("removed");
+        }
+        rotate("five", "20231114-221321.1");
+        rotate("six", "20231114-221321.2");
+        fs::remove_file(dir.0.join("0.log.20231114-221321.1")).expect("removed");
+        fs::write(dir.0.join("0.log.20231114-221321.1.gz"), "x").expect("write");
+        assert_eq!(all(&mut reader), "five\nsix\n");
     }
 
     #[test]

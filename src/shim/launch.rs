@@ -12,6 +12,7 @@ use smol::future;
 
 use super::file;
 use super::record::{self, State};
+use super::rotation::Limit as LogLimit;
 use crate::sys::child::{Command, Sink};
 use crate::sys::{crash, lock, pidfd, proc};
 
@@ -37,6 +38,8 @@ pub struct Launch {
     pub runtime_root: PathBuf,
     /// The log file; its directory exists.
     pub log: PathBuf,
+    /// What the log may have. `None`: the shim does not rotate it.
+    pub log_limit: Option<LogLimit>,
     /// The container has a terminal: then all its output is `stdout`.
     pub tty: bool,
     /// The container reads standard input; otherwise it gets `/dev/null`.
@@ -103,6 +106,7 @@ pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }
+    command = limited(command, launch.log_limit);
     if let Some(adj) = launch.oom_score_adj {
         command = command.args(["--oom-score-adj", &adj.to_string()]);
     }
@@ -130,6 +134,8 @@ pub struct LogOnly {
     pub dir: PathBuf,
     /// The log file.
     pub log: PathBuf,
+    /// As in [`Launch::log_limit`].
+    pub log_limit: Option<LogLimit>,
     /// As in [`Launch::memory_cgroup`].
     pub memory_cgroup: Option<PathBuf>,
     /// As in [`Launch::shim_cgroups`].
@@ -155,6 +161,7 @@ pub async fn launch_log_only(launch: &LogOnly) -> Result<Option<Launched>, Launc
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }
+    command = limited(command, launch.log_limit);
     if let Some(adj) = launch.oom_score_adj {
         command = command.args(["--oom-score-adj", &adj.to_string()]);
     }
@@ -162,6 +169,15 @@ pub async fn launch_log_only(launch: &LogOnly) -> Result<Option<Launched>, Launc
         command = command.cgroup(dir);
     }
     start(&launch.dir, command).await
+}
+
+fn limited(command: Command, limit: Option<LogLimit>) -> Command {
+    match limit {
+        None => command,
+        Some(limit) => command
+            .args(["--log-bytes", &limit.max_bytes.to_string()])
+            .args(["--log-files", &limit.max_files.to_string()]),
+    }
 }
 
 /// Whether a shim, or a launch, holds `dir`.

@@ -10,6 +10,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::line::{MAX_TEXT_BYTES, RECORD_OVERHEAD, STAMP_BYTES, Tag};
+use super::rotation::{self, Limit};
 use crate::sys::{open, pages::Pages};
 
 /// Mode of a new log file: an administrators' group may read it, as every Kubernetes node has it.
@@ -25,11 +26,14 @@ pub(crate) struct Log {
     buffer: Pages,
     len: usize,
     lost: u64,
+    /// Bytes of the file, as far as this writer knows.
+    size: u64,
+    limit: Option<Limit>,
 }
 
 impl Log {
-    /// Opens the directory of `path`, and `path` itself.
-    pub(crate) fn open(path: &'static Path) -> io::Result<Self> {
+    /// Opens the directory of `path`, and `path` itself. Without `limit` somebody else rotates it, or nobody.
+    pub(crate) fn open(path: &'static Path, limit: Option<Limit>) -> io::Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -40,6 +44,8 @@ impl Log {
             buffer: Pages::map(MAX_TEXT_BYTES + RECORD_OVERHEAD)?,
             len: 0,
             lost: 0,
+            size: 0,
+            limit,
         };
         log.reopen()?;
         Ok(log)
@@ -50,6 +56,10 @@ impl Log {
     /// A container may see this directory (hostPath on /var/log): links, and anything but a regular file, are refused.
     pub(crate) fn reopen(&mut self) -> io::Result<()> {
         self.flush();
+        self.open_live()
+    }
+
+    fn open_live(&mut self) -> io::Result<()> {
         let flags = OFlag::O_WRONLY
             | OFlag::O_APPEND
             | OFlag::O_CREAT
@@ -60,9 +70,11 @@ impl Log {
             | OFlag::O_NONBLOCK;
         let mode = Mode::from_bits_truncate(LOG_MODE);
         let file = File::from(openat(&self.dir, self.name, flags, mode)?);
-        if !file.metadata()?.is_file() {
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
             return Err(io::Error::other("the log is no regular file"));
         }
+        self.size = metadata.len();
         self.file = Some(file);
         Ok(())
     }
@@ -90,6 +102,7 @@ impl Log {
 
     /// Writes what is gathered. What the disk refuses is dropped and counted; no half record is left in the file.
     pub(crate) fn flush(&mut self) {
+        self.keep_limit();
         let bytes = &self.buffer[..self.len];
         let mut written = 0;
         if let Some(file) = &mut self.file {
@@ -112,8 +125,27 @@ impl Log {
             }
             let lost = bytes[whole..].iter().filter(|b| **b == b'\n').count();
             self.lost += u64::try_from(lost).unwrap_or(0);
+            written = whole;
         }
+        self.size += u64::try_from(written).unwrap_or(0);
         self.len = 0;
+    }
+
+    /// Begins a new file if this one has no room for what is gathered. If that fails, this one is written on: a line counts
+    /// for more than a limit.
+    fn keep_limit(&mut self) {
+        let Some(limit) = self.limit else { return };
+        let more = u64::try_from(self.len).unwrap_or(0);
+        let is_full = |size: u64| size > 0 && size.saturating_add(more) >= limit.max_bytes;
+        if more == 0 || !is_full(self.size) {
+            return;
+        }
+        // Somebody may have emptied it.
+        let metadata = self.file.as_ref().and_then(|file| file.metadata().ok());
+        self.size = metadata.map_or(0, |metadata| metadata.len());
+        if is_full(self.size) && rotation::rotate(&self.dir, self.name, limit).is_ok() {
+            let _ = self.open_live();
+        }
     }
 
     /// Records that could not be written so far.
@@ -160,7 +192,7 @@ mod tests {
     fn records_and_rotation() {
         // LOG-01
         let dir = fresh("rotation");
-        let mut log = Log::open(path(&dir)).expect("open");
+        let mut log = Log::open(path(&dir), None).expect("open");
         let mode = fs::metadata(dir.join("0.log"))
             .expect("stat")
             .permissions()
@@ -180,9 +212,86 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_holds_at_every_instant_and_no_line_is_lost() {
+        // LOG-06 LOG-07
+        const BYTES: u64 = 20_000;
+        let dir = fresh("limit");
+        let limit = Limit {
+            max_bytes: BYTES,
+            max_files: 3,
+        };
+        fs::write(dir.join("0.log.20231114-221322"), "of an agent before").expect("write");
+        fs::write(dir.join("0.log-other"), "of somebody else").expect("write");
+        fs::create_dir(dir.join("0.log.dir")).expect("in the way");
+        let mut log = Log::open(path(&dir), Some(limit)).expect("open");
+        let sizes = || {
+            let all = fs::read_dir(&dir).expect("dir").flatten();
+            let ours = all.filter(|f| f.file_name().to_string_lossy().starts_with("0.log"));
+            let files = ours.filter(|f| f.file_type().is_ok_and(|t| t.is_file()));
+            let mut sizes: Vec<(String, u64)> = files
+                .map(|f| {
+                    (
+                        f.file_name().to_string_lossy().into_owned(),
+                        f.metadata().expect("stat").len(),
+                    )
+                })
+                .filter(|(name, _)| name != "0.log-other")
+                .collect();
+            sizes.sort();
+            sizes
+        };
+        let lines = |text: &str| -> Vec<usize> {
+            let all = text
+                .lines()
+                .map(|l| l.rsplit(' ').next().unwrap_or("").parse());
+            all.collect::<Result<_, _>>().expect("whole lines")
+        };
+        let mut rotations = 0;
+        for n in 0..2000 {
+            log.append(STAMP, "stdout", Tag::Full, format!("{n:>100}").as_bytes());
+            if n % 7 == 0 {
+                log.flush();
+                let sizes = sizes();
+                assert!(sizes.len() <= 3, "{sizes:?}");
+                assert!(sizes.iter().all(|(_, size)| *size < BYTES), "{sizes:?}");
+                rotations = rotations.max(sizes.len());
+            }
+        }
+        log.flush();
+        assert_eq!(rotations, 3);
+        // What is left is the end, whole and in order.
+        let mut kept = Vec::new();
+        let mut names: Vec<String> = sizes().into_iter().map(|(name, _)| name).collect();
+        names.rotate_left(1);
+        assert_eq!(names.last().map(String::as_str), Some("0.log"));
+        for name in &names {
+            kept.extend(lines(&fs::read_to_string(dir.join(name)).expect("read")));
+        }
+        let first = kept[0];
+        assert!(first > 0 && kept.len() > 250, "{first}");
+        assert_eq!(kept, (first..2000).collect::<Vec<_>>());
+        assert!(dir.join("0.log-other").exists() && dir.join("0.log.dir").exists());
+        assert_eq!(log.lost(), 0);
+        // One that somebody else empties has room again.
+        let before = names.len();
+        File::options()
+            .write(true)
+            .open(dir.join("0.log"))
+            .expect("open")
+            .set_len(0)
+            .expect("emptied");
+        for _ in 0..150 {
+            log.append(STAMP, "stdout", Tag::Full, &[b'x'; 80]);
+        }
+        log.flush();
+        assert_eq!(sizes().len(), before);
+        fs::remove_dir_all(&dir).expect("remove");
+    }
+
+    #[test]
     fn traps_are_refused() {
         let dir = fresh("traps");
-        let mut log = Log::open(path(&dir)).expect("open");
+        let mut log = Log::open(path(&dir), None).expect("open");
         type Make = fn(&Path);
         let traps: [(&str, Make); 3] = [
             ("link", |p| {
@@ -219,7 +328,7 @@ mod tests {
         }
         let dir = fresh("full");
         mount::tmpfs(&dir, Some(16 * 1024), 0o755, MsFlags::empty()).expect("tmpfs");
-        let mut log = Log::open(path(&dir)).expect("open");
+        let mut log = Log::open(path(&dir), None).expect("open");
         for n in 0..100 {
             log.append(STAMP, "stdout", Tag::Full, format!("{n:>980}").as_bytes());
             if n % 5 == 4 {

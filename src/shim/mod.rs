@@ -26,6 +26,7 @@ mod line;
 mod log;
 pub mod process;
 pub mod record;
+mod rotation;
 mod serve;
 
 pub use control::{attach, close_stdin, reopen_log, resize};
@@ -36,6 +37,7 @@ pub use launch::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use line::fuzz;
 pub use record::{Exit, RecordError, State, read_exit, read_state};
+pub use rotation::Limit as LogLimit;
 
 /// Names of the files in the container's run directory.
 pub mod file {

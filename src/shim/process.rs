@@ -25,6 +25,7 @@ use super::clients::Clients;
 use super::create::{Created, Failure, create, open_fifo};
 use super::log::Log;
 use super::record::{self, Exit, State};
+use super::rotation::Limit;
 use super::serve::{Ended, Init, Server, Source, Stdin};
 use super::{BUILD, file};
 use crate::sys::{clock, crash, file as files, limits, pidfd, proc, start};
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     pub(crate) stdin: bool,
     pub(crate) stdin_once: bool,
     pub(crate) create_ms: u64,
+    /// Bytes of the log at which the shim begins a new file, and files that it keeps; 0: it does neither.
+    pub(crate) log_bytes: u64,
+    pub(crate) log_files: u32,
     /// Number of the inherited descriptor that holds the lock.
     pub(crate) lock: i32,
     /// Log-only: pid (0: none was created) and start time of init.
@@ -63,6 +67,8 @@ impl Args {
             stdin: false,
             stdin_once: false,
             create_ms: 0,
+            log_bytes: 0,
+            log_files: 0,
             lock: -1,
             init: None,
         };
@@ -88,6 +94,8 @@ impl Args {
                 b"--memory-cgroup" => out.memory_cgroup = value,
                 b"--oom-score-adj" => out.oom_score_adj = Some(number(value).ok_or(name)?),
                 b"--create-ms" => out.create_ms = number(value).ok_or(name)?,
+                b"--log-bytes" => out.log_bytes = number(value).ok_or(name)?,
+                b"--log-files" => out.log_files = number(value).ok_or(name)?,
                 #[cfg(feature = "crash-points")]
                 b"--crash-at" => crash::arm_shim(value),
                 b"--lock" => out.lock = number(value).ok_or(name)?,
@@ -151,7 +159,11 @@ fn shim(args: &Args) -> io::Result<()> {
     children.add(Signal::SIGCHLD);
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&children, flags)?;
-    let log = Log::open(path(args.log))?;
+    let limit = (args.log_bytes > 0 && args.log_files > 1).then_some(Limit {
+        max_bytes: args.log_bytes,
+        max_files: args.log_files,
+    });
+    let log = Log::open(path(args.log), limit)?;
     match args.init {
         None => launch(args, signals, log),
         Some((pid, start_time)) => take_over(args, signals, log, pid, start_time),
@@ -380,6 +392,10 @@ mod tests {
             c"7",
             c"--oom-score-adj",
             c"-9",
+            c"--log-bytes",
+            c"100",
+            c"--log-files",
+            c"3",
         ];
         let args = Args::parse(full.into_iter()).expect("good");
         assert_eq!(
@@ -390,6 +406,7 @@ mod tests {
             (args.create_ms, args.oom_score_adj, args.init),
             (5, Some(-9), None)
         );
+        assert_eq!((args.log_bytes, args.log_files), (100, 3));
         let log_only = [
             c"--init",
             c"4",

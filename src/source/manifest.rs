@@ -6,11 +6,11 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::Rules;
+use super::{MAX_ENTRIES, PodRule, Rules};
 use crate::api::config_map::Bytes;
-use crate::api::received::{Invalid, ReceivedPod};
+use crate::api::received::{Delivered, Invalid, ReceivedPod};
 use crate::api::{ConfigMap, ObjectMeta, Secret, Wall};
 use crate::config::decode::{self, DecodeError, MAX_DOCUMENT_BYTES};
 
@@ -88,6 +88,15 @@ pub(super) enum ManifestError {
     /// More than one.
     #[error("kind: {0}: lists are not read, a file holds one object")]
     List(String),
+    /// A list that is too long.
+    #[error("items: has more than {MAX_ENTRIES} pods")]
+    Many,
+    /// One of a list.
+    #[error("items[{0}]: {1}")]
+    Item(usize, Box<Self>),
+    /// Version and kind of an object that is of no use at a URL.
+    #[error("{0} {1:?} is not read from a URL: only a v1 Pod, PodList or List of pods is")]
+    UrlKind(String, String),
     /// Version and kind of an object that is of no use here.
     #[error("{0} {1} is not read from manifests: only v1 Pod, ConfigMap and Secret are")]
     Kind(String, String),
@@ -157,19 +166,8 @@ fn decode(
     node: &str,
     rules: &Rules,
 ) -> Result<Manifest, ManifestError> {
-    let decode::Document { value, duplicates } = decode::parse(bytes)?;
-    let notes = duplicates
-        .into_iter()
-        .map(|field| format!("field {field} occurs twice, the last one counts"))
-        .collect();
-    let text = |field: &str| {
-        value
-            .get(field)
-            .and_then(Value::as_str)
-            .unwrap_or("")
-            .to_owned()
-    };
-    let (version, kind) = (text("apiVersion"), text("kind"));
+    let (value, notes) = document(bytes)?;
+    let (version, kind) = kind_of(&value);
     let object = match (&*version, &*kind) {
         ("v1", "Pod") => {
             let file = path.to_string_lossy();
@@ -202,6 +200,64 @@ fn decode(
         }
     };
     Ok(Manifest { object, notes })
+}
+
+/// The pods of a document at a URL: one, or a list; and what is odd about it. One that is wrong makes all of it useless
+/// (SRC-24).
+pub(super) fn pods(
+    bytes: &[u8],
+    node: &str,
+    url: &str,
+    rule: PodRule,
+) -> Result<(Vec<Delivered>, Vec<String>), ManifestError> {
+    let (mut value, notes) = document(bytes)?;
+    let (version, kind) = kind_of(&value);
+    let items = match (&*version, &*kind) {
+        ("v1", "Pod") => return Ok((vec![Delivered::Read(rule(value, node, url)?)], notes)),
+        ("v1", "PodList" | "List") => match value["items"].take() {
+            Value::Null => Vec::new(),
+            Value::Array(items) => items,
+            other => vec![other],
+        },
+        ("", _) | (_, "") => return Err(ManifestError::Untyped),
+        _ => return Err(ManifestError::UrlKind(version, kind)),
+    };
+    if items.len() > MAX_ENTRIES {
+        return Err(ManifestError::Many);
+    }
+    let item = |mut item: Value| {
+        let (mut version, mut own) = kind_of(&item);
+        // Those of a `PodList` need not say what they are.
+        if kind == "PodList" && version.is_empty() && own.is_empty() && item.is_object() {
+            item["apiVersion"] = json!("v1");
+            item["kind"] = json!("Pod");
+            (version, own) = kind_of(&item);
+        }
+        match (&*version, &*own) {
+            ("v1", "Pod") => Ok(Delivered::Read(rule(item, node, url)?)),
+            ("", _) | (_, "") => Err(ManifestError::Untyped),
+            _ => Err(ManifestError::UrlKind(version, own)),
+        }
+    };
+    let numbered = items.into_iter().enumerate();
+    let pods =
+        numbered.map(|(n, one)| item(one).map_err(|why| ManifestError::Item(n, Box::new(why))));
+    Ok((pods.collect::<Result<_, _>>()?, notes))
+}
+
+/// A document, and what is odd about it.
+fn document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
+    let decode::Document { value, duplicates } = decode::parse(bytes)?;
+    let notes = duplicates
+        .into_iter()
+        .map(|field| format!("field {field} occurs twice, the last one counts"));
+    Ok((value, notes.collect()))
+}
+
+/// `apiVersion` and `kind`.
+fn kind_of(value: &Value) -> (String, String) {
+    let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
+    (text("apiVersion").to_owned(), text("kind").to_owned())
 }
 
 /// What an apiserver would fill in.

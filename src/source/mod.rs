@@ -1,8 +1,11 @@
-//! Pod sources: the manifest directory.
+//! Pod sources: the manifest directory, and manifests at a URL.
 //!
 //! - [`ManifestDir`]: reads a directory or one file and returns a full snapshot. Plain blocking code, made for a lane.
 //! - [`Doorbell`]: inotify, a hint to read sooner. It may be lost at any time.
 //! - [`Poller`]: both together: reads at the start, every interval, and when the doorbell rings.
+//!
+//! - [`ManifestUrl`]: looks at a URL, and keeps its last good answer for a start without link. Blocking too; it waits for a
+//!   network, so it has a lane of its own.
 //!
 //! What a manifest may say is not decided here: the rules come in as functions ([`Rules`]).
 
@@ -16,19 +19,26 @@ use crate::api::received::{Delivered, Invalid, ReceivedPod};
 use crate::api::{ConfigMap, Secret};
 
 mod doorbell;
+mod http;
 mod manifest;
 mod manifest_dir;
+mod manifest_url;
 mod poller;
 
 pub use doorbell::Doorbell;
+pub use http::{MAX_REDIRECTS, Place, WHOLE_TIMEOUT};
 pub use manifest_dir::{MAX_ENTRIES, ManifestDir};
+pub use manifest_url::ManifestUrl;
 pub use poller::{MIN_GAP, Poller, RECHECK};
+
+/// Turns a raw pod into a pod of this node, or says what is wrong: (object, node name, file path or URL).
+pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>;
 
 /// The decisions a source needs, as functions: it reads files and knows nothing of pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Turns a raw pod into a pod of this node, or says what is wrong: (object, node name, file path).
-    pub pod: fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>,
+    /// Pods.
+    pub pod: PodRule,
     /// Says what is wrong with a ConfigMap.
     pub config_map: fn(&ConfigMap) -> Result<(), Invalid>,
     /// Says what is wrong with a Secret; `stringData` is folded into `data` before.
@@ -73,10 +83,10 @@ pub struct Snapshot {
     pub problems: Vec<Problem>,
 }
 
-/// Something the operator should know about one file.
+/// Something the operator should know about one file, or about a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file or directory.
+    /// The file or directory, or the URL.
     pub path: PathBuf,
     /// What is wrong and where in the file.
     pub message: String,
@@ -88,3 +98,5 @@ pub struct Problem {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod url_tests;

@@ -4,6 +4,7 @@
 //! The C library's and std's readers keep 32 KiB for each open directory, or all names. A walk that has many directories
 //! open, each filled by a pod, keeps a page for each here.
 
+use core::ops::DerefMut;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,9 +18,9 @@ const NAME_AT: usize = 19;
 
 /// A directory that is being read.
 #[derive(Debug)]
-pub struct Dirents {
+pub struct Dirents<B = Box<[u8]>> {
     dir: OwnedFd,
-    buffer: Box<[u8; BUFFER_BYTES]>,
+    buffer: B,
     at: usize,
     end: usize,
 }
@@ -28,9 +29,17 @@ impl Dirents {
     /// Reads `dir`, which was opened for reading, from where it stands.
     #[must_use]
     pub fn new(dir: OwnedFd) -> Self {
+        Self::by(dir, vec![0; BUFFER_BYTES].into_boxed_slice())
+    }
+}
+
+impl<B: DerefMut<Target = [u8]>> Dirents<B> {
+    /// The same by a buffer of the caller's, which has room for the longest entry: 300 bytes.
+    #[must_use]
+    pub const fn by(dir: OwnedFd, buffer: B) -> Self {
         Self {
             dir,
-            buffer: Box::new([0; BUFFER_BYTES]),
+            buffer,
             at: 0,
             end: 0,
         }
@@ -69,7 +78,7 @@ impl Dirents {
 }
 
 /// Bytes of entries; 0 at the end.
-fn fill(dir: impl AsFd, buffer: &mut [u8; BUFFER_BYTES]) -> io::Result<usize> {
+fn fill(dir: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the descriptor is open, and the buffer can take its length; nothing is kept.
     let n = unsafe {
         libc::syscall(
@@ -81,7 +90,7 @@ fn fill(dir: impl AsFd, buffer: &mut [u8; BUFFER_BYTES]) -> io::Result<usize> {
     };
     usize::try_from(n)
         .ok()
-        .filter(|n| *n <= BUFFER_BYTES)
+        .filter(|n| *n <= buffer.len())
         .ok_or_else(io::Error::last_os_error)
 }
 

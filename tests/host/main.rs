@@ -22,4 +22,5 @@ mod objects;
 mod probes;
 mod restart;
 mod takeover;
+mod url;
 mod verify;

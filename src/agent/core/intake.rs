@@ -38,6 +38,7 @@ impl Agent {
                 self.objects = Rc::new(objects);
                 (Source::File, mux.merge(Source::File, snapshot.pods, wall))
             }
+            SourceNews::Url(pods) => (Source::Http, mux.merge(Source::Http, pods, wall)),
             SourceNews::Api(change) => {
                 let source = Source::Api;
                 let merged = match change {

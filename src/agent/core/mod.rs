@@ -109,7 +109,8 @@ impl Agent {
         let has_manifests = cfg.dirs.manifests.is_some();
         let file = has_manifests.then_some(Source::File);
         let api = parts.owners.cluster.is_some().then_some(Source::Api);
-        let sources: Vec<Source> = file.into_iter().chain(api).collect();
+        let http = cfg.manifest_url.is_some().then_some(Source::Http);
+        let sources: Vec<Source> = file.into_iter().chain(http).chain(api).collect();
         let now = tools.clock.now();
         // Delays need spreading, not secrecy.
         let seed = now.0 ^ tools.clock.wall().0.unsigned_abs();

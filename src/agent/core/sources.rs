@@ -1,7 +1,7 @@
 //! Pods of all sources on their way in: merged, recorded on disk, and only then acted upon.
 //!
 //! ```text
-//! manifest directory, PodPoller ──Event::Delivered──▶ Mux ──Effect::Record──▶ records.rs, on the disk lane
+//! manifests, PodPoller ──Event::Delivered──▶ Mux ──Effect::Record──▶ records.rs, on the disk lane
 //!           ▲                                                                       │
 //!           └──────────Taken────────── Agent::on_config ◀──Event::Recorded──────────┘
 //! ```
@@ -18,7 +18,7 @@ use crate::{
         pod_store::RETRY,
         views::{Change, Taken},
     },
-    api::{Mono, Pod, PodUid},
+    api::{Mono, Pod, PodUid, received::Delivered},
     logic::mux::{Mux, Op, Source},
     source::Snapshot,
 };
@@ -35,6 +35,8 @@ pub(in crate::agent) struct Delivery {
 pub(in crate::agent) enum SourceNews {
     /// All that lies in the manifest directory.
     Manifests(Box<Snapshot>),
+    /// All that is at the URL.
+    Url(Vec<Delivered>),
     /// Of the apiserver.
     Api(Change),
 }

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     api::{
         PodUid,
-        pod::{CONFIG_HASH, CONFIG_MIRROR},
+        pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SOURCE},
         pod_status::Phase,
     },
     runtime::{
@@ -355,6 +355,30 @@ fn a_store_from_a_backup() {
     let again = api.create("again", json!({}));
     world.until("it sees what comes", |w| {
         w.fake.runs(&PodUid::from(&*again)) && is_ready(&api, "again")
+    });
+}
+
+#[test]
+fn a_pod_at_a_url_has_a_mirror() {
+    // SRC-12 SRC-26 MIR-06
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_flags_and_api(&["--manifest-url=http://h/m"], &api);
+    world.apply(&[]);
+    world.apply_from_url(&[manifest("s", json!({}))]);
+    let name = format!("s-{NODE}");
+    world.until("its mirror is ready", |_| {
+        let mirror = api.get("default", &name);
+        mirror.is_some_and(|pod| ready(&pod) == Some("True"))
+    });
+    let mirror = api.get("default", &name).expect("there");
+    let notes = &mirror["metadata"]["annotations"];
+    assert_eq!(
+        (&notes[CONFIG_SOURCE], &notes[CONFIG_MIRROR]),
+        (&json!("http"), &json!("s"))
+    );
+    world.apply_from_url(&[]);
+    world.until("both are gone", |w| {
+        api.get("default", &name).is_none() && w.is_gone("s")
     });
 }
 

@@ -2,7 +2,7 @@
 
 use core::{cell::Cell, time::Duration};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::{
     core::Event,
@@ -10,7 +10,7 @@ use super::super::{
 };
 use super::world::{IMAGE, World, manifest};
 use crate::{
-    api::{Mono, PodUid, cri::ContainerState, pod_status::Phase},
+    api::{Mono, PodUid, cri::ContainerState, pod::CONFIG_SOURCE, pod_status::Phase},
     runtime::fake::{Fault, OnStop, Op, Trouble},
 };
 
@@ -509,6 +509,53 @@ fn a_pod_edited_while_no_agent_ran_waits_for_the_one_that_had_its_name() {
     });
     assert!(waited.get(), "it came while the old one ran");
     world.until("nothing of the old one is left", |w| w.is_gone("old"));
+}
+
+#[test]
+fn pods_at_a_url() {
+    // SRC-01 SRC-09 SRC-13 SRC-14
+    let world = World::with(&["--manifest-url=http://h/m"], None);
+    world.apply(&[manifest("file", json!({}))]);
+    world.apply_from_url(&[manifest("url", json!({}))]);
+    for uid in ["file", "url"] {
+        world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
+    }
+    let source = |w: &World, uid: &str| {
+        let record = w.parts.machine.store.read::<Value>(&PodUid::from(uid));
+        let (header, raw) = record.expect("recorded");
+        assert_eq!(
+            raw["metadata"]["annotations"][CONFIG_SOURCE],
+            *header.source
+        );
+        header.source
+    };
+    assert_eq!(
+        [source(&world, "file"), source(&world, "url")],
+        ["file", "http"]
+    );
+    // The directory has nothing to say about pods at the URL, nor has the URL about those in the directory.
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("file"));
+    world.apply(&[manifest("file", json!({}))]);
+    world.until("runs", |w| w.phase("file") == Some(Phase::Running));
+    // Until the URL was heard of, nobody knows that its pods are none.
+    let url = PodUid::from("url");
+    let world = world.restart_agent();
+    world.apply(&[manifest("file", json!({}))]);
+    world.advance(s(300));
+    assert!(world.fake.runs(&url));
+    world.fake.take_calls();
+    world.apply_from_url(&[manifest("url", json!({}))]);
+    world.until("is known", |w| w.phase("url") == Some(Phase::Running));
+    let calls = world.fake.take_calls();
+    assert!(
+        !calls
+            .iter()
+            .any(|(op, _)| matches!(op, Op::StartContainer | Op::StopContainer))
+    );
+    world.apply_from_url(&[]);
+    world.until("is gone", |w| w.is_gone("url"));
+    assert_eq!(world.phase("file"), Some(Phase::Running));
 }
 
 #[test]

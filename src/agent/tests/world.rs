@@ -31,7 +31,7 @@ use super::{
         clock::{Alarm, Clock},
         cluster::Joined,
         cluster_views,
-        core::{Agent, Command, Event},
+        core::{Agent, Command, Event, SourceNews},
         driver::PodDriver,
         event_loop::{self, Seat},
         executor, manifests,
@@ -436,6 +436,23 @@ impl World {
             })
             .collect();
         self.deliver(pods)
+    }
+
+    /// What is at the URL now.
+    pub(super) fn apply_from_url(&self, manifests: &[Value]) {
+        let pods = manifests.iter().map(|raw| {
+            let pod = static_pod::prepare_from_url(raw.clone(), NODE, "http://h/m");
+            Delivered::Read(pod.expect("valid"))
+        });
+        let news = SourceNews::Url(pods.collect());
+        let asker = self.asker.clone();
+        let task = self
+            .executor
+            .spawn(async move { asker.deliver(news).await });
+        self.settle();
+        assert!(task.is_finished(), "the delivery waits for something");
+        let taken = smol::future::block_on(task).expect("the loop lives");
+        assert!(taken.unknown.is_empty() && taken.unrecorded.is_empty());
     }
 
     pub(super) fn deliver(&self, pods: Vec<Delivered>) -> Taken {

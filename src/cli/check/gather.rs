@@ -411,8 +411,12 @@ fn dir(path: &Path, mounts: &[(PathBuf, String)]) -> Dir {
 }
 
 fn manifests(cfg: &Config) -> Manifests {
+    let url = cfg.manifest_url.as_ref().map(|at| at.url.shown());
     let Some(path) = &cfg.dirs.manifests else {
-        return Manifests::default();
+        return Manifests {
+            url,
+            ..Manifests::default()
+        };
     };
     let rules = Rules {
         pod: static_pod::prepare,
@@ -421,6 +425,7 @@ fn manifests(cfg: &Config) -> Manifests {
     };
     let mut out = Manifests {
         path: Some(path.display().to_string()),
+        url,
         open_secrets: open_secrets(path),
         ..Manifests::default()
     };

@@ -243,24 +243,12 @@ impl<'a> Http<'a> {
         ))
     }
 
-    /// Requests for hosts in plain text are tunnelled too: what a proxy caches it may also change.
     fn proxy(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {
-        let Some(text) = self.proxies.proxy_for(url) else {
-            return Ok(None);
-        };
-        // It may hold a password.
         let refuse = |why: &str| RegistryError::Unreachable {
             url: url.shown(),
             why: why.into(),
         };
-        // Of another kind the library would pass it by without a word.
-        match text.split_once("://") {
-            None | Some(("http" | "https", _)) => {}
-            Some(_) => return Err(refuse("the proxy is neither http:// nor https://")),
-        }
-        Proxy::new(text)
-            .map(Some)
-            .map_err(|_| refuse("the proxy's address is not one"))
+        self.proxies.tunnel_for(url).map_err(refuse)
     }
 }
 

@@ -68,10 +68,17 @@ pub(super) fn ports(facts: &Facts) -> Finding {
 pub(super) fn manifests(facts: &Facts) -> Finding {
     let manifests = &facts.manifests;
     let Some(path) = &manifests.path else {
-        return Finding::ok("turned off");
+        let url = manifests.url.as_deref();
+        return Finding::ok(
+            url.map_or_else(|| "turned off".into(), |url| format!("only at {url}")),
+        );
     };
     match manifests.bad.as_slice() {
-        [] => Finding::ok(format!("{} pods in {path}", manifests.pods)),
+        [] => {
+            let url = manifests.url.as_deref();
+            let more = url.map_or_else(String::new, |url| format!("; more at {url}"));
+            Finding::ok(format!("{} pods in {path}{more}", manifests.pods))
+        }
         [(file, why), more @ ..] => Finding::error(
             match more.len() {
                 0 => format!("{file}: {why}"),

@@ -232,6 +232,8 @@ pub struct Rights {
 pub struct Manifests {
     /// Where they lie; `None` if turned off.
     pub path: Option<String>,
+    /// Where more are, without a query; `None` if turned off.
+    pub url: Option<String>,
     /// Pods in them.
     pub pods: usize,
     /// Files that cannot be used: path and why.

@@ -351,6 +351,8 @@ const ODD: &[(&str, Change, &str)] = &[
     ("firewall", |f| f.network.forward = ["-P FORWARD DROP", "-A FORWARD -i picolet0 -j ACCEPT", "-A FORWARD -o picolet0 -j ACCEPT"].map(str::to_owned).into(), "packets of picolet0 pass"),
     ("dns", |f| f.network.resolv_conf = None, "inherit no name servers"),
     ("manifests", |f| f.manifests.path = None, "turned off"),
+    ("manifests", |f| f.manifests.url = Some("http://h/m".into()), "2 pods in /etc/picolet/manifests; more at http://h/m"),
+    ("manifests", |f| { f.manifests.path = None; f.manifests.url = Some("http://h/m".into()); }, "only at http://h/m"),
     ("ports", |f| f.network.listening = vec![8080], "1 asked for"),
     ("kubeconfig", |f| f.apiserver = member(|a| { a.error = Some("x".into()); a.bootstrap = Some(Bootstrap::Usable("/etc/b".into())); }), "will be written as /etc/b says"),
     ("kubeconfig", |f| f.apiserver = member(|_| ()), "/etc/k for https://a:6443"),

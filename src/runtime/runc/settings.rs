@@ -5,6 +5,7 @@ use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use super::cni::BuiltIn;
 use crate::api::oci::{HostFacts, ResolveUserFn, SpecFn};
+use crate::shim::LogLimit;
 
 /// Everything that is configurable, every directory absolute.
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ pub struct Settings {
     pub shim_cgroup: String,
     /// `/var/log/containers`: links to logs that are removed with their instance.
     pub container_log_links: PathBuf,
+    /// What a container's log may have; `None`: shims do not rotate.
+    pub log_limit: Option<LogLimit>,
     /// This program, opened at start.
     pub exe: Arc<OwnedFd>,
     /// The machine; see [`super::host::facts`].

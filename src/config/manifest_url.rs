@@ -1,0 +1,77 @@
+//! Manifests of static pods at a URL (SRC-22).
+
+use core::time::Duration;
+
+use super::checks::{Invalid, absolute, invalid, unset_if_zero};
+use super::file::Fields;
+use super::values::ManifestUrlConfig;
+use crate::net::Url;
+
+/// Time between two looks.
+const CHECK: Duration = Duration::from_secs(20);
+/// The same where bytes cost money.
+const METERED_CHECK: Duration = Duration::from_secs(300);
+/// Headers at most, and bytes of a name and a value.
+const MAX_HEADERS: usize = 32;
+const MAX_HEADER_BYTES: usize = 8 * 1024;
+
+/// Everything of [`ManifestUrlConfig`], if there is a URL.
+pub(super) fn resolve(
+    fields: &Fields,
+    metered: bool,
+) -> Result<Option<ManifestUrlConfig>, Invalid> {
+    let Some(text) = fields.static_pod_url.as_deref().filter(|u| !u.is_empty()) else {
+        return Ok(None);
+    };
+    let url = match Url::parse(text) {
+        Ok(url) => url,
+        Err(why) => return invalid("staticPodURL", format!("is no URL that is read: {why}")),
+    };
+    let mut headers = Vec::new();
+    for (name, values) in &fields.static_pod_url_header {
+        for value in values {
+            if !is_token(name) || !is_value(value) || name.len() + value.len() > MAX_HEADER_BYTES {
+                // The value may be a key.
+                return invalid(
+                    &format!("staticPodURLHeader[{name:?}]"),
+                    "is no header of HTTP",
+                );
+            }
+            headers.push((name.clone(), value.clone()));
+        }
+    }
+    if headers.len() > MAX_HEADERS {
+        return invalid(
+            "staticPodURLHeader",
+            format!("has more than {MAX_HEADERS} headers"),
+        );
+    }
+    let field = "picolet.manifestURLCA";
+    let ca = fields.picolet.manifest_url_ca.as_deref();
+    let ca = ca
+        .filter(|path| !path.is_empty())
+        .map(|path| absolute(field, Some(path), ""))
+        .transpose()?;
+    if ca.is_some() && !url.https {
+        return invalid(field, "needs a staticPodURL with https");
+    }
+    let default = if metered { METERED_CHECK } else { CHECK };
+    Ok(Some(ManifestUrlConfig {
+        url,
+        headers,
+        ca,
+        check: unset_if_zero(fields.http_check_frequency, default),
+    }))
+}
+
+/// Source: RFC 9110 section 5.6.2.
+fn is_token(name: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    !name.is_empty() && name.bytes().all(plain)
+}
+
+/// Source: RFC 9110 section 5.5, ASCII alone.
+fn is_value(value: &str) -> bool {
+    let plain = |b: u8| b == b'\t' || (b' '..=b'~').contains(&b);
+    value.bytes().all(plain) && value.trim() == value
+}

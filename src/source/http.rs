@@ -1,0 +1,239 @@
+//! One `GET` of a document that may not have changed: TLS, proxies, redirects, limits. No retries.
+
+use core::time::Duration;
+use std::io::Read as _;
+use std::path::PathBuf;
+
+use ureq::Agent;
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _, TcpConnector};
+
+use crate::config::decode::MAX_DOCUMENT_BYTES;
+use crate::net::tls::{self, Pem, Roots, TlsConnector};
+use crate::net::{Names, ProxyVariables, Url};
+use crate::sys::clock;
+
+/// From the name of the server to the last byte, redirects included (SRC-22).
+pub const WHOLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Redirects followed for one look.
+pub const MAX_REDIRECTS: usize = 5;
+/// Head of an answer, bytes.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// Bytes of an entity tag, or of a date, that are remembered.
+const MAX_TAG_BYTES: usize = 1024;
+/// Buffer of a connection, bytes.
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Where the document is, and how its server is asked.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The document.
+    pub url: Url,
+    /// Sent to its server, and to no other one that it redirects to.
+    pub headers: Vec<(String, String)>,
+    /// The CAs of `https`, instead of those of the system.
+    pub ca: Option<PathBuf>,
+    /// The ways out of here.
+    pub proxies: ProxyVariables,
+    /// [`WHOLE_TIMEOUT`], shorter in tests.
+    pub time: Duration,
+}
+
+/// What a server calls the state of a document: asked with it, it need not send the same again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Tags {
+    /// `ETag`, quotes included.
+    #[serde(default)]
+    pub(super) etag: String,
+    /// `Last-Modified`.
+    #[serde(default)]
+    pub(super) modified: String,
+}
+
+/// What a server says.
+pub(super) enum Answer {
+    /// It is as it was.
+    Same,
+    /// All of it, and its state.
+    Body(Vec<u8>, Tags),
+}
+
+/// Why there is no document. It is the server's, or the link's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HttpError {
+    /// Nobody answers, in time and whole.
+    #[error("cannot be read: {0}")]
+    Link(String),
+    /// It answers, with something else.
+    #[error("answers with status {0}")]
+    Status(u16),
+    /// Where it leads.
+    #[error("{0}")]
+    Redirect(String),
+    /// More than is read.
+    #[error("sends {MAX_DOCUMENT_BYTES} bytes or more: it is not used")]
+    TooLarge,
+    /// Nothing that is unpacked here.
+    #[error("sends a document that is compressed: it is not used")]
+    Packed,
+    /// This machine cannot ask.
+    #[error("cannot be asked: {0}")]
+    Local(String),
+}
+
+/// Asks for a document. Connections, and what TLS knows of a server, are kept until something fails.
+#[derive(Debug)]
+pub(super) struct Client {
+    place: Place,
+    agent: Option<Agent>,
+}
+
+impl Client {
+    pub(super) const fn new(place: Place) -> Self {
+        Self { place, agent: None }
+    }
+
+    pub(super) const fn url(&self) -> &Url {
+        &self.place.url
+    }
+
+    /// Blocking, for [`WHOLE_TIMEOUT`] at most.
+    pub(super) fn get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
+        let answer = self.try_get(tags);
+        if answer.is_err() {
+            // Files of CAs are read anew.
+            self.agent = None;
+        }
+        answer
+    }
+
+    fn try_get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
+        let end = clock::mono() + self.place.time;
+        let mut url = self.place.url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let left = end - clock::mono();
+            if left.is_zero() {
+                return Err(HttpError::Link("it took too long".into()));
+            }
+            match self.once(&url, tags, left)? {
+                Step::Done(answer) => return Ok(answer),
+                Step::To(location) => {
+                    let next = url.join(&location).map_err(|why| {
+                        HttpError::Redirect(format!("redirects to no URL: {why}"))
+                    })?;
+                    if url.https && !next.https {
+                        let to = next.shown();
+                        let why = format!("redirects from https to {to}: that is not followed");
+                        return Err(HttpError::Redirect(why));
+                    }
+                    url = next;
+                }
+            }
+        }
+        Err(HttpError::Redirect(format!(
+            "redirects more than {MAX_REDIRECTS} times"
+        )))
+    }
+
+    fn once(&mut self, url: &Url, tags: &Tags, left: Duration) -> Result<Step, HttpError> {
+        // A proxy is one for a server.
+        let own = url.same_origin(&self.place.url);
+        let agent = match &self.agent {
+            Some(agent) if own => agent.clone(),
+            _ => {
+                let agent = new_agent(&self.place, url)?;
+                if own {
+                    self.agent = Some(agent.clone());
+                }
+                agent
+            }
+        };
+        let mut request = agent.get(url.to_string());
+        if own {
+            for (name, value) in &self.place.headers {
+                request = request.header(name, value);
+            }
+        }
+        for (name, tag) in [
+            ("if-none-match", &tags.etag),
+            ("if-modified-since", &tags.modified),
+        ] {
+            if !tag.is_empty() {
+                request = request.header(name, tag);
+            }
+        }
+        let request = request.config().timeout_global(Some(left)).build();
+        let answer = request.call().map_err(|e| HttpError::Link(e.to_string()))?;
+        let text = |name: &str| {
+            let value = answer.headers().get(name).and_then(|v| v.to_str().ok());
+            let fits = value.filter(|v| v.len() <= MAX_TAG_BYTES);
+            fits.unwrap_or("").to_owned()
+        };
+        match answer.status().as_u16() {
+            200 => {}
+            304 if *tags != Tags::default() => return Ok(Step::Done(Answer::Same)),
+            301 | 302 | 303 | 307 | 308 => {
+                let location = answer.headers().get("location");
+                let location = location.and_then(|v| v.to_str().ok()).unwrap_or("");
+                return Ok(Step::To(location.to_owned()));
+            }
+            other => return Err(HttpError::Status(other)),
+        }
+        if !matches!(&*text("content-encoding"), "" | "identity") {
+            return Err(HttpError::Packed);
+        }
+        let tags = Tags {
+            etag: text("etag"),
+            modified: text("last-modified"),
+        };
+        let limit = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
+        if answer.body().content_length().is_some_and(|n| n >= limit) {
+            return Err(HttpError::TooLarge);
+        }
+        let mut bytes = Vec::new();
+        let body = answer.into_body().into_with_config().limit(u64::MAX);
+        let read = body.reader().take(limit).read_to_end(&mut bytes);
+        read.map_err(|e| HttpError::Link(e.to_string()))?;
+        if bytes.len() >= MAX_DOCUMENT_BYTES {
+            return Err(HttpError::TooLarge);
+        }
+        Ok(Step::Done(Answer::Body(bytes, tags)))
+    }
+}
+
+enum Step {
+    Done(Answer),
+    /// It is elsewhere.
+    To(String),
+}
+
+fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
+    let proxy = place.proxies.tunnel_for(url);
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent(concat!("picolet/", env!("CARGO_PKG_VERSION")))
+        .accept_encoding("identity")
+        .max_response_header_size(MAX_HEAD_BYTES)
+        .input_buffer_size(BUFFER_BYTES)
+        .output_buffer_size(4 * 1024)
+        .max_idle_connections(1)
+        .proxy(proxy.map_err(|why| HttpError::Local(why.into()))?);
+    let roots = match &place.ca {
+        Some(ca) => Roots::Only(Pem::File(ca)),
+        None => Roots::SystemAnd(None),
+    };
+    let tls = url.https.then(|| tls::config(roots, None)).transpose();
+    let connector =
+        ().chain(ConnectProxyConnector::default())
+            .chain(TcpConnector::default())
+            .chain(TlsConnector {
+                config: tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?,
+                server_name: None,
+            });
+    Ok(Agent::with_parts(
+        config.build(),
+        connector,
+        Names::system(),
+    ))
+}

@@ -1,0 +1,308 @@
+//! Manifests at a URL, as a poller sees them (SRC-22 to SRC-24).
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::http::{Answer, Client, HttpError, Place, Tags};
+use super::manifest::{self, ManifestError};
+use super::{PodRule, Problem, Reading, Snapshot};
+use crate::api::received::Delivered;
+use crate::config::decode::MAX_DOCUMENT_BYTES;
+use crate::sys::{clock, file};
+
+/// Version of the form of a copy.
+const COPY_VERSION: u32 = 1;
+/// Bytes of a copy beside its document.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+
+/// Looks at a URL.
+///
+/// - What the server says counts only when it is whole and every pod of it can be: an answer that is none, late, wrong or
+///   too large changes nothing. Only an empty one is what it says: no pods.
+/// - A server that knows the state of its document sends it once.
+/// - The last good answer is on disk. An agent that gets none at its start begins with that.
+///
+/// Blocking, and for some seconds: belongs on a lane of its own.
+#[derive(Debug)]
+pub struct ManifestUrl {
+    client: Client,
+    /// Name of the node.
+    node: String,
+    rule: PodRule,
+    /// Where the last good answer is kept.
+    copy: PathBuf,
+    copy_was_read: bool,
+    /// The last copy could not be written.
+    unwritten: bool,
+    last: Option<Last>,
+    /// The agent has been told what there is.
+    told: bool,
+    trouble: Option<Trouble>,
+}
+
+/// The document that the server has, as far as it is known.
+#[derive(Debug)]
+struct Last {
+    tags: Tags,
+    sum: String,
+    /// Why it cannot be used.
+    wrong: Option<String>,
+}
+
+/// What was said of the server when it was last said. Two that are the same are told once.
+#[derive(Debug, PartialEq, Eq)]
+enum Trouble {
+    /// It does not answer, for whatever reason.
+    Link,
+    /// It says something of no use.
+    Answer(String),
+}
+
+/// A good answer of before.
+struct Copy {
+    head: CopyHead,
+    document: Vec<u8>,
+}
+
+/// First line of its file; the document follows.
+#[derive(Serialize, Deserialize)]
+struct CopyHead {
+    v: u32,
+    url: String,
+    /// SHA-256 of the document, hexadecimal.
+    sum: String,
+    tags: Tags,
+    /// When it was read, for people.
+    at: String,
+}
+
+impl ManifestUrl {
+    /// A source that has asked nobody yet. `node` is the node's name; `copy` the file for the last good answer.
+    #[must_use]
+    pub const fn new(place: Place, node: String, rule: PodRule, copy: PathBuf) -> Self {
+        Self {
+            client: Client::new(place),
+            node,
+            rule,
+            copy,
+            copy_was_read: false,
+            unwritten: false,
+            last: None,
+            told: false,
+            trouble: None,
+        }
+    }
+
+    /// The next look delivers every pod anew.
+    pub const fn forget(&mut self) {
+        self.told = false;
+    }
+
+    /// Looks at the URL.
+    pub fn read(&mut self) -> Reading {
+        if !core::mem::replace(&mut self.copy_was_read, true) {
+            self.last = self.copy().map(|copy| Last {
+                tags: copy.head.tags,
+                sum: copy.head.sum,
+                wrong: None,
+            });
+        }
+        let tags = self.last.as_ref().map(|last| last.tags.clone());
+        match self.client.get(&tags.unwrap_or_default()) {
+            Ok(Answer::Same) => self.same(),
+            Ok(Answer::Body(document, tags)) => self.take(&document, tags),
+            Err(why @ HttpError::Link(_)) => self.fail(Trouble::Link, why.to_string()),
+            Err(why) => self.fail(Trouble::Answer(why.to_string()), why.to_string()),
+        }
+    }
+
+    /// The server has what it had.
+    fn same(&mut self) -> Reading {
+        let Some(last) = &self.last else {
+            return Reading::Unchanged;
+        };
+        if let Some(wrong) = last.wrong.clone() {
+            return self.fail(Trouble::Answer(wrong.clone()), wrong);
+        }
+        if !self.told {
+            let copy = self.copy().filter(|copy| copy.head.sum == last.sum);
+            if let Some(Ok((pods, _))) = copy.map(|copy| self.pods(&copy.document)) {
+                self.recover();
+                return self.tell(pods, Vec::new());
+            }
+            // It was not kept, or is of no use to this agent: the next look fetches it.
+            self.last = None;
+            return self.read();
+        }
+        self.recover();
+        Reading::Unchanged
+    }
+
+    /// The server has sent its document.
+    fn take(&mut self, document: &[u8], tags: Tags) -> Reading {
+        let sum = sum(document);
+        if document.is_empty() {
+            // Not remembered: the document that was there before may come back (SRC-23).
+            self.last = None;
+            let trouble = Trouble::Answer(String::new());
+            let new = self.trouble.replace(trouble) != Some(Trouble::Answer(String::new()));
+            if self.told && !new {
+                return Reading::Unchanged;
+            }
+            let mut problems = self.keep(document, Tags::default(), sum);
+            problems.push(Problem {
+                new,
+                ..self.problem("answers with an empty document: its pods end".into())
+            });
+            return self.tell(Vec::new(), problems);
+        }
+        if let Some(last) = self.last.as_mut().filter(|last| last.sum == sum) {
+            last.tags = tags.clone();
+            if self.told || last.wrong.is_some() {
+                return self.same();
+            }
+        }
+        match self.pods(document) {
+            Ok((pods, notes)) => {
+                self.last = Some(Last {
+                    tags: tags.clone(),
+                    sum: sum.clone(),
+                    wrong: None,
+                });
+                self.recover();
+                let mut problems = self.keep(document, tags, sum);
+                problems.extend(notes.into_iter().map(|note| Problem {
+                    fatal: false,
+                    ..self.problem(note)
+                }));
+                self.tell(pods, problems)
+            }
+            Err(why) => {
+                let wrong = why.message();
+                self.last = Some(Last {
+                    tags,
+                    sum,
+                    wrong: Some(wrong.clone()),
+                });
+                self.fail(Trouble::Answer(wrong.clone()), wrong)
+            }
+        }
+    }
+
+    fn pods(&self, document: &[u8]) -> Result<(Vec<Delivered>, Vec<String>), ManifestError> {
+        if document.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let url = self.client.url().to_string();
+        manifest::pods(document, &self.node, &url, self.rule)
+    }
+
+    fn tell(&mut self, pods: Vec<Delivered>, problems: Vec<Problem>) -> Reading {
+        self.told = true;
+        Reading::Snapshot(Snapshot {
+            pods,
+            problems,
+            ..Snapshot::default()
+        })
+    }
+
+    /// Nothing changes; but who has not been told anything yet begins with the last good answer.
+    fn fail(&mut self, trouble: Trouble, message: String) -> Reading {
+        let new = self.trouble.as_ref() != Some(&trouble);
+        self.trouble = Some(trouble);
+        let mut problem = Problem {
+            new,
+            ..self.problem(message)
+        };
+        if !self.told
+            && let Some(copy) = self.copy()
+            && let Ok((pods, _)) = self.pods(&copy.document)
+        {
+            problem.message = format!("{}; its answer of {} counts", problem.message, copy.head.at);
+            return self.tell(pods, vec![problem]);
+        }
+        Reading::Failed(problem)
+    }
+
+    /// The server says something of use.
+    fn recover(&mut self) {
+        if self.trouble.take().is_some() {
+            log::info!("{}: answers again", self.client.url().shown());
+        }
+    }
+
+    fn problem(&self, message: String) -> Problem {
+        Problem {
+            path: self.client.url().shown().into(),
+            message,
+            fatal: true,
+            new: true,
+        }
+    }
+
+    /// Keeps a good answer. What cannot be kept is only missed at a start without link.
+    fn keep(&mut self, document: &[u8], tags: Tags, sum: String) -> Vec<Problem> {
+        let head = CopyHead {
+            v: COPY_VERSION,
+            url: self.client.url().to_string(),
+            sum,
+            tags,
+            at: clock::wall().to_string(),
+        };
+        match write_copy(&self.copy, &head, document) {
+            Ok(()) => {
+                self.unwritten = false;
+                Vec::new()
+            }
+            Err(e) => vec![Problem {
+                path: self.copy.clone(),
+                message: format!("the answer is not kept for a start without link: {e}"),
+                fatal: false,
+                new: !core::mem::replace(&mut self.unwritten, true),
+            }],
+        }
+    }
+
+    /// The last good answer of this URL, if it is whole.
+    fn copy(&self) -> Option<Copy> {
+        match read_copy(&self.copy) {
+            Ok(copy) => Some(copy).filter(|copy| copy.head.url == self.client.url().to_string()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => {
+                log::debug!("{}: not used: {e}", self.copy.display());
+                None
+            }
+        }
+    }
+}
+
+fn sum(document: &[u8]) -> String {
+    let sum: [u8; 32] = Sha256::digest(document).into();
+    sum.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn write_copy(path: &Path, head: &CopyHead, document: &[u8]) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec(head)?;
+    bytes.push(b'\n');
+    bytes.extend_from_slice(document);
+    file::write_atomic(path, &bytes, 0o600, true)
+}
+
+fn read_copy(path: &Path) -> io::Result<Copy> {
+    let wrong = |why: &str| io::Error::other(why.to_owned());
+    let limit = u64::try_from(MAX_DOCUMENT_BYTES + MAX_HEAD_BYTES).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    let line = bytes.iter().position(|byte| *byte == b'\n');
+    let line = line.ok_or_else(|| wrong("it has no head"))?;
+    let head: CopyHead = serde_json::from_slice(&bytes[..line])?;
+    let document = bytes.split_off(line + 1);
+    if head.v != COPY_VERSION || sum(&document) != head.sum {
+        return Err(wrong("it is not whole"));
+    }
+    Ok(Copy { head, document })
+}
