@@ -31,7 +31,15 @@ pub(crate) fn cluster_with(server: TestServer, flags: &[&str]) -> (Host, TestSer
     let path = path.display().to_string();
     let mut all = vec!["--kubeconfig", &*path];
     all.extend(flags);
-    (Host::start(&all), server)
+    // Images of another runtime are its own.
+    let host = if flags.contains(&"--container-runtime-endpoint") {
+        let mut host = Host::new(&all);
+        host.start_agent();
+        host
+    } else {
+        Host::start(&all)
+    };
+    (host, server)
 }
 
 /// A pod bound to the node.

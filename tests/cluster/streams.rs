@@ -2,6 +2,10 @@
 //!
 //! Needs a kubectl, of `$K8S_BIN` or on the path, and takes all that it finds; says aloud if there is none and skips.
 
+#[path = "../common/containerd.rs"]
+#[expect(dead_code, reason = "tests of containerd itself need more of it")]
+mod daemon;
+
 use core::time::Duration;
 use std::env;
 use std::fs;
@@ -11,7 +15,7 @@ use std::process::{Child, Stdio};
 use std::thread;
 
 use picolet_test_apiserver::TestServer;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::host::{Host, able, free_port, sh, text, with};
@@ -36,9 +40,26 @@ impl Drop for Ended {
 #[test]
 fn kubectl_talks_to_containers() {
     // SRV-12 SRV-17 STREAM-03 STREAM-05 STREAM-07 STREAM-09 STREAM-12 STREAM-13
-    if !able() {
+    if able() {
+        talks(&[], &json!({}));
+    }
+}
+
+#[test]
+fn kubectl_talks_to_containers_of_containerd() {
+    // CRI-81
+    if let Some(why) = daemon::missing() {
+        skipped!("streams of containerd: {why}");
         return;
     }
+    let containerd = daemon::Containerd::start();
+    let endpoint = format!("unix://{}", containerd.socket().display());
+    let image = json!({"image": daemon::IMAGE, "imagePullPolicy": "Never"});
+    talks(&["--container-runtime-endpoint", &endpoint], &image);
+}
+
+/// With an agent that has these flags, and containers that have these fields.
+fn talks(flags: &[&str], fields: &Value) {
     let server = TestServer::builder().start().expect("server");
     let dir = env::temp_dir().join(format!("picolet-streams-{}", server.port()));
     fs::create_dir_all(&dir).expect("dir");
@@ -47,14 +68,16 @@ fn kubectl_talks_to_containers() {
     fs::write(&config, server.admin_kubeconfig().expect("kubeconfig")).expect("write");
     let all = kubectls(&config, "exec, attach, port-forward and cp");
     let ca = ca.display().to_string();
-    let (host, server) = cluster_with(server, &["--client-ca-file", &ca]);
+    let (host, server) = cluster_with(server, &[&["--client-ca-file", &ca], flags].concat());
     let serve = "echo hello > /tmp/index.html; exec httpd -f -p 127.0.0.1:8080 -h /tmp";
+    let serve = with(sh("c", serve), fields.clone());
     let talk = with(
         sh("talk", "while read line; do echo heard $line; done"),
-        json!({"stdin": true}),
+        fields.clone(),
     );
+    let talk = with(talk, json!({"stdin": true}));
     server
-        .create(&pod("p", json!({"containers": [sh("c", serve), talk]})))
+        .create(&pod("p", json!({"containers": [serve, talk]})))
         .expect("pod");
     wait_ready(&server, "p");
     for kubectl in all.iter().flat_map(Kubectl::protocols) {
@@ -63,6 +86,10 @@ fn kubectl_talks_to_containers() {
         copied(&kubectl, &dir);
         ports(&kubectl);
         attached(&kubectl);
+        assert_eq!(
+            kubectl.ok(&["logs", "p", "-c", "talk", "--tail=1"]),
+            "heard something\n"
+        );
     }
     let _ = fs::remove_dir_all(&dir);
     finish(host, &server);

@@ -23,8 +23,9 @@ const DIRS: [&str; 3] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/../target/containerd/usr/bin"),
     "/usr/bin",
 ];
-const APPLETS: [&str; 12] = [
+const APPLETS: [&str; 14] = [
     "sh", "sleep", "echo", "cat", "id", "ls", "kill", "true", "grep", "wc", "hostname", "env",
+    "httpd", "tar",
 ];
 /// How long it may take to start, to end, or to do what is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
