@@ -211,6 +211,8 @@ struct State {
     watch: Option<Watch>,
     /// Commands that were run, each once.
     commands: BTreeSet<(ContainerId, Vec<String>)>,
+    /// Programs that fail as commands inside of containers.
+    failing: BTreeSet<String>,
     /// The caller was killed: its calls go nowhere.
     orphaned: bool,
     changes: u64,
@@ -470,6 +472,14 @@ impl Fake {
     #[must_use]
     pub fn ended_at(&self, id: &ContainerId) -> Option<Mono> {
         self.state.borrow().containers.get(id)?.ended
+    }
+
+    /// Has this program fail as a command inside of containers, or end well.
+    pub fn set_failing(&self, program: &str, fails: bool) {
+        self.change(|state| match fails {
+            true => _ = state.failing.insert(program.into()),
+            false => _ = state.failing.remove(program),
+        });
     }
 
     /// Whether this command was run inside of the instance to its end.
@@ -1314,8 +1324,10 @@ impl RuntimeService for Fake {
             };
             stdout.truncate(limit);
             state.commands.insert((id.clone(), command.to_vec()));
+            let program = command.first();
+            let fails = program.is_some_and(|program| state.failing.contains(program));
             Ok(ExecOutput {
-                exit_code: exit_of(command).unwrap_or(0),
+                exit_code: exit_of(command).unwrap_or_else(|| i32::from(fails)),
                 stdout,
                 stderr: Vec::new(),
             })

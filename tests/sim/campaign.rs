@@ -14,13 +14,17 @@ use std::{
 use super::{
     super::tests::world::Template,
     Kind,
+    control::Control,
     counts::Counts,
     dump,
     input::{self, Input, Timed},
     machine::Machine,
     pressure,
 };
-use crate::{api::PodUid, runtime::fake::Op};
+use crate::{
+    api::{Mono, PodUid},
+    runtime::fake::Op,
+};
 
 /// Time after the end of all trouble within which everything is as wanted: two of the longest back-offs, the time
 /// between syncs, and some housekeeping.
@@ -101,13 +105,16 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
         machine.apply(&timed.input)?;
     }
     machine.heal()?;
-    // What is still on its way arrives, and what was lost without a sound is found.
+    // What is still on its way arrives, and what was lost without a sound is found: behind a watch that tells nothing, when
+    // that is given up.
     let (arrival, quiet) = match machine.control {
         Some(_) => (CLUSTER_ARRIVAL, CLUSTER_QUIET),
         None => (ARRIVAL, QUIET),
     };
-    let end = machine.now() + arrival;
-    let eve = machine.now() + (arrival - quiet);
+    let mute_until = machine.control.as_ref().and_then(Control::mute_until);
+    let now = machine.now();
+    let end = mute_until.map_or(now, |until| until.max(now)) + arrival;
+    let eve = Mono(end.0 - u64::try_from(quiet.as_millis()).expect("short"));
     machine.advance_to(eve)?;
     machine.fake.take_calls();
     machine.advance_to(end)?;

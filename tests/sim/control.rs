@@ -208,6 +208,12 @@ impl Control {
             .min()
     }
 
+    /// When the agent gives up a watch that tells nothing.
+    pub(super) fn mute_until(&self) -> Option<Mono> {
+        let watch = self.watch.as_ref().filter(|watch| watch.mute);
+        watch.map(Watch::over)
+    }
+
     /// Moves along what is due. False if there was nothing.
     pub(super) fn pump(&mut self, cluster: Option<&Cluster>) -> bool {
         let now = self.hands.now();
@@ -588,14 +594,22 @@ impl Control {
     }
 
     /// What must hold after each step.
-    pub(super) fn check_claims(&mut self, fake: &Fake) -> Result<(), String> {
+    pub(super) fn check_claims(
+        &mut self,
+        fake: &Fake,
+        is_refused: impl Fn(&PodUid) -> bool,
+    ) -> Result<(), String> {
         if let Some(what) = self.api.violation() {
             return Err(what);
         }
         for claim in self.api.take_claims() {
             match claim {
                 Claim::End { uid } if fake.runs(&PodUid::new(&*uid)) => {
-                    return Err(format!("pod {uid} is told to have ended, and runs"));
+                    // One that ran is admitted again by an agent that starts; refused, it ends only then (LOOP-12).
+                    if !is_refused(&PodUid::new(&*uid)) {
+                        return Err(format!("pod {uid} is told to have ended, and runs"));
+                    }
+                    self.saw("refused while it runs");
                 }
                 Claim::End { .. } => self.saw("terminal phase told"),
                 Claim::Delete {

@@ -32,6 +32,10 @@ pub(super) enum What {
     SettingsChange,
     /// A container was not ready by its probe.
     NotReady,
+    /// A container was killed because of its probe.
+    KilledUnwell,
+    /// Memory was found short.
+    MemoryShort,
     /// `picolet stop --all` ended the agent.
     StoppedAll,
     EventLost,
@@ -70,7 +74,7 @@ pub(super) enum What {
     ClockBack,
 }
 
-const ALL: [What; 38] = [
+const ALL: [What; 40] = [
     What::KilledAtRest,
     What::KilledBeforeStart,
     What::KilledWhileTerminating,
@@ -83,6 +87,8 @@ const ALL: [What; 38] = [
     What::DiskFails,
     What::SettingsChange,
     What::NotReady,
+    What::KilledUnwell,
+    What::MemoryShort,
     What::StoppedAll,
     What::EventLost,
     What::EventDoubled,
@@ -164,7 +170,9 @@ const CLUSTER: [&str; 31] = [
 ];
 
 /// What else has to happen there.
-const OF_BOTH: [What; 12] = [
+const OF_BOTH: [What; 14] = [
+    What::KilledUnwell,
+    What::MemoryShort,
     What::KilledAtRest,
     What::KilledBeforeStart,
     What::PowerCut,
@@ -237,7 +245,9 @@ impl Counts {
             missing.extend(none.map(|what| format!("{what:?}")));
             return missing;
         }
+        let of_cluster = |what: &&What| **what != What::MemoryShort;
         let none = ALL.iter().filter(|what| !self.what.contains_key(what));
+        let none = none.filter(of_cluster);
         let mut missing: Vec<String> = none.map(|what| format!("{what:?}")).collect();
         let grace = (Op::StopContainer, "uses the grace up");
         if !self.faults.contains_key(&grace) {

@@ -66,6 +66,8 @@ pub(super) enum Input {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         loses: Option<u64>,
     },
+    /// Commands that say of a container whether it is ready, or whether it lives, fail from now on, or end well.
+    Probe { lives: bool, fails: bool },
     /// The ConfigMap that some pods need is there from now on, or is gone.
     Settings { present: bool },
     /// Changes of the disk fail so from now on, or no longer.
@@ -299,7 +301,7 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
         };
         let file = random.small(FILES);
         let index = usize::from(file);
-        let input = match random.below(102) {
+        let input = match random.below(105) {
             0..38 => {
                 version += 1;
                 let pod = match files[index].clone() {
@@ -364,6 +366,7 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
                 present: random.percent(60),
             },
             92..101 => crash(random, 40, &[0, 0, 300, 4000]),
+            101..104 => probe(random),
             _ => Input::StopAll {
                 down_ms: random.below(5000),
             },
@@ -371,6 +374,13 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
         add(at_ms, input);
     }
     schedule
+}
+
+fn probe(random: &mut Random) -> Input {
+    Input::Probe {
+        lives: random.percent(60),
+        fails: random.percent(70),
+    }
 }
 
 fn runtime_fault(random: &mut Random) -> Input {
@@ -433,7 +443,7 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
         };
         let name = random.small(NAMES);
         version += 1;
-        let input = match random.below(106) {
+        let input = match random.below(109) {
             0..20 => Input::Api {
                 name,
                 deed: Deed::Create {
@@ -499,6 +509,7 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
             97..98 => Input::Jump {
                 by_s: random.pick(&[-3600, -5, 5, 3600]),
             },
+            98..101 => probe(random),
             _ => crash(random, 60, &[0, 0, 300, 4000, 40_000]),
         };
         add(at_ms, input);

@@ -35,7 +35,7 @@ use super::{
     disk::Disk,
     input::{Call, Deed, DiskTrouble, Input, Random, Trouble},
     ops::Judge,
-    pods::{LATER, Manifest, SETTINGS, settings},
+    pods::{LATER, LIVES, Manifest, READY, SETTINGS, settings},
     pressure::{Evictions, PLENTY_MIB},
     rules::{Present, Rules},
     truth::Wanted,
@@ -228,7 +228,14 @@ impl Machine {
     pub(super) fn counted(&self) -> Counts {
         let mut counts = self.counts.clone();
         counts.faults = self.fake.hits();
-        counts.judged = self.judge.borrow().judged.clone();
+        let judge = self.judge.borrow();
+        counts.judged = judge.judged.clone();
+        for _ in 0..judge.killed_unwell {
+            counts.saw(What::KilledUnwell);
+        }
+        for _ in 0..self.template.left.short_looks() {
+            counts.saw(What::MemoryShort);
+        }
         if self.disk.hits() > 0 {
             counts.saw(What::DiskFails);
         }
@@ -556,7 +563,9 @@ impl Machine {
                 }
                 steps += 1;
                 if let Some(control) = &mut self.control {
-                    control.check_claims(&self.fake)?;
+                    let is_refused =
+                        |uid: &PodUid| super::rules::is_refused(&agent.core.borrow(), uid);
+                    control.check_claims(&self.fake, is_refused)?;
                 }
                 if steps > MAX_STEPS {
                     return Err("tasks wake each other for ever".into());
@@ -875,6 +884,13 @@ impl Machine {
                     loses: *loses,
                 });
             }
+            Input::Probe { lives, fails } => {
+                let program = if *lives { LIVES } else { READY };
+                self.fake.set_failing(program, *fails);
+                if *lives {
+                    self.judge.borrow_mut().set_unwell(*fails);
+                }
+            }
             Input::Settings { present } => self.put_settings(*present),
             Input::Disk { trouble } => {
                 self.judge.borrow_mut().set_disk_fails(trouble.is_some());
@@ -927,6 +943,9 @@ impl Machine {
         self.disk.stop_after(None);
         self.disk.fail(None);
         self.judge.borrow_mut().set_disk_fails(false);
+        self.fake.set_failing(READY, false);
+        self.fake.set_failing(LIVES, false);
+        self.judge.borrow_mut().set_unwell(false);
         self.fake.heal();
         self.fake.set_deaf(false);
         self.fake.set_conditions(None, None);

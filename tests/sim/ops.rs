@@ -101,6 +101,12 @@ pub(super) struct Judge {
     pub(super) jumped: bool,
     /// Nothing that is new can be kept.
     disk_fails: bool,
+    /// Commands that say whether a container lives say no.
+    unwell: bool,
+    /// When they last did.
+    unwell_until: Option<Mono>,
+    /// Containers that were stopped because of that.
+    pub(super) killed_unwell: u64,
     /// Agents so far.
     agents: u32,
     pub(super) judged: BTreeMap<Op, u64>,
@@ -127,6 +133,9 @@ impl Judge {
             stops_all: false,
             jumped: false,
             disk_fails: false,
+            unwell: false,
+            unwell_until: None,
+            killed_unwell: 0,
             agents: 0,
             judged: BTreeMap::new(),
         }
@@ -192,6 +201,20 @@ impl Judge {
             self.shown.retain(|_, since| now >= *since + KEPT);
         }
         self.disk_fails = fails;
+    }
+
+    /// Commands that say whether a container lives begin to say no, or yes.
+    pub(super) fn set_unwell(&mut self, unwell: bool) {
+        if self.unwell {
+            self.unwell_until = Some(self.hands.now());
+        }
+        self.unwell = unwell;
+    }
+
+    /// Whether a container was told lately not to live, or nobody could ask.
+    fn is_unwell(&self, fake: &Fake, now: Mono) -> bool {
+        let unasked = fake.hits().into_keys().any(|(op, _)| op == Op::Exec);
+        self.unwell || unasked || self.unwell_until.is_some_and(|at| at + LATE >= now)
     }
 
     /// The machine was booted; whether the runtime has forgotten everything.
@@ -328,7 +351,11 @@ impl Judge {
         let name = &container.name;
         let born = self.born.get(&container.id).copied().unwrap_or_default();
         if !self.stops_all && !case.may_stop(container, born, self.jumped) {
-            return Some(format!("container {name} runs and is wanted"));
+            if !case.past.kinds().any(|kind| kind == Kind::Live) || !self.is_unwell(fake, case.now)
+            {
+                return Some(format!("container {name} runs and is wanted"));
+            }
+            self.killed_unwell += 1;
         }
         // One that only the runtime knows has no order; a stop that failed may be over for the others.
         let failed = fake

@@ -12,6 +12,10 @@ use crate::{
 /// An image that nobody has at first.
 pub(super) const LATER: &str = "later:1";
 
+/// The program that says whether a container is ready.
+pub(super) const READY: &str = "ready";
+/// The program that says whether a container lives.
+pub(super) const LIVES: &str = "lives";
 /// The command of each preStop hook.
 pub(super) const PRE_STOP: [&str; 2] = ["true", "before the stop"];
 
@@ -67,8 +71,12 @@ pub(super) enum Kind {
     Deadline,
     /// Is ready while a command in it says so.
     Probed,
+    /// Is killed and started again while a command in it says that it does not live.
+    Live,
     /// Has its environment from a ConfigMap, which may be missing.
     Configured,
+    /// Has that as a volume, and one of its own.
+    Volumes,
     /// Init containers and sidecars in turns.
     Ordered,
     /// Takes a port of the host. Such pods have names of their own, for it cannot be changed.
@@ -76,7 +84,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::Sleeps,
         Self::Pair,
         Self::Sidecar,
@@ -95,7 +103,9 @@ impl Kind {
         Self::Hooks,
         Self::Deadline,
         Self::Probed,
+        Self::Live,
         Self::Configured,
+        Self::Volumes,
         Self::Ordered,
         Self::Port,
     ];
@@ -135,7 +145,9 @@ impl Kind {
             | Self::Hooks
             | Self::Deadline
             | Self::Probed
+            | Self::Live
             | Self::Configured
+            | Self::Volumes
             | Self::Ordered
             | Self::Port => "Always",
         }
@@ -178,7 +190,22 @@ impl Kind {
             }
             Self::Probed => {
                 spec["containers"][0]["readinessProbe"] =
-                    json!({"exec": {"command": ["true"]}, "periodSeconds": 5});
+                    json!({"exec": {"command": [READY]}, "periodSeconds": 5});
+            }
+            Self::Live => {
+                // Calls may take their time.
+                spec["containers"][0]["livenessProbe"] = json!({"exec": {"command": [LIVES]},
+                    "periodSeconds": 5, "failureThreshold": 2, "timeoutSeconds": 30});
+            }
+            Self::Volumes => {
+                spec["volumes"] = json!([
+                    {"name": "settings", "configMap": {"name": SETTINGS}},
+                    {"name": "own", "emptyDir": {}},
+                ]);
+                spec["containers"][0]["volumeMounts"] = json!([
+                    {"name": "settings", "mountPath": "/settings"},
+                    {"name": "own", "mountPath": "/own"},
+                ]);
             }
             Self::Configured => {
                 let key = json!({"name": SETTINGS, "key": "color"});

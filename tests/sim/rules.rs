@@ -47,6 +47,12 @@ pub(super) struct Rules {
     pub(super) usurped: BTreeSet<PodUid>,
 }
 
+/// Whether this agent has refused the pod.
+pub(super) fn is_refused(agent: &Agent, uid: &PodUid) -> bool {
+    let status = agent.pods().status(uid);
+    status.is_some_and(|status| status.message.starts_with("Pod was rejected: "))
+}
+
 /// What must hold when an operation on a pod begins.
 pub(super) fn at_the_runtime(
     agent: &Agent,
@@ -61,6 +67,9 @@ pub(super) fn at_the_runtime(
             let table = agent.pods().table();
             if table.is_pod_termination_requested(uid) {
                 return Some(format!("{op:?} of pod {uid}, which is to end"));
+            }
+            if is_refused(agent, uid) {
+                return Some(format!("{op:?} of pod {uid}, which was refused"));
             }
             // Of two pods with one port the second waits until the first has ended, as long as a source has the first.
             // One that runs may be refused by an agent that has just started, if it comes second (LOOP-12): it ends then.

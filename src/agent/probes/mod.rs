@@ -153,7 +153,7 @@ impl Probes {
         }
     }
 
-    /// Makes the workers of a pod, unless it has some (SYNC-12). Returns whether some were made.
+    /// Makes the workers that a pod does not have yet (SYNC-12). Returns whether some were made.
     pub(super) fn add(&self, pod: &Pod, now: Mono) -> bool {
         let turns = OnceCell::new();
         let turns =

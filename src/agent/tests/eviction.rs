@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     api::FakeApi,
-    world::{IMAGE, World, fault, manifest},
+    world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
     api::{PodUid, pod_status::Phase},
@@ -124,6 +124,29 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
     assert_eq!(evicted(&api, &all), ["greedy"]);
     assert!(!world.fake.runs(&PodUid::from(&*greedy)));
     assert_eq!(api.phase("modest"), "Running");
+}
+
+#[test]
+fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
+    // SM-10
+    let (world, api) = world(&[]);
+    world.fake.add_fault(fails(Op::CreateContainer, u32::MAX));
+    api.create("late", json!({"restartPolicy": "Never"}));
+    let shown = || api.get("ns", "late").expect("it stays")["status"].clone();
+    let state = || shown()["containerStatuses"][0]["state"].clone();
+    world.until("waits", |_| !state()["waiting"].is_null());
+    world.left.set_memory(90 * MIB);
+    world.until("the last word", |_| !state()["terminated"].is_null());
+    let before = shown();
+    assert_eq!(
+        (&before["phase"], &before["reason"]),
+        (&json!("Failed"), &json!("Evicted"))
+    );
+    let world = world.restart_agent();
+    world.left.set_memory(500 * MIB);
+    world.apply(&[]);
+    world.advance(s(120));
+    assert_eq!(shown(), before);
 }
 
 #[test]

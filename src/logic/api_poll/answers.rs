@@ -78,7 +78,7 @@ impl ApiPoll {
         }
         self.proved = Some(now);
         self.complete_due = true;
-        self.bell.listed(version);
+        self.unheard |= self.bell.listed(version);
     }
 
     /// The list failed, be it at its last page: it proves nothing.

@@ -75,11 +75,14 @@ impl Bell {
         Some(self.version.clone())
     }
 
-    /// A list ended with this version. An open watch is further already.
-    pub(super) fn listed(&mut self, version: &str) {
-        if self.open.is_none() {
-            self.version = version.into();
+    /// A list ended with this version. An open watch is further already. Returns whether the next one passes over what came
+    /// between: the list does not show what became of pods that it does not select.
+    pub(super) fn listed(&mut self, version: &str) -> bool {
+        if self.open.is_some() || *self.version == *version {
+            return false;
         }
+        let was = core::mem::replace(&mut self.version, version.into());
+        !was.is_empty()
     }
 }
 

@@ -24,9 +24,9 @@
 //! - **An answer may be older than what is known meanwhile**: a `GET` that a write of our own overtook is thrown away.
 //! - **Terminal pods** are not in the list (its selector leaves them out: finished Jobs must not fill the table). Those
 //!   held stay held until the API has them no more. The doorbell tells: it selects all phases. What it missed a list of
-//!   all phases tells, which is made at the start and every [`SCAN_INTERVAL`]; after a break, and where there is no
-//!   doorbell, every [`Paces::full`], or every [`SCAN_LISTS`] lists while pods are held that have ended. It also finds pods
-//!   that ended and wait for their deletion (SM-13), as an agent before this one, an outage or a store that went back in
+//!   all phases tells, which is made at the start and every [`SCAN_INTERVAL`]. After a break, after a list between two
+//!   watches, and where there is no doorbell, it is made every [`Paces::full`], or every [`SCAN_LISTS`] lists while pods
+//!   are held that have ended. It also finds pods that ended and wait for their deletion (SM-13), as an agent before this one, an outage or a store that went back in
 //!   time leave them, and mirrors that show an end: they have to go with their static pods.
 //! - **403 to a `GET`** is what the Node authorizer says of a pod that is gone: the next list of all phases settles it.
 //!

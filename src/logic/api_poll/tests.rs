@@ -626,6 +626,15 @@ fn the_deletion_of_what_has_ended() {
     desk.wait(60_000);
     assert_eq!(desk.asks(), ["All"], "nobody listened for a while");
 
+    let mut desk = ended();
+    desk.wait(20_000);
+    desk.poll.on_bell_end(BellEnd::Clean, desk.now);
+    assert_eq!(desk.asks(), ["Live"], "before the watch goes on");
+    desk.list("8", &[]);
+    assert_eq!(desk.asks(), ["complete a", "watch 8"]);
+    desk.wait(60_000);
+    assert_eq!(desk.asks(), ["All"], "nobody heard of version 7");
+
     let mut desk = Desk::new(Paces {
         doorbell: false,
         ..Paces::NORMAL

@@ -48,6 +48,9 @@ struct PodWorkers<A> {
     entries: Box<[Entry<A>]>,
 }
 
+/// Workers of one pod, with those that an edit took the container from. Probes beyond are not asked.
+const MAX_WORKERS_OF_POD: usize = 1024;
+
 /// All workers.
 ///
 /// - Shape: at most three a container of each pod that has a worker.
@@ -110,7 +113,7 @@ impl<A> Workers<A> {
         started_at.secs() < self.started.1.secs().saturating_sub(before)
     }
 
-    /// Makes the workers of a pod, unless it has some already. `action` says what the probe of a container does, `below(n)`
+    /// Makes the workers that a pod does not have yet: all, or those of probes that came with an edit. `action` says what the probe of a container does, `below(n)`
     /// is a number below `n` of a seeded generator.
     ///
     /// A pod without probes costs nothing. Returns whether some were made.
@@ -122,9 +125,9 @@ impl<A> Workers<A> {
         mut below: impl FnMut(u64) -> u64,
     ) -> bool {
         let uid = &pod.metadata.uid;
-        if self.numbers.contains_key(uid) {
-            return false;
-        }
+        let number = self.numbers.get(uid).copied();
+        let known = number.and_then(|number| self.pods.get(&number));
+        let known = known.map_or(&[][..], |known| &known.entries);
         let deleting = pod.metadata.deletion_timestamp.is_some();
         let regular = pod.spec.containers.iter().map(|c| (c, false));
         let inits = pod.spec.init_containers.iter();
@@ -140,6 +143,12 @@ impl<A> Workers<A> {
                 let Some(probe) = kind.of(container) else {
                     continue;
                 };
+                let has = |entry: &Entry<A>| {
+                    *entry.container == *container.name && entry.worker.settings().kind == kind
+                };
+                if known.iter().any(has) || known.len() + entries.len() >= MAX_WORKERS_OF_POD {
+                    continue;
+                }
                 let settings = Settings::of(kind, probe, sidecar, deleting);
                 let period = u64::from(settings.period_s) * 1000;
                 // An agent that has just been started finds all pods at once.
@@ -156,19 +165,24 @@ impl<A> Workers<A> {
         if entries.is_empty() {
             return false;
         }
-        let number = self.next;
-        self.next += 1;
-        for (index, entry) in (0..).zip(&entries) {
+        let number = number.unwrap_or_else(|| {
+            self.next += 1;
+            self.numbers.insert(uid.clone(), self.next);
+            self.next
+        });
+        let workers = self.pods.entry(number).or_insert_with(|| PodWorkers {
+            uid: uid.clone(),
+            entries: Box::default(),
+        });
+        let mut all = core::mem::take(&mut workers.entries).into_vec();
+        let first = all.len();
+        all.extend(entries);
+        for (index, entry) in (0..).zip(&all).skip(first) {
             let key = Key { pod: number, index };
             self.timetable
                 .extend(entry.worker.due().map(|due| (due, key)));
         }
-        let workers = PodWorkers {
-            uid: uid.clone(),
-            entries: entries.into(),
-        };
-        self.numbers.insert(uid.clone(), number);
-        self.pods.insert(number, workers);
+        workers.entries = all.into();
         true
     }
 

@@ -103,6 +103,30 @@ fn who_is_probed() {
 }
 
 #[test]
+fn probes_that_come_with_an_edit_are_asked() {
+    // SYNC-12
+    let mut pod = pod_with(&["a", "b"]);
+    pod.spec.containers[0].liveness_probe = probe();
+    let mut workers = workers(&pod, at(100));
+    let first = due(&mut workers, at(100));
+    assert_eq!(first.len(), 1);
+    let add = |workers: &mut Workers<()>, pod: &Pod| workers.add(pod, at(105), |_, _| (), |_| 0);
+    assert!(!add(&mut workers, &pod), "it has all of them");
+    pod.spec.containers[0].readiness_probe = probe();
+    pod.spec.containers[1].liveness_probe = probe();
+    assert!(add(&mut workers, &pod));
+    assert!(!add(&mut workers, &pod));
+    let names: Vec<_> = due(&mut workers, at(105))
+        .into_iter()
+        .map(|(name, kind, _)| (name, kind))
+        .collect();
+    let expected = [("a", ProbeKind::Readiness), ("b", ProbeKind::Liveness)];
+    assert_eq!(names, expected.map(|(name, kind)| (name.to_owned(), kind)));
+    let (_, entry) = workers.entry(first[0].2).expect("it goes on");
+    assert_eq!(entry.worker.settings().kind, ProbeKind::Liveness);
+}
+
+#[test]
 fn ends() {
     // PROBE-14 SYNC-20 SYNC-22 CLEAN-03
     let pod = pod();
