@@ -1,7 +1,7 @@
 //! What pods of a cluster refer to, seen from inside their containers: ConfigMaps, Secrets, tokens, services; followed while
 //! they run, and there again after a boot without an apiserver.
 
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use nix::{
     mount::{MntFlags, umount2},
@@ -12,7 +12,7 @@ use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 
 use crate::{
-    host::{Host, IDLE, able, sh, with},
+    host::{Host, IDLE, NODE, able, sh, with},
     pods::{cluster, finish, pod, wait_gone, wait_ready},
 };
 
@@ -234,5 +234,84 @@ fn a_pod_waits_for_its_objects() {
     create(&server, "Secret", "late", json!({"data": {"user": "aGk="}}));
     wait_ready(&server, "web");
     assert_eq!(says(&host, "cat /v/user"), "hi");
+    finish(host, &server);
+}
+
+#[test]
+fn a_class_names_the_oci_runtime_of_a_pod() {
+    // CFG-16 NODE-14 RC-01 RC-02
+    if !able() {
+        return;
+    }
+    let (mut host, server) = cluster(&["--sync-frequency=2s"]);
+    host.end_agent(Signal::SIGTERM);
+    let (program, calls) = (host.path("other-runtime"), host.path("calls"));
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >> {}\nexec runc \"$@\"\n",
+        calls.display()
+    );
+    fs::write(&program, script).expect("script");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("mode");
+    let config = host.path("config.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         evictionHard: {{memory.available: 1Mi}}\npicolet: {{handlers: {{other: {}}}}}\n",
+        program.display()
+    );
+    fs::write(&config, text).expect("configuration");
+    host.flags
+        .extend(["--config".into(), config.display().to_string()]);
+    host.start_agent();
+
+    let limits = json!({"resources": {"limits": {"cpu": "500m", "memory": "100Mi"}}});
+    let spec = json!({
+        "runtimeClassName": "slow",
+        "overhead": {"cpu": "250m", "memory": "20Mi"},
+        "containers": [with(sh("c", IDLE), limits)],
+    });
+    server.create(&pod("web", spec)).expect("created");
+    let told = server.wait_for("the event", crate::host::PATIENCE, |view| {
+        let all = view.list("events", "default");
+        let mut all = all.into_iter();
+        all.find(|e| e["reason"] == "FailedCreatePodSandBox")
+            .cloned()
+    });
+    let message = told["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("RuntimeClass \"slow\" not found"),
+        "{message}"
+    );
+    let class = json!({
+        "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "slow"}, "handler": "other",
+    });
+    server.create(&class).expect("created");
+    wait_ready(&server, "web");
+    let called = fs::read_to_string(&calls).expect("calls");
+    assert!(
+        called.contains(" create ") && called.contains(" start "),
+        "{called}"
+    );
+    assert_eq!(says(&host, "echo hi"), "hi");
+
+    // The pod has room for the runtime beside that for its containers.
+    let uid = server.get("pods", "default", "web").expect("there")["metadata"]["uid"].clone();
+    let group = format!("pod{}", uid.as_str().expect("a uid"));
+    let limits: Vec<String> = host
+        .cgroups()
+        .into_iter()
+        .filter(|dir| dir.ends_with(&group))
+        .flat_map(|dir| ["memory.limit_in_bytes", "memory.max"].map(|file| dir.join(file)))
+        .filter_map(|file| fs::read_to_string(file).ok())
+        .collect();
+    assert_eq!(limits, [format!("{}\n", 120 << 20)]);
+    server.wait_for("the node's handlers", crate::host::PATIENCE, |view| {
+        let node = view.get("nodes", "", NODE)?;
+        let handlers = node["status"]["runtimeHandlers"].as_array()?;
+        let names: Vec<_> = handlers
+            .iter()
+            .map(|h| h["name"].as_str().unwrap_or_default())
+            .collect();
+        (names == ["", "other"]).then_some(())
+    });
     finish(host, &server);
 }

@@ -114,7 +114,7 @@ impl Containerd {
         let network = format!(
             "{{\"cniVersion\":\"0.4.0\",\"name\":\"{0}\",\"plugins\":[{{\"type\":\"bridge\",\"bridge\":\"{0}\",\
              \"isGateway\":true,\"ipam\":{{\"type\":\"host-local\",\"dataDir\":\"{at}/ipam\",\
-             \"ranges\":[[{{\"subnet\":\"{subnet}\"}}]]}}}},\
+             \"routes\":[{{\"dst\":\"0.0.0.0/0\"}}],\"ranges\":[[{{\"subnet\":\"{subnet}\"}}]]}}}},\
              {{\"type\":\"portmap\",\"capabilities\":{{\"portMappings\":true}}}}]}}",
             containerd.bridge(),
         );

@@ -186,19 +186,23 @@ fn pods_of_a_kubelet_go_on_and_could_go_back() {
     let executor = Rc::new(LocalExecutor::new());
     let cri = client(&containerd, &kubepods, &executor);
     let names: Vec<String> = (0..PODS).map(|n| format!("left{n}")).collect();
-    let (made, edited) = smol::block_on(executor.run(async {
+    let (made, edited, moved) = smol::block_on(executor.run(async {
         cri.list_pods().await.expect("a list");
         let mut made = Vec::new();
         for name in &names {
             made.push(left_by_a_kubelet(&cri, &host, &kubepods, name, HASH).await);
         }
         let edited = left_by_a_kubelet(&cri, &host, &kubepods, "edited", OLD_HASH).await;
-        (made, edited)
+        let moved = left_by_a_kubelet(&cri, &host, &kubepods, "moved", HASH).await;
+        (made, edited, moved)
     }));
 
     for name in names.iter().map(String::as_str).chain(["edited"]) {
         write(&host, name);
     }
+    let mut anew = pod("moved");
+    anew["metadata"] = json!({"name": "moved"});
+    host.write("moved.yaml", &anew.to_string());
     host.start_agent();
     for (name, id) in names.iter().zip(&made) {
         let pod = host.wait_ready(name);
@@ -214,6 +218,13 @@ fn pods_of_a_kubelet_go_on_and_could_go_back() {
         status_of(pod, "main")["restartCount"] == 4
     });
     assert_ne!(identity(&pod)[0].0, edited);
+
+    // A static pod without a uid in its manifest gets another one here: what the kubelet made of it ends first.
+    assert_eq!(identity(&host.wait_ready("moved"))[0].1, 0);
+    let running = containerd.ctr().args(["tasks", "ls", "-q"]).output();
+    let running = String::from_utf8_lossy(&running.expect("ctr").stdout).into_owned();
+    let old = moved.trim_start_matches("containerd://");
+    assert!(!running.contains(old), "{old} still runs");
 
     // What is made here has a kubelet's labels, and its hash and count.
     host.remove("left0.yaml");

@@ -2,6 +2,9 @@
 
 mod bench;
 mod chaos;
+#[path = "../../tests/common/containerd.rs"]
+#[expect(dead_code, reason = "tests use more of it")]
+mod containerd;
 mod crates;
 mod demo;
 mod dist;
@@ -25,7 +28,8 @@ const HELP: &str = "\
 Tasks of picolet. Usage: cargo xtask TASK
 
   demo     Show the pod host on this machine, step by step, each checked (root); `--cluster`: a node of a cluster, whose
-           control plane are the real programs if they are on PATH, else the test API server; `--program FILE` shows that file
+           control plane are the real programs if they are on PATH, else the test API server; `--runtime containerd`: pods run
+           on Debian's containerd, started for this; `--program FILE` shows that file
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
            `--long`: with all that takes long; `--only LANE,…`: only these
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
@@ -33,7 +37,8 @@ Tasks of picolet. Usage: cargo xtask TASK
   crates   Check licences, sources and versions of the crates that the project uses
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
-           from a registry, beside skopeo and umoci; `--program FILE` measures that file
+           from a registry, beside skopeo and umoci; `bench --runtime containerd`: the agent alone, with pods on Debian's
+           containerd; `--program FILE` measures that file
   chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…] [--program FILE]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for

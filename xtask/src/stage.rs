@@ -12,7 +12,9 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    Failure, image,
+    Failure,
+    containerd::{self, Containerd},
+    image, install,
     process::{cargo, find, kill, output, run, with_word},
     wait::until,
 };
@@ -98,6 +100,22 @@ impl Stage {
             agent: None,
             mark,
         }
+    }
+
+    /// Has the agent run its pods by a containerd of its own, which has the stage's image. It is to end after the agent.
+    pub(crate) fn use_containerd(&mut self) -> Result<Containerd, Failure> {
+        install::containerd()?;
+        if let Some(why) = containerd::missing() {
+            return Err(format!("containerd cannot be started: {why}").into());
+        }
+        let started = Containerd::start();
+        let archive = self.base.join("busybox.tar");
+        self.write_image(&archive, IMAGE)?;
+        started.import(&archive);
+        let endpoint = format!("unix://{}", started.socket().display());
+        self.flags
+            .extend(["--container-runtime-endpoint".to_owned(), endpoint]);
+        Ok(started)
     }
 
     /// Where images are dropped to be imported.
@@ -247,8 +265,7 @@ impl Stage {
 
     /// Writes the stage's image as an archive at `path`.
     pub(crate) fn write_image(&self, path: &Path, reference: &str) -> Result<(), Failure> {
-        let busybox =
-            crate::install::static_busybox().ok_or("no static busybox on this machine")?;
+        let busybox = install::static_busybox().ok_or("no static busybox on this machine")?;
         image::write(path, reference, &fs::read(busybox)?)
     }
 

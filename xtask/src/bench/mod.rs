@@ -8,6 +8,7 @@ mod account;
 mod bare;
 mod proc;
 mod pull;
+mod runtime;
 mod table;
 
 use std::{path::PathBuf, time::Duration};
@@ -54,12 +55,14 @@ mod aim {
     pub(super) const REST_FULL_MS: f64 = 3.0;
     pub(super) const ONE_POD: f64 = 2.0;
     pub(super) const CROWD: f64 = 1.5;
+    /// With the pods of the crowd on a containerd.
+    pub(super) const BESIDE_RUNTIME_MIB: f64 = 8.0;
     pub(super) const PULL_MIB: f64 = 10.0;
     /// 0.8 of the throughput.
     pub(super) const PULL: f64 = 1.25;
 }
 
-/// `words` may be `pull` first, then `--program FILE`: that file is measured and nothing is built.
+/// `words` may be `pull` or `--runtime containerd` first, then `--program FILE`: that file is measured and nothing is built.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !is_root() {
         return Err("the bench makes namespaces, mounts and interfaces: run it as root".into());
@@ -68,9 +71,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !missing.is_empty() {
         return Err(format!("still missing after installation: {}", missing.join(", ")).into());
     }
-    let (pull, words) = match words {
-        [first, rest @ ..] if first == "pull" => (true, rest),
-        all => (false, all),
+    let (what, words) = match words {
+        [first, rest @ ..] if first == "pull" => (What::Pull, rest),
+        [flag, name, rest @ ..] if flag == "--runtime" && name == "containerd" => {
+            (What::Containerd, rest)
+        }
+        all => (What::Direct, all),
     };
     let mut stage = match words {
         [] => {
@@ -80,11 +86,17 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         [flag, file] if flag == "--program" => {
             Stage::with("bench", PathBuf::from(file).canonicalize()?)?
         }
-        _ => return Err("usage: cargo xtask bench [pull] [--program FILE]".into()),
+        _ => {
+            return Err(
+                "usage: cargo xtask bench [pull | --runtime containerd] [--program FILE]".into(),
+            );
+        }
     };
     stage.run_in_memory()?;
-    if pull {
-        return pull::run_on(stage);
+    match what {
+        What::Direct => {}
+        What::Pull => return pull::run_on(stage),
+        What::Containerd => return runtime::run_on(stage),
     }
     let parallel = std::thread::available_parallelism()?.get() * 2;
 
@@ -162,6 +174,17 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         [] => Ok(()),
         missed => Err(format!("aims missed: {}", missed.join("; ")).into()),
     }
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+enum What {
+    /// The agent that runs containers itself.
+    Direct,
+    /// Pulls of images.
+    Pull,
+    /// The agent beside a containerd.
+    Containerd,
 }
 
 fn mib(kib: u64) -> f64 {

@@ -19,6 +19,8 @@ const CLUSTER_AIM: Duration = Duration::from_secs(300);
 struct Args {
     /// A node of a cluster instead of a machine that stands alone.
     cluster: bool,
+    /// Pods run on containerd.
+    containerd: bool,
     /// Shown instead of the release program, and nothing is built.
     program: Option<PathBuf>,
 }
@@ -29,20 +31,27 @@ fn parse(words: &[String]) -> Result<Args, Failure> {
     while let Some(word) = words.next() {
         match word.as_str() {
             "--cluster" => args.cluster = true,
+            "--runtime" => match words.next().map(String::as_str) {
+                Some("containerd") => args.containerd = true,
+                _ => return Err("--runtime: only containerd can be shown".into()),
+            },
             "--program" => {
                 let file = words.next().ok_or("--program: a file is wanted")?;
                 args.program = Some(std::path::absolute(file)?);
             }
             odd => {
-                let known = "--cluster, --program FILE";
+                let known = "--cluster, --runtime containerd, --program FILE";
                 return Err(format!("unknown option {odd:?}; known: {known}").into());
             }
         }
     }
+    if args.cluster && args.containerd {
+        return Err("--cluster and --runtime are shown apart".into());
+    }
     Ok(args)
 }
 
-/// `words` may have `--cluster` and `--program FILE`.
+/// `words` may have `--cluster` or `--runtime containerd`, and `--program FILE`.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let args = parse(words)?;
     if !is_root() {
@@ -63,10 +72,15 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         steps: 0,
     };
     println!("The agent's directories: {}\n", stage.base.display());
+    let mut containerd = None;
+    if args.containerd {
+        containerd = Some(stage.use_containerd()?);
+    }
     let (done, aim) = if args.cluster {
         (cluster::all(&mut show, &mut stage), CLUSTER_AIM)
     } else {
-        (steps::all(&mut show, &mut stage), AIM)
+        let done = steps::all(&mut show, &mut stage, containerd.as_mut());
+        (done, AIM)
     };
     if done.is_err() {
         let log = stage.agent_log();
@@ -77,7 +91,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             eprintln!("  {line}");
         }
     }
+    // Pods end while their runtime is there.
     drop(stage);
+    drop(containerd);
     let took = show.watch.elapsed();
     done?;
     println!(
@@ -148,9 +164,17 @@ mod tests {
         assert_eq!(parsed(&[]), Ok(Args::default()));
         let both = Args {
             cluster: true,
+            containerd: false,
             program: Some("/p".into()),
         };
         assert_eq!(parsed(&["--cluster", "--program", "/p"]), Ok(both));
+        let on_containerd = Args {
+            containerd: true,
+            ..Args::default()
+        };
+        assert_eq!(parsed(&["--runtime", "containerd"]), Ok(on_containerd));
+        parsed(&["--runtime", "docker"]).expect_err("no such runtime");
+        parsed(&["--cluster", "--runtime", "containerd"]).expect_err("one of both");
         parsed(&["--program"]).expect_err("no file");
         parsed(&["cluster"]).expect_err("no option");
     }

@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{
     Failure,
-    process::{kill, with_word},
+    containerd::Containerd,
+    process::{kill, output, with_word},
     stage::{IMAGE, NODE, Stage},
     wait::until,
 };
@@ -32,20 +33,44 @@ const ANSWER_LIMIT: u64 = 64 * 1024;
 /// A pod's containers whose processes carry the mark.
 const MARKED: [&str; 3] = ["sidecar", "server", "writer"];
 
-pub(super) fn all(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
-    begin(show, stage)?;
-    use_pod(show, stage)?;
-    crash(show, stage)?;
-    restart_agent(show, stage)?;
-    change_manifests(show, stage)?;
-    end(show, stage)
-}
-
-fn begin(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
+/// `containerd`: the runtime, where it is not the agent itself. What only the agent's own backend has is left out then.
+pub(super) fn all(
+    show: &mut Show,
+    stage: &mut Stage,
+    mut containerd: Option<&mut Containerd>,
+) -> Result<(), Failure> {
     show.step("The agent starts on directories of its own", || {
         stage.start_agent()?;
         Ok(format!("pid {}", stage.agent_pid().unwrap_or_default()))
     })?;
+    match containerd {
+        Some(_) => show.step("It finds the images of containerd", || {
+            has_image(stage, "localhost/picolet/busybox")
+        })?,
+        None => import_images(show, stage)?,
+    }
+    begin(show, stage)?;
+    use_pod(show, stage)?;
+    crash(show, stage)?;
+    restart_agent(show, stage)?;
+    if let Some(containerd) = containerd.as_deref_mut() {
+        restart_runtime(show, stage, containerd)?;
+    }
+    change_manifests(show, stage)?;
+    end(show, stage)?;
+    match containerd {
+        Some(containerd) => show.step("containerd runs nothing of its pods any more", || {
+            let listed = output(containerd.ctr().args(["tasks", "ls", "-q"]))?;
+            match listed.trim() {
+                "" => Ok(String::new()),
+                left => Err(format!("left: {left}").into()),
+            }
+        }),
+        None => Ok(()),
+    }
+}
+
+fn import_images(show: &mut Show, stage: &Stage) -> Result<(), Failure> {
     show.step("An image is imported from an archive", || {
         let archive = stage.base.join("busybox.tar");
         stage.write_image(&archive, IMAGE)?;
@@ -61,7 +86,10 @@ fn begin(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
             )?;
             until(START, || has_image(stage, "localhost/picolet/dropped"))
         },
-    )?;
+    )
+}
+
+fn begin(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
     let mark = stage.mark.clone();
     show.step(
         "A pod with init container, sidecar and two containers becomes Running",
@@ -292,6 +320,34 @@ fn restart_agent(show: &mut Show, stage: &mut Stage) -> Result<(), Failure> {
             }
         }
         Ok(format!("{} consecutive lines", log.lines().count()))
+    })
+}
+
+fn restart_runtime(
+    show: &mut Show,
+    stage: &Stage,
+    containerd: &mut Containerd,
+) -> Result<(), Failure> {
+    let (before, restarts) = (pids(stage, &MARKED)?, restart_counts(stage)?);
+    show.step("containerd is killed with SIGKILL; its pods stay", || {
+        containerd.kill();
+        let same = same_pids(stage, &before)?;
+        expect(&stage.pod("web")?["status"]["phase"], "Running")?;
+        Ok(same)
+    })?;
+    show.step("It is started again, and nothing is started anew", || {
+        containerd.run();
+        until(START, || {
+            let said = exec(stage, "writer", &["cat", "/etc/podinfo/memory"])?;
+            match said.trim_end() {
+                "32" => Ok(()),
+                odd => Err(format!("the container says {odd:?}").into()),
+            }
+        })?;
+        if restart_counts(stage)? != restarts {
+            return Err("a restart was counted that never happened".into());
+        }
+        same_pids(stage, &before)
     })
 }
 

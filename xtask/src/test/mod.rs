@@ -275,14 +275,24 @@ fn can_build(run: &mut Run, boards: &[&str]) -> bool {
 fn demos(run: &mut Run) -> Result<(), Failure> {
     let shipped = run.shipped()?;
     run.step(task("demo").env(SHIPPED, &shipped));
-    run.step(task("demo").arg("--cluster").env(SHIPPED, shipped));
+    run.step(task("demo").arg("--cluster").env(SHIPPED, &shipped));
+    run.step(
+        task("demo")
+            .args(["--runtime", "containerd"])
+            .env(SHIPPED, shipped),
+    );
     Ok(())
 }
 
 fn bench(run: &mut Run) -> Result<(), Failure> {
     let shipped = run.shipped()?;
     run.step(task("bench").env(SHIPPED, &shipped));
-    run.step(task("bench").arg("pull").env(SHIPPED, shipped));
+    run.step(task("bench").arg("pull").env(SHIPPED, &shipped));
+    run.step(
+        task("bench")
+            .args(["--runtime", "containerd"])
+            .env(SHIPPED, shipped),
+    );
     Ok(())
 }
 
