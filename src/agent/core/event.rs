@@ -35,6 +35,8 @@ pub(in crate::agent) type Question = Box<dyn FnOnce(&Agent)>;
 pub(in crate::agent) enum Command {
     /// End the agent; with `all` every pod first. Answered when it is done.
     Stop { all: bool, done: Sender<()> },
+    /// The machine goes down: end the pods in their order, if there is one. Answered when that is done.
+    Shutdown { done: Sender<()> },
     /// Images were imported.
     ImagesArrived,
 }

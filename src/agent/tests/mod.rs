@@ -19,6 +19,7 @@ mod order;
 mod probe_load;
 mod probes;
 mod replay;
+mod shutdown;
 mod sync;
 mod trouble;
 mod volumes;
