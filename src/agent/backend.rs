@@ -559,13 +559,24 @@ impl Backend for LocalBackend {
     }
 
     fn stop(&self, all: bool) -> Reply<'_, ()> {
+        self.end(move |done| Command::Stop { all, done })
+    }
+
+    fn shut_down(&self) -> Reply<'_, ()> {
+        self.end(|done| Command::Shutdown { done })
+    }
+}
+
+impl LocalBackend {
+    /// Has something ended, and waits until it has.
+    fn end(
+        &self,
+        what: impl FnOnce(smol::channel::Sender<String>) -> Command + 'static,
+    ) -> Reply<'_, ()> {
         Box::pin(async move {
             let (done, finished) = smol::channel::bounded(1);
             let gone = || Refusal::new(503, "the agent is ending");
-            self.commands
-                .send(Command::Stop { all, done })
-                .await
-                .map_err(|_| gone())?;
+            self.commands.send(what(done)).await.map_err(|_| gone())?;
             // The loop's end closes the channel, which is an answer too.
             match finished.recv().await {
                 Ok(why) => Err(Refusal::new(503, why)),

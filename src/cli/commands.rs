@@ -117,6 +117,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: Takes::Nothing },
     Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
         switch("all", None, "end all pods first; the next agent starts them again"),
+        switch("shutdown", None, "the machine goes down: end the pods as shutdownGracePeriod says, or as --all does"),
     ], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, events, configmaps or secrets", flags: &[

@@ -238,17 +238,20 @@ fn help(mut words: Words) -> Result<(), CliError> {
 }
 
 fn stop(mut words: Words) -> Result<(), CliError> {
-    let mut all = false;
+    let (mut all, mut shutdown) = (false, false);
     while let Some(word) = words.next()? {
         match word {
             Word::Flag("all") => all = words.switch()?,
+            Word::Flag("shutdown") => shutdown = words.switch()?,
             other => return Err(args::unexpected(other)),
         }
     }
-    let mut answer =
-        words
-            .client()
-            .send("POST", if all { "/stop?all=true" } else { "/stop" }, "")?;
+    let path = match (shutdown, all) {
+        (true, _) => "/stop?shutdown=true",
+        (false, true) => "/stop?all=true",
+        (false, false) => "/stop",
+    };
+    let mut answer = words.client().send("POST", path, "")?;
     answer.copy_to(&mut std::io::stdout())
 }
 

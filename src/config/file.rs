@@ -288,6 +288,7 @@ pub struct Fields {
     #[serde(rename = "serverTLSBootstrap")]
     pub server_tls_bootstrap: Option<bool>,
     pub shutdown_grace_period: Option<GoDuration>,
+    pub shutdown_grace_period_by_pod_priority: Vec<ShutdownGrace>,
     pub shutdown_grace_period_critical_pods: Option<GoDuration>,
     #[serde(rename = "singleProcessOOMKill")]
     pub single_process_oom_kill: Option<bool>,
@@ -402,6 +403,18 @@ pub struct CrashLoopBackOff {
 )]
 pub struct Logging {
     pub verbosity: Option<i64>,
+}
+
+/// An item of `shutdownGracePeriodByPodPriority`
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "field names and meanings are those of KubeletConfiguration"
+)]
+pub struct ShutdownGrace {
+    pub priority: i32,
+    pub shutdown_grace_period_seconds: i64,
 }
 
 /// `memorySwap`

@@ -17,6 +17,7 @@ use super::values::{
 };
 use super::{cluster, configz, endpoints, eviction, manifest_url, node, server};
 use crate::api::{Quantity, names};
+use crate::logic::shutdown;
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -46,6 +47,8 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
 
 /// OCI runtimes beside the default one.
 const MAX_HANDLERS: usize = 16;
+/// Groups of pods that end one after the other with the machine.
+const MAX_SHUTDOWN_GROUPS: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -126,6 +129,7 @@ pub(super) fn resolve(
         eviction: eviction::resolve(&fields, from_file, cgroup.enforce_pods)?,
         cgroup,
         reserved: reserved(&fields)?,
+        shutdown: shutdown(&fields)?,
         logs: logs(&fields)?,
         images: images(&fields)?,
         garbage: garbage(&fields),
@@ -226,6 +230,18 @@ fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {
             format!("is {backoff:?}, must be between 1s and 300s"),
         );
     }
+    Ok(TimeConfig {
+        sync: unset_if_zero(fields.sync_frequency, MINUTE),
+        file_check: unset_if_zero(fields.file_check_frequency, 20 * SECOND),
+        runtime_request: unset_if_zero(fields.runtime_request_timeout, 2 * MINUTE),
+        max_restart_backoff: backoff,
+        streaming_idle: unset_if_zero(fields.streaming_connection_idle_timeout, 4 * 60 * MINUTE),
+        volume_stats: unset_if_zero(fields.volume_stats_agg_period, MINUTE),
+    })
+}
+
+/// How pods end with the machine (CONF-12, SHUT-01).
+fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
     let grace = kept(fields.shutdown_grace_period, Duration::ZERO);
     let critical = kept(fields.shutdown_grace_period_critical_pods, Duration::ZERO);
     for (field, time) in [
@@ -242,16 +258,33 @@ fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {
             format!("is {critical:?}, must not be longer than shutdownGracePeriod, {grace:?}"),
         );
     }
-    Ok(TimeConfig {
-        sync: unset_if_zero(fields.sync_frequency, MINUTE),
-        file_check: unset_if_zero(fields.file_check_frequency, 20 * SECOND),
-        runtime_request: unset_if_zero(fields.runtime_request_timeout, 2 * MINUTE),
-        max_restart_backoff: backoff,
-        streaming_idle: unset_if_zero(fields.streaming_connection_idle_timeout, 4 * 60 * MINUTE),
-        volume_stats: unset_if_zero(fields.volume_stats_agg_period, MINUTE),
-        shutdown_grace: grace,
-        shutdown_grace_critical: critical,
-    })
+    let by_priority = &fields.shutdown_grace_period_by_pod_priority;
+    let field = "shutdownGracePeriodByPodPriority";
+    if by_priority.is_empty() {
+        let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        return Ok(shutdown::groups(seconds(grace), seconds(critical)));
+    }
+    if !grace.is_zero() || !critical.is_zero() {
+        return invalid(
+            field,
+            "excludes shutdownGracePeriod and shutdownGracePeriodCriticalPods",
+        );
+    }
+    if by_priority.len() > MAX_SHUTDOWN_GROUPS {
+        return invalid(field, format!("has more than {MAX_SHUTDOWN_GROUPS} items"));
+    }
+    let mut groups = Vec::new();
+    for (n, item) in by_priority.iter().enumerate() {
+        let Ok(seconds) = u32::try_from(item.shutdown_grace_period_seconds) else {
+            let why = "must be a number of seconds, 0 or more";
+            return invalid(&format!("{field}[{n}].shutdownGracePeriodSeconds"), why);
+        };
+        groups.push(shutdown::Group {
+            priority: item.priority,
+            seconds,
+        });
+    }
+    Ok(groups)
 }
 
 fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {

@@ -381,6 +381,26 @@ fn a_negative_size_rotates_no_log() {
 
 /// What `kubeadm` writes for the kubelet, and the words of its unit.
 #[test]
+fn how_pods_end_with_the_machine() {
+    // SHUT-01 CONF-12
+    let groups = |text: &str| -> Vec<(i32, u32)> {
+        let config = load("shutdown", text, "").expect(text);
+        config
+            .shutdown
+            .iter()
+            .map(|g| (g.priority, g.seconds))
+            .collect()
+    };
+    assert_eq!(groups(""), []);
+    assert_eq!(groups("shutdownGracePeriod: 0s"), []);
+    let two = "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s";
+    assert_eq!(groups(two), [(0, 20), (2_000_000_000, 10)]);
+    let own = "shutdownGracePeriodByPodPriority:\n- {priority: 100, shutdownGracePeriodSeconds: 7}\n\
+               - {priority: -5, shutdownGracePeriodSeconds: 0}";
+    assert_eq!(groups(own), [(100, 7), (-5, 0)]);
+}
+
+#[test]
 fn manifests_at_a_url() {
     // SRC-22
     let text = "staticPodURL: https://h/m?k=1\nstaticPodURLHeader: {b: [2], a: [1, x]}\n\
@@ -792,6 +812,14 @@ fn refused() {
         (
             "shutdownGracePeriodCriticalPods: 5s",
             "shutdownGracePeriodCriticalPods: is 5s, must not be longer",
+        ),
+        (
+            "shutdownGracePeriod: 5s\nshutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 5}]",
+            "shutdownGracePeriodByPodPriority: excludes shutdownGracePeriod",
+        ),
+        (
+            "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: -1}]",
+            "shutdownGracePeriodByPodPriority[0].shutdownGracePeriodSeconds: must be",
         ),
         (
             "systemReserved: {gpu: 1}",

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::eviction,
+    logic::{eviction, shutdown},
     net::Url,
 };
 
@@ -56,6 +56,8 @@ pub struct Config {
     pub reserved: Reserved,
     /// What is kept free, and how.
     pub eviction: EvictionConfig,
+    /// How pods end with the machine; empty: all at once, and they start again with it.
+    pub shutdown: Vec<shutdown::Group>,
     /// Container logs.
     pub logs: LogConfig,
     /// Pulls and image garbage.
@@ -243,10 +245,6 @@ pub struct TimeConfig {
     pub volume_stats: Duration,
     /// How long nothing may come or go on a connection of exec, attach or port forwarding. Default 4 h.
     pub streaming_idle: Duration,
-    /// Time given to all pods at shutdown; 0: off.
-    pub shutdown_grace: Duration,
-    /// The part of it kept for critical pods.
-    pub shutdown_grace_critical: Duration,
 }
 
 /// Sockets of a runtime.

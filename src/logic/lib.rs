@@ -85,6 +85,7 @@ pub mod qos;
 pub mod reason_cache;
 pub mod restart;
 pub mod runtime_cache;
+pub mod shutdown;
 pub mod status;
 pub mod status_cache;
 pub mod status_patch;

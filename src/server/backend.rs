@@ -365,6 +365,8 @@ pub trait Backend: Streaming {
     ) -> Reply<'_, Verification>;
     /// Ends the agent; with `all` every pod first.
     fn stop(&self, all: bool) -> Reply<'_, ()>;
+    /// The machine goes down: ends the pods in their order, or all at once and then the agent, as it is configured.
+    fn shut_down(&self) -> Reply<'_, ()>;
 }
 
 /// Reads the options of a log request.

@@ -9,7 +9,7 @@
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
 //! | `POST /images/verify[?repair=true]` | JSON lines: [`Line`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=` | JSON lines, as of an import |
-//! | `POST /stop[?all=true]` | text |
+//! | `POST /stop[?all=true][?shutdown=true]` | text |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
 //! | `GET /stats/summary[?only_cpu_and_memory=true]` | JSON, streamed |
 //!
@@ -159,7 +159,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             .await
         }
         ("POST", ["stop"]) => {
-            let stopped = backend.stop(request.flag("all")).await;
+            let stopped = match request.flag("shutdown") {
+                true => backend.shut_down().await,
+                false => backend.stop(request.flag("all")).await,
+            };
             text(connection, stopped.map(|()| "stopped\n".into())).await
         }
         (

@@ -239,6 +239,10 @@ impl Backend for FakeBackend {
     fn stop(&self, _: bool) -> Reply<'_, ()> {
         unused()
     }
+
+    fn shut_down(&self) -> Reply<'_, ()> {
+        unused()
+    }
 }
 
 /// What this thread has used of a processor.

@@ -205,6 +205,61 @@ fn slower_never_wrong_without_doorbells() {
     host.finish();
 }
 
+// SHUT-03 SHUT-04 SHUT-05
+#[test]
+fn the_machine_goes_down() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::new(&[]);
+    let config = host.path("shutdown.yaml");
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {memory.available: 1Mi}\n\
+                shutdownGracePeriod: 8s\nshutdownGracePeriodCriticalPods: 4s\n";
+    fs::write(&config, text).expect("written");
+    host.flags
+        .extend(["--config".to_owned(), config.display().to_string()]);
+    host.start_agent();
+    host.import();
+    let says = |word: &str| {
+        let script = format!(
+            "trap 'cat /proc/uptime > /say/{word}; exit 0' TERM; while :; do sleep 1000 & wait $!; done"
+        );
+        let mounts = json!({"volumeMounts": [{"name": "say", "mountPath": "/say"}]});
+        json!({
+            "terminationGracePeriodSeconds": 20,
+            "containers": [with(sh("main", &script), mounts)],
+            "volumes": [{"name": "say", "hostPath": {"path": host.path("shared"), "type": "Directory"}}],
+        })
+    };
+    let mut critical = says("critical");
+    critical["priority"] = 2_000_000_000.into();
+    host.pod("plain", says("plain"));
+    host.pod("critical", critical);
+    let first = host.wait_ready("plain");
+    host.wait_ready("critical");
+    host.ok(&["stop", "--shutdown"]);
+    let ended = |word: &str| -> f64 {
+        let text = fs::read_to_string(host.path("shared").join(word)).expect("it was told to end");
+        let since_boot = text.split(' ').next().unwrap_or("");
+        since_boot.parse().expect("a time")
+    };
+    assert!(ended("plain") < ended("critical"), "one after the other");
+    for name in ["plain", "critical"] {
+        let pod = host.wait_phase(name, "Failed");
+        assert_eq!(pod["status"]["reason"], "Terminated", "{name}");
+    }
+    host.pod("late", json!({"containers": [sh("main", IDLE)]}));
+    let late = host.wait_phase("late", "Failed");
+    assert_eq!(late["status"]["reason"], "NodeShutdown");
+    // The machine is there again: what is wanted runs.
+    host.end_agent(Signal::SIGTERM);
+    host.start_agent();
+    let again = host.wait_ready("plain");
+    assert_eq!(again["metadata"]["uid"], first["metadata"]["uid"]);
+    host.wait_ready("critical");
+    host.finish();
+}
+
 // ACT-11 CFG-06 STAT-20 STAT-12
 #[test]
 fn stopped_pods_start_with_the_next_agent() {

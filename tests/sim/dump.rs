@@ -114,7 +114,7 @@ impl Reader {
                 ms: outage_ms,
                 mute: false,
             }),
-            Heard::Stop { all: true } => Input::StopAll { down_ms: 1000 },
+            Heard::Shutdown | Heard::Stop { all: true } => Input::StopAll { down_ms: 1000 },
             Heard::Stop { all: false } | Heard::Terminate => Input::Crash {
                 after_steps: 0,
                 after_changes: None,

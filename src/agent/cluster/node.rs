@@ -83,11 +83,7 @@ impl NodeKeeper {
             if is_fast {
                 is_fast = self.look_often(started, next).await;
             } else {
-                let soon = async {
-                    self.until(self.now() + DOUBT_GAP).await;
-                    self.member.wait_doubt().await;
-                };
-                self.until(next).or(soon).await;
+                self.until_doubt_or(next).await;
             }
         }
     }
@@ -116,6 +112,15 @@ impl NodeKeeper {
         self.heartbeat.clock.until(due).await;
     }
 
+    /// Until then, or until there is reason to look at the Node anew.
+    async fn until_doubt_or(&self, next: Mono) {
+        let soon = async {
+            self.until(self.now() + DOUBT_GAP).await;
+            self.member.wait_doubt().await;
+        };
+        self.until(next).or(soon).await;
+    }
+
     fn spread(&self) -> u64 {
         spread(&*self.heartbeat.clock, &self.name)
     }
@@ -132,7 +137,7 @@ impl NodeKeeper {
             match node::fast_round(now - started, self.member.is_ready(), is_ready) {
                 Fast::Send => return false,
                 Fast::Over => {
-                    self.until(next).await;
+                    self.until_doubt_or(next).await;
                     return false;
                 }
                 Fast::Again if now >= next => return true,

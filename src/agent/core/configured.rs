@@ -10,13 +10,14 @@ use crate::{
     api::{Mono, Pod, PodStatus, PodUid, order::Order as _},
     error::chain,
     logic::{
-        admission::{self, Verdict},
+        admission::{self, Rejection, Verdict},
         conditions,
         dispatch::{self, Addition, ProbeWrite, Reconciliation, Removal},
         mux::Source,
         pod_table::TableFull,
         pod_worker::{KillOptions, PodFacts, Update, UpdateKind},
         probe::ProbeResult,
+        shutdown,
         status_update::ProbeChange,
     },
 };
@@ -296,6 +297,16 @@ impl Agent {
                 .map_or_else(Verdict::Refuse, |()| Verdict::Admit),
             None => admission::judge(pod, node, &active),
         });
+        let verdict = match verdict {
+            Verdict::Admit | Verdict::Preempt { .. } if self.stop.shutdown.is_under_way() => {
+                let (reason, message) = shutdown::REFUSED;
+                Verdict::Refuse(Rejection {
+                    reason: reason.into(),
+                    message: message.into(),
+                })
+            }
+            verdict => verdict,
+        };
         let rejection = match verdict {
             Verdict::Admit => return true,
             Verdict::Preempt { victims, resource } => {

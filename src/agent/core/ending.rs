@@ -1,4 +1,4 @@
-//! The end: of the agent alone, whose pods go on, or of everything.
+//! The end: of the agent alone, whose pods go on, or of everything, with or without an order.
 
 use core::time::Duration;
 
@@ -6,16 +6,26 @@ use smol::channel::Sender;
 
 use super::Agent;
 use crate::{
+    agent::{pods::ConfigPod, recorder::Severity},
     api::{Mono, PodUid},
-    logic::{mux::Source, pod_worker::KillOptions},
+    logic::{
+        mux::Source,
+        pod_worker::KillOptions,
+        shutdown::{self, Ending, Group, Shutdown},
+    },
 };
 
 /// How long clients wait for the end of all pods while nothing can be done to them; the runtime may be starting.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the apiserver may take to hear of the last pods, once the machine goes down and they have ended.
+const TELLING: Duration = Duration::from_secs(3);
 
 /// Whether the agent is to end with its pods.
-#[derive(Default)]
 pub(super) struct Stopping {
+    /// The machine goes down.
+    pub(super) shutdown: Shutdown,
+    /// Clients that wait until the pods have ended with it.
+    shutdown_waiters: Vec<Sender<String>>,
     /// It ends once nothing of any pod is left.
     pub(super) when_idle: bool,
     /// The loop is to end.
@@ -24,7 +34,70 @@ pub(super) struct Stopping {
     waiters: Vec<(Mono, Sender<String>)>,
 }
 
+impl Stopping {
+    /// Nothing is to end. `groups`: how pods end with the machine.
+    pub(super) fn new(groups: Vec<Group>) -> Self {
+        Self {
+            shutdown: Shutdown::new(groups),
+            shutdown_waiters: Vec::new(),
+            when_idle: false,
+            finished: false,
+            waiters: Vec::new(),
+        }
+    }
+}
+
 impl Agent {
+    /// The machine goes down. Unless pods are to end in groups, they end all at once, and start again with it (SHUT-01).
+    pub(super) fn on_shutdown(&mut self, done: Sender<String>, now: Mono) {
+        if !self.stop.shutdown.is_on() {
+            return self.on_stop(true, done, now);
+        }
+        self.stop.shutdown_waiters.push(done);
+        if !self.stop.shutdown.is_under_way() {
+            log::warn!("the node is shutting down");
+            let recorder = &self.tools.recorder;
+            let message = "Shutdown manager detected shutdown event";
+            recorder.node(Severity::Normal, "Shutdown", message);
+            let ending = |(uid, pod): (&PodUid, &ConfigPod)| Ending {
+                uid: uid.clone(),
+                priority: pod.takes.rank.priority.unwrap_or(0),
+                grace_s: pod.id.spec_grace_s,
+            };
+            let pods = self.pods.active().map(ending).collect();
+            let cluster = self.owners.cluster.as_ref();
+            let telling = cluster.map_or(Duration::ZERO, |_| TELLING);
+            self.stop.shutdown.begin(pods, telling);
+            if let Some(cluster) = cluster {
+                // It is not ready any more, which is told at once.
+                cluster.member.doubt();
+            }
+        }
+        self.turn_shutdown(now);
+    }
+
+    /// Ends the pods whose turn it is.
+    pub(super) fn turn_shutdown(&mut self, now: Mono) {
+        let table = self.pods.table();
+        let is_gone = |uid: &PodUid| table.should_pod_be_finished(uid);
+        let kills = self.stop.shutdown.step(is_gone, now);
+        for kill in kills {
+            let Some(config) = self.pods.config(&kill.uid).cloned() else {
+                continue;
+            };
+            let options = KillOptions {
+                grace_s: Some(kill.grace_s),
+                evict: true,
+                status: Some(Box::new(shutdown::stop_status())),
+                ..KillOptions::default()
+            };
+            self.kill(&kill.uid, Some(config), Some(options), now);
+        }
+        if self.stop.shutdown.is_over() {
+            self.stop.shutdown_waiters.clear();
+        }
+    }
+
     pub(super) fn on_stop(&mut self, all: bool, done: Sender<String>, now: Mono) {
         self.stop.waiters.push((now, done));
         if !all {

@@ -35,6 +35,8 @@ pub(in crate::agent) type Question = Box<dyn FnOnce(&Agent)>;
 pub(in crate::agent) enum Command {
     /// End the agent; with `all` every pod first. Closed when it is done; what is sent is why it is not done yet.
     Stop { all: bool, done: Sender<String> },
+    /// The machine goes down: end the pods in their order, if there is one. Answered as [`Command::Stop`] is.
+    Shutdown { done: Sender<String> },
     /// Images were imported.
     ImagesArrived,
 }

@@ -125,7 +125,7 @@ impl Agent {
             effects: VecDeque::new(),
             calls: Calls::default(),
             rounds: Rounds::default(),
-            stop: Stopping::default(),
+            stop: Stopping::new(cfg.shutdown.clone()),
             eviction: Eviction::new(&cfg.eviction, now),
             tools: tools.clone(),
             owners: parts.owners.clone(),
@@ -202,6 +202,7 @@ impl Agent {
             }
             Event::Collected => self.pods.sweep_delays(now),
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
+            Event::Command(Command::Shutdown { done }) => self.on_shutdown(done, now),
             Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::Eviction(input) => self.on_eviction(*input, now),
             Event::Terminate => self.finish(),
@@ -216,6 +217,7 @@ impl Agent {
         self.pods.on_timeout(now);
         self.settle_records(now);
         self.turn_eviction(now);
+        self.turn_shutdown(now);
     }
 
     /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
@@ -226,7 +228,11 @@ impl Agent {
     /// When [`Agent::handle_timeout`] has something to do.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
         let pods = self.pods.table().next_timeout();
-        let others = [self.sources.next_timeout(), self.eviction.next_timeout()];
+        let others = [
+            self.sources.next_timeout(),
+            self.eviction.next_timeout(),
+            self.stop.shutdown.next_timeout(),
+        ];
         pods.into_iter().chain(others.into_iter().flatten()).min()
     }
 

@@ -8,7 +8,7 @@ use super::Agent;
 use crate::{
     agent::{metrics::Counts, node::Standing, probes::ShownContainer},
     api::{ContainerId, Mono, PodStatus, PodUid, cri::PodRuntimeStatus, order::Order as _},
-    logic::probe::NodeFigures,
+    logic::{probe::NodeFigures, shutdown},
     server::backend::{Health, ProbesHealth},
 };
 
@@ -146,8 +146,12 @@ impl Agent {
     pub(in crate::agent) fn standing(&self) -> Standing {
         let clock = &self.tools.clock;
         let cluster = self.owners.cluster.as_ref();
+        let mut not_ready = self.view.ready_errors(clock.now());
+        if self.stop.shutdown.is_under_way() {
+            not_ready.push(shutdown::NOT_READY.into());
+        }
         Standing {
-            not_ready: self.view.ready_errors(clock.now()),
+            not_ready,
             records_wait: self.pods.records_wait(),
             pressure: self.eviction.conditions(),
             is_member: cluster.is_some(),

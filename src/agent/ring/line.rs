@@ -110,6 +110,8 @@ pub(in crate::agent) enum Heard {
     },
     /// A local command: end the agent, with `all` every pod first.
     Stop { all: bool },
+    /// A local command: the machine goes down.
+    Shutdown,
     /// A signal.
     Terminate,
 }

@@ -20,6 +20,7 @@ mod probe_load;
 mod probes;
 mod replay;
 mod runtime_class;
+mod shutdown;
 mod sync;
 mod trouble;
 mod volumes;

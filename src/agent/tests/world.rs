@@ -511,6 +511,14 @@ impl World {
         answer
     }
 
+    /// Tells the agent that the machine goes down. What comes back is closed when it may.
+    pub(super) fn shut_down(&self) -> Receiver<String> {
+        let (done, answer) = smol::channel::bounded(1);
+        let shutdown = Event::Command(Command::Shutdown { done });
+        self.events.try_send(shutdown).expect("room");
+        answer
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.task.is_finished()
     }

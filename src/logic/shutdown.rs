@@ -1,0 +1,330 @@
+//! The machine goes down: pods end in groups, those that matter least first (SHUT-01, SHUT-04). Names follow kubelet
+//! `nodeshutdown`.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::{
+    api::{Mono, PodUid, order::Order as _},
+    pod_kind::SYSTEM_CRITICAL_PRIORITY,
+    pod_worker::StopStatus,
+};
+
+/// Reason of the statuses.
+pub const REASON: &str = "Terminated";
+/// Their message, and that of the condition.
+pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+/// Reason and text of a refusal.
+pub const REFUSED: (&str, &str) = (
+    "NodeShutdown",
+    "Pod was rejected as the node is shutting down.",
+);
+/// Why the node is not ready.
+pub const NOT_READY: &str = "node is shutting down";
+/// What a pod has that asks for nothing.
+const DEFAULT_GRACE_S: i64 = 30;
+
+/// Pods from this priority on, up to the next group's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The lowest.
+    pub priority: i32,
+    /// What the group has, seconds.
+    pub seconds: u32,
+}
+
+/// The groups of `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`; none if there is no such period.
+#[must_use]
+pub fn groups(grace_s: u32, critical_s: u32) -> Vec<Group> {
+    if grace_s == 0 {
+        return Vec::new();
+    }
+    vec![
+        Group {
+            priority: 0,
+            seconds: grace_s.saturating_sub(critical_s),
+        },
+        Group {
+            priority: SYSTEM_CRITICAL_PRIORITY,
+            seconds: critical_s,
+        },
+    ]
+}
+
+/// A pod that is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// Which.
+    pub uid: PodUid,
+    /// Its priority.
+    pub priority: i32,
+    /// The grace that its spec has.
+    pub grace_s: Option<i64>,
+}
+
+/// A pod that is to be killed now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    /// Which.
+    pub uid: PodUid,
+    /// What it has, seconds.
+    pub grace_s: i64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Off,
+    /// A group ends; `until` `None`: it was not begun.
+    Group {
+        at: usize,
+        until: Option<Mono>,
+    },
+    /// Statuses are on their way.
+    Telling(Mono),
+    Over,
+}
+
+/// One shutdown. It is never taken back: the machine goes down, or the agent is started anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shutdown {
+    /// Ascending.
+    groups: Vec<Group>,
+    /// As many as were active at the beginning, each with the place of its group.
+    pods: Vec<(usize, Ending)>,
+    /// How long statuses may take that nobody waits for otherwise.
+    telling: Duration,
+    state: State,
+}
+
+impl Shutdown {
+    /// None is under way. Without `groups` none ever is.
+    #[must_use]
+    pub fn new(mut groups: Vec<Group>) -> Self {
+        groups.order_by(|a, b| a.priority.cmp(&b.priority));
+        Self {
+            groups,
+            ..Self::default()
+        }
+    }
+
+    /// Whether pods are to end in groups at all.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Whether the node goes down. It stays so.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.state != State::Off
+    }
+
+    /// Whether nothing is left to wait for.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// The node goes down with these pods. A second word changes nothing.
+    pub fn begin(&mut self, pods: Vec<Ending>, telling: Duration) {
+        if self.is_under_way() {
+            return;
+        }
+        let place = |pod: &Ending| {
+            let place = self.groups.iter().rposition(|g| g.priority <= pod.priority);
+            place.unwrap_or(0)
+        };
+        self.pods = pods.into_iter().map(|pod| (place(&pod), pod)).collect();
+        self.telling = telling;
+        self.state = State::Group { at: 0, until: None };
+    }
+
+    /// Time has passed, or something has happened to pods: who is to be killed now. `is_gone`: the pod has stopped and
+    /// unmounted.
+    pub fn step(&mut self, is_gone: impl Fn(&PodUid) -> bool, now: Mono) -> Vec<Kill> {
+        loop {
+            let (at, until) = match self.state {
+                State::Off | State::Over => return Vec::new(),
+                State::Telling(until) if now < until => return Vec::new(),
+                State::Telling(_) => {
+                    self.state = State::Over;
+                    return Vec::new();
+                }
+                State::Group { at, until } => (at, until),
+            };
+            let Some(group) = self.groups.get(at).copied() else {
+                self.state = State::Telling(now + self.telling);
+                continue;
+            };
+            let own = self.pods.iter().filter(|(place, _)| *place == at);
+            let mut left = own.map(|(_, pod)| pod).filter(|pod| !is_gone(&pod.uid));
+            match until {
+                Some(until) if now < until && left.next().is_some() => return Vec::new(),
+                None if left.next().is_some() => {}
+                Some(_) | None => {
+                    self.state = State::Group {
+                        at: at + 1,
+                        until: None,
+                    };
+                    continue;
+                }
+            }
+            let until = Some(now + Duration::from_secs(group.seconds.into()));
+            self.state = State::Group { at, until };
+            let kill = |(_, pod): &(usize, Ending)| Kill {
+                uid: pod.uid.clone(),
+                grace_s: pod
+                    .grace_s
+                    .unwrap_or(DEFAULT_GRACE_S)
+                    .min(group.seconds.into()),
+            };
+            let own = self.pods.iter().filter(|(place, _)| *place == at);
+            return own
+                .filter(|(_, pod)| !is_gone(&pod.uid))
+                .map(kill)
+                .collect();
+        }
+    }
+
+    /// When [`Shutdown::step`] has something to do.
+    #[must_use]
+    pub const fn next_timeout(&self) -> Option<Mono> {
+        match self.state {
+            State::Off | State::Over => None,
+            State::Group { until, .. } => until,
+            State::Telling(until) => Some(until),
+        }
+    }
+}
+
+/// What the status of a pod says that ends so (SHUT-05).
+#[must_use]
+pub fn stop_status() -> StopStatus {
+    StopStatus {
+        reason: REASON.into(),
+        message: MESSAGE.into(),
+        disruption: Some(MESSAGE.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeSet;
+
+    use super::*;
+
+    fn pod(uid: &str, priority: i32, grace_s: Option<i64>) -> Ending {
+        Ending {
+            uid: uid.into(),
+            priority,
+            grace_s,
+        }
+    }
+
+    const fn group(priority: i32, seconds: u32) -> Group {
+        Group { priority, seconds }
+    }
+
+    const fn at(s: u64) -> Mono {
+        Mono(s * 1000)
+    }
+
+    /// The second, and who is killed then with what grace.
+    type Killed = (u64, Vec<(&'static str, i64)>);
+
+    /// Who is killed at each second, and when it is over.
+    fn run(groups: Vec<Group>, pods: &[Ending], ends: &[(&str, u64)]) -> (Vec<Killed>, u64) {
+        const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+        let mut shutdown = Shutdown::new(groups);
+        shutdown.begin(pods.to_vec(), Duration::from_secs(2));
+        let mut log = Vec::new();
+        for s in 0..1000 {
+            let gone: BTreeSet<&str> = ends
+                .iter()
+                .filter(|(_, end)| *end <= s)
+                .map(|(uid, _)| *uid)
+                .collect();
+            let kills = shutdown.step(|uid| gone.contains(uid.as_str()), at(s));
+            if !kills.is_empty() {
+                let name = |k: &Kill| {
+                    *NAMES
+                        .iter()
+                        .find(|n| **n == k.uid.as_str())
+                        .expect("a name")
+                };
+                log.push((s, kills.iter().map(|k| (name(k), k.grace_s)).collect()));
+            }
+            if shutdown.is_over() {
+                return (log, s);
+            }
+            assert!(
+                shutdown.next_timeout().is_some_and(|due| due > at(s)),
+                "{s}"
+            );
+        }
+        panic!("it never ends");
+    }
+
+    #[test]
+    fn groups_in_their_order() {
+        // SHUT-01 SHUT-04
+        assert_eq!(groups(0, 0), []);
+        assert_eq!(
+            groups(30, 10),
+            [group(0, 20), group(SYSTEM_CRITICAL_PRIORITY, 10)]
+        );
+        assert!(!Shutdown::new(groups(0, 0)).is_on() && Shutdown::new(groups(1, 0)).is_on());
+        let pods = [
+            pod("a", SYSTEM_CRITICAL_PRIORITY, None),
+            pod("b", -5, Some(3)),
+            pod("c", 100, Some(600)),
+        ];
+        // Those that end in time give the next group its turn.
+        let (log, over) = run(groups(30, 10), &pods, &[("b", 2), ("c", 7), ("a", 9)]);
+        assert_eq!(log, [(0, vec![("b", 3), ("c", 20)]), (7, vec![("a", 10)])]);
+        assert_eq!(over, 11);
+        // Those that do not have their seconds, and no more.
+        let (log, over) = run(groups(30, 10), &pods, &[]);
+        assert_eq!(log, [(0, vec![("b", 3), ("c", 20)]), (20, vec![("a", 10)])]);
+        assert_eq!(over, 32);
+    }
+
+    #[test]
+    fn by_priority() {
+        // SHUT-04
+        let groups = vec![group(1000, 5), group(10, 7), group(0, 9)];
+        let pods = [
+            pod("a", 1000, None),
+            pod("b", 999, None),
+            pod("c", 10, None),
+            pod("d", -1, None),
+        ];
+        let (log, _) = run(groups.clone(), &pods, &[]);
+        let all = [
+            (0, vec![("d", 9)]),
+            (9, vec![("b", 7), ("c", 7)]),
+            (16, vec![("a", 5)]),
+        ];
+        assert_eq!(log, all);
+        // Empty groups, and those whose pods are gone, take no time.
+        let (log, over) = run(groups.clone(), &pods[..1], &[]);
+        assert_eq!((log, over), (vec![(0, vec![("a", 5)])], 7));
+        let (log, over) = run(groups, &[], &[]);
+        assert_eq!((log, over), (vec![], 2));
+    }
+
+    #[test]
+    fn it_is_begun_once() {
+        let mut shutdown = Shutdown::new(groups(10, 0));
+        assert!(!shutdown.is_under_way());
+        assert_eq!(shutdown.step(|_| false, at(0)), []);
+        shutdown.begin(vec![pod("a", 0, None)], Duration::ZERO);
+        assert_eq!(shutdown.step(|_| false, at(1)).len(), 1);
+        shutdown.begin(vec![pod("b", 0, None)], Duration::ZERO);
+        assert_eq!(shutdown.step(|_| false, at(2)), []);
+        shutdown.step(|_| true, at(3));
+        assert!(shutdown.is_over() && shutdown.is_under_way());
+        assert_eq!(shutdown.next_timeout(), None);
+    }
+}
