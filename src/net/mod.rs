@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `any_peer` | TLS with whoever answers, or asks |
+//! | `client` | HTTP for documents |
 //! | [`url`] | absolute `http` and `https` URLs |
 //! | [`dns`], [`names`] | name servers asked by ourselves |
 //! | [`pace`] | delays between attempts, stopping |
@@ -11,11 +12,13 @@
 //! | [`tcp`] | connections that may be silent for long |
 //! | [`traffic`] | what went through the interfaces of a network namespace |
 //! | [`tls`] | TLS below HTTP: CAs, client certificates, our clock |
+//! | `watch` | reads that end when a pull does |
 //!
 //! Everything blocks: it runs on lanes and on threads of a pull, never on the deciding one. Nothing here is built or read
 //! before a server is first asked: a board without peers pays for none of it.
 
 pub(crate) mod any_peer;
+pub(crate) mod client;
 mod dns;
 pub mod names;
 pub mod pace;
@@ -25,6 +28,7 @@ pub mod tcp;
 pub mod tls;
 pub mod traffic;
 pub mod url;
+mod watch;
 
 pub(crate) use names::Names;
 pub use proxies::ProxyVariables;

@@ -1,15 +1,15 @@
 //! One `GET` of a document that may not have changed: TLS, proxies, redirects, limits. No retries.
 
+use alloc::sync::Arc;
 use core::time::Duration;
 use std::io::Read as _;
 use std::path::PathBuf;
 
 use ureq::Agent;
-use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _, TcpConnector};
 
 use crate::config::decode::MAX_DOCUMENT_BYTES;
-use crate::net::tls::{self, Pem, Roots, TlsConnector};
-use crate::net::{Names, ProxyVariables, Url};
+use crate::net::tls::{self, Pem, Roots};
+use crate::net::{ProxyVariables, Url, client};
 use crate::sys::clock;
 
 /// From the name of the server to the last byte, redirects included (SRC-22).
@@ -224,16 +224,7 @@ fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
         None => Roots::SystemAnd(None),
     };
     let tls = url.https.then(|| tls::config(roots, None)).transpose();
-    let connector =
-        ().chain(ConnectProxyConnector::default())
-            .chain(TcpConnector::default())
-            .chain(TlsConnector {
-                config: tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?,
-                server_name: None,
-            });
-    Ok(Agent::with_parts(
-        config.build(),
-        connector,
-        Names::system(),
-    ))
+    let tls = tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?;
+    // Nobody ends a look before its time.
+    Ok(client::agent(config.build(), tls, Arc::default()))
 }

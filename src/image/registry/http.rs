@@ -8,16 +8,14 @@ use std::sync::{Mutex, PoisonError};
 
 use rustls::ClientConfig;
 use ureq::http::Response;
-use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _, TcpConnector};
 use ureq::{Agent, Body, Proxy};
 
 use super::error::RegistryError;
 use super::hosts::{Registries, TlsFiles};
-use super::watch::Watch;
 use crate::net::any_peer::Proof;
 use crate::net::pace::Stop;
-use crate::net::tls::{self, Identity, Pem, Roots, TlsConnector, TlsError};
-use crate::net::{Names, ProxyVariables, Url};
+use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
+use crate::net::{ProxyVariables, Url, client};
 
 /// Connecting and the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -228,19 +226,8 @@ impl<'a> Http<'a> {
         } else {
             None
         };
-        let connector =
-            ().chain(ConnectProxyConnector::default())
-                .chain(TcpConnector::default())
-                .chain(Watch(Arc::clone(&self.stop)))
-                .chain(TlsConnector {
-                    config: tls,
-                    server_name: None,
-                });
-        Ok(Agent::with_parts(
-            config.build(),
-            connector,
-            Names::system(),
-        ))
+        let stop = Arc::clone(&self.stop);
+        Ok(client::agent(config.build(), tls, stop))
     }
 
     fn proxy(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {

@@ -7,7 +7,6 @@
 //! | [`http`] | one exchange: redirects, time limits; below it is [`crate::net`] |
 //! | [`challenge`], [`session`] | credentials as asked for, retries, documents |
 //! | [`blob`] | layers: resumed, checked |
-//! | [`watch`] | reads end when the pull does |
 //! | [`pace`] | delays, the bandwidth cap |
 //!
 //! Everything blocks: it runs on threads of a pull, never on the deciding one. What a registry sends is untrusted:
@@ -25,7 +24,6 @@ pub mod http;
 pub mod keyring;
 pub mod pace;
 pub(in crate::image) mod session;
-mod watch;
 
 pub use error::RegistryError;
 pub use hosts::Registries;

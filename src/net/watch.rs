@@ -10,7 +10,7 @@ use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, NextTimeout, Transport, time,
 };
 
-use crate::net::pace::Stop;
+use super::pace::Stop;
 use crate::sys::clock;
 
 /// How long a read waits before it looks whether it is still wanted.
