@@ -7,8 +7,8 @@
 //! * **Windows.** The peers that exist use spdystream. It never sends a WINDOW_UPDATE and drops those it gets; it sends
 //!   without regard to windows. A server that kept to the draft's 64 KiB would stall after 64 KiB for ever. So windows bind
 //!   what is sent only once the peer has shown that it keeps them (by an initial window size or a WINDOW_UPDATE), and a
-//!   peer that overruns ours is not at fault. Ours are opened again as payload is reported as passed on; a client does
-//!   that only for a server that keeps windows itself.
+//!   peer that overruns ours is not at fault. Ours are opened again as payload is reported as passed on, but not by
+//!   a client: all servers that it meets are spdystream's.
 //! * **Header compression** of what is sent: stored blocks. All that is sent is empty replies and a few short headers; a
 //!   compressor would cost more than it saves.
 //! * Data for a stream that is not open is dropped: it crossed our reset.

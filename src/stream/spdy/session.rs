@@ -313,9 +313,8 @@ impl Session {
 
     /// Payload of an [`Event::Data`] has left the caller's hands: opens windows.
     pub fn passed_on(&mut self, id: StreamId, bytes: usize, out: &mut Vec<u8>) {
-        // A server that keeps no windows closes as soon as it has sent all. What reaches it after that takes with it what is
-        // still on the way from it.
-        if self.opener == Opener::Us && self.keeps_windows == (false, false) {
+        // A server closes as soon as it has sent all. What reaches it after that takes with it what is still on the way.
+        if self.opener == Opener::Us {
             return;
         }
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
