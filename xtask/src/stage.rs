@@ -31,6 +31,8 @@ pub(crate) const NODE: &str = "stage";
 pub(crate) const IMAGE: &str = "localhost/picolet/busybox:demo";
 /// An agent that does not answer by then does not start.
 const START_LIMIT: Duration = Duration::from_secs(20);
+/// Seconds that an answer may take: ending all pods takes longest.
+const CLIENT_LIMIT_S: u32 = 180;
 /// Ending all pods: their grace, and the kernel's time to take namespaces down.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// See the file.
@@ -244,7 +246,9 @@ impl Stage {
     /// Calls `picolet <words>` against this agent and returns what it prints.
     pub(crate) fn client(&self, words: &[&str]) -> Result<String, Failure> {
         output(
-            Command::new(&self.program)
+            Command::new("timeout")
+                .arg(CLIENT_LIMIT_S.to_string())
+                .arg(&self.program)
                 .args(words)
                 .env("PICOLET_SOCKET", self.socket()),
         )

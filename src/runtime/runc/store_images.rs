@@ -6,6 +6,8 @@
 use core::{ops::ControlFlow, time::Duration};
 use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc};
 
+use smol::{Timer, future::FutureExt as _};
+
 use super::images::{Hold, Images, ResolvedImage};
 use crate::api::order::Gather as _;
 use crate::{
@@ -17,6 +19,9 @@ use crate::{
     runtime::{Call, RuntimeError},
     sys::lane::{Lane, OnLane, on_fresh_thread},
 };
+
+/// How long the disk may take to say how full it is: the Node object says that, and must not wait for a disk that hangs.
+const FS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The store, and what fills it. A copy is the same store.
 #[derive(Clone)]
@@ -212,8 +217,18 @@ impl Images for StoreImages {
     fn fs_info(&self) -> Call<'_, FsInfo> {
         Box::pin(async {
             let store = self.store.clone();
-            let info = self.disk.run(move || store.fs_info());
-            info.await.map_err(super::failed_error)
+            let info = async {
+                let read = self.disk.run(move || store.fs_info());
+                read.await.map_err(super::failed_error)
+            };
+            let late = async {
+                Timer::after(FS_TIMEOUT).await;
+                Err(RuntimeError::Timeout {
+                    what: "the image file system".into(),
+                    after: FS_TIMEOUT,
+                })
+            };
+            info.or(late).await
         })
     }
 }
@@ -226,6 +241,27 @@ mod tests {
         image::testing::{Scratch, Stream, docker_archive},
         logic::testing::instance,
     };
+
+    #[test]
+    fn a_disk_that_hangs_is_not_waited_for() {
+        let temp = Scratch::new();
+        let disk = Lane::start("disk").expect("a thread");
+        let settings = Settings::default();
+        let opened = StoreImages::open(temp.join("store"), settings, disk.clone(), Lane::inline());
+        let images = smol::block_on(opened).expect("store");
+        let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+        let hangs = async {
+            let _ = disk.run(move || frozen.recv()).await;
+            unreachable!("it hangs until it is thawed");
+        };
+        let info = smol::block_on(hangs.or(images.fs_info()));
+        assert!(
+            matches!(info, Err(RuntimeError::Timeout { .. })),
+            "{info:?}"
+        );
+        drop(thaw);
+        assert!(smol::block_on(images.fs_info()).is_ok());
+    }
 
     #[test]
     fn what_dead_and_living_instances_are_made_of_and_mount_is_in_use() {
