@@ -49,6 +49,8 @@ struct Past {
     graces: BTreeSet<i64>,
     /// Containers that must not start again.
     over: BTreeSet<String>,
+    /// Its newest sandbox was begun before all sources had spoken.
+    begun_early: bool,
 }
 
 impl Past {
@@ -302,13 +304,19 @@ impl Judge {
         *self.judged.entry(op).or_default() += 1;
         let now = self.hands.now();
         let runtime = fake.pods();
-        let runtime = runtime.iter().find(|pod| pod.uid == *uid)?;
+        // Nothing is there of a pod before its first sandbox.
+        let nothing = PodRuntimeStatus::default();
+        let runtime = runtime.iter().find(|pod| pod.uid == *uid);
+        let runtime = runtime.unwrap_or(&nothing);
         let mut past = self.pods.remove(uid)?;
         // Why it was evicted, `pressure` judges.
         let status = agent.pods().status(uid);
         if status.is_some_and(|status| status.reason == "Evicted") {
             past.graces.insert(EVICTED_GRACE_S);
             past.ended_by = Some(now);
+        }
+        if op == Op::RunPodSandbox {
+            past.begun_early = !agent.sources_ready();
         }
         let case = Case {
             uid,
@@ -321,12 +329,12 @@ impl Judge {
                 self.stop(&case, agent, fake, container, grace.unwrap_or_default())
             }
             (Op::StartContainer, Some(container)) => {
-                let wrong = case.other_of_its_name(agent, fake);
+                let wrong = case.other_of_its_name(fake);
                 let wrong = wrong.or_else(|| self.start(&case, fake, container));
                 self.born.entry(container.id.clone()).or_insert(now);
                 wrong
             }
-            (Op::RunPodSandbox, _) => case.other_of_its_name(agent, fake),
+            (Op::RunPodSandbox, _) => case.other_of_its_name(fake),
             _ => None,
         };
         self.pods.insert(uid.clone(), past);
@@ -595,10 +603,10 @@ impl Case<'_> {
 
     /// Of static pods with one name one has something running.
     ///
-    /// Without the apiserver nobody knows of the old one that it is to end (SRC-14).
-    fn other_of_its_name(&self, agent: &Agent, fake: &Fake) -> Option<String> {
+    /// Before all sources have spoken nobody knows of the old one that it is to end (SRC-14). What was begun then goes on.
+    fn other_of_its_name(&self, fake: &Fake) -> Option<String> {
         let own = self.past.newest()?;
-        let is_static = agent.sources_ready()
+        let is_static = !self.past.begun_early
             && own
                 .metadata
                 .annotations
