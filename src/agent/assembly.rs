@@ -21,8 +21,8 @@ use super::{
     parts::Parts,
     pods, probes,
     records::RecordKeeper,
-    run::StartError,
     serving::{self, Reviews},
+    start_error::StartError,
     tasks::{Task, boxed},
     views::NodeView,
 };

@@ -8,7 +8,7 @@ use smol::LocalExecutor;
 use super::{
     cluster,
     images::{NodeKeyring, RuntimeKeyring, Stock},
-    run::{StartError, fatal, lane},
+    start_error::{StartError, fatal, lane},
 };
 use crate::{
     api::oci::HostFacts,

@@ -24,6 +24,7 @@
 //! | `tasks`, `wake`, `waker_set` | small tools |
 //! | `serving` | what is served over the network |
 //! | `reset` | removes everything |
+//! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
 //! | `node` | this machine as a node |
 //! | `backend`, `streams`, `metrics`, `metered` | what the server shows |
@@ -74,6 +75,7 @@ mod serving;
 #[cfg(test)]
 #[path = "../../tests/sim/mod.rs"]
 mod sim;
+mod start_error;
 mod streams;
 mod tasks;
 #[cfg(test)]

@@ -38,6 +38,7 @@ use super::{
     pollers,
     recorder::Severity,
     serving,
+    start_error::{Exit, StartError, fatal, lane, usage},
     tasks::boxed,
     vitals::LoopWatch,
 };
@@ -50,51 +51,12 @@ use crate::{
     probe::Prober,
     runtime::runc,
     server::{Listener, backend::Backend},
-    sys::{self, lane::Lane, lock, memory, namespaces, notify::Notify, proc},
+    sys::{self, lock, memory, namespaces, notify::Notify, proc},
     volume::Volumes,
 };
 
 /// Turns that tasks get after the loop's end.
 const LAST_TURNS: usize = 8;
-
-/// How the agent ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exit {
-    /// Asked to.
-    Done = 0,
-    /// It could not go on.
-    Failed = 1,
-    /// The command line or the configuration is wrong.
-    Usage = 2,
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
-
-/// Why the agent cannot start: one line for the operator, with the fix where there is one.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub(super) struct StartError {
-    message: String,
-    exit: Exit,
-}
-
-pub(super) fn fatal(message: impl Into<String>) -> StartError {
-    StartError {
-        message: message.into(),
-        exit: Exit::Failed,
-    }
-}
-
-fn usage(message: impl Into<String>) -> StartError {
-    StartError {
-        message: message.into(),
-        exit: Exit::Usage,
-    }
-}
 
 /// What the operator wrote and has to mend.
 fn wrong(error: &dyn Error) -> StartError {
@@ -255,7 +217,9 @@ pub(super) fn check_ground() -> Result<(), StartError> {
 
 /// What `failSwapOn` asks for.
 fn check_swap(cfg: &Config) -> Result<(), StartError> {
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    // The head and one line are enough.
+    let mut buffer = [0; 4096];
+    let swaps = proc::read_small("/proc/swaps", &mut buffer).unwrap_or_default();
     match swaps.lines().nth(1).filter(|_| cfg.cgroup.fail_swap_on) {
         None => Ok(()),
         Some(first) => Err(fatal(format!(
@@ -554,10 +518,6 @@ async fn assemble(
         cfg,
     });
     Ok((parts, stock))
-}
-
-pub(super) fn lane(name: &str) -> Result<Lane, StartError> {
-    Lane::start(name).map_err(|e| fatal(format!("cannot start a thread: {e}")))
 }
 
 async fn forward_commands(

@@ -103,6 +103,7 @@ mod tests {
 
     #[test]
     fn refused() {
+        // CRI-98
         let code = |mut bytes: &[u8]| Envelopes::default().take(&mut bytes).map_err(|e| e.code);
         assert_eq!(code(&[1, 0, 0, 0, 0]), Err(Code::INTERNAL));
         assert_eq!(code(&[0, 1, 0, 0, 1]), Err(Code::RESOURCE_EXHAUSTED));

@@ -221,6 +221,7 @@ mod tests {
 
     #[test]
     fn ends_of_answers() {
+        // CRI-98
         let ok = (":status", "200");
         for (head, trailers, want) in [
             (&[ok][..], &[("grpc-status", "0")][..], Ok(())),

@@ -4,13 +4,28 @@ use alloc::sync::Arc;
 
 use rustls::ClientConfig;
 use ureq::Agent;
-use ureq::config::Config;
+use ureq::config::{Config, ConfigBuilder};
+use ureq::typestate::AgentScope;
 use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _, TcpConnector};
 
 use super::Names;
 use super::pace::Stop;
 use super::tls::TlsConnector;
 use super::watch::Watch;
+
+/// Head of an answer, bytes.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+
+/// What is common to all of them: the caller sees statuses and follows redirects itself, and unpacks nothing.
+pub(crate) fn config() -> ConfigBuilder<AgentScope> {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent(concat!("picolet/", env!("CARGO_PKG_VERSION")))
+        .accept_encoding("identity")
+        .max_response_header_size(MAX_HEAD_BYTES)
+}
 
 /// Asks as `config` says, by `tls` where a URL wants it. Its reads end soon once `stop` says so.
 pub(crate) fn agent(config: Config, tls: Option<Arc<ClientConfig>>, stop: Arc<Stop>) -> Agent {

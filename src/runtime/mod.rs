@@ -83,7 +83,8 @@ pub trait ImageService {
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
-    /// Disk use of the image store.
+    /// Disk use of the image store. It answers within seconds, or fails: the Node object waits for it, and for the list of
+    /// images.
     fn image_fs_info(&self) -> Call<'_, FsInfo>;
 }
 

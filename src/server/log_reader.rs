@@ -177,7 +177,7 @@ impl LogReader {
             }
         }
         rotated.order();
-        let mut files = Vec::new();
+        let mut next = None;
         for name in rotated {
             // Gone meanwhile, or no log.
             let Ok(file) = open::log(&dir.join(name)) else {
@@ -185,13 +185,13 @@ impl LogReader {
             };
             let metadata = file.metadata()?;
             if (metadata.dev(), metadata.ino()) == old {
-                files.clear();
-            } else {
-                files.push(file);
+                next = None;
+            } else if next.is_none() {
+                next = Some(file);
             }
         }
         // If the old one is there, what is left came after it; if it went, for its age, all that is left did.
-        Ok(files.into_iter().next())
+        Ok(next)
     }
 }
 

@@ -16,8 +16,6 @@ use crate::sys::clock;
 pub const WHOLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Redirects followed for one look.
 pub const MAX_REDIRECTS: usize = 5;
-/// Head of an answer, bytes.
-const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// Bytes of an entity tag, or of a date, that are remembered.
 const MAX_TAG_BYTES: usize = 1024;
 /// Buffer of a connection, bytes.
@@ -208,13 +206,7 @@ enum Step {
 
 fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
     let proxy = place.proxies.tunnel_for(url);
-    let config = Agent::config_builder()
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        .user_agent(concat!("picolet/", env!("CARGO_PKG_VERSION")))
-        .accept_encoding("identity")
-        .max_response_header_size(MAX_HEAD_BYTES)
+    let config = client::config()
         .input_buffer_size(BUFFER_BYTES)
         .output_buffer_size(4 * 1024)
         .max_idle_connections(1)

@@ -12,7 +12,7 @@ use crate::{
     api::stats::{Detail, Memory},
     cgroup::Cgroups,
     logic::eviction::{FileSystems, Layout, Observations, Reading},
-    sys::{disk_usage, lane::Lane},
+    sys::{disk_usage, lane::Lane, proc},
 };
 
 /// Tells how much there is. Tests have one of their own.
@@ -105,7 +105,8 @@ impl Gauge for MachineGauge {
 
 /// Processes and threads of the machine. Source: proc_loadavg(5).
 pub(in crate::agent) fn running_tasks() -> Option<u64> {
-    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    let mut buffer = [0; 128];
+    let text = proc::read_small("/proc/loadavg", &mut buffer).ok()?;
     let (_, all) = text.split(' ').nth(3)?.split_once('/')?;
     all.parse().ok()
 }

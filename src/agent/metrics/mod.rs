@@ -290,8 +290,10 @@ fn system_groups(cgroup_root: &str) -> [(&'static str, Option<String>); 3] {
 
 /// The agent's own group; none if that is the root.
 fn own_group() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    group_of(&text).map(str::to_owned)
+    // A line for each tree of version 1, with a path.
+    let mut buffer = vec![0; 16 * 1024];
+    let text = crate::sys::proc::read_small("/proc/self/cgroup", &mut buffer).ok()?;
+    group_of(text).map(str::to_owned)
 }
 
 /// Of version 1 the one that counts memory. Source: cgroups(7).

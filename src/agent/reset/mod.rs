@@ -27,6 +27,7 @@ use super::{
     neighbours,
     pod_store::PodStore,
     run,
+    start_error::StartError,
 };
 use crate::{
     api::{Pod, cri::PodRuntimeStatus},
@@ -81,8 +82,8 @@ pub enum ResetError {
     Dir(PathBuf, #[source] io::Error),
 }
 
-impl From<run::StartError> for ResetError {
-    fn from(error: run::StartError) -> Self {
+impl From<StartError> for ResetError {
+    fn from(error: StartError) -> Self {
         Self::Refused(chain(&error))
     }
 }

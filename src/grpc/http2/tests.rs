@@ -259,6 +259,7 @@ fn padding_priorities_and_unknown_frames() {
 
 #[test]
 fn faults_of_connections() {
+    // CRI-98
     use Reason as R;
     for (name, bytes, want) in [
         (

@@ -357,6 +357,7 @@ fn refused() {
 
 #[test]
 fn limits() {
+    // CRI-98
     let nested = |depth: usize| {
         let mut bytes = Vec::new();
         for _ in 1..depth {

@@ -27,8 +27,6 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 pub const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Redirects followed for one request.
 pub const MAX_REDIRECTS: usize = 5;
-/// Head of an answer, bytes.
-const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// Buffer of a connection, bytes.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Servers whose connections are kept open for one pull.
@@ -203,13 +201,7 @@ impl<'a> Http<'a> {
     }
 
     fn new_agent(&self, url: &Url) -> Result<Agent, RegistryError> {
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("picolet/", env!("CARGO_PKG_VERSION")))
-            .accept_encoding("identity")
-            .max_response_header_size(MAX_HEAD_BYTES)
+        let config = client::config()
             .input_buffer_size(BUFFER_BYTES)
             .output_buffer_size(8 * 1024)
             .timeout_resolve(Some(CONNECT_TIMEOUT))
