@@ -84,6 +84,7 @@ impl Agent {
                 "--private-registry",
                 &at("registries.yaml"),
                 "--fail-swap-on=false",
+                "--minimum-image-ttl-duration=1ms",
             ])
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -8,6 +8,7 @@
 //! | [`faults`] | each fault by itself |
 //! | [`way`] | TLS, IPv6, proxies |
 //! | [`agent`] | the whole program, killed |
+//! | [`room`] | a disk that has room for one image |
 
 #[macro_use]
 #[path = "../common/skipped.rs"]
@@ -21,6 +22,7 @@ mod faults;
 mod host;
 mod proxy;
 mod registry;
+mod room;
 mod way;
 
 use core::time::Duration;

@@ -239,9 +239,15 @@ pub(super) fn with_default_tag(image: &str) -> String {
     }
 }
 
-/// Whether the disk was too full for a pull. Every runtime says so in the words of the C library.
+/// Whether the disk was too full for a pull: in the words of the C library, or in those of the agent's own unpacking.
 fn is_full(error: &RuntimeError) -> bool {
-    matches!(error, RuntimeError::Failed(text) if text.to_lowercase().contains("no space left on device"))
+    let RuntimeError::Failed(text) = error else {
+        return false;
+    };
+    let text = text.to_lowercase();
+    ["no space left on device", "not enough disk space"]
+        .iter()
+        .any(|said| text.contains(said))
 }
 
 #[cfg(test)]
