@@ -180,6 +180,8 @@ struct Way {
     flags: &'static [&'static str],
     api: Option<Arc<dyn Api>>,
     driver: Driver,
+    /// What the cluster is known by.
+    authority: &'static str,
 }
 
 /// One machine, and the agent that runs on it.
@@ -229,6 +231,7 @@ impl World {
             flags,
             api,
             driver: assembly::containers,
+            authority: "",
         })
     }
 
@@ -238,6 +241,7 @@ impl World {
             flags: &[],
             api: None,
             driver,
+            authority: "",
         })
     }
 
@@ -276,6 +280,7 @@ impl World {
             let lanes = KubeLanes::by(api, lanes, Rc::new(Threads));
             let mut joined = Joined::new(lanes, template.cfg.doorbells, 7);
             joined.answers = MANY_ANSWERS;
+            joined.authority = way.authority.into();
             joined
         });
         let asker = Asker::new(events.clone());
@@ -318,6 +323,12 @@ impl World {
     /// The same; the other one has these flags.
     pub(super) fn restart_agent_by(mut self, flags: &'static [&'static str]) -> Self {
         self.way.flags = flags;
+        self.restart_agent()
+    }
+
+    /// The same; the other one is of the cluster that is known by this.
+    pub(super) fn restart_agent_of(mut self, authority: &'static str) -> Self {
+        self.way.authority = authority;
         self.restart_agent()
     }
 
