@@ -397,6 +397,9 @@ async fn serve(
         }),
     );
     spawn(boxed(garbage.run(images_asked)));
+    assembly::memory_bell(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
         spawn(boxed(rotation.run()));
     }

@@ -17,6 +17,7 @@ mod host;
 mod image;
 
 mod addresses;
+mod containerd;
 mod debug;
 mod hostile;
 mod identity;

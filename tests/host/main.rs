@@ -21,6 +21,7 @@ mod metrics;
 mod objects;
 mod probes;
 mod restart;
+mod suite;
 mod takeover;
 mod url;
 mod verify;

@@ -2,10 +2,12 @@
 //!
 //! | file | what it is |
 //! |---|---|
+//! | `doorbell` | what makes the next look at memory come sooner |
 //! | `gauge` | how much there is of everything |
 //! | `files` | what the files of a pod take |
 //! | `limits` | pods that have more on the node's disk than they may |
 
+mod doorbell;
 mod files;
 pub(super) mod gauge;
 mod limits;
@@ -15,6 +17,7 @@ use core::time::Duration;
 
 use smol::future::FutureExt as _;
 
+pub(super) use doorbell::listen;
 pub(super) use files::PodFiles;
 pub(super) use limits::Limits;
 

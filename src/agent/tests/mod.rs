@@ -21,6 +21,7 @@ mod probes;
 mod replay;
 mod runtime_class;
 mod shutdown;
+mod suite;
 mod sync;
 mod trouble;
 mod volumes;
