@@ -169,6 +169,19 @@ impl PodStore {
         }
     }
 
+    /// Writes a record with the same object again, to the disk or not at all: what waits has little room.
+    pub(super) fn rewrite(
+        &self,
+        uid: &PodUid,
+        header: &Header,
+        object: &serde_json::Value,
+    ) -> Result<(), StoreError> {
+        if self.path(uid).starts_with(&self.waiting) {
+            return Ok(());
+        }
+        write_in(&self.dir(uid), RECORD, header, object)
+    }
+
     fn write_as(
         &self,
         name: &'static str,

@@ -11,7 +11,7 @@ const KUBELET_CERT_DIR: &str = "/var/lib/kubelet/pki";
 /// `as_kubelet`: the program was called as `kubelet`. What a kubelet has otherwise than `picolet run` holds then, unless the
 /// document says more: certificates are kept where a kubelet keeps them, and the agent runs containers itself.
 pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<String>) {
-    if !document.is_object() {
+    if document.is_null() {
         *document = json!({});
     }
     if document["cgroupDriver"] == "systemd" {
@@ -22,12 +22,11 @@ pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<S
                 .into(),
         );
     }
-    if as_kubelet {
-        if !document["picolet"].is_object() {
-            document["picolet"] = json!({});
-        }
-        let own = document["picolet"].as_object_mut();
-        let own = own.expect("made above");
+    if as_kubelet && document["picolet"].is_null() {
+        document["picolet"] = json!({});
+    }
+    // Whoever reads the fields complains of anything else.
+    if as_kubelet && let Some(own) = document["picolet"].as_object_mut() {
         let mut unless_said = |name: &str, value: Value| {
             own.entry(name)
                 .and_modify(|said| {
@@ -40,8 +39,10 @@ pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<S
         unless_said("certDir", KUBELET_CERT_DIR.into());
         unless_said("useRuntimeEndpoint", false.into());
     }
-    if document["picolet"]["useRuntimeEndpoint"] == false {
-        drop_endpoints(document.as_object_mut().expect("made above"), warnings);
+    if document["picolet"]["useRuntimeEndpoint"] == false
+        && let Some(fields) = document.as_object_mut()
+    {
+        drop_endpoints(fields, warnings);
     }
 }
 

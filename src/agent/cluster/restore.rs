@@ -146,7 +146,7 @@ fn renew(store: &PodStore, uid: &PodUid, header: &Header) {
         .read::<serde_json::Value>(uid)
         .and_then(|(header, raw)| {
             let cluster = store.cluster().into();
-            store.write(uid, &Header { cluster, ..header }, &raw)
+            store.rewrite(uid, &Header { cluster, ..header }, &raw)
         });
     if let Err(e) = renewed {
         log::debug!("uid={uid} {}", chain(&e));
