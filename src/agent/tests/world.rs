@@ -42,6 +42,7 @@ use super::{
         views::Taken,
     },
     api::FakeApi,
+    drawn,
     gauge::{Left, TestGauge},
     wire::FakeWire,
 };
@@ -600,12 +601,15 @@ impl Running {
         let driver = driver(&parts);
         let hands = assembly::hands(&parts, &driver, executor, events, relist);
         let watch = parts.tools.loop_watch.clone();
-        let task = executor.spawn(event_loop::run(Rc::clone(&agent), hands, watch, queue));
+        let run = event_loop::run(Rc::clone(&agent), hands, watch, queue);
+        let task = executor.spawn(drawn::started(run));
         for task in pollers::tasks(&parts, driver, asked, events) {
-            executor.spawn(task).detach();
+            executor.spawn(drawn::started(task)).detach();
         }
         let members = cluster_views::tasks(&parts, executor, events);
-        let members = members.into_iter().map(|task| executor.spawn(task));
+        let members = members
+            .into_iter()
+            .map(|task| executor.spawn(drawn::started(task)));
         Self {
             members: members.collect(),
             parts,
