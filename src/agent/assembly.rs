@@ -386,6 +386,7 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         max_size_bytes: logs.max_size_bytes?,
         max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
         looked: Looked::new(),
+        max_all_bytes: logs.max_all_bytes,
     })
 }
 

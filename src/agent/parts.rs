@@ -133,6 +133,7 @@ impl Parts {
             clock: Rc::clone(&clock),
             disk: given.disk.clone(),
             complaints: Rc::clone(&complaints),
+            unused_images: given.unused_images.clone(),
         };
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
         let joined = given.joined.as_ref();

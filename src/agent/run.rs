@@ -527,7 +527,13 @@ async fn assemble(
     let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
     let admission = admission.map_err(|e| wrong(&e))?;
     let kubepods = kubepods_path(&cfg.cgroup.root);
-    let places = Places::new(&cfg.dirs.root, cfg.dirs.images(), kubepods, &facts);
+    let places = Places::new(
+        &cfg.dirs.root,
+        cfg.dirs.images(),
+        kubepods,
+        &facts,
+        cfg.eviction.counts_kernel,
+    );
     let gauge = MachineGauge {
         cgroups: cgroups.clone(),
         disk: disk.clone(),

@@ -221,6 +221,7 @@ fn defaults() {
         config.logs,
         LogConfig {
             max_size_bytes: Some(10 << 20),
+            max_all_bytes: None,
             max_files: 5,
             workers: 1,
             monitor_interval: Duration::from_secs(10),
@@ -371,6 +372,24 @@ fn eviction_defaults() {
     assert_eq!(
         signals("evictionHard: {pid.available: 5%}\nmergeDefaultEvictionSettings: true").len(),
         7
+    );
+    // Of 256 MiB a tenth, of 1 GiB as much as a kubelet keeps.
+    assert_eq!(
+        signals("picolet: {profile: board}"),
+        [
+            "memory.available 100",
+            "allocatableMemory.available 100",
+            "nodefs.available 100",
+            "nodefs.inodesFree 50",
+            "imagefs.available 100",
+            "imagefs.inodesFree 50",
+            "pid.available 50",
+        ]
+    );
+    assert_eq!(
+        signals("picolet: {profile: board}\nevictionHard: {pid.available: 9%}"),
+        ["pid.available 90"],
+        "what is said counts"
     );
 }
 
@@ -831,6 +850,18 @@ fn refused() {
         (
             "userNamespaces: {idsPerPod: 65537}",
             "userNamespaces.idsPerPod: is 65537",
+        ),
+        (
+            "picolet: {profile: server}",
+            "picolet.profile: is \"server\", must be empty or \"board\"",
+        ),
+        (
+            "picolet: {maxLogBytes: 9Mi}",
+            "picolet.maxLogBytes: is 9437184, must be at least containerLogMaxSize, 10485760",
+        ),
+        (
+            "picolet: {maxLogBytes: 9Mi}\ncontainerLogMaxSize: '-1'",
+            "picolet.maxLogBytes: needs a containerLogMaxSize that is not negative",
         ),
         (
             "enforceNodeAllocatable: [pods, pods]",

@@ -24,7 +24,11 @@ pub(super) use limits::Limits;
 use gauge::Gauge;
 
 use super::{
-    clock::Clock, complaints::Complaints, core::EvictionWork, gc::Garbage, images::UnusedImages,
+    clock::Clock,
+    complaints::Complaints,
+    core::EvictionWork,
+    gc::Garbage,
+    images::{UnusedImages, remove_unused},
     pod_store::PodStore,
 };
 use crate::{
@@ -78,13 +82,8 @@ impl Evictor {
     }
 
     async fn remove_unused_images(&self) {
-        let Some(ask) = &self.unused_images else {
-            return;
-        };
-        let (answer, done) = smol::channel::bounded(1);
-        if ask.send(answer).await.is_ok() {
-            // It ends with an error when whoever does it has ended.
-            let _ = done.recv().await;
+        if let Some(ask) = &self.unused_images {
+            remove_unused(ask).await;
         }
     }
 
