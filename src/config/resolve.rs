@@ -200,16 +200,10 @@ fn ranges(document: &Value) -> Result<(), Invalid> {
 fn refuse(fields: &Fields) -> Result<(), Invalid> {
     match fields.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => {}
-        Some("systemd") => {
-            return invalid(
-                "cgroupDriver",
-                "systemd is not supported by this version: set cgroupfs, pods then live outside any systemd unit",
-            );
-        }
         Some(other) => {
             return invalid(
                 "cgroupDriver",
-                format!("is {other:?}, must be \"cgroupfs\""),
+                format!("is {other:?}, must be \"cgroupfs\" or \"systemd\""),
             );
         }
     }

@@ -99,6 +99,8 @@ pub struct NodeConfig {
     pub max_images: Option<u32>,
     /// Seconds for which a sign of life counts. Default 40.
     pub lease_duration_s: u32,
+    /// Version that the Node names as its kubelet's. Default [`KUBELET_VERSION`](super::KUBELET_VERSION).
+    pub kubelet_version: String,
 }
 
 /// What is served over the network, and to whom.

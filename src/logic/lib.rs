@@ -53,6 +53,7 @@ pub mod user;
 pub mod access;
 pub mod actions;
 pub mod admission;
+pub mod authority;
 pub mod backoff;
 pub mod certificates;
 pub mod check;

@@ -17,10 +17,12 @@ mod host;
 mod image;
 
 mod addresses;
+mod containerd;
 mod debug;
 mod hostile;
 mod identity;
 mod kubectl;
+mod kubelet;
 mod link;
 mod member;
 mod node;

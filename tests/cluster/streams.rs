@@ -2,10 +2,6 @@
 //!
 //! Needs a kubectl, of `$K8S_BIN` or on the path, and takes all that it finds; says aloud if there is none and skips.
 
-#[path = "../common/containerd.rs"]
-#[expect(dead_code, reason = "tests of containerd itself need more of it")]
-mod daemon;
-
 use core::time::Duration;
 use std::env;
 use std::fs;
@@ -18,6 +14,7 @@ use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::containerd::daemon;
 use crate::host::{Host, able, free_port, sh, text, with};
 use crate::kubectl::{Kubectl, kubectls};
 use crate::pods::{cluster_with, finish, pod, wait_ready};

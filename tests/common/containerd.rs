@@ -196,6 +196,19 @@ impl Containerd {
         nix::sys::signal::kill(pid, signal).expect("signalled");
     }
 
+    /// Stops the daemon's processes where they are, until what is returned is dropped.
+    pub(crate) fn hang(&self) -> Hung<'_> {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+        Hung(self)
+    }
+
+    /// How many tasks it has: sandboxes and containers that run.
+    pub(crate) fn tasks(&self) -> usize {
+        let listed = self.ctr().args(["tasks", "ls", "-q"]).output();
+        let listed = listed.expect("ctr").stdout;
+        String::from_utf8_lossy(&listed).lines().count()
+    }
+
     /// The bridge of its pods.
     pub(crate) fn bridge(&self) -> String {
         format!("pcd{}n{}", std::process::id() % 100_000, self.number)
@@ -233,6 +246,15 @@ impl Containerd {
         for id in list("containers").lines() {
             let _ = self.ctr().args(["containers", "rm", id]).output();
         }
+    }
+}
+
+/// A containerd that hangs, until this is dropped.
+pub(crate) struct Hung<'a>(&'a Containerd);
+
+impl Drop for Hung<'_> {
+    fn drop(&mut self) {
+        self.0.signal(nix::sys::signal::Signal::SIGCONT);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::host::{Host, full, status_of};
 /// A containerd, and an agent that runs pods by it; `None`: said aloud what is missing.
 ///
 /// The agent goes first: what it still does at its end it does at a containerd that is there.
-fn start(name: &str) -> Option<(Containerd, Host)> {
+pub(crate) fn start(name: &str) -> Option<(Containerd, Host)> {
     let (containerd, mut host) = start_containerd(name)?;
     host.start_agent();
     Some((containerd, host))
@@ -67,29 +67,6 @@ fn node_is_ready(host: &Host) -> (bool, String) {
 }
 
 const IDLE: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait; done";
-
-/// A containerd that hangs, until this is dropped.
-struct Hung<'a>(&'a Containerd);
-
-impl<'a> Hung<'a> {
-    fn new(containerd: &'a Containerd) -> Self {
-        containerd.signal(Signal::SIGSTOP);
-        Self(containerd)
-    }
-}
-
-impl Drop for Hung<'_> {
-    fn drop(&mut self) {
-        self.0.signal(Signal::SIGCONT);
-    }
-}
-
-/// How many tasks containerd has.
-fn tasks(containerd: &Containerd) -> usize {
-    let listed = containerd.ctr().args(["tasks", "ls", "-q"]).output();
-    let listed = listed.expect("ctr").stdout;
-    String::from_utf8_lossy(&listed).lines().count()
-}
 
 #[test]
 fn a_node_on_containerd() {
@@ -151,7 +128,7 @@ fn a_node_on_containerd() {
     host.start_agent();
     let web = host.wait_ready("web");
     assert_eq!(identity(&web), before, "nothing was started anew");
-    assert_eq!(tasks(&containerd), 2, "a sandbox and a container");
+    assert_eq!(containerd.tasks(), 2, "a sandbox and a container");
 
     host.remove("web.yaml");
     host.wait_gone("web");
@@ -202,7 +179,7 @@ fn containerd_dies_hangs_and_comes_back() {
     assert_eq!(terminated["reason"], "Error");
     assert_eq!(identity(&host.wait_ready("stays")), before);
 
-    let hung = Hung::new(&containerd);
+    let hung = containerd.hang();
     host.pod(
         "late",
         json!({"containers": [container("main", IDLE, &json!({}))]}),
@@ -216,7 +193,7 @@ fn containerd_dies_hangs_and_comes_back() {
     host.wait_ready("late");
     assert_eq!(identity(&host.wait_ready("stays")), before);
     host.until("a sandbox and a container for each of two pods", |_| {
-        let tasks = tasks(&containerd);
+        let tasks = containerd.tasks();
         (tasks == 4 || tasks == 5, tasks.to_string())
     });
 }
@@ -280,7 +257,7 @@ fn killed_under_churn(name: &str, kills: usize) {
         host.wait_gone(&format!("comes{old}"));
     }
     host.until("a sandbox and a container for each pod", |_| {
-        let (tasks, pods) = (tasks(&containerd), STAYS + LIVES.min(kills));
+        let (tasks, pods) = (containerd.tasks(), STAYS + LIVES.min(kills));
         (tasks == 2 * pods, format!("{tasks} tasks of {pods} pods"))
     });
     // Nor is anything of what broke off.
@@ -315,7 +292,7 @@ fn all_pods_cannot_be_stopped_while_containerd_hangs() {
         json!({"containers": [container("main", IDLE, &json!({}))]}),
     );
     host.wait_ready("stays");
-    let hung = Hung::new(&containerd);
+    let hung = containerd.hang();
     let refused = host.cli(&["stop", "--all"]);
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success(), "{told}");
@@ -324,5 +301,5 @@ fn all_pods_cannot_be_stopped_while_containerd_hangs() {
     drop(hung);
     // It was asked for, and is done when it can be.
     host.reap_agent();
-    assert_eq!(tasks(&containerd), 0);
+    assert_eq!(containerd.tasks(), 0);
 }

@@ -22,6 +22,7 @@ mod metrics;
 mod objects;
 mod probes;
 mod restart;
+mod suite;
 mod takeover;
 mod url;
 mod verify;
