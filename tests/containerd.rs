@@ -6,6 +6,7 @@
 mod skipped;
 
 #[path = "common/containerd.rs"]
+#[expect(dead_code, reason = "tests of the whole agent use more of it")]
 mod daemon;
 
 use std::{future::Future, path::PathBuf, pin::Pin, rc::Rc, sync::Mutex, time::Duration};

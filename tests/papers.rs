@@ -195,13 +195,16 @@ fn papers_name_what_exists() {
     let flags = read("src/config/flags.rs");
     let fields = read("src/config/file.rs");
     let commands = read("src/cli/commands.rs");
+    let script = read("cross/install.sh");
     let has_flag = |flag: &str| {
         flags.contains(&format!("flag(\"{flag}\""))
             || ["switch", "value"]
                 .iter()
                 .any(|kind| commands.contains(&format!("{kind}(\"{flag}\"")))
+            // In its help.
+            || script.contains(&format!("\n  --{flag} "))
             // Of every command, of tasks, and of tests.
-            || ["help", "socket", "cluster", "schedules", "long"].contains(&flag)
+            || ["help", "version", "socket", "cluster", "schedules", "long"].contains(&flag)
             || commands.contains(&format!("\n    \"{flag}\",\n"))
     };
     let mut named = 0;

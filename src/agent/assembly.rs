@@ -11,7 +11,7 @@ use super::{
     core::Event,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
-    eviction::{Evictor, Limits, PodFiles},
+    eviction::{self, Evictor, Limits, PodFiles},
     executor::{Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
     gc::{self, Garbage},
     housekeeping::Housekeeper,
@@ -28,7 +28,8 @@ use super::{
 };
 use crate::{
     api::Mono,
-    logic::static_pod,
+    cgroup::MemoryBell,
+    logic::{cgroup::kubepods_path, eviction::Starved, static_pod},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
     server::backend::Backend,
@@ -139,6 +140,31 @@ pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
         garbage,
         unused_images: machine.unused_images.clone(),
         limits: Limits::default(),
+    }
+}
+
+/// What waits for the doorbell of memory, if a threshold of memory is set and doorbells are wanted.
+pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let cfg = &parts.cfg;
+    let thresholds = &cfg.eviction.settings.thresholds;
+    let is_wanted = cfg.doorbells
+        && thresholds
+            .iter()
+            .any(|t| t.signal.starved() == Starved::Memory);
+    let bell = is_wanted
+        .then(|| MemoryBell::lay(&parts.machine.cgroups, &kubepods_path(&cfg.cgroup.root)));
+    match bell? {
+        Ok(bell) => Some(boxed(eviction::listen(
+            bell,
+            Rc::clone(&parts.tools.clock),
+            events.clone(),
+        ))),
+        Err(e) => {
+            log::info!(
+                "the kernel does not tell when memory gets short, it is looked at every ten seconds: {e}"
+            );
+            None
+        }
     }
 }
 
@@ -360,6 +386,7 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         max_size_bytes: logs.max_size_bytes?,
         max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
         looked: Looked::new(),
+        max_all_bytes: logs.max_all_bytes,
     })
 }
 

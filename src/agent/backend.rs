@@ -14,7 +14,7 @@ use super::{
     eviction::Evictor,
     images::ImageCommands,
     metrics::Metrics,
-    node::{KUBELET_VERSION, Node},
+    node::Node,
     pod_store::PodStore,
     recorder::Recorder,
     vitals::{HeapUse, LoopWatch},
@@ -57,6 +57,8 @@ pub(super) struct Settings {
     pub(super) started_at: Wall,
     /// The same for reckoning.
     pub(super) started: Mono,
+    /// What the Node says.
+    pub(super) kubelet_version: String,
 }
 
 /// Serves the local commands and the node's server.
@@ -335,7 +337,7 @@ impl Backend for LocalBackend {
         Uptime {
             since: self.settings.started_at,
             up: self.clock.now() - self.settings.started,
-            kubelet_version: KUBELET_VERSION,
+            kubelet_version: self.settings.kubelet_version.clone(),
         }
     }
 

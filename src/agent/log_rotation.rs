@@ -1,8 +1,12 @@
-//! Rotating the logs of running containers (LOG-06, IGC-04), unless their writer does it, and compressing what was rotated.
+//! Rotating the logs of running containers (LOG-06, IGC-04), unless their writer does it, compressing what was rotated, and
+//! removing the oldest files if all logs together have too much.
 
-use alloc::rc::Rc;
+use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
-use std::path::PathBuf;
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use super::{
     asker::Asker,
@@ -11,9 +15,11 @@ use super::{
 };
 use crate::{
     api::{ContainerId, cri::ContainerState},
+    logic::log_budget::{self, Trim},
     runtime::{
         RuntimeService,
         log_rotation::{self, Looked},
+        log_trim::{self, LogFiles},
     },
     sys::lane::Lane,
 };
@@ -33,6 +39,15 @@ pub(super) struct LogRotation {
     pub(super) max_files: usize,
     /// Directories in which there is nothing to compress.
     pub(super) looked: Looked,
+    /// What all logs may have together, if that is limited.
+    pub(super) max_all_bytes: Option<u64>,
+}
+
+/// A container with a log.
+struct Logged {
+    id: ContainerId,
+    path: PathBuf,
+    runs: bool,
 }
 
 impl LogRotation {
@@ -47,18 +62,21 @@ impl LogRotation {
 
     /// Looks at every running container's log once and rotates what is too large.
     async fn pass(&mut self) {
-        let running = self.asker.ask(|agent| {
-            let mut running: Vec<(ContainerId, PathBuf)> = Vec::new();
+        let all = self.asker.ask(|agent| {
+            let mut all = Vec::new();
             for pod in agent.runtime_statuses() {
-                let open = pod
-                    .containers
-                    .iter()
-                    .filter(|c| c.state == ContainerState::Running && !c.log_path.is_empty());
-                running.extend(open.map(|c| (c.id.clone(), PathBuf::from(&c.log_path))));
+                let logged = pod.containers.iter().filter(|c| !c.log_path.is_empty());
+                all.extend(logged.map(|c| Logged {
+                    id: c.id.clone(),
+                    path: PathBuf::from(&c.log_path),
+                    runs: c.state == ContainerState::Running,
+                }));
             }
-            running
+            all
         });
-        let (running, limit) = (running.await, self.max_size_bytes);
+        let (all, limit) = (all.await, self.max_size_bytes);
+        let running = all.iter().filter(|logged| logged.runs);
+        let running: Vec<_> = running.map(|l| (l.id.clone(), l.path.clone())).collect();
         let lives: Vec<PathBuf> = running.iter().map(|(_, path)| path.clone()).collect();
         let due = self.disk.run(move || {
             let due = |(_, path): &(ContainerId, PathBuf)| {
@@ -77,9 +95,71 @@ impl LogRotation {
             let text = format!("cannot compress rotated files of {}: {e}", live.display());
             self.complaints.complain(&text);
         }
+        if let Some(budget) = self.max_all_bytes {
+            self.keep_within(budget, all).await;
+        }
     }
 
-    async fn rotate(&self, id: &ContainerId, path: PathBuf) {
+    /// Removes the oldest files of the largest logs until all have no more than `budget`.
+    async fn keep_within(&self, budget: u64, all: Vec<Logged>) {
+        // One log for all instances of a container; the one that runs tells which file is written.
+        let mut newest: BTreeMap<PathBuf, Logged> = BTreeMap::new();
+        for logged in all {
+            let Some(dir) = logged.path.parent() else {
+                continue;
+            };
+            match newest.get(dir) {
+                Some(known) if known.runs => {}
+                Some(_) | None => drop(newest.insert(dir.into(), logged)),
+            }
+        }
+        let places = newest.values().map(|l| (l.path.clone(), l.runs));
+        let places: Vec<_> = places.collect();
+        let measure = move || {
+            let measure = |(path, runs)| log_trim::measure(path, runs);
+            places.into_iter().map(measure).collect::<Vec<_>>()
+        };
+        let found = self.disk.run(measure).await;
+        let logs: Vec<_> = found.iter().map(|files| files.log.clone()).collect();
+        let trims = log_budget::trims(&logs, budget);
+        let ids = newest.into_values().map(|logged| logged.id);
+        let mut found: Vec<_> = found.into_iter().zip(ids).map(Some).collect();
+        for trim in trims {
+            if let Some((files, id)) = found[trim.log].take() {
+                self.trim(trim, files, &id).await;
+            }
+        }
+    }
+
+    async fn trim(&self, trim: Trim, files: LogFiles, id: &ContainerId) {
+        let LogFiles {
+            path, mut names, ..
+        } = files;
+        self.complaints.complain(&format!(
+            "all logs have more than picolet.maxLogBytes: the oldest of {} goes",
+            path.parent().unwrap_or(&path).display()
+        ));
+        names.truncate(trim.files - usize::from(trim.rotate));
+        self.remove(&path, names).await;
+        if trim.rotate
+            && let Some(rotated) = self.rotate(id, path.clone()).await
+        {
+            let name = rotated.file_name().unwrap_or_default().to_owned();
+            self.remove(&path, vec![name]).await;
+        }
+    }
+
+    async fn remove(&self, path: &Path, names: Vec<OsString>) {
+        let log = path.to_owned();
+        let removed = self.disk.run(move || log_trim::remove(&log, &names)).await;
+        if let Err(e) = removed {
+            let text = format!("cannot remove old files of {}: {e}", path.display());
+            self.complaints.complain(&text);
+        }
+    }
+
+    /// Returns what the log is called now.
+    async fn rotate(&self, id: &ContainerId, path: PathBuf) -> Option<PathBuf> {
         let complain = |what: &str, e: &dyn core::fmt::Display| {
             let text = format!("container={id} cannot {what} {}: {e}", path.display());
             self.complaints.complain(&text);
@@ -88,7 +168,10 @@ impl LogRotation {
         let rotate = move || log_rotation::rotate(&live, max_files, now);
         let rotated = match self.disk.run(rotate).await {
             Ok(rotated) => rotated,
-            Err(e) => return complain("rotate", &e),
+            Err(e) => {
+                complain("rotate", &e);
+                return None;
+            }
         };
         if let Err(e) = self.runtime.reopen_log(id).await {
             complain("reopen", &e);
@@ -96,6 +179,8 @@ impl LogRotation {
                 let undo = move || log_rotation::undo(&path, &rotated);
                 let _ = self.disk.run(undo).await;
             }
+            return None;
         }
+        rotated
     }
 }

@@ -88,4 +88,4 @@ mod waker_set;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;
 pub use reset::{Choice, Reset, ResetError};
-pub use run::{Manager, main};
+pub use run::{CalledAs, Manager, main};

@@ -133,8 +133,11 @@ impl Parts {
             clock: Rc::clone(&clock),
             disk: given.disk.clone(),
             complaints: Rc::clone(&complaints),
+            unused_images: given.unused_images.clone(),
         };
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
+        let joined = given.joined.as_ref();
+        let authority = joined.map_or_else(String::new, |joined| joined.authority.clone());
         let cluster = given.joined.map(|joined| {
             let labels = given.node.with_admission(|node| node.labels.clone());
             let tools = cluster::Tools {
@@ -165,7 +168,8 @@ impl Parts {
             },
             machine: Machine {
                 runtime,
-                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id),
+                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id)
+                    .of_cluster(&authority),
                 disk: given.disk,
                 volumes: given.volumes,
                 cgroups,

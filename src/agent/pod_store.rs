@@ -61,6 +61,9 @@ pub(super) struct Header {
     /// Semantic digest of the object.
     #[serde(default)]
     pub(super) digest: u64,
+    /// What the cluster of the pod is known by ([`logic::authority`](crate::logic::authority)); empty for static pods.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) cluster: String,
 }
 
 /// Why a record cannot be used.
@@ -90,6 +93,7 @@ pub(super) struct PodStore {
     pods: PathBuf,
     waiting: PathBuf,
     boot_id: Arc<str>,
+    cluster: Arc<str>,
 }
 
 impl PodStore {
@@ -100,7 +104,22 @@ impl PodStore {
             pods: root.join("pods"),
             waiting: run.join("pod-records"),
             boot_id: boot_id.into(),
+            cluster: "".into(),
         }
+    }
+
+    /// The same on a member of the cluster that is known by this.
+    #[must_use]
+    pub(super) fn of_cluster(self, cluster: &str) -> Self {
+        Self {
+            cluster: cluster.into(),
+            ..self
+        }
+    }
+
+    /// What the cluster is known by; empty: nothing is known of one.
+    pub(super) fn cluster(&self) -> &str {
+        &self.cluster
     }
 
     /// The directory of all pods.
@@ -148,6 +167,19 @@ impl PodStore {
             Err(_) if path.exists() => self.wait(NEXT, uid, header, object, &path),
             _ => Ok(()),
         }
+    }
+
+    /// Writes a record with the same object again, to the disk or not at all: what waits has little room.
+    pub(super) fn rewrite(
+        &self,
+        uid: &PodUid,
+        header: &Header,
+        object: &serde_json::Value,
+    ) -> Result<(), StoreError> {
+        if self.path(uid).starts_with(&self.waiting) {
+            return Ok(());
+        }
+        write_in(&self.dir(uid), RECORD, header, object)
     }
 
     fn write_as(

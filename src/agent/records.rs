@@ -82,6 +82,11 @@ impl RecordKeeper {
                 source: source.as_str().into(),
                 resource_version: pod.metadata.resource_version.clone(),
                 digest: digest::semantic(&raw),
+                cluster: if source == Source::Api {
+                    self.store.cluster().into()
+                } else {
+                    String::new()
+                },
             };
             jobs.push(Job {
                 uid: pod.metadata.uid.clone(),

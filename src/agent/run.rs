@@ -103,24 +103,37 @@ impl Manager {
     }
 }
 
-/// `picolet run`.
+/// By which name the agent was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CalledAs {
+    /// `picolet run`.
+    Picolet,
+    /// `kubelet`: by a unit, or somebody, who knows no other one (KADM-02).
+    Kubelet,
+}
+
+/// `picolet run`, or the same as `kubelet`.
 #[must_use]
 #[inline(never)]
-pub fn main(words: Vec<OsString>, manager: Manager) -> ExitCode {
+pub fn main(words: Vec<OsString>, name: CalledAs, manager: Manager) -> ExitCode {
     memory::start_over_without_thread_caches();
     memory::use_one_arena();
-    match start(words, manager) {
+    match start(words, name, manager) {
         Ok(exit) => exit.into(),
         Err(e) => {
             // Nobody may be there to read it.
             let _ = writeln!(io::stderr(), "picolet: {}", e.message);
-            e.exit.into()
+            match name {
+                CalledAs::Picolet => e.exit.into(),
+                // A kubelet has no other code.
+                CalledAs::Kubelet => Exit::Failed.into(),
+            }
         }
     }
 }
 
-fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
-    let Some(loaded) = configure(words)? else {
+fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit, StartError> {
+    let Some(loaded) = configure(words, name)? else {
         return Ok(Exit::Done);
     };
     start_logging(loaded.config.verbosity);
@@ -156,16 +169,31 @@ fn start(words: Vec<OsString>, manager: Manager) -> Result<Exit, StartError> {
     )))
 }
 
-pub(super) fn configure(words: Vec<OsString>) -> Result<Option<config::Loaded>, StartError> {
+pub(super) fn configure(
+    words: Vec<OsString>,
+    name: CalledAs,
+) -> Result<Option<config::Loaded>, StartError> {
     let cwd = std::env::current_dir()
         .map_err(|e| fatal(format!("cannot read the working directory: {e}")))?;
-    let flags = config::flags::parse(words, &cwd).map_err(|e| wrong(&e))?;
-    if flags.help {
-        let text = format!("Usage: picolet run [FLAGS]\n\n{}", config::flags::help());
+    let mut flags = config::flags::parse(words, &cwd).map_err(|e| wrong(&e))?;
+    let is_kubelet = name == CalledAs::Kubelet;
+    let shown = match (flags.help, flags.version, is_kubelet) {
+        (false, false, _) => None,
+        // The only line that kubeadm takes (KADM-01).
+        (_, true, true) => Some(format!("Kubernetes {}\n", config::KUBELET_VERSION)),
+        (_, true, false) => Some(format!("picolet {}\n", crate::VERSION)),
+        (true, _, is_kubelet) => {
+            let usage = if is_kubelet { "kubelet" } else { "picolet run" };
+            let all = config::flags::help();
+            Some(format!("Usage: {usage} [FLAGS]\n\n{all}"))
+        }
+    };
+    if let Some(text) = shown {
         // A reader that left is no error.
         let _ = io::stdout().write_all(text.as_bytes());
         return Ok(None);
     }
+    flags.as_kubelet = is_kubelet;
     let hostname =
         nix::unistd::gethostname().map_err(|e| fatal(format!("cannot read the host name: {e}")))?;
     let host = config::Host {
@@ -325,6 +353,7 @@ async fn serve(
             streaming_idle: parts.cfg.times.streaming_idle,
             started_at: parts.started_at,
             started: parts.started,
+            kubelet_version: parts.cfg.node.kubelet_version.clone(),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
@@ -368,6 +397,9 @@ async fn serve(
         }),
     );
     spawn(boxed(garbage.run(images_asked)));
+    assembly::memory_bell(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
         spawn(boxed(rotation.run()));
     }
@@ -495,7 +527,13 @@ async fn assemble(
     let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
     let admission = admission.map_err(|e| wrong(&e))?;
     let kubepods = kubepods_path(&cfg.cgroup.root);
-    let places = Places::new(&cfg.dirs.root, cfg.dirs.images(), kubepods, &facts);
+    let places = Places::new(
+        &cfg.dirs.root,
+        cfg.dirs.images(),
+        kubepods,
+        &facts,
+        cfg.eviction.counts_kernel,
+    );
     let gauge = MachineGauge {
         cgroups: cgroups.clone(),
         disk: disk.clone(),

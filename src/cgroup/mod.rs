@@ -5,6 +5,7 @@
 //!
 //! Paths are absolute within the hierarchy (`/kubepods/burstable/pod<uid>`), never file names.
 
+mod doorbell;
 mod hierarchy;
 mod kill;
 mod usage;
@@ -20,6 +21,7 @@ use crate::api::stats::{Detail, Usage};
 use crate::api::{PodUid, cri::LinuxResources};
 use crate::sys::crash;
 
+pub use doorbell::MemoryBell;
 pub use hierarchy::{Hierarchy, Version};
 
 /// Longest control file that is read, in bytes; `cgroup.procs` of a fork bomb is cut, and read again next round.

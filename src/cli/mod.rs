@@ -23,15 +23,23 @@ mod table;
 mod top;
 mod verify;
 
-use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::OsString,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use args::{Word, Words};
 use client::Client;
 use commands::Command;
 
+use crate::agent::{CalledAs, Manager};
 use crate::net::ProxyVariables;
 use crate::runtime::runc::{exec_wait, pod_init};
 
+/// Called by this name, a link or a copy, the program is `picolet run` with a kubelet's ways (KADM-02).
+const KUBELET: &str = "kubelet";
 /// Where the agent listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/picolet/picolet.sock";
 /// Environment variable that names the agent's socket.
@@ -82,7 +90,12 @@ impl From<lexopt::Error> for CliError {
 #[must_use]
 #[inline(never)]
 pub fn main() -> ExitCode {
-    let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let mut words = std::env::args_os();
+    let called = words.next();
+    let mut words: Vec<OsString> = words.collect();
+    if called.is_some_and(|path| Path::new(&path).file_name() == Some(KUBELET.as_ref())) {
+        return crate::agent::main(words, CalledAs::Kubelet, manager());
+    }
     // Flags of all commands may stand before the command, as kubectl takes them.
     let at = match words.first().and_then(|w| w.to_str()) {
         Some("--socket") => 2,
@@ -115,13 +128,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
             if let Some(text) = std::env::var_os(crate::sys::crash::VARIABLE) {
                 crate::sys::crash::arm(&text.to_string_lossy());
             }
-            let manager = crate::agent::Manager {
-                socket: std::env::var_os("NOTIFY_SOCKET"),
-                watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
-                watchdog_pid: std::env::var_os("WATCHDOG_PID"),
-                proxies: proxies(),
-            };
-            return Ok(crate::agent::main(words, manager));
+            return Ok(crate::agent::main(words, CalledAs::Picolet, manager()));
         }
         pod_init::COMMAND => return Ok(pod_init::main()),
         exec_wait::COMMAND => return Ok(exec_wait::main(&words)),
@@ -131,6 +138,16 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     }
     let (known, words) = find(command, words)?;
     carry_out(known, words)
+}
+
+/// What a service manager says.
+fn manager() -> Manager {
+    Manager {
+        socket: std::env::var_os("NOTIFY_SOCKET"),
+        watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
+        watchdog_pid: std::env::var_os("WATCHDOG_PID"),
+        proxies: proxies(),
+    }
 }
 
 /// Takes the second word of a command of two out of the words behind the first.

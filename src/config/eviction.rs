@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 
 use super::{
-    checks::{Invalid, unset_if_zero},
+    checks::{Invalid, invalid, unset_if_zero},
     file::Fields,
     values::EvictionConfig,
 };
@@ -18,6 +18,15 @@ pub(super) const DEFAULT_HARD: [(&str, &str); 5] = [
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),
 ];
+/// The same with `picolet.profile: board`, for 256 MiB to 1 GiB of memory: 100 MiB would be nearly half of the smallest one.
+const BOARD_HARD: [(&str, &str); 6] = [
+    ("memory.available", "10%"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+    ("imagefs.available", "10%"),
+    ("imagefs.inodesFree", "5%"),
+    ("pid.available", "5%"),
+];
 /// `evictionPressureTransitionPeriod`.
 const DEFAULT_TRANSITION: Duration = Duration::from_secs(5 * 60);
 
@@ -28,10 +37,19 @@ pub(super) fn resolve(
     enforce_pods: bool,
 ) -> Result<EvictionConfig, Invalid> {
     let merge = fields.merge_default_eviction_settings == Some(true);
+    let defaults: &[_] = match fields.picolet.profile.as_deref() {
+        None | Some("") if from_file => &DEFAULT_HARD,
+        None | Some("") => &[],
+        Some("board") => &BOARD_HARD,
+        Some(other) => {
+            let message = format!("is {other:?}, must be empty or \"board\"");
+            return invalid("picolet.profile", message);
+        }
+    };
     let mut hard = BTreeMap::new();
-    if from_file && (fields.eviction_hard.is_none() || merge) {
-        let defaults = DEFAULT_HARD.map(|(signal, text)| (signal.to_owned(), text.to_owned()));
-        hard.extend(defaults);
+    if fields.eviction_hard.is_none() || merge {
+        let owned = |(signal, text): &(&str, &str)| ((*signal).to_owned(), (*text).to_owned());
+        hard.extend(defaults.iter().map(owned));
     }
     hard.extend(fields.eviction_hard.clone().unwrap_or_default());
     let grace = fields.eviction_soft_grace_period.iter();
@@ -53,6 +71,7 @@ pub(super) fn resolve(
             transition: unset_if_zero(period, DEFAULT_TRANSITION),
             max_grace_s: fields.eviction_max_pod_grace_period.unwrap_or(0),
         },
+        counts_kernel: fields.picolet.profile.as_deref() == Some("board"),
         static_pods: fields.picolet.evict_static_pods.unwrap_or(false),
     })
 }

@@ -169,9 +169,10 @@ const FIELDS: &[&str] = &[
     "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.kubeconfig", "picolet.manifestURLCA", "picolet.maximumDeadContainers",
-    "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration", "picolet.nodeIP", "picolet.nodeLabels",
-    "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket",
+    "picolet.imagePullBandwidth", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
+    "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
+    "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.profile",
+    "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.useRuntimeEndpoint",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
     "protectKernelDefaults", "providerID", "qosReserved",
     "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
@@ -451,8 +452,10 @@ pub struct Own {
     pub image_policy: ImagePolicy,
     pub image_pull_bandwidth: Option<Quantity>,
     pub kubeconfig: Option<String>,
+    pub kubelet_version: Option<String>,
     #[serde(rename = "manifestURLCA")]
     pub manifest_url_ca: Option<String>,
+    pub max_log_bytes: Option<Quantity>,
     pub maximum_dead_containers: Option<i64>,
     pub maximum_dead_containers_per_container: Option<i64>,
     pub metered: Option<bool>,
@@ -464,10 +467,12 @@ pub struct Own {
     pub oci_runtime: Option<String>,
     pub oci_runtime_root: Option<String>,
     pub offline_secrets: Option<String>,
+    pub profile: Option<String>,
     pub registries_file: Option<String>,
     pub root_dir: Option<String>,
     pub run_dir: Option<String>,
     pub socket: Option<String>,
+    pub use_runtime_endpoint: Option<bool>,
 }
 
 /// `picolet.imagePolicy`

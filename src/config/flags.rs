@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use lexopt::{Arg, ValueExt as _};
 use serde_json::{Map, Value, json};
 
-use super::duration;
+use super::{duration, without_effect};
 use crate::api::quantity::{Quantity, QuantityError};
 
 /// What a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// `--name` or `--name=false`.
     Switch,
     Number,
@@ -74,6 +74,10 @@ const fn flag(name: &'static str, kind: Kind, field: &'static str, help: &'stati
 const CONFIG: &str = "";
 /// The same for `--config-dir`.
 const CONFIG_DIR: &str = ".d";
+/// A flag that the table does not have: without a value it asks for something else than with one.
+const VERSION: &str = "version";
+/// The field that it stands for.
+const KUBELET_VERSION: &str = "picolet.kubeletVersion";
 
 #[rustfmt::skip]
 const FLAGS: &[Flag] = &[
@@ -129,10 +133,13 @@ const FLAGS: &[Flag] = &[
     flag("tls-min-version", Kind::Text, "tlsMinVersion", "VersionTLS12 or VersionTLS13"),
     flag("rotate-server-certificates", Kind::Switch, "serverTLSBootstrap", "ask the apiserver for the certificate of the HTTPS server"),
     flag("enable-debugging-handlers", Kind::Switch, "enableDebuggingHandlers", "serve logs, exec, attach and port-forward"),
+    flag("read-only-port", Kind::Number, "readOnlyPort", "there is no such port in this version"),
+    flag("streaming-connection-idle-timeout", Kind::Time, "streamingConnectionIdleTimeout", "a stream without data ends after this time"),
     flag("max-pods", Kind::Number, "maxPods", "most pods on this node"),
     flag("pods-per-core", Kind::Number, "podsPerCore", "most pods per processor; 0: no such limit"),
     flag("container-runtime-endpoint", Kind::Text, "containerRuntimeEndpoint", "socket of a runtime that serves CRI, such as unix:///run/containerd/containerd.sock; without it the agent runs containers itself"),
     flag("image-service-endpoint", Kind::Text, "imageServiceEndpoint", "socket of its images (default: the same)"),
+    flag("use-runtime-endpoint", Kind::Switch, "picolet.useRuntimeEndpoint", "whether these sockets count (default: yes, but not as kubelet)"),
     flag("oci-runtime", Kind::Text, "picolet.ociRuntime", "OCI runtime: a path, or a name looked up in PATH"),
     flag("oci-runtime-root", Kind::Path, "picolet.ociRuntimeRoot", "state directory given to the OCI runtime"),
     flag("runtime-request-timeout", Kind::Time, "runtimeRequestTimeout", "longest time for a runtime operation"),
@@ -149,10 +156,14 @@ const FLAGS: &[Flag] = &[
     flag("cpu-cfs-quota", Kind::Switch, "cpuCFSQuota", "enforce cpu limits"),
     flag("cpu-cfs-quota-period", Kind::Time, "cpuCFSQuotaPeriod", "period of cpu limits"),
     flag("pod-max-pids", Kind::Number, "podPidsLimit", "most processes per pod; -1: the host's limit"),
+    flag("max-open-files", Kind::Number, "maxOpenFiles", "most files that the agent has open"),
     flag("oom-score-adj", Kind::Number, "oomScoreAdj", "OOM score adjustment of the agent itself"),
     flag("enforce-node-allocatable", Kind::List, "enforceNodeAllocatable", "none or pods"),
+    flag("reserved-cpus", Kind::Text, "reservedSystemCPUs", "processors for system and agent, such as 0-1,3"),
+    flag("local-storage-capacity-isolation", Kind::Switch, "localStorageCapacityIsolation", "the node offers ephemeral-storage"),
     flag("system-reserved", Kind::Map("="), "systemReserved", "resources for the system, not for pods"),
     flag("kube-reserved", Kind::Map("="), "kubeReserved", "resources for the agent, not for pods"),
+    flag("profile", Kind::Text, "picolet.profile", "board: what is kept free suits a machine of 256 MiB to 1 GiB"),
     flag("eviction-hard", Kind::Map("<"), "evictionHard", "resources that are kept free, not for pods"),
     flag("eviction-soft", Kind::Map("<"), "evictionSoft", "resources that may be short for some time"),
     flag("eviction-soft-grace-period", Kind::Map("="), "evictionSoftGracePeriod", "for how long"),
@@ -164,11 +175,14 @@ const FLAGS: &[Flag] = &[
     flag("allowed-unsafe-sysctls", Kind::List, "allowedUnsafeSysctls", "sysctls or patterns (prefix*) pods may set"),
     flag("fail-swap-on", Kind::Switch, "failSwapOn", "refuse to start while swap is on"),
     flag("fail-cgroupv1", Kind::Switch, "failCgroupV1", "refuse to start on cgroup v1"),
+    flag("runonce", Kind::Switch, "runOnce", "there is no such mode in this version"),
+    flag("volume-stats-agg-period", Kind::Time, "volumeStatsAggPeriod", "time between two counts of what volumes use"),
     flag("sync-frequency", Kind::Time, "syncFrequency", "longest time between two syncs of a pod"),
     flag("file-check-frequency", Kind::Time, "fileCheckFrequency", "time between two reads of the manifests"),
     flag("doorbells", Kind::Switch, "picolet.doorbells", "react to notifications too, not only poll"),
     flag("container-log-max-size", Kind::Size, "containerLogMaxSize", "size at which a log is rotated"),
     flag("container-log-max-files", Kind::Number, "containerLogMaxFiles", "files per log, the current one included"),
+    flag("max-log-bytes", Kind::Size, "picolet.maxLogBytes", "what all logs may have together; the largest one loses its oldest files"),
     flag("image-gc-high-threshold", Kind::Number, "imageGCHighThresholdPercent", "disk use in percent at which unused images are removed"),
     flag("image-gc-low-threshold", Kind::Number, "imageGCLowThresholdPercent", "disk use in percent at which the removal stops"),
     flag("minimum-image-ttl-duration", Kind::Time, "imageMinimumGCAge", "an unused image stays at least this long"),
@@ -224,6 +238,12 @@ pub struct Flags {
     pub overlay: Map<String, Value>,
     /// `-h` or `--help` was among them: nothing else counts then.
     pub help: bool,
+    /// `--version` or `--version=raw` was among them: nothing else counts then.
+    pub version: bool,
+    /// Flags of a kubelet that are without effect, each once, in the order of the command line.
+    pub without_effect: Vec<&'static str>,
+    /// The program was called as `kubelet`: set by the caller.
+    pub as_kubelet: bool,
 }
 
 /// Why the command line is wrong.
@@ -301,20 +321,37 @@ pub fn parse(
             Some(Arg::Short(c)) => return Err(FlagError::Unknown(c.into())),
             Some(Arg::Value(text)) => return Err(FlagError::Stray(text.to_string_lossy().into())),
         };
-        let flag = FLAGS
-            .iter()
-            .find(|f| f.name == name)
-            .ok_or_else(|| FlagError::Unknown(name.clone()))?;
         let wrong = |why: ValueError| FlagError::Value {
             flag: name.clone(),
             why,
         };
-        let text = match (flag.kind, parser.optional_value()) {
+        if name == VERSION {
+            let value = parser.optional_value().map(|v| v.to_string_lossy().into());
+            if set_version(value, &mut flags).map_err(wrong)? {
+                return Ok(flags);
+            }
+            continue;
+        }
+        let known = FLAGS.iter().find(|f| f.name == name);
+        let ignored = without_effect::find(&name);
+        let kind = known
+            .map(|f| f.kind)
+            .or_else(|| ignored.map(|(_, kind)| *kind));
+        let kind = kind.ok_or_else(|| FlagError::Unknown(name.clone()))?;
+        let text = match (kind, parser.optional_value()) {
             (Kind::Switch, None) => "true".to_owned(),
             (_, value) => value
                 .map_or_else(|| parser.value(), Ok)
                 .and_then(|v| v.string())
                 .map_err(|_| wrong(ValueError::Missing))?,
+        };
+        let Some(flag) = known else {
+            set(&mut Value::Null, kind, &text, cwd).map_err(wrong)?;
+            let name = ignored.map(|(name, _)| *name);
+            if name.is_some_and(|name| !flags.without_effect.contains(&name)) {
+                flags.without_effect.extend(name);
+            }
+            continue;
         };
         if flag.field == CONFIG {
             flags.config = Some(cwd.join(&text));
@@ -327,6 +364,29 @@ pub fn parse(
         }
         let place = place(&mut flags.overlay, flag.field);
         set(place, flag.kind, &text, cwd).map_err(wrong)?;
+    }
+}
+
+/// Takes `--version`, which needs no value, and whose value is no word of its own. Returns whether the version is asked for.
+///
+/// Source: Kubernetes `component-base/version/verflag`.
+fn set_version(value: Option<String>, flags: &mut Flags) -> Result<bool, ValueError> {
+    match value.as_deref() {
+        None | Some("raw") => {
+            flags.version = true;
+            Ok(true)
+        }
+        // The version that is told to the cluster.
+        Some(told) if told.starts_with('v') => {
+            *place(&mut flags.overlay, KUBELET_VERSION) = told.into();
+            Ok(false)
+        }
+        Some(text) => {
+            let mut asked = Value::Null;
+            set(&mut asked, Kind::Switch, text, Path::new(""))?;
+            flags.version = asked == true;
+            Ok(flags.version)
+        }
     }
 }
 
@@ -571,6 +631,74 @@ mod tests {
             Some("/cwd/a.yaml".into())
         );
         assert!(read("--max-pods x --help").is_err() && read("-h --nonsense").expect("help").help);
+    }
+
+    #[test]
+    fn what_only_a_kubelet_has() {
+        // KADM-03 KADM-13
+        let flags = read(
+            "--pod-infra-container-image=x --container-hints y --vmodule=a=1 --lock-file= --protect_kernel_defaults \
+             --protect-kernel-defaults=false --cpu-manager-policy-options a=b --version=v1.33.2 --max-pods 7",
+        );
+        let flags = flags.expect("flags");
+        assert_eq!(
+            flags.without_effect,
+            [
+                "pod-infra-container-image",
+                "container-hints",
+                "vmodule",
+                "lock-file",
+                "protect-kernel-defaults",
+                "cpu-manager-policy-options"
+            ]
+        );
+        let overlay = json!({"maxPods": 7, "picolet": {"kubeletVersion": "v1.33.2"}});
+        assert_eq!(Value::Object(flags.overlay), overlay);
+        assert!(!flags.version);
+        for line in ["--version", "--version=raw --nonsense", "--version=true"] {
+            assert!(read(line).expect(line).version, "{line}");
+        }
+        assert!(!read("--version=false").expect("off").version);
+        // A path that is taken by another flag is no question.
+        assert!(
+            !read("--hostname-override --version")
+                .expect("a name")
+                .version
+        );
+        for (line, says) in [
+            (
+                "--housekeeping-interval=5",
+                "--housekeeping-interval: \"5\" is not a duration",
+            ),
+            (
+                "--iptables-drop-bit=x",
+                "--iptables-drop-bit: \"x\" is not a number",
+            ),
+            ("--storage-driver-db", "--storage-driver-db: needs a value"),
+            (
+                "--qos-reserved=memory",
+                "--qos-reserved: \"memory\" has no \"=\"",
+            ),
+            (
+                "--version=1.36",
+                "--version: \"1.36\" is neither true nor false",
+            ),
+            ("--network-plugin=cni", "unknown flag --network-plugin"),
+        ] {
+            let error = read(line).expect_err(line).to_string();
+            assert!(error.starts_with(says), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_flag_without_effect_is_in_one_table_and_found() {
+        let mut before = "";
+        for (name, _) in without_effect::FLAGS {
+            assert!(before < *name, "{name}");
+            before = name;
+            assert!(without_effect::find(name).is_some(), "{name}");
+            assert!(FLAGS.iter().all(|f| f.name != *name), "{name}");
+        }
     }
 
     #[test]

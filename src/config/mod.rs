@@ -3,7 +3,8 @@
 //! - [`decode`]: YAML or JSON text → JSON value → typed value, with limits and with the path of what is wrong.
 //! - [`mod@file`]: the document named by `--config` and its known fields.
 //! - `drop_in`: documents below `--config-dir`, each merged over that.
-//! - [`flags`]: one table of flags that feeds the parser and the help text.
+//! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags that only a kubelet has.
+//! - `adapt`: what a kubelet's configuration asks for and this agent does in a way of its own.
 //! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
 //!
 //! Defaults are a kubelet's, with these exceptions, each made because the agent must start on a board as it comes:
@@ -18,6 +19,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod adapt;
 mod checks;
 mod cluster;
 mod configz;
@@ -33,6 +35,7 @@ mod node;
 mod resolve;
 mod server;
 mod values;
+mod without_effect;
 
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
@@ -40,6 +43,9 @@ pub use values::{
     OfflineSecrets, Reserved, RuntimeConfig, ServerConfig, ServingCertificate, Subnet,
     SwapBehavior, TimeConfig,
 };
+
+/// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
+pub const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
 
 /// The file read when `--config` is absent and this one exists.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
@@ -121,6 +127,14 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
         drop_in::lay_over(&mut document, dir, file.is_some())?;
     }
     flags::lay_over(&mut document.value, flags.overlay);
+    let ignored = flags.without_effect.into_iter();
+    let ignored = ignored.map(|name| format!("--{name} is without effect here"));
+    document.warnings.extend(ignored);
+    adapt::adapt(
+        &mut document.value,
+        flags.as_kubelet,
+        &mut document.warnings,
+    );
     let from = file
         .as_ref()
         .map_or_else(|| "command line".into(), |p| p.display().to_string());

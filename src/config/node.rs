@@ -91,7 +91,38 @@ pub(super) fn resolve(fields: &Fields) -> Result<NodeConfig, Invalid> {
         // -1 stands for all.
         max_images: u32::try_from(images).ok(),
         lease_duration_s: count(fields.node_lease_duration_seconds, DEFAULT_LEASE_S),
+        kubelet_version: version(own.kubelet_version.as_deref())?,
     })
+}
+
+/// Bytes of a version at most: that of a label, which is where tools put it.
+const MAX_VERSION_BYTES: usize = 63;
+
+/// The version told to the cluster: one that Kubernetes can read (KADM-01, KADM-13).
+fn version(text: Option<&str>) -> Result<String, Invalid> {
+    let text = match text {
+        None | Some("") => return Ok(super::KUBELET_VERSION.into()),
+        Some(text) => text,
+    };
+    let is_rest = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+');
+    let numbers = text.strip_prefix('v').unwrap_or_default();
+    let end = numbers.find(['-', '+']).unwrap_or(numbers.len());
+    let (numbers, rest) = numbers.split_at(end);
+    let is_number = |part: &str| part.parse::<u16>().is_ok_and(|n| n.to_string() == part);
+    let is_version = numbers.split('.').count() == 3
+        && numbers.split('.').all(is_number)
+        && rest.chars().all(is_rest)
+        && text.len() <= MAX_VERSION_BYTES;
+    if is_version {
+        return Ok(text.into());
+    }
+    invalid(
+        "picolet.kubeletVersion",
+        format!(
+            "is {text:?}, must be a version such as {}",
+            super::KUBELET_VERSION
+        ),
+    )
 }
 
 /// Whether NodeRestriction lets a node set the label.

@@ -200,16 +200,10 @@ fn ranges(document: &Value) -> Result<(), Invalid> {
 fn refuse(fields: &Fields) -> Result<(), Invalid> {
     match fields.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => {}
-        Some("systemd") => {
-            return invalid(
-                "cgroupDriver",
-                "systemd is not supported by this version: set cgroupfs, pods then live outside any systemd unit",
-            );
-        }
         Some(other) => {
             return invalid(
                 "cgroupDriver",
-                format!("is {other:?}, must be \"cgroupfs\""),
+                format!("is {other:?}, must be \"cgroupfs\" or \"systemd\""),
             );
         }
     }
@@ -461,8 +455,23 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
             format!("is {interval:?}, must be at least 3s"),
         );
     }
+    let max_size_bytes = u64::try_from(size).ok();
+    let field = "picolet.maxLogBytes";
+    let all = fields.picolet.max_log_bytes.as_ref();
+    let max_all_bytes = all.map(|all| u64::try_from(all.value()).unwrap_or(0));
+    match (max_all_bytes, max_size_bytes) {
+        (Some(_), None) => {
+            return invalid(field, "needs a containerLogMaxSize that is not negative");
+        }
+        (Some(all), Some(one)) if all < one => {
+            let message = format!("is {all}, must be at least containerLogMaxSize, {one}");
+            return invalid(field, message);
+        }
+        (Some(_) | None, _) => {}
+    }
     Ok(LogConfig {
-        max_size_bytes: u64::try_from(size).ok(),
+        max_size_bytes,
+        max_all_bytes,
         max_files: count(fields.container_log_max_files, 5),
         workers: count(fields.container_log_max_workers, 1),
         monitor_interval: interval,

@@ -51,6 +51,18 @@ fn load(name: &str, text: &str, line: &str) -> Result<Config, String> {
         .map_err(show)
 }
 
+/// The same, called as `kubelet`.
+fn load_as_kubelet(name: &str, text: &str, line: &str) -> Result<Loaded, String> {
+    let scratch = Scratch::new(name);
+    let path = scratch.0.join("config.yaml");
+    let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    fs::write(&path, format!("{head}{text}\n")).expect("write");
+    let mut flags = flags(line);
+    flags.config = Some(path);
+    flags.as_kubelet = true;
+    super::load(flags, &host()).map_err(|e| e.to_string())
+}
+
 /// Loads drop-ins of these names and texts over `text`, with the flags in `line`.
 fn load_dir(
     name: &str,
@@ -209,6 +221,7 @@ fn defaults() {
         config.logs,
         LogConfig {
             max_size_bytes: Some(10 << 20),
+            max_all_bytes: None,
             max_files: 5,
             workers: 1,
             monitor_interval: Duration::from_secs(10),
@@ -360,6 +373,24 @@ fn eviction_defaults() {
         signals("evictionHard: {pid.available: 5%}\nmergeDefaultEvictionSettings: true").len(),
         7
     );
+    // Of 256 MiB a tenth, of 1 GiB as much as a kubelet keeps.
+    assert_eq!(
+        signals("picolet: {profile: board}"),
+        [
+            "memory.available 100",
+            "allocatableMemory.available 100",
+            "nodefs.available 100",
+            "nodefs.inodesFree 50",
+            "imagefs.available 100",
+            "imagefs.inodesFree 50",
+            "pid.available 50",
+        ]
+    );
+    assert_eq!(
+        signals("picolet: {profile: board}\nevictionHard: {pid.available: 9%}"),
+        ["pid.available 90"],
+        "what is said counts"
+    );
 }
 
 #[test]
@@ -474,15 +505,34 @@ volumeStatsAggPeriod: 0s"#;
     let more = "--register-with-taints=node-role.kubernetes.io/control-plane=:NoSchedule \
                 --hostname-override=Board-1 --node-ip=10.0.0.7";
     let line = format!("{unit} {more}");
-    // The one word that has to be another: there is no systemd driver yet.
-    let refused = load("kubeadm-unit", text, &line).expect_err("systemd");
-    assert!(
-        refused.contains("cgroupDriver: systemd is not supported"),
-        "{refused}"
+    // KADM-04 KADM-21 KADM-24 KADM-25 SVC-30: the program is called as `kubelet`.
+    let endpoint = r#"containerRuntimeEndpoint: "unix:///var/run/containerd/containerd.sock""#;
+    let text = text.replace(r#"containerRuntimeEndpoint: """#, endpoint);
+    let loaded = load_as_kubelet("kubeadm-unit", &text, &line).expect("as kubeadm has it");
+    let warnings = &loaded.warnings;
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("cgroupDriver: systemd is not used"));
+    assert!(warnings[1].starts_with("containerRuntimeEndpoint unix:///"));
+    let config = loaded.config;
+    assert_eq!(config.runtime.endpoints, None);
+    assert_eq!(
+        config.cluster.cert_dir,
+        Path::new("/var/lib/kubelet/pki"),
+        "what kubeadm reset empties"
     );
-    assert!(refused.contains("set cgroupfs"), "{refused}");
-    let text = text.replace("cgroupDriver: systemd", "cgroupDriver: cgroupfs");
-    let config = load("kubeadm-unit", &text, &line).expect("as kubeadm has it");
+    assert!(config.document.contains(r#""cgroupDriver":"cgroupfs""#));
+    assert!(!config.document.contains("containerRuntimeEndpoint"));
+    let more = format!(
+        "{line} --use-runtime-endpoint --pod-infra-container-image=registry.k8s.io/pause:3.9"
+    );
+    let chosen = load_as_kubelet("kubeadm-endpoint", &text, &more).expect("chosen");
+    assert!(chosen.config.runtime.endpoints.is_some());
+    let ignored = "--pod-infra-container-image is without effect here";
+    assert!(
+        chosen.warnings.iter().any(|w| w == ignored),
+        "{:?}",
+        chosen.warnings
+    );
     assert_eq!(
         config.dirs.manifests,
         Some("/etc/kubernetes/manifests".into())
@@ -672,8 +722,20 @@ fn refused() {
             "FILE: picolet.doorbells: invalid type: integer `1`, expected a boolean",
         ),
         (
-            "cgroupDriver: systemd",
-            "FILE: cgroupDriver: systemd is not supported by this version",
+            "picolet: {kubeletVersion: 1.36.0}",
+            "picolet.kubeletVersion: is \"1.36.0\", must be a version such as v1.",
+        ),
+        (
+            "picolet: {kubeletVersion: v1.36}",
+            "picolet.kubeletVersion: is \"v1.36\", must be a version",
+        ),
+        (
+            "picolet: {kubeletVersion: v1.036.0}",
+            "picolet.kubeletVersion: is \"v1.036.0\", must be a version",
+        ),
+        (
+            "picolet: {kubeletVersion: v1.36.0 x}",
+            "picolet.kubeletVersion: is \"v1.36.0 x\", must be a version",
         ),
         ("cgroupDriver: other", "cgroupDriver: is \"other\""),
         (
@@ -788,6 +850,18 @@ fn refused() {
         (
             "userNamespaces: {idsPerPod: 65537}",
             "userNamespaces.idsPerPod: is 65537",
+        ),
+        (
+            "picolet: {profile: server}",
+            "picolet.profile: is \"server\", must be empty or \"board\"",
+        ),
+        (
+            "picolet: {maxLogBytes: 9Mi}",
+            "picolet.maxLogBytes: is 9437184, must be at least containerLogMaxSize, 10485760",
+        ),
+        (
+            "picolet: {maxLogBytes: 9Mi}\ncontainerLogMaxSize: '-1'",
+            "picolet.maxLogBytes: needs a containerLogMaxSize that is not negative",
         ),
         (
             "enforceNodeAllocatable: [pods, pods]",

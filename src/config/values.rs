@@ -99,6 +99,8 @@ pub struct NodeConfig {
     pub max_images: Option<u32>,
     /// Seconds for which a sign of life counts. Default 40.
     pub lease_duration_s: u32,
+    /// Version that the Node names as its kubelet's. Default [`KUBELET_VERSION`](super::KUBELET_VERSION).
+    pub kubelet_version: String,
 }
 
 /// What is served over the network, and to whom.
@@ -323,6 +325,8 @@ pub struct Reserved {
 /// What is kept free, and how.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvictionConfig {
+    /// What the kernel itself uses counts as used memory (`picolet.profile: board`); a kubelet leaves it out.
+    pub counts_kernel: bool,
     /// Thresholds and times.
     pub settings: eviction::Settings,
     /// Static pods may be evicted too, but for those of a system priority. Default false.
@@ -336,6 +340,8 @@ pub struct LogConfig {
     pub max_size_bytes: Option<u64>,
     /// Files per log, the current one included; at least 2. Default 5.
     pub max_files: u32,
+    /// What all logs may have together, bytes; `None`: no such limit, which is the default.
+    pub max_all_bytes: Option<u64>,
     /// Rotations at once. Default 1.
     pub workers: u32,
     /// Time between two checks; at least 3 s. Default 10 s.

@@ -109,7 +109,7 @@ pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), PairError> {
     Ok((text(certificate)?, text(key)?))
 }
 
-fn read(material: &Material) -> Result<Vec<u8>, PairError> {
+pub(super) fn read(material: &Material) -> Result<Vec<u8>, PairError> {
     use std::io::Read as _;
     match material {
         Material::Inline(bytes) => Ok(bytes.clone()),

@@ -18,6 +18,7 @@
 //! Nothing here is started, read or allocated without a kubeconfig.
 
 pub mod api;
+pub mod authority;
 mod body;
 pub mod bootstrap;
 pub mod cancel;

@@ -14,6 +14,7 @@ pub mod cri;
 pub mod fake;
 mod log_removal;
 pub mod log_rotation;
+pub mod log_trim;
 pub mod runc;
 mod streams;
 mod termination;

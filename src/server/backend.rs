@@ -77,7 +77,7 @@ pub struct Uptime {
     /// How long.
     pub up: Duration,
     /// What the Node says.
-    pub kubelet_version: &'static str,
+    pub kubelet_version: String,
 }
 
 /// What streams lead to.

@@ -134,7 +134,7 @@ impl Backend for FakeBackend {
     fn uptime(&self) -> Uptime {
         Uptime {
             up: Duration::from_secs(3723),
-            kubelet_version: "v1",
+            kubelet_version: "v1".into(),
             ..Uptime::default()
         }
     }

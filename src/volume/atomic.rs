@@ -22,7 +22,7 @@ use super::{Cause, Step, beneath, mkdir_all, remove::remove_tree};
 use crate::api::order::Gather;
 use crate::{
     api::ProjectedFile,
-    sys::{clock, crash},
+    sys::{clock, crash, file},
 };
 
 /// Longest payload path in bytes.
@@ -164,6 +164,7 @@ fn write_payload(
     volume: &Path,
     payload: &BTreeMap<PathBuf, &ProjectedFile>,
 ) -> io::Result<PathBuf> {
+    file::change(volume)?;
     let name = new_directory(volume)?;
     let base = volume.join(&name);
     let written = payload
@@ -223,6 +224,7 @@ fn switch(volume: &Path, new: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
+    file::change(&tmp)?;
     symlink(new, &tmp)?;
     crash::point("volume.payload-written");
     fs::rename(tmp, volume.join(DATA))

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{Cause, Step, beneath, mkdir_all, mounts};
+use crate::sys::file;
 
 /// Where the directory's data lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,7 @@ pub(super) fn is_ready(dir: &Path, marker: &Path, backing: Backing) -> Result<bo
 
 /// Makes `dir` (0777 whatever the umask) and mounts on it what it is to have and has not.
 pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
+    file::change(dir).step("failed to make the volume's directory")?;
     if let Some(parent) = dir.parent() {
         mkdir_all(parent, 0o750).step("failed to make the volume's directory")?;
     }
@@ -59,5 +61,6 @@ pub(super) fn mark_ready(marker: &Path) -> Result<(), Cause> {
     if let Some(parent) = marker.parent() {
         mkdir_all(parent, 0o750).step("failed to mark the volume as ready")?;
     }
-    fs::write(marker, "").step("failed to mark the volume as ready")
+    let marked = file::change(marker).and_then(|()| fs::write(marker, ""));
+    marked.step("failed to mark the volume as ready")
 }

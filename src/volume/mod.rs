@@ -47,6 +47,8 @@ pub use set_up::{MountedVolume, SetUp};
 pub use sub_path::SubPath;
 pub use usage::HeldVolume;
 
+use empty_dir::Backing;
+
 use crate::api::PodUid;
 
 /// The pod directories of one agent.
@@ -56,6 +58,8 @@ pub struct Volumes {
     pods: PathBuf,
     /// What is mounted at and below a directory.
     mounts_below: MountTable,
+    /// What is to be in memory lies there.
+    in_memory: fn(Option<u64>) -> Backing,
 }
 
 /// Answers for the kernel's mount table.
@@ -143,6 +147,7 @@ impl Volumes {
         Ok(Self {
             pods: fs::canonicalize(pods)?,
             mounts_below: mounts::mounts_below,
+            in_memory: Backing::Memory,
         })
     }
 

@@ -136,7 +136,7 @@ impl Volumes {
     ) -> Result<MountedVolume, Cause> {
         let backing = match medium {
             Medium::Default => Backing::Disk,
-            Medium::Memory => Backing::Memory(size_limit.into_iter().chain(pod.tmpfs_limit).min()),
+            Medium::Memory => (self.in_memory)(size_limit.into_iter().chain(pod.tmpfs_limit).min()),
             Medium::HugePages(bytes) => Backing::HugePages(*bytes),
             Medium::Refused(why) => return Err(Cause::Refused(why.clone())),
         };
@@ -165,7 +165,8 @@ impl Volumes {
         plugin: &str,
         files: &Files,
     ) -> Result<(MountedVolume, Option<Cause>), Cause> {
-        self.set_up_files(pod, volume, plugin, files, Backing::Memory(pod.tmpfs_limit))
+        let backing = (self.in_memory)(pod.tmpfs_limit);
+        self.set_up_files(pod, volume, plugin, files, backing)
     }
 
     fn set_up_files(

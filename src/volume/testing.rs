@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use super::{PodVolumes, Volumes, beneath, mounts, remove};
+use super::{Backing, PodVolumes, Volumes, beneath, mounts, remove};
 use crate::api::PodUid;
 
 /// A directory that disappears with the value, mounts in it first.
@@ -52,9 +52,11 @@ impl Drop for Scratch {
 }
 
 impl Volumes {
-    /// For pods that never mount anything: the machine's mount table, which may be long, is not read for them.
+    /// Nothing is mounted, what is to be in memory lies on disk, and the machine's mount table, which may be long, is not
+    /// read.
     pub(crate) fn without_mounts(mut self) -> Self {
         self.mounts_below = |_| Ok(Vec::new());
+        self.in_memory = |_| Backing::Disk;
         self
     }
 }

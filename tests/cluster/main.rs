@@ -22,6 +22,7 @@ mod debug;
 mod hostile;
 mod identity;
 mod kubectl;
+mod kubelet;
 mod link;
 mod member;
 mod node;

@@ -160,3 +160,73 @@ fn limits_of_a_pod_on_the_disk() {
     assert!(is_first_instance(&host, "fits"), "{}", host.get("fits"));
     host.finish();
 }
+
+// EVICT-02 EVICT-09 EVICT-12
+#[test]
+fn inodes_of_a_small_disk() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::new(&[
+        "--eviction-hard=nodefs.inodesFree<25%",
+        "--evict-static-pods",
+    ]);
+    mount_tmpfs(&host.path("root"), "mode=755,size=128m,nr_inodes=8000");
+    host.start_agent();
+    host.import();
+    host.pod("modest", json!({"containers": [fills("/x", 1)]}));
+    host.wait_ready("modest");
+    let many = format!("cd /data && seq 1 6500 | xargs touch; {IDLE}");
+    let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let volume = json!({"name": "data", "emptyDir": {}});
+    host.pod(
+        "greedy",
+        json!({"containers": [with(sh("main", &many), mounts)], "volumes": [volume]}),
+    );
+    let greedy = wait_evicted(&host, "greedy");
+    let said = message(&greedy);
+    let start = "The node was low on resource: inodes. Threshold quantity: ";
+    assert!(
+        said.starts_with(start) && said.contains(", available: "),
+        "{said}"
+    );
+    assert!(is_first_instance(&host, "modest"), "{}", host.get("modest"));
+    host.finish();
+}
+
+// EVICT-02 EVICT-09 EVICT-12
+#[test]
+fn numbers_of_processes() {
+    const GREEDY: u64 = 3000;
+    if !host::able() {
+        return;
+    }
+    let number = |file: &str| -> u64 {
+        let text = std::fs::read_to_string(file).expect(file);
+        text.trim().parse().expect("a number")
+    };
+    let all = number("/proc/sys/kernel/pid_max").min(number("/proc/sys/kernel/threads-max"));
+    let load = std::fs::read_to_string("/proc/loadavg").expect("loadavg");
+    let (_, running) = load
+        .split(' ')
+        .nth(3)
+        .and_then(|n| n.split_once('/'))
+        .expect("two");
+    let left = all - running.parse::<u64>().expect("a number");
+    // What the tests beside this one start is far less than half of it.
+    let hard = format!("--eviction-hard=pid.available<{}", left - GREEDY / 2);
+    let host = Host::start(&[&hard, "--evict-static-pods"]);
+    host.pod("modest", json!({"containers": [sh("main", IDLE)]}));
+    host.wait_ready("modest");
+    let forks = format!("n=0; while [ $n -lt {GREEDY} ]; do sleep 1000 & n=$((n+1)); done; {IDLE}");
+    host.pod("greedy", json!({"containers": [sh("main", &forks)]}));
+    let greedy = wait_evicted(&host, "greedy");
+    let said = message(&greedy);
+    let start = "The node was low on resource: pids. Threshold quantity: ";
+    assert!(
+        said.starts_with(start) && said.contains(", available: "),
+        "{said}"
+    );
+    assert!(is_first_instance(&host, "modest"), "{}", host.get("modest"));
+    host.finish();
+}

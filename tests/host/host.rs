@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,6 +70,8 @@ pub(crate) struct Host {
     pub(crate) agent: Option<Child>,
     /// Network namespace of the agent, as `ip netns` names it; that of the test otherwise.
     pub(crate) namespace: Option<String>,
+    /// The agent is called as `kubelet`; not in a namespace of its own.
+    pub(crate) is_kubelet: bool,
 }
 
 impl Host {
@@ -142,6 +145,7 @@ impl Host {
             flags: all,
             agent: None,
             namespace: None,
+            is_kubelet: false,
         }
     }
 
@@ -166,8 +170,12 @@ impl Host {
                 command
             }
         };
+        if self.is_kubelet {
+            command.arg0("kubelet");
+        } else {
+            command.arg("run");
+        }
         let child = command
-            .arg("run")
             .args(&self.flags)
             // Nothing of this may ever be seen in a container.
             .env("AGENT_SECRET", "agent-secret")

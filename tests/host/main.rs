@@ -16,6 +16,7 @@ mod crash;
 mod eviction;
 mod image_volumes;
 mod inside;
+mod logs;
 mod manifests;
 mod metrics;
 mod objects;

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 
-use super::Kind;
+use super::{Kind, disk::Part};
 use crate::runtime::fake::Op;
 
 /// Something that schedules are to bring about.
@@ -30,6 +30,8 @@ pub(super) enum What {
     DiskFails,
     /// The ConfigMap came or went.
     SettingsChange,
+    /// The Secret did.
+    SecretChange,
     /// A container was not ready by its probe.
     NotReady,
     /// A container was killed because of its probe.
@@ -74,7 +76,7 @@ pub(super) enum What {
     ClockBack,
 }
 
-const ALL: [What; 40] = [
+const ALL: [What; 41] = [
     What::KilledAtRest,
     What::KilledBeforeStart,
     What::KilledWhileTerminating,
@@ -86,6 +88,7 @@ const ALL: [What; 40] = [
     What::KilledBetweenChanges,
     What::DiskFails,
     What::SettingsChange,
+    What::SecretChange,
     What::NotReady,
     What::KilledUnwell,
     What::MemoryShort,
@@ -117,6 +120,11 @@ const ALL: [What; 40] = [
     What::ClockBack,
 ];
 
+/// Errors of the kernel that the disk has to give, each in every part.
+const DISK: [i32; 3] = [libc::EIO, libc::ENOSPC, libc::EROFS];
+/// See there.
+const PARTS: [Part; 2] = [Part::Records, Part::Volumes];
+
 /// Calls during which the agent has to be killed at least once.
 const KILLED_IN: [Op; 13] = [
     Op::Status,
@@ -135,9 +143,11 @@ const KILLED_IN: [Op; 13] = [
 ];
 
 /// What has to happen to a node of a cluster.
-const CLUSTER: [&str; 31] = [
+const CLUSTER: [&str; 33] = [
     "object doubled",
     "foreign object",
+    "token refused",
+    "token given",
     "lost",
     "answerless",
     "refused",
@@ -170,7 +180,7 @@ const CLUSTER: [&str; 31] = [
 ];
 
 /// What else has to happen there.
-const OF_BOTH: [What; 14] = [
+const OF_BOTH: [What; 15] = [
     What::KilledUnwell,
     What::MemoryShort,
     What::KilledAtRest,
@@ -182,6 +192,7 @@ const OF_BOTH: [What; 14] = [
     What::KilledBetweenChanges,
     What::DiskFails,
     What::SettingsChange,
+    What::SecretChange,
     What::StoppedAll,
     What::OutOfMemory,
     What::RuntimeNotReady,
@@ -202,6 +213,10 @@ pub(super) struct Counts {
     pub(super) judged: BTreeMap<Op, u64>,
     /// Calls that went wrong, by how.
     pub(super) faults: BTreeMap<(Op, &'static str), u64>,
+    /// Changes of the disk that failed, by error of the kernel and by what they were of.
+    pub(super) disk: BTreeMap<(i32, Part), u64>,
+    /// Tasks that were ready and went behind others.
+    pub(super) waited: u64,
     /// What happened in the cluster.
     pub(super) api: BTreeMap<&'static str, u64>,
 }
@@ -228,6 +243,10 @@ impl Counts {
         for (op, more) in &other.judged {
             *self.judged.entry(*op).or_default() += more;
         }
+        for (what, more) in &other.disk {
+            *self.disk.entry(*what).or_default() += more;
+        }
+        self.waited += other.waited;
         for (what, more) in &other.api {
             *self.api.entry(what).or_default() += more;
         }
@@ -238,9 +257,17 @@ impl Counts {
 
     /// What never happened.
     pub(super) fn missing(&self, kind: Kind) -> Vec<String> {
+        let all = DISK
+            .iter()
+            .flat_map(|errno| PARTS.map(|part| (*errno, part)));
+        let never = all.filter(|what| !self.disk.contains_key(what));
+        let mut missing: Vec<String> = never.map(|(e, p)| format!("errno {e} in {p:?}")).collect();
+        if self.waited == 0 {
+            missing.push("another task goes first".into());
+        }
         if kind == Kind::Cluster {
             let none = CLUSTER.iter().filter(|what| !self.api.contains_key(*what));
-            let mut missing: Vec<String> = none.map(|what| (*what).to_owned()).collect();
+            missing.extend(none.map(|what| (*what).to_owned()));
             let none = OF_BOTH.iter().filter(|what| !self.what.contains_key(what));
             missing.extend(none.map(|what| format!("{what:?}")));
             return missing;
@@ -248,7 +275,7 @@ impl Counts {
         let of_cluster = |what: &&What| **what != What::MemoryShort;
         let none = ALL.iter().filter(|what| !self.what.contains_key(what));
         let none = none.filter(of_cluster);
-        let mut missing: Vec<String> = none.map(|what| format!("{what:?}")).collect();
+        missing.extend(none.map(|what| format!("{what:?}")));
         let grace = (Op::StopContainer, "uses the grace up");
         if !self.faults.contains_key(&grace) {
             missing.push(format!("{grace:?}"));
@@ -285,6 +312,11 @@ impl core::fmt::Display for Counts {
         for (what, count) in &self.api {
             write!(f, "{what} {count}, ")?;
         }
+        write!(f, "\nthe disk failed with: ")?;
+        for ((errno, part), count) in &self.disk {
+            write!(f, "errno {errno} in {part:?} {count}, ")?;
+        }
+        write!(f, "\nother tasks went first: {}", self.waited)?;
         write!(f, "\nkilled during: ")?;
         for (op, count) in &self.killed_in {
             write!(f, "{op:?} {count}, ")?;

@@ -10,9 +10,13 @@ use alloc::{
 };
 use core::cell::{Cell, RefCell};
 use std::{
+    ffi::OsStr,
     fs::{self, Permissions},
     io,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    },
     path::{Path, PathBuf},
 };
 
@@ -22,6 +26,8 @@ use crate::sys::file::watched;
 /// What lies below a directory: mode, and content of what is a file.
 type Tree = BTreeMap<PathBuf, (u32, Option<Vec<u8>>)>;
 
+/// The mode of a symbolic link, whose content is what it points to.
+const LINK: u32 = libc::S_IFLNK;
 /// Mode of files that come back.
 const FILE_MODE: u32 = 0o600;
 /// Mode of directories that come back.
@@ -40,7 +46,29 @@ struct State {
     stopped: RefCell<Option<Tree>>,
     on_stop: Box<dyn Fn()>,
     trouble: Cell<Option<i32>>,
-    hits: Cell<u64>,
+    /// The same of volumes alone.
+    volumes: Cell<Option<i32>>,
+    hits: RefCell<BTreeMap<(i32, Part), u64>>,
+}
+
+/// What of the disk a change belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// What the agent keeps.
+    Records,
+    /// Volumes of pods.
+    Volumes,
+}
+
+impl Part {
+    fn of(path: &Path) -> Self {
+        // A pod's directory has its volumes below it, and their markers.
+        let mut names = path.iter();
+        match names.any(|name| name == "volumes" || name == "plugins") {
+            true => Self::Volumes,
+            false => Self::Records,
+        }
+    }
 }
 
 /// What is on disk for good.
@@ -64,7 +92,8 @@ impl Disk {
             stopped: RefCell::new(None),
             on_stop,
             trouble: Cell::new(None),
-            hits: Cell::new(0),
+            volumes: Cell::new(None),
+            hits: RefCell::default(),
         });
         let disk = Self(state);
         disk.all_is_synced();
@@ -104,9 +133,14 @@ impl Disk {
         self.0.trouble.set(errno);
     }
 
-    /// Changes that failed.
-    pub(super) fn hits(&self) -> u64 {
-        self.0.hits.get()
+    /// The same of changes in volumes.
+    pub(super) fn fail_volumes(&self, errno: Option<i32>) {
+        self.0.volumes.set(errno);
+    }
+
+    /// Changes that failed, by error and part.
+    pub(super) fn hits(&self) -> BTreeMap<(i32, Part), u64> {
+        self.0.hits.borrow().clone()
     }
 
     /// The power is cut: what was not synced is lost, torn or there in any order, and the run directory is gone. Returns
@@ -171,9 +205,12 @@ impl State {
             }
             left => self.stops_after.set(left.map(|n| n - 1)),
         }
-        match self.trouble.get().filter(|_| path.starts_with(&self.root)) {
+        let part = Part::of(path);
+        let of_volumes = self.volumes.get().filter(|_| part == Part::Volumes);
+        let trouble = self.trouble.get().or(of_volumes);
+        match trouble.filter(|_| path.starts_with(&self.root)) {
             Some(errno) => {
-                self.hits.set(self.hits.get() + 1);
+                *self.hits.borrow_mut().entry((errno, part)).or_default() += 1;
                 Err(io::Error::from_raw_os_error(errno))
             }
             None => Ok(()),
@@ -227,7 +264,15 @@ impl State {
                 after.insert(path.clone(), (DIR_MODE, None));
             }
         }
-        let files = now.iter().filter(|(_, (_, content))| content.is_some());
+        // Links are of volumes, which are made anew.
+        let links = now.iter().filter(|(_, (mode, _))| *mode == LINK);
+        for (path, entry) in links {
+            if path.parent().is_some_and(|p| after.contains_key(p)) {
+                after.insert(path.clone(), entry.clone());
+            }
+        }
+        let is_file = |(mode, content): &(u32, Option<Vec<u8>>)| content.is_some() && *mode != LINK;
+        let files = now.iter().filter(|(_, entry)| is_file(entry));
         let mut paths: BTreeSet<&PathBuf> = files.map(|(path, _)| path).collect();
         paths.extend(known.files.keys());
         for path in paths {
@@ -283,6 +328,9 @@ fn read_tree(dir: &Path, tree: &mut Tree) {
         if meta.is_dir() {
             read_tree(&path, tree);
             tree.insert(path, (mode, None));
+        } else if let Ok(target) = fs::read_link(&path) {
+            let target = target.into_os_string().into_encoded_bytes();
+            tree.insert(path, (LINK, Some(target)));
         } else if meta.is_file() {
             let content = fs::read(&path).expect("a file of ours");
             tree.insert(path, (mode, Some(content)));
@@ -292,10 +340,11 @@ fn read_tree(dir: &Path, tree: &mut Tree) {
 
 /// Makes of `now`, which is there, `then`.
 fn write_tree(now: &Tree, then: &Tree) {
-    let kind = |tree: &Tree, path: &Path| tree.get(path).map(|(_, content)| content.is_some());
-    for (path, (_, content)) in now.iter().rev() {
-        if kind(then, path) != Some(content.is_some()) {
-            match content {
+    let kind = |entry: &(u32, Option<Vec<u8>>)| (entry.0 == LINK, entry.1.is_some());
+    for (path, entry) in now.iter().rev() {
+        let is_link_that_stays = entry.0 == LINK && then.get(path) == Some(entry);
+        if then.get(path).map(kind) != Some(kind(entry)) || entry.0 == LINK && !is_link_that_stays {
+            match &entry.1 {
                 Some(_) => fs::remove_file(path).expect("removed"),
                 None => fs::remove_dir_all(path).expect("removed"),
             }
@@ -307,6 +356,10 @@ fn write_tree(now: &Tree, then: &Tree) {
         }
         match &entry.1 {
             None => fs::create_dir_all(path).expect("made"),
+            Some(target) if entry.0 == LINK => {
+                symlink(OsStr::from_bytes(target), path).expect("made");
+                continue;
+            }
             Some(content) => fs::write(path, content).expect("written"),
         }
         fs::set_permissions(path, Permissions::from_mode(entry.0)).expect("set");

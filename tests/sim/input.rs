@@ -70,8 +70,16 @@ pub(super) enum Input {
     Probe { lives: bool, fails: bool },
     /// The ConfigMap that some pods need is there from now on, or is gone.
     Settings { present: bool },
+    /// The same of the Secret.
+    Secret { present: bool },
+    /// The apiserver gives no tokens from now on, or gives them.
+    Tokens { refused: bool },
+    /// Of the tasks that are ready others go first, so often out of 64; 0 ends it.
+    Order { often: u64, seed: u64 },
     /// Changes of the disk fail so from now on, or no longer.
     Disk { trouble: Option<DiskTrouble> },
+    /// The same of those in volumes alone.
+    Volumes { trouble: Option<DiskTrouble> },
     /// `picolet stop --all`; the agent starts again some time after it has ended.
     StopAll { down_ms: u64 },
     /// So much memory is left.
@@ -228,6 +236,19 @@ pub(super) enum DiskTrouble {
     Broken,
 }
 
+impl DiskTrouble {
+    const ALL: [Self; 3] = [Self::Full, Self::ReadOnly, Self::Broken];
+
+    /// The kernel's error.
+    pub(super) const fn errno(self) -> i32 {
+        match self {
+            Self::Full => libc::ENOSPC,
+            Self::ReadOnly => libc::EROFS,
+            Self::Broken => libc::EIO,
+        }
+    }
+}
+
 /// An [`Input`] and its time, milliseconds after the machine was switched on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Timed {
@@ -291,6 +312,9 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
     if random.percent(40) {
         add(0, tampering(random));
     }
+    if random.percent(50) {
+        add(0, order(random));
+    }
     let mut version = 0;
     for _ in 0..random.below(15) + 4 {
         at_ms += match random.below(4) {
@@ -301,7 +325,7 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
         };
         let file = random.small(FILES);
         let index = usize::from(file);
-        let input = match random.below(105) {
+        let input = match random.below(109) {
             0..38 => {
                 version += 1;
                 let pod = match files[index].clone() {
@@ -367,6 +391,10 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
             },
             92..101 => crash(random, 40, &[0, 0, 300, 4000]),
             101..104 => probe(random),
+            104..106 => Input::Secret {
+                present: random.percent(60),
+            },
+            106..108 => volume_trouble(random),
             _ => Input::StopAll {
                 down_ms: random.below(5000),
             },
@@ -431,6 +459,9 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
     if random.percent(40) {
         add(0, Input::Apiserver(bell(random)));
     }
+    if random.percent(50) {
+        add(0, order(random));
+    }
     let mut file: Option<Manifest> = None;
     let mut version = 0;
     for _ in 0..random.below(24) + 6 {
@@ -443,7 +474,7 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
         };
         let name = random.small(NAMES);
         version += 1;
-        let input = match random.below(109) {
+        let input = match random.below(115) {
             0..20 => Input::Api {
                 name,
                 deed: Deed::Create {
@@ -510,6 +541,13 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
                 by_s: random.pick(&[-3600, -5, 5, 3600]),
             },
             98..101 => probe(random),
+            101..103 => Input::Secret {
+                present: random.percent(60),
+            },
+            103..105 => Input::Tokens {
+                refused: random.percent(60),
+            },
+            105..107 => volume_trouble(random),
             _ => crash(random, 60, &[0, 0, 300, 4000, 40_000]),
         };
         add(at_ms, input);
@@ -532,13 +570,21 @@ fn crash(random: &mut Random, steps: u64, down_ms: &[u64]) -> Input {
 }
 
 fn disk_trouble(random: &mut Random) -> Input {
-    let some = [
-        DiskTrouble::Full,
-        DiskTrouble::ReadOnly,
-        DiskTrouble::Broken,
-    ];
     Input::Disk {
-        trouble: random.percent(70).then(|| random.pick(&some)),
+        trouble: random.percent(70).then(|| random.pick(&DiskTrouble::ALL)),
+    }
+}
+
+fn volume_trouble(random: &mut Random) -> Input {
+    Input::Volumes {
+        trouble: random.percent(70).then(|| random.pick(&DiskTrouble::ALL)),
+    }
+}
+
+fn order(random: &mut Random) -> Input {
+    Input::Order {
+        often: random.pick(&[2, 16, 32, 48]),
+        seed: random.next(),
     }
 }
 
@@ -607,7 +653,7 @@ fn happening(random: &mut Random) -> Apiserver {
 fn api_pod(random: &mut Random, name: u8, version: u32) -> Manifest {
     loop {
         let kind = random.pick(&Kind::ALL);
-        if kind != Kind::Port {
+        if kind != Kind::Port && (kind != Kind::WithToken || name < NAMES) {
             return Manifest {
                 name,
                 own_uid: false,
@@ -641,7 +687,11 @@ fn tampering(random: &mut Random) -> Input {
 }
 
 fn new_pod(random: &mut Random, file: u8, version: u32) -> Manifest {
-    let kind = random.pick(&Kind::ALL);
+    // Tokens are for pods of the API.
+    let kind = match random.pick(&Kind::ALL) {
+        Kind::WithToken => Kind::WithSecret,
+        kind => kind,
+    };
     let port = kind == Kind::Port;
     Manifest {
         // Now and then two files speak of one pod.
@@ -669,7 +719,7 @@ fn edited(random: &mut Random, old: Manifest, version: u32) -> Manifest {
         }
         4..7 if old_kind != Kind::Port => {
             let kind = random.pick(&Kind::ALL);
-            if kind != Kind::Port {
+            if ![Kind::Port, Kind::WithToken].contains(&kind) {
                 pod.kind = kind;
             }
         }

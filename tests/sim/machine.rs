@@ -26,6 +26,8 @@ use super::{
         parts::Parts,
         tests::{
             api::Link,
+            api_objects::Trouble as ApiTrouble,
+            drawn,
             world::{Hands, IMAGE, MANY_ANSWERS, NODE, Running, Template},
         },
         views::Taken,
@@ -35,7 +37,7 @@ use super::{
     disk::Disk,
     input::{Call, Deed, DiskTrouble, Input, Random, Trouble},
     ops::Judge,
-    pods::{LATER, LIVES, Manifest, READY, SETTINGS, settings},
+    pods::{LATER, LIVES, Manifest, READY, SECRET, SETTINGS, secret, settings},
     pressure::{Evictions, PLENTY_MIB},
     rules::{Present, Rules},
     truth::Wanted,
@@ -106,6 +108,8 @@ struct Agent {
     told: BTreeMap<u8, Rc<ReceivedPod>>,
     /// Whether it has told of the ConfigMap.
     told_settings: bool,
+    /// The same of the Secret.
+    told_secret: bool,
     /// When it looks at the manifests for the first time.
     source_due: Option<Mono>,
     /// Told to stop: when the next one is started after this one has ended.
@@ -134,6 +138,8 @@ pub(super) struct Machine {
     disk: Disk,
     /// The ConfigMap is there.
     settings: bool,
+    /// The Secret is there.
+    secret: bool,
     /// The link as it was when the disk stopped.
     link: Rc<Cell<Option<Link>>>,
     judge: Rc<RefCell<Judge>>,
@@ -163,7 +169,9 @@ impl Machine {
         let watched = Rc::new(RefCell::new(None::<Rc<RefCell<Core>>>));
         let seen = Rc::clone(&watched);
         let runtime = Rc::downgrade(&fake);
-        let judge = Rc::new(RefCell::new(Judge::new(&hands)));
+        drawn::take_waited();
+        let pods = template.root_dir().join("pods");
+        let judge = Rc::new(RefCell::new(Judge::new(&hands, pods)));
         let judging = Rc::clone(&judge);
         fake.set_watch(Some(Rc::new(move |operation| {
             let seen = seen.borrow();
@@ -212,6 +220,7 @@ impl Machine {
             evictions: Evictions::default(),
             disk,
             settings: false,
+            secret: false,
             link,
             judge,
             jumped: false,
@@ -227,6 +236,7 @@ impl Machine {
     /// What has happened so far.
     pub(super) fn counted(&self) -> Counts {
         let mut counts = self.counts.clone();
+        counts.waited = drawn::take_waited();
         counts.faults = self.fake.hits();
         let judge = self.judge.borrow();
         counts.judged = judge.judged.clone();
@@ -236,7 +246,8 @@ impl Machine {
         for _ in 0..self.template.left.short_looks() {
             counts.saw(What::MemoryShort);
         }
-        if self.disk.hits() > 0 {
+        counts.disk = self.disk.hits();
+        if !counts.disk.is_empty() {
             counts.saw(What::DiskFails);
         }
         if let Some(control) = &self.control {
@@ -327,7 +338,8 @@ impl Machine {
         let probes = assembly::probe_driver(&running.parts, asker, events.clone());
         probes.recall();
         let mut members = running.members;
-        members.push(executor.spawn(probes.run(Rc::clone(&executor))));
+        let probing = probes.run(Rc::clone(&executor));
+        members.push(executor.spawn(drawn::started(probing)));
         self.rules.another_agent();
         self.evictions.another_agent(&self.template.left);
         self.judge.borrow_mut().another_agent();
@@ -345,6 +357,7 @@ impl Machine {
             read_again,
             told: BTreeMap::new(),
             told_settings: false,
+            told_secret: false,
             source_due: Some(self.now() + Duration::from_millis(source_ms)),
             stopping: None,
             members,
@@ -464,7 +477,8 @@ impl Machine {
         agent.told = told;
         let mut snapshot = Snapshot {
             pods,
-            objects_changed: agent.told_settings != self.settings,
+            objects_changed: agent.told_settings != self.settings
+                || agent.told_secret != self.secret,
             ..Snapshot::default()
         };
         if self.settings {
@@ -473,6 +487,12 @@ impl Machine {
             snapshot.config_maps.insert(key, Arc::new(map));
         }
         agent.told_settings = self.settings;
+        if self.secret {
+            let object = serde_json::from_value(secret("default")).expect("a Secret");
+            let key = ("default".into(), SECRET.into());
+            snapshot.secrets.insert(key, Arc::new(object));
+        }
+        agent.told_secret = self.secret;
         let _ = agent.source.try_send(snapshot);
     }
 
@@ -652,7 +672,10 @@ impl Machine {
             let manifest = &self.files[&file].0;
             let uid = &pod.pod.metadata.uid;
             match manifest.deleted_s {
-                Some(grace_s) => self.judge.borrow_mut().ends_within(uid, grace_s),
+                Some(grace_s) => {
+                    let mut judge = self.judge.borrow_mut();
+                    judge.ends_as(uid, manifest, &pod.pod, grace_s);
+                }
                 None => _ = wanted.insert(uid.clone(), (manifest, &pod.pod)),
             }
         }
@@ -689,6 +712,9 @@ impl Machine {
         self.counts.instants += 1;
         self.hands.set(now);
         self.fake.set_now(now, self.hands.wall());
+        if let Some(control) = &self.control {
+            control.api.set_now(self.hands.wall());
+        }
         self.settle()
     }
 
@@ -892,14 +918,14 @@ impl Machine {
                 }
             }
             Input::Settings { present } => self.put_settings(*present),
+            Input::Secret { present } => self.put_secret(*present),
+            Input::Tokens { refused } => self.set_tokens(*refused),
+            Input::Order { often, seed } => drawn::set(*often, *seed),
             Input::Disk { trouble } => {
                 self.judge.borrow_mut().set_disk_fails(trouble.is_some());
-                self.disk.fail(trouble.map(|trouble| match trouble {
-                    DiskTrouble::Full => libc::ENOSPC,
-                    DiskTrouble::ReadOnly => libc::EROFS,
-                    DiskTrouble::Broken => libc::EIO,
-                }));
+                self.disk.fail(trouble.map(DiskTrouble::errno));
             }
+            Input::Volumes { trouble } => self.disk.fail_volumes(trouble.map(DiskTrouble::errno)),
             Input::StopAll { down_ms } => {
                 if let Some(agent) = &mut self.agent {
                     self.judge.borrow_mut().stops_all = true;
@@ -928,6 +954,32 @@ impl Machine {
         self.look(false);
     }
 
+    fn put_secret(&mut self, present: bool) {
+        if present != self.secret {
+            self.counts.saw(What::SecretChange);
+        }
+        self.secret = present;
+        if let Some(control) = &self.control {
+            let path = format!("secrets/ns/{SECRET}");
+            match present {
+                true => control.api.put_object(&path, secret("ns")),
+                false => control.api.remove_object(&path),
+            }
+        }
+        self.look(false);
+    }
+
+    fn set_tokens(&self, refused: bool) {
+        if let Some(control) = &self.control {
+            match refused {
+                true => control
+                    .api
+                    .trouble("tokens/", u32::MAX, ApiTrouble::Refuses(500)),
+                false => control.api.heal(),
+            }
+        }
+    }
+
     fn send(&self, event: Event) {
         if let Some(agent) = &self.agent {
             // A full queue: the client is told to try again.
@@ -953,6 +1005,9 @@ impl Machine {
         let plenty = i64::from(PLENTY_MIB) << 20;
         self.template.left.set_memory(plenty);
         self.put_settings(true);
+        self.put_secret(true);
+        self.set_tokens(false);
+        self.disk.fail_volumes(None);
         self.tamper.lost = 0;
         self.tamper.doubled = 0;
         self.tamper.late = 0;
@@ -1001,6 +1056,12 @@ impl Machine {
         }
         self.note_wanted();
         self.settle()
+    }
+
+    /// Whether no call of a pod's worker is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        let agent = self.agent.as_ref();
+        agent.is_none_or(|agent| agent.parts.owners.claims.is_idle())
     }
 
     /// Whether everything is as the manifests want it, and if not, what is wrong.
@@ -1064,6 +1125,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        drawn::set(0, 1);
         if !std::thread::panicking() {
             self.fake.set_watch(None);
             self.kill_agent();

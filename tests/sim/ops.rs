@@ -6,6 +6,13 @@ use alloc::{
     rc::Rc,
 };
 use core::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde_json::Value;
 
 use super::{
     super::{core::Agent, tests::world::Hands},
@@ -87,6 +94,8 @@ type Shown = BTreeMap<(PodUid, String), Mono>;
 /// See the module's words.
 pub(super) struct Judge {
     hands: Rc<Hands>,
+    /// Directories of the pods.
+    dirs: PathBuf,
     pods: BTreeMap<PodUid, Past>,
     /// When instances were started, or were about to.
     born: BTreeMap<ContainerId, Mono>,
@@ -123,9 +132,10 @@ struct Case<'a> {
 }
 
 impl Judge {
-    pub(super) fn new(hands: &Rc<Hands>) -> Self {
+    pub(super) fn new(hands: &Rc<Hands>, dirs: PathBuf) -> Self {
         Self {
             hands: Rc::clone(hands),
+            dirs,
             pods: BTreeMap::new(),
             born: BTreeMap::new(),
             stopped: BTreeMap::new(),
@@ -174,6 +184,18 @@ impl Judge {
                 past.told
                     .push((now, (*manifest).clone(), Rc::new((*pod).clone())));
             }
+        }
+    }
+
+    /// A pod that may be told to be something else at once is to end, with this grace.
+    pub(super) fn ends_as(&mut self, uid: &PodUid, manifest: &Manifest, pod: &Pod, grace_s: i64) {
+        self.ends_within(uid, grace_s);
+        if let Some(past) = self.pods.get_mut(uid)
+            && past.newest().is_some_and(|old| old.spec != pod.spec)
+        {
+            let now = self.hands.now();
+            past.told
+                .push((now, manifest.clone(), Rc::new(pod.clone())));
         }
     }
 
@@ -331,6 +353,7 @@ impl Judge {
             (Op::StartContainer, Some(container)) => {
                 let wrong = case.other_of_its_name(fake);
                 let wrong = wrong.or_else(|| self.start(&case, fake, container));
+                let wrong = wrong.or_else(|| case.has_its_files(&self.dirs));
                 self.born.entry(container.id.clone()).or_insert(now);
                 wrong
             }
@@ -510,7 +533,12 @@ fn pre_stop(case: &Case<'_>, fake: &Fake, container: &ContainerStatus) -> Option
     let hooks = past.kinds().all(|kind| kind == Kind::Hooks);
     let graces = case.spec_graces();
     let none = past.graces.iter().chain(&graces).any(|g| *g <= 1);
-    let missing = hooks && !none && !fake.has_run(&container.id, &PRE_STOP);
+    // An instance of another life of its uid has none.
+    let own = past.newest().is_some_and(|pod| {
+        let mut all = pod.spec.all_containers();
+        all.any(|c| c.name == container.name && spec_hash(c) == container.hash)
+    });
+    let missing = hooks && own && !none && !fake.has_run(&container.id, &PRE_STOP);
     missing.then(|| format!("preStop of container {} has not run", container.name))
 }
 
@@ -599,6 +627,31 @@ impl Case<'_> {
             !fine
         });
         wrong.map(|init| format!("container {} before {}", container.name, init.name))
+    }
+
+    /// What its volumes are to hold is there when a container starts: a token of its own, and the Secret.
+    fn has_its_files(&self, dirs: &Path) -> Option<String> {
+        let mut kinds = self.past.kinds();
+        let kind = kinds
+            .next()
+            .filter(|kind| kinds.all(|other| other == *kind));
+        let volumes = dirs.join(self.uid.as_str()).join("volumes");
+        let read = |file: &str| fs::read_to_string(volumes.join(file));
+        match kind {
+            Some(Kind::WithSecret) => match read("kubernetes.io~secret/kept/key") {
+                Ok(text) if text == "hi" => None,
+                other => Some(format!("its Secret is {other:?}")),
+            },
+            Some(Kind::WithToken) => {
+                let token = read("kubernetes.io~projected/token/token").unwrap_or_default();
+                let claims = token.split('.').nth(1).unwrap_or_default();
+                let claims = URL_SAFE_NO_PAD.decode(claims).unwrap_or_default();
+                let claims: Value = serde_json::from_slice(&claims).unwrap_or_default();
+                let own = claims["uid"].as_str() == Some(self.uid.as_str());
+                (!own).then(|| format!("its token says {claims}"))
+            }
+            _ => None,
+        }
     }
 
     /// Of static pods with one name one has something running.

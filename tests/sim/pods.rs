@@ -19,6 +19,21 @@ pub(super) const LIVES: &str = "lives";
 /// The command of each preStop hook.
 pub(super) const PRE_STOP: [&str; 2] = ["true", "before the stop"];
 
+/// How long a token is good for, seconds: the shortest time that there is.
+pub(super) const TOKEN_S: i64 = 600;
+
+/// A Secret that may be missing.
+pub(super) const SECRET: &str = "secret";
+
+/// It, in this namespace.
+pub(super) fn secret(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+        "metadata": {"namespace": namespace, "name": SECRET, "uid": "secret", "resourceVersion": "1"},
+        "data": {"key": "aGk="},
+    })
+}
+
 /// A ConfigMap that may be missing.
 pub(super) const SETTINGS: &str = "settings";
 
@@ -77,6 +92,10 @@ pub(super) enum Kind {
     Configured,
     /// Has that as a volume, and one of its own.
     Volumes,
+    /// Has its environment and a volume from a Secret, which may be missing.
+    WithSecret,
+    /// Has a token of its service account. Only pods of the API have one.
+    WithToken,
     /// Init containers and sidecars in turns.
     Ordered,
     /// Takes a port of the host. Such pods have names of their own, for it cannot be changed.
@@ -84,7 +103,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 23] = [
+    pub(super) const ALL: [Self; 25] = [
         Self::Sleeps,
         Self::Pair,
         Self::Sidecar,
@@ -106,6 +125,8 @@ impl Kind {
         Self::Live,
         Self::Configured,
         Self::Volumes,
+        Self::WithSecret,
+        Self::WithToken,
         Self::Ordered,
         Self::Port,
     ];
@@ -148,6 +169,8 @@ impl Kind {
             | Self::Live
             | Self::Configured
             | Self::Volumes
+            | Self::WithSecret
+            | Self::WithToken
             | Self::Ordered
             | Self::Port => "Always",
         }
@@ -206,6 +229,21 @@ impl Kind {
                     {"name": "settings", "mountPath": "/settings"},
                     {"name": "own", "mountPath": "/own"},
                 ]);
+            }
+            Self::WithSecret => {
+                let key = json!({"name": SECRET, "key": "key"});
+                spec["containers"][0]["env"] =
+                    json!([{"name": "KEY", "valueFrom": {"secretKeyRef": key}}]);
+                spec["volumes"] = json!([{"name": "kept", "secret": {"secretName": SECRET}}]);
+                spec["containers"][0]["volumeMounts"] =
+                    json!([{"name": "kept", "mountPath": "/kept"}]);
+            }
+            Self::WithToken => {
+                let token = json!({"serviceAccountToken":
+                    {"path": "token", "expirationSeconds": TOKEN_S}});
+                spec["volumes"] = json!([{"name": "token", "projected": {"sources": [token]}}]);
+                spec["containers"][0]["volumeMounts"] =
+                    json!([{"name": "token", "mountPath": "/token"}]);
             }
             Self::Configured => {
                 let key = json!({"name": SETTINGS, "key": "color"});

@@ -19,7 +19,8 @@ use crate::{
     config::{ClusterConfig, Config},
     error::chain,
     kube::{
-        self, Api, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, bootstrap,
+        self, Api, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, authority,
+        bootstrap,
         client::HEARTBEAT_TIMEOUT,
         kubeconfig::Material,
         store::Store,
@@ -51,6 +52,8 @@ pub(in crate::agent) struct Joined {
     pub(super) skew: Arc<Skew>,
     /// This node's own certificate, if it is the agent's to keep.
     pub(super) certificate: Option<Kept>,
+    /// What the cluster is known by (KADM-32).
+    pub(in crate::agent) authority: String,
     /// Whether a watch is used beside polling.
     pub(super) doorbells: bool,
     /// Decides the spread of delays.
@@ -66,6 +69,7 @@ impl Joined {
             lanes,
             skew: Arc::default(),
             certificate: None,
+            authority: String::new(),
             doorbells,
             seed,
             answers: ANSWERS,
@@ -116,6 +120,7 @@ pub(in crate::agent) fn join(
         heartbeat: heartbeat_timeout(cfg),
         skew: Arc::clone(&skew),
     };
+    let authority = authority::ids(&config);
     let (cluster, api) = connect.api(config);
     let lanes = KubeLanes::start(Arc::new(api))
         .map_err(|e| JoinError::Failed(format!("cannot start a thread: {e}")))?;
@@ -137,6 +142,7 @@ pub(in crate::agent) fn join(
             bootstrap,
         }),
         skew,
+        authority,
         ..Joined::new(lanes, cfg.doorbells, seed)
     }))
 }

@@ -153,6 +153,7 @@ impl Cluster {
             lanes,
             skew,
             certificate,
+            authority: _,
             doorbells,
             seed,
             answers,

@@ -17,7 +17,7 @@ use crate::{
     },
     api::{PodUid, order::Order as _},
     error::chain,
-    logic::mux::Source,
+    logic::{authority, mux::Source},
     sys::lane::Lane,
     volume::Volumes,
 };
@@ -87,12 +87,19 @@ impl Restore {
             if header.source != Source::Api.as_str() {
                 return Ok(None);
             }
+            if !authority::is_same(&header.cluster, store.cluster()) {
+                log::warn!(
+                    "uid={uid} is a pod of another cluster: it is not started, and ends with the first list of pods"
+                );
+                return Ok(None);
+            }
             let seen = Seen::of(raw, &node).ok_or_else(|| "its object has no identity".to_owned());
             let seen = store.decoded(&uid, seen)?;
             if seen.item.uid != uid {
                 let why = format!("its object is of {}", seen.item.uid);
                 return store.decoded(&uid, Err(why));
             }
+            renew(&store, &uid, &header);
             Ok(Some((seen, outcome(&store, &uid, &header))))
         };
         self.disk.run(read).await
@@ -126,5 +133,22 @@ impl Restore {
         }
         self.writer.api_shows(uid, copy, None);
         Ok(true)
+    }
+}
+
+/// Has the record say what the cluster is known by now: the next authority may have nothing in common with the one before this.
+/// Blocking.
+fn renew(store: &PodStore, uid: &PodUid, header: &Header) {
+    if header.cluster == store.cluster() || store.cluster().is_empty() {
+        return;
+    }
+    let renewed = store
+        .read::<serde_json::Value>(uid)
+        .and_then(|(header, raw)| {
+            let cluster = store.cluster().into();
+            store.rewrite(uid, &Header { cluster, ..header }, &raw)
+        });
+    if let Err(e) = renewed {
+        log::debug!("uid={uid} {}", chain(&e));
     }
 }

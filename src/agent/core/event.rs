@@ -85,6 +85,8 @@ pub(in crate::agent) enum Event {
     Collected,
     /// A local command.
     Command(Command),
+    /// Memory may be short: a doorbell.
+    MemoryBell,
     /// Something for a round of eviction was done.
     Eviction(Box<Input>),
     /// SIGTERM or SIGINT: the agent ends, pods go on.

@@ -182,6 +182,11 @@ impl Agent {
         room.begin(uid.clone(), victims, grace_s, now);
     }
 
+    /// Memory may be short.
+    pub(super) fn on_memory_bell(&mut self, now: Mono) {
+        self.eviction.manager.handle_bell(now);
+    }
+
     /// Something came of what was to be done.
     pub(super) fn on_eviction(&mut self, mut input: Input, now: Mono) {
         if let Input::Observed(_, limited) = &mut input {

@@ -204,6 +204,7 @@ impl Agent {
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
             Event::Command(Command::Shutdown { done }) => self.on_shutdown(done, now),
             Event::Command(Command::ImagesArrived) => self.on_images(),
+            Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),
             Event::Terminate => self.finish(),
         }

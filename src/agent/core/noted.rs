@@ -53,6 +53,7 @@ impl Agent {
             | Event::Searched(_)
             | Event::Listed(_)
             | Event::Housekeeping
+            | Event::MemoryBell
             | Event::Eviction(_)
             | Event::Cleaned
             | Event::Collected

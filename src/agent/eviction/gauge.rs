@@ -37,6 +37,7 @@ pub(in crate::agent) struct Places {
     kubepods: String,
     memory_bytes: u64,
     pids: u64,
+    counts_kernel: bool,
 }
 
 impl Places {
@@ -46,6 +47,7 @@ impl Places {
         images: PathBuf,
         kubepods: String,
         facts: &NodeFacts,
+        counts_kernel: bool,
     ) -> Self {
         Self {
             root: root.into(),
@@ -54,6 +56,7 @@ impl Places {
             kubepods,
             memory_bytes: facts.memory_bytes,
             pids: facts.pids,
+            counts_kernel,
         }
     }
 
@@ -76,6 +79,16 @@ impl Places {
         let pods = cgroups.usage(&self.kubepods, Detail::Basic);
         let pods = pods.and_then(|usage| usage.memory);
         let all = |memory: Memory| Reading::of_used(self.memory_bytes, memory.working_set_bytes);
+        let all = |memory: Memory| {
+            let mut reading = all(memory)?;
+            // Of 256 MiB that is a quarter with thirty pods.
+            if self.counts_kernel
+                && let Some(left) = left_by_kernel()
+            {
+                reading.available = reading.available.min(left);
+            }
+            Some(reading)
+        };
         let of_pods = |memory: Memory| {
             let limit = memory.limit_bytes?;
             Reading::of_used(limit, memory.working_set_bytes)
@@ -103,6 +116,23 @@ impl Gauge for MachineGauge {
     }
 }
 
+/// Memory that is free, or holds files that nobody used lately, bytes: what is left when the kernel's own counts as used.
+fn left_by_kernel() -> Option<i64> {
+    let mut buffer = [0; 4096];
+    let text = proc::read_small("/proc/meminfo", &mut buffer).ok()?;
+    left_of(text)
+}
+
+/// Source: proc_meminfo(5).
+fn left_of(meminfo: &str) -> Option<i64> {
+    let kib = |name: &str| -> Option<i64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    let left = kib("MemFree:")?.saturating_add(kib("Inactive(file):")?);
+    Some(left.saturating_mul(1024))
+}
+
 /// Processes and threads of the machine. Source: proc_loadavg(5).
 pub(in crate::agent) fn running_tasks() -> Option<u64> {
     let mut buffer = [0; 128];
@@ -116,6 +146,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_the_kernel_leaves() {
+        // EVICT-02
+        let meminfo = "MemTotal:  222352 kB\nMemFree:   1000 kB\nInactive(file):   24 kB\nKReclaimable: 9 kB\n";
+        assert_eq!(left_of(meminfo), Some(1 << 20));
+        assert_eq!(left_of("MemFree: 1 kB\n"), None);
+    }
+
+    #[test]
     fn this_machine() {
         // EVICT-02: no more than that, for an emulator makes most of it up.
         let root = std::env::temp_dir();
@@ -126,6 +164,7 @@ mod tests {
             kubepods: "/none".into(),
             memory_bytes: 1 << 40,
             pids: 1 << 30,
+            counts_kernel: false,
         };
         let mount = "30 23 0:26 / /none rw - cgroup2 cgroup2 rw";
         let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(mount).expect("hierarchy"));

@@ -2,10 +2,12 @@
 //!
 //! | file | what it is |
 //! |---|---|
+//! | `doorbell` | what makes the next look at memory come sooner |
 //! | `gauge` | how much there is of everything |
 //! | `files` | what the files of a pod take |
 //! | `limits` | pods that have more on the node's disk than they may |
 
+mod doorbell;
 mod files;
 pub(super) mod gauge;
 mod limits;
@@ -15,13 +17,18 @@ use core::time::Duration;
 
 use smol::future::FutureExt as _;
 
+pub(super) use doorbell::listen;
 pub(super) use files::PodFiles;
 pub(super) use limits::Limits;
 
 use gauge::Gauge;
 
 use super::{
-    clock::Clock, complaints::Complaints, core::EvictionWork, gc::Garbage, images::UnusedImages,
+    clock::Clock,
+    complaints::Complaints,
+    core::EvictionWork,
+    gc::Garbage,
+    images::{UnusedImages, remove_unused},
     pod_store::PodStore,
 };
 use crate::{
@@ -75,13 +82,8 @@ impl Evictor {
     }
 
     async fn remove_unused_images(&self) {
-        let Some(ask) = &self.unused_images else {
-            return;
-        };
-        let (answer, done) = smol::channel::bounded(1);
-        if ask.send(answer).await.is_ok() {
-            // It ends with an error when whoever does it has ended.
-            let _ = done.recv().await;
+        if let Some(ask) = &self.unused_images {
+            remove_unused(ask).await;
         }
     }
 

@@ -44,6 +44,13 @@ enum GarbageError {
 /// Asks for the removal of every image that nobody uses; the answer comes when it is done.
 pub(in crate::agent) type UnusedImages = Sender<Sender<()>>;
 
+/// Has every image removed that nobody uses. Comes back when that is done; whether anybody does it.
+pub(in crate::agent) async fn remove_unused(ask: &UnusedImages) -> bool {
+    let (answer, done) = smol::channel::bounded(1);
+    // It ends with an error when whoever does it has ended.
+    ask.send(answer).await.is_ok() && done.recv().await.is_ok()
+}
+
 /// Collects the garbage.
 pub(in crate::agent) struct ImageGarbage {
     images: Rc<Images>,

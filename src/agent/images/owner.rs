@@ -13,6 +13,7 @@ use super::{
     access::Access,
     credentials::{NodeKeyring, Try, tries},
     for_pod::ForPod,
+    garbage::{UnusedImages, remove_unused},
 };
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
@@ -33,6 +34,8 @@ pub(in crate::agent) struct Tools {
     /// Where records are read and written.
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) complaints: Rc<Complaints>,
+    /// Who removes images that nobody uses, if somebody does.
+    pub(in crate::agent) unused_images: Option<UnusedImages>,
 }
 
 /// An image that was pulled.
@@ -63,6 +66,7 @@ pub(in crate::agent) struct Images {
     backoff: RefCell<ImageBackoff>,
     rate: RefCell<PullRate>,
     heap_used: Cell<bool>,
+    unused_images: Option<UnusedImages>,
 }
 
 impl Images {
@@ -83,6 +87,7 @@ impl Images {
             backoff: RefCell::new(ImageBackoff::new(delays)),
             rate: RefCell::new(rate),
             heap_used: Cell::new(false),
+            unused_images: tools.unused_images,
         }
     }
 
@@ -131,6 +136,15 @@ impl Images {
         Ok(pulled.id)
     }
 
+    /// Has images removed that nobody uses; whether anybody does that.
+    async fn make_room(&self, reference: &str) -> bool {
+        let Some(ask) = &self.unused_images else {
+            return false;
+        };
+        log::info!("image {reference} has no room on the disk: images that nobody uses make it");
+        remove_unused(ask).await
+    }
+
     /// Pulls with the credentials of a pod before those of the node, one after the other, when its turn has come (IMG-13,
     /// IMG-16).
     ///
@@ -145,9 +159,18 @@ impl Images {
         let _turn = self.turns.acquire().await;
         let begun = self.clock.now();
         let mut denied: Vec<String> = Vec::new();
+        let mut room_made = false;
         for Try { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
             let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
-            let pulled = pulled.await;
+            let pulled = match pulled.await {
+                // Told before any layer is fetched: what nobody uses makes room, once.
+                Err(e) if is_full(&e) && !room_made && self.make_room(reference).await => {
+                    room_made = true;
+                    let again = self.service.pull_image(reference, auth.as_ref(), sandbox);
+                    again.await
+                }
+                pulled => pulled,
+            };
             // Unpacking used it.
             self.heap_used.set(true);
             match pulled {
@@ -214,6 +237,11 @@ pub(super) fn with_default_tag(image: &str) -> String {
     } else {
         format!("{image}:latest")
     }
+}
+
+/// Whether the disk was too full for a pull. Every runtime says so in the words of the C library.
+fn is_full(error: &RuntimeError) -> bool {
+    matches!(error, RuntimeError::Failed(text) if text.to_lowercase().contains("no space left on device"))
 }
 
 #[cfg(test)]

@@ -136,6 +136,7 @@ fn images_by(
         complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
         clock,
         disk: Lane::inline(),
+        unused_images: None,
     };
     Rc::new(Images::new(
         &loaded.config.images,

@@ -14,10 +14,6 @@ use crate::{
     },
 };
 
-/// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
-pub(in crate::agent) const KUBELET_VERSION: &str =
-    concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
-
 /// Its name says it: exec, attach and port forwarding may come as WebSocket in their newest forms (STREAM-11).
 const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 
@@ -144,7 +140,7 @@ pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
             .map(|_| WEB_SOCKETS.into())
             .into_iter()
             .collect(),
-        kubelet_version: KUBELET_VERSION.into(),
+        kubelet_version: cfg.node.kubelet_version.clone(),
     }
 }
 
@@ -185,6 +181,7 @@ mod tests {
     use core::time::Duration;
 
     use super::*;
+    use crate::config::KUBELET_VERSION;
     use crate::logic::eviction::Limit;
 
     #[test]

@@ -11,7 +11,7 @@ mod network;
 use alloc::rc::Rc;
 use core::{cell::RefCell, net::IpAddr, ops::Deref};
 
-pub(super) use facts::{KUBELET_VERSION, NodeFacts, facts, max_pods};
+pub(super) use facts::{NodeFacts, facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
 
 use super::{clock::Clock, complaints::Complaints};

@@ -94,7 +94,7 @@ impl Reset {
     /// # Errors
     /// The flags or the configuration are wrong, or this is not root.
     pub fn new(words: Vec<OsString>, choice: Choice) -> Result<Self, ResetError> {
-        let Some(loaded) = run::configure(words)? else {
+        let Some(loaded) = run::configure(words, run::CalledAs::Picolet)? else {
             let why = "--help is no flag of this command";
             return Err(ResetError::Refused(why.into()));
         };

@@ -349,13 +349,13 @@ impl FakeApi {
     }
 
     /// The next `times` requests for objects whose paths begin with `prefix` go wrong.
-    pub(super) fn trouble(&self, prefix: &str, times: u32, trouble: Trouble) {
+    pub(in crate::agent) fn trouble(&self, prefix: &str, times: u32, trouble: Trouble) {
         let troubles = &mut self.state().stored.troubles;
         troubles.push((prefix.into(), times, trouble));
     }
 
     /// Nothing goes wrong with objects any more.
-    pub(super) fn heal(&self) {
+    pub(in crate::agent) fn heal(&self) {
         self.state().stored.troubles.clear();
     }
 
@@ -365,7 +365,7 @@ impl FakeApi {
     }
 
     /// Its clock.
-    pub(super) fn set_now(&self, now: Wall) {
+    pub(in crate::agent) fn set_now(&self, now: Wall) {
         self.state().stored.now_s = now.secs();
     }
 
@@ -643,7 +643,15 @@ impl Api for FakeApi {
     }
 
     fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
-        self.about_objects(|stored| stored.token(namespace, account, body))
+        self.not_noted(|state| {
+            let answer = state.stored.token(namespace, account, body);
+            let what = match answer {
+                Ok(_) => "token given",
+                Err(_) => "token refused",
+            };
+            *state.tally.entry(what).or_default() += 1;
+            answer
+        })
     }
 
     fn config_map(&self, namespace: &str, name: &str) -> Reply<Value> {

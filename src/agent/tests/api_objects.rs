@@ -11,7 +11,7 @@ use crate::{api::Wall, kube::api::Reply};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(in crate::agent) enum Trouble {
     /// Nobody answers.
     Silent,
     /// A refusal with this status.

@@ -305,6 +305,38 @@ fn an_agent_begins_offline() {
 }
 
 #[test]
+fn pods_of_another_cluster_are_not_started_and_end() {
+    // KADM-32
+    let (world, api) = world();
+    let uid = PodUid::from(&*api.create("a", json!({})));
+    world.until("it runs", |_| is_ready(&api, "a"));
+    starts(&world);
+    api.set_link(Link::Down);
+    // Its record is older than such names; then the cluster gets a new authority, by a bundle of both.
+    let world = ["old", "new,old", "new"]
+        .into_iter()
+        .fold(world, |world, authority| {
+            let world = world.restart_agent_of(authority);
+            world.apply(&[]);
+            world.advance(s(60));
+            world
+        });
+    exit(&world, &uid, 1);
+    world.until("it is started again", |w| w.fake.runs(&uid));
+    starts(&world);
+
+    let world = world.restart_agent_of("other");
+    world.apply(&[]);
+    exit(&world, &uid, 1);
+    world.advance(s(600));
+    assert_eq!(starts(&world), 0, "it is another cluster's");
+    api.remove("ns", "a");
+    api.set_link(Link::Up);
+    world.until("it is ended", |w| w.is_gone(&uid));
+    assert_eq!(starts(&world), 0);
+}
+
+#[test]
 fn a_boot_without_an_apiserver() {
     // OFF-03 OFF-08 SYNC-35
     let (world, api) = world();

@@ -1,8 +1,9 @@
 //! The agent whole, over the fake runtime and a clock that tests move: from a manifest to what the runtime was told.
 
 pub(super) mod api;
-mod api_objects;
+pub(in crate::agent) mod api_objects;
 mod cluster;
+pub(in crate::agent) mod drawn;
 mod driver;
 mod ends;
 mod ephemeral;

@@ -4,8 +4,8 @@ use core::time::Duration;
 
 use serde_json::Value;
 
-use super::super::node::KUBELET_VERSION;
 use super::world::{IMAGE, NODE, World};
+use crate::config::KUBELET_VERSION;
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)

@@ -42,6 +42,7 @@ use super::{
         views::Taken,
     },
     api::FakeApi,
+    drawn,
     gauge::{Left, TestGauge},
     wire::FakeWire,
 };
@@ -180,6 +181,8 @@ struct Way {
     flags: &'static [&'static str],
     api: Option<Arc<dyn Api>>,
     driver: Driver,
+    /// What the cluster is known by.
+    authority: &'static str,
 }
 
 /// One machine, and the agent that runs on it.
@@ -229,6 +232,7 @@ impl World {
             flags,
             api,
             driver: assembly::containers,
+            authority: "",
         })
     }
 
@@ -238,6 +242,7 @@ impl World {
             flags: &[],
             api: None,
             driver,
+            authority: "",
         })
     }
 
@@ -276,6 +281,7 @@ impl World {
             let lanes = KubeLanes::by(api, lanes, Rc::new(Threads));
             let mut joined = Joined::new(lanes, template.cfg.doorbells, 7);
             joined.answers = MANY_ANSWERS;
+            joined.authority = way.authority.into();
             joined
         });
         let asker = Asker::new(events.clone());
@@ -318,6 +324,12 @@ impl World {
     /// The same; the other one has these flags.
     pub(super) fn restart_agent_by(mut self, flags: &'static [&'static str]) -> Self {
         self.way.flags = flags;
+        self.restart_agent()
+    }
+
+    /// The same; the other one is of the cluster that is known by this.
+    pub(super) fn restart_agent_of(mut self, authority: &'static str) -> Self {
+        self.way.authority = authority;
         self.restart_agent()
     }
 
@@ -589,12 +601,15 @@ impl Running {
         let driver = driver(&parts);
         let hands = assembly::hands(&parts, &driver, executor, events, relist);
         let watch = parts.tools.loop_watch.clone();
-        let task = executor.spawn(event_loop::run(Rc::clone(&agent), hands, watch, queue));
+        let run = event_loop::run(Rc::clone(&agent), hands, watch, queue);
+        let task = executor.spawn(drawn::started(run));
         for task in pollers::tasks(&parts, driver, asked, events) {
-            executor.spawn(task).detach();
+            executor.spawn(drawn::started(task)).detach();
         }
         let members = cluster_views::tasks(&parts, executor, events);
-        let members = members.into_iter().map(|task| executor.spawn(task));
+        let members = members
+            .into_iter()
+            .map(|task| executor.spawn(drawn::started(task)));
         Self {
             members: members.collect(),
             parts,

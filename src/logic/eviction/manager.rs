@@ -24,6 +24,8 @@ use crate::api::{Mono, PodUid, Quantity};
 
 /// Time between two looks.
 pub const POLL: Duration = Duration::from_secs(10);
+/// The same, when something falls so fast that it would be short before that, or the doorbell rings.
+pub const MIN_POLL: Duration = Duration::from_secs(1);
 /// So long the clean-up of a pod that has stopped is waited for.
 const CLEAN_UP: Duration = Duration::from_secs(30);
 /// So long its stop is waited for, whatever its grace.
@@ -241,6 +243,15 @@ impl Manager {
         }
     }
 
+    /// The doorbell of memory rang: the next look is due, unless the last one was made less than [`MIN_POLL`] ago.
+    pub fn handle_bell(&mut self, now: Mono) {
+        let last = self.pressure.last();
+        let earliest = last.map_or(now, |last| now.max(last.at + MIN_POLL));
+        if let Stage::Waiting { due } = &mut self.stage {
+            *due = earliest.min(*due);
+        }
+    }
+
     /// Takes in what happened. What does not belong to the stage is of no meaning any more.
     pub fn handle(&mut self, input: Input, now: Mono) {
         match input {
@@ -361,7 +372,12 @@ impl Manager {
     }
 
     fn wait(&mut self, now: Mono) {
-        self.stage = Stage::Waiting { due: now + POLL };
+        let pause = if self.pressure.is_falling(POLL) {
+            MIN_POLL
+        } else {
+            POLL
+        };
+        self.stage = Stage::Waiting { due: now + pause };
     }
 
     fn begin(&mut self, round: Round, now: Mono) {

@@ -97,6 +97,8 @@ pub(super) struct Pressure {
     seen: [Option<Mono>; 3],
     conditions: Conditions,
     last: Option<Observations>,
+    /// The one before it.
+    before: Option<Observations>,
 }
 
 impl Pressure {
@@ -114,6 +116,7 @@ impl Pressure {
             seen: [None; 3],
             conditions: Conditions::default(),
             last: None,
+            before: None,
         }
     }
 
@@ -157,10 +160,35 @@ impl Pressure {
             pid: holds(2),
         };
         let is_newer = self.last.is_none_or(|last| observations.at > last.at);
+        if is_newer {
+            self.before = self.last;
+        }
         self.last = Some(*observations);
         let all = self.held.iter().enumerate();
         let driving = all.filter(|(_, held)| held.drives && is_newer);
         driving.map(|(at, _)| at).collect()
+    }
+
+    /// Whether something falls so fast that a threshold that is not met would be within that time.
+    pub(super) fn is_falling(&self, within: Duration) -> bool {
+        let (Some(before), Some(last)) = (&self.before, &self.last) else {
+            return false;
+        };
+        let took = (last.at - before.at).as_millis();
+        let falls = |threshold: &Threshold| {
+            let (first, second) = (
+                before.reading(threshold.signal)?,
+                last.reading(threshold.signal)?,
+            );
+            let left = second.available - threshold.limit.of(second.capacity);
+            let (left, fall) = (
+                u128::try_from(left).ok()?,
+                u128::try_from(first.available - second.available).ok()?,
+            );
+            Some(left.saturating_mul(took) < fall.saturating_mul(within.as_millis()))
+        };
+        let mut all = self.held.iter();
+        all.any(|held| falls(&held.threshold) == Some(true))
     }
 
     /// Whether nothing is short any more, minimums included.
@@ -417,6 +445,30 @@ mod tests {
             .map(|n| pressure.threshold(*n).signal.name())
             .collect();
         assert_eq!(driving, ["imagefs.available", "containerfs.available"]);
+    }
+
+    #[test]
+    fn what_falls_fast_is_looked_at_soon() {
+        // EVICT-04
+        for (name, rounds, want) in [
+            ("one look tells nothing", &[(0, 500, 0)][..], false),
+            ("it stays", &[(0, 500, 0), (10, 500, 0)], false),
+            ("slowly", &[(0, 500, 0), (10, 400, 0)], false),
+            (
+                "in ten seconds it would just not be met",
+                &[(0, 500, 0), (10, 300, 0)],
+                false,
+            ),
+            ("it would be", &[(0, 500, 0), (10, 299, 0)], true),
+            ("the rate counts", &[(0, 500, 0), (1, 459, 0)], true),
+            ("it grows", &[(0, 299, 0), (10, 500, 0)], false),
+            ("it is met already", &[(0, 500, 0), (10, 99, 0)], false),
+        ] {
+            let memory = threshold(Signal::MemoryAvailable, "100", None, "");
+            let mut pressure = Pressure::new(vec![memory], s(300));
+            run(&mut pressure, rounds);
+            assert_eq!(pressure.is_falling(s(10)), want, "{name}");
+        }
     }
 
     #[test]

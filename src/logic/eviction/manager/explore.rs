@@ -205,7 +205,7 @@ fn run(seed: u64) -> u64 {
                 };
                 manager.handle(input, world.now);
             }
-            1 => {}
+            1 => manager.handle_bell(world.now),
             _ => {
                 let input = match asked.take() {
                     Some(Action::Observe) => {

@@ -1,0 +1,349 @@
+#!/bin/sh
+# Installs picolet from the directory that this file is in, on Debian-like systems and Alpine. For dash and busybox sh.
+# It asks no network. A second run changes and restarts nothing.
+#
+# Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it (nothing was written).
+set -u
+
+usage() {
+    cat <<END
+Usage: install.sh [FLAGS]
+
+  --mode standalone|kubeadm  run by itself (default), or take the place of the kubelet for kubeadm
+  --root DIR                 install into the system below DIR, such as a mounted SD card; starts nothing
+  --no-start                 install and enable, but start nothing
+  --dry-run                  say what would be done
+  --uninstall                remove the program and its units; pods, data and configuration stay
+  --purge                    with --uninstall: end the pods, remove data and configuration too
+END
+}
+
+wrong() {
+    echo "install.sh: $1 (try --help)" >&2
+    exit 2
+}
+
+failed() {
+    echo "install.sh: $1" >&2
+    exit 1
+}
+
+mode=standalone root='' start=yes dry='' remove='' purge=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --mode=* | --root=*) set -- "${1%%=*}" "${1#*=}" "$@" && flag=$1 value=$2 && shift 3 ;;
+    --mode | --root)
+        [ $# -ge 2 ] || wrong "$1 needs a value"
+        flag=$1 value=$2
+        shift 2
+        ;;
+    *) flag=$1 value='' && shift ;;
+    esac
+    case $flag in
+    --mode)
+        case $value in
+        standalone | kubeadm) mode=$value ;;
+        *) wrong "--mode is \"$value\", must be standalone or kubeadm" ;;
+        esac
+        ;;
+    --root)
+        [ -d "$value" ] || wrong "--root: $value is no directory"
+        root=$(cd "$value" && pwd)
+        [ "$root" != / ] || root=''
+        ;;
+    --no-start) start='' ;;
+    --dry-run) dry=yes ;;
+    --uninstall) remove=yes ;;
+    --purge) purge=yes ;;
+    -h | --help) usage && exit 0 ;;
+    *) wrong "unknown flag $flag" ;;
+    esac
+done
+[ -z "$purge" ] || [ -n "$remove" ] || wrong "--purge goes with --uninstall"
+# Another system is not run: nothing of it can be asked or started.
+[ -z "$root" ] || start=''
+
+here=$(cd "$(dirname "$0")" && pwd) || failed "cannot find the directory of this file"
+program=$here/picolet
+bin=$root/usr/local/bin
+target=$bin/picolet
+kubelet=$root/usr/bin/kubelet
+link=/usr/local/bin/picolet
+units=$root/etc/systemd/system
+scripts=$root/etc/init.d
+import=$root/var/lib/picolet/import
+service=picolet
+[ "$mode" = standalone ] || service=kubelet
+
+# ---- What the machine is. Nothing is written here.
+
+# Class and processor of a program, such as 02b700: from its ELF header.
+elf() {
+    { dd if="$1" bs=1 skip=4 count=1 && dd if="$1" bs=1 skip=18 count=2; } 2>/dev/null | od -An -tx1 | tr -d ' \n'
+}
+
+name_of() {
+    case $1 in
+    02b700) echo "aarch64" ;;
+    012800) echo "32-bit ARM" ;;
+    023e00) echo "x86_64" ;;
+    010300) echo "32-bit x86" ;;
+    *) echo "unknown ($1)" ;;
+    esac
+}
+
+# The options of the mount that a path is on, and that mount.
+mount_of() {
+    path=$1
+    while [ ! -e "$path" ]; do path=$(dirname "$path"); done
+    path=$(cd "$path" && pwd -P)
+    while [ "$path" != / ]; do
+        # The last one in the table is on top.
+        found=$(awk -v at="$path" '$2 == at { o = $4 } END { print o }' /proc/mounts)
+        [ -z "$found" ] || break
+        path=$(dirname "$path")
+    done
+    [ "$path" != / ] || found=$(awk '$2 == "/" { o = $4 } END { print o }' /proc/mounts)
+    echo "$found $path"
+}
+
+init=none
+if [ -n "$root" ]; then
+    if [ -e "$root/lib/systemd/systemd" ] || [ -e "$root/usr/lib/systemd/systemd" ]; then
+        init=systemd
+    elif [ -e "$root/sbin/openrc" ] || [ -e "$root/usr/sbin/openrc" ]; then
+        init=openrc
+    fi
+elif [ -d /run/systemd/system ]; then
+    init=systemd
+elif [ -d /run/openrc ]; then
+    init=openrc
+fi
+
+unfit=''
+refuse() {
+    echo "install.sh: $1" >&2
+    unfit=yes
+}
+
+# The userland decides, not the kernel: uname -m says aarch64 on many 32-bit systems.
+fits_processor() {
+    own=''
+    for file in "$root/sbin/init" "$root/bin/sh" /proc/1/exe; do
+        # A link of another system leads into this one.
+        [ -n "$root" ] && [ -L "$file" ] && continue
+        [ -n "$root" ] || file=/proc/1/exe
+        own=$(elf "$file")
+        [ ${#own} -eq 6 ] && break
+        own=''
+    done
+    [ -n "$own" ] || own=$(elf /bin/sh)
+    given=$(elf "$program")
+    if [ "$own" != "$given" ]; then
+        refuse "this program is for $(name_of "$given"), the system is $(name_of "$own"): take the tarball for that"
+        return
+    fi
+    # An ARMv7 program starts on an ARMv6 processor, and dies later.
+    case $(cat "$here/arch" 2>/dev/null)-$(uname -m) in
+    armv7-armv6*) refuse "this program is for ARMv7, the processor is ARMv6: take the tarball for armv6" ;;
+    esac
+}
+
+fits_kernel() {
+    release=$(uname -r)
+    major=${release%%.*} rest=${release#*.}
+    minor=${rest%%[!0-9]*}
+    if [ "$major" -lt 5 ] || { [ "$major" -eq 5 ] && [ "$minor" -lt 6 ]; }; then
+        refuse "the kernel is Linux $release, it must be 5.6 or newer: upgrade it"
+    fi
+}
+
+fits_disk() {
+    set -- $(mount_of "$bin")
+    case ,$1, in
+    *,ro,*) refuse "$bin is on $2, which is read-only: mount -o remount,rw $2" ;;
+    *,noexec,*) refuse "$bin is on $2, which is mounted noexec: mount -o remount,exec $2" ;;
+    esac
+    # The new program stands beside the old one for a moment.
+    need=$(($(wc -c <"$program") / 1024 + 64))
+    has=$(df -Pk "$2" | awk 'NR == 2 { print $4 }')
+    [ "$has" -ge "$need" ] || refuse "$2 has $has KiB of room, it needs $need KiB: make room there"
+}
+
+fits_neighbours() {
+    if [ "$mode" = kubeadm ] && [ -e "$kubelet" ] && [ "$(readlink "$kubelet")" != "$link" ]; then
+        refuse "$kubelet is another kubelet: remove its package first (apt-get remove kubelet), or move it"
+    fi
+    [ -z "$root" ] || return
+    for comm in /proc/[0-9]*/comm; do
+        read -r name <"$comm" 2>/dev/null || continue
+        case $name in
+        kubelet | k3s | k3s-server | k3s-agent) ;;
+        *) continue ;;
+        esac
+        pid=${comm#/proc/} pid=${pid%/comm}
+        case $(readlink "/proc/$pid/exe") in
+        "$link"*) ;;
+        *) refuse "$name (pid $pid) runs here and would want the same port and cgroups: stop and disable it first" ;;
+        esac
+    done
+}
+
+check() {
+    [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || refuse "must run as root: sudo sh install.sh"
+    [ -f "$program" ] || failed "there is no program at $program: unpack the whole tarball"
+    fits_processor
+    fits_kernel
+    [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
+    fits_disk
+    fits_neighbours
+    [ -z "$unfit" ] || exit 3
+    groups=/sys/fs/cgroup/cgroup.controllers
+    if [ -z "$root" ] && [ -r $groups ] && ! grep -qw memory $groups; then
+        echo "warning: the memory controller is off, memory limits are not held: add cgroup_enable=memory to the one line of" \
+            "/boot/firmware/cmdline.txt (before Debian 12 /boot/cmdline.txt) and restart" >&2
+    fi
+}
+
+# ---- What is done.
+
+run() {
+    if [ -n "$dry" ]; then
+        echo "would run: $*"
+    else
+        "$@" || failed "failed: $*"
+    fi
+}
+
+changed='' reload=''
+
+flush() {
+    sync "$1" 2>/dev/null || sync
+}
+
+# Puts a file in place as a whole, if it is another one: shims use the old program, and the power may fail.
+place() {
+    from=$1 to=$2 bits=$3
+    if cmp -s "$from" "$to" && [ "$(ls -ld "$to" | cut -c1-10)" = "$bits" ]; then return; fi
+    changed=yes
+    case $to in "$units"/*) reload=yes ;; esac
+    if [ -n "$dry" ]; then
+        echo "would install $to"
+        return
+    fi
+    mkdir -p "$(dirname "$to")" || failed "cannot make $(dirname "$to")"
+    [ "$to" != "$target" ] || [ ! -f "$to" ] || ln -f "$to" "$to.old" || failed "cannot keep $to"
+    { cp "$from" "$to.new" && chmod "$([ "$bits" = -rwxr-xr-x ] && echo 755 || echo 644)" "$to.new"; } ||
+        failed "cannot write $to.new"
+    flush "$to.new"
+    mv -f "$to.new" "$to" || failed "cannot install $to"
+    flush "$(dirname "$to")"
+    echo "installed $to"
+}
+
+# One agent at a time: both want the same port.
+retire() {
+    other=kubelet
+    [ "$service" = picolet ] || other=picolet
+    [ -e "$units/$other.service" ] || [ -L "$root/etc/runlevels/default/$other" ] || return 0
+    if [ -z "$root" ] && [ $init = systemd ] && systemctl is-enabled -q $other 2>/dev/null; then
+        run systemctl disable -q --now $other
+    elif [ -z "$root" ] && [ $init = openrc ]; then
+        run rc-service -q --ifstarted $other stop
+    fi
+    delete "$units/multi-user.target.wants/$other.service" "$root/etc/runlevels/default/$other"
+}
+
+delete() {
+    for file; do
+        if [ -e "$file" ] || [ -L "$file" ]; then run rm -f "$file"; fi
+    done
+}
+
+enable() {
+    case $init in
+    systemd)
+        if [ -n "$root" ]; then
+            wants=$units/multi-user.target.wants
+            [ -L "$wants/$service.service" ] && return
+            run mkdir -p "$wants"
+            run ln -sf "/etc/systemd/system/$service.service" "$wants/$service.service"
+            return
+        fi
+        [ -z "$reload" ] || run systemctl daemon-reload
+        systemctl is-enabled -q $service 2>/dev/null || run systemctl enable -q $service
+        ;;
+    openrc)
+        for name in $service picolet-pods; do
+            [ -L "$root/etc/runlevels/default/$name" ] && continue
+            run mkdir -p "$root/etc/runlevels/default"
+            run ln -sf "/etc/init.d/$name" "$root/etc/runlevels/default/$name"
+        done
+        ;;
+    esac
+}
+
+begin() {
+    [ -n "$start" ] || return
+    case $init in
+    systemd)
+        if [ -n "$changed" ] || ! systemctl is-active -q $service; then run systemctl restart $service; fi
+        ;;
+    openrc)
+        rc-service -q $service status >/dev/null 2>&1 || changed=yes
+        [ -z "$changed" ] || run rc-service $service restart
+        rc-service -q picolet-pods status >/dev/null 2>&1 || run rc-service picolet-pods start
+        ;;
+    esac
+}
+
+install() {
+    check
+    place "$program" "$target" -rwxr-xr-x
+    if [ "$mode" = kubeadm ] && [ ! -L "$kubelet" ]; then
+        changed=yes
+        run mkdir -p "$(dirname "$kubelet")"
+        run ln -s "$link" "$kubelet"
+    fi
+    case $init in
+    systemd)
+        for unit in $service picolet-pods; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
+        ;;
+    openrc)
+        for unit in $service picolet-pods; do place "$here/openrc/$unit" "$scripts/$unit" -rwxr-xr-x; done
+        ;;
+    esac
+    for file in "$here"/images/*; do
+        [ ! -f "$file" ] || place "$file" "$import/${file##*/}" -rw-r--r--
+    done
+    retire
+    enable
+    begin
+    if [ -z "$changed" ]; then echo "nothing to change"; fi
+}
+
+uninstall() {
+    [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || { refuse "must run as root: sudo sh install.sh" && exit 3; }
+    for name in picolet kubelet; do
+        case $name in kubelet) [ "$(readlink "$kubelet")" = "$link" ] || continue ;; esac
+        if [ -z "$root" ] && [ $init = systemd ] && [ -e "$units/$name.service" ]; then
+            run systemctl disable -q --now $name
+        elif [ -z "$root" ] && [ $init = openrc ] && [ -e "$scripts/$name" ]; then
+            run rc-service -q --ifstarted $name stop
+        fi
+        delete "$units/$name.service" "$units/multi-user.target.wants/$name.service" \
+            "$scripts/$name" "$root/etc/runlevels/default/$name"
+    done
+    if [ -n "$purge" ]; then
+        if [ -z "$root" ] && [ -x "$target" ]; then run "$target" reset --stop --yes; fi
+        if [ -d "$root/etc/picolet" ]; then run rm -r "$root/etc/picolet"; fi
+        if [ -n "$root" ] && [ -d "$root/var/lib/picolet" ]; then run rm -r "$root/var/lib/picolet"; fi
+    fi
+    # Not stopped, which would end the pods: without its file it goes with the machine.
+    delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
+    [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
+    delete "$target" "$target.old" "$target.new"
+    if [ -z "$root" ] && [ $init = systemd ]; then run systemctl daemon-reload; fi
+}
+
+if [ -n "$remove" ]; then uninstall; else install; fi

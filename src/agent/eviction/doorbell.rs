@@ -1,0 +1,32 @@
+//! The doorbell of memory, as an event of the loop.
+
+use alloc::rc::Rc;
+
+use smol::channel::Sender;
+
+use crate::{
+    agent::{clock::Clock, core::Event},
+    cgroup::MemoryBell,
+    logic::eviction::MIN_POLL,
+};
+
+/// Tells the loop whenever it rings, at most as often as a look may be made. Ends if it cannot ring any more.
+pub(in crate::agent) async fn listen(
+    mut bell: MemoryBell,
+    clock: Rc<dyn Clock>,
+    events: Sender<Event>,
+) {
+    // Bounded: one wait for the kernel and one of a second each time.
+    loop {
+        if let Err(e) = bell.rung().await {
+            log::warn!(
+                "the doorbell of memory is broken, memory is looked at every ten seconds: {e}"
+            );
+            return;
+        }
+        if events.send(Event::MemoryBell).await.is_err() {
+            return;
+        }
+        clock.until(clock.now() + MIN_POLL).await;
+    }
+}

@@ -1,0 +1,133 @@
+//! The doorbell of memory: says that a look at memory is worth while, never how much is left.
+//!
+//! Two things ring it: tasks that stall for want of memory anywhere on the machine (PSI), and the limit of all pods together
+//! (version 2). A kernel that has neither has no doorbell: then the next regular look finds what is short.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::{fd::OwnedFd, unix::fs::FileExt as _},
+    path::{Path, PathBuf},
+};
+
+use async_io::Async;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::Cgroups;
+
+/// What rings: tasks have stalled for 100 ms within a second. Microseconds. Without CAP_SYS_RESOURCE the kernel takes no window
+/// but of two seconds, or twice that.
+const STALLS: [&[u8]; 2] = [b"some 100000 1000000\0", b"some 100000 2000000\0"];
+/// Longest file of events that is read, bytes.
+const EVENTS_BYTES: usize = 512;
+
+/// Rings when memory may be short. Dropping it takes it off.
+///
+/// Both files say so by `EPOLLPRI` alone and are readable at all times: they are waited for by an epoll of their own.
+#[derive(Debug)]
+pub struct MemoryBell {
+    epoll: Epoll,
+    /// The same, as the executor waits for it.
+    ready: Async<OwnedFd>,
+    /// Holds the trigger.
+    _stalls: Option<File>,
+    events: Option<File>,
+}
+
+impl MemoryBell {
+    /// Lays it; `kubepods` is the group of all pods.
+    ///
+    /// - Errors: there is nothing that could ring.
+    /// - Source: kernel documentation `accounting/psi.rst`, `admin-guide/cgroup-v2.rst` (`memory.events.local`).
+    pub fn lay(cgroups: &Cgroups, kubepods: &str) -> io::Result<Self> {
+        let events = cgroups
+            .memory_dir(kubepods)
+            .map(|d| d.join("memory.events.local"));
+        Self::over(Path::new("/proc/pressure/memory"), events)
+    }
+
+    fn over(stalls: &Path, events: Option<PathBuf>) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let add = |file: &File| epoll.add(file, EpollEvent::new(EpollFlags::EPOLLPRI, 0));
+        let stalls = File::options()
+            .read(true)
+            .write(true)
+            .open(stalls)
+            .and_then(|file| {
+                // Not at an offset: the kernel takes it as a stream.
+                let [first, second] = STALLS.map(|stall| move |mut file: &File| file.write(stall));
+                first(&file).or_else(|_| second(&file))?;
+                add(&file)?;
+                Ok(file)
+            });
+        let events = events.and_then(|path| {
+            let file = File::open(path).ok()?;
+            add(&file).is_ok().then_some(file)
+        });
+        if let (Err(e), None) = (&stalls, &events) {
+            return Err(io::Error::new(e.kind(), e.to_string()));
+        }
+        let bell = Self {
+            ready: Async::new_nonblocking(epoll.0.try_clone()?)?,
+            epoll,
+            _stalls: stalls.ok(),
+            events,
+        };
+        Ok(bell)
+    }
+
+    /// Waits until it rings. What rang before is heard once.
+    ///
+    /// - Errors: it will never ring again.
+    pub async fn rung(&mut self) -> io::Result<()> {
+        self.ready.readable().await?;
+        // What was waited for may have been taken by the wait itself: that it ended is enough.
+        if let Some(events) = &self.events {
+            // Until the file is read it says the same again. It cannot be once the group has gone.
+            let mut seen = [0; EVENTS_BYTES];
+            if events.read_at(&mut seen, 0).is_err() {
+                self.epoll.delete(events)?;
+                self.events = None;
+            }
+        }
+        let mut all = [EpollEvent::empty(); 2];
+        self.epoll.wait(&mut all, EpollTimeout::ZERO)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_rings() {
+        MemoryBell::over(Path::new("/none"), None).expect_err("nothing could ring");
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("doorbell of memory: needs root");
+            return;
+        }
+        let stalls = Path::new("/proc/pressure/memory");
+        // One that can be read is there, and takes a trigger of root.
+        if std::fs::read(stalls).is_ok() {
+            drop(MemoryBell::over(stalls, None).expect("laid"));
+        }
+        // It says that it is another in the same way: by EPOLLPRI, while it can be read all the time.
+        let mounts = Path::new("/proc/self/mounts");
+        let mut bell = MemoryBell::over(Path::new("/none"), Some(mounts.into())).expect("laid");
+        let dir = std::env::temp_dir().join(format!("picolet-bell-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("directory");
+        let mounted = nix::mount::mount(
+            Some("picolet-test"),
+            &dir,
+            Some("tmpfs"),
+            nix::mount::MsFlags::empty(),
+            None::<&str>,
+        );
+        mounted.expect("mounted");
+        smol::block_on(bell.rung()).expect("it rang");
+        nix::mount::umount(&dir).expect("unmounted");
+        std::fs::remove_dir(&dir).expect("removed");
+        smol::block_on(bell.rung()).expect("it rang again");
+    }
+}

@@ -1,0 +1,117 @@
+//! What a configuration that is written for a kubelet asks for and this agent does in a way of its own. The document says
+//! afterwards what is so (`/configz` shows it), and a warning says what was asked.
+
+use serde_json::{Map, Value, json};
+
+/// Where `kubeadm reset` looks for the identity of the node, wherever the root directory is (KADM-24).
+const KUBELET_CERT_DIR: &str = "/var/lib/kubelet/pki";
+
+/// Makes `document` say what this agent does, and adds a sentence for each thing that is otherwise than it said.
+///
+/// `as_kubelet`: the program was called as `kubelet`. What a kubelet has otherwise than `picolet run` holds then, unless the
+/// document says more: certificates are kept where a kubelet keeps them, and the agent runs containers itself.
+pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<String>) {
+    if document.is_null() {
+        *document = json!({});
+    }
+    if document["cgroupDriver"] == "systemd" {
+        document["cgroupDriver"] = "cgroupfs".into();
+        // SVC-30: kubeadm writes it for all nodes of a cluster.
+        warnings.push(
+            "cgroupDriver: systemd is not used: pods have a cgroup tree of their own, as with cgroupfs"
+                .into(),
+        );
+    }
+    if as_kubelet && document["picolet"].is_null() {
+        document["picolet"] = json!({});
+    }
+    // Whoever reads the fields complains of anything else.
+    if as_kubelet && let Some(own) = document["picolet"].as_object_mut() {
+        let mut unless_said = |name: &str, value: Value| {
+            own.entry(name)
+                .and_modify(|said| {
+                    if said.is_null() {
+                        *said = value.clone();
+                    }
+                })
+                .or_insert(value);
+        };
+        unless_said("certDir", KUBELET_CERT_DIR.into());
+        unless_said("useRuntimeEndpoint", false.into());
+    }
+    if document["picolet"]["useRuntimeEndpoint"] == false
+        && let Some(fields) = document.as_object_mut()
+    {
+        drop_endpoints(fields, warnings);
+    }
+}
+
+/// kubeadm writes an endpoint for every node, that of containerd where it finds none (KADM-04, KADM-15). Whether something is
+/// there can change with every boot: what runs the pods must not.
+fn drop_endpoints(fields: &mut Map<String, Value>, warnings: &mut Vec<String>) {
+    let field = "containerRuntimeEndpoint";
+    let named = ["imageServiceEndpoint", field].map(|field| fields.remove(field));
+    if let [_, Some(Value::String(endpoint))] = &named
+        && !endpoint.is_empty()
+    {
+        warnings.push(format!(
+            "{field} {endpoint} is not used: picolet runs the containers itself. If that runtime is to run them, set \
+             picolet.useRuntimeEndpoint: true, or --use-runtime-endpoint"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapted(mut document: Value, as_kubelet: bool) -> (Value, Vec<String>) {
+        let mut warnings = Vec::new();
+        adapt(&mut document, as_kubelet, &mut warnings);
+        (document, warnings)
+    }
+
+    #[test]
+    fn the_document_tells_what_is_so() {
+        // SVC-30 KADM-04 KADM-24
+        let kubeadm = || {
+            json!({
+                "cgroupDriver": "systemd", "maxPods": 7, "imageServiceEndpoint": "",
+                "containerRuntimeEndpoint": "unix:///var/run/containerd/containerd.sock",
+            })
+        };
+        let (document, warnings) = adapted(kubeadm(), true);
+        assert_eq!(
+            document,
+            json!({
+                "cgroupDriver": "cgroupfs", "maxPods": 7,
+                "picolet": { "certDir": "/var/lib/kubelet/pki", "useRuntimeEndpoint": false },
+            })
+        );
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].starts_with("cgroupDriver: systemd is not used"));
+        assert!(warnings[1].contains("containerd.sock is not used"));
+
+        // By its own name the agent asks the runtime that it is told.
+        let (document, warnings) = adapted(kubeadm(), false);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let endpoint = &document["containerRuntimeEndpoint"];
+        assert_eq!(endpoint, "unix:///var/run/containerd/containerd.sock");
+
+        let mut said = kubeadm();
+        said["picolet"] = json!({ "certDir": "/c", "useRuntimeEndpoint": true });
+        let (document, warnings) = adapted(said, true);
+        assert_eq!(document["picolet"]["certDir"], "/c");
+        assert!(document["containerRuntimeEndpoint"].is_string());
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+    }
+
+    #[test]
+    fn what_says_nothing_of_it_costs_no_warning() {
+        for said in [Value::Null, json!({}), json!({ "picolet": null })] {
+            let (document, warnings) = adapted(said, true);
+            assert_eq!(document["picolet"]["certDir"], KUBELET_CERT_DIR);
+            assert_eq!(warnings, [""; 0]);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Flags of a kubelet that this agent takes and does nothing with: a unit that is written for a kubelet starts it too (KADM-03).
+//!
+//! They are those of kubelet 1.36 that stand for nothing here, and those that went since 1.30. Each one that is given costs one
+//! warning. A value has to have the shape that a kubelet asks for.
+
+use super::flags::Kind::{self, List, Map, Number, Size, Switch, Text, Time};
+
+/// Name without dashes, and what it takes. Sorted.
+#[rustfmt::skip]
+pub(super) const FLAGS: &[(&str, Kind)] = &[
+    ("application-metrics-count-limit", Number),
+    ("boot-id-file", Text),
+    ("cloud-config", Text),
+    ("container-hints", Text),
+    ("containerd", Text),
+    ("containerd-namespace", Text),
+    ("contention-profiling", Switch),
+    ("cpu-manager-policy", Text),
+    ("cpu-manager-policy-options", Map("=")),
+    ("cpu-manager-reconcile-period", Time),
+    ("enable-load-reader", Switch),
+    ("event-storage-age-limit", Text),
+    ("event-storage-event-limit", Text),
+    ("exit-on-lock-contention", Switch),
+    ("experimental-allocatable-ignore-eviction", Switch),
+    ("experimental-mounter-path", Text),
+    ("global-housekeeping-interval", Time),
+    ("hairpin-mode", Text),
+    ("housekeeping-interval", Time),
+    ("iptables-drop-bit", Number),
+    ("iptables-masquerade-bit", Number),
+    ("keep-terminated-pod-volumes", Switch),
+    ("kernel-memcg-notification", Switch),
+    ("kube-api-content-type", Text),
+    ("kube-reserved-cgroup", Text),
+    ("kubelet-cgroups", Text),
+    ("lock-file", Text),
+    ("log-cadvisor-usage", Switch),
+    ("log-flush-frequency", Time),
+    ("log-json-info-buffer-size", Size),
+    ("log-json-split-stream", Switch),
+    ("log-text-info-buffer-size", Size),
+    ("log-text-split-stream", Switch),
+    ("logging-format", Text),
+    ("machine-id-file", Text),
+    ("make-iptables-util-chains", Switch),
+    ("memory-manager-policy", Text),
+    ("pod-infra-container-image", Text),
+    ("protect-kernel-defaults", Switch),
+    ("qos-reserved", Map("=")),
+    ("register-schedulable", Switch),
+    ("reserved-memory", List),
+    ("runtime-cgroups", Text),
+    ("storage-driver-buffer-duration", Time),
+    ("storage-driver-db", Text),
+    ("storage-driver-host", Text),
+    ("storage-driver-password", Text),
+    ("storage-driver-secure", Switch),
+    ("storage-driver-table", Text),
+    ("storage-driver-user", Text),
+    ("system-cgroups", Text),
+    ("system-reserved-cgroup", Text),
+    ("topology-manager-policy", Text),
+    ("topology-manager-policy-options", Map("=")),
+    ("topology-manager-scope", Text),
+    ("vmodule", Text),
+    ("volume-plugin-dir", Text),
+];
+
+/// The flag of this name, and what it takes.
+pub(super) fn find(name: &str) -> Option<&'static (&'static str, Kind)> {
+    let at = FLAGS.binary_search_by_key(&name, |(name, _)| name).ok()?;
+    FLAGS.get(at)
+}

@@ -1,0 +1,41 @@
+//! What a cluster is known by: the certificates that its apiserver is verified with.
+
+use core::fmt::Write as _;
+
+use sha2::{Digest as _, Sha256};
+
+use super::bootstrap;
+use super::kubeconfig::{Kubeconfig, Trust};
+use crate::net::tls;
+
+/// Certificates that count: a bundle of an old and a new authority has two.
+const MAX_AUTHORITIES: usize = 8;
+/// Bytes of each digest: enough to tell the few clusters apart that a machine is ever in.
+const ID_BYTES: usize = 8;
+
+/// Digests of the cluster's CAs in hexadecimal digits, sorted, with commas between; empty if the kubeconfig names none, or they
+/// cannot be read. Reads a file.
+#[must_use]
+pub fn ids(config: &Kubeconfig) -> String {
+    let Trust::Ca(material) = &config.trust else {
+        return String::new();
+    };
+    // Whoever connects complains of it.
+    let pem = bootstrap::read(material).unwrap_or_default();
+    let mut ids: Vec<String> = tls::certificates(&pem)
+        .iter()
+        .take(MAX_AUTHORITIES)
+        .map(|der| id(der))
+        .collect();
+    ids.sort_unstable();
+    ids.join(",")
+}
+
+fn id(der: &[u8]) -> String {
+    let digest = Sha256::digest(der);
+    let mut text = String::with_capacity(2 * ID_BYTES);
+    for byte in digest.iter().take(ID_BYTES) {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}

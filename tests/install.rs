@@ -1,0 +1,287 @@
+//! `cross/install.sh`, as it stands in a tarball: what it writes, what it refuses, in each shell that boards have.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
+const SHELLS: [&[&str]; 2] = [&["dash"], &["busybox", "sh"]];
+
+/// An unpacked tarball, and the root of a system that it is installed into. Both go with the test.
+struct Board {
+    dir: PathBuf,
+    shell: &'static [&'static str],
+}
+
+impl Board {
+    fn new(name: &str, shell: &'static [&'static str]) -> Self {
+        let dir = format!("picolet-install-{name}-{}-{}", shell[0], std::process::id());
+        let board = Self {
+            dir: std::env::temp_dir().join(dir),
+            shell,
+        };
+        let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let tarball = board.dir.join("tarball");
+        for dir in ["tarball/systemd", "tarball/openrc", "tarball/images"] {
+            fs::create_dir_all(board.dir.join(dir)).expect("directory");
+        }
+        fs::copy(project.join("cross/install.sh"), tarball.join("install.sh")).expect("copied");
+        for (from, to) in [("systemd", "systemd"), ("systemd/openrc", "openrc")] {
+            for entry in fs::read_dir(project.join(from)).expect("directory") {
+                let entry = entry.expect("entry");
+                if entry.path().is_file() {
+                    let to = tarball.join(to).join(entry.file_name());
+                    fs::copy(entry.path(), to).expect("copied");
+                }
+            }
+        }
+        fs::write(tarball.join("images/app.tar"), "layers").expect("written");
+        board.pack("one");
+        for dir in ["root/bin", "root/usr/local", "root/lib/systemd"] {
+            fs::create_dir_all(board.dir.join(dir)).expect("directory");
+        }
+        let own = fs::canonicalize("/bin/sh").expect("a shell");
+        fs::copy(own, board.path("bin/sh")).expect("copied");
+        fs::write(board.path("lib/systemd/systemd"), "").expect("written");
+        board
+    }
+
+    /// Puts another version of the program into the tarball: nobody starts it.
+    fn pack(&self, version: &str) {
+        let own = fs::canonicalize("/bin/sh").expect("a shell");
+        let mut program = fs::read(own).expect("read");
+        program.extend(version.as_bytes());
+        fs::write(self.dir.join("tarball/picolet"), program).expect("written");
+    }
+
+    fn path(&self, within: &str) -> PathBuf {
+        self.dir.join("root").join(within)
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(self.shell[0]);
+        command
+            .args(&self.shell[1..])
+            .arg(self.dir.join("tarball/install.sh"))
+            .arg("--root")
+            .arg(self.dir.join("root"))
+            .args(words);
+        command.output().expect("started")
+    }
+
+    /// Runs it where it has to come to its end; returns what it said.
+    fn does(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Runs it where it has to refuse with this code and words, and to leave everything as it is.
+    fn refuses(&self, words: &[&str], code: i32, says: &str) {
+        let before = self.files();
+        let output = self.run(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
+        assert!(said.contains(says), "{words:?}: {said}");
+        assert_eq!(self.files(), before, "{words:?}");
+    }
+
+    /// Everything below the root: path, inode, mode, target or content.
+    fn files(&self) -> Vec<(PathBuf, u64, u32, Vec<u8>)> {
+        let mut dirs = vec![self.path("")];
+        let mut files = Vec::new();
+        // Bounded: by what the test made.
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(dir).expect("directory") {
+                let path = entry.expect("entry").path();
+                let about = fs::symlink_metadata(&path).expect("metadata");
+                let content = if about.is_symlink() {
+                    let to = fs::read_link(&path).expect("link");
+                    to.into_os_string().into_encoded_bytes()
+                } else if about.is_dir() {
+                    dirs.push(path.clone());
+                    Vec::new()
+                } else {
+                    fs::read(&path).expect("read")
+                };
+                files.push((path, about.ino(), about.mode(), content));
+            }
+        }
+        files.sort();
+        files
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A board for each shell that is here.
+fn boards(name: &str) -> Vec<Board> {
+    let mut boards = Vec::new();
+    for shell in SHELLS {
+        if Command::new(shell[0]).arg("true").output().is_ok() {
+            boards.push(Board::new(name, shell));
+        } else {
+            skipped!("{name} in {}: it is not installed", shell[0]);
+        }
+    }
+    assert!(!boards.is_empty(), "Debian's shell is dash");
+    boards
+}
+
+#[test]
+fn a_second_run_changes_nothing() {
+    // PKG-05 PKG-07 PKG-09
+    for board in boards("twice") {
+        let bare = board.files();
+        let said = board.does(&["--dry-run"]);
+        assert!(
+            said.contains("would install") && !said.contains("\ninstalled"),
+            "{said}"
+        );
+        assert_eq!(board.files(), bare, "a dry run writes nothing");
+
+        board.does(&[]);
+        let installed = board.files();
+        let program = board.path("usr/local/bin/picolet");
+        let mode = fs::metadata(&program)
+            .expect("installed")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        let unit = board.path("etc/systemd/system/picolet.service");
+        assert!(fs::read_to_string(unit).is_ok_and(|unit| unit.contains("picolet run")));
+        let wanted = board.path("etc/systemd/system/multi-user.target.wants/picolet.service");
+        assert!(wanted.is_symlink());
+        let image = board.path("var/lib/picolet/import/app.tar");
+        assert_eq!(fs::read_to_string(image).expect("imported"), "layers");
+
+        assert_eq!(board.does(&[]), "nothing to change\n");
+        assert_eq!(board.files(), installed);
+
+        // Shims use the old program: it is replaced as a whole, and kept.
+        let old = fs::read(&program).expect("program");
+        let inode = fs::metadata(&program).expect("program").ino();
+        board.pack("two");
+        board.does(&[]);
+        let kept = board.path("usr/local/bin/picolet.old");
+        assert_eq!(fs::read(&kept).expect("kept"), old);
+        assert_eq!(fs::metadata(&kept).expect("kept").ino(), inode);
+        assert_ne!(fs::read(&program).expect("new"), old);
+        // A run before this one was cut off.
+        fs::write(board.path("usr/local/bin/picolet.new"), "torn").expect("written");
+        board.pack("three");
+        board.does(&[]);
+        assert!(!board.path("usr/local/bin/picolet.new").exists());
+
+        board.does(&["--uninstall"]);
+        assert!(!program.exists() && !kept.exists() && !wanted.is_symlink());
+        assert!(board.path("var/lib/picolet/import").exists(), "data stays");
+        board.does(&["--uninstall", "--purge"]);
+        let left = board.files();
+        let is_left = |path: &PathBuf| left.iter().any(|(other, ..)| other == path);
+        assert!(bare.iter().all(|(path, ..)| is_left(path)));
+        let files = left.iter().filter(|(path, ..)| !path.is_dir()).count();
+        assert_eq!(files, 2, "{left:?}");
+    }
+}
+
+#[test]
+fn one_mode_takes_the_place_of_the_other() {
+    // PKG-05
+    for board in boards("modes") {
+        let wants = |name: &str| {
+            let wants = board.path("etc/systemd/system/multi-user.target.wants");
+            wants.join(name).is_symlink()
+        };
+        board.does(&[]);
+        board.does(&["--mode", "kubeadm"]);
+        let link = fs::read_link(board.path("usr/bin/kubelet")).expect("link");
+        assert_eq!(link, Path::new("/usr/local/bin/picolet"));
+        assert!(wants("kubelet.service") && !wants("picolet.service"));
+        assert_eq!(board.does(&["--mode=kubeadm"]), "nothing to change\n");
+        board.does(&["--uninstall", "--purge"]);
+        assert!(!board.path("usr/bin/kubelet").is_symlink() && !wants("kubelet.service"));
+
+        fs::remove_file(board.path("lib/systemd/systemd")).expect("removed");
+        fs::create_dir_all(board.path("sbin")).expect("directory");
+        fs::write(board.path("sbin/openrc"), "").expect("written");
+        board.does(&[]);
+        assert!(board.path("etc/runlevels/default/picolet").is_symlink());
+        assert!(
+            board
+                .path("etc/runlevels/default/picolet-pods")
+                .is_symlink()
+        );
+        assert!(!board.path("etc/systemd/system/picolet.service").exists());
+    }
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_anything_is_written() {
+    // PKG-05 PKG-06
+    for board in boards("unfit") {
+        board.refuses(&["--bogus"], 2, "unknown flag --bogus");
+        board.refuses(&["--mode", "x"], 2, "--mode is \"x\"");
+        board.refuses(&["--mode"], 2, "--mode needs a value");
+        board.refuses(&["--purge"], 2, "--purge goes with --uninstall");
+
+        let program = board.dir.join("tarball/picolet");
+        let mut foreign = fs::read(&program).expect("program");
+        // The processor in an ELF header: one that nobody has.
+        foreign[18] = 0xfe;
+        fs::write(&program, foreign).expect("written");
+        board.refuses(&[], 3, "take the tarball for that");
+        board.pack("right");
+
+        fs::create_dir_all(board.path("usr/bin")).expect("directory");
+        fs::write(board.path("usr/bin/kubelet"), "").expect("written");
+        board.refuses(
+            &["--mode", "kubeadm"],
+            3,
+            "is another kubelet: remove its package",
+        );
+
+        fs::remove_file(board.path("lib/systemd/systemd")).expect("removed");
+        board.refuses(&[], 3, "neither systemd nor OpenRC");
+        fs::write(board.path("lib/systemd/systemd"), "").expect("written");
+
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("what_cannot_work_is_refused_before_anything_is_written: mounts: not root");
+            continue;
+        }
+        let local = board.path("usr/local");
+        for (options, says) in [
+            ("noexec", "is mounted noexec: mount -o remount,exec"),
+            ("ro", "is read-only: mount -o remount,rw"),
+            ("size=16k", "KiB of room, it needs"),
+        ] {
+            let mount = Command::new("mount")
+                .args(["-t", "tmpfs", "-o", options, "none"])
+                .arg(&local)
+                .status();
+            assert!(mount.is_ok_and(|s| s.success()), "{options}");
+            let output = board.run(&[]);
+            let wrote = fs::read_dir(&local).expect("directory").count();
+            let unmounted = Command::new("umount").arg(&local).status();
+            assert!(unmounted.is_ok_and(|s| s.success()));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(
+                (output.status.code(), wrote),
+                (Some(3), 0),
+                "{options}: {said}"
+            );
+            assert!(said.contains(says), "{options}: {said}");
+        }
+    }
+}
