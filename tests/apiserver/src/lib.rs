@@ -18,6 +18,11 @@
 //! What it does not have: protobuf, YAML bodies, server-side apply, OpenAPI, RBAC objects, admission webhooks,
 //! quotas, workload controllers other than those, and of those more than a demonstration needs.
 
+#[cfg(test)]
+#[macro_use]
+#[path = "../../common/skipped.rs"]
+mod skipped;
+
 mod api;
 mod audit;
 mod auth;

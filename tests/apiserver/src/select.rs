@@ -168,6 +168,10 @@ fn parse_labels(selector: &str) -> Result<Vec<Label>, ApiError> {
             ));
         } else if let Some((key, value)) = term.split_once('=') {
             let value = value.strip_prefix('=').unwrap_or(value).trim();
+            if value.contains('=') {
+                let why = "unable to parse requirement: found '=', expected: identifier";
+                return Err(ApiError::bad_request(why.to_owned()));
+            }
             out.push(Label::In(key.trim().to_owned(), vec![value.to_owned()]));
         } else if let Some(key) = term.strip_prefix('!') {
             out.push(Label::Absent(key.trim().to_owned()));

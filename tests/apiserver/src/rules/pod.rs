@@ -8,7 +8,7 @@ use super::meta;
 use crate::config::Config;
 use crate::error::Fields;
 use crate::json::{array_mut, at, has, list, map, object, text};
-use crate::schema::canonical;
+use crate::schema::{billionths, canonical};
 
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -443,6 +443,19 @@ fn container(
                     "must be greater than or equal to 0",
                 );
             }
+        }
+    }
+    for (name, asked) in map(container, "/resources/requests") {
+        let value = |quantity: &Value| billionths(quantity.as_str()?);
+        let allowed = value(&container["resources"]["limits"][name]);
+        if let (Some(asked_value), Some(allowed)) = (value(asked), allowed)
+            && asked_value > allowed
+        {
+            errors.invalid(
+                &format!("{path}.resources.requests"),
+                asked,
+                &format!("must be less than or equal to {name} limit"),
+            );
         }
     }
 }

@@ -6,7 +6,7 @@
 mod quantity;
 mod types;
 
-pub(crate) use quantity::canonical;
+pub(crate) use quantity::{billionths, canonical};
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

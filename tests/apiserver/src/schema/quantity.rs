@@ -51,6 +51,20 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
     Some(format!("{sign}{formatted}"))
 }
 
+/// In billionths, to be compared. None for what is no quantity, is negative, or is written with an exponent.
+pub(crate) fn billionths(text: &str) -> Option<i128> {
+    let text = canonical(text)?;
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (number, suffix) = text.split_at(end.unwrap_or(text.len()));
+    let number: i128 = number.parse().ok()?;
+    if let Some(power) = BINARY.iter().skip(1).position(|s| *s == suffix) {
+        let unit = 1024_i128.checked_pow(u32::try_from(power).ok()? + 1)?;
+        return number.checked_mul(unit)?.checked_mul(1_000_000_000);
+    }
+    let (_, exponent) = DECIMAL.iter().find(|(s, _)| *s == suffix)?;
+    number.checked_mul(10_i128.checked_pow(u32::try_from(exponent + 9).ok()?)?)
+}
+
 fn binary(value: i128, places: i32, power: usize) -> Option<String> {
     let scaled = value.checked_mul(1024_i128.checked_pow(u32::try_from(power).ok()?)?)?;
     let divisor = 10_i128.checked_pow(u32::try_from(places).ok()?)?;

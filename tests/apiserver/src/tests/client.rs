@@ -62,9 +62,14 @@ impl Got {
 
 impl Client {
     fn with(server: &TestServer, credentials: Option<&Credentials>) -> Self {
+        Self::to(server.ca_pem(), server.port(), credentials)
+    }
+
+    /// Of any server on this machine.
+    pub(super) fn to(ca_pem: &str, port: u16, credentials: Option<&Credentials>) -> Self {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
-        let ca = CertificateDer::from_pem_slice(server.ca_pem().as_bytes()).expect("ca");
+        let ca = CertificateDer::from_pem_slice(ca_pem.as_bytes()).expect("ca");
         roots.add(ca).expect("ca");
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -83,7 +88,7 @@ impl Client {
         };
         Self {
             config: Arc::new(config),
-            port: server.port(),
+            port,
             token: None,
             accept: String::new(),
             gzip: false,

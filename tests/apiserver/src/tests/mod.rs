@@ -7,4 +7,5 @@ mod faults;
 mod node;
 mod pods;
 mod reads;
+mod replay;
 mod writes;
