@@ -140,6 +140,18 @@ impl Problem {
         }
     }
 
+    /// Whether the disk has no room for what was to be unpacked.
+    pub(super) fn is_full(&self) -> bool {
+        match self {
+            Self::NoSpace { .. } | Self::NoInodes { .. } => true,
+            Self::Write { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            ),
+            _ => false,
+        }
+    }
+
     /// For `map_err`: a failed write, with its verb.
     pub(super) fn write<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::Write {

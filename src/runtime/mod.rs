@@ -51,6 +51,9 @@ pub enum RuntimeError {
     /// The runtime has too much of it already; it may be tried again later.
     #[error("{0}")]
     Exhausted(String),
+    /// The disk has no room for the image; it may be tried again once there is some.
+    #[error("{0}")]
+    Full(String),
     /// A call did not end in time; whatever it started has been killed.
     #[error("{what} timed out after {after:?}")]
     Timeout {

@@ -163,8 +163,8 @@ impl Images {
         for Try { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
             let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
             let pulled = match pulled.await {
-                // Told before any layer is fetched: what nobody uses makes room, once.
-                Err(e) if is_full(&e) && !room_made && self.make_room(reference).await => {
+                // What nobody uses makes room, once.
+                Err(RuntimeError::Full(_)) if !room_made && self.make_room(reference).await => {
                     room_made = true;
                     let again = self.service.pull_image(reference, auth.as_ref(), sandbox);
                     again.await
@@ -237,17 +237,6 @@ pub(super) fn with_default_tag(image: &str) -> String {
     } else {
         format!("{image}:latest")
     }
-}
-
-/// Whether the disk was too full for a pull: in the words of the C library, or in those of the agent's own unpacking.
-fn is_full(error: &RuntimeError) -> bool {
-    let RuntimeError::Failed(text) = error else {
-        return false;
-    };
-    let text = text.to_lowercase();
-    ["no space left on device", "not enough disk space"]
-        .iter()
-        .any(|said| text.contains(said))
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ fn what_was_fetched_stays_when_there_is_no_room_to_unpack_it() {
     let error = pull(&puller, &server).expect_err("no room");
     // Its waiting reason is ErrImagePull.
     assert!(
-        matches!(&error, PullError::Failed(why) if why.contains("not enough disk space")),
+        matches!(&error, PullError::Full(why) if why.contains("not enough disk space")),
         "{error}"
     );
     assert!(store.list().is_empty());
@@ -154,7 +154,7 @@ fn too_little_room_is_told_before_anything_is_fetched() {
     let store = disk.store();
     let error = pull(&puller(&store), &server).expect_err("no room");
     assert!(
-        matches!(&error, PullError::Failed(why) if why.starts_with("no space left on device")),
+        matches!(&error, PullError::Full(why) if why.starts_with("no space left on device")),
         "{error}"
     );
     assert_eq!(asked(&server, &offer), 0);
@@ -183,7 +183,7 @@ fn a_disk_that_fills_up_meanwhile_costs_nothing_that_arrived() {
     let puller = puller(&store);
     let error = pull(&puller, &server).expect_err("it is full");
     assert!(
-        matches!(&error, PullError::Failed(why) if why.contains("No space left on device")),
+        matches!(&error, PullError::Full(why) if why.contains("No space left on device")),
         "{error}"
     );
     assert!(store.list().is_empty());
@@ -228,7 +228,7 @@ fn what_others_write_meanwhile_counts() {
     let store = disk.store_with(8 * MIB);
     let error = pull(&puller(&store), &server).expect_err("no room");
     assert!(
-        matches!(&error, PullError::Failed(why) if why.contains("no space left on device")),
+        matches!(&error, PullError::Full(why) if why.contains("no space left on device")),
         "{error}"
     );
     let arrived: u64 = disk.files("pulls/blobs/sha256").iter().map(|f| f.1).sum();

@@ -73,7 +73,9 @@ enum Failure {
 
 impl From<RegistryError> for Failure {
     fn from(error: RegistryError) -> Self {
-        if error.is_ours() {
+        if let RegistryError::Local { kind, .. } = &error {
+            Self::Final(of_this_machine(*kind, error.to_string()))
+        } else if error.is_ours() {
             Self::Final(PullError::Failed(error.to_string()))
         } else {
             Self::Here(error)
@@ -302,7 +304,7 @@ impl Job<'_> {
             .sum();
         self.tracker.fetching(missing.len(), total);
         self.room(total.saturating_sub(have))
-            .map_err(|e| Failure::Final(PullError::Failed(e.to_string())))?;
+            .map_err(|e| Failure::Final(of_this_machine(e.kind(), e.to_string())))?;
         let own = OwnSlot::default();
         let next = Mutex::new(0);
         let failed = Mutex::new(None);
@@ -398,10 +400,13 @@ impl Job<'_> {
             .checked_sub(store.limits().reserve_bytes);
         match available {
             Some(available) if needed <= available => Ok(()),
-            available => Err(io::Error::other(format!(
-                "no space left on device: {needed} bytes are to be fetched, {} may be used",
-                available.unwrap_or(0)
-            ))),
+            available => Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                format!(
+                    "no space left on device: {needed} bytes are to be fetched, {} may be used",
+                    available.unwrap_or(0)
+                ),
+            )),
         }
     }
 
@@ -526,6 +531,14 @@ fn joined(errors: &[RegistryError]) -> PullError {
     }
 }
 
+/// An error of this machine's disk.
+fn of_this_machine(kind: io::ErrorKind, text: String) -> PullError {
+    match kind {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => PullError::Full(text),
+        _ => PullError::Failed(text),
+    }
+}
+
 /// An import's error without the path of our own directory.
 fn of_import(error: &ImageError) -> PullError {
     let ImageError::Import {
@@ -552,5 +565,9 @@ fn of_import(error: &ImageError) -> PullError {
         text.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    PullError::Failed(text)
+    if source.is_full() {
+        PullError::Full(text)
+    } else {
+        PullError::Failed(text)
+    }
 }

@@ -98,6 +98,9 @@ pub enum PullError {
     /// A registry refused it, or hides it: with another credential it may be had (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Denied(String),
+    /// The disk has no room for it (waiting reason `ErrImagePull`).
+    #[error("{0}")]
+    Full(String),
     /// Anything else (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Failed(String),

@@ -75,6 +75,8 @@ pub enum RegistryError {
         path: String,
         /// Cause.
         why: String,
+        /// Its kind.
+        kind: std::io::ErrorKind,
     },
 }
 
@@ -122,6 +124,7 @@ impl RegistryError {
                 action,
                 path,
                 why: source.to_string(),
+                kind: source.kind(),
             },
             TlsError::Unusable(why) => Self::Tls {
                 host: url.authority.clone(),
@@ -140,6 +143,7 @@ impl RegistryError {
             action,
             path,
             why: e.to_string(),
+            kind: e.kind(),
         }
     }
 

@@ -20,6 +20,8 @@ use crate::{
 
 /// How long the runtime may take to tell what the Node object says: it tells that the runtime hangs, and must not wait for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+/// What the kernel's error for a full disk reads like in a runtime's message.
+const DISK_FULL: &str = "no space left on device";
 
 impl Cri {
     async fn ask_images(
@@ -91,6 +93,10 @@ impl Cri {
             .images
             .ask(Kind::Pull, "PullImage", &mut request, &mut answer, None);
         asked.await.map_err(|status| match status.code {
+            // It has no code of its own.
+            Code::UNKNOWN if status.message.contains(DISK_FULL) => {
+                RuntimeError::Full(status.message)
+            }
             Code::UNKNOWN => RuntimeError::Denied(status.message),
             Code::UNAVAILABLE | Code::CANCELED => failure("PullImage", None, status),
             _ => RuntimeError::Denied(status.to_string()),
