@@ -5,7 +5,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{Cause, MountedVolume, Step, Volumes, fs_group, mkdir_all, tear_down::plugin};
+use super::{Cause, MountedVolume, Step, Volumes, fs_group, mkdir_all, plugin};
 use crate::api::{PodError, PodUid};
 use crate::sys::mount;
 

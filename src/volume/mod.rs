@@ -45,6 +45,7 @@ pub use host_path::HostPathType;
 pub use request::{Files, Medium, PodVolume, PodVolumes, RequestError, Source};
 pub use set_up::{MountedVolume, SetUp};
 pub use sub_path::SubPath;
+pub(crate) use tear_down::plugin;
 pub use usage::HeldVolume;
 
 use empty_dir::Backing;
@@ -171,7 +172,7 @@ impl Volumes {
         if !is_component(uid) || !is_component(volume) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let root = beneath::dir(&self.volume_dir(uid, tear_down::plugin::PROJECTED, volume))?;
+        let root = beneath::dir(&self.volume_dir(uid, plugin::PROJECTED, volume))?;
         let flags = nix::fcntl::OFlag::O_RDONLY | nix::fcntl::OFlag::O_NONBLOCK;
         let file = fs::File::from(beneath::open_beneath(root, Path::new(path), flags)?);
         let mut content = Vec::new();

@@ -25,7 +25,7 @@ use crate::api::order::Order;
 use crate::sys::crash;
 
 /// Plugin directories. Names are a kubelet's.
-pub(super) mod plugin {
+pub(crate) mod plugin {
     pub(crate) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
     pub(crate) const CONFIG_MAP: &str = "kubernetes.io~configmap";
     pub(crate) const SECRET: &str = "kubernetes.io~secret";

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{VOLUMES, Volumes, is_component, tear_down::plugin};
+use super::{VOLUMES, Volumes, is_component, plugin};
 use crate::{
     api::{PodUid, cri::FsInfo},
     sys::disk_usage,

@@ -21,13 +21,15 @@ use std::{
 };
 
 use super::input::Random;
-use crate::sys::file::watched;
+use crate::{sys::file::watched, volume::plugin};
 
 /// What lies below a directory: mode, and content of what is a file.
 type Tree = BTreeMap<PathBuf, (u32, Option<Vec<u8>>)>;
 
 /// The mode of a symbolic link, whose content is what it points to.
 const LINK: u32 = libc::S_IFLNK;
+/// Volumes of these plugins are in memory, whatever this disk is made of.
+const IN_MEMORY: [&str; 3] = [plugin::SECRET, plugin::DOWNWARD_API, plugin::PROJECTED];
 /// Mode of files that come back.
 const FILE_MODE: u32 = 0o600;
 /// Mode of directories that come back.
@@ -143,12 +145,17 @@ impl Disk {
         self.0.hits.borrow().clone()
     }
 
-    /// The power is cut: what was not synced is lost, torn or there in any order, and the run directory is gone. Returns
-    /// how many files are not as they were.
+    /// The power is cut: what was not synced is lost, torn or there in any order, and what is in memory is gone: the run
+    /// directory, and volumes with their markers, which count for nothing while nothing is mounted. Returns how many files
+    /// are not as they were.
     pub(super) fn cut(&self, seed: u64) -> u64 {
         let now = self.0.tree();
         let (mut after, changed) = self.0.after_cut(&now, &mut Random::new(seed));
-        after.retain(|path, _| !path.starts_with(&self.0.run));
+        let in_memory = |path: &Path| {
+            path.iter()
+                .any(|name| IN_MEMORY.iter().any(|plugin| name == *plugin))
+        };
+        after.retain(|path, _| !path.starts_with(&self.0.run) && !in_memory(path));
         write_tree(&now, &after);
         self.all_is_synced();
         changed
