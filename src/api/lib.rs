@@ -9,7 +9,7 @@
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
 //! - [`strict`]: JSON text or value → typed value, with the path of what is wrong.
-//! - [`time`], [`quantity`], [`ids`], [`names`]: small value types, and which texts are names.
+//! - [`time`], [`quantity`], [`ids`], [`names`], [`mod@hex`]: small value types, which texts are names, and bytes as text.
 //!
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
 //! before decoding (`config::decode`).
@@ -20,6 +20,7 @@ pub mod certificates;
 pub mod config_map;
 pub mod cri;
 pub mod event;
+pub mod hex;
 pub mod ids;
 pub mod lease;
 pub mod meta;
@@ -43,6 +44,7 @@ pub mod time;
 pub use certificates::CertificateSigningRequest;
 pub use config_map::{ConfigMap, Secret};
 pub use event::Event;
+pub use hex::hex;
 pub use ids::{ContainerId, PodUid, SandboxId};
 pub use lease::Lease;
 pub use meta::ObjectMeta;

@@ -5,6 +5,8 @@ use std::io::{self, Read};
 
 use sha2::{Digest as _, Sha256};
 
+use crate::api::hex;
+
 /// What makes a text no digest: it, or its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
@@ -64,12 +66,7 @@ impl Digest {
     /// The 64 hex digits without the algorithm.
     #[must_use]
     pub fn hex(&self) -> String {
-        use fmt::Write as _;
-        let mut text = String::with_capacity(64);
-        for byte in self.0 {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text
+        hex(&self.0)
     }
 }
 

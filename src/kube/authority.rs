@@ -1,11 +1,10 @@
 //! What a cluster is known by: the certificates that its apiserver is verified with.
 
-use core::fmt::Write as _;
-
 use sha2::{Digest as _, Sha256};
 
 use super::bootstrap;
 use super::kubeconfig::{Kubeconfig, Trust};
+use crate::api::hex;
 use crate::net::tls;
 
 /// Certificates that count: a bundle of an old and a new authority has two.
@@ -32,10 +31,5 @@ pub fn ids(config: &Kubeconfig) -> String {
 }
 
 fn id(der: &[u8]) -> String {
-    let digest = Sha256::digest(der);
-    let mut text = String::with_capacity(2 * ID_BYTES);
-    for byte in digest.iter().take(ID_BYTES) {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    hex(&Sha256::digest(der)[..ID_BYTES])
 }

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::http::{Answer, Client, HttpError, Place, Tags};
 use super::manifest::{self, ManifestError};
 use super::{PodRule, Problem, Reading, Snapshot};
+use crate::api::hex;
 use crate::api::received::Delivered;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
 use crate::sys::{clock, file};
@@ -281,8 +282,7 @@ impl ManifestUrl {
 }
 
 fn sum(document: &[u8]) -> String {
-    let sum: [u8; 32] = Sha256::digest(document).into();
-    sum.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(document))
 }
 
 fn write_copy(path: &Path, head: &CopyHead, document: &[u8]) -> io::Result<()> {

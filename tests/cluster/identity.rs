@@ -6,11 +6,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use nix::sys::signal::Signal;
-use picolet_test_apiserver::{CsrMode, Identity, TestServer};
+use picolet_test_apiserver::{Identity, TestServer};
 use serde_json::Value;
 
 use crate::host::{Host, NODE, PATIENCE};
-use crate::member::{able, condition, newcomer, shown, wait_ready, with_kubeconfig, wrong};
+use crate::member::{
+    able, condition, manual_server, newcomer, shown, wait_ready, with_kubeconfig, wrong,
+};
 
 const SOON: Duration = Duration::from_secs(20);
 const CSRS: &str = "certificatesigningrequests";
@@ -70,10 +72,7 @@ fn somebody_has_to_approve() {
     if !able() {
         return;
     }
-    let server = TestServer::builder()
-        .csr(CsrMode::Manual)
-        .start()
-        .expect("server");
+    let server = manual_server();
     let mut host = newcomer(&server, &[]);
     host.start_agent();
     let name = server.wait_for("a request", SOON, |view| {

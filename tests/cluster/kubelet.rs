@@ -8,10 +8,9 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use picolet_test_apiserver::{CsrMode, TestServer};
 
 use crate::host::{NODE, free_port};
-use crate::member::{able, newcomer, wait_ready, wrong};
+use crate::member::{able, manual_server, newcomer, wait_ready, wrong};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -31,10 +30,7 @@ fn kubeadm_joins_it() {
     if !able() {
         return;
     }
-    let server = TestServer::builder()
-        .csr(CsrMode::Manual)
-        .start()
-        .expect("server");
+    let server = manual_server();
     let mut host = newcomer(&server, &[]);
     host.is_kubelet = true;
     let path = |name: &str| host.path(name).display().to_string();

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use picolet::sys::clock;
-use picolet_test_apiserver::{Entry, TestServer};
+use picolet_test_apiserver::{CsrMode, Entry, TestServer};
 use serde_json::Value;
 
 use crate::host::{Host, NODE, PATIENCE, pause, text};
@@ -51,6 +51,12 @@ pub(crate) fn with_kubeconfig(config: &str, flags: &[&str]) -> Host {
     fs::write(&path, config).expect("kubeconfig");
     host.add_flags(&["--kubeconfig", &path.display().to_string()]);
     host
+}
+
+/// A server that leaves certificate requests to an operator.
+pub(crate) fn manual_server() -> TestServer {
+    let server = TestServer::builder().csr(CsrMode::Manual).start();
+    server.expect("server")
 }
 
 /// An agent that has a bootstrap kubeconfig only.

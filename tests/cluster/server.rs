@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use picolet::sys::clock;
-use picolet_test_apiserver::{Credentials, CsrMode, TestServer};
+use picolet_test_apiserver::{Credentials, TestServer};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, text};
 use crate::kubectl::{Kubectl, kubectls};
-use crate::member::wait_ready as wait_node;
+use crate::member::{manual_server, wait_ready as wait_node};
 use crate::pods::{cluster, finish, pod, wait_ready};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
@@ -489,10 +489,7 @@ fn a_certificate_of_the_cluster() {
     if !able() {
         return;
     }
-    let server = TestServer::builder()
-        .csr(CsrMode::Manual)
-        .start()
-        .expect("server");
+    let server = manual_server();
     let config = server.kubeconfig_for_node(NODE).expect("kubeconfig");
     let mut host = crate::member::with_kubeconfig(&config, &["--rotate-server-certificates"]);
     host.start_agent();

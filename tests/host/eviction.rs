@@ -161,7 +161,7 @@ fn limits_of_a_pod_on_the_disk() {
     host.finish();
 }
 
-// EVICT-02 EVICT-09 EVICT-12
+// EVICT-02 EVICT-09
 #[test]
 fn inodes_of_a_small_disk() {
     if !host::able() {
@@ -194,7 +194,7 @@ fn inodes_of_a_small_disk() {
     host.finish();
 }
 
-// EVICT-02 EVICT-09 EVICT-12
+// EVICT-02 EVICT-09
 #[test]
 fn numbers_of_processes() {
     const GREEDY: u64 = 3000;

@@ -78,9 +78,8 @@ impl Places {
         let machine = cgroups.machine_usage(Detail::Basic).memory;
         let pods = cgroups.usage(&self.kubepods, Detail::Basic);
         let pods = pods.and_then(|usage| usage.memory);
-        let all = |memory: Memory| Reading::of_used(self.memory_bytes, memory.working_set_bytes);
         let all = |memory: Memory| {
-            let mut reading = all(memory)?;
+            let mut reading = Reading::of_used(self.memory_bytes, memory.working_set_bytes)?;
             // Of 256 MiB that is a quarter with thirty pods.
             if self.counts_kernel
                 && let Some(left) = left_by_kernel()

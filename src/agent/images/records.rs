@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    api::strict,
+    api::{hex, strict},
     logic::image_access::{PulledRecord, RECORD_VERSION},
     sys::file,
 };
@@ -146,12 +146,7 @@ impl Files {
 
 /// Ids and references may be longer than names of files, and have slashes.
 pub(super) fn file_name(name: &str) -> String {
-    use core::fmt::Write as _;
-    let sum = Sha256::digest(name.as_bytes());
-    sum.iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex(&Sha256::digest(name.as_bytes()))
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {

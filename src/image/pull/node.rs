@@ -479,8 +479,16 @@ mod tests {
     use crate::net::proxies::ProxyVariables;
 
     fn script(path: &Path, text: &str) {
-        fs::write(path, format!("#!/bin/sh\n{text}\n")).expect("script");
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("script");
+        let from = path.with_extension("text");
+        fs::write(&from, format!("#!/bin/sh\n{text}\n")).expect("script");
+        fs::set_permissions(&from, fs::Permissions::from_mode(0o755)).expect("script");
+        // By a process of its own: a file that this one writes stays open in whatever another test forks meanwhile, and is
+        // busy as a program then.
+        let copied = std::process::Command::new("cp")
+            .arg(&from)
+            .arg(path)
+            .status();
+        assert!(copied.expect("cp").success());
     }
 
     fn users(node: &NodeCredentials, image: &str) -> Vec<String> {

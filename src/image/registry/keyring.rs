@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::hosts::aliases;
 use crate::api::cri::AuthConfig;
+use crate::api::hex;
 use crate::api::order::Order;
 use crate::api::strict::{TextError, from_foreign_json};
 
@@ -50,7 +51,6 @@ impl Credential {
     /// What tells it from others without being it, for storing: a SHA-256 of all its fields, hex.
     #[must_use]
     pub fn digest(&self) -> String {
-        use core::fmt::Write as _;
         let mut sum = Sha256::new();
         let (user, password) = self.basic().unwrap_or_default();
         for field in [&user, &password, &self.identity_token, &self.registry_token] {
@@ -58,11 +58,7 @@ impl Credential {
             sum.update(field.len().to_le_bytes().as_slice());
             sum.update(field.as_bytes());
         }
-        let sum = sum.finalize();
-        sum.iter().fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+        hex(&sum.finalize())
     }
 
     /// Whether there is nothing in it.

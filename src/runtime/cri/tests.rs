@@ -875,6 +875,12 @@ fn images() {
             Err(RuntimeError::Denied(text.into())),
             "the words alone"
         );
+        let text = "failed to copy: write /blob: no space left on device";
+        double.script("PullImage", |_| {
+            Reply::Fail(2, "failed to copy: write /blob: no space left on device")
+        });
+        let refused = cri.pull_image("app:1", None, None).await;
+        assert_eq!(refused, Err(RuntimeError::Full(text.into())));
         double.on("PullImage", Reply::Fail(13, "broken"));
         let refused = cri.pull_image("app:1", None, None).await;
         let text = refused.expect_err("refused").to_string();

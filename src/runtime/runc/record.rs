@@ -3,7 +3,7 @@
 //! A record is written as an *intent* before the thing it names is made, and its directory goes last: whatever a crash
 //! leaves is found by name. Ids are derived, not drawn: making the same thing again finds what is left of the first try.
 
-use core::{fmt::Write as _, net::IpAddr};
+use core::net::IpAddr;
 use std::{io, path::Path};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -14,6 +14,7 @@ use crate::api::strict::from_json;
 use crate::api::{
     ContainerId, PodUid, SandboxId, Wall,
     cri::{ContainerConfig, SandboxConfig},
+    hex,
     oci::ResolvedUser,
 };
 
@@ -132,10 +133,7 @@ pub fn container_id(uid: &PodUid, name: &str, attempt: u32) -> ContainerId {
 fn derive(uid: &PodUid, name: &str, attempt: u32) -> String {
     const BYTES: usize = 16;
     let hash = Sha256::digest(format!("{uid}\n{name}\n{attempt}"));
-    hash[..BYTES].iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    hex(&hash[..BYTES])
 }
 
 /// Writes a record atomically.

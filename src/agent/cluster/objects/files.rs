@@ -22,7 +22,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::{PodUid, strict};
+use crate::api::{PodUid, hex, strict};
 use crate::logic::pod_refs::{Key, Kind, TokenRef};
 use crate::sys::file;
 
@@ -235,14 +235,7 @@ fn token_name(uid: &PodUid, token: &TokenRef) -> String {
 }
 
 fn digest(text: &str) -> String {
-    use core::fmt::Write as _;
-    let sum = Sha256::digest(text.as_bytes());
-    sum.iter()
-        .take(NAME_BYTES)
-        .fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    hex(&Sha256::digest(text.as_bytes())[..NAME_BYTES])
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
