@@ -120,6 +120,7 @@ impl Parts {
         let slots = pods::slots(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
+        let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
         let runtime: Rc<dyn RuntimeService> = Rc::new(Metered {
@@ -144,7 +145,7 @@ impl Parts {
                 clock: Rc::clone(&clock),
                 complaints: Rc::clone(&complaints),
                 disk: given.disk.clone(),
-                volumes: given.volumes.clone(),
+                volumes: volumes.clone(),
             };
             Rc::new(Cluster::new(joined, &cfg, slots, labels, tools))
         });
@@ -171,7 +172,7 @@ impl Parts {
                 store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id)
                     .of_cluster(&authority),
                 disk: given.disk,
-                volumes: given.volumes,
+                volumes,
                 cgroups,
                 pod_cgroups,
                 wire: given.wire,

@@ -56,11 +56,17 @@ pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
     }
 }
 
-/// Writes the ready marker.
-pub(super) fn mark_ready(marker: &Path) -> Result<(), Cause> {
+/// Whether the volume was set up in this boot: the marker says so.
+pub(super) fn is_of_boot(marker: &Path, boot: &str) -> bool {
+    fs::metadata(marker).is_ok_and(|m| m.len() == boot.len() as u64)
+        && fs::read(marker).is_ok_and(|text| text == boot.as_bytes())
+}
+
+/// Writes the ready marker, which names the boot.
+pub(super) fn mark_ready(marker: &Path, boot: &str) -> Result<(), Cause> {
     if let Some(parent) = marker.parent() {
         mkdir_all(parent, 0o750).step("failed to mark the volume as ready")?;
     }
-    let marked = file::change(marker).and_then(|()| fs::write(marker, ""));
+    let marked = file::change(marker).and_then(|()| fs::write(marker, boot));
     marked.step("failed to mark the volume as ready")
 }

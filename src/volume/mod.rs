@@ -38,6 +38,7 @@ mod usage;
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 pub use fs_group::ChangePolicy;
@@ -61,6 +62,8 @@ pub struct Volumes {
     mounts_below: MountTable,
     /// What is to be in memory lies there.
     in_memory: fn(Option<u64>) -> Backing,
+    /// Identity of the machine's boot: containers that run were started in it.
+    boot: Arc<str>,
 }
 
 /// Answers for the kernel's mount table.
@@ -149,7 +152,16 @@ impl Volumes {
             pods: fs::canonicalize(pods)?,
             mounts_below: mounts::mounts_below,
             in_memory: Backing::Memory,
+            boot: Arc::default(),
         })
+    }
+
+    /// The same in this boot of the machine. What a boot before wrote to the disk may be torn, for nothing waits until the
+    /// files of a volume are there.
+    #[must_use]
+    pub fn of_boot(mut self, id: &str) -> Self {
+        self.boot = id.into();
+        self
     }
 
     /// `<root>/pods/<uid>`.

@@ -149,7 +149,7 @@ impl Volumes {
                 fs_group::apply(&dir, group, pod.change_policy, false)?;
             }
             crash::point("volume.made");
-            empty_dir::mark_ready(&marker)?;
+            empty_dir::mark_ready(&marker, &self.boot)?;
         }
         Ok(MountedVolume {
             host_path: dir,
@@ -180,6 +180,7 @@ impl Volumes {
         let dir = self.volume_dir(&pod.uid, plugin, &volume.name);
         let marker = self.ready_marker(&pod.uid, plugin, &volume.name);
         let ready = empty_dir::is_ready(&dir, &marker, backing)?;
+        let of_boot = ready && empty_dir::is_of_boot(&marker, &self.boot);
         let done = match files {
             Err(why) => Err(Cause::Refused(why.to_string())),
             Ok(files) => (if ready {
@@ -196,10 +197,10 @@ impl Volumes {
             })
             .and_then(|_| {
                 crash::point("volume.published");
-                if ready {
+                if of_boot {
                     Ok(())
                 } else {
-                    empty_dir::mark_ready(&marker)
+                    empty_dir::mark_ready(&marker, &self.boot)
                 }
             }),
         };
@@ -211,7 +212,9 @@ impl Volumes {
         match done {
             Ok(()) => Ok((mounted, None)),
             // Its containers may be running: what they read stays.
-            Err(cause) if ready => Ok((mounted, Some(cause))),
+            Err(cause) if of_boot => Ok((mounted, Some(cause))),
+            // Of a boot before, and perhaps torn by a power cut: it has to be made again before anything starts.
+            Err(cause) if ready => Err(cause),
             Err(cause) => {
                 self.drop_half_made(pod, volume, plugin);
                 Err(cause)
@@ -503,6 +506,20 @@ mod tests {
             fs::read_to_string(mounted["config"].host_path.join("key")).unwrap(),
             "1"
         );
+
+        // After a boot it may be torn: nothing starts on it, and nothing of it goes, for it may have been an older agent's.
+        let missing: Files = Err(PodError::Object("configmap \"c\" not found".into()));
+        let booted = scratch.volumes().of_boot("2");
+        let torn = booted.set_up(&pod(vec![volume(
+            "config",
+            Source::ConfigMap(missing.clone()),
+        )]));
+        torn.into_result().unwrap_err();
+        assert_eq!(volumes_on_disk(&booted).len(), 1);
+        let whole = pod(vec![volume("config", Source::ConfigMap(files("2")))]);
+        booted.set_up(&whole).into_result().unwrap();
+        let later = booted.set_up(&pod(vec![volume("config", Source::ConfigMap(missing))]));
+        later.into_result().unwrap();
 
         // Optional and gone: the source contributes nothing, the files go.
         let mounted = volumes
