@@ -174,19 +174,24 @@ impl Intake for ApiEvents {
     fn keep_end(&self, uid: PodUid) -> Later<'_, ()> {
         Box::pin(async move {
             let of = uid.clone();
-            let ended = self
-                .asker
-                .ask(move |agent| agent.pods().status(&of).cloned());
-            let Some(status) = ended.await.filter(|status| status.phase.is_terminal()) else {
+            let ended = self.asker.ask(move |agent| {
+                let status = agent.pods().status(&of);
+                status.filter(|status| status.phase.is_terminal()).cloned()
+            });
+            let Some(status) = ended.await else {
                 return;
             };
             let (store, of) = (self.store.clone(), uid.clone());
             let kept = self
                 .disk
                 .run(move || outcome::keep(&store, &of, Outcome::ended(status)));
-            if let Err(e) = kept.await {
-                let complaint = format!("uid={uid} cannot keep the outcome: {e}");
-                self.complaints.complain(&complaint);
+            match kept.await {
+                Ok(false) => {}
+                Ok(true) => _ = self.events.send(Event::Settled(true)).await,
+                Err(e) => {
+                    let complaint = format!("uid={uid} cannot keep the outcome: {e}");
+                    self.complaints.complain(&complaint);
+                }
             }
         })
     }

@@ -3,19 +3,15 @@
 //! What ran is forgotten with the run directory when the machine is booted. A pod that is not to run for ever must not run
 //! again because of that, nor a container of it that has succeeded; when its manifest is removed its outcome goes too.
 
-use std::{
-    fs,
-    io::{self, Read as _},
-    path::PathBuf,
-};
+use std::io;
 
 use serde::{Deserialize, Serialize};
 
 use super::pod_store::{Header, PodStore, StoreError};
 use crate::{
     api::{PodStatus, PodUid, cri::ContainerStatus, strict::from_json},
+    error::chain,
     logic::{mux::Source, outcome},
-    sys::file,
 };
 
 /// Version of the file's form.
@@ -74,6 +70,9 @@ impl Kept {
     /// Whether nothing is said by `outcome`, of the same pod, that is not kept: what has ended does not change, and that it
     /// began is known.
     fn covers(&self, outcome: &Outcome) -> bool {
+        if self.status.phase.is_terminal() {
+            return !outcome::tells_of_another_end(&self.status, &outcome.status);
+        }
         // Times are kept in whole seconds: an instance is told by its id.
         let same = self
             .succeeded
@@ -81,37 +80,30 @@ impl Kept {
             .map(|c| &c.id)
             .eq(outcome.succeeded.iter().map(|c| &c.id));
         let same = same && self.v == version(outcome);
-        let is_known = !outcome.status.phase.is_terminal() && same;
-        self.status.phase.is_terminal() || is_known
+        !outcome.status.phase.is_terminal() && same
     }
 }
 
-fn path(store: &PodStore, uid: &PodUid) -> PathBuf {
-    store.dir(uid).join("outcome.json")
-}
-
 fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
-    let mut bytes = Vec::new();
-    let file = fs::File::open(path(store, uid)).ok()?;
-    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    let bytes = store.outcome(uid, MAX_BYTES)?;
     // A damaged one counts as none: the pod runs once more.
     let kept: Kept = from_json(&bytes).ok()?;
     [VERSION, VERSION_GOES_ON].contains(&kept.v).then_some(kept)
 }
 
 /// Keeps what is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
-/// finds no apiserver to ask. A pod without a record has nothing to be kept for. Blocking.
-pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Result<()> {
+/// finds no apiserver to ask. A pod without a record has nothing to be kept for. Returns whether it waits for the disk. Blocking.
+pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Result<bool> {
     let header = match store.header(uid) {
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Ok(());
+            return Ok(false);
         }
         read => read.map_err(io::Error::other)?,
     };
     let digest = identity(&header);
     let known = read(store, uid).filter(|kept| kept.digest == digest);
     if known.is_some_and(|kept| kept.covers(&outcome)) {
-        return Ok(());
+        return Ok(false);
     }
     let kept = Kept {
         v: version(&outcome),
@@ -120,9 +112,7 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
         status: outcome.status,
         succeeded: outcome.succeeded,
     };
-    file::write_atomic(&path(store, uid), &serde_json::to_vec(&kept)?, 0o600, true)?;
-    // The pod's directory is as young as its record, and a name like any other.
-    file::sync_dir(store.pods())
+    store.keep_outcome(uid, &serde_json::to_vec(&kept)?)
 }
 
 /// What the pod with this record starts from: a terminal status if a boot ago it came to its end, or began and must not begin
@@ -160,19 +150,15 @@ fn identity(header: &Header) -> u64 {
 
 /// Forgets it, for good: the pod is no longer configured. If it comes back it runs.
 pub(super) fn forget(store: &PodStore, uid: &PodUid) {
-    let path = path(store, uid);
-    let forgotten = file::change(&path)
-        .and_then(|()| fs::remove_file(&path))
-        .and_then(|()| file::sync_dir(&store.dir(uid)));
-    match forgotten {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => log::warn!("uid={uid} outcome: {e}"),
-        _ => {}
+    if let Err(e) = store.forget_outcome(uid) {
+        log::warn!("uid={uid} outcome: {}", chain(&e));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
+    use alloc::rc::Rc;
+    use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
     use serde_json::json;
 
@@ -180,6 +166,7 @@ mod tests {
     use crate::{
         agent::pod_store::RECORD_VERSION,
         api::{Wall, cri::ContainerState},
+        sys::file,
     };
 
     fn succeeded(id: &str) -> ContainerStatus {
@@ -211,7 +198,11 @@ mod tests {
             goes_on: true,
             succeeded: ids.iter().map(|id| succeeded(id)).collect(),
         };
-        let inode = || fs::metadata(path(&first, &uid)).expect("there").ino();
+        let inode = || {
+            fs::metadata(first.dir(&uid).join("outcome.json"))
+                .expect("there")
+                .ino()
+        };
         let recalled = |store: &PodStore, digest| match recall(store, &uid, &header(digest)) {
             Some(Recalled::GoesOn(containers)) => containers.into_iter().map(|c| c.name).collect(),
             Some(Recalled::Ended(status)) => panic!("{status:?}"),
@@ -241,6 +232,44 @@ mod tests {
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
         forget(&first, &uid);
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
+        fs::remove_dir_all(&root).expect("clean up");
+    }
+
+    #[test]
+    fn an_end_waits_for_a_disk_that_cannot_be_written() {
+        // SYNC-35
+        let root = std::env::temp_dir().join(format!("picolet-outcome-ro-{}", std::process::id()));
+        let store = PodStore::new(&root, &root.join("run"), "1");
+        let uid = PodUid::from("abc");
+        let header = Header {
+            v: RECORD_VERSION,
+            source: Source::Api.as_str().into(),
+            ..Header::default()
+        };
+        store.write(&uid, &header, &json!({})).expect("record");
+        let failed = || {
+            let text = json!({"phase": "Failed", "reason": "Evicted"});
+            Outcome::ended(serde_json::from_value(text).expect("status"))
+        };
+        let reason = || match recall(&store, &uid, &header) {
+            Some(Recalled::Ended(status)) => status.reason.to_string(),
+            other => format!("{other:?}"),
+        };
+        let disk = root.join("pods");
+        file::watched::watch(Some(Rc::new(move |path: &Path, _| {
+            let full = path.starts_with(&disk);
+            let no_room = || io::Error::from_raw_os_error(libc::ENOSPC);
+            if full { Err(no_room()) } else { Ok(()) }
+        })));
+        assert!(keep(&store, &uid, failed()).expect("kept"), "it waits");
+        assert_eq!(reason(), "Evicted", "for an agent of this boot");
+        assert_eq!(store.waiting_pods(), [uid.clone()]);
+        file::watched::watch(None);
+        store.settle(&uid).expect("moved");
+        assert_eq!(store.waiting_pods(), []);
+        assert_eq!(reason(), "Evicted");
+        forget(&store, &uid);
+        assert_eq!(reason(), "None");
         fs::remove_dir_all(&root).expect("clean up");
     }
 }

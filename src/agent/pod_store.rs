@@ -44,6 +44,8 @@ const HEADER_BYTES: usize = 1024;
 /// The record in force, and the one kept for after the present incarnation.
 const RECORD: &str = "pod.json";
 const NEXT: &str = "next.json";
+/// What came of the pod.
+const OUTCOME: &str = "outcome.json";
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
 
@@ -120,11 +122,6 @@ impl PodStore {
     /// What the cluster is known by; empty: nothing is known of one.
     pub(super) fn cluster(&self) -> &str {
         &self.cluster
-    }
-
-    /// The directory of all pods.
-    pub(super) fn pods(&self) -> &Path {
-        &self.pods
     }
 
     /// Which boot of the machine this is.
@@ -210,16 +207,64 @@ impl PodStore {
     ) -> Result<(), StoreError> {
         let dir = self.waiting.join(uid.as_str());
         write_in(&dir, name, header, object)?;
+        self.hold_limit(name, uid).map_err(|source| StoreError::Io {
+            path: path.into(),
+            source,
+        })
+    }
+
+    /// Takes back what was written last if too much waits for the disk.
+    fn hold_limit(&self, name: &str, uid: &PodUid) -> io::Result<()> {
         if self.waiting_bytes() <= MAX_WAITING_BYTES {
             return Ok(());
         }
-        self.waits_no_more(name, uid)?;
-        Err(StoreError::Io {
-            path: path.into(),
-            source: io::Error::other(format!(
-                "the disk cannot be written, and no more than {MAX_WAITING_BYTES} bytes of records wait for it"
-            )),
-        })
+        self.waits_no_more(name, uid).map_err(io::Error::other)?;
+        Err(io::Error::other(format!(
+            "the disk cannot be written, and no more than {MAX_WAITING_BYTES} bytes of records wait for it"
+        )))
+    }
+
+    /// Keeps what came of a pod beside its record: durable, for it is for after a power cut. If the disk cannot be written it
+    /// waits, for the next agent of this boot. Returns whether it does.
+    pub(super) fn keep_outcome(&self, uid: &PodUid, text: &[u8]) -> io::Result<bool> {
+        // The pod's directory is as young as its record, and a name like any other.
+        let kept = file::write_atomic(&self.dir(uid).join(OUTCOME), text, 0o600, true)
+            .and_then(|()| file::sync_dir(&self.pods));
+        match kept {
+            Ok(()) => {
+                self.waits_no_more(OUTCOME, uid).map_err(io::Error::other)?;
+                Ok(false)
+            }
+            Err(e) if is_unwritable(&e) => {
+                let dir = self.waiting.join(uid.as_str());
+                make_dir(&dir)?;
+                file::write_atomic(&dir.join(OUTCOME), text, 0o600, false)?;
+                self.hold_limit(OUTCOME, uid)?;
+                Ok(true)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What came of a pod, as it was kept: a file of at most `limit` bytes, or the begin of one.
+    pub(super) fn outcome(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+        let open = |dir: &Path| fs::File::open(dir.join(uid.as_str()).join(OUTCOME));
+        let file = open(&self.waiting).or_else(|_| open(&self.pods)).ok()?;
+        let mut text = Vec::new();
+        file.take(limit).read_to_end(&mut text).ok()?;
+        Some(text)
+    }
+
+    /// Forgets what came of a pod.
+    pub(super) fn forget_outcome(&self, uid: &PodUid) -> Result<(), StoreError> {
+        let dir = self.dir(uid);
+        self.waits_no_more(OUTCOME, uid)?;
+        let path = dir.join(OUTCOME);
+        if !path.exists() {
+            return Ok(());
+        }
+        remove(&path)?;
+        file::sync_dir(&dir).map_err(|source| StoreError::Io { path, source })
     }
 
     fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), StoreError> {
@@ -232,7 +277,7 @@ impl PodStore {
 
     fn waiting_bytes(&self) -> u64 {
         let sizes = self.waiting_pods().into_iter().flat_map(|uid| {
-            [RECORD, NEXT].map(|name| {
+            [RECORD, NEXT, OUTCOME].map(|name| {
                 let path = self.waiting.join(uid.as_str()).join(name);
                 path.metadata().map_or(0, |m| m.len())
             })
@@ -260,13 +305,20 @@ impl PodStore {
                 self.waits_no_more(name, uid)?;
             }
         }
-        Ok(())
+        let path = self.waiting.join(uid.as_str()).join(OUTCOME);
+        if !path.exists() {
+            return Ok(());
+        }
+        let kept = fs::read(&path).and_then(|text| self.keep_outcome(uid, &text));
+        kept.map(drop)
+            .map_err(|source| StoreError::Io { path, source })
     }
 
     /// Removes what waits of a pod that is gone.
     pub(super) fn forget(&self, uid: &PodUid) -> Result<(), StoreError> {
         self.waits_no_more(RECORD, uid)?;
-        self.waits_no_more(NEXT, uid)
+        self.waits_no_more(NEXT, uid)?;
+        self.waits_no_more(OUTCOME, uid)
     }
 
     /// Reads header and object of one pod.
@@ -430,6 +482,14 @@ pub(crate) mod fuzz {
     }
 }
 
+fn make_dir(dir: &Path) -> io::Result<()> {
+    file::change(dir)?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(POD_DIR_MODE)
+        .create(dir)
+}
+
 fn write_in(
     dir: &Path,
     name: &str,
@@ -439,11 +499,7 @@ fn write_in(
     let path = dir.join(name);
     let staged = dir.join(format!(".{name}.new"));
     let attempt = || -> io::Result<()> {
-        file::change(dir)?;
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(POD_DIR_MODE)
-            .create(dir)?;
+        make_dir(dir)?;
         crash::point("pod.directory");
         file::change(&staged)?;
         let file = fs::File::options()

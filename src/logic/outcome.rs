@@ -39,6 +39,15 @@ fn all(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
         .chain(&status.ephemeral_container_statuses)
 }
 
+/// Whether `newer`, of a pod that had ended with the status `kept`, has the end of a container that was not known then. Pods end
+/// before their containers do where they are refused, evicted, or failed by somebody else.
+#[must_use]
+pub fn tells_of_another_end(kept: &PodStatus, newer: &PodStatus) -> bool {
+    let known = |name: &str| all(kept).any(|c| c.name == name && c.state.terminated.is_some());
+    let mut ended = all(newer).filter(|c| c.state.terminated.is_some());
+    newer.phase.is_terminal() && ended.any(|c| !known(&c.name))
+}
+
 /// The containers of the pod that have succeeded and do not run again, in the pod's order: a new sandbox does without them
 /// (ACT-16), and so does the next boot.
 #[must_use]
@@ -185,6 +194,23 @@ mod tests {
             let got = is_worth_keeping(&pod, &status(phase, &[("c", state.clone())]));
             assert_eq!(got, kept, "{policy} {phase} {state}");
         }
+    }
+
+    #[test]
+    fn a_pod_may_end_before_its_containers() {
+        let ended = || json!({"terminated": {"exitCode": 137}});
+        let waiting = || json!({"waiting": {"reason": "ContainerCreating"}});
+        let one = || status("Failed", &[("a", ended()), ("b", waiting())]);
+        let all = status("Failed", &[("a", ended()), ("b", ended())]);
+        assert!(tells_of_another_end(&status("Failed", &[]), &all));
+        assert!(tells_of_another_end(&one(), &all));
+        assert!(!tells_of_another_end(&all, &all), "nothing is new");
+        assert!(!tells_of_another_end(&all, &one()), "it is older");
+        let runs = status("Running", &[("a", ended()), ("b", ended())]);
+        assert!(
+            !tells_of_another_end(&one(), &runs),
+            "what has ended does not go on"
+        );
     }
 
     #[test]

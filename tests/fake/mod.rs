@@ -903,9 +903,10 @@ fn image_id(reference: &str) -> String {
     format!("sha256:{}", hex(&Sha256::digest(reference)))
 }
 
-/// The id of a sandbox (empty name) or container.
-fn instance_id(uid: &PodUid, name: &str, attempt: u32) -> String {
-    let digest = Sha256::digest(format!("{uid}/{name}/{attempt}"));
+/// The id of a sandbox (empty name) or container. A runtime that has forgotten everything counts attempts anew, and gives no id
+/// twice.
+fn instance_id(boot: u32, uid: &PodUid, name: &str, attempt: u32) -> String {
+    let digest = Sha256::digest(format!("{boot}/{uid}/{name}/{attempt}"));
     hex(&digest[..16])
 }
 
@@ -1078,7 +1079,7 @@ impl RuntimeService for Fake {
                     let text = format!("no runtime for {handler:?} is configured");
                     return Err(RuntimeError::Failed(text));
                 }
-                let id = SandboxId::new(instance_id(uid, "", config.attempt));
+                let id = SandboxId::new(instance_id(state.boot, uid, "", config.attempt));
                 if state.sandboxes.contains_key(&id) {
                     return Err(RuntimeError::Failed(format!("sandbox {id} exists")));
                 }
@@ -1167,7 +1168,12 @@ impl RuntimeService for Fake {
             {
                 return Err(not_found("image", absent));
             }
-            let id = ContainerId::new(instance_id(&inside.uid, &config.name, config.attempt));
+            let id = ContainerId::new(instance_id(
+                state.boot,
+                &inside.uid,
+                &config.name,
+                config.attempt,
+            ));
             if state.containers.contains_key(&id) {
                 return Err(RuntimeError::Failed(format!("container {id} exists")));
             }

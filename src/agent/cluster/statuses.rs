@@ -100,14 +100,17 @@ impl StatusSender {
     }
 
     async fn patch(&self, uid: &PodUid, body: Value) {
-        // What the next agent must not do without: phase, start time, and how the containers of an ended pod ended. The phase
-        // of a pod that somebody else has ended is in no patch of ours.
+        // Phase or start time: what the next agent must not do without.
         let is_news = !body["status"]["phase"].is_null() || !body["status"]["startTime"].is_null();
+        let tells_end = matches!(
+            body["status"]["phase"].as_str(),
+            Some("Succeeded" | "Failed")
+        );
+        // How the containers of an ended pod ended may follow its phase, which somebody else may have written.
         let tells_containers = ["containerStatuses", "initContainerStatuses"]
             .iter()
             .any(|list| !body["status"][list].is_null());
-        let tells_end = is_end(&body["status"]["phase"]);
-        if tells_end && !self.writer.is_mirror(uid) {
+        if (tells_end || tells_containers) && !self.writer.is_mirror(uid) {
             self.intake.keep_end(uid.clone()).await;
         }
         let answer = match self.path(uid) {
@@ -118,8 +121,7 @@ impl StatusSender {
                     let body = body.to_string();
                     let kind = Patch::Strategic;
                     let raw = api.patch_pod_status(&namespace, &name, kind, body.as_bytes())?;
-                    let ended = tells_containers && is_end(&raw["status"]["phase"]);
-                    let shown = (is_news || ended).then(|| raw.clone());
+                    let shown = is_news.then(|| raw.clone());
                     let seen = Seen::of(raw, &node).filter(|seen| seen.item.uid == own);
                     Ok((seen.map(Box::new), shown))
                 };
@@ -252,11 +254,6 @@ impl StatusSender {
 /// A request that is not sent, for its pod went meanwhile.
 fn not_sent() -> KubeError {
     KubeError::Cancelled
-}
-
-/// Whether a pod of this phase has ended.
-fn is_end(phase: &Value) -> bool {
-    matches!(phase.as_str(), Some("Succeeded" | "Failed"))
 }
 
 /// The apiserver's word on a write, if it was asked.

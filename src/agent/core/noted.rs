@@ -66,7 +66,7 @@ impl Agent {
     /// Takes down a step of a call, unless what it comes to is told with it.
     pub(super) fn note_step(&mut self, call: Handle, step: &Step, now: Mono) {
         let word = match step {
-            Step::OutcomeKept(_) => "outcomeKept",
+            Step::OutcomeKept(..) => "outcomeKept",
             Step::Limited(true) => "limited",
             Step::Limited(false) => "unlimited",
             Step::SandboxUp(_) => "sandboxUp",

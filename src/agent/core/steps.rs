@@ -49,7 +49,10 @@ impl Agent {
                 runtime,
                 answer,
             } => answer.give(self.begun(call, &pod, &runtime, now)),
-            Step::OutcomeKept(answer) => {
+            Step::OutcomeKept(waits, answer) => {
+                if waits {
+                    self.note_waiting(true, now);
+                }
                 let uid = self.pods.uid(call);
                 answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }

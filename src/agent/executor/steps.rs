@@ -44,8 +44,8 @@ pub(in crate::agent) enum Step {
         runtime: Rc<PodRuntimeStatus>,
         answer: Answer<Begun>,
     },
-    /// The outcome of the pod lies on disk. Answered: a source still has the pod.
-    OutcomeKept(Answer<bool>),
+    /// The outcome of the pod is kept, or waits for the disk. Answered: a source still has the pod.
+    OutcomeKept(bool, Answer<bool>),
     /// Whether the pod's cgroup has its limits by now.
     Limited(bool),
     /// Volumes are there: probes may begin (SYNC-12).

@@ -152,11 +152,16 @@ impl Syncer {
     async fn keep_outcome(&self, plan: &Plan, kept: outcome::Outcome) {
         let (store, uid) = (self.store.clone(), plan.uid.clone());
         let keep = move || outcome::keep(&store, &uid, kept);
-        if let Err(e) = self.disk.run(keep).await {
+        let waits = self.disk.run(keep).await.unwrap_or_else(|e| {
             self.complaints
                 .complain(&format!("uid={} cannot keep the outcome: {e}", plan.uid));
-        }
-        if !plan.line.ask(Step::OutcomeKept).await {
+            false
+        });
+        if !plan
+            .line
+            .ask(|answer| Step::OutcomeKept(waits, answer))
+            .await
+        {
             // Its manifest went meanwhile.
             let (store, uid) = (self.store.clone(), plan.uid.clone());
             self.disk.run(move || outcome::forget(&store, &uid)).await;

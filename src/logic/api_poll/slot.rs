@@ -163,6 +163,10 @@ impl Slot {
         self.set(MARKED, true);
         self.set(ABSENT | FORBIDDEN, false);
         let news = version != self.told && version != self.read;
+        // A list that is older than what was told before: that is no less true.
+        if version == self.read && self.told != self.read {
+            self.set(REREAD, true);
+        }
         if version != self.told && self.is(READING) {
             self.set(RUNG, true);
         }

@@ -485,6 +485,20 @@ fn a_stale_list_forgets_no_ring() {
 }
 
 #[test]
+fn an_older_list_ends_no_question() {
+    let mut desk = Desk::started();
+    desk.ring(RingKind::Deleted, "a", "6");
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    // A list that began before that shows the pod as it was, and the answer is lost.
+    desk.poll.on_item(&item("a", "1"), desk.now);
+    desk.fails("a", SERVER);
+    desk.wait(5000);
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    desk.fails("a", Failure::NotFound);
+    assert_eq!(desk.asks(), ["gone a"]);
+}
+
+#[test]
 fn equal_versions_of_different_objects() {
     for (name, known, shown) in [
         (
