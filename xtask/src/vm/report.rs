@@ -1,16 +1,21 @@
 //! What the guest tells: one line a verdict, over a serial port of its own, so that no other message can fall into it.
 
-use std::{sync::mpsc, time::Duration};
+use std::{fmt, sync::mpsc, time::Duration};
 
-use crate::Failure;
+use crate::{Failure, wait::Watch};
 
-/// Longest silence of the guest: more than one of its steps may take, on an emulated processor.
+/// Longest time without a verdict: more than one step of the guest may take, on an emulated processor. The machine's start is one.
 const SILENCE_LIMIT: Duration = Duration::from_secs(450);
+/// Between two signs of life of the guest, which it gives whatever its steps do.
+pub(super) const ALIVE_EACH: Duration = Duration::from_secs(10);
+/// So long without one, and the machine stands still as a whole.
+const ALIVE_LIMIT: Duration = Duration::from_secs(180);
 
 const HELD: &str = "held ";
 const FAILED: &str = "failed ";
 const NOTE: &str = "note ";
 const END: &str = "end";
+const ALIVE: &str = "alive";
 
 /// Which start of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +82,8 @@ pub(super) enum Line {
     Failed(String),
     /// A figure, or where something stands.
     Note(String),
+    /// A sign of life.
+    Alive,
     /// Nothing follows.
     End,
 }
@@ -88,6 +95,7 @@ impl Line {
             Self::Held(what) => format!("{HELD}{}", plain(what)),
             Self::Failed(what) => format!("{FAILED}{}", plain(what)),
             Self::Note(what) => format!("{NOTE}{}", plain(what)),
+            Self::Alive => ALIVE.to_owned(),
             Self::End => END.to_owned(),
         }
     }
@@ -101,21 +109,48 @@ impl Line {
             .or_else(|| rest(FAILED).map(Self::Failed))
             .or_else(|| rest(NOTE).map(Self::Note))
             .or_else(|| (line == END).then_some(Self::End))
+            .or_else(|| (line == ALIVE).then_some(Self::Alive))
     }
 }
+
+/// The guest gives no sign of life any more: kernel or emulator stand still, whatever the agent does.
+#[derive(Debug)]
+pub(super) struct Stalled;
+
+impl fmt::Display for Stalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = ALIVE_LIMIT.as_secs();
+        write!(f, "the machine has given no sign of life for {limit} s")
+    }
+}
+
+impl std::error::Error for Stalled {}
 
 /// Prints what comes until the end and returns how many checks held. One that did not is an error, and so is silence.
 pub(super) fn read(lines: &mpsc::Receiver<String>, boot: Boot) -> Result<u32, Failure> {
     let mut held = 0;
     let mut failed = 0;
+    let mut lives = false;
+    let mut since = Watch::start();
     loop {
-        let line = lines.recv_timeout(SILENCE_LIMIT).map_err(|e| match e {
-            mpsc::RecvTimeoutError::Timeout => {
-                format!("silent for {} s", SILENCE_LIMIT.as_secs())
+        let left = SILENCE_LIMIT.saturating_sub(since.elapsed());
+        let patience = if lives { left.min(ALIVE_LIMIT) } else { left };
+        let line = lines.recv_timeout(patience).map_err(|e| -> Failure {
+            match e {
+                mpsc::RecvTimeoutError::Timeout if patience < left => Stalled.into(),
+                mpsc::RecvTimeoutError::Timeout => {
+                    format!("no verdict for {} s", SILENCE_LIMIT.as_secs()).into()
+                }
+                mpsc::RecvTimeoutError::Disconnected => "ended early".into(),
             }
-            mpsc::RecvTimeoutError::Disconnected => "ended early".to_owned(),
         })?;
-        match Line::parse(&line) {
+        let line = Line::parse(&line);
+        match line {
+            Some(Line::Alive) => lives = true,
+            Some(_) => since = Watch::start(),
+            None => {}
+        }
+        match line {
             Some(Line::Held(what)) => {
                 println!("✓ {what}");
                 held += 1;
@@ -130,7 +165,7 @@ pub(super) fn read(lines: &mpsc::Receiver<String>, boot: Boot) -> Result<u32, Fa
             }
             Some(Line::End) if held == 0 => return Err("nothing was checked".into()),
             Some(Line::End) => return Ok(held),
-            None => {}
+            Some(Line::Alive) | None => {}
         }
     }
 }
@@ -159,6 +194,7 @@ mod tests {
             ("one failed", &["held a", "failed b", "end"], None),
             ("cut short", &["held a"], None),
             ("nothing said", &["end"], None),
+            ("nothing but alive", &["alive", "end"], None),
         ] {
             assert_eq!(outcome(lines).ok(), wanted, "{name}");
         }
@@ -170,6 +206,7 @@ mod tests {
             Line::Held("a: b".into()),
             Line::Failed("c".into()),
             Line::Note("d".into()),
+            Line::Alive,
             Line::End,
         ] {
             assert_eq!(Line::parse(&line.text()), Some(line));

@@ -19,12 +19,12 @@ use serde_json::Value;
 
 use super::{
     disk::HOSTNAME,
-    report::{Boot, Line},
+    report::{ALIVE_EACH, Boot, Line},
 };
 use crate::{
     Failure,
     process::output,
-    wait::{Watch, until_each},
+    wait::{Watch, pass, until_each},
 };
 
 /// Where the verdicts go.
@@ -44,6 +44,10 @@ pub(crate) fn run() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    match port.try_clone() {
+        Ok(port) => _ = std::thread::spawn(move || live(Guest { port })),
+        Err(e) => eprintln!("error: {PORT}: {e}"),
+    }
     let mut guest = Guest { port };
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     match Boot::ALL
@@ -67,8 +71,12 @@ impl Guest {
     fn say(&mut self, line: &Line) {
         // The journal has it too. Without the port nobody outside learns anything: then silence tells.
         println!("{}", line.text());
-        let _ = writeln!(self.port, "{}", line.text());
-        let _ = self.port.flush();
+        self.tell(line);
+    }
+
+    /// At one stroke: signs of life come in between.
+    fn tell(&mut self, line: &Line) {
+        let _ = self.port.write_all(format!("{}\n", line.text()).as_bytes());
     }
 
     /// Runs one check and tells how it went; `check` returns what was seen.
@@ -87,6 +95,14 @@ impl Guest {
 
     fn note(&mut self, what: String) {
         self.say(&Line::Note(what));
+    }
+}
+
+/// Gives signs of life until the machine ends.
+fn live(mut guest: Guest) {
+    loop {
+        guest.tell(&Line::Alive);
+        pass(ALIVE_EACH);
     }
 }
 
