@@ -1,6 +1,6 @@
 //! Addresses for pods, as the control plane gives them.
 
-use std::fs;
+use std::{fs, net::IpAddr};
 
 use nix::sys::signal::Signal;
 use picolet_test_apiserver::TestServer;
@@ -100,6 +100,118 @@ fn pods_that_start_later_use_the_subnet_given_last() {
     host.pod("last", json!({"containers": [sh("c", SERVER)]}));
     let last = ip(&host.wait_ready("last"));
     assert_eq!(get(host.pid("second", "c"), &last), "first");
+    assert_eq!(wrong(&server), [""; 0]);
+    host.finish();
+}
+
+#[test]
+fn pods_of_both_families() {
+    // STAT-30 ENV-11 PROBE-31 STREAM-13
+    if !able() || !host::able() {
+        return;
+    }
+    if fs::read("/proc/net/if_inet6").is_err() {
+        skipped!("pods_of_both_families: the kernel has no IPv6");
+        return;
+    }
+    let server = TestServer::builder().start().expect("server");
+    let number = 100 + std::process::id() % 100;
+    let (v4, v6) = (
+        format!("10.{number}.232.0/24"),
+        format!("fd00:{number:x}:232::/64"),
+    );
+    let given = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE},
+        "spec": {"podCIDR": v4, "podCIDRs": [v4, v6]}});
+    server.create(&given).expect("node");
+    let mut host = member(&server, &["--pod-cidr="]);
+    host.start_agent();
+    host.import();
+    wait_ready(&server, host::PATIENCE);
+    let port = host::free_port();
+    let mut main = sh(
+        "c",
+        "mkdir /w; echo both >/w/index.html; echo own >/w/own; httpd -p '[::1]:81' -h /w; exec httpd -f -p '[::]:80' -h /w",
+    );
+    main["ports"] = json!([{"containerPort": 80, "hostPort": port}]);
+    main["readinessProbe"] =
+        json!({"httpGet": {"port": 80, "path": "/index.html"}, "periodSeconds": 1});
+    main["env"] =
+        json!([{"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}]);
+    host.pod("both", json!({"containers": [main]}));
+    let pod = host.wait_ready("both");
+    let ips: Vec<IpAddr> = pod["status"]["podIPs"]
+        .as_array()
+        .expect("addresses")
+        .iter()
+        .map(|entry| {
+            entry["ip"]
+                .as_str()
+                .expect("text")
+                .parse()
+                .expect("an address")
+        })
+        .collect();
+    let [first, second] = *ips else {
+        panic!("{ips:?}")
+    };
+    assert!(first.is_ipv4() && second.is_ipv6(), "{ips:?}");
+    assert_eq!(ip(&pod), first.to_string());
+    let env = host.exec("both", "c", "echo $IPS; cat /etc/hosts");
+    assert!(env.starts_with(&format!("{first},{second}\n")), "{env}");
+    for address in [first, second] {
+        assert!(env.contains(&format!("{address}\t")), "{env}");
+        assert_eq!(
+            host::http((address, 80).into()).expect("answer").trim(),
+            "both"
+        );
+    }
+    // From pod to pod, and a probe that names an address.
+    let mut watch = sh("c", IDLE);
+    watch["readinessProbe"] = json!({
+        "httpGet": {"host": second.to_string(), "port": 80, "path": "/index.html"}, "periodSeconds": 1});
+    host.pod("watch", json!({"containers": [watch]}));
+    host.wait_ready("watch");
+    assert_eq!(get(host.pid("watch", "c"), &second.to_string()), "both");
+    // The port of the node leads to both addresses: by its own address of each family.
+    let bridge = host.bridge();
+    let own = |family: &str| -> IpAddr {
+        let shown = output_of(
+            "ip",
+            &[
+                family, "-o", "address", "show", "dev", &bridge, "scope", "global",
+            ],
+        );
+        let net = shown.split_whitespace().nth(3).expect("an address");
+        net.split('/')
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .expect("an address")
+    };
+    for address in [own("-4"), own("-6")] {
+        let said = host::http((address, port).into());
+        assert_eq!(said.expect("answer").trim(), "both", "{address}");
+    }
+    // Forwarded to what listens on `::1` alone.
+    let local = host::free_port();
+    let mut forward = host
+        .command(&[
+            "port-forward",
+            &format!("both-{NODE}"),
+            &format!("{local}:81"),
+        ])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("port-forward");
+    host.until("the port is forwarded", |_| {
+        let said = host::http(([127, 0, 0, 1], local).into());
+        (
+            said.as_ref().is_ok_and(|s| s.trim() == "both"),
+            format!("{said:?}"),
+        )
+    });
+    forward.kill().expect("signal");
+    forward.wait().expect("an end");
     assert_eq!(wrong(&server), [""; 0]);
     host.finish();
 }
