@@ -175,7 +175,10 @@ impl Intake for ApiEvents {
         Box::pin(async move {
             let of = uid.clone();
             let ended = self.asker.ask(move |agent| {
-                let status = agent.pods().status(&of);
+                // One that comes back, from a backup of the API, has not ended for good.
+                let pods = agent.pods();
+                let stays = pods.is_configured(&of) && !pods.comes_back(&of);
+                let status = pods.status(&of).filter(|_| stays);
                 status.filter(|status| status.phase.is_terminal()).cloned()
             });
             let Some(status) = ended.await else {

@@ -35,14 +35,19 @@ pub(super) fn with_pressure(mut schedule: Vec<Timed>, seed: u64) -> Vec<Timed> {
     schedule
 }
 
-/// Pods that went in the life of this agent.
+/// Pods that went.
 #[derive(Debug, Default)]
-pub(super) struct Evictions(BTreeSet<PodUid>);
+pub(super) struct Evictions {
+    /// In the life of this agent.
+    now: BTreeSet<PodUid>,
+    /// In that of one before: a uid ends once, though a backup of the API may have forgotten it.
+    before: BTreeSet<PodUid>,
+}
 
 impl Evictions {
     /// An agent without memory has taken over.
     pub(super) fn another_agent(&mut self, left: &Left) {
-        self.0.clear();
+        self.before.append(&mut self.now);
         left.forget_looks();
     }
 
@@ -54,7 +59,8 @@ impl Evictions {
             let is_new = status
                 .message
                 .starts_with("The node was low on resource: memory. ")
-                && !self.0.contains(uid);
+                && !self.now.contains(uid)
+                && !self.before.contains(uid);
             let Some(config) = agent.pods().config(uid).filter(|_| is_new) else {
                 continue;
             };
@@ -64,10 +70,10 @@ impl Evictions {
             if config.api_phase_terminal {
                 continue;
             }
-            self.0.insert(uid.clone());
+            self.now.insert(uid.clone());
         }
         let looks = left.short_looks();
-        let gone = u64::try_from(self.0.len()).unwrap_or(u64::MAX);
+        let gone = u64::try_from(self.now.len()).unwrap_or(u64::MAX);
         if gone > looks {
             return Err(format!(
                 "{gone} pods went, and memory was found short {looks} times"

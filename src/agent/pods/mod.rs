@@ -187,6 +187,11 @@ impl Pods {
         self.table.is_pod_termination_requested(uid)
     }
 
+    /// Whether the pod begins once more under its UID as soon as it has ended.
+    pub(super) fn comes_back(&self, uid: &PodUid) -> bool {
+        self.table.is_restart_requested(uid)
+    }
+
     /// The pods that count for admission and shares (LOOP-11), sorted by UID.
     pub(super) fn active(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
         self.entries.iter().filter_map(|(uid, entry)| {
@@ -234,7 +239,7 @@ impl Pods {
             uid,
             is_static: config.is_static,
             active: entry.is_active(uid, &self.table),
-            restart_requested: self.table.is_restart_requested(uid),
+            restart_requested: self.comes_back(uid),
             deletion_requested: config.deletion_requested,
             api_phase_terminal: config.api_phase_terminal,
         })
