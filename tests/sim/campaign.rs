@@ -17,7 +17,7 @@ use super::{
     control::Control,
     counts::Counts,
     dump,
-    input::{self, Input, Timed},
+    input::{self, Input, Timed, Trouble},
     machine::Machine,
     pressure,
 };
@@ -30,7 +30,9 @@ use crate::{
 /// between syncs, and some housekeeping.
 const SETTLE_LIMIT: Duration = Duration::from_secs(900);
 /// The latest an event is, and a relist.
-const ARRIVAL: Duration = Duration::from_secs(11);
+pub(super) const ARRIVAL: Duration = Duration::from_secs(11);
+/// The longest that calls go on which hang one after the other: three looks of a probe.
+const HANGING: Duration = Duration::from_secs(70);
 /// The same of a node of a cluster: what happened to ended pods is found by a list of all phases.
 const CLUSTER_ARRIVAL: Duration = Duration::from_secs(75);
 /// Time for which nothing may happen then.
@@ -112,6 +114,17 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
     let (arrival, quiet) = match machine.control {
         Some(_) => (CLUSTER_ARRIVAL, CLUSTER_QUIET),
         None => (ARRIVAL, QUIET),
+    };
+    let hangs = |timed: &Timed| {
+        let Input::Fault { trouble, .. } = timed.input else {
+            return false;
+        };
+        matches!(trouble, Trouble::TimesOut { .. })
+    };
+    let arrival = if schedule.iter().any(hangs) {
+        arrival.max(HANGING)
+    } else {
+        arrival
     };
     let mute_until = machine.control.as_ref().and_then(Control::mute_until);
     let now = machine.now();

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::{
     super::{core::Agent, tests::world::Hands},
+    campaign::ARRIVAL,
     pods::{Kind, Manifest, PRE_STOP, has_port},
 };
 use crate::{
@@ -168,9 +169,11 @@ impl Judge {
         for (uid, (manifest, pod)) in wanted {
             let past = self.pods.entry(uid.clone()).or_default();
             if !past.wanted && past.ended_by.is_some() {
-                // Another life under its uid.
+                // Another life under its uid. An agent that has heard of neither may still go by the last word before.
+                let unheard = past.ended_by.is_some_and(|at| now - at < ARRIVAL);
                 past.ended_by = Some(now);
-                let told = past.told.drain(..);
+                let last = past.told.len().saturating_sub(usize::from(unheard));
+                let told = past.told.drain(..last);
                 past.graces.extend(told.map(|(_, old, _)| old.grace_s));
             }
             past.wanted = true;
