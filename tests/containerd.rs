@@ -16,8 +16,8 @@ use picolet::{
         ContainerId, PodUid,
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, LABEL_CONTAINER_NAME,
-            LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount, NamespaceMode,
-            NamespaceOptions, SandboxConfig, SandboxState,
+            LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, LinuxResources, Mount,
+            NamespaceMode, NamespaceOptions, SandboxConfig, SandboxState,
         },
         stats::Detail,
     },
@@ -71,6 +71,7 @@ impl Lab {
             image_endpoint: self.containerd.socket(),
             request_timeout: PATIENCE,
             container_log_links: self.containerd.dir.join("links"),
+            root_dir: self.containerd.dir.clone(),
             kubepods: self.kubepods(),
             masked_paths: oci::MASKED_PATHS.map(str::to_owned).to_vec(),
             readonly_paths: oci::READONLY_PATHS.map(str::to_owned).to_vec(),
@@ -353,5 +354,82 @@ fn handlers_are_those_of_containerd() {
         runtime.start_container(&id).await.expect("started");
         assert_eq!(ended(&runtime, &of.uid, &id).await.exit_code, 3);
         runtime.remove_pod_sandbox(&made.id).await.expect("removed");
+    });
+}
+
+#[test]
+fn a_sandbox_that_is_stopped_takes_all_along() {
+    // CRI-45 CRI-82 CRI-84
+    lab("stopped", async |lab| {
+        let runtime = lab.open().await;
+        let of = lab.sandbox("stopped");
+        let made = runtime.run_pod_sandbox(&of).await.expect("a sandbox");
+        let script = "trap '' TERM; while :; do echo line; sleep 1; done";
+        let config = lab.container(&of, "main", script);
+        let id = runtime
+            .create_container(&made.id, &config, Some(&of))
+            .await
+            .expect("created");
+        runtime.start_container(&id).await.expect("started");
+
+        // New limits are the kernel's at once.
+        let limits = LinuxResources {
+            memory_limit_bytes: Some(64 << 20),
+            cpu_shares: Some(512),
+            ..LinuxResources::default()
+        };
+        let changed = runtime.update_container_resources(&id, &limits).await;
+        assert_eq!(changed, Ok(()));
+        let cgroups = Cgroups::detect().expect("cgroups");
+        let dir = cgroups.memory_dir(&format!("{}/{id}", of.cgroup_parent));
+        let dir = dir.expect("a memory controller");
+        let files = ["memory.limit_in_bytes", "memory.max"];
+        let mut read = files
+            .iter()
+            .filter_map(|file| std::fs::read_to_string(dir.join(file)).ok());
+        assert_eq!(read.next().expect("a limit").trim(), "67108864");
+
+        // A log that was renamed is written anew where it was.
+        let log = lab.logs().join("stopped/main/0.log");
+        let rotated = log.with_extension("log.old");
+        let lines = |path: &std::path::Path| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            text.lines().count()
+        };
+        daemon::until("it writes", || lines(&log) > 0);
+        std::fs::rename(&log, &rotated).expect("renamed");
+        assert_eq!(runtime.reopen_log(&id).await, Ok(()));
+        daemon::until("it writes there", || lines(&log) > 0);
+        assert!(lines(&rotated) > 0);
+
+        // Without a network nothing is stopped, and nothing is removed.
+        let conf = lab.containerd.dir.join("cni/1.conflist");
+        let kept = lab.containerd.dir.join("kept");
+        std::fs::rename(&conf, &kept).expect("renamed");
+        lab.containerd.kill();
+        lab.containerd.run();
+        while runtime.list_pods().await.is_err() {
+            pause().await;
+        }
+        let refused = runtime.remove_pod_sandbox(&made.id).await;
+        let refused = refused.expect_err("no network").to_string();
+        assert!(refused.contains("cni"), "{refused}");
+        let pod = runtime.pod_status(&of.uid).await.expect("a status");
+        assert_eq!((pod.sandboxes.len(), pod.containers.len()), (1, 1));
+        std::fs::rename(&kept, &conf).expect("renamed");
+        lab.containerd.kill();
+        lab.containerd.run();
+        while runtime.list_pods().await.is_err() {
+            pause().await;
+        }
+
+        // The container ignores its signal: nobody asked it.
+        runtime.stop_pod_sandbox(&made.id).await.expect("stopped");
+        let end = ended(&runtime, &of.uid, &id).await;
+        assert_eq!(end.exit_code, 137);
+        let told = runtime.reopen_log(&id).await.expect_err("it has ended");
+        assert!(told.to_string().contains("not running"), "{told}");
+        runtime.remove_pod_sandbox(&made.id).await.expect("removed");
+        assert!(runtime.list_pods().await.expect("a list").is_empty());
     });
 }

@@ -102,6 +102,7 @@ pub(super) async fn open_cri(
         image_endpoint: endpoints.images.clone(),
         request_timeout: cfg.times.runtime_request,
         container_log_links: cfg.dirs.container_logs.clone(),
+        root_dir: cfg.dirs.root.clone(),
         kubepods: format!("{}/kubepods", cfg.cgroup.root.trim_end_matches('/')),
         masked_paths: fixed
             .chain(tools.host.thermal_throttle.iter().cloned())

@@ -5,10 +5,15 @@ use std::{
     fs::{self, File},
     io::{self, Read as _},
     os::unix::fs::DirBuilderExt as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use crate::{config::Config, logic::digest::Fnv, sys::lock};
+use crate::{
+    cgroup::Cgroups,
+    config::{Config, decode},
+    logic::{cgroup::kubepods_path, digest::Fnv},
+    sys::{file, lock},
+};
 
 /// Locks of what is one per machine, whatever directories an agent has: a file each, held for the agent's life.
 const LOCKS_DIR: &str = "/run/picolet.locks";
@@ -16,13 +21,19 @@ const LOCKS_DIR: &str = "/run/picolet.locks";
 const MAX_PROC_BYTES: u64 = 64 * 1024;
 /// Where every kubelet keeps the logs of its pods.
 const KUBELET_LOGS: &str = "/var/log/pods";
+/// The runtime of a kubelet that is not told another one.
+const KUBELET_RUNTIME: &str = "unix:///run/containerd/containerd.sock";
+/// In the run directory: the runtime that ran the pods of the last agent, if it did not run them itself.
+const BACKEND_FILE: &str = "pods-run-by";
+/// How messages name an agent that runs pods itself.
+const OWN: &str = "picolet itself";
 
 /// Who has what this agent must have for itself, and the way out.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NeighbourError {
     #[error(
-        "a kubelet (process {0}) runs pods on this machine, with the same cgroup root or log directory: end it, or \
-         give this agent --cgroup-root and --pod-logs-dir of its own"
+        "a kubelet (process {0}) runs pods on this machine, with the same cgroup root, log directory or container \
+         runtime: end it, or give this agent --cgroup-root, --pod-logs-dir and --container-runtime-endpoint of its own"
     )]
     Kubelet(u32),
     #[error("another picolet uses {what} {value}: end it, or give this one its own ({flag})")]
@@ -31,6 +42,10 @@ pub(super) enum NeighbourError {
         flag: &'static str,
         value: String,
     },
+    #[error(
+        "pods of {last} still run, and {next} would not see them: start picolet as before and end them (picolet stop --all)"
+    )]
+    Left { last: String, next: String },
 }
 
 /// Claims what this agent must have for itself. The locks are held as long as the files are open.
@@ -68,7 +83,7 @@ pub(super) fn forget(cfg: &Config) {
 
 /// What an agent must have for itself: what it is, the flag that gives it another, its value.
 fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
-    let logs = fs::canonicalize(&cfg.dirs.pod_logs).unwrap_or_else(|_| cfg.dirs.pod_logs.clone());
+    let logs = real(&cfg.dirs.pod_logs);
     let mut wanted = vec![
         (
             "cgroup root",
@@ -82,8 +97,7 @@ fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
         ),
     ];
     if let Some(endpoints) = &cfg.runtime.endpoints {
-        let socket = &endpoints.runtime;
-        let socket = fs::canonicalize(socket).unwrap_or_else(|_| socket.clone());
+        let socket = real(&endpoints.runtime);
         let flag = "--container-runtime-endpoint";
         wanted.push(("container runtime", flag, socket.display().to_string()));
     } else if uses_bridge(&cfg.network.cni_conf) {
@@ -126,7 +140,7 @@ fn cgroup_root(text: &str) -> String {
     format!("/{}", text.trim_matches('/'))
 }
 
-/// A kubelet that sees the same files as we do and shares a cgroup root or log directory with us.
+/// A kubelet that sees the same files as we do and shares a cgroup root, log directory or runtime with us.
 fn kubelet_beside(cfg: &Config) -> Option<u32> {
     let own = fs::read_link("/proc/self/ns/mnt").ok()?;
     let logs = cfg.dirs.pod_logs == Path::new(KUBELET_LOGS);
@@ -140,12 +154,98 @@ fn kubelet_beside(cfg: &Config) -> Option<u32> {
         {
             continue;
         }
-        let root = cgroup_root(&flag_of(&read(&dir.join("cmdline")), "--cgroup-root"));
-        if logs || root == cgroup_root(&cfg.cgroup.root) {
+        let kubelet = Kubelet::of(&read(&dir.join("cmdline")), &dir.join("cwd"));
+        let endpoints = cfg.runtime.endpoints.as_ref();
+        if logs
+            || kubelet.root == cgroup_root(&cfg.cgroup.root)
+            || endpoints.is_some_and(|own| real(&own.runtime) == kubelet.runtime)
+        {
             return Some(pid);
         }
     }
     None
+}
+
+/// What a kubelet has that others must not have too.
+struct Kubelet {
+    root: String,
+    runtime: PathBuf,
+}
+
+impl Kubelet {
+    /// What its flags say, else its configuration, else what every kubelet has. `cwd`: the directory that it works in.
+    fn of(cmdline: &str, cwd: &Path) -> Self {
+        let config = match flag_of(cmdline, "--config") {
+            path if path.is_empty() => String::new(),
+            path => read(&cwd.join(path)),
+        };
+        let config = decode::parse(config.as_bytes()).map(|document| document.value);
+        let config = config.unwrap_or_default();
+        let said = |flag: &str, field: &str| match flag_of(cmdline, flag) {
+            text if text.is_empty() => config[field].as_str().unwrap_or_default().to_owned(),
+            text => text,
+        };
+        let runtime = match said("--container-runtime-endpoint", "containerRuntimeEndpoint") {
+            text if text.is_empty() => KUBELET_RUNTIME.to_owned(),
+            text => text,
+        };
+        let socket = runtime.strip_prefix("unix://").unwrap_or(&runtime);
+        Self {
+            root: cgroup_root(&said("--cgroup-root", "cgroupRoot")),
+            runtime: real(Path::new(socket)),
+        }
+    }
+}
+
+/// A path without links, if it is there.
+fn real(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Whoever runs pods from now on must see those that run: another backend would start them once more (CRI-96).
+///
+/// - Errors: some run that the backend of this configuration does not see.
+pub(super) fn check_backend(cfg: &Config, cgroups: &Cgroups) -> Result<(), NeighbourError> {
+    let runs = || !cgroups.pids(&kubepods_path(&cfg.cgroup.root)).is_empty();
+    match last_backend(&cfg.dirs.run) {
+        Some(last) if last != backend(cfg) && runs() => {
+            let next = backend(cfg);
+            Err(NeighbourError::Left { last, next })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Keeps who runs pods from now on, until a reboot ends them.
+pub(super) fn keep_backend(cfg: &Config) -> io::Result<()> {
+    let path = cfg.dirs.run.join(BACKEND_FILE);
+    if cfg.runtime.endpoints.is_some() {
+        return file::write_atomic(&path, backend(cfg).as_bytes(), 0o600, false);
+    }
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Who ran the pods of the last agent since the machine is up.
+fn last_backend(run: &Path) -> Option<String> {
+    let runtime = read(&run.join(BACKEND_FILE));
+    if !runtime.is_empty() {
+        return Some(runtime);
+    }
+    let made = fs::read_dir(run.join("sandboxes"));
+    made.is_ok_and(|mut entries| entries.next().is_some())
+        .then(|| OWN.to_owned())
+}
+
+/// Who runs the pods of this configuration.
+fn backend(cfg: &Config) -> String {
+    let endpoints = cfg.runtime.endpoints.as_ref();
+    endpoints.map_or_else(
+        || OWN.to_owned(),
+        |own| real(&own.runtime).display().to_string(),
+    )
 }
 
 fn read(path: &Path) -> String {
@@ -215,5 +315,52 @@ mod tests {
             let found = cgroup_root(&flag_of(cmdline, "--cgroup-root"));
             assert_eq!(found, root, "{cmdline:?}");
         }
+    }
+    #[test]
+    fn runtimes_of_a_kubelet() {
+        // CRI-96
+        let dir = std::env::temp_dir().join(format!("picolet-kubelets-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("directory");
+        let config = "cgroupRoot: /y\ncontainerRuntimeEndpoint: unix:///nowhere/b.sock\n";
+        fs::write(dir.join("config.yaml"), config).expect("file");
+        fs::write(dir.join("broken.yaml"), "a: [").expect("file");
+        for (words, root, runtime) in [
+            ("", "/", "/run/containerd/containerd.sock"),
+            (
+                "--container-runtime-endpoint=/nowhere/a.sock\0--cgroup-root\0x",
+                "/x",
+                "/nowhere/a.sock",
+            ),
+            ("--config=config.yaml", "/y", "/nowhere/b.sock"),
+            (
+                "--config\0config.yaml\0--container-runtime-endpoint\0unix:///nowhere/a.sock",
+                "/y",
+                "/nowhere/a.sock",
+            ),
+            (
+                "--config=broken.yaml",
+                "/",
+                "/run/containerd/containerd.sock",
+            ),
+        ] {
+            let kubelet = Kubelet::of(&format!("kubelet\0{words}\0"), &dir);
+            assert_eq!(kubelet.root, root, "{words:?}");
+            let wanted = real(Path::new(runtime));
+            assert_eq!(kubelet.runtime, wanted, "{words:?}");
+        }
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[test]
+    fn who_ran_pods() {
+        let dir = std::env::temp_dir().join(format!("picolet-backends-{}", std::process::id()));
+        assert_eq!(last_backend(&dir), None);
+        fs::create_dir_all(dir.join("sandboxes")).expect("directory");
+        assert_eq!(last_backend(&dir), None);
+        fs::create_dir(dir.join("sandboxes/a")).expect("directory");
+        assert_eq!(last_backend(&dir).as_deref(), Some(OWN));
+        fs::write(dir.join(BACKEND_FILE), "/run/c.sock").expect("file");
+        assert_eq!(last_backend(&dir).as_deref(), Some("/run/c.sock"));
+        fs::remove_dir_all(&dir).expect("clean up");
     }
 }

@@ -496,6 +496,7 @@ async fn assemble(
             missing.join(", ")
         );
     }
+    neighbours::check_backend(&cfg, &cgroups).map_err(|e| fatal(e.to_string()))?;
     let joined = cluster::join(&cfg, proxies.clone()).map_err(|e| match e {
         JoinError::Usage(why) => usage(why),
         JoinError::Failed(why) => fatal(why),
@@ -516,6 +517,9 @@ async fn assemble(
         keyring,
         stock,
     } = backends::open(&cfg, pulls, tools).await?;
+    if let Err(e) = neighbours::keep_backend(&cfg) {
+        log::warn!("cannot keep who runs pods: {e}");
+    }
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;

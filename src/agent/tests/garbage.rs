@@ -104,7 +104,7 @@ fn logs_and_links_of_nobody_go() {
 
 #[test]
 fn logs_of_what_runs_are_rotated() {
-    // IGC-04 LOG-06
+    // IGC-04 LOG-06 CRI-82
     let flags: &[&str] = &[
         "--container-log-max-size=1Ki",
         "--container-log-max-files=3",

@@ -47,7 +47,7 @@ fn without_a_network_only_pods_of_the_host_start() {
 
 #[test]
 fn an_end_that_fails_is_told_once_it_is_the_kill_that_failed() {
-    // SYNC-21
+    // SYNC-21 CRI-45
     for (op, told) in [
         (Op::StopContainer, true),
         (Op::StopPodSandbox, true),

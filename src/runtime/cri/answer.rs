@@ -3,6 +3,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::IpAddr;
+use std::path::PathBuf;
 
 use super::wire;
 use crate::{
@@ -235,6 +236,14 @@ pub(super) fn container(
         pid: 0,
         log_path: status.log_path.clone(),
     })
+}
+
+/// Root directories from which a container of a pod mounts what its agent made for it: the same for each such mount.
+pub(super) fn roots(uid: &PodUid, mounts: &[wire::Mount]) -> Vec<PathBuf> {
+    let of_pod = format!("/pods/{uid}/");
+    let paths = mounts.iter().map(|mount| &mount.host_path);
+    let roots = paths.filter_map(|path| path.split_once(&of_pod));
+    roots.map(|(root, _)| root.into()).collect()
 }
 
 /// An image.

@@ -67,6 +67,8 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// `/var/log/containers`: links to logs that are removed with their instance.
     pub container_log_links: PathBuf,
+    /// Root directory of the agent: `pods` in it has what containers mount.
+    pub root_dir: PathBuf,
     /// Cgroup below which pods live, where usage is read.
     pub kubepods: String,
     /// Paths that containers do not see, unless they ask for it.

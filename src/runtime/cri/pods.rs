@@ -98,10 +98,8 @@ impl Cri {
             if container.id.is_empty() || !seen.insert(container.id.clone()) {
                 continue;
             }
-            match self
-                .container(&container.id, container.sandbox.into())
-                .await
-            {
+            let sandbox = container.sandbox.into();
+            match self.container(&container.id, sandbox, uid).await {
                 Ok(status) => pod.containers.push(status),
                 Err(RuntimeError::NotFound(_)) => {}
                 Err(e) => return Err(e),
@@ -150,9 +148,21 @@ impl Cri {
         &self,
         id: &str,
         sandbox: SandboxId,
+        uid: &PodUid,
     ) -> Result<ContainerStatus, RuntimeError> {
         let raw = self.container_status(id).await?;
         let mut status = answer::container(id, sandbox, &raw)?;
+        let mut roots = answer::roots(uid, &raw.mounts);
+        roots.retain(|root| *root != self.settings.root_dir);
+        if !roots.is_empty() && status.state == ContainerState::Running {
+            let own = self.settings.root_dir.clone();
+            let is_elsewhere = move || roots.iter().any(|root| !is_same(root, &own));
+            if self.disk.run(is_elsewhere).await {
+                // Volumes are made anew below this root: it is made anew too (CRI-95).
+                log::debug!("container={id} mounts from another root directory");
+                status.hash = 0;
+            }
+        }
         if status.state == ContainerState::Exited {
             let place = raw.annotations.get(ANNOTATION_TERMINATION_PATH);
             let mut mounts = raw.mounts.into_iter();
@@ -230,6 +240,14 @@ impl Cri {
         }
         self.ask_of(Kind::Stop, "RemovePodSandbox", id, timeout)
             .await
+    }
+}
+
+/// Whether two paths lead to one directory. Blocking.
+fn is_same(a: &Path, b: &Path) -> bool {
+    match (fs::canonicalize(a), fs::canonicalize(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
     }
 }
 

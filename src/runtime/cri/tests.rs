@@ -1,6 +1,8 @@
 //! The client against a double: a server that answers as it is told. It has the traps of runtimes that are somebody else's.
 
 mod answers;
+mod calls;
+mod crio;
 
 use std::{
     cell::RefCell,
@@ -16,11 +18,12 @@ use smol::{Async, Task, Timer};
 use super::*;
 use crate::{
     api::cri::{
-        ANNOTATION_RESTART_COUNT, ContainerState, LABEL_CONTAINER_NAME, LABEL_POD_UID, Mount,
-        SandboxState,
+        ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerState, LABEL_CONTAINER_NAME,
+        LABEL_POD_UID, Mount, SandboxState,
     },
     grpc::{
         Sleep, Time,
+        hpack::Field,
         proto::{Limits, decode, encode},
         server::{self, Exchange},
     },
@@ -39,6 +42,8 @@ enum Reply {
     Hang,
     /// So many events of a kilobyte, then nothing more.
     Events(usize),
+    /// No answer, and a good end.
+    End,
 }
 
 type Script = Rc<dyn Fn(&[u8]) -> Reply>;
@@ -61,6 +66,8 @@ struct Double {
     executor: Rc<LocalExecutor<'static>>,
     scripts: Rc<RefCell<BTreeMap<&'static str, Script>>>,
     calls: Rc<RefCell<Vec<String>>>,
+    /// The header fields of each call.
+    heads: Rc<RefCell<Vec<Vec<Field>>>>,
     serving: RefCell<Option<Task<()>>>,
 }
 
@@ -117,6 +124,7 @@ impl Double {
             executor: Rc::clone(executor),
             scripts: Rc::default(),
             calls: Rc::default(),
+            heads: Rc::default(),
             serving: RefCell::default(),
         };
         double.on("Version", version("double"));
@@ -160,7 +168,9 @@ impl Double {
         let _ = fs::remove_file(&self.path);
         let listener = Async::<UnixListener>::bind(&self.path).expect("socket");
         let (scripts, calls) = (Rc::clone(&self.scripts), Rc::clone(&self.calls));
+        let heads = Rc::clone(&self.heads);
         let handler: server::Handler = Rc::new(move |exchange| {
+            heads.borrow_mut().push(exchange.metadata().to_vec());
             Box::pin(answer(exchange, Rc::clone(&scripts), Rc::clone(&calls)))
         });
         let executor = Rc::new(LocalExecutor::new());
@@ -230,6 +240,7 @@ async fn answer(
         Reply::Say(bytes) => exchange.send(&bytes).await,
         Reply::Fail(code, text) => Err(Status::new(Code(code), text)),
         Reply::Hang => core::future::pending().await,
+        Reply::End => Ok(()),
         Reply::Events(n) => {
             for _ in 0..n {
                 exchange.send(&[0; 1000]).await?;
