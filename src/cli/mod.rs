@@ -13,6 +13,7 @@ mod elastic;
 mod exec;
 mod get;
 mod image;
+mod join;
 mod logs;
 mod man;
 mod port_forward;
@@ -193,6 +194,9 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     }
     if command.name == "reset" {
         return reset::run(command, words).map(done);
+    }
+    if command.name == "join" {
+        return join::run(command, words).map(done);
     }
     let words = Words::new(command, words);
     match command.name {

@@ -5,9 +5,13 @@ use std::path::{Path, PathBuf};
 use super::checks::{Invalid, absolute, count, invalid};
 use super::file::Fields;
 use super::values::{ClusterConfig, OfflineSecrets};
+use crate::net::Url;
 
 /// Further URLs of the apiserver at most.
 const MAX_SERVERS: usize = 16;
+
+/// Where an agent of k3s keeps what its node is known by.
+pub const K3S_PASSWORD_FILE: &str = "/etc/rancher/node/password";
 
 /// Everything of [`ClusterConfig`].
 pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Invalid> {
@@ -28,6 +32,21 @@ pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Inv
             "needs picolet.kubeconfig: where the kubeconfig is to be written",
         );
     }
+    let k3s = match own.k3s_server.as_deref() {
+        None | Some("") => None,
+        Some(text) => {
+            let field = "picolet.k3sServer";
+            let Some(url) = Url::parse(text).ok().filter(|url| url.https) else {
+                return invalid(field, format!("is {text:?}, must be an https URL"));
+            };
+            if kubeconfig.is_none() {
+                return invalid(field, "needs picolet.kubeconfig");
+            }
+            let file = own.k3s_password_file.as_deref();
+            let file = absolute("picolet.k3sPasswordFile", file, K3S_PASSWORD_FILE)?;
+            Some((url, file))
+        }
+    };
     if own.api_servers.len() > MAX_SERVERS {
         return invalid(
             "picolet.apiServers",
@@ -46,6 +65,7 @@ pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Inv
             &root.join("pki").to_string_lossy(),
         )?,
         servers: own.api_servers.clone(),
+        k3s,
         qps: (
             count(fields.kube_api_qps, 50),
             count(fields.kube_api_burst, 100),

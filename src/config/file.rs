@@ -169,7 +169,7 @@ const FIELDS: &[&str] = &[
     "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
+    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.profile",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.useRuntimeEndpoint",
@@ -451,6 +451,8 @@ pub struct Own {
     pub image_dir: Option<String>,
     pub image_policy: ImagePolicy,
     pub image_pull_bandwidth: Option<Quantity>,
+    pub k3s_password_file: Option<String>,
+    pub k3s_server: Option<String>,
     pub kubeconfig: Option<String>,
     pub kubelet_version: Option<String>,
     #[serde(rename = "manifestURLCA")]

@@ -4,6 +4,7 @@
 //! - [`mod@file`]: the document named by `--config` and its known fields.
 //! - `drop_in`: documents below `--config-dir`, each merged over that.
 //! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags that only a kubelet has.
+//! - [`join`]: the file of a node that joins a cluster.
 //! - `adapt`: what a kubelet's configuration asks for and this agent does in a way of its own.
 //! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
 //!
@@ -30,6 +31,7 @@ mod endpoints;
 mod eviction;
 pub mod file;
 pub mod flags;
+pub mod join;
 mod manifest_url;
 mod node;
 mod resolve;
@@ -37,6 +39,7 @@ mod server;
 mod values;
 mod without_effect;
 
+pub use cluster::K3S_PASSWORD_FILE;
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
     EvictionConfig, GarbageConfig, ImageConfig, LogConfig, NetworkConfig, NodeConfig,
@@ -47,7 +50,8 @@ pub use values::{
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
 pub const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
 
-/// The file read when `--config` is absent and this one exists.
+/// The file read when `--config` is absent and this one exists. Without `--config-dir`, drop-ins in `config.d` beside it are
+/// read too then.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
 
 /// What the machine says of itself, read once by the caller.
@@ -123,7 +127,9 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
         }
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
-    if let Some(dir) = &flags.config_dir {
+    let usual = (!named && default_file.is_absolute()).then(|| join::drop_in_dir(default_file));
+    let usual = usual.filter(|dir| dir.is_dir());
+    if let Some(dir) = flags.config_dir.as_ref().or(usual.as_ref()) {
         drop_in::lay_over(&mut document, dir, file.is_some())?;
     }
     flags::lay_over(&mut document.value, flags.overlay);

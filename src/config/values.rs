@@ -154,6 +154,9 @@ pub struct ClusterConfig {
     pub rotate_certificates: bool,
     /// Further URLs of the same apiserver.
     pub servers: Vec<String>,
+    /// The supervisor that makes certificates in the place of the apiserver's signers: its URL, and the file with what it
+    /// knows this node by (K3SJ-08).
+    pub k3s: Option<(Url, PathBuf)>,
     /// Requests a second, and at once. Default 50 and 100 (CONF-07).
     pub qps: (u32, u32),
     /// The same for events; 0 a second: no limit.

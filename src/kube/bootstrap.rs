@@ -195,19 +195,25 @@ impl Requested {
         let text = STANDARD.decode(certificate).map_err(issued)?;
         x509::read_chain(&text).map_err(issued)?;
         let text = String::from_utf8(text).map_err(issued)?;
-        // Whoever loads the pair compares certificate and key.
-        let pem = |text| crate::net::tls::Pem::Text("the certificate issued", text);
-        let identity = crate::net::tls::Identity {
-            chain: pem(text.as_bytes()),
-            key: pem(self.key.as_bytes()),
-        };
-        crate::net::tls::config(
-            crate::net::tls::Roots::Any(crate::net::any_peer::Proof::Key),
-            Some(identity),
-        )
-        .map_err(|e| PairError::Issued(chain(&e)))?;
+        check_pair(&text, &self.key)?;
         Ok((text, &self.key))
     }
+}
+
+/// Errors: the certificate is none, or one for another key. Both are PEM.
+pub(super) fn check_pair(certificate: &str, key: &str) -> Result<(), PairError> {
+    // Whoever loads the pair compares certificate and key.
+    let pem = |text| crate::net::tls::Pem::Text("the certificate issued", text);
+    let identity = crate::net::tls::Identity {
+        chain: pem(certificate.as_bytes()),
+        key: pem(key.as_bytes()),
+    };
+    crate::net::tls::config(
+        crate::net::tls::Roots::Any(crate::net::any_peer::Proof::Key),
+        Some(identity),
+    )
+    .map_err(|e| PairError::Issued(chain(&e)))?;
+    Ok(())
 }
 
 fn issued(error: impl core::error::Error) -> PairError {

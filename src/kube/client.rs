@@ -183,6 +183,8 @@ pub(super) struct Ask<'a> {
     /// It waits for its turn. What takes the place of a kubelet's watch does not: that costs none either, and who asks bounds
     /// it.
     pub(super) paced: bool,
+    /// Headers beside the usual ones.
+    pub(super) more: &'a [(&'a str, &'a str)],
 }
 
 /// What is asked for unless something else is.
@@ -197,6 +199,7 @@ impl<'a> Ask<'a> {
             body: None,
             packed: false,
             paced: true,
+            more: &[],
         }
     }
 
@@ -208,6 +211,7 @@ impl<'a> Ask<'a> {
             body: Some((kind, body)),
             packed: false,
             paced: true,
+            more: &[],
         }
     }
 }
@@ -337,6 +341,9 @@ impl Client {
             .header("accept", ask.accept);
         if ask.packed {
             request = request.header("accept-encoding", "gzip");
+        }
+        for (name, value) in ask.more {
+            request = request.header(*name, *value);
         }
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -476,6 +483,19 @@ impl Answer {
     pub(super) fn document(self) -> Result<Value, KubeError> {
         let (url, body) = self.into_reader()?;
         stream::document(Box::new(body)).map_err(|e| unread(&url, e))
+    }
+
+    /// The body as it is, at most `most` bytes.
+    pub(super) fn bytes(self, most: usize) -> Result<Vec<u8>, KubeError> {
+        let (url, body) = self.into_reader()?;
+        let mut bytes = Vec::new();
+        let read = body.take(most as u64 + 1).read_to_end(&mut bytes);
+        let read = read.map_err(|e| ReadError::Cut(e.to_string()));
+        let fits = read.and_then(|_| match bytes.len() <= most {
+            true => Ok(bytes),
+            false => Err(ReadError::Wrong(format!("it has more than {most} bytes"))),
+        });
+        fits.map_err(|e| unread(&url, e))
     }
 
     /// The body as a list, or one page of it. See [`stream::list`].

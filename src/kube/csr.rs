@@ -251,7 +251,7 @@ fn bits(writer: DERWriter<'_>, bytes: &[u8]) {
     writer.write_bitvec_bytes(bytes, bytes.len() * 8);
 }
 
-fn pem(kind: &str, der: &[u8]) -> String {
+pub(super) fn pem(kind: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut out = format!("-----BEGIN {kind}-----\n");
     let mut rest = text.as_str();

@@ -44,11 +44,15 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
         Err(why) => why.to_string(),
     };
     let certificate = match x509::read(data) {
-        Ok(found) => format!(
-            "{} {}",
-            found.dns_names.len().min(2),
-            found.ips.len().min(2)
-        ),
+        Ok(found) => {
+            let key = x509::public_key(data).expect("what was read has a key");
+            assert!(key.len() < data.len() && key[0] == 0x30);
+            format!(
+                "{} {}",
+                found.dns_names.len().min(2),
+                found.ips.len().min(2)
+            )
+        }
         Err(why) => why.to_string(),
     };
     format!("{answer} {certificate} {found}")

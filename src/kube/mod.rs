@@ -9,6 +9,7 @@
 //! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
 //! | [`watch`], [`cancel`] | the doorbell |
 //! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
+//! | [`join`] | clusters, before this machine is a node of one |
 //! | [`lanes`] | the threads that all of this runs on |
 //! | [`rate`], [`date`], [`path`], [`error`] | small parts of an exchange |
 //!
@@ -31,6 +32,7 @@ pub mod error;
 pub mod exec;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+pub mod join;
 pub mod kubeconfig;
 pub mod lanes;
 mod path;

@@ -103,6 +103,22 @@ pub fn read(der: &[u8]) -> Read<Certificate> {
     read_as(der, true)
 }
 
+/// The public key of a certificate in DER with all that says what it is (`SubjectPublicKeyInfo`): what digests are made of.
+pub fn public_key(der: &[u8]) -> Read<&[u8]> {
+    if der.len() > MAX_CERTIFICATE_BYTES {
+        return Err(CertificateError::TooLarge);
+    }
+    let mut content = Values(Values::only_first(der)?);
+    let _version = content.optional(VERSION)?;
+    let _serial_number = content.expect(INTEGER)?;
+    // Bounded: algorithm, issuer, validity, subject.
+    for _ in 0..4 {
+        content.expect(SEQUENCE)?;
+    }
+    let (from, _) = (content.0, content.expect(SEQUENCE)?);
+    Ok(&from[..from.len() - content.0.len()])
+}
+
 fn read_as(der: &[u8], names: bool) -> Read<Certificate> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(CertificateError::TooLarge);
@@ -233,6 +249,11 @@ impl<'a> Values<'a> {
         let content = one.expect(tag)?;
         one.end()?;
         Ok(Self(content))
+    }
+
+    /// What is in the first of the values in the one of `der`: that which a certificate says.
+    fn only_first(der: &'a [u8]) -> Read<&'a [u8]> {
+        Self::only(der, SEQUENCE)?.expect(SEQUENCE)
     }
 
     fn next(&mut self) -> Read<Value<'a>> {

@@ -112,7 +112,8 @@ pub fn rotate_at(held: Option<Held<'_>>, wanted: Wanted<'_>, random: u32) -> Opt
 /// Whether a certificate says all that it has to. More does not matter.
 fn covers(held: &Held<'_>, wanted: &Wanted<'_>) -> bool {
     held.common_name == wanted.common_name
-        && held.organizations.iter().any(|o| o == wanted.organization)
+        && (wanted.organization.is_empty()
+            || held.organizations.iter().any(|o| o == wanted.organization))
         && wanted.dns_names.iter().all(|n| held.dns_names.contains(n))
         && wanted.ips.iter().all(|ip| held.ips.contains(ip))
 }

@@ -21,6 +21,7 @@ mod containerd;
 mod debug;
 mod hostile;
 mod identity;
+mod join;
 mod kubectl;
 mod kubelet;
 mod link;

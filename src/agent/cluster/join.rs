@@ -13,6 +13,7 @@ use std::{
 use super::{
     certificates::{Bootstrap, Kept, first_end},
     link::Skew,
+    signing::K3s,
 };
 use crate::{
     api::Wall,
@@ -52,6 +53,8 @@ pub(in crate::agent) struct Joined {
     pub(super) skew: Arc<Skew>,
     /// This node's own certificate, if it is the agent's to keep.
     pub(super) certificate: Option<Kept>,
+    /// Who signs certificates in the apiserver's place.
+    pub(super) k3s: Option<Arc<K3s>>,
     /// What the cluster is known by (KADM-32).
     pub(in crate::agent) authority: String,
     /// Whether a watch is used beside polling.
@@ -69,6 +72,7 @@ impl Joined {
             lanes,
             skew: Arc::default(),
             certificate: None,
+            k3s: None,
             authority: String::new(),
             doorbells,
             seed,
@@ -110,6 +114,15 @@ pub(in crate::agent) fn join(
             path.display()
         );
     }
+    let k3s = wanted.k3s.clone().map(|(server, password_file)| {
+        Arc::new(K3s {
+            node: cfg.node_name.clone(),
+            kubeconfig: path.clone(),
+            server,
+            password_file,
+            proxies: proxies.clone(),
+        })
+    });
     let skew = Arc::new(Skew::default());
     let connect = Connect {
         proxies,
@@ -142,6 +155,7 @@ pub(in crate::agent) fn join(
             bootstrap,
         }),
         skew,
+        k3s,
         authority,
         ..Joined::new(lanes, cfg.doorbells, seed)
     }))

@@ -87,7 +87,7 @@ use pod_cidr::CidrFollower;
 use pods::{Course, PodPoller, Requests};
 use restore::Restore;
 use serving::ServingCertificate;
-use signing::Signer;
+use signing::{K3s, Signer};
 use statuses::StatusSender;
 
 /// An apiserver that this node belongs to: who knows what of it.
@@ -107,6 +107,8 @@ pub(super) struct Cluster {
     certificates: Option<Rc<Certificates>>,
     /// Where it lies, until the task is made that keeps it.
     certificate: Cell<Option<Kept>>,
+    /// Who signs in the apiserver's place.
+    k3s: Option<Arc<K3s>>,
     /// Answers about pods that may wait.
     answers: usize,
 }
@@ -153,6 +155,7 @@ impl Cluster {
             lanes,
             skew,
             certificate,
+            k3s,
             authority: _,
             doorbells,
             seed,
@@ -190,6 +193,7 @@ impl Cluster {
             api_pods: Rc::new(ApiPods::new(ApiPoll::new(paces, slots, seed))),
             certificates: certificate.as_ref().map(|_| Rc::default()),
             certificate: Cell::new(certificate),
+            k3s,
             answers,
         }
     }
@@ -240,6 +244,7 @@ impl Cluster {
             clock: tools.clock,
             complaints: tools.complaints,
             disk: tools.disk,
+            k3s: self.k3s.clone(),
         }
     }
 

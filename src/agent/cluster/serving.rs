@@ -117,11 +117,21 @@ impl ServingCertificate {
     /// Whom the certificate is for; `None` until the Node has an address.
     fn wanted(&self) -> Option<Subject> {
         let (dns_names, ips) = names(&self.own.known()?);
-        (!ips.is_empty()).then(|| Subject {
-            dns_names,
-            ips,
-            ..node_subject(&self.node)
-        })
+        let subject = if self.signer.k3s.is_some() {
+            // What its supervisor writes, whatever is asked for.
+            Subject {
+                common_name: self.node.clone(),
+                ips,
+                ..Subject::default()
+            }
+        } else {
+            Subject {
+                dns_names,
+                ips,
+                ..node_subject(&self.node)
+            }
+        };
+        (!subject.ips.is_empty()).then_some(subject)
     }
 }
 

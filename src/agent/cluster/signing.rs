@@ -2,21 +2,24 @@
 //! have in common.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::time::Duration;
+use core::{net::IpAddr, time::Duration};
+use std::path::PathBuf;
 
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
     api::Wall,
     error::chain,
     kube::{
-        Api, KubeError, KubeLanes,
+        Api, KubeError, KubeLanes, Kubeconfig,
         api::Reply,
-        bootstrap::{self, NODES_GROUP, Requested},
+        bootstrap::{self, CLIENT_SIGNER, Requested},
         csr::Subject,
+        join::k3s,
         store::Store,
         x509::Certificate,
     },
     logic::certificates::{CSR_WAIT, Held, Verdict, Wanted, judge, rotate_at},
+    net::{ProxyVariables, Url},
     sys::lane::Lane,
 };
 
@@ -55,7 +58,7 @@ pub(super) fn due(held: &[Certificate], subject: &Subject, random: u32) -> Optio
     });
     let wanted = Wanted {
         common_name: &subject.common_name,
-        organization: NODES_GROUP,
+        organization: &subject.organization,
         dns_names: &subject.dns_names,
         ips: &subject.ips,
     };
@@ -103,6 +106,40 @@ pub(super) struct Signer {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
+    /// Who signs in the apiserver's place.
+    pub(super) k3s: Option<Arc<K3s>>,
+}
+
+/// The supervisor of a cluster of k3s (K3SJ-08).
+pub(super) struct K3s {
+    pub(super) node: String,
+    pub(super) kubeconfig: PathBuf,
+    pub(super) server: Url,
+    pub(super) password_file: PathBuf,
+    pub(super) proxies: ProxyVariables,
+}
+
+impl K3s {
+    /// Chain and key, PEM. Blocks.
+    fn certify(&self, purpose: k3s::Purpose, ips: Vec<IpAddr>) -> Result<(String, String), Failed> {
+        let password = k3s::password(&self.password_file);
+        let path = self.password_file.display();
+        let password = match password {
+            Ok(Some(password)) => password,
+            Ok(None) => return Err(Failed::local(format!("{path} is missing"))),
+            Err(e) => return Err(Failed::local(format!("{path}: {e}"))),
+        };
+        let config = Kubeconfig::load(&self.kubeconfig, &[]);
+        let config = config.map_err(|e| Failed::local(e.to_string()))?;
+        let supervisor = k3s::Supervisor::of_member(config, &self.server, &self.proxies);
+        let node = k3s::Node {
+            name: self.node.clone(),
+            password,
+            ips,
+        };
+        let made = supervisor.certify(&node, purpose);
+        made.map_err(|e| Failed::answered(chain(&e)))
+    }
 }
 
 impl Signer {
@@ -115,6 +152,16 @@ impl Signer {
         store: &Store,
         other: Option<Arc<dyn Api>>,
     ) -> Result<(), Failed> {
+        if let Some(k3s) = self.k3s.clone() {
+            let purpose = if signer == CLIENT_SIGNER {
+                k3s::Purpose::Client
+            } else {
+                k3s::Purpose::Serving
+            };
+            let ask = move |_: &dyn Api| -> Reply<_> { Ok(k3s.certify(purpose, subject.ips)) };
+            let (pem, key) = self.lanes.work(ask).await??;
+            return self.keep(what, store, pem, key).await;
+        }
         let request = move |api: &dyn Api| bootstrap::request(api, signer, &subject);
         let requested = self.ask(other.clone(), request).await?;
         log::info!(
@@ -125,7 +172,17 @@ impl Signer {
         let certificate = self.wait(other, &requested).await?;
         let pair = requested.pair(&certificate);
         let (chain_pem, key) = pair.map_err(|e| Failed::answered(chain(&e)))?;
-        let (store, key, now) = (store.clone(), key.to_owned(), self.clock.wall());
+        self.keep(what, store, chain_pem, key.to_owned()).await
+    }
+
+    async fn keep(
+        &self,
+        what: &str,
+        store: &Store,
+        chain_pem: String,
+        key: String,
+    ) -> Result<(), Failed> {
+        let (store, now) = (store.clone(), self.clock.wall());
         let stored = self.disk.run(move || store.store(&chain_pem, &key, now));
         let path = stored.await.map_err(|e| Failed::local(chain(&e)))?;
         log::info!("new {what} certificate {}", path.display());

@@ -11,8 +11,11 @@ use crate::{
     config::Config,
     error::chain,
     kube::{
-        Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap, kubeconfig::Material,
-        store::Store, x509::Certificate,
+        Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap,
+        join::k3s::{self, Supervisor},
+        kubeconfig::Material,
+        store::Store,
+        x509::Certificate,
     },
     logic::check::{Answer, Apiserver, Bootstrap},
     net::ProxyVariables,
@@ -64,6 +67,10 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
             return Some(facts);
         }
     }
+    let k3s = wanted
+        .k3s
+        .as_ref()
+        .map(|(server, _)| Supervisor::of_member(config.clone(), server, &proxies));
     let skew = Arc::new(AtomicI64::new(0));
     let heard = Arc::clone(&skew);
     let on_date = move |theirs: Wall, ours: Wall| {
@@ -82,6 +89,11 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
         Err(e) if e.is_answer() && e.status() != Some(401) => Answer::Given,
         Err(e) => Answer::Silent(e.to_string()),
     });
+    let said = k3s.filter(|_| facts.answer == Some(Answer::Given));
+    facts.tunnel = said
+        .and_then(|supervisor| supervisor.cluster().ok())
+        .filter(k3s::Cluster::wants_tunnel)
+        .map(|cluster| cluster.egress_selector_mode);
     let ahead = skew.load(Ordering::Relaxed);
     if ahead.unsigned_abs() >= MAX_SKEW_S {
         let word = if ahead > 0 { "ahead of" } else { "behind" };

@@ -164,7 +164,7 @@ fn program(name: &str) -> Option<PathBuf> {
 
 /// Why a program says nothing of use.
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+pub(in crate::cli) enum AskError {
     /// This machine: it does not start, or not end in time.
     #[error(transparent)]
     Run(#[from] std::io::Error),
@@ -174,7 +174,7 @@ enum AskError {
 }
 
 /// What a program prints; `None` if there is no such program.
-fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
+pub(in crate::cli) fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
     let command = Command::new(program(name)?)
         .args(words)
         .capture(MAX_OUTPUT_BYTES);
@@ -317,8 +317,38 @@ fn network(cfg: &Config) -> Network {
         resolv_conf: file.map(|f| f.display().to_string()),
         name_servers: file.map_or_else(Vec::new, |f| name_servers(&text(f))),
         resolved: Path::new("/run/systemd/resolve/resolv.conf").exists(),
+        services: cfg.cluster.is_member().then(services).flatten(),
+        routes: routes(&text("/proc/net/route")),
         listening: listening(&[text("/proc/net/tcp"), text("/proc/net/tcp6")]),
     }
+}
+
+/// Who leads packets for Services to pods, as its traces in the kernel say.
+fn services() -> Option<String> {
+    let answers = |name, words: &[&str]| matches!(ask(name, words), Some(Ok(_)));
+    let found = if Path::new("/sys/class/net/kube-ipvs0").exists() {
+        "kube-proxy (ipvs)"
+    } else if Path::new("/sys/class/net/cilium_host").exists() {
+        "cilium"
+    } else if answers("iptables", &["-w", "5", "-t", "nat", "-S", "KUBE-SERVICES"]) {
+        "kube-proxy (iptables)"
+    } else if answers("nft", &["list", "chain", "ip", "kube-proxy", "services"]) {
+        "kube-proxy (nftables)"
+    } else {
+        return None;
+    };
+    Some(found.into())
+}
+
+/// Routes by a gateway that are not the default one. Source: proc_pid_net(5).
+fn routes(table: &str) -> usize {
+    let by_gateway = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let [to, by] = [fields.next(), fields.next()];
+        let is_set = |field: Option<&str>| field.is_some_and(|f| f.bytes().any(|b| b != b'0'));
+        is_set(to) && is_set(by)
+    };
+    table.lines().skip(1).filter(by_gateway).count()
 }
 
 /// Addresses behind `nameserver`. Source: resolv.conf(5).
@@ -543,6 +573,9 @@ mod tests {
         let table = "  sl  local_address rem_address   st\n   0: 0100007F:0016 00000000:0000 0A 0:0\n   \
             1: 00000000:1F90 00000000:0000 0A 0:0\n   2: 00000000:0050 0100007F:1234 01 0:0\n";
         assert_eq!(listening(&[table.into(), table.into()]), [22, 8080]);
+        let table = "Iface\tDestination\tGateway \tFlags\neth0\t00000000\t0100000A\t0003\n\
+            eth0\t0000000A\t00000000\t0001\neth0\t0001F40A\t0500000A\t0003\n";
+        assert_eq!((routes(table), routes("")), (1, 0));
         for (text, secret) in [
             ("apiVersion: v1\nkind: Secret\n", true),
             ("{\"kind\": \"Secret\"}", true),

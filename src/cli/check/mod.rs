@@ -4,6 +4,8 @@ mod apiserver;
 mod gather;
 mod runtime;
 
+pub(super) use gather::ask;
+
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 
 use serde_json::json;

@@ -29,13 +29,11 @@ pub(super) fn kubeconfig(facts: &Facts) -> Finding {
         }
         (Some(why), Some(Bootstrap::Unusable(bootstrap))) => Finding::error(
             format!("{why}; {bootstrap}"),
-            "copy a kubeconfig with a bootstrap token from the control plane: kubeadm token create",
+            "picolet join --force, with what this prints on the control plane: kubeadm token create --print-join-command",
         ),
         (Some(why), None) => Finding::error(
             why.clone(),
-            format!(
-                "copy a kubeconfig for this node to {path}, or name one with --bootstrap-kubeconfig"
-            ),
+            format!("picolet join --force, or copy a kubeconfig for this node to {path}"),
         ),
     }
 }
@@ -52,7 +50,8 @@ pub(super) fn certificate(facts: &Facts) -> Finding {
         });
     };
     let now = facts.clock.now;
-    let renew = "name a file with a token with --bootstrap-kubeconfig, or copy a new kubeconfig from the control plane";
+    let renew =
+        "picolet join --force with a new token, or copy a new kubeconfig from the control plane";
     let set_clock = "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'";
     if now < begins {
         return Finding::warning(
@@ -94,5 +93,52 @@ pub(super) fn apiserver(facts: &Facts) -> Finding {
             format!("{why}; pods go on without it"),
             format!("curl -kv {}/healthz", it.server),
         ),
+    }
+}
+
+/// The built-in network is one machine's: whatever leads to pods of others is brought by somebody (K3SJ-11).
+pub(super) fn pod_routes(facts: &Facts) -> Finding {
+    let net = &facts.network;
+    match told(facts) {
+        Err(alone) => alone,
+        Ok(_) if facts.runtime.socket.is_some() || net.conf.is_some() => {
+            Finding::ok("the configured network's")
+        }
+        Ok(_) if net.routes > 0 => Finding::ok(format!("{} by other machines", net.routes)),
+        Ok(_) => Finding::warning(
+            "pods do not reach pods of other nodes: the built-in network has no routes to them",
+            format!(
+                "ip route add PODS-OF-A-NODE via ADDRESS-OF-THE-NODE, for each other node; or a network configuration in {}",
+                net.conf_dir
+            ),
+        ),
+    }
+}
+
+/// A kubelet does not make Services reachable: kube-proxy does, or a network that is one.
+pub(super) fn services(facts: &Facts) -> Finding {
+    match (told(facts), &facts.network.services) {
+        (Err(alone), _) => alone,
+        (Ok(_), Some(by)) => Finding::ok(by.clone()),
+        (Ok(_), None) => Finding::warning(
+            "pods do not reach Services: no kube-proxy has made rules on this machine",
+            "run kube-proxy here: kubeadm has a DaemonSet of it (kubectl -n kube-system get ds kube-proxy), k3s has none",
+        ),
+    }
+}
+
+/// Where servers of k3s reach nodes by tunnels that nodes open, this one is out of reach (K3SJ-09).
+pub(super) fn tunnel(facts: &Facts) -> Finding {
+    match told(facts) {
+        Err(alone) => alone,
+        Ok(it) => match &it.tunnel {
+            None => Finding::ok("none is needed"),
+            Some(mode) => Finding::warning(
+                format!(
+                    "kubectl logs and exec do not reach this node: the servers want a tunnel ({mode})"
+                ),
+                "run all servers of k3s with --egress-selector-mode=disabled",
+            ),
+        },
     }
 }

@@ -169,6 +169,10 @@ pub struct Network {
     pub name_servers: Vec<String>,
     /// Whether systemd-resolved keeps the real servers in its own file.
     pub resolved: bool,
+    /// What makes Services reachable from this machine, such as `kube-proxy (nftables)`; `None` if nothing was found.
+    pub services: Option<String>,
+    /// Routes by other machines than that of the default route.
+    pub routes: usize,
     /// TCP ports that a process of the host listens on, sorted.
     pub listening: Vec<u16>,
 }
@@ -261,6 +265,8 @@ pub struct Apiserver {
     pub renews: bool,
     /// Whether it answers; `None` if it was not asked.
     pub answer: Option<Answer>,
+    /// How a k3s server reaches nodes, if not directly.
+    pub tunnel: Option<String>,
     /// What is wrong with the clock of one of both.
     pub clock: Option<String>,
 }

@@ -82,7 +82,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 44] = [
+pub const CHECKS: [Check; 47] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -126,6 +126,9 @@ pub const CHECKS: [Check; 44] = [
     ("kubeconfig", cluster::kubeconfig),
     ("certificate", cluster::certificate),
     ("apiserver", cluster::apiserver),
+    ("pod-routes", cluster::pod_routes),
+    ("services", cluster::services),
+    ("tunnel", cluster::tunnel),
     ("agent", agent::agent),
 ];
 

@@ -119,6 +119,12 @@ impl Builder {
         self
     }
 
+    /// Be a server of k3s, with this secret of nodes (`node:password`) and this mode of the egress selector.
+    pub fn k3s(mut self, secret: &str, egress: &str) -> Self {
+        self.0.k3s = Some((secret.to_owned(), egress.to_owned()));
+        self
+    }
+
     /// Starts it.
     ///
     /// # Errors

@@ -48,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) continue_life: Duration,
     /// A connection without a request is closed after this; upstream's is 90 s.
     pub(crate) idle: Duration,
+    /// It is a k3s server: `node:password`, and the mode of its egress selector.
+    pub(crate) k3s: Option<(String, String)>,
 }
 
 impl Default for Config {
@@ -79,6 +81,7 @@ impl Default for Config {
             bookmarks: Duration::from_secs(60),
             continue_life: Duration::from_secs(300),
             idle: Duration::from_secs(90),
+            k3s: None,
         }
     }
 }

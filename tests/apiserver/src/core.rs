@@ -17,6 +17,7 @@ use crate::kinds;
 use crate::lock;
 use crate::pki::Authority;
 use crate::store::Store;
+use crate::supervisor::Supervisor;
 use crate::token::Signer;
 
 /// Everything but sockets and threads.
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     changed: Condvar,
     pub(crate) clock: Clock,
     pub(crate) authority: Authority,
+    /// That of a k3s server, if it is one.
+    pub(crate) supervisor: Option<Supervisor>,
     pub(crate) signer: Signer,
     pub(crate) audit: Audit,
     pub(crate) faults: Faults,
@@ -39,7 +42,12 @@ impl Core {
     pub(crate) fn new(config: Config) -> Result<Self, ApiError> {
         let clock = Clock::default();
         let authority = Authority::new(clock.now_s()).map_err(ApiError::internal)?;
+        let supervisor = config
+            .k3s
+            .clone()
+            .map(|(secret, egress)| Supervisor::new(clock.now_s(), secret, egress));
         let core = Self {
+            supervisor: supervisor.transpose()?,
             store: Mutex::new(Store::new(config.history)),
             changed: Condvar::new(),
             signer: Signer::new().ok_or_else(|| ApiError::internal("no key for tokens"))?,
@@ -72,6 +80,13 @@ impl Core {
             "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443, "targetPort": 6443}]},
         }))?;
         Ok(core)
+    }
+
+    /// Whose certificate the server shows.
+    pub(crate) fn of_servers(&self) -> &Authority {
+        self.supervisor
+            .as_ref()
+            .map_or(&self.authority, |s| &s.authority)
     }
 
     /// The state; whoever changes it calls [`Core::notify`].

@@ -11,6 +11,7 @@
 //! http     HTTP/1.1                       rules     defaults and validation, per resource
 //! store    objects, versions, history     schema    types: unknown fields, wrong types
 //! patch    merge, JSON, strategic         csr token pki   certificates and tokens
+//! kubeadm supervisor   what kubeadm and k3s have for who joins
 //! control  faults over HTTP               controllers     scheduler and node controllers, if wanted
 //!                                         workloads       Deployments, DaemonSets, Jobs, with them
 //! ```
@@ -38,6 +39,7 @@ mod faults;
 mod http;
 mod json;
 mod kinds;
+mod kubeadm;
 mod patch;
 mod path;
 mod pki;
@@ -48,6 +50,7 @@ mod select;
 mod serve;
 mod server;
 mod store;
+mod supervisor;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -173,7 +176,36 @@ impl TestServer {
 
     /// The certificate authority, PEM.
     pub fn ca_pem(&self) -> &str {
-        &self.core.authority.pem
+        &self.core.of_servers().pem
+    }
+
+    /// Leaves in the cluster what kubeadm does, signed with each of these tokens, of which [`BOOTSTRAP_TOKEN`] may log in.
+    /// Returns the digest of the CA.
+    pub fn publish_as_kubeadm(&self, tokens: &[&str]) -> io::Result<String> {
+        kubeadm::publish(&self.core, &self.url(), tokens).map_err(io::Error::other)?;
+        for (subject, resource) in [
+            ("system:unauthenticated", "configmaps"),
+            (
+                "system:bootstrappers:kubeadm:default-node-token",
+                "configmaps",
+            ),
+            ("system:bootstrappers:kubeadm:default-node-token", "nodes"),
+        ] {
+            self.grant(subject, "get", resource);
+        }
+        Ok(kubeadm::pin(&self.core))
+    }
+
+    /// A whole token of k3s for what is behind the colons: with the digest of the CA before it.
+    pub fn k3s_token(&self, secret: &str) -> String {
+        format!("K10{}::{secret}", kubeadm::hex(self.ca_pem().as_bytes()))
+    }
+
+    /// Has k3s forget by which password it knew the node.
+    pub fn forget_node_password(&self, node: &str) {
+        if let Some(supervisor) = &self.core.supervisor {
+            supervisor.forget(node);
+        }
     }
 
     /// A client certificate for a user and groups, valid for `life` from now; zero gives one that has expired.

@@ -26,6 +26,16 @@ pub struct Credentials {
     pub key: String,
 }
 
+/// Whom a certificate is for.
+pub(crate) struct Signed {
+    pub(crate) common_name: String,
+    /// Of a client.
+    pub(crate) organisation: Option<&'static str>,
+    /// Names and addresses of a server.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) life_s: i64,
+}
+
 /// A certificate authority.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -114,6 +124,27 @@ impl Authority {
             certificate: params.signed_by(&key, &self.issuer)?.pem(),
             key: key.serialize_pem(),
         })
+    }
+
+    /// Signs the key of a request, DER, for somebody else than it says. PEM.
+    pub(crate) fn certify(
+        &self,
+        request: &[u8],
+        signed: &Signed,
+        now_s: i64,
+    ) -> Result<String, rcgen::Error> {
+        let mut csr = CertificateSigningRequestParams::from_der(&request.into())?;
+        let organisations: Vec<&str> = signed.organisation.into_iter().collect();
+        let (from, to) = (now_s - BACKDATE_S, now_s + signed.life_s);
+        csr.params = params(&signed.common_name, &organisations, from, to);
+        csr.params.subject_alt_names =
+            CertificateParams::new(signed.hosts.clone())?.subject_alt_names;
+        csr.params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        csr.params.extended_key_usages = vec![match signed.organisation {
+            Some(_) => ExtendedKeyUsagePurpose::ClientAuth,
+            None => ExtendedKeyUsagePurpose::ServerAuth,
+        }];
+        Ok(csr.signed_by(&self.issuer)?.pem())
     }
 
     /// Signs a request, DER, for the usages of its `spec`.

@@ -18,6 +18,7 @@ use crate::http::{Answer, Head, Portion, STREAM_END, stream_chunk};
 use crate::path::{Info, Query};
 use crate::proxy;
 use crate::server::{Shared, Wire};
+use crate::supervisor::{Call, Supervisor};
 use crate::token::ISSUER;
 use crate::{control, lock};
 
@@ -268,6 +269,16 @@ pub(crate) fn request(
     let mut notes = Vec::new();
     let outcome = match &plan.status {
         Some(error) => Err(error.clone()),
+        None if core.supervisor.is_some() && Supervisor::owns(path) => {
+            let call = Call {
+                path,
+                head,
+                body,
+                user,
+            };
+            let supervisor = core.supervisor.as_ref();
+            supervisor.map_or_else(|| Err(ApiError::unauthorized()), |s| s.answer(core, call))
+        }
         None => user.and_then(|user| {
             let request = Request {
                 user: &user,

@@ -155,7 +155,7 @@ impl Listener {
                 .build()
                 .map_err(io::Error::other)?;
         let (certificate, key) = core
-            .authority
+            .of_servers()
             .server(core.clock.now_s(), &core.config.hosts)
             .map_err(io::Error::other)?;
         let mut tls = ServerConfig::builder_with_provider(provider)

@@ -1,0 +1,217 @@
+//! The configuration of a node of a cluster, as `picolet join` writes it: what the cluster wants of its kubelets, where the
+//! files of the cluster are, and what was typed. What the operator had written before goes on counting as a drop-in.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::decode::{self, DecodeError};
+use super::{ConfigError, Host, Loaded, file, flags, read_bounded};
+
+/// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`].
+pub const OWN_DROP_IN: &str = "50-before-join.conf";
+/// What the file begins with.
+const HEAD: &str = "# Written by picolet join. Put settings of your own into a drop-in: config.d/NAME.conf beside this file.\n";
+/// What kubeadm sets for a kubelet that has its manifests and its runtime elsewhere.
+const OF_OTHERS: [&str; 4] = [
+    "cgroupDriver",
+    "containerRuntimeEndpoint",
+    "imageServiceEndpoint",
+    "staticPodPath",
+];
+
+/// What stands where the configuration of a node is to be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Before {
+    /// No file.
+    Nothing,
+    /// The operator's file, for a node that stands alone.
+    Own(Vec<u8>),
+    /// A file that names this kubeconfig: this machine is a node of a cluster.
+    Member(String),
+}
+
+/// Looks at the configuration file at `path`.
+pub fn before(path: &Path) -> Result<Before, ConfigError> {
+    let bytes = match read_bounded(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Before::Nothing),
+        Err(source) => {
+            return Err(ConfigError::Read {
+                path: path.into(),
+                source,
+            });
+        }
+    };
+    let dir = path.parent().unwrap_or_else(|| Path::new("/"));
+    let read = file::read(&bytes, dir).map_err(|source| ConfigError::Decode {
+        path: path.display().to_string(),
+        source,
+    })?;
+    Ok(match read.value["picolet"]["kubeconfig"].as_str() {
+        None | Some("") => Before::Own(bytes),
+        Some(kubeconfig) => Before::Member(kubeconfig.into()),
+    })
+}
+
+/// The directory of drop-ins that is read beside the file at `path` without `--config-dir`.
+#[must_use]
+pub fn drop_in_dir(path: &Path) -> PathBuf {
+    path.with_file_name("config.d")
+}
+
+/// Where the files of a cluster are on this machine.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// The node's own kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// That which it asks for its certificate by.
+    pub bootstrap: Option<PathBuf>,
+    /// CAs of those who call the node.
+    pub client_ca: PathBuf,
+}
+
+impl Files {
+    /// Takes what was typed over what is usual.
+    pub fn typed(&mut self, overlay: &Map<String, Value>) {
+        let path = |value: &Value| value.as_str().map(PathBuf::from);
+        let own = overlay.get("picolet").unwrap_or(&Value::Null);
+        let ca = overlay.get("authentication").unwrap_or(&Value::Null);
+        for (place, said) in [
+            (&mut self.kubeconfig, &own["kubeconfig"]),
+            (&mut self.client_ca, &ca["x509"]["clientCAFile"]),
+        ] {
+            *place = path(said).unwrap_or_else(|| core::mem::take(place));
+        }
+        if self.bootstrap.is_some() {
+            self.bootstrap = path(&own["bootstrapKubeconfig"]).or_else(|| self.bootstrap.take());
+        }
+    }
+}
+
+/// What a kubeadm cluster wants of its kubelets, as far as it is for this one. `text`: the document of its ConfigMap.
+pub fn of_kubeadm(text: &str) -> Result<Value, DecodeError> {
+    let mut document = decode::parse(text.as_bytes())?.value;
+    if let Some(fields) = document.as_object_mut() {
+        // Bounded: four names.
+        for field in OF_OTHERS {
+            fields.remove(field);
+        }
+        // kubeadm sets it for machines with systemd-resolved.
+        let resolver = fields.get("resolvConf").and_then(Value::as_str);
+        if resolver.is_some_and(|path| !Path::new(path).exists()) {
+            fields.remove("resolvConf");
+        }
+    }
+    Ok(document)
+}
+
+/// What a kubelet beside a k3s server has to know.
+#[must_use]
+pub fn of_k3s(dns: &[&str], domain: &str) -> Value {
+    json!({
+        "apiVersion": file::API_VERSION,
+        "kind": file::KIND,
+        "clusterDNS": dns,
+        "clusterDomain": domain,
+        "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": true}},
+        "authorization": {"mode": "Webhook"},
+        "rotateCertificates": true,
+        "serverTLSBootstrap": true,
+    })
+}
+
+/// The text of the file. `document`: what the cluster wants; `own`: keys of picolet; `typed`: flags.
+pub fn text(
+    mut document: Value,
+    files: &Files,
+    own: Map<String, Value>,
+    typed: Map<String, Value>,
+) -> Result<String, serde_yaml_ng::Error> {
+    let mut own = Value::Object(own);
+    own["kubeconfig"] = json!(files.kubeconfig);
+    if let Some(path) = &files.bootstrap {
+        own["bootstrapKubeconfig"] = json!(path);
+    }
+    let of_files = json!({
+        "authentication": {"x509": {"clientCAFile": files.client_ca}},
+        "picolet": own,
+    });
+    if let Value::Object(of_files) = of_files {
+        flags::lay_over(&mut document, of_files);
+    }
+    flags::lay_over(&mut document, typed);
+    Ok(format!("{HEAD}{}", serde_yaml_ng::to_string(&document)?))
+}
+
+/// What an agent would make of the file at `path` with these drop-ins: the way to find out before it counts.
+pub fn preview(path: &Path, drop_ins: Option<&Path>, host: &Host) -> Result<Loaded, ConfigError> {
+    let flags = flags::Flags {
+        config: Some(path.into()),
+        config_dir: drop_ins.filter(|dir| dir.is_dir()).map(Into::into),
+        ..flags::Flags::default()
+    };
+    super::load(flags, host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_file_says() {
+        // KADM-20
+        let cluster = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupDriver: systemd\n\
+            clusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\nstaticPodPath: /etc/kubernetes/manifests\n\
+            resolvConf: /nowhere/resolv.conf\ncontainerRuntimeEndpoint: unix:///x\nmaxPods: 50\n\
+            authentication: {x509: {clientCAFile: /theirs}, webhook: {enabled: true, cacheTTL: 0s}}\n";
+        let document = of_kubeadm(cluster).expect("a document");
+        let mut files = Files {
+            kubeconfig: "/k".into(),
+            bootstrap: Some("/b".into()),
+            client_ca: "/ca".into(),
+        };
+        let typed = json!({"maxPods": 7, "picolet": {"hostnameOverride": "n", "bootstrapKubeconfig": "/b2"}});
+        let Value::Object(typed) = typed else {
+            unreachable!()
+        };
+        files.typed(&typed);
+        let text = text(document, &files, Map::new(), typed).expect("a text");
+        let read = decode::parse(text.as_bytes()).expect("YAML").value;
+        assert_eq!(
+            read,
+            json!({
+                "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "maxPods": 7,
+                "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
+                "authentication": {"x509": {"clientCAFile": "/ca"}, "webhook": {"enabled": true, "cacheTTL": "0s"}},
+                "picolet": {"kubeconfig": "/k", "bootstrapKubeconfig": "/b2", "hostnameOverride": "n"},
+            })
+        );
+    }
+
+    #[test]
+    fn what_stands_there() {
+        let dir = std::env::temp_dir().join(format!("picolet-before-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("directory");
+        let path = dir.join("config.yaml");
+        assert_eq!(before(&path).expect("absent"), Before::Nothing);
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        for (rest, member) in [
+            ("", false),
+            ("picolet: {kubeconfig: ''}\n", false),
+            ("picolet: {kubeconfig: /k}\n", true),
+        ] {
+            let text = format!("{head}{rest}");
+            std::fs::write(&path, &text).expect("file");
+            let expected = if member {
+                Before::Member("/k".into())
+            } else {
+                Before::Own(text.into_bytes())
+            };
+            assert_eq!(before(&path).expect(rest), expected);
+        }
+        std::fs::write(&path, "kind: [").expect("file");
+        assert!(before(&path).is_err());
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+}

@@ -1,0 +1,409 @@
+//! The supervisor of a k3s server, as an agent of k3s asks it (K3SJ-01 to -07).
+//!
+//! ```text
+//! /cacerts, from anybody ─▶ has it the digest of the token? ─▶ from here on verified by it, with the token:
+//!    ─▶ config ─▶ client-kubelet.crt, serving-kubelet.crt: a key of our own is certified ─▶ client-ca.crt
+//! ```
+//!
+//! Source: k3s `pkg/clientaccess/token.go`, `pkg/server/handlers`, `pkg/nodepassword`.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::path::Path;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject as _};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use ureq::http::Method;
+
+use super::{
+    Ask, Asked, JoinError, KubeError, Kubeconfig, Material, ProxyVariables, Trust, Url, halves,
+    is_digest, stranger, wrong,
+};
+use crate::api::{
+    hex,
+    strict::{from_json, typed},
+};
+use crate::kube::bootstrap::{check_pair, node_subject};
+use crate::kube::client::Answer;
+use crate::kube::{csr, x509};
+use crate::net::tls;
+
+/// How a whole token begins.
+const PREFIX: &str = "K10";
+/// Answers that are certificates or a list, bytes.
+const MAX_PEM_BYTES: usize = 256 * 1024;
+/// Servers of one cluster that are taken.
+const MAX_SERVERS: usize = 16;
+/// Largest file with the password of a node, bytes.
+const MAX_PASSWORD_BYTES: u64 = 4096;
+/// Random bytes of a password.
+const PASSWORD_BYTES: usize = 16;
+/// The part of every path.
+const V1: &str = "/v1-k3s";
+
+/// A token, whole or only its secret half.
+pub struct Token {
+    /// SHA-256 of the CA, in lower-case digits.
+    ca: Option<String>,
+    /// The header that says it.
+    authorization: String,
+}
+
+impl Token {
+    /// Reads `K10<digest>::<user>:<password>`, `K10<digest>::<id>.<secret>`, or what is behind the colons alone (K3SJ-01).
+    pub fn parse(text: &str) -> Result<Self, JoinError> {
+        let whole = text
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split_once("::"));
+        let (ca, secret) = match whole {
+            Some((digest, _)) if !is_digest(digest) => {
+                return Err(JoinError::Token(
+                    "has not 64 hexadecimal digits between K10 and ::",
+                ));
+            }
+            Some((digest, secret)) => (Some(digest.to_ascii_lowercase()), secret),
+            None => (None, text),
+        };
+        if secret.is_empty() || !secret.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(JoinError::Token(
+                "is empty, or has characters that no token has",
+            ));
+        }
+        let authorization = if halves(secret).is_some() {
+            format!("Bearer {secret}")
+        } else if ca.is_none() {
+            // The password of `node-token`, as the server's operator has set it.
+            format!("Basic {}", STANDARD.encode(format!(":{secret}")))
+        } else if secret.contains(':') {
+            format!("Basic {}", STANDARD.encode(secret))
+        } else {
+            return Err(JoinError::Token(
+                "has neither user:password nor id.secret behind ::",
+            ));
+        };
+        Ok(Self { ca, authorization })
+    }
+
+    /// Whether it says which CA the cluster has.
+    #[must_use]
+    pub const fn names_ca(&self) -> bool {
+        self.ca.is_some()
+    }
+}
+
+/// What a supervisor says of its cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Cluster {
+    /// Name servers of pods.
+    #[serde(rename = "ClusterDNSs")]
+    dns: Option<Vec<String>>,
+    /// The same of older servers.
+    #[serde(rename = "ClusterDNS")]
+    one_dns: Option<String>,
+    /// Domain of Services.
+    pub cluster_domain: String,
+    /// How the apiserver reaches nodes: `disabled` is directly.
+    pub egress_selector_mode: String,
+    /// Port of the apiserver.
+    #[serde(rename = "HTTPSPort")]
+    pub port: u16,
+}
+
+impl Cluster {
+    /// Name servers of pods.
+    #[must_use]
+    pub fn dns(&self) -> Vec<&str> {
+        let many = self.dns.as_deref().filter(|dns| !dns.is_empty());
+        let all = many.unwrap_or(self.one_dns.as_slice()).iter();
+        all.map(String::as_str)
+            .filter(|ip| !ip.is_empty())
+            .collect()
+    }
+
+    /// The URL of the apiserver beside the supervisor at `url`.
+    #[must_use]
+    pub fn api(&self, url: &Url) -> Url {
+        let of_port = format!("https://{}:{}", bracketed(url.host()), self.port);
+        let other = (self.port != 0 && self.port != url.port()).then(|| Url::parse(&of_port).ok());
+        other.flatten().unwrap_or_else(|| url.clone())
+    }
+
+    /// Whether the apiserver reaches nodes only through a tunnel that each of them keeps open (K3SJ-09).
+    #[must_use]
+    pub fn wants_tunnel(&self) -> bool {
+        !matches!(&*self.egress_selector_mode, "" | "disabled")
+    }
+}
+
+/// Who a node is to the supervisor.
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// What it has been known by since it first joined.
+    pub password: String,
+    /// Its addresses; empty: that from which the server is reached.
+    pub ips: Vec<IpAddr>,
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Shown to the apiserver.
+    Client,
+    /// Shown to those who call the node.
+    Serving,
+}
+
+/// A supervisor that has proved who it is.
+pub struct Supervisor {
+    asked: Asked,
+    authorization: Option<String>,
+}
+
+/// Finds the supervisor at `url`. Returns its CAs too, PEM: those that prove it.
+pub fn find(
+    url: &Url,
+    token: Token,
+    proxies: &ProxyVariables,
+) -> Result<(Supervisor, Vec<u8>), JoinError> {
+    let open = Asked::new(stranger(url, Trust::Any), proxies);
+    let url = &open.url;
+    let ask = Ask::get("/cacerts");
+    let served = open.send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
+    let served = served.map_err(|e| match e.status() {
+        Some(_) => wrong("/cacerts", url, format!("{e}: is it a k3s server?")),
+        None => e.into(),
+    })?;
+    let ca = proven(&served, token.ca.as_deref(), url)?;
+    let trust = Trust::Ca(Material::Inline(ca.clone()));
+    let supervisor = Supervisor {
+        asked: Asked::new(stranger(url, trust), proxies),
+        authorization: Some(token.authorization),
+    };
+    // The first exchange by that CA, and still without the token: what fails here fails for its certificate.
+    let verified = supervisor
+        .asked
+        .send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
+    verified.map_err(|e| Asked::or_clock(&open, e))?;
+    Ok((supervisor, ca))
+}
+
+/// The CA with that digest (K3SJ-02). Of several only that one is trusted, for nothing proves the others: a server that needs
+/// one of them shows it.
+fn proven(served: &[u8], digest: Option<&str>, url: &Url) -> Result<Vec<u8>, JoinError> {
+    let all = tls::certificates(served);
+    if all.is_empty() {
+        return Err(wrong("/cacerts", url, "it holds no certificate"));
+    }
+    let Some(digest) = digest else {
+        return Ok(served.to_vec());
+    };
+    let of = |bytes: &[u8]| hex(&Sha256::digest(bytes));
+    let pinned = match &all[..] {
+        [_] => (of(served) == digest).then(|| served.to_vec()),
+        several => several
+            .iter()
+            .take(x509::MAX_CHAIN)
+            .find(|der| of(der) == digest)
+            .map(|der| csr::pem("CERTIFICATE", der).into_bytes()),
+    };
+    let shown = all.last().filter(|_| all.len() > 1);
+    pinned.ok_or_else(|| JoinError::OtherCa {
+        url: url.shown(),
+        found: of(shown.map_or(served, |der| der)),
+    })
+}
+
+impl Supervisor {
+    /// The supervisor at `url` as a node of the cluster asks it, by its own certificate (K3SJ-08): once, for who asks will
+    /// ask again.
+    #[must_use]
+    pub fn of_member(config: Kubeconfig, url: &Url, proxies: &ProxyVariables) -> Self {
+        let config = Kubeconfig {
+            servers: stranger(url, Trust::Any).servers,
+            ..config
+        };
+        let asked = Asked {
+            tries: 1,
+            ..Asked::new(config, proxies)
+        };
+        Self {
+            asked,
+            authorization: None,
+        }
+    }
+
+    fn ask<T>(
+        &self,
+        ask: Ask<'_>,
+        more: &[(&str, &str)],
+        read: impl Fn(Answer) -> Result<T, KubeError>,
+    ) -> Result<T, KubeError> {
+        let mut headers = more.to_vec();
+        if let Some(authorization) = &self.authorization {
+            headers.push(("authorization", authorization));
+        }
+        let ask = Ask {
+            more: &headers,
+            ..ask
+        };
+        self.asked.send(&ask, read)
+    }
+
+    fn refused(&self, what: &'static str, error: KubeError) -> JoinError {
+        match error.status() {
+            Some(401) => JoinError::Refused {
+                url: self.asked.url.shown(),
+                error,
+            },
+            Some(403) => JoinError::Forbidden { what, error },
+            _ => error.into(),
+        }
+    }
+
+    /// What it says of its cluster (K3SJ-07).
+    pub fn cluster(&self) -> Result<Cluster, JoinError> {
+        let path = format!("{V1}/config");
+        let answer = self.ask(Ask::get(&path), &[], Answer::document);
+        let document = answer.map_err(|e| self.refused("the configuration of the cluster", e))?;
+        typed(&document).map_err(|e| wrong("config", &self.asked.url, e))
+    }
+
+    /// URLs of the apiservers other than `first`, sorted.
+    pub fn apiservers(&self, first: &Url) -> Result<Vec<String>, JoinError> {
+        let path = format!("{V1}/apiservers");
+        let answer = self.ask(Ask::get(&path), &[], |answer| answer.bytes(MAX_PEM_BYTES));
+        let list = answer.map_err(|e| self.refused("the list of apiservers", e))?;
+        let all: Option<Vec<String>> =
+            from_json(&list).map_err(|e| wrong("apiservers", &self.asked.url, e))?;
+        let mut urls = Vec::new();
+        for address in all.unwrap_or_default().iter().take(MAX_SERVERS) {
+            let text = format!("https://{address}");
+            let url = Url::parse(&text).map_err(|e| wrong("apiservers", &self.asked.url, e))?;
+            if !url.same_origin(first) {
+                urls.push(text);
+            }
+        }
+        urls.sort_unstable();
+        Ok(urls)
+    }
+
+    /// The CAs of clients, PEM.
+    pub fn client_ca(&self) -> Result<Vec<u8>, JoinError> {
+        let path = format!("{V1}/client-ca.crt");
+        let answer = self.ask(Ask::get(&path), &[], |answer| answer.bytes(MAX_PEM_BYTES));
+        let pem = answer.map_err(|e| self.refused("client-ca.crt", e))?;
+        if tls::certificates(&pem).is_empty() {
+            return Err(wrong(
+                "client-ca.crt",
+                &self.asked.url,
+                "it holds no certificate",
+            ));
+        }
+        Ok(pem)
+    }
+
+    /// Has a fresh key certified (K3SJ-05). Returns chain and key, both PEM.
+    ///
+    /// - Errors: among others, that the node has had another password.
+    pub fn certify(&self, node: &Node, purpose: Purpose) -> Result<(String, String), JoinError> {
+        let (file, what) = match purpose {
+            Purpose::Client => ("client-kubelet.crt", "a client certificate"),
+            Purpose::Serving => ("serving-kubelet.crt", "a serving certificate"),
+        };
+        let url = &self.asked.url;
+        let subject = node_subject(&node.name);
+        let made = csr::request(&subject).map_err(|e| KubeError::Local(e.to_string()))?;
+        let request = CertificateSigningRequestDer::from_pem_slice(made.request.as_bytes())
+            .map_err(|e| wrong(file, url, e))?;
+        let ips = match &node.ips[..] {
+            [] => own_address(url).into_iter().collect(),
+            ips => ips.to_vec(),
+        };
+        let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
+        let ips = ips.join(",");
+        let path = format!("{V1}/{file}");
+        let ask = Ask::send(Method::POST, &path, "application/octet-stream", &request);
+        let mut more = vec![
+            ("k3s-Node-Name", &*node.name),
+            ("k3s-Node-Password", &*node.password),
+        ];
+        if !ips.is_empty() {
+            more.push(("k3s-Node-IP", &ips));
+        }
+        let answer = self.ask(ask, &more, |answer| answer.bytes(MAX_PEM_BYTES));
+        let pem = answer.map_err(|e| match e.status() {
+            Some(403) => JoinError::NodePassword {
+                node: node.name.clone(),
+            },
+            _ => self.refused(what, e),
+        })?;
+        let text = String::from_utf8(pem).map_err(|e| wrong(file, url, e))?;
+        if text.contains("PRIVATE KEY") {
+            return Err(wrong(file, url, "it sends a key that other nodes have too"));
+        }
+        check_pair(&text, &made.key).map_err(|e| wrong(file, url, crate::error::chain(&e)))?;
+        let name = x509::read_chain(text.as_bytes()).map_err(|e| wrong(file, url, e))?;
+        let name = &name[0].common_name;
+        if purpose == Purpose::Client && *name != subject.common_name {
+            return Err(wrong(file, url, format!("it is for {name:?}")));
+        }
+        Ok((text, made.key))
+    }
+}
+
+/// A kubeconfig for the apiserver at `url`, yet without a name to ask under.
+#[must_use]
+pub fn kubeconfig(url: &Url, trust: Trust) -> Kubeconfig {
+    stranger(url, trust)
+}
+
+fn bracketed(host: &str) -> String {
+    if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    }
+}
+
+/// The address from which the server is reached. No packet is sent.
+fn own_address(url: &Url) -> Option<IpAddr> {
+    let to: SocketAddr = (url.host(), url.port()).to_socket_addrs().ok()?.next()?;
+    let any: SocketAddr = if to.is_ipv4() {
+        ([0_u8; 4], 0).into()
+    } else {
+        ([0_u16; 8], 0).into()
+    };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(to).ok()?;
+    socket.local_addr().ok().map(|own| own.ip())
+}
+
+/// What the node is known by; `None`: nothing yet.
+pub fn password(path: &Path) -> io::Result<Option<String>> {
+    let mut text = String::new();
+    let read = fs::File::open(path)
+        .and_then(|file| file.take(MAX_PASSWORD_BYTES).read_to_string(&mut text));
+    match read {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    let text = text.trim();
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(io::Error::other("it holds no password of a node"));
+    }
+    Ok(Some(text.to_owned()))
+}
+
+/// What a node is known by from now on (K3SJ-04).
+pub fn new_password() -> Result<String, JoinError> {
+    let mut bytes = [0; PASSWORD_BYTES];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|_| KubeError::Local("the system gives no random numbers".into()))?;
+    Ok(hex(&bytes))
+}

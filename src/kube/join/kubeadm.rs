@@ -1,0 +1,222 @@
+//! Discovery as `kubeadm join` does it.
+//!
+//! ```text
+//! cluster-info, from anybody ─▶ signed with the token? ─▶ does its CA have the digest? ─▶ the same, verified by that CA
+//!    ─▶ kubelet-config, with the token
+//! ```
+//!
+//! Source: kubeadm `app/discovery/token/token.go`, `app/util/pubkeypin`; RFC 7515 appendix F, RFC 7518 section 3.2.
+
+use base64::{
+    Engine as _,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
+use ring::hmac;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Asked, Fault, JoinError, KubeError, Kubeconfig, Material, ProxyVariables, TextError, Trust,
+    Url, Value, halves, is_digest, stranger, wrong,
+};
+use crate::api::hex;
+use crate::config::decode;
+use crate::kube::x509;
+use crate::net::tls;
+
+const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+const KUBELET_CONFIG: &str = "/api/v1/namespaces/kube-system/configmaps/kubelet-config";
+/// How the name of a digest begins.
+const SHA256: &str = "sha256:";
+/// What answers of this module are called in errors.
+const INFO: &str = "ConfigMap cluster-info";
+const CONFIG: &str = "ConfigMap kubelet-config";
+
+/// A bootstrap token. Only its first half may be shown.
+pub struct Token {
+    id: String,
+    secret: String,
+}
+
+impl Token {
+    /// Reads `abcdef.0123456789abcdef`.
+    pub fn parse(text: &str) -> Result<Self, JoinError> {
+        let (id, secret) = halves(text).ok_or(JoinError::Token(
+            "is not of the form of a bootstrap token: 6 and 16 lower-case letters or digits, with a dot between",
+        ))?;
+        Ok(Self {
+            id: id.into(),
+            secret: secret.into(),
+        })
+    }
+
+    /// Whether `jws`, whose payload was left out, is of this `payload` and token.
+    pub(super) fn has_signed(&self, jws: &str, payload: &[u8]) -> bool {
+        let Some((header, signature)) = jws.split_once("..") else {
+            return false;
+        };
+        let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
+        let named: Option<Value> = decode(header).and_then(|h| serde_json::from_slice(&h).ok());
+        let named = named.is_some_and(|h| h["alg"] == "HS256" && h["kid"] == *self.id);
+        let key = hmac::Key::new(hmac::HMAC_SHA256, self.secret.as_bytes());
+        let text = format!("{header}.{}", URL_SAFE_NO_PAD.encode(payload));
+        let holds = |tag: Vec<u8>| hmac::verify(&key, text.as_bytes(), &tag).is_ok();
+        named && decode(signature).is_some_and(holds)
+    }
+}
+
+/// Digests of public keys of CAs, one of which the cluster's has.
+pub struct Pins(Vec<String>);
+
+impl Pins {
+    /// Reads `sha256:<64 hexadecimal digits>`, several with commas between.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, JoinError> {
+        let pins = texts.into_iter().flat_map(|text| text.split(','));
+        let pins = pins.map(|text| {
+            let lower = text.trim().to_ascii_lowercase();
+            match lower.strip_prefix(SHA256) {
+                Some(digest) if is_digest(digest) => Ok(lower),
+                _ => Err(JoinError::Pin(text.into())),
+            }
+        });
+        pins.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// A cluster that was found.
+#[derive(Debug)]
+pub struct Found {
+    /// A kubeconfig with the token.
+    pub text: String,
+    /// The same, read.
+    pub config: Kubeconfig,
+    /// Its CAs, PEM.
+    pub ca: Vec<u8>,
+}
+
+/// Finds the cluster at `url`. Without `pins` the signature alone says that it is the right one: who has the token can make it.
+pub fn discover(
+    url: &Url,
+    token: &Token,
+    pins: Option<&Pins>,
+    proxies: &ProxyVariables,
+) -> Result<Found, JoinError> {
+    let open = Asked::new(stranger(url, Trust::Any), proxies);
+    let url = &open.url;
+    let info = open.document(CLUSTER_INFO).map_err(|e| match e.status() {
+        Some(401 | 403 | 404) => JoinError::NoClusterInfo { url: url.shown() },
+        _ => e.into(),
+    })?;
+    let text = |field: &str| info["data"][field].as_str().filter(|text| !text.is_empty());
+    let kubeconfig = text("kubeconfig").ok_or_else(|| wrong(INFO, url, "it has no kubeconfig"))?;
+    let jws = text(&format!("jws-kubeconfig-{}", token.id));
+    let jws = jws.ok_or_else(|| JoinError::UnknownToken {
+        id: token.id.clone(),
+    })?;
+    if !token.has_signed(jws, kubeconfig.as_bytes()) {
+        return Err(JoinError::Signature { url: url.shown() });
+    }
+    let (server, ca) = cluster(kubeconfig, url)?;
+    if let Some(pins) = pins {
+        pinned(&ca, pins, url)?;
+    }
+    // What is trusted from here on is what was verified: the same words from a server that has that CA.
+    let trust = Trust::Ca(Material::Inline(ca.clone()));
+    let again = Asked::new(stranger(url, trust), proxies);
+    let again = again
+        .document(CLUSTER_INFO)
+        .map_err(|e| Asked::or_clock(&open, e))?;
+    if again["data"]["kubeconfig"] != kubeconfig {
+        return Err(JoinError::TwoAnswers { url: url.shown() });
+    }
+    let text = bootstrap(&server, &ca, token).map_err(|e| wrong(INFO, url, e))?;
+    let config = Kubeconfig::parse("bootstrap".as_ref(), text.as_bytes(), &[])
+        .map_err(|e: Fault| wrong(INFO, url, e))?;
+    Ok(Found { text, config, ca })
+}
+
+/// Server and CAs of the one cluster in that kubeconfig, which names no user.
+fn cluster(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), JoinError> {
+    let document = decode::parse(kubeconfig.as_bytes()).map_err(|e| wrong(INFO, url, e))?;
+    let clusters = document.value["clusters"].as_array();
+    let Some([one]) = clusters.map(Vec::as_slice) else {
+        return Err(wrong(INFO, url, "it names not one cluster"));
+    };
+    let text = |field: &str| one["cluster"][field].as_str().unwrap_or_default();
+    let ca = STANDARD.decode(text("certificate-authority-data"));
+    let ca = ca.map_err(|e| wrong(INFO, url, e))?;
+    Ok((text("server").to_owned(), ca))
+}
+
+/// One of the CAs has to have one of the digests.
+fn pinned(ca: &[u8], pins: &Pins, url: &Url) -> Result<(), JoinError> {
+    let mut found = String::new();
+    for der in tls::certificates(ca).iter().take(x509::MAX_CHAIN) {
+        let key = x509::public_key(der).map_err(|e| wrong(INFO, url, e))?;
+        found = format!("{SHA256}{}", hex(&Sha256::digest(key)));
+        if pins.0.contains(&found) {
+            return Ok(());
+        }
+    }
+    if found.is_empty() {
+        return Err(wrong(INFO, url, "it holds no CA"));
+    }
+    Err(JoinError::OtherCa {
+        url: url.shown(),
+        found,
+    })
+}
+
+/// `bootstrap-kubelet.conf`, with kubeadm's names.
+fn bootstrap(server: &str, ca: &[u8], token: &Token) -> Result<String, TextError> {
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "kubernetes", "cluster": {
+            "server": server, "certificate-authority-data": STANDARD.encode(ca),
+        }}],
+        "contexts": [{"name": "tls-bootstrap-token-user@kubernetes", "context": {
+            "cluster": "kubernetes", "user": "tls-bootstrap-token-user",
+        }}],
+        "current-context": "tls-bootstrap-token-user@kubernetes",
+        "users": [{"name": "tls-bootstrap-token-user", "user": {
+            "token": format!("{}.{}", token.id, token.secret),
+        }}],
+    });
+    Ok(serde_yaml_ng::to_string(&config)?)
+}
+
+/// What the cluster wants of its kubelets: the text of a `KubeletConfiguration`. `version`: the apiserver's; before 1.24 it
+/// is in the name.
+pub fn kubelet_config(
+    found: &Found,
+    version: &str,
+    proxies: &ProxyVariables,
+) -> Result<String, JoinError> {
+    let asked = Asked::new(found.config.clone(), proxies);
+    let mut answer = asked.document(KUBELET_CONFIG);
+    if let (Err(e), [major, minor, ..]) = (&answer, &*version.split('.').collect::<Vec<_>>())
+        && matches!(e.status(), Some(403 | 404))
+    {
+        let of_version = format!("{KUBELET_CONFIG}-{}.{minor}", major.trim_start_matches('v'));
+        let older = asked.document(&of_version);
+        if older.is_ok() {
+            answer = older;
+        }
+    }
+    let url = &asked.url;
+    let document = answer.map_err(|error: KubeError| match error.status() {
+        Some(401) => JoinError::Refused {
+            url: url.shown(),
+            error,
+        },
+        Some(403 | 404) => JoinError::Forbidden {
+            what: "ConfigMap kubelet-config in kube-system",
+            error,
+        },
+        _ => error.into(),
+    })?;
+    let text = document["data"]["kubelet"].as_str();
+    let text = text.ok_or_else(|| wrong(CONFIG, url, "it has no kubelet"))?;
+    Ok(text.to_owned())
+}

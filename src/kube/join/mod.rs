@@ -1,0 +1,295 @@
+//! A cluster that this machine is to become a node of, found by what an operator can type: an address and a token.
+//!
+//! | module | the cluster is one of |
+//! |---|---|
+//! | [`kubeadm`] | kubeadm: ConfigMap `cluster-info`, signed with the token |
+//! | [`k3s`] | k3s: its supervisor, known by the digest in the token |
+//!
+//! A server is told nothing before it is verified. Nothing is written here.
+
+pub mod k3s;
+pub mod kubeadm;
+#[cfg(test)]
+mod tests;
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicI64, Ordering};
+use core::time::Duration;
+
+use serde_json::Value;
+use smol::Timer;
+
+use super::client::{Ask, Client, Cluster, Timeouts};
+use super::error::KubeError;
+use super::kubeconfig::{Fault, Kubeconfig, Material, TextError, Trust, User};
+use crate::api::Wall;
+use crate::net::{ProxyVariables, Url};
+
+/// One exchange from start to end.
+const ANSWER_TIME: Duration = Duration::from_secs(15);
+/// A server that is busy, or not ready yet, is asked so often.
+const BUSY_TRIES: u32 = 6;
+/// It is left alone for so long, unless it says another time.
+const BUSY_PAUSE: Duration = Duration::from_secs(5);
+/// Longest time that it may say.
+const MAX_BUSY_PAUSE: Duration = Duration::from_secs(30);
+/// A clock that is off by so much is wrong, seconds. Certificates are dated back by five minutes.
+const MAX_SKEW_S: u64 = 300;
+
+/// Why this machine cannot join. Each says what to do where that is known.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Nobody answers, or not as an apiserver does.
+    #[error(transparent)]
+    Kube(#[from] KubeError),
+    /// The clocks: certificates hold for a time.
+    #[error(
+        "{error}. This machine's clock says {ours}, the server's {theirs}. Set it: date -u -s '{theirs}'"
+    )]
+    Clock {
+        /// What went wrong by it.
+        error: KubeError,
+        /// Here.
+        ours: Wall,
+        /// There.
+        theirs: Wall,
+    },
+    /// What was typed as a token.
+    #[error("--token: {0}")]
+    Token(&'static str),
+    /// The same of a digest.
+    #[error("--discovery-token-ca-cert-hash: {0:?} is not sha256: and 64 hexadecimal digits")]
+    Pin(String),
+    /// The server is another one than it should be.
+    #[error(
+        "{url} has no ConfigMap cluster-info that strangers may read: it is no cluster of kubeadm, or its operator has closed that"
+    )]
+    NoClusterInfo {
+        /// The server.
+        url: String,
+    },
+    /// The token's first half is not known there.
+    #[error(
+        "the cluster knows no token {id:?}: it is wrong or has ended. On the control plane: kubeadm token create --print-join-command"
+    )]
+    UnknownToken {
+        /// The part before the dot, which is no secret.
+        id: String,
+    },
+    /// Its second half is another one, or somebody else answers.
+    #[error(
+        "the answer of {url} is not signed with this token: the part behind the dot is wrong, or this is not the cluster"
+    )]
+    Signature {
+        /// The server.
+        url: String,
+    },
+    /// The CA is another one.
+    #[error(
+        "the CA of {url} has the digest {found}, which was not named: the digest is wrong, the CA has changed, or this is not the cluster"
+    )]
+    OtherCa {
+        /// The server.
+        url: String,
+        /// As the operator would name it.
+        found: String,
+    },
+    /// Two answers that must be one.
+    #[error(
+        "{url} tells a stranger something else than one who knows its CA: somebody is in between"
+    )]
+    TwoAnswers {
+        /// The server.
+        url: String,
+    },
+    /// The token is known, and is not let in.
+    #[error(
+        "{url} does not let this token in: it is wrong, has ended, or is not for authentication ({error})"
+    )]
+    Refused {
+        /// The server.
+        url: String,
+        /// What it says.
+        error: KubeError,
+    },
+    /// It is let in, and may not do what joining needs.
+    #[error("this token may not read {what}: {error}")]
+    Forbidden {
+        /// An object.
+        what: &'static str,
+        /// What the server says.
+        error: KubeError,
+    },
+    /// The node has had a password before.
+    #[error(
+        "the cluster knows node {node:?} by another password. If this board is new or was wiped, run on a server: kubectl -n kube-system delete secret {node}.node-password.k3s. If another board has that name: --hostname-override"
+    )]
+    NodePassword {
+        /// Name of the node.
+        node: String,
+    },
+    /// What it answers is of no use.
+    #[error("{what} of {url}: {why}")]
+    Wrong {
+        /// Of what.
+        what: &'static str,
+        /// The server.
+        url: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// What may be wrong with what a server answers: an error of this or that kind, which nobody tells apart.
+fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinError {
+    JoinError::Wrong {
+        what,
+        url: url.shown(),
+        why: why.to_string(),
+    }
+}
+
+/// A server that is asked before this machine is a node.
+struct Asked {
+    url: Url,
+    client: Client,
+    /// How often it is asked while it is busy.
+    tries: u32,
+    /// Theirs, in seconds since 1970, and ours at that moment; 0: not heard.
+    dates: Arc<[AtomicI64; 2]>,
+}
+
+impl Asked {
+    fn new(config: Kubeconfig, proxies: &ProxyVariables) -> Self {
+        let dates = Arc::new([AtomicI64::new(0), AtomicI64::new(0)]);
+        let heard = Arc::clone(&dates);
+        let on_date = move |theirs: Wall, ours: Wall| {
+            heard[0].store(theirs.secs(), Ordering::Relaxed);
+            heard[1].store(ours.secs(), Ordering::Relaxed);
+        };
+        let timeouts = Timeouts {
+            whole: Some(ANSWER_TIME),
+            ..Timeouts::default()
+        };
+        let url = config.servers[0].clone();
+        let cluster = Cluster::new(config, proxies.clone(), Some(Box::new(on_date)));
+        Self {
+            url,
+            client: Client::new(Arc::new(cluster), timeouts, None),
+            tries: BUSY_TRIES,
+            dates,
+        }
+    }
+
+    /// Asks again while the server is busy or not ready.
+    fn send<T>(
+        &self,
+        ask: &Ask<'_>,
+        read: impl Fn(super::client::Answer) -> Result<T, KubeError>,
+    ) -> Result<T, KubeError> {
+        let mut tries = self.tries;
+        loop {
+            let failed = match self.client.send(ask).and_then(&read) {
+                Err(e) if matches!(e.status(), Some(429 | 503)) => e,
+                other => return other,
+            };
+            tries -= 1;
+            if tries == 0 {
+                return Err(failed);
+            }
+            let pause = failed.retry_after().unwrap_or(BUSY_PAUSE);
+            smol::block_on(Timer::after(pause.min(MAX_BUSY_PAUSE)));
+        }
+    }
+
+    fn document(&self, path: &str) -> Result<Value, KubeError> {
+        self.send(&Ask::get(path), super::client::Answer::document)
+    }
+
+    /// Says which clock is wrong, if that may be why a server is not trusted. `heard`: who told it the time.
+    fn or_clock(heard: &Self, error: KubeError) -> JoinError {
+        let [theirs, ours] = [0, 1].map(|n| heard.dates[n].load(Ordering::Relaxed));
+        match error {
+            KubeError::Tls { clock: true, .. }
+                if theirs != 0 && theirs.abs_diff(ours) >= MAX_SKEW_S =>
+            {
+                JoinError::Clock {
+                    error,
+                    ours: Wall::from_secs(ours),
+                    theirs: Wall::from_secs(theirs),
+                }
+            }
+            error => error.into(),
+        }
+    }
+}
+
+/// One server, trusted in that way, asked by nobody in particular.
+fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
+    Kubeconfig {
+        path: "join".into(),
+        // Paths are put behind it.
+        servers: vec![url.with_path(String::new())],
+        trust,
+        tls_server_name: None,
+        proxy_url: None,
+        user: User::default(),
+        exec_config: None,
+    }
+}
+
+/// The apiserver's version without what is behind the numbers, such as `v1.33.2`.
+///
+/// - Errors: it does not answer, or not so.
+pub fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<String, JoinError> {
+    let asked = Asked::new(config, proxies);
+    let document = asked
+        .document("/version")
+        .map_err(|error| match error.status() {
+            Some(401) => JoinError::Refused {
+                url: asked.url.shown(),
+                error,
+            },
+            _ => error.into(),
+        })?;
+    let text = document["gitVersion"].as_str().unwrap_or_default();
+    let end = text.find(['-', '+']).unwrap_or(text.len());
+    Ok(text[..end].to_owned())
+}
+
+/// Whether a `Node` of that name is in the cluster and well: another machine has it then. What may not be read is not there.
+pub fn is_taken(
+    config: Kubeconfig,
+    node: &str,
+    proxies: &ProxyVariables,
+) -> Result<bool, JoinError> {
+    let asked = Asked::new(config, proxies);
+    let path = format!("/api/v1/nodes/{}", super::path::segment(node)?);
+    let document = match asked.document(&path) {
+        Err(e) if matches!(e.status(), Some(401 | 403 | 404)) => return Ok(false),
+        other => other?,
+    };
+    let conditions = document["status"]["conditions"].as_array();
+    let ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
+    Ok(conditions.is_some_and(|all| all.iter().any(ready)))
+}
+
+/// 32 bytes in hexadecimal digits.
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// `id.secret` of a bootstrap token.
+///
+/// - Source: `k8s.io/cluster-bootstrap` `token/api/types.go`.
+fn halves(token: &str) -> Option<(&str, &str)> {
+    let is_part = |text: &str, length| {
+        text.len() == length
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
+    };
+    token
+        .split_once('.')
+        .filter(|(id, secret)| is_part(id, 6) && is_part(secret, 16))
+}

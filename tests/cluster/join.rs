@@ -1,0 +1,450 @@
+//! `picolet join`: a machine becomes a node of a cluster of kubeadm or k3s, or stays what it was and says why.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use picolet_test_apiserver::{BOOTSTRAP_TOKEN, Entry, Fault, Rule, TestServer};
+use serde_json::json;
+
+use crate::host::{Host, NODE, PATIENCE, free_port, text};
+use crate::member::{able, wait_ready, wrong};
+
+const SOON: Duration = Duration::from_secs(20);
+/// What k3s keeps in `node-token`, without the digest.
+const NODE_SECRET: &str = "node:0123456789abcdef0123456789abcdef";
+
+/// A machine that is to join. Everything that is typed besides is for its tests: places of its own.
+fn machine() -> Host {
+    let mut host = Host::new(&[]);
+    let path = |name: &str| host.path(name).display().to_string();
+    let (config, kubeconfig) = (path("etc/config.yaml"), path("etc/kubelet.conf"));
+    let (ca, drop_ins) = (path("etc/pki/ca.crt"), path("etc/config.d"));
+    host.add_flags(&["--kubeconfig", &kubeconfig, "--client-ca-file", &ca]);
+    host.add_flags(&["--config", &config, "--config-dir", &drop_ins]);
+    fs::create_dir_all(&drop_ins).expect("directory");
+    host
+}
+
+/// Exit code, and what was said.
+fn join(host: &Host, words: &[&str]) -> (Option<i32>, String) {
+    let password = host.path("etc/password").display().to_string();
+    let bootstrap = host.path("etc/bootstrap.conf").display().to_string();
+    let mut all = words.to_vec();
+    all.extend(["--no-start", "--node-password-file", &password]);
+    if !words.contains(&"--k3s") {
+        all.extend(["--bootstrap-kubeconfig", &bootstrap]);
+    }
+    let output = host.command_with_flags("join", &all);
+    (
+        output.status.code(),
+        text(&output.stdout) + &text(&output.stderr),
+    )
+}
+
+/// It has to fail, and to leave everything as it is; what it says.
+fn refuses(host: &Host, words: &[&str]) -> String {
+    let all = || ["etc", "root/pki"].map(|dir| tree(&host.path(dir)));
+    let before = all();
+    let (code, said) = join(host, words);
+    assert_eq!(code, Some(1), "{words:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "one error: {said}");
+    assert!(all() == before, "{words:?}: {said}");
+    said
+}
+
+/// Every file below `dir`.
+fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let (path, kind) = (entry.path(), entry.file_type().expect("type"));
+        if kind.is_dir() {
+            files.extend(tree(&path));
+        } else if kind.is_file() || kind.is_symlink() {
+            let content = fs::read(&path).unwrap_or_default();
+            files.insert(path.display().to_string(), content);
+        }
+    }
+    files
+}
+
+/// From now on only the file that was written says what the agent does. Returns what was typed.
+fn by_the_file_alone(host: &mut Host) -> Vec<String> {
+    let typed = core::mem::take(&mut host.flags);
+    let path = |name: &str| host.path(name).display().to_string();
+    let (config, drop_ins) = (path("etc/config.yaml"), path("etc/config.d"));
+    host.add_flags(&["--config", &config, "--config-dir", &drop_ins]);
+    typed
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("file").permissions().mode() & 0o777
+}
+
+fn address(server: &TestServer) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+#[test]
+fn a_cluster_of_kubeadm_is_joined() {
+    // KADM-13 KADM-20 BOOT-01
+    if !able() {
+        return;
+    }
+    let server = TestServer::builder().version(34).start().expect("server");
+    let pin = server
+        .publish_as_kubeadm(&[BOOTSTRAP_TOKEN])
+        .expect("published");
+    let mut host = machine();
+    // What the operator has set goes before what the cluster sets.
+    let own = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 9\nclusterDomain: own.local\n";
+    fs::write(host.path("etc/config.yaml"), own).expect("file");
+    let at = address(&server);
+    let words = [
+        "--token",
+        BOOTSTRAP_TOKEN,
+        "--discovery-token-ca-cert-hash",
+        &pin,
+        &at,
+    ];
+    let (code, said) = join(&host, &words);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains(&format!("node \"node\" of https://{at}")),
+        "{said}"
+    );
+    assert_eq!(
+        fs::read_to_string(host.path("etc/pki/ca.crt")).expect("CA"),
+        server.ca_pem()
+    );
+    assert_eq!(mode(&host.path("etc/bootstrap.conf")), 0o600);
+    let kept = fs::read_to_string(host.path("etc/config.d/50-before-join.conf"));
+    assert_eq!(kept.expect("a drop-in"), own);
+    let config = fs::read_to_string(host.path("etc/config.yaml")).expect("configuration");
+    assert!(
+        config.contains("10.96.0.10") && config.contains("kubeletVersion: v1.34.0"),
+        "{config}"
+    );
+    for other in ["cgroupDriver", "/etc/kubernetes/manifests", ".joining"] {
+        assert!(!config.contains(other), "{other}: {config}");
+    }
+    // Only one who knows the CA was told the token.
+    let by = |path: &str| -> Vec<String> {
+        let audit = server.audit();
+        let of = audit.iter().filter(|e| e.uri.ends_with(path));
+        of.map(|e| e.user.clone()).collect()
+    };
+    assert_eq!(
+        by("/cluster-info"),
+        ["system:anonymous", "system:anonymous"]
+    );
+    assert_eq!(by("/kubelet-config"), ["system:bootstrap:abcdef"]);
+
+    let typed = by_the_file_alone(&mut host);
+    host.start_agent();
+    let node = wait_ready(&server, SOON);
+    assert_eq!(node["status"]["nodeInfo"]["kubeletVersion"], "v1.34.0");
+    assert_eq!(node["status"]["capacity"]["pods"], "9");
+    assert_eq!(wrong(&server), [""; 0]);
+
+    // Once more: nothing changes, unless it is wanted.
+    let said = refuses(&host, &words);
+    assert!(
+        said.contains("is a node already") && said.contains("--force"),
+        "{said}"
+    );
+    host.end_agent(Signal::SIGTERM);
+    host.flags = typed;
+    let other = TestServer::builder().start().expect("server");
+    let pin = other
+        .publish_as_kubeadm(&[BOOTSTRAP_TOKEN])
+        .expect("published");
+    let at = address(&other);
+    let words = [
+        "--force",
+        "--token",
+        BOOTSTRAP_TOKEN,
+        "--discovery-token-ca-cert-hash",
+        &pin,
+        &at,
+    ];
+    let (code, said) = join(&host, &words);
+    assert_eq!(code, Some(0), "{said}");
+    host.start_agent();
+    // The certificate of the first cluster is of no use here, and nobody shows it.
+    wait_ready(&other, SOON);
+    assert_eq!(other.list("certificatesigningrequests", "").len(), 1);
+    assert_eq!(wrong(&other), [""; 0]);
+    host.end_agent(Signal::SIGTERM);
+    host.clear();
+}
+
+#[test]
+fn what_kubeadm_would_refuse_changes_nothing() {
+    // KADM-20
+    if !able() {
+        return;
+    }
+    let server = TestServer::builder().start().expect("server");
+    let host = machine();
+    let at = address(&server);
+    let nowhere = format!("127.0.0.1:{}", free_port());
+    let unsigned = "aaaaaa.0123456789abcdef";
+    let secret = "abcdef.fedcba9876543210";
+    let shut_out = "bbbbbb.0123456789abcdef";
+    let hash = "--discovery-token-ca-cert-hash";
+    let other = format!("sha256:{}", "0".repeat(64));
+    let said = refuses(&host, &["--token", BOOTSTRAP_TOKEN, hash, &other, &at]);
+    assert!(said.contains("no ConfigMap cluster-info"), "{said}");
+    let pin = server
+        .publish_as_kubeadm(&[BOOTSTRAP_TOKEN, shut_out])
+        .expect("published");
+    for (token, pin, at, says) in [
+        ("abcdef", &pin, &at, "--token: is not of the form"),
+        (
+            BOOTSTRAP_TOKEN,
+            &"sha256:12".to_owned(),
+            &at,
+            "is not sha256: and 64",
+        ),
+        (BOOTSTRAP_TOKEN, &pin, &nowhere, "cannot reach"),
+        (
+            unsigned,
+            &pin,
+            &at,
+            "knows no token \"aaaaaa\": it is wrong or has ended",
+        ),
+        (secret, &pin, &at, "is not signed with this token"),
+        (BOOTSTRAP_TOKEN, &other, &at, "has the digest sha256:"),
+        (shut_out, &pin, &at, "does not let this token in"),
+    ] {
+        let said = refuses(&host, &["--token", token, hash, pin, at]);
+        assert!(said.contains(says), "{token} {pin} {at}: {said}");
+        assert!(
+            !said.contains(token) || token.len() < 7,
+            "no secret is shown: {said}"
+        );
+    }
+    let said = refuses(&host, &["--token", BOOTSTRAP_TOKEN, &at]);
+    assert!(
+        said.contains("--discovery-token-ca-cert-hash is missing"),
+        "{said}"
+    );
+    let said = refuses(&host, &[hash, &pin, &at]);
+    assert!(said.contains("--token is missing"), "{said}");
+    let said = refuses(&host, &["--token", BOOTSTRAP_TOKEN, hash, &pin]);
+    assert!(said.contains("where to?"), "{said}");
+
+    // Somebody else of that name.
+    let good = ["--token", BOOTSTRAP_TOKEN, hash, &pin, &at];
+    server
+        .create(&json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .expect("node");
+    let said = refuses(&host, &good);
+    assert!(said.contains("--hostname-override"), "{said}");
+    server.delete("nodes", "", NODE, None).expect("deleted");
+
+    // What an agent could not start with.
+    let config = json!({"data": {"kubelet":
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: -1\n"}});
+    server
+        .patch("configmaps", "kube-system", "kubelet-config", "", &config)
+        .expect("patched");
+    let said = refuses(&host, &good);
+    assert!(said.contains("what the cluster says: maxPods"), "{said}");
+
+    // Another kubelet's identity.
+    fs::write(host.path("etc/kubelet.conf"), "").expect("file");
+    let said = refuses(&host, &good);
+    assert!(said.contains("another kubelet"), "{said}");
+    host.clear();
+}
+
+#[test]
+fn a_server_of_k3s_is_joined() {
+    // K3SJ-01 K3SJ-02 K3SJ-03 K3SJ-04 K3SJ-05 K3SJ-06 K3SJ-07 K3SJ-09 K3SJ-13
+    if !able() {
+        return;
+    }
+    let server = TestServer::builder()
+        .k3s(NODE_SECRET, "agent")
+        .start()
+        .expect("server");
+    let mut host = machine();
+    let url = server.url();
+    // Busy at first.
+    server.faults().add(
+        Rule::new(Fault::Status {
+            code: 429,
+            retry_after_s: Some(1),
+        })
+        .on("GET", "/v1-k3s/config")
+        .times(1),
+    );
+    let token = server.k3s_token(BOOTSTRAP_TOKEN);
+    let (code, said) = join(&host, &["--k3s", &url, "--token", &token]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("egress-selector-mode=disabled"), "{said}");
+    let password = fs::read_to_string(host.path("etc/password")).expect("password");
+    assert_eq!(
+        (password.trim().len(), mode(&host.path("etc/password"))),
+        (32, 0o600)
+    );
+    let config = fs::read_to_string(host.path("etc/config.yaml")).expect("configuration");
+    for part in ["10.43.0.10", "k3s.local", "https://192.0.2.1:6443"] {
+        assert!(config.contains(part), "{part}: {config}");
+    }
+    assert_eq!(mode(&host.path("etc/kubelet.conf")), 0o600);
+    let client_ca = fs::read_to_string(host.path("etc/pki/ca.crt")).expect("CA");
+    assert_ne!(client_ca, server.ca_pem(), "that of clients is another one");
+    assert_eq!(wrong(&server), [""; 0]);
+    let typed = by_the_file_alone(&mut host);
+    host.start_agent();
+    wait_ready(&server, SOON);
+    let said = refuses(&host, &["--k3s", &url, "--token", &token]);
+    assert!(said.contains("is a node already"), "{said}");
+
+    // What the cluster does not bring: nobody made rules or routes for this network, and no tunnel is kept.
+    let check = host.command_with_flags("check", &["--quiet"]);
+    let said_by_check = text(&check.stdout);
+    for lack in ["do not reach Services", "want a tunnel (agent)"] {
+        assert!(said_by_check.contains(lack), "{said_by_check}");
+    }
+
+    // The same board once more, with the other kind of token: its password is known.
+    host.end_agent(Signal::SIGTERM);
+    host.flags = typed;
+    let token = server.k3s_token(NODE_SECRET);
+    let (code, said) = join(&host, &["--force", "--k3s", &url, "--token", &token]);
+    assert_eq!(code, Some(0), "{said}");
+    let kept = fs::read_to_string(host.path("etc/password")).expect("password");
+    assert_eq!(kept, password);
+    assert_eq!(wrong(&server), [""; 0]);
+    host.clear();
+}
+
+#[test]
+fn a_server_of_k3s_renews_the_certificate() {
+    // K3SJ-08
+    if !able() {
+        return;
+    }
+    let life = Duration::from_secs(1000 * 24 * 3600);
+    let server = TestServer::builder()
+        .k3s(NODE_SECRET, "disabled")
+        .certificate_life(life)
+        .start()
+        .expect("server");
+    let mut host = machine();
+    host.add_flags(&["--node-status-update-frequency=1s"]);
+    let token = server.k3s_token(BOOTSTRAP_TOKEN);
+    let (code, said) = join(&host, &["--k3s", &server.url(), "--token", &token]);
+    assert_eq!(code, Some(0), "{said}");
+    by_the_file_alone(&mut host);
+    let pair =
+        |host: &Host| fs::read(host.path("root/pki/kubelet-client-current.pem")).expect("pair");
+    let first = pair(&host);
+    host.start_agent();
+    wait_ready(&server, SOON);
+    assert!(pair(&host) == first, "that of the join is used");
+    server.clear_audit();
+    server.advance(life / 100 * 95);
+    host.until("another certificate", |host| {
+        (pair(host) != first, host.agent_log())
+    });
+    let made = server.audit();
+    let made: Vec<&str> = made
+        .iter()
+        .filter(|e| e.uri.starts_with("/v1-k3s/"))
+        .map(|e| e.user.as_str())
+        .collect();
+    assert!(
+        !made.is_empty() && made.iter().all(|by| *by == "system:node:node"),
+        "{made:?}"
+    );
+    server.advance(life / 100 * 10);
+    server.clear_audit();
+    server.wait_for("a heartbeat with the new one", PATIENCE, |_| {
+        let audit = server.audit();
+        let by = |e: &Entry| e.uri.contains("/leases/") && e.code == 200;
+        audit.iter().any(by).then_some(())
+    });
+    assert_eq!(server.list("certificatesigningrequests", "").len(), 0);
+    host.end_agent(Signal::SIGTERM);
+    host.clear();
+}
+
+#[test]
+fn what_k3s_would_refuse_changes_nothing() {
+    // K3SJ-01 K3SJ-02 K3SJ-03 K3SJ-04
+    if !able() {
+        return;
+    }
+    let k3s = || TestServer::builder().k3s(NODE_SECRET, "disabled").start();
+    let (server, other) = (k3s().expect("server"), k3s().expect("server"));
+    let kubeadm = TestServer::builder().start().expect("server");
+    let host = machine();
+    let url = server.url();
+    let plain = url.replace("https:", "http:");
+    let good = server.k3s_token(BOOTSTRAP_TOKEN);
+    let nowhere = format!("https://127.0.0.1:{}", free_port());
+    for (url, token, says) in [
+        (&url, "K1012::node:x", "has not 64 hexadecimal digits"),
+        (
+            &url,
+            &*format!("{}x", server.k3s_token("")),
+            "has neither user:password nor id.secret",
+        ),
+        (&plain, &*good, "must begin with https://"),
+        (&nowhere, &*good, "cannot reach"),
+        (&kubeadm.url(), &*good, "is it a k3s server?"),
+        (&other.url(), &*good, "the CA has changed"),
+        (
+            &url,
+            &*server.k3s_token("node:wrong"),
+            "does not let this token in",
+        ),
+        (
+            &url,
+            &*server.k3s_token("aaaaaa.0123456789abcdef"),
+            "does not let this token in",
+        ),
+    ] {
+        let said = refuses(&host, &["--k3s", url, "--token", token]);
+        assert!(said.contains(says), "{url} {token}: {said}");
+    }
+    let told = |server: &TestServer| {
+        server
+            .audit()
+            .iter()
+            .filter(|e| e.uri != "/cacerts")
+            .count()
+    };
+    assert_eq!(told(&other), 0, "a stranger was told the token");
+
+    // Another board has had the name; its operator deletes its Secret then.
+    let first = machine();
+    let (code, said) = join(&first, &["--k3s", &url, "--token", &good]);
+    assert_eq!(code, Some(0), "{said}");
+    fs::create_dir_all(host.path("etc")).expect("directory");
+    fs::write(host.path("etc/password"), "another\n").expect("file");
+    let said = refuses(&host, &["--k3s", &url, "--token", &good]);
+    assert!(
+        said.contains("delete secret node.node-password.k3s"),
+        "{said}"
+    );
+    server.forget_node_password(NODE);
+    // Without a digest whoever answers is trusted, and that is said.
+    let (_, short) = good.split_once("::").expect("a whole token");
+    let (code, said) = join(&host, &["--k3s", &url, "--token", short]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("warning: the token does not say"), "{said}");
+    first.clear();
+    host.clear();
+}
