@@ -64,9 +64,9 @@ done
 [ -z "$root" ] || start=''
 
 here=$(cd "$(dirname "$0")" && pwd) || failed "cannot find the directory of this file"
-program=$here/picolet
 bin=$root/usr/local/bin
 target=$bin/picolet
+library=$root/usr/local/lib/picolet
 kubelet=$root/usr/bin/kubelet
 link=/usr/local/bin/picolet
 units=$root/etc/systemd/system
@@ -74,6 +74,11 @@ scripts=$root/etc/init.d
 import=$root/var/lib/picolet/import
 service=picolet
 [ "$mode" = standalone ] || service=kubelet
+# What `picolet upgrade` leaves beside the program.
+traces="$target.part"
+for end in trial bad back; do traces="$traces $target.$end $target.$end.part"; done
+
+program=$here/picolet
 
 # ---- What the machine is. Nothing is written here.
 
@@ -192,6 +197,7 @@ fits_neighbours() {
 check() {
     [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || refuse "must run as root: sudo sh install.sh"
     [ -f "$program" ] || failed "there is no program at $program: unpack the whole tarball"
+    [ -f "$here/guard" ] || failed "there is no $here/guard: unpack the whole tarball"
     fits_processor
     fits_kernel
     [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
@@ -300,6 +306,9 @@ begin() {
 install() {
     check
     place "$program" "$target" -rwxr-xr-x
+    # An upgrade that was on trial ends: this program is what the operator wants.
+    delete "$target.trial"
+    place "$here/guard" "$library/guard" -rwxr-xr-x
     if [ "$mode" = kubeadm ] && [ ! -L "$kubelet" ]; then
         changed=yes
         run mkdir -p "$(dirname "$kubelet")"
@@ -307,7 +316,7 @@ install() {
     fi
     case $init in
     systemd)
-        for unit in $service picolet-pods; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
+        for unit in $service picolet-pods picolet-upgrade; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
         ;;
     openrc)
         for unit in $service picolet-pods; do place "$here/openrc/$unit" "$scripts/$unit" -rwxr-xr-x; done
@@ -342,7 +351,8 @@ uninstall() {
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
-    delete "$target" "$target.old" "$target.new"
+    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard"
+    [ ! -d "$library" ] || run rmdir "$library"
     if [ -z "$root" ] && [ $init = systemd ]; then run systemctl daemon-reload; fi
 }
 
