@@ -244,6 +244,7 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         board.refuses(&["--bogus"], 2, "unknown flag --bogus");
         board.refuses(&["--mode", "x"], 2, "--mode is \"x\"");
         board.refuses(&["--mode"], 2, "--mode needs a value");
+        board.refuses(&["nowhere.tar.gz"], 2, "there is no file nowhere.tar.gz");
         board.refuses(&["--purge"], 2, "--purge goes with --uninstall");
 
         let program = board.dir.join("tarball/picolet");
