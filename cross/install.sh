@@ -1,15 +1,19 @@
 #!/bin/sh
-# Installs picolet from the directory that this file is in, on Debian-like systems and Alpine. For dash and busybox sh.
-# It asks no network. A second run changes and restarts nothing.
+# Installs picolet from the directory that this file is in, or from the tarball of a release, on Debian-like systems and
+# Alpine. For dash and busybox sh. It asks no network. A second run changes and restarts nothing.
 #
 # Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine cannot run it (nothing was written).
 set -u
 
 usage() {
     cat <<END
-Usage: install.sh [FLAGS]
+Usage: install.sh [FLAGS] [TARBALL]
+
+TARBALL is picolet-VERSION-BOARD.tar.gz. SHA256SUMS and SHA256SUMS.sig of its release are beside it.
 
   --mode standalone|kubeadm  run by itself (default), or take the place of the kubelet for kubeadm
+  --key FILE                 public key that the release is signed by (default: of the installed release, else release.pub
+                             beside this file)
   --root DIR                 install into the system below DIR, such as a mounted SD card; starts nothing
   --no-start                 install and enable, but start nothing
   --dry-run                  say what would be done
@@ -28,11 +32,11 @@ failed() {
     exit 1
 }
 
-mode=standalone root='' start=yes dry='' remove='' purge=''
+mode=standalone root='' start=yes dry='' remove='' purge='' key='' tarball=''
 while [ $# -gt 0 ]; do
     case $1 in
-    --mode=* | --root=*) set -- "${1%%=*}" "${1#*=}" "$@" && flag=$1 value=$2 && shift 3 ;;
-    --mode | --root)
+    --mode=* | --root=* | --key=*) set -- "${1%%=*}" "${1#*=}" "$@" && flag=$1 value=$2 && shift 3 ;;
+    --mode | --root | --key)
         [ $# -ge 2 ] || wrong "$1 needs a value"
         flag=$1 value=$2
         shift 2
@@ -51,22 +55,33 @@ while [ $# -gt 0 ]; do
         root=$(cd "$value" && pwd)
         [ "$root" != / ] || root=''
         ;;
+    --key)
+        [ -f "$value" ] || wrong "--key: $value is no file"
+        key=$value
+        ;;
     --no-start) start='' ;;
     --dry-run) dry=yes ;;
     --uninstall) remove=yes ;;
     --purge) purge=yes ;;
     -h | --help) usage && exit 0 ;;
-    *) wrong "unknown flag $flag" ;;
+    -*) wrong "unknown flag $flag" ;;
+    *)
+        [ -z "$tarball" ] || wrong "one tarball is enough"
+        [ -f "$flag" ] || wrong "there is no file $flag"
+        tarball=$flag
+        ;;
     esac
 done
+[ -z "$tarball" ] || [ -z "$remove" ] || wrong "--uninstall needs no tarball"
 [ -z "$purge" ] || [ -n "$remove" ] || wrong "--purge goes with --uninstall"
 # Another system is not run: nothing of it can be asked or started.
 [ -z "$root" ] || start=''
 
 here=$(cd "$(dirname "$0")" && pwd) || failed "cannot find the directory of this file"
-program=$here/picolet
 bin=$root/usr/local/bin
 target=$bin/picolet
+library=$root/usr/local/lib/picolet
+share=$root/usr/local/share
 kubelet=$root/usr/bin/kubelet
 link=/usr/local/bin/picolet
 units=$root/etc/systemd/system
@@ -74,6 +89,45 @@ scripts=$root/etc/init.d
 import=$root/var/lib/picolet/import
 service=picolet
 [ "$mode" = standalone ] || service=kubelet
+# What `picolet upgrade` leaves beside the program.
+traces="$target.part"
+for end in trial bad back; do traces="$traces $target.$end $target.$end.part"; done
+
+# ---- What was released. A tarball is unpacked only after that.
+
+refuse_release() {
+    echo "install.sh: $1" >&2
+    exit 3
+}
+
+verify() {
+    dir=$(dirname "$tarball") name=$(basename "$tarball")
+    sums=$dir/SHA256SUMS signature=$dir/SHA256SUMS.sig
+    for file in "$sums" "$signature"; do
+        [ -f "$file" ] || refuse_release "there is no $file: put SHA256SUMS and SHA256SUMS.sig of the release beside the tarball"
+    done
+    if [ -z "$key" ]; then
+        key=$library/release.pub
+        [ -f "$key" ] || key=$here/release.pub
+        [ -f "$key" ] || refuse_release "there is no $key to check the release by: name it by --key"
+    fi
+    command -v openssl >/dev/null ||
+        refuse_release "openssl is not installed, which checks the signature: install it, or unpack the tarball and run its install.sh"
+    openssl pkeyutl -verify -pubin -inkey "$key" -rawin -in "$sums" -sigfile "$signature" >/dev/null 2>&1 ||
+        refuse_release "SHA256SUMS is not signed by $key: fetch it and SHA256SUMS.sig again, or name the key of who released it by --key"
+    sum=$(awk -v name="$name" '$2 == name { print $1 }' "$sums")
+    [ -n "$sum" ] || refuse_release "SHA256SUMS does not name $name: both have to be of one release, and have the names that they had there"
+    [ "$(sha256sum <"$tarball" | cut -d' ' -f1)" = "$sum" ] || refuse_release "$name is not what was released: fetch it again"
+}
+
+if [ -n "$tarball" ]; then
+    verify
+    unpacked=$(mktemp -d) || failed "cannot make a directory to unpack into"
+    trap 'rm -rf "$unpacked"' EXIT
+    tar -xzf "$tarball" -C "$unpacked" || failed "cannot unpack $tarball"
+    here=$unpacked/$(basename "$tarball" .tar.gz)
+fi
+program=$here/picolet
 
 # ---- What the machine is. Nothing is written here.
 
@@ -192,6 +246,7 @@ fits_neighbours() {
 check() {
     [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || refuse "must run as root: sudo sh install.sh"
     [ -f "$program" ] || failed "there is no program at $program: unpack the whole tarball"
+    [ -f "$here/guard" ] || failed "there is no $here/guard: unpack the whole tarball"
     fits_processor
     fits_kernel
     [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
@@ -300,6 +355,14 @@ begin() {
 install() {
     check
     place "$program" "$target" -rwxr-xr-x
+    # An upgrade that was on trial ends: this program is what the operator wants.
+    delete "$target.trial"
+    place "$here/guard" "$library/guard" -rwxr-xr-x
+    for pair in release.pub:"$library/release.pub" completion/bash:"$share/bash-completion/completions/picolet" \
+        completion/zsh:"$share/zsh/site-functions/_picolet" completion/fish:"$share/fish/vendor_completions.d/picolet.fish" \
+        man/picolet.8:"$share/man/man8/picolet.8"; do
+        [ ! -f "$here/${pair%%:*}" ] || place "$here/${pair%%:*}" "${pair#*:}" -rw-r--r--
+    done
     if [ "$mode" = kubeadm ] && [ ! -L "$kubelet" ]; then
         changed=yes
         run mkdir -p "$(dirname "$kubelet")"
@@ -307,7 +370,7 @@ install() {
     fi
     case $init in
     systemd)
-        for unit in $service picolet-pods; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
+        for unit in $service picolet-pods picolet-upgrade; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
         ;;
     openrc)
         for unit in $service picolet-pods; do place "$here/openrc/$unit" "$scripts/$unit" -rwxr-xr-x; done
@@ -342,7 +405,10 @@ uninstall() {
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
-    delete "$target" "$target.old" "$target.new"
+    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/release.pub" \
+        "$share/bash-completion/completions/picolet" "$share/zsh/site-functions/_picolet" \
+        "$share/fish/vendor_completions.d/picolet.fish" "$share/man/man8/picolet.8"
+    [ ! -d "$library" ] || run rmdir "$library"
     if [ -z "$root" ] && [ $init = systemd ]; then run systemctl daemon-reload; fi
 }
 

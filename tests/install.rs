@@ -41,6 +41,7 @@ impl Board {
                 }
             }
         }
+        fs::rename(tarball.join("systemd/guard.sh"), tarball.join("guard")).expect("renamed");
         fs::write(tarball.join("images/app.tar"), "layers").expect("written");
         board.pack("one");
         for dir in ["root/bin", "root/usr/local", "root/lib/systemd"] {
@@ -163,6 +164,13 @@ fn a_second_run_changes_nothing() {
         assert!(fs::read_to_string(unit).is_ok_and(|unit| unit.contains("picolet run")));
         let wanted = board.path("etc/systemd/system/multi-user.target.wants/picolet.service");
         assert!(wanted.is_symlink());
+        let guard = board.path("usr/local/lib/picolet/guard");
+        assert!(fs::metadata(guard).is_ok_and(|guard| guard.mode() & 0o7777 == 0o755));
+        assert!(
+            board
+                .path("etc/systemd/system/picolet-upgrade.service")
+                .exists()
+        );
         let image = board.path("var/lib/picolet/import/app.tar");
         assert_eq!(fs::read_to_string(image).expect("imported"), "layers");
 
@@ -178,11 +186,13 @@ fn a_second_run_changes_nothing() {
         assert_eq!(fs::read(&kept).expect("kept"), old);
         assert_eq!(fs::metadata(&kept).expect("kept").ino(), inode);
         assert_ne!(fs::read(&program).expect("new"), old);
-        // A run before this one was cut off.
+        // A run before this one was cut off, and an upgrade is on trial.
+        let trial = board.path("usr/local/bin/picolet.trial");
+        fs::write(&trial, "tries 3\n").expect("written");
         fs::write(board.path("usr/local/bin/picolet.new"), "torn").expect("written");
         board.pack("three");
         board.does(&[]);
-        assert!(!board.path("usr/local/bin/picolet.new").exists());
+        assert!(!board.path("usr/local/bin/picolet.new").exists() && !trial.exists());
 
         board.does(&["--uninstall"]);
         assert!(!program.exists() && !kept.exists() && !wanted.is_symlink());
@@ -234,6 +244,7 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         board.refuses(&["--bogus"], 2, "unknown flag --bogus");
         board.refuses(&["--mode", "x"], 2, "--mode is \"x\"");
         board.refuses(&["--mode"], 2, "--mode needs a value");
+        board.refuses(&["nowhere.tar.gz"], 2, "there is no file nowhere.tar.gz");
         board.refuses(&["--purge"], 2, "--purge goes with --uninstall");
 
         let program = board.dir.join("tarball/picolet");

@@ -80,11 +80,13 @@ mod streams;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod upgraded;
 mod views;
 mod vitals;
 mod wake;
 mod waker_set;
 
+pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;
 pub use reset::{Choice, Reset, ResetError};

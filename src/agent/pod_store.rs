@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Version of the record's form.
-pub(super) const RECORD_VERSION: u32 = 1;
+pub const RECORD_VERSION: u32 = 1;
 /// A pod whose record could not be written is read again after this time, and records that wait are moved: the disk may have
 /// room by then.
 pub(super) const RETRY: Duration = Duration::from_secs(10);

@@ -40,6 +40,7 @@ use super::{
     serving,
     start_error::{Exit, StartError, fatal, lane, usage},
     tasks::boxed,
+    upgraded,
     vitals::LoopWatch,
 };
 use crate::{
@@ -425,6 +426,7 @@ async fn serve(
         crate::VERSION,
         parts.owners.node.name
     );
+    upgraded::tell(&parts.tools.recorder);
     cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);

@@ -35,6 +35,10 @@ impl Client {
         }
     }
 
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Sends a request without a body and reads the head of the answer. An answer of 400 or more is an error
     /// carrying the agent's text.
     pub(super) fn send(

@@ -204,6 +204,17 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("keep-images", None, "leave the images"),
         value("grace-period", None, "SECONDS", "longest time that a pod gets to end (default: what its manifest says)"),
     ], agent_flags: true, takes: Takes::Nothing },
+    Command { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
+        value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
+    ], agent_flags: false, takes: Takes::Nothing },
+    Command { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
+        switch("dry-run", None, "only say whether it can take over"),
+        switch("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
+        value("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
+        value("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
+        value("wait", None, "SECONDS", "time that the new one has to become healthy (default 120)"),
+        switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
+    ], agent_flags: false, takes: Takes::Files },
     Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: Takes::Shells },

@@ -12,6 +12,7 @@ mod describe;
 mod elastic;
 mod exec;
 mod get;
+mod health;
 mod image;
 mod join;
 mod logs;
@@ -22,6 +23,7 @@ mod remote;
 mod reset;
 mod table;
 mod top;
+mod upgrade;
 mod verify;
 
 use std::{
@@ -213,6 +215,8 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
             .and_then(|()| print(&man::page()))
             .map(done),
         "help" => help(words).map(done),
+        "health" => health::run(words).map(done),
+        "upgrade" => upgrade::run(words).map(done),
         "debug dump" => dump(words).map(done),
         "version" => nothing_else(words).and_then(|()| version()).map(done),
         other => match other.split_once(' ') {

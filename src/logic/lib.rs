@@ -97,4 +97,5 @@ pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
+pub mod upgrade;
 pub mod work_queue;

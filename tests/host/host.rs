@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::image;
 
 /// The program under test.
-const PICOLET: &str = env!("CARGO_BIN_EXE_picolet");
+pub(crate) const PICOLET: &str = env!("CARGO_BIN_EXE_picolet");
 /// Name of the node: static pods carry it behind their own.
 pub(crate) const NODE: &str = "node";
 /// The image every host has.

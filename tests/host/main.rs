@@ -24,5 +24,6 @@ mod probes;
 mod restart;
 mod suite;
 mod takeover;
+mod upgrade;
 mod url;
 mod verify;

@@ -15,6 +15,7 @@ mod install;
 mod mutants;
 mod process;
 mod reach;
+mod release;
 mod sim;
 mod spec;
 mod stage;
@@ -45,6 +46,8 @@ Tasks of picolet. Usage: cargo xtask TASK
   mutants  Plant the bugs of tests/mutants, one after the other, and name the tests that notice: mutants [--all] [NAME…]
   dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist;
            `--start`: and have qemu start each
+  release  Pack what `dist` has built, for the boards named or all of them, into target/release-files: tarballs, Debian packages,
+           SHA256SUMS, and a signature: `--key FILE` or PICOLET_RELEASE_KEY name a private key for Ed25519 in PEM
   emulate  Run the unit tests as built for the boards named, by qemu
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
            [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),
         "mutants" => mutants::run(&env::args().skip(2).collect::<Vec<_>>()),
         "dist" => dist::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "release" => release::run(&env::args().skip(2).collect::<Vec<_>>()),
         "emulate" => dist::emulator::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(&env::args().skip(2).collect::<Vec<_>>()),
         "" | "help" | "-h" | "--help" => {

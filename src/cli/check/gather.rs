@@ -11,20 +11,25 @@ use std::{
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::super::{CliError, Client, named_socket, proxies as named_proxies};
+use super::super::{
+    CliError, Client, health::facts as facts_of, named_socket, proxies as named_proxies,
+};
 use super::{apiserver, runtime};
 use crate::{
+    agent::POD_RECORD_VERSION,
     api::{order::Order as _, received::Delivered},
     cgroup::{Cgroups, Hierarchy, Version},
     config::{self, Config, Host, flags},
     error::chain,
+    image::record,
     logic::{
-        check::{self, Agent, AgentFacts, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
+        check::{self, Agent, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
         eviction::Signal,
         static_pod, validation,
     },
-    runtime::runc::{apparmor, cni::NetworkConfig, host},
+    runtime::runc::{self, apparmor, cni::NetworkConfig, host},
     server::backend::Health,
+    shim,
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
@@ -258,13 +263,13 @@ fn network(cfg: &Config) -> Network {
         Ok(found) => (found, None),
         Err(e) => (None, Some(chain(&e))),
     };
-    let cni = crate::runtime::runc::cni::Cni::new(
-        crate::runtime::runc::cni::CniSettings {
+    let cni = runc::cni::Cni::new(
+        runc::cni::CniSettings {
             conf_dir: wanted.cni_conf.clone(),
             bin_dir: wanted.cni_bin.clone(),
             run_dir: cfg.dirs.run.join("cni"),
             root_dir: cfg.dirs.root.join("cni"),
-            built_in: crate::runtime::runc::BuiltIn {
+            built_in: runc::BuiltIn {
                 bridge: wanted.builtin_bridge.clone(),
                 subnets: vec![wanted.builtin_subnet.to_string()],
                 mtu: 0,
@@ -412,7 +417,55 @@ fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
         run: dir(&cfg.dirs.run, &mounts),
         logs: dir(&cfg.dirs.pod_logs, &mounts),
         host_mounts,
+        foreign_record: foreign_record(cfg),
     }
+}
+
+/// A record that is too new for this program, of pods, images, sandboxes and containers.
+fn foreign_record(cfg: &Config) -> Option<(String, u32)> {
+    let images = cfg.dirs.images();
+    [
+        (cfg.dirs.root.join("pods"), "pod.json", POD_RECORD_VERSION),
+        (images.join("records"), "", record::RECORD_VERSION),
+        (
+            cfg.dirs.run.join("sandboxes"),
+            runc::record::FILE,
+            runc::record::VERSION,
+        ),
+        (
+            cfg.dirs.run.join("containers"),
+            runc::record::FILE,
+            runc::record::VERSION,
+        ),
+        (
+            cfg.dirs.run.join("containers"),
+            shim::file::STATE,
+            shim::record::VERSION,
+        ),
+    ]
+    .into_iter()
+    .find_map(|(dir, file, reads)| {
+        let entries = fs::read_dir(dir).ok()?.flatten();
+        // Joined to nothing, a path ends by a slash.
+        let paths = entries.map(|entry| match file {
+            "" => entry.path(),
+            file => entry.path().join(file),
+        });
+        let mut versions = paths.filter_map(|path| Some((record_version(&path)?, path)));
+        let (version, path) = versions.find(|(version, _)| *version > reads)?;
+        Some((path.display().to_string(), version))
+    })
+}
+
+/// The version that a record begins with. What is damaged has none: the agent deals with it.
+fn record_version(path: &Path) -> Option<u32> {
+    let mut head = [0; 32];
+    let n = File::open(path).ok()?.read(&mut head).ok()?;
+    let rest = core::str::from_utf8(&head[..n])
+        .ok()?
+        .strip_prefix("{\"v\":")?;
+    let end = rest.find(|c: char| !c.is_ascii_digit())?;
+    rest[..end].parse().ok()
 }
 
 /// The file system on which a directory is, or will be once it is made.
@@ -548,21 +601,31 @@ fn agent(socket: &Path) -> (Agent, Option<u32>) {
         Ok(health) => health,
         Err(e) => return (Agent::Mute(e.to_string()), None),
     };
-    let facts = AgentFacts {
-        version: health.version.into_owned(),
-        relist_age_ms: health.relist_age_ms,
-        manifests_age_ms: health.manifests_age_ms,
-        manifests_interval_ms: health.manifests_interval_ms,
-        down: health.down,
-        network_down: health.network_down,
-        pods: health.pods,
-    };
-    (Agent::Up(facts), Some(health.pid))
+    let pid = health.pid;
+    (Agent::Up(facts_of(health)), Some(pid))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_of_records() {
+        let path = std::env::temp_dir().join(format!("picolet-record-{}", std::process::id()));
+        for (text, version) in [
+            ("{\"v\":1,\"source\":\"file\"}\n{}", Some(1)),
+            ("{\"v\":12}", Some(12)),
+            ("{\"v\":", None),
+            ("{\"v\":99999999999999,", None),
+            ("torn", None),
+            ("", None),
+        ] {
+            fs::write(&path, text).expect("written");
+            assert_eq!(record_version(&path), version, "{text:?}");
+        }
+        fs::remove_file(&path).expect("removed");
+        assert_eq!(record_version(&path), None);
+    }
 
     #[test]
     fn texts_of_the_machine() {

@@ -2,7 +2,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{Agent, Facts, Finding, some_of};
+use super::{Agent, AgentFacts, Facts, Finding, some_of};
 
 /// A relist is due every second; an agent whose last one is older than this cannot do its work.
 const STALE_RELIST_MS: u64 = 30_000;
@@ -112,26 +112,11 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         Agent::Mute(why) => return Finding::error(format!("does not answer: {why}"), restart),
         Agent::Up(agent) => agent,
     };
-    if let Some(why) = &agent.down {
-        return Finding::error(format!("handles no pods: {why}"), restart);
+    if let Some(why) = trouble(agent) {
+        return Finding::error(why, restart);
     }
-    let stale = |age: Option<u64>, limit: u64| age.is_none_or(|age| age > limit);
-    if stale(agent.relist_age_ms, STALE_RELIST_MS) {
-        return Finding::error(
-            format!("last looked at its containers {}", ago(agent.relist_age_ms)),
-            restart,
-        );
-    }
-    if facts.manifests.path.is_some()
-        && stale(
-            agent.manifests_age_ms,
-            agent.manifests_interval_ms.saturating_mul(3),
-        )
-    {
-        return Finding::error(
-            format!("last read its manifests {}", ago(agent.manifests_age_ms)),
-            restart,
-        );
+    if facts.manifests.path.is_some() && agent.manifests_age_ms.is_none() {
+        return Finding::error("last read its manifests never", restart);
     }
     if let Some(why) = &agent.network_down {
         return Finding::error(
@@ -146,6 +131,24 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         ago(agent.relist_age_ms),
         ago(agent.manifests_age_ms)
     ))
+}
+
+/// Why an agent does not do its work, if so. That it has read its manifests at least once is not asked: it may have none.
+#[must_use]
+pub fn trouble(agent: &AgentFacts) -> Option<String> {
+    if let Some(why) = &agent.down {
+        return Some(format!("handles no pods: {why}"));
+    }
+    if agent.relist_age_ms.is_none_or(|age| age > STALE_RELIST_MS) {
+        let ago = ago(agent.relist_age_ms);
+        return Some(format!("last looked at its containers {ago}"));
+    }
+    let limit = agent.manifests_interval_ms.saturating_mul(3);
+    if agent.manifests_age_ms.is_some_and(|age| age > limit) {
+        let ago = ago(agent.manifests_age_ms);
+        return Some(format!("last read its manifests {ago}"));
+    }
+    None
 }
 
 fn ago(ms: Option<u64>) -> String {

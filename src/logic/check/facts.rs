@@ -220,6 +220,8 @@ pub struct Dirs {
     pub logs: Dir,
     /// Whether the mount namespace (the agent's if it runs, else ours) is that of PID 1; `None` if unknown.
     pub host_mounts: Option<bool>,
+    /// A record of another program whose version this one does not read.
+    pub foreign_record: Option<(String, u32)>,
 }
 
 /// What this process may do.

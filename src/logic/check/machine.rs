@@ -231,6 +231,18 @@ pub(super) fn run_dir(facts: &Facts) -> Finding {
     )
 }
 
+pub(super) fn records(facts: &Facts) -> Finding {
+    match &facts.dirs.foreign_record {
+        None => Finding::ok("all are of versions that this program reads"),
+        Some((path, v)) => Finding::error(
+            format!(
+                "{path} is of version {v}, which a newer picolet wrote and this one does not read"
+            ),
+            "install that one again; or end the pods with it and remove what it made: picolet reset --stop",
+        ),
+    }
+}
+
 pub(super) fn log_dir(facts: &Facts) -> Finding {
     let Dir {
         path, kind, size, ..

@@ -13,6 +13,7 @@ mod tests;
 
 use alloc::{string::String, vec::Vec};
 
+pub use agent::trouble;
 pub use facts::{
     Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Facts, Handler,
     Kernel, Manifests, Network, Rights, Runtime, Wanted,
@@ -82,7 +83,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 47] = [
+pub const CHECKS: [Check; 48] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -108,6 +109,7 @@ pub const CHECKS: [Check; 47] = [
     ("read-only", machine::read_only),
     ("root-dir", machine::root_dir),
     ("run-dir", machine::run_dir),
+    ("records", machine::records),
     ("log-dir", machine::log_dir),
     ("mounts", machine::mounts),
     ("runtime", kernel::runtime),

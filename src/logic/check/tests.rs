@@ -75,6 +75,7 @@ fn sound() -> Facts {
             run: dir("/run/picolet", "tmpfs"),
             logs: dir("/var/log/pods", "ext4"),
             host_mounts: Some(true),
+            foreign_record: None,
         },
         rights: Rights {
             root: true,
@@ -241,6 +242,8 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "picolet run --root-dir on ext4, f2fs, xfs or btrfs"),
     ("root-dir", |f| f.dirs.root.kind = "tmpfs".into(), Level::Warning, "gone after a reboot",
         "picolet run --root-dir on a disk"),
+    ("records", |f| f.dirs.foreign_record = Some(("/var/lib/picolet/pods/u/pod.json".into(), 2)), Level::Error, "pods/u/pod.json is of version 2",
+        "install that one again; or end the pods with it and remove what it made: picolet reset --stop"),
     ("run-dir", |f| f.dirs.run.kind = "ext4".into(), Level::Warning, "/run/picolet is on ext4",
         "mount -t tmpfs -o mode=755 tmpfs /run/picolet, or picolet run --run-dir /run/picolet"),
     ("log-dir", |f| { f.dirs.logs.kind = "tmpfs".into(); f.dirs.logs.size = 128 << 20; }, Level::Warning, "128 MiB, log2ram?",

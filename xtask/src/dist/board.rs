@@ -26,6 +26,8 @@ pub(crate) struct Board {
     pub(crate) machine: usize,
     /// Most bytes of the program.
     pub(crate) max_bytes: usize,
+    /// Debian's name of it, if it has one that is its own.
+    pub(crate) debian: Option<String>,
     /// The emulator, by the name of its program.
     pub(crate) emulator: String,
     /// Words that make it as poor as the poorest of these boards.
@@ -50,6 +52,7 @@ impl Board {
             flags: value("flags")?,
             machine: value("machine")?.parse()?,
             max_bytes: value("max-bytes")?.parse()?,
+            debian: value("debian").ok(),
             emulator: value("emulator")?,
             emulator_words: value("emulator-words")?,
         })

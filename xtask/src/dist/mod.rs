@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use board::{Board, boards};
+pub(crate) use board::{Board, boards};
 use toolchain::{Std, TARGET_DIR, Toolchain};
 
 use crate::{
@@ -41,7 +41,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         let made = Path::new(TARGET_DIR)
             .join(&board.triple)
             .join("release/picolet");
-        let file = PathBuf::from(DIR).join(format!("picolet-{}", board.name));
+        let file = program(board);
         let bytes = fs::read(&made)?;
         let (name, limit, len) = (&board.name, board.max_bytes, bytes.len());
         println!("{name:<8} {len:>10} {limit:>10}  {}", file.display());
@@ -67,8 +67,13 @@ pub(crate) fn prepare(names: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Where the program for a board is put.
+pub(crate) fn program(board: &Board) -> PathBuf {
+    PathBuf::from(DIR).join(format!("picolet-{}", board.name))
+}
+
 /// What every program that is given away must be.
-fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
+pub(crate) fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
     let linked = elf::linked(file).ok_or_else(|| format!("{}: not an ELF file", board.name))?;
     let fault = if linked.machine != board.machine {
         format!("is for machine {}, not {}", linked.machine, board.machine)

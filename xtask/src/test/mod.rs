@@ -311,6 +311,7 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
             "host",
             "containerd::containerd_is_killed_many_times_while_pods_come_and_go",
         ),
+        ("host", "upgrade::fifty_upgrades_and_power_cuts"),
         (
             "cluster",
             "containerd::containerd_hangs_for_five_minutes_and_loses_its_socket",

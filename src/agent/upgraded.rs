@@ -1,0 +1,68 @@
+//! Tells that an upgrade was undone: the guard that put this program back has left a note beside it (PKG-21).
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use super::recorder::{Recorder, Severity};
+
+/// Bytes of the note.
+const MAX_NOTE_BYTES: u64 = 1024;
+
+/// Tells it as an event of the node, once.
+pub(super) fn tell(recorder: &Recorder) {
+    let Ok(program) = std::env::current_exe() else {
+        return;
+    };
+    if let Some(note) = take_note(&program) {
+        recorder.node(
+            Severity::Warning,
+            "UpgradeUndone",
+            &format!("Put back, and why: {note}"),
+        );
+    }
+}
+
+fn take_note(program: &Path) -> Option<String> {
+    let beside = |end: &str| {
+        let mut path = program.as_os_str().to_owned();
+        path.push(end);
+        PathBuf::from(path)
+    };
+    // While a program is on trial the guard is not through.
+    if beside(".trial").exists() {
+        return None;
+    }
+    let mut note = String::new();
+    let file = File::open(beside(".back")).ok()?;
+    file.take(MAX_NOTE_BYTES).read_to_string(&mut note).ok()?;
+    if let Err(e) = fs::remove_file(beside(".back")) {
+        log::warn!("cannot remove the note of an upgrade: {e}");
+    }
+    // Sum, version, reason.
+    let (_, told) = note.trim().split_once(' ')?;
+    Some(told.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_told_once() {
+        // PKG-21
+        let dir = std::env::temp_dir().join(format!("picolet-note-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("directory");
+        let program = dir.join("picolet");
+        assert_eq!(take_note(&program), None);
+        fs::write(dir.join("picolet.back"), "ab 0.2.0 it hung\n").expect("note");
+        fs::write(dir.join("picolet.trial"), "").expect("trial");
+        assert_eq!(take_note(&program), None, "the guard is not through");
+        fs::remove_file(dir.join("picolet.trial")).expect("removed");
+        assert_eq!(take_note(&program).as_deref(), Some("0.2.0 it hung"));
+        assert_eq!(take_note(&program), None);
+        fs::remove_dir_all(dir).expect("removed");
+    }
+}

@@ -1,0 +1,68 @@
+//! `picolet health`: whether the agent does its work, for programs that wait for it: the mark of a good image, an upgrade.
+
+use core::time::Duration;
+
+use super::{
+    CliError,
+    args::{Word, Words, unexpected},
+    client::Client,
+    print,
+};
+use crate::{
+    logic::check,
+    server::backend::Health,
+    sys::{clock, start},
+};
+
+/// Longest time that is waited, seconds.
+const MAX_WAIT_S: u64 = 3600;
+/// Between two looks, milliseconds.
+pub(super) const LOOK_MS: i32 = 500;
+
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+    let mut wait_s: u64 = 0;
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Flag("wait") => wait_s = words.number("wait")?,
+            other => return Err(unexpected(other)),
+        }
+    }
+    let client = words.client();
+    let deadline = clock::mono() + Duration::from_secs(wait_s.min(MAX_WAIT_S));
+    // Bounded: by the deadline.
+    loop {
+        match look(&client) {
+            Ok(_) => return print("ok\n"),
+            Err(e) if clock::mono() >= deadline => return Err(e),
+            Err(_) => pause(),
+        }
+    }
+}
+
+/// What the agent says of itself, if it is well. That the apiserver does not answer is no fault of it.
+pub(super) fn look(client: &Client) -> Result<Health, CliError> {
+    let health: Health = client.read("/health")?;
+    match check::trouble(&facts(health.clone())) {
+        None => Ok(health),
+        Some(why) => Err(CliError::new(format!("the agent {why}"))),
+    }
+}
+
+/// The same in the words of the checks.
+pub(super) fn facts(health: Health) -> check::AgentFacts {
+    check::AgentFacts {
+        version: health.version.into_owned(),
+        relist_age_ms: health.relist_age_ms,
+        manifests_age_ms: health.manifests_age_ms,
+        manifests_interval_ms: health.manifests_interval_ms,
+        down: health.down,
+        network_down: health.network_down,
+        pods: health.pods,
+    }
+}
+
+/// Passes the time until the next look.
+pub(super) fn pause() {
+    // Cut short, the next look comes sooner.
+    let _ = start::poll(&mut [], LOOK_MS);
+}

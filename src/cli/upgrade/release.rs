@@ -1,0 +1,327 @@
+//! Takes a program out of what a release consists of, and looks whether it is what was released, for this machine.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ring::signature::{ED25519, UnparsedPublicKey};
+use sha2::{Digest as _, Sha256};
+
+use super::{CliError, failed, switch::Places};
+use crate::sys::{
+    child::{self, Command, Input, Sink},
+    file,
+};
+
+/// The list of a release's files, in the form of sha256sum(1), and its signature: 64 bytes.
+const SUMS: &str = "SHA256SUMS";
+const SIGNATURE: &str = "SHA256SUMS.sig";
+/// Bytes of the list, of its signature, and of a key.
+const MAX_SUMS_BYTES: u64 = 64 * 1024;
+/// Most bytes of a program, with all that a debugger wants to know.
+const MAX_PROGRAM_BYTES: u64 = 512 << 20;
+/// Unpacking takes no longer, on a slow card.
+const UNPACK_TIMEOUT: Duration = Duration::from_secs(120);
+/// What a public key for Ed25519 begins with in DER. Source: RFC 8410, section 4.
+const DER_HEAD: [u8; 12] = [
+    0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
+];
+const TARBALL_END: &str = ".tar.gz";
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const ELF: [u8; 4] = *b"\x7fELF";
+
+/// Puts the program that `file` is, or holds, beside the installed one, whole and on disk. A tarball has to be the one that
+/// the owner of the key has released; the program itself is taken as it is.
+pub(super) fn stage(path: &Path, key: Option<&Path>, places: &Places) -> Result<(), CliError> {
+    let cannot = |e: &io::Error| failed("read", path, e);
+    let mut from = File::open(path).map_err(|e| cannot(&e))?;
+    let mut head = [0; 4];
+    from.read_exact(&mut head).map_err(|e| cannot(&e))?;
+    from.rewind().map_err(|e| cannot(&e))?;
+    let to = places.staged();
+    let write = || {
+        file::change(&to)?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o755);
+        options.open(&to)
+    };
+    let mut out = write().map_err(|e| failed("write", &to, &e))?;
+    if head == ELF {
+        let copied = io::copy(&mut from.take(MAX_PROGRAM_BYTES), &mut out);
+        if copied.map_err(|e| failed("write", &to, &e))? == MAX_PROGRAM_BYTES {
+            return Err(CliError::new(format!(
+                "{} has {MAX_PROGRAM_BYTES} bytes or more, which no picolet has",
+                path.display()
+            )));
+        }
+    } else if head.starts_with(&GZIP) {
+        verify(path, &mut from, key.unwrap_or(&places.key()))?;
+        from.rewind().map_err(|e| cannot(&e))?;
+        unpack(path, from, &out)?;
+    } else {
+        return Err(CliError::new(format!(
+            "{} is neither a program nor the tarball of a release",
+            path.display()
+        )));
+    }
+    out.sync_all().map_err(|e| failed("write", &to, &e))
+}
+
+/// Whether the staged program is for the processor that this one runs on.
+pub(super) fn fits(places: &Places) -> Result<(), CliError> {
+    // Class, byte order, and machine of an ELF file.
+    let kind = |path: &Path| -> Result<([u8; 2], [u8; 2]), CliError> {
+        let mut head = [0; 20];
+        let read = File::open(path).and_then(|mut f| f.read_exact(&mut head));
+        read.map_err(|e| failed("read", path, &e))?;
+        Ok(([head[4], head[5]], [head[18], head[19]]))
+    };
+    if kind(&places.staged())? == kind(&places.program)? {
+        return Ok(());
+    }
+    Err(CliError::new(
+        "this program is for another processor: take the tarball whose name ends like that of the installed one",
+    ))
+}
+
+/// SHA-256 of a file, in hexadecimal.
+pub(super) fn sum(path: &Path) -> Result<String, CliError> {
+    let read = |path: &Path| sum_of(&mut File::open(path)?);
+    read(path).map_err(|e| failed("read", path, &e))
+}
+
+fn sum_of(file: &mut File) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut block = [0; 16 * 1024];
+    // Bounded: by the file.
+    loop {
+        match file.read(&mut block)? {
+            0 => return Ok(format!("{:x}", hash.finalize())),
+            n => hash.update(&block[..n]),
+        }
+    }
+}
+
+fn verify(path: &Path, tarball: &mut File, key_path: &Path) -> Result<(), CliError> {
+    let beside = |name: &str| -> Result<Vec<u8>, CliError> {
+        let file = path.with_file_name(name);
+        small(&file).map_err(|e| {
+            CliError::new(format!(
+                "cannot read {}: {e}: the tarball needs {SUMS} and {SIGNATURE} of its release beside it",
+                file.display()
+            ))
+        })
+    };
+    let (sums, signature) = (beside(SUMS)?, beside(SIGNATURE)?);
+    let key = small(key_path).map_err(|e| failed("read the key", key_path, &e))?;
+    let key = public_key(&key).ok_or_else(|| {
+        CliError::new(format!(
+            "{} is no public key for Ed25519 in PEM",
+            key_path.display()
+        ))
+    })?;
+    let made = UnparsedPublicKey::new(&ED25519, key).verify(&sums, &signature);
+    made.map_err(|_| {
+        CliError::new(format!(
+            "{SUMS} is not signed by {}: fetch it and {SIGNATURE} again, or name the key of who released it by --key",
+            key_path.display()
+        ))
+    })?;
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+    let sums = String::from_utf8_lossy(&sums);
+    let wanted = listed(&sums, name).ok_or_else(|| {
+        CliError::new(format!(
+            "{SUMS} does not name {name}: both have to be of one release, and have the names that they had there"
+        ))
+    })?;
+    if sum_of(tarball).map_err(|e| failed("read", path, &e))? != wanted {
+        return Err(CliError::new(format!(
+            "{name} is not what was released: fetch it again"
+        )));
+    }
+    Ok(())
+}
+
+fn small(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(MAX_SUMS_BYTES)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The sum that the list has for a file.
+fn listed<'a>(sums: &'a str, name: &str) -> Option<&'a str> {
+    sums.lines()
+        .filter_map(|line| line.split_once("  "))
+        .find(|(_, file)| *file == name)
+        .map(|(sum, _)| sum)
+}
+
+/// The 32 bytes of a key in PEM.
+fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
+    let text = core::str::from_utf8(pem).ok()?;
+    let text = text.split_once("-----BEGIN PUBLIC KEY-----")?.1;
+    let text = text.split_once("-----END PUBLIC KEY-----")?.0;
+    let text: String = text.split_whitespace().collect();
+    let der = STANDARD.decode(text).ok()?;
+    der.strip_prefix(&DER_HEAD)?.try_into().ok()
+}
+
+/// Has tar write the one program.
+fn unpack(path: &Path, tarball: File, out: &File) -> Result<(), CliError> {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+    let member = format!("{}/picolet", name.trim_end_matches(TARBALL_END));
+    let out = out.try_clone().map_err(|e| CliError::new(e.to_string()))?;
+    let tar = Command::new("/bin/tar")
+        .args(["-xzOf", "-", &member])
+        .env("PATH", super::running::PATH)
+        .stdin(Input::Fd(tarball.into()))
+        .stdout(Sink::Fd(out.into()))
+        .stderr(Sink::Capture(4096));
+    let done = smol::block_on(child::run(tar, Some(UNPACK_TIMEOUT)));
+    let done = done.map_err(|e| CliError::new(format!("cannot run tar: {e}")))?;
+    if !done.status.success() {
+        return Err(CliError::new(format!(
+            "cannot unpack {member} of {}: {}",
+            path.display(),
+            String::from_utf8_lossy(&done.stderr).trim()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use flate2::{Compression, write::GzEncoder};
+    use ring::{
+        rand::SystemRandom,
+        signature::{Ed25519KeyPair, KeyPair as _},
+    };
+
+    use super::*;
+
+    #[test]
+    fn lists_and_keys() {
+        let sums = "aa  picolet-1-armv7.tar.gz\nbb  picolet-1-aarch64.tar.gz\n";
+        assert_eq!(listed(sums, "picolet-1-aarch64.tar.gz"), Some("bb"));
+        assert_eq!(listed(sums, "picolet-1"), None);
+        let key = [DER_HEAD.as_slice(), &[7; 32]].concat();
+        assert_eq!(public_key(pem(&key).as_bytes()), Some([7; 32]));
+        for wrong in [&key[..43], &key[1..], &[]] {
+            assert_eq!(public_key(pem(wrong).as_bytes()), None);
+        }
+        assert_eq!(public_key(b"\xff"), None);
+    }
+
+    fn pem(der: &[u8]) -> String {
+        let text = STANDARD.encode(der);
+        format!("# of a release\n-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
+    }
+
+    /// A key, and its public half in PEM.
+    fn key() -> (Ed25519KeyPair, String) {
+        let der = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("key");
+        let key = Ed25519KeyPair::from_pkcs8(der.as_ref()).expect("key");
+        let public = pem(&[&DER_HEAD, key.public_key().as_ref()].concat());
+        (key, public)
+    }
+
+    const NAME: &str = "picolet-1.0.0-armv7.tar.gz";
+
+    fn tarball(program: &[u8]) -> Vec<u8> {
+        let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+        let mut header = tar::Header::new_gnu();
+        header.set_size(program.len() as u64);
+        header.set_mode(0o755);
+        let path = "picolet-1.0.0-armv7/picolet";
+        archive
+            .append_data(&mut header, path, program)
+            .expect("archive");
+        archive
+            .into_inner()
+            .and_then(GzEncoder::finish)
+            .expect("archive")
+    }
+
+    #[test]
+    fn only_what_was_released_is_unpacked() {
+        // PKG-02
+        let dir = std::env::temp_dir().join(format!("picolet-released-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(dir.join("bin")).expect("directory");
+        let write = |name: &str, bytes: &[u8]| -> PathBuf {
+            let path = dir.join(name);
+            fs::write(&path, bytes).expect("written");
+            path
+        };
+        let (own, public) = key();
+        let (_, foreign) = key();
+        let key_file = write("release.pub", public.as_bytes());
+        let foreign = write("foreign.pub", foreign.as_bytes());
+        let places = Places::of(&dir.join("bin/picolet"));
+        let program = b"\x7fELF and more".as_slice();
+        let whole = tarball(program);
+        let path = write(NAME, &whole);
+        let publish = |sums: &str| {
+            write(SUMS, sums.as_bytes());
+            write(SIGNATURE, own.sign(sums.as_bytes()).as_ref());
+        };
+        let sum = sum(&path).expect("sum");
+        let refused = |path: &Path, key: &Path, says: &str| {
+            let said = stage(path, Some(key), &places).expect_err(says).to_string();
+            assert!(said.contains(says), "{said}");
+            assert!(
+                fs::read(places.staged()).is_ok_and(|b| b.is_empty()),
+                "{says}"
+            );
+        };
+        refused(&path, &key_file, "of its release beside it");
+        publish("00  another.tar.gz\n");
+        refused(
+            &path,
+            &key_file,
+            "SHA256SUMS does not name picolet-1.0.0-armv7.tar.gz",
+        );
+        publish(&format!("{sum}  {NAME}\n"));
+        refused(&path, &foreign, "is not signed by");
+        refused(&path, &path, "is no public key");
+        refused(&path, &dir.join("none"), "cannot read the key");
+        write(SUMS, format!("{sum}  {NAME}\n \n").as_bytes());
+        refused(&path, &key_file, "is not signed by");
+        publish(&format!("{sum}  {NAME}\n"));
+        let mut changed = whole.clone();
+        let middle = changed.len() / 2;
+        changed[middle] ^= 1;
+        write(NAME, &changed);
+        refused(&path, &key_file, "is not what was released: fetch it again");
+        write(NAME, &whole);
+        let moved = dir.join("picolet-2.0.0-armv7.tar.gz");
+        fs::copy(&path, &moved).expect("copied");
+        publish(&format!(
+            "{sum}  picolet-2.0.0-armv7.tar.gz\n{sum}  {NAME}\n"
+        ));
+        refused(
+            &moved,
+            &key_file,
+            "cannot unpack picolet-2.0.0-armv7/picolet",
+        );
+
+        stage(&path, Some(&key_file), &places).expect("staged");
+        assert_eq!(fs::read(places.staged()).expect("staged"), program);
+        fs::write(&places.program, fs::read("/proc/self/exe").expect("own")).expect("written");
+        let other = fits(&places).expect_err("too short").to_string();
+        assert!(
+            other.contains("cannot read") || other.contains("processor"),
+            "{other}"
+        );
+        fs::remove_dir_all(dir).expect("removed");
+    }
+}

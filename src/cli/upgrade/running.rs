@@ -1,0 +1,288 @@
+//! The agent that runs now: its program, how it was called and is restarted, and what must not notice that it goes.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::ffi::OsStringExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{CliError, failed, switch::Places};
+use crate::{
+    api::strict::from_json,
+    cli::{KUBELET, client::Client},
+    config::{self, Host, flags},
+    error::chain,
+    logic::upgrade::{Kept, MAX_KEPT, TRIES, Trial},
+    server::backend::Health,
+    shim,
+    sys::{
+        child::{self, Command},
+        proc,
+    },
+};
+
+/// Where programs are looked for.
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// A program says its version within this time.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
+/// It looks at the machine within this time: it asks the runtime, and an apiserver that may not answer.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+/// A service manager takes an order within this time.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of an answer.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+/// A finding of `picolet check`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Finding {
+    pub(super) name: String,
+    pub(super) level: String,
+    pub(super) message: String,
+}
+
+#[derive(Deserialize)]
+struct Report {
+    checks: Vec<Finding>,
+}
+
+/// What is known of it.
+pub(super) struct Running {
+    pub(super) client: Client,
+    pub(super) program: PathBuf,
+    health: Health,
+    /// Its flags, and the directory that relative paths in them are below.
+    words: Vec<OsString>,
+    cwd: PathBuf,
+}
+
+impl Running {
+    pub(super) fn find(client: &Client) -> Result<Self, CliError> {
+        let health: Health = client.read("/health")?;
+        let of = |name: &str| PathBuf::from(format!("/proc/{}/{name}", health.pid));
+        let link = |name: &str| fs::read_link(of(name)).map_err(|e| failed("read", &of(name), &e));
+        // It may have been replaced by hand.
+        let program = link("exe")?.into_os_string().into_vec();
+        let program = program.strip_suffix(b" (deleted)").unwrap_or(&program);
+        let typed = fs::read(of("cmdline")).map_err(|e| failed("read", &of("cmdline"), &e))?;
+        Ok(Self {
+            program: OsString::from_vec(program.to_vec()).into(),
+            words: flags_of(&typed),
+            cwd: link("cwd")?,
+            client: client.clone(),
+            health,
+        })
+    }
+
+    /// How its service is restarted.
+    pub(super) fn service(&self) -> Result<String, CliError> {
+        let path = PathBuf::from(format!("/proc/{}/cgroup", self.health.pid));
+        let groups = fs::read_to_string(&path).map_err(|e| failed("read", &path, &e))?;
+        if let Some(unit) = unit_of(&groups).filter(|_| Path::new("/run/systemd/system").is_dir()) {
+            return Ok(format!("systemctl restart --no-block {unit}"));
+        }
+        for name in ["picolet", KUBELET] {
+            if Path::new("/run/openrc/started").join(name).exists() {
+                return Ok(format!("rc-service {name} restart"));
+            }
+        }
+        Err(CliError::new(
+            "the agent is no service of systemd or OpenRC: say by --restart what restarts it",
+        ))
+    }
+
+    /// How this machine is in the eyes of `program`, with the configuration of the agent.
+    pub(super) fn findings(&self, program: &Path) -> Result<Vec<Finding>, CliError> {
+        let check = Command::new(program)
+            .args(["check", "-o", "json"])
+            .args(&self.words)
+            .env("PATH", PATH)
+            .cwd(&self.cwd)
+            .capture(MAX_ANSWER_BYTES);
+        let cannot = |why: &dyn core::fmt::Display| {
+            CliError::new(format!("{} check: {why}", program.display()))
+        };
+        let done =
+            smol::block_on(child::run(check, Some(CHECK_TIMEOUT))).map_err(|e| cannot(&e))?;
+        let report: Report = from_json(&done.stdout)
+            .map_err(|_| cannot(&String::from_utf8_lossy(&done.stderr).trim()))?;
+        Ok(report.checks)
+    }
+
+    /// The trial of the staged program.
+    pub(super) fn trial(
+        &self,
+        version: &str,
+        restart: String,
+        patience_s: u64,
+        places: &Places,
+    ) -> Result<Trial, CliError> {
+        let dir = self.containers_dir()?;
+        let answers = |api: &crate::server::backend::ApiserverHealth| api.trouble.is_none();
+        let boot = proc::boot_id().map_err(|e| CliError::new(format!("boot id: {e}")))?;
+        let mut trial = Trial {
+            tries: TRIES,
+            patience_s,
+            sum: super::release::sum(&places.staged())?,
+            version: version.to_owned(),
+            socket: self.client.socket().display().to_string(),
+            restart,
+            boot,
+            apiserver: self.health.apiserver.as_ref().is_some_and(answers),
+            kept: kept(&self.client.json("GET", "/pods")?, &dir),
+            containers_dir: dir.display().to_string(),
+        };
+        trial.kept.truncate(MAX_KEPT);
+        let lines = [&trial.socket, &trial.restart, &trial.containers_dir];
+        if lines.iter().any(|line| line.contains('\n')) {
+            return Err(CliError::new(
+                "a path or --restart has a line break, which an upgrade cannot remember",
+            ));
+        }
+        Ok(trial)
+    }
+
+    fn containers_dir(&self) -> Result<PathBuf, CliError> {
+        let wrong = |e: &dyn core::error::Error| {
+            CliError::new(format!("the configuration of the agent: {}", chain(e)))
+        };
+        let flags = flags::parse(self.words.clone(), &self.cwd).map_err(|e| wrong(&e))?;
+        let host = Host {
+            hostname: "localhost".into(),
+        };
+        let loaded = config::load(flags, &host).map_err(|e| wrong(&e))?;
+        Ok(loaded.config.dirs.run.join("containers"))
+    }
+}
+
+/// The agent's flags among all that it was called with.
+fn flags_of(typed: &[u8]) -> Vec<OsString> {
+    let words = typed
+        .split(|b| *b == 0)
+        .map(|w| OsString::from_vec(w.to_vec()));
+    let mut words: Vec<OsString> = words.collect();
+    // The last word ends by a zero, too.
+    words.pop();
+    let is_kubelet = words
+        .first()
+        .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
+    words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
+    words
+}
+
+/// The service that a process belongs to. Source: proc_pid_cgroup(5).
+fn unit_of(groups: &str) -> Option<&str> {
+    let systemd = |line: &&str| line.starts_with("0::/") || line.contains(":name=systemd:/");
+    let line = groups.lines().find(systemd)?;
+    let parts = line.rsplit('/');
+    parts.into_iter().find(|part| part.ends_with(".service"))
+}
+
+/// The containers that run, as their shims have recorded them.
+fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
+    let mut found = Vec::new();
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or("");
+        for list in [
+            "initContainerStatuses",
+            "containerStatuses",
+            "ephemeralContainerStatuses",
+        ] {
+            for container in pod["status"][list].as_array().into_iter().flatten() {
+                let id = container["containerID"].as_str().unwrap_or("");
+                let id = id.rsplit('/').next().unwrap_or("");
+                // Without a record another runtime has it, which no agent can take along.
+                if let Ok(Some(state)) = shim::read_state(&dir.join(id))
+                    && !id.is_empty()
+                    && proc::start_time(state.pid).is_ok_and(|t| t == state.start_time)
+                {
+                    found.push(Kept {
+                        id: id.to_owned(),
+                        pod: uid.to_owned(),
+                        pid: state.pid,
+                        start_time: state.start_time,
+                    });
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The version that a program says it has.
+pub(super) fn version(program: &Path) -> Result<String, CliError> {
+    let asked = Command::new(program)
+        .arg("--version")
+        .capture(MAX_ANSWER_BYTES);
+    let cannot = |why: &dyn core::fmt::Display| {
+        CliError::new(format!("this program does not start here: {why}"))
+    };
+    let done = smol::block_on(child::run(asked, Some(VERSION_TIMEOUT))).map_err(|e| cannot(&e))?;
+    let said = String::from_utf8_lossy(&done.stdout);
+    match said.trim().strip_prefix("picolet ") {
+        Some(version) if done.status.success() && !version.contains(char::is_whitespace) => {
+            Ok(version.to_owned())
+        }
+        _ => Err(cannot(&format_args!(
+            "picolet --version ended with {}",
+            done.code()
+        ))),
+    }
+}
+
+/// Has the service manager start the agent anew.
+pub(super) fn restart(trial: &Trial) -> Result<(), CliError> {
+    let sh = Command::new("/bin/sh")
+        .args(["-c", &trial.restart])
+        .env("PATH", PATH)
+        .capture(MAX_ANSWER_BYTES);
+    let done: io::Result<_> = smol::block_on(child::run(sh, Some(RESTART_TIMEOUT)));
+    let why = match done {
+        Ok(done) if done.status.success() => return Ok(()),
+        Ok(done) => String::from_utf8_lossy(&done.stderr).trim().to_owned(),
+        Err(e) => e.to_string(),
+    };
+    Err(CliError::new(format!(
+        "cannot restart the agent ({}): {why}: restart it by hand",
+        trial.restart
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_it_was_called() {
+        let flags = |text: &str| -> Vec<String> {
+            let words = flags_of(text.as_bytes()).into_iter();
+            words.map(|w| w.to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(flags("/usr/local/bin/picolet\0run\0-v\x004\0"), ["-v", "4"]);
+        assert_eq!(flags("/usr/bin/kubelet\0-v\x004\0"), ["-v", "4"]);
+        assert_eq!(flags("picolet\0run\0"), [""; 0]);
+        assert_eq!(flags(""), [""; 0]);
+        for (text, unit) in [
+            (
+                "0::/system.slice/picolet.service\n",
+                Some("picolet.service"),
+            ),
+            (
+                "12:cpu:/x.service\n1:name=systemd:/system.slice/kubelet.service\n",
+                Some("kubelet.service"),
+            ),
+            (
+                "0::/system.slice/picolet.service/agent\n",
+                Some("picolet.service"),
+            ),
+            ("0::/user.slice\n", None),
+            ("", None),
+        ] {
+            assert_eq!(unit_of(text), unit, "{text}");
+        }
+    }
+}

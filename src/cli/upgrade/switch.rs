@@ -1,0 +1,375 @@
+//! Puts the staged program in place of the installed one, so that a power cut after any step leaves one whole program and
+//! the guard knows what to do.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::{CliError, failed};
+use crate::{
+    logic::upgrade::{MAX_TRIAL_BYTES, Trial},
+    sys::file,
+};
+
+/// Bytes that are read of what was put back.
+const MAX_BAD_BYTES: u64 = 16 * 1024;
+
+/// The installed program, and what stands beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Places {
+    pub(super) program: PathBuf,
+}
+
+impl Places {
+    pub(super) fn of(program: &Path) -> Self {
+        Self {
+            program: program.into(),
+        }
+    }
+
+    /// By the program that was before, which watches.
+    pub(super) fn of_old(own: &Path) -> Self {
+        let is_old = own.extension().is_some_and(|end| end == "old");
+        Self::of(&if is_old {
+            own.with_extension("")
+        } else {
+            own.into()
+        })
+    }
+
+    fn beside(&self, end: &str) -> PathBuf {
+        let mut path = self.program.clone().into_os_string();
+        path.push(end);
+        path.into()
+    }
+
+    /// The new program, before it is in place.
+    pub(super) fn staged(&self) -> PathBuf {
+        self.beside(".new")
+    }
+
+    /// The program before.
+    pub(super) fn old(&self) -> PathBuf {
+        self.beside(".old")
+    }
+
+    pub(super) fn trial(&self) -> PathBuf {
+        self.beside(".trial")
+    }
+
+    fn part(&self) -> PathBuf {
+        self.beside(".part")
+    }
+
+    fn dir(&self) -> &Path {
+        self.program.parent().unwrap_or_else(|| Path::new("/"))
+    }
+
+    fn library(&self) -> PathBuf {
+        let above = self.dir().parent().unwrap_or_else(|| Path::new("/"));
+        above.join("lib/picolet")
+    }
+
+    /// `systemd/guard.sh`, as it is installed.
+    pub(super) fn guard(&self) -> PathBuf {
+        self.library().join("guard")
+    }
+
+    /// The key that releases are signed by.
+    pub(super) fn key(&self) -> PathBuf {
+        self.library().join("release.pub")
+    }
+
+    /// Without it nobody would put the old program back.
+    pub(super) fn has_guard(&self) -> Result<(), CliError> {
+        let guard = self.guard();
+        if guard.is_file() {
+            return Ok(());
+        }
+        Err(CliError::new(format!(
+            "{} is not there, which would put the old program back: install the release by its install.sh once",
+            guard.display()
+        )))
+    }
+
+    /// Removes what an upgrade that does not take place has left.
+    pub(super) fn forget_staged(&self) {
+        let _ = fs::remove_file(self.staged());
+    }
+}
+
+/// Whether both are one file.
+pub(super) fn is_same(one: &Path, other: &Path) -> bool {
+    let of = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
+    matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// The program that is on trial, if one is.
+pub(super) fn read_trial(places: &Places) -> Result<Option<Trial>, CliError> {
+    let path = places.trial();
+    let mut text = String::new();
+    let read = File::open(&path).and_then(|f| f.take(MAX_TRIAL_BYTES).read_to_string(&mut text));
+    match read {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(failed("read", &path, &e)),
+        Ok(_) => text
+            .parse()
+            .map(Some)
+            .map_err(|e| CliError::new(format!("{}: {e}", path.display()))),
+    }
+}
+
+/// Why a program was put back, if it was: its version and the reason.
+pub(super) fn bad(places: &Places, sum: &str) -> Option<String> {
+    let mut text = String::new();
+    let file = File::open(places.beside(".bad")).ok()?;
+    file.take(MAX_BAD_BYTES).read_to_string(&mut text).ok()?;
+    let why = |line: &str| line.strip_prefix(sum)?.strip_prefix(' ').map(str::to_owned);
+    text.lines().rev().find_map(why)
+}
+
+/// Puts the staged program, which is on disk, in place.
+///
+/// - Order: the old one under its second name, then the trial, then the new one. The guard finds the first name and the
+///   second to be one file, and no trial then, as long as the new one is not in place.
+pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
+    let (program, old, part) = (&places.program, places.old(), places.part());
+    if !is_same(program, &old) {
+        file::change(&part)?;
+        match fs::remove_file(&part) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        file::change(&part)?;
+        fs::hard_link(program, &part)?;
+        file::change(&old)?;
+        fs::rename(&part, &old)?;
+    }
+    file::sync_dir(places.dir())?;
+    let text = trial.to_string();
+    file::write_atomic(&places.trial(), text.as_bytes(), 0o600, true)?;
+    file::change(program)?;
+    let done = fs::rename(places.staged(), program).and_then(|()| file::sync_dir(places.dir()));
+    if let Err(e) = done {
+        if is_same(program, &old) {
+            let _ = fs::remove_file(places.trial());
+        }
+        return Err(e);
+    }
+    // An agent that started a moment ago took the trial for one of before.
+    if places.trial().exists() {
+        return Ok(());
+    }
+    file::write_atomic(&places.trial(), text.as_bytes(), 0o600, true)
+}
+
+/// The new program stays: from here on nothing counts its starts.
+pub(super) fn commit(places: &Places) -> io::Result<()> {
+    let trial = places.trial();
+    file::change(&trial)?;
+    fs::remove_file(&trial)?;
+    file::sync_dir(places.dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::Cell,
+        os::unix::fs::PermissionsExt as _,
+        panic,
+        process::{Command, Stdio},
+        rc::Rc,
+    };
+
+    use super::*;
+
+    /// A program that is installed, one that is staged, and the guard, in a directory that goes with the test.
+    struct Board {
+        dir: PathBuf,
+        places: Places,
+    }
+
+    impl Board {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("picolet-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&dir);
+            fs::create_dir_all(dir.join("bin")).expect("directory");
+            fs::create_dir_all(dir.join("lib/picolet")).expect("directory");
+            let places = Places::of(&dir.join("bin/picolet"));
+            let guard = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/guard.sh");
+            fs::copy(guard, places.guard()).expect("guard");
+            fs::write(&places.program, "one").expect("written");
+            fs::write(places.staged(), "two").expect("written");
+            Self { dir, places }
+        }
+
+        fn trial() -> Trial {
+            Trial {
+                tries: 3,
+                sum: "abc".into(),
+                version: "2.0.0".into(),
+                ..Trial::default()
+            }
+        }
+
+        fn runs(&self) -> String {
+            fs::read_to_string(&self.places.program).expect("there is a program")
+        }
+
+        /// Starts the agent once, as a unit does. With `cut`, the power fails before the guard's command of that number:
+        /// commands that change the disk are counted.
+        fn start(&self, cut: Option<u32>) -> bool {
+            let tools = self.dir.join("tools");
+            fs::create_dir_all(&tools).expect("directory");
+            for name in ["cat", "rm", "ln", "mv", "sync"] {
+                let script = format!(
+                    "#!/bin/sh\nn=$(($(/bin/cat \"$COUNT\") + 1))\necho $n >\"$COUNT\"\n\
+                     [ $n -ne \"$CUT\" ] || kill -9 0\nexec /bin/{name} \"$@\"\n"
+                );
+                fs::write(tools.join(name), script).expect("tool");
+                let mode = fs::Permissions::from_mode(0o755);
+                fs::set_permissions(tools.join(name), mode).expect("tool");
+            }
+            let count = self.dir.join("count");
+            fs::write(&count, "0").expect("written");
+            // A process group of its own ends with the power.
+            let status = Command::new("setsid")
+                .args(["--wait", "sh"])
+                .arg(self.places.guard())
+                .arg(&self.places.program)
+                .env("PATH", format!("{}:/usr/bin:/bin", tools.display()))
+                .env("COUNT", &count)
+                .env("CUT", cut.unwrap_or(0).to_string())
+                .stderr(Stdio::null())
+                .status();
+            status.expect("guard").success()
+        }
+    }
+
+    impl Drop for Board {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    /// Does `what` until the power fails before its change of number `n`. Whether it came to its end.
+    fn cut_at(n: u32, what: impl FnOnce() -> io::Result<()>) -> bool {
+        let left = Rc::new(Cell::new(n));
+        file::watched::watch(Some(Rc::new(move |_, is_synced| {
+            if !is_synced {
+                if left.get() == 0 {
+                    panic::resume_unwind(Box::new(()));
+                }
+                left.set(left.get() - 1);
+            }
+            Ok(())
+        })));
+        let done = panic::catch_unwind(panic::AssertUnwindSafe(what));
+        file::watched::watch(None);
+        done.is_ok_and(|done| done.is_ok())
+    }
+
+    #[test]
+    fn one_whole_program_after_a_power_cut_at_any_step() {
+        // PKG-07 PKG-20 PKG-22
+        for n in 0.. {
+            let board = Board::new(&format!("cut-{n}"));
+            let places = &board.places;
+            let whole = cut_at(n, || switch(places, &Board::trial()));
+            let is_new = board.runs() == "two";
+            assert!(is_new || board.runs() == "one", "cut {n}");
+            if is_new {
+                assert!(
+                    places.trial().exists(),
+                    "cut {n}: it would run without a trial"
+                );
+                assert_eq!(fs::read_to_string(places.old()).expect("old"), "one");
+            }
+            for start in 0..3 {
+                assert!(board.start(None), "cut {n}, start {start}");
+                assert_eq!(board.runs() == "two", is_new, "cut {n}, start {start}");
+                assert_eq!(places.trial().exists(), is_new, "cut {n}, start {start}");
+            }
+            assert!(board.start(None));
+            assert_eq!(board.runs(), "one", "cut {n}");
+            assert_eq!(bad(places, "abc").is_some(), is_new, "cut {n}");
+            // Nothing of it is in the way of the next one.
+            fs::write(places.staged(), "two").expect("written");
+            switch(places, &Board::trial()).expect("again");
+            assert_eq!(board.runs(), "two", "cut {n}");
+            commit(places).expect("committed");
+            assert!(board.start(None) && board.runs() == "two", "cut {n}");
+            if whole {
+                assert!(n > 5, "there are more steps than {n}");
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn the_guard_goes_on_after_a_power_cut_at_any_step() {
+        // PKG-22
+        for tries in [3, 0] {
+            let trial = Trial {
+                tries,
+                ..Board::trial()
+            };
+            for n in 1.. {
+                let board = Board::new(&format!("guard-{tries}-{n}"));
+                switch(&board.places, &trial).expect("switched");
+                let whole = board.start(Some(n));
+                let runs = board.runs();
+                assert!(runs == "two" || tries == 0 && runs == "one", "{tries} {n}");
+                let left = read_trial(&board.places).expect("whole");
+                let left = left.map_or(0, |trial| trial.tries);
+                assert!((tries.saturating_sub(1)..=tries).contains(&left), "{left}");
+                for _ in 0..=left {
+                    assert!(board.start(None), "{tries} {n}");
+                }
+                assert_eq!(board.runs(), "one", "{tries} {n}");
+                let why = bad(&board.places, "abc");
+                assert!(
+                    why.is_some_and(|why| why.starts_with("2.0.0 ")),
+                    "{tries} {n}"
+                );
+                let list = fs::read_to_string(board.places.beside(".bad")).expect("list");
+                assert_eq!(list.lines().count(), 1, "{tries} {n}: {list}");
+                assert!(board.places.beside(".back").exists() && !board.places.trial().exists());
+                if whole {
+                    assert!(n > 4, "there are more steps than {n}");
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_few_bad_ones_are_remembered() {
+        // PKG-22
+        let board = Board::new("bad");
+        for n in 0..12 {
+            fs::write(board.places.staged(), "two").expect("written");
+            let trial = Trial {
+                tries: 0,
+                sum: format!("sum{n}x"),
+                ..Board::trial()
+            };
+            switch(&board.places, &trial).expect("switched");
+            assert!(board.start(None));
+            assert_eq!(board.runs(), "one");
+        }
+        assert_eq!(bad(&board.places, "sum3x"), None);
+        assert!(bad(&board.places, "sum4x").is_some() && bad(&board.places, "sum11x").is_some());
+    }
+
+    #[test]
+    fn places() {
+        let places = Places::of(Path::new("/usr/local/bin/picolet"));
+        assert_eq!(places.guard(), Path::new("/usr/local/lib/picolet/guard"));
+        assert_eq!(Places::of_old(&places.old()), places);
+        assert_eq!(Places::of_old(&places.program), places);
+    }
+}

@@ -1,0 +1,171 @@
+//! Looks at the new program until it may stay or has to go.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use super::{
+    CliError, failed,
+    running::{self, PATH, Running},
+    switch::{self, Places},
+};
+use crate::{
+    cli::{client::Client, health},
+    logic::upgrade::{Gate, Gone, Look, Trial, Verdict},
+    shim,
+    sys::{
+        child::{self, Command},
+        clock, proc,
+    },
+};
+
+/// The guard puts a program back within this time.
+const BACK_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How a trial has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The new program of this version is the one from now on.
+    Stays(String),
+    /// The old one is back.
+    Back(String),
+}
+
+/// Watches a trial to its end, which comes after [`crate::logic::upgrade::PATIENCE`] and a moment at most.
+pub(super) fn watch(places: &Places, trial: &Trial) -> Result<Outcome, CliError> {
+    let client = Client::new(Path::new(&trial.socket));
+    let mut gate = Gate::new(trial, clock::mono());
+    let boot = proc::boot_id().unwrap_or_default();
+    // Bounded: the gate waits until its deadline, and for a program that is well as long as it needs to show it.
+    loop {
+        if switch::read_trial(places)?.is_none() {
+            // The guard counted the starts down.
+            let why = switch::bad(places, &trial.sum);
+            return Ok(
+                match why.filter(|_| switch::is_same(&places.program, &places.old())) {
+                    Some(why) => Outcome::Back(why),
+                    None => Outcome::Stays(trial.version.clone()),
+                },
+            );
+        }
+        let look = look(places, trial, &client, &boot);
+        let reason = match gate.judge(look, clock::mono()) {
+            Verdict::Wait => {
+                health::pause();
+                continue;
+            }
+            Verdict::AskApiserver if is_at_fault(&client) => {
+                "the apiserver answers, but not to the agent".to_owned()
+            }
+            Verdict::Stay | Verdict::AskApiserver => {
+                switch::commit(places).map_err(|e| failed("remove", &places.trial(), &e))?;
+                return Ok(Outcome::Stays(trial.version.clone()));
+            }
+            Verdict::Back(reason) => reason,
+        };
+        put_back(places, &reason)?;
+        running::restart(trial)?;
+        return Ok(Outcome::Back(format!("{} {reason}", trial.version)));
+    }
+}
+
+fn look(places: &Places, trial: &Trial, client: &Client, boot: &str) -> Look {
+    let mut look = Look::default();
+    let health = match health::look(client) {
+        Ok(health) => health,
+        Err(e) => {
+            look.trouble = Some(e.to_string());
+            return look;
+        }
+    };
+    let exe = PathBuf::from(format!("/proc/{}/exe", health.pid));
+    if !switch::is_same(&exe, &places.program) {
+        look.trouble = Some("another program runs".into());
+        return look;
+    }
+    let answered = |api: &crate::server::backend::ApiserverHealth| {
+        api.trouble.is_none() && api.answered_age_ms.is_some()
+    };
+    look.answered = health.apiserver.as_ref().is_some_and(answered);
+    look.pid = Some(health.pid);
+    match client.json("GET", "/pods") {
+        Ok(pods) => look.pods = uids(&pods),
+        Err(e) => look.trouble = Some(e.to_string()),
+    }
+    if boot == trial.boot {
+        look.gone = gone(trial, client);
+    }
+    look
+}
+
+fn uids(pods: &Value) -> Vec<(String, bool)> {
+    let items = pods["items"].as_array().into_iter().flatten();
+    let uid = |pod: &Value| {
+        let meta = &pod["metadata"];
+        let terminating = !meta["deletionTimestamp"].is_null();
+        (meta["uid"].as_str().unwrap_or("").to_owned(), terminating)
+    };
+    items.map(uid).collect()
+}
+
+/// The remembered containers whose processes are not there any more.
+fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
+    let ended = trial
+        .kept
+        .iter()
+        .filter(|kept| !proc::start_time(kept.pid).is_ok_and(|started| started == kept.start_time));
+    let ended: Vec<_> = ended.collect();
+    if ended.is_empty() {
+        return Vec::new();
+    }
+    let events = client.json("GET", "/events").unwrap_or_default();
+    let was_killed = |pod: &str| {
+        let mut events = events["items"].as_array().into_iter().flatten();
+        events.any(|e| e["reason"] == "Killing" && e["involvedObject"]["uid"] == pod)
+    };
+    let dir = Path::new(&trial.containers_dir);
+    ended
+        .into_iter()
+        .map(|kept| {
+            let exit = shim::read_exit(&dir.join(&kept.id)).ok().flatten();
+            let by_itself =
+                exit.is_some_and(|exit| exit.known && exit.signal == 0 && exit.code < 128);
+            Gone {
+                id: kept.id.clone(),
+                pod: kept.pod.clone(),
+                by_itself: by_itself && !was_killed(&kept.pod),
+            }
+        })
+        .collect()
+}
+
+/// Whether this program reaches the apiserver, which the one on trial does not. If that cannot be told, the apiserver is
+/// taken for out of reach.
+fn is_at_fault(client: &Client) -> bool {
+    let found = Running::find(client).and_then(|r| r.findings(Path::new("/proc/self/exe")));
+    let answers = |f: &running::Finding| f.name == "apiserver" && f.level == "ok";
+    found.is_ok_and(|found| found.iter().any(answers))
+}
+
+fn put_back(places: &Places, reason: &str) -> Result<(), CliError> {
+    let guard = Command::new("/bin/sh")
+        .arg(places.guard())
+        .arg("--back")
+        .arg(&places.program)
+        .arg(reason.replace('\n', " "))
+        .env("PATH", PATH)
+        .capture(4096);
+    let done = smol::block_on(child::run(guard, Some(BACK_TIMEOUT)));
+    let why = match done {
+        Ok(done) if done.status.success() => return Ok(()),
+        Ok(done) => String::from_utf8_lossy(&done.stderr).trim().to_owned(),
+        Err(e) => e.to_string(),
+    };
+    Err(CliError::new(format!(
+        "cannot put the old program back, which is {}: {why} ({reason})",
+        places.old().display()
+    )))
+}

@@ -1,0 +1,454 @@
+//! An upgrade on trial: what is remembered of it, and whether the new program may stay. Rows PKG-20 to PKG-22.
+//!
+//! `systemd/guard.sh` counts the starts and puts the old program back. It reads the lines `tries`, `sum` and `version`.
+
+use alloc::{borrow::ToOwned as _, collections::BTreeSet, string::String, vec::Vec};
+use core::{fmt, str::FromStr, time::Duration};
+
+use crate::api::Mono;
+
+/// Starts that a new program has to become healthy in.
+pub const TRIES: u32 = 3;
+/// By then it has to be healthy, seconds, unless another time is asked for.
+pub const PATIENCE_S: u64 = 120;
+/// Longest time that can be asked for, seconds.
+pub const MAX_PATIENCE_S: u64 = 3600;
+/// It has to stay so, in one process, for this long: some relists, and a round of housekeeping.
+pub const HOLD: Duration = Duration::from_secs(5);
+/// Containers of which the processes are remembered: more than a node runs. Others are not looked at.
+pub const MAX_KEPT: usize = 1024;
+/// Bytes of the file: as many containers, and paths.
+pub const MAX_TRIAL_BYTES: u64 = 512 * 1024;
+
+/// A program on trial, as its file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trial {
+    /// Starts that are left.
+    pub tries: u32,
+    /// Seconds that it has to become healthy, from when it is watched.
+    pub patience_s: u64,
+    /// SHA-256 of the program, in hexadecimal.
+    pub sum: String,
+    /// Its version.
+    pub version: String,
+    /// Socket of the agent.
+    pub socket: String,
+    /// Directory of its containers.
+    pub containers_dir: String,
+    /// How the agent is restarted, if it is no service of systemd or OpenRC.
+    pub restart: String,
+    /// The boot that the processes belong to.
+    pub boot: String,
+    /// The apiserver answered the old program.
+    pub apiserver: bool,
+    /// Containers that ran under the old program; at most [`MAX_KEPT`].
+    pub kept: Vec<Kept>,
+}
+
+/// A container that must not notice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Its id.
+    pub id: String,
+    /// UID of its pod.
+    pub pod: String,
+    /// Its process.
+    pub pid: i32,
+    /// When that was started.
+    pub start_time: u64,
+}
+
+impl fmt::Display for Trial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "tries {}", self.tries)?;
+        writeln!(f, "patience {}", self.patience_s)?;
+        for (word, value) in [
+            ("sum", &self.sum),
+            ("version", &self.version),
+            ("socket", &self.socket),
+            ("containers", &self.containers_dir),
+            ("restart", &self.restart),
+            ("boot", &self.boot),
+        ] {
+            writeln!(f, "{word} {value}")?;
+        }
+        if self.apiserver {
+            writeln!(f, "apiserver answers")?;
+        }
+        for Kept {
+            id,
+            pod,
+            pid,
+            start_time,
+        } in &self.kept
+        {
+            writeln!(f, "kept {id} {pod} {pid} {start_time}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A file that describes no trial: the line that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a line of a trial")]
+pub struct WrongLine(String);
+
+impl FromStr for Trial {
+    type Err = WrongLine;
+
+    /// Lines of words that this version does not know are passed over.
+    fn from_str(text: &str) -> Result<Self, WrongLine> {
+        let mut trial = Self::default();
+        for line in text.lines() {
+            let wrong = || WrongLine(line.to_owned());
+            let (word, value) = line.split_once(' ').ok_or_else(wrong)?;
+            let field = match word {
+                "tries" => {
+                    trial.tries = value.parse().map_err(|_| wrong())?;
+                    continue;
+                }
+                "patience" => {
+                    let seconds: u64 = value.parse().map_err(|_| wrong())?;
+                    trial.patience_s = seconds.min(MAX_PATIENCE_S);
+                    continue;
+                }
+                "apiserver" => {
+                    trial.apiserver = true;
+                    continue;
+                }
+                "kept" => {
+                    trial.kept.push(kept(value).ok_or_else(wrong)?);
+                    continue;
+                }
+                "sum" => &mut trial.sum,
+                "version" => &mut trial.version,
+                "socket" => &mut trial.socket,
+                "containers" => &mut trial.containers_dir,
+                "restart" => &mut trial.restart,
+                "boot" => &mut trial.boot,
+                _ => continue,
+            };
+            value.clone_into(field);
+        }
+        Ok(trial)
+    }
+}
+
+fn kept(value: &str) -> Option<Kept> {
+    let mut words = value.split(' ');
+    Some(Kept {
+        id: words.next()?.to_owned(),
+        pod: words.next()?.to_owned(),
+        pid: words.next()?.parse().ok()?,
+        start_time: words.next()?.parse().ok()?,
+    })
+}
+
+/// Whether version `new` is before version `old`, as three numbers; what is behind them does not count. Versions of another
+/// form are before nothing.
+#[must_use]
+pub fn is_older(new: &str, old: &str) -> bool {
+    let numbers = |text: &str| -> Option<[u32; 3]> {
+        let core = text.split(['-', '+']).next()?;
+        let mut parts = core.split('.').map(|part| part.parse().ok());
+        Some([parts.next()??, parts.next()??, parts.next()??])
+    };
+    matches!((numbers(new), numbers(old)), (Some(new), Some(old)) if new < old)
+}
+
+/// A look at the agent while a program is on trial.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// The process of the agent that answers, if it runs the new program.
+    pub pid: Option<u32>,
+    /// Why that is not well, or does not answer.
+    pub trouble: Option<String>,
+    /// The apiserver answered it.
+    pub answered: bool,
+    /// Its pods: UID, and whether it is terminating.
+    pub pods: Vec<(String, bool)>,
+    /// Containers that ran and do not any more.
+    pub gone: Vec<Gone>,
+}
+
+/// A container that has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// Its id.
+    pub id: String,
+    /// UID of its pod.
+    pub pod: String,
+    /// It ended by itself: no signal did it, and the agent did not ask it to.
+    pub by_itself: bool,
+}
+
+/// What follows from a look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Look again.
+    Wait,
+    /// It stays.
+    Stay,
+    /// It is well, and the apiserver does not answer it. Whether that is its fault, another program has to try.
+    AskApiserver,
+    /// The old one comes back, for this reason.
+    Back(String),
+}
+
+/// Judges one look after the other.
+#[derive(Debug)]
+pub struct Gate {
+    patience_s: u64,
+    deadline: Mono,
+    apiserver: bool,
+    /// The process that is well, and since when.
+    well: Option<(u32, Mono)>,
+    /// Pods that were seen on their way out: their containers may end.
+    leaving: BTreeSet<String>,
+}
+
+impl Gate {
+    /// Of a trial that is watched from `now` on.
+    #[must_use]
+    pub fn new(trial: &Trial, now: Mono) -> Self {
+        Self {
+            patience_s: trial.patience_s,
+            deadline: now + Duration::from_secs(trial.patience_s),
+            apiserver: trial.apiserver,
+            well: None,
+            leaving: BTreeSet::new(),
+        }
+    }
+
+    /// What follows from what is seen now.
+    pub fn judge(&mut self, look: Look, now: Mono) -> Verdict {
+        let leaving = look.pods.iter().filter(|(_, terminating)| *terminating);
+        // Bounded: only pods of which a container is remembered matter, and a node has a most of pods.
+        self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
+        let reason = match (look.pid, look.trouble) {
+            (None, trouble) => {
+                self.well = None;
+                trouble.unwrap_or_else(|| "the new program does not run".to_owned())
+            }
+            (Some(_), Some(trouble)) => {
+                self.well = None;
+                trouble
+            }
+            (Some(pid), None) => {
+                let ended = |gone: &&Gone| !gone.by_itself && !self.leaving.contains(&gone.pod);
+                if let Some(gone) = look.gone.iter().find(ended) {
+                    return Verdict::Back(format!("container {} did not stay", gone.id));
+                }
+                let since = self.well.filter(|(other, _)| *other == pid);
+                let (_, since) = *self.well.insert(since.unwrap_or((pid, now)));
+                let holds = now - since >= HOLD;
+                if holds && (look.answered || !self.apiserver) {
+                    return Verdict::Stay;
+                }
+                if holds && now >= self.deadline {
+                    return Verdict::AskApiserver;
+                }
+                "it was not healthy for long enough".to_owned()
+            }
+        };
+        // One that is well now gets the time that it needs to show it.
+        if now < self.deadline || self.well.is_some() {
+            return Verdict::Wait;
+        }
+        Verdict::Back(format!(
+            "it was not healthy within {} s: {reason}",
+            self.patience_s
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString as _;
+
+    use super::*;
+
+    fn trial() -> Trial {
+        Trial {
+            tries: TRIES,
+            patience_s: PATIENCE_S,
+            sum: "abc".into(),
+            version: "0.2.0".into(),
+            socket: "/run/picolet/picolet.sock".into(),
+            containers_dir: "/run/picolet/containers".into(),
+            restart: "sv restart picolet".into(),
+            boot: "b".into(),
+            apiserver: true,
+            kept: [Kept {
+                id: "c1".into(),
+                pod: "p1".into(),
+                pid: 7,
+                start_time: 9,
+            }]
+            .into(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        // PKG-22
+        let written = trial().to_string();
+        assert!(written.starts_with("tries 3\npatience 120\nsum abc\nversion 0.2.0\n"));
+        assert_eq!(written.parse(), Ok(trial()));
+        let more = format!("{written}later words\n");
+        assert_eq!(more.parse(), Ok(trial()), "of a newer program");
+        let longest = Trial {
+            kept: (0..MAX_KEPT)
+                .map(|n| Kept {
+                    id: format!("{n:064}"),
+                    pod: format!("{n:0128}"),
+                    pid: i32::MAX,
+                    start_time: u64::MAX,
+                })
+                .collect(),
+            ..trial()
+        };
+        assert!(longest.to_string().len() as u64 <= MAX_TRIAL_BYTES / 2);
+        for wrong in ["tries", "tries x", "patience x", "kept a b c", "kept a b 1"] {
+            let said = wrong.parse::<Trial>().expect_err(wrong).to_string();
+            assert!(said.contains(wrong), "{said}");
+        }
+    }
+
+    #[test]
+    fn versions() {
+        for (new, old, expected) in [
+            ("0.1.9", "0.2.0", true),
+            ("0.9.0", "0.10.0", true),
+            ("0.2.0", "0.2.0", false),
+            ("0.2.0-rc1", "0.2.0", false),
+            ("1.0.0", "0.2.0", false),
+            ("x", "0.2.0", false),
+            ("0.1", "0.2.0", false),
+        ] {
+            assert_eq!(is_older(new, old), expected, "{new} {old}");
+        }
+    }
+
+    fn well(pid: u32) -> Look {
+        Look {
+            pid: Some(pid),
+            answered: true,
+            pods: [("p1".into(), false)].into(),
+            ..Look::default()
+        }
+    }
+
+    fn ill(why: &str) -> Look {
+        Look {
+            trouble: Some(why.into()),
+            ..well(1)
+        }
+    }
+
+    fn gone(by_itself: bool) -> Look {
+        let gone = Gone {
+            id: "c1".into(),
+            pod: "p1".into(),
+            by_itself,
+        };
+        Look {
+            gone: [gone].into(),
+            ..well(1)
+        }
+    }
+
+    /// Judges looks at seconds; the last verdict.
+    fn judged(trial: &Trial, looks: &[(u64, Look)]) -> Verdict {
+        let at = |s: u64| Mono::default() + Duration::from_secs(s);
+        let mut gate = Gate::new(trial, at(0));
+        let mut last = Verdict::Wait;
+        for (s, look) in looks {
+            assert_eq!(last, Verdict::Wait, "nothing follows a verdict");
+            last = gate.judge(look.clone(), at(*s));
+        }
+        last
+    }
+
+    #[test]
+    fn verdicts() {
+        // PKG-21
+        let absent = Look::default;
+        let unanswered = |pid| Look {
+            answered: false,
+            ..well(pid)
+        };
+        let leaving = || Look {
+            pods: [("p1".into(), true)].into(),
+            ..well(1)
+        };
+        let back = |why: &str| Verdict::Back(why.into());
+        for (name, looks, expected) in [
+            ("holds", &[(1, well(1)), (6, well(1))][..], Verdict::Stay),
+            ("not yet", &[(1, well(1)), (5, well(1))], Verdict::Wait),
+            (
+                "begins again",
+                &[(1, well(1)), (3, ill("x")), (6, well(1)), (10, well(1))],
+                Verdict::Wait,
+            ),
+            (
+                "another process",
+                &[(1, well(1)), (6, well(2))],
+                Verdict::Wait,
+            ),
+            (
+                "never there",
+                &[(1, absent()), (120, absent())],
+                back("it was not healthy within 120 s: the new program does not run"),
+            ),
+            (
+                "never well",
+                &[(1, ill("no relist")), (120, ill("no relist"))],
+                back("it was not healthy within 120 s: no relist"),
+            ),
+            (
+                "well at the last moment",
+                &[(119, well(1)), (121, well(1)), (124, well(1))],
+                Verdict::Stay,
+            ),
+            (
+                "not for long",
+                &[(119, well(1)), (121, ill("x"))],
+                back("it was not healthy within 120 s: x"),
+            ),
+            (
+                "killed one",
+                &[(1, well(1)), (2, gone(false))],
+                back("container c1 did not stay"),
+            ),
+            (
+                "one ended",
+                &[(1, gone(true)), (6, gone(true))],
+                Verdict::Stay,
+            ),
+            (
+                "deleted meanwhile",
+                &[(1, leaving()), (6, gone(false))],
+                Verdict::Stay,
+            ),
+            (
+                "no apiserver yet",
+                &[(1, unanswered(1)), (100, unanswered(1))],
+                Verdict::Wait,
+            ),
+            (
+                "no apiserver",
+                &[(1, unanswered(1)), (120, unanswered(1))],
+                Verdict::AskApiserver,
+            ),
+        ] {
+            assert_eq!(judged(&trial(), looks), expected, "{name}");
+        }
+        let alone = Trial {
+            apiserver: false,
+            ..trial()
+        };
+        let looks = [(1, unanswered(1)), (6, unanswered(1))];
+        assert_eq!(judged(&alone, &looks), Verdict::Stay, "stands alone");
+    }
+}

@@ -1,0 +1,169 @@
+//! Debian packages: `picolet`, and `picolet-kubelet`, which takes the place of the kubelet for kubeadm (PKG-10).
+
+use super::{
+    Source,
+    archive::{Tree, ar, gzip},
+};
+use crate::Failure;
+
+/// The kubelet that the agent stands for, as kubeadm's package asks for one.
+const KUBELET_VERSION: &str = "1.36.0";
+const MAINTAINER: &str = "picolet <https://github.com/picolet/picolet>";
+const CONFIG: &str = "# The configuration of picolet; docs/configure.md has its keys.\n\
+                      apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+const CONFIG_PATH: &str = "etc/picolet/config.yaml";
+
+/// After unpacking. Only the agent is restarted: the pods do not notice.
+const POSTINST: &str = "#!/bin/sh
+set -e
+[ \"$1\" = configure ] || exit 0
+# An upgrade that was on trial ends: this package is what the operator wants.
+rm -f /usr/bin/picolet.trial
+[ -d /run/systemd/system ] || exit 0
+systemctl daemon-reload
+if [ -z \"$2\" ]; then
+    @first@
+else
+    systemctl try-restart @service@
+fi
+";
+const PRERM: &str = "#!/bin/sh
+set -e
+# The agent alone: to end the pods and remove their data, run picolet reset --stop before.
+if [ \"$1\" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl disable -q --now @service@
+fi
+";
+const POSTRM: &str = "#!/bin/sh
+set -e
+[ \"$1\" = upgrade ] || rm -f /usr/bin/picolet.old /usr/bin/picolet.new /usr/bin/picolet.bad /usr/bin/picolet.back
+[ ! -d /run/systemd/system ] || systemctl daemon-reload
+";
+
+impl Source {
+    /// The packages for an architecture of Debian: names and bytes.
+    pub(super) fn packages(
+        &self,
+        architecture: &str,
+        program: &[u8],
+        sbom: &str,
+    ) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+        let mut host = Tree::default();
+        let unit = |tree: &mut Tree, name: &str| -> Result<(), Failure> {
+            let text = String::from_utf8(self.read(&format!("systemd/{name}"))?)?;
+            // The tarball is below /usr/local.
+            let text = text.replace("/usr/local/", "/usr/");
+            tree.file(
+                &format!("./usr/lib/systemd/system/{name}"),
+                0o644,
+                text.as_bytes(),
+            );
+            Ok(())
+        };
+        for name in [
+            "picolet.service",
+            "picolet-pods.service",
+            "picolet-upgrade.service",
+        ] {
+            unit(&mut host, name)?;
+        }
+        let share = "./usr/share";
+        let man = gzip(self.texts.man.as_bytes())?;
+        for (path, mode, bytes) in [
+            ("./usr/bin/picolet".to_owned(), 0o755, program),
+            (
+                "./usr/lib/picolet/guard".into(),
+                0o755,
+                &*self.read("systemd/guard.sh")?,
+            ),
+            (format!("./{CONFIG_PATH}"), 0o644, CONFIG.as_bytes()),
+            (
+                format!("{share}/bash-completion/completions/picolet"),
+                0o644,
+                self.texts.bash.as_bytes(),
+            ),
+            (
+                format!("{share}/zsh/vendor-completions/_picolet"),
+                0o644,
+                self.texts.zsh.as_bytes(),
+            ),
+            (
+                format!("{share}/fish/vendor_completions.d/picolet.fish"),
+                0o644,
+                self.texts.fish.as_bytes(),
+            ),
+            (format!("{share}/man/man8/picolet.8.gz"), 0o644, &*man),
+            (
+                format!("{share}/doc/picolet/copyright"),
+                0o644,
+                &*self.read("LICENSE")?,
+            ),
+            (
+                format!("{share}/doc/picolet/sbom.json"),
+                0o644,
+                sbom.as_bytes(),
+            ),
+        ] {
+            host.file(&path, mode, bytes);
+        }
+        if let Some(key) = &self.public_key {
+            host.file("./usr/lib/picolet/release.pub", 0o644, key.as_bytes());
+        }
+        let mut kubelet = Tree::default();
+        unit(&mut kubelet, "kubelet.service")?;
+        kubelet.link("./usr/bin/kubelet", "picolet");
+        kubelet.file(
+            "./usr/share/doc/picolet-kubelet/copyright",
+            0o644,
+            &self.read("LICENSE")?,
+        );
+
+        let version = &self.version;
+        let packages = [
+            (
+                "picolet",
+                host,
+                "Depends: runc | crun, iptables\nRecommends: containernetworking-plugins\n"
+                    .to_owned(),
+                "a kubelet for very small machines",
+                "systemctl enable -q --now picolet.service",
+            ),
+            (
+                "picolet-kubelet",
+                kubelet,
+                format!(
+                    "Depends: picolet (= {version})\nProvides: kubelet (= {KUBELET_VERSION})\nConflicts: kubelet\nReplaces: kubelet\n"
+                ),
+                "picolet in the place of the kubelet, for kubeadm",
+                // Both would want the same port. kubeadm starts the kubelet.
+                "systemctl disable -q --now picolet.service\n    systemctl enable -q kubelet.service",
+            ),
+        ];
+        let made = packages.map(|(name, tree, relations, summary, first)| {
+            let control = format!(
+                "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: {MAINTAINER}\n\
+                 Installed-Size: {}\n{relations}Section: admin\nPriority: optional\n\
+                 Homepage: https://github.com/picolet/picolet\nDescription: {summary}\n",
+                tree.kib()
+            );
+            let service = if name == "picolet" { "picolet.service" } else { "kubelet.service" };
+            let script = |text: &str| text.replace("@service@", service).replace("@first@", first);
+            let mut about = Tree::default();
+            about.file("./control", 0o644, control.as_bytes());
+            about.file("./postinst", 0o755, script(POSTINST).as_bytes());
+            about.file("./prerm", 0o755, script(PRERM).as_bytes());
+            if name == "picolet" {
+                about.file("./postrm", 0o755, POSTRM.as_bytes());
+                about.file("./conffiles", 0o644, format!("/{CONFIG_PATH}\n").as_bytes());
+            }
+            let members: [(&str, &[u8]); 3] = [
+                ("debian-binary", b"2.0\n"),
+                ("control.tar.gz", &about.tar_gz(self.date)?),
+                ("data.tar.gz", &tree.tar_gz(self.date)?),
+            ];
+            let file = format!("{name}_{version}_{architecture}.deb");
+            Ok((file, ar(&members, self.date)))
+        });
+        made.into_iter().collect()
+    }
+}

@@ -1,0 +1,230 @@
+//! `cargo xtask release`: packs what `cargo xtask dist` has built into what is given away (PKG-01 to PKG-03, PKG-10): a
+//! tarball and Debian packages for each board, their sums, and a signature of these. The same sources and programs give the
+//! same bytes, wherever and whenever they are packed.
+
+mod archive;
+mod debian;
+mod sbom;
+mod sign;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    Failure,
+    dist::{self, boards},
+    process::output,
+    stage,
+};
+use archive::Tree;
+use sign::Key;
+
+/// Where a release is put.
+const DIR: &str = "target/release-files";
+/// The list of its files, in the form of sha256sum(1), and its signature.
+const SUMS: &str = "SHA256SUMS";
+const SIGNATURE: &str = "SHA256SUMS.sig";
+/// The key that the signature is checked by.
+const PUBLIC_KEY: &str = "release.pub";
+/// Names a file with the private key.
+const KEY_VARIABLE: &str = "PICOLET_RELEASE_KEY";
+/// Seconds since 1970 that every file carries. Source: reproducible-builds.org.
+const DATE_VARIABLE: &str = "SOURCE_DATE_EPOCH";
+
+/// Texts that the program makes of itself.
+struct Texts {
+    bash: String,
+    zsh: String,
+    fish: String,
+    man: String,
+}
+
+/// What a release is made from, its programs apart.
+struct Source {
+    /// The project.
+    root: PathBuf,
+    date: u64,
+    /// Version of the program.
+    version: String,
+    /// In PEM.
+    public_key: Option<String>,
+    texts: Texts,
+}
+
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let mut names = Vec::new();
+    let mut key = env::var_os(KEY_VARIABLE).map(PathBuf::from);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--key" => key = Some(words.next().ok_or("--key needs a file")?.into()),
+            odd if odd.starts_with('-') => {
+                return Err(format!("unknown option {odd}; known: --key FILE").into());
+            }
+            name => names.push(name),
+        }
+    }
+    let boards = boards(&names)?;
+    let key = key.map(|path| Key::read(&path)).transpose()?;
+    let source = Source {
+        root: env::current_dir()?,
+        date: date()?,
+        version: program_version()?,
+        public_key: key.as_ref().map(Key::public),
+        texts: texts()?,
+    };
+    let mut files = Vec::new();
+    for board in &boards {
+        let program = dist::program(board);
+        let program = fs::read(&program).map_err(|e| {
+            let (file, name) = (program.display(), &board.name);
+            format!("{file}: {e}: build it by cargo xtask dist {name}")
+        })?;
+        dist::check(board, &program)?;
+        let sbom = sbom::of(board, &source)?;
+        files.extend(source.files(&board.name, board.debian.as_deref(), &program, &sbom)?);
+    }
+    files.push(("install.sh".into(), fs::read("cross/install.sh")?));
+    finish(Path::new(DIR), files, key.as_ref())
+}
+
+/// Writes the files, their sums, and the signature.
+fn finish(dir: &Path, mut files: Vec<(String, Vec<u8>)>, key: Option<&Key>) -> Result<(), Failure> {
+    if let Some(key) = key {
+        files.push((PUBLIC_KEY.into(), key.public().into()));
+    }
+    files.sort();
+    let sums = sums(&files);
+    if let Some(key) = key {
+        files.push((SIGNATURE.into(), key.sign(sums.as_bytes())));
+    } else {
+        println!("Not signed: --key or {KEY_VARIABLE} name no key.");
+    }
+    files.push((SUMS.into(), sums.into()));
+    if dir.exists() {
+        fs::remove_dir_all(dir)?;
+    }
+    fs::create_dir_all(dir)?;
+    for (name, bytes) in files {
+        println!("{:>10}  {}", bytes.len(), dir.join(&name).display());
+        fs::write(dir.join(name), bytes)?;
+    }
+    Ok(())
+}
+
+fn sums(files: &[(String, Vec<u8>)]) -> String {
+    let line = |(name, bytes): &(String, Vec<u8>)| format!("{:x}  {name}\n", Sha256::digest(bytes));
+    files.iter().map(line).collect()
+}
+
+/// The day that the sources are of.
+fn date() -> Result<u64, Failure> {
+    if let Some(set) = env::var_os(DATE_VARIABLE) {
+        let set = set.to_string_lossy();
+        return Ok(set
+            .parse()
+            .map_err(|e| format!("{DATE_VARIABLE}={set}: {e}"))?);
+    }
+    let told = output(Command::new("git").args(["log", "-1", "--format=%ct"]));
+    let told =
+        told.map_err(|e| format!("no commit to take the date of: set {DATE_VARIABLE}: {e}"))?;
+    Ok(told.trim().parse()?)
+}
+
+/// The version in the program's `Cargo.toml`.
+fn program_version() -> Result<String, Failure> {
+    let text = fs::read_to_string("Cargo.toml")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("version = \""));
+    Ok(line
+        .ok_or("Cargo.toml has no version")?
+        .trim_end_matches('"')
+        .to_owned())
+}
+
+/// Asks the program as built for this machine.
+fn texts() -> Result<Texts, Failure> {
+    let program = match env::var_os(stage::SHIPPED) {
+        Some(file) => file.into(),
+        None => stage::build("dev", "")?,
+    };
+    let say = |words: &[&str]| output(Command::new(&program).args(words));
+    Ok(Texts {
+        bash: say(&["completion", "bash"])?,
+        zsh: say(&["completion", "zsh"])?,
+        fish: say(&["completion", "fish"])?,
+        man: say(&["man"])?,
+    })
+}
+
+impl Source {
+    /// Everything that is given away for a board: names and bytes.
+    fn files(
+        &self,
+        board: &str,
+        debian: Option<&str>,
+        program: &[u8],
+        sbom: &str,
+    ) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+        let name = format!("picolet-{}-{board}", self.version);
+        let tarball = self.tarball(&name, board, program, sbom)?;
+        let mut files = vec![(format!("{name}.tar.gz"), tarball)];
+        if let Some(debian) = debian {
+            files.extend(self.packages(debian, program, sbom)?);
+        }
+        Ok(files)
+    }
+
+    /// One directory, which install.sh installs.
+    fn tarball(
+        &self,
+        name: &str,
+        board: &str,
+        program: &[u8],
+        sbom: &str,
+    ) -> Result<Vec<u8>, Failure> {
+        let mut tree = Tree::default();
+        let mut add = |path: &str, mode: u32, bytes: &[u8]| {
+            tree.file(&format!("{name}/{path}"), mode, bytes);
+        };
+        add("picolet", 0o755, program);
+        add("arch", 0o644, format!("{board}\n").as_bytes());
+        add("install.sh", 0o755, &self.read("cross/install.sh")?);
+        add("guard", 0o755, &self.read("systemd/guard.sh")?);
+        add("LICENSE", 0o644, &self.read("LICENSE")?);
+        add("sbom.json", 0o644, sbom.as_bytes());
+        add("completion/bash", 0o644, self.texts.bash.as_bytes());
+        add("completion/zsh", 0o644, self.texts.zsh.as_bytes());
+        add("completion/fish", 0o644, self.texts.fish.as_bytes());
+        add("man/picolet.8", 0o644, self.texts.man.as_bytes());
+        if let Some(key) = &self.public_key {
+            add(PUBLIC_KEY, 0o644, key.as_bytes());
+        }
+        for (dir, to, mode) in [
+            ("systemd", "systemd", 0o644),
+            ("systemd/openrc", "openrc", 0o755),
+        ] {
+            for entry in fs::read_dir(self.root.join(dir))? {
+                let path = entry?.path();
+                let file = path.file_name().unwrap_or_default().to_string_lossy();
+                if path.is_file() && file != "guard.sh" {
+                    add(&format!("{to}/{file}"), mode, &fs::read(&path)?);
+                }
+            }
+        }
+        tree.tar_gz(self.date)
+    }
+
+    fn read(&self, path: &str) -> Result<Vec<u8>, Failure> {
+        let path = self.root.join(path);
+        fs::read(&path).map_err(|e| format!("{}: {e}", path.display()).into())
+    }
+}

@@ -1,0 +1,339 @@
+//! A release that is packed twice, unpacked, and installed as far as it is what was released.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, id},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ring::{rand::SystemRandom, signature::Ed25519KeyPair};
+
+use super::{Key, Source, Texts, archive::ar, finish};
+use crate::process::find;
+
+const BOARD: &str = "picolet-1.2.3-x86_64";
+
+/// A directory that goes with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let dir = env::temp_dir().join(format!("picolet-release-{name}-{}", id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn key() -> Key {
+    let der = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
+    let text = STANDARD.encode(der);
+    Key::parse(&format!(
+        "-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n"
+    ))
+    .unwrap()
+}
+
+/// The files of the project that are packed, copied to a directory, the last one first if asked for.
+fn source(dir: &Path, backwards: bool, key: &Key) -> Source {
+    let mut files = vec!["LICENSE".into(), "cross/install.sh".into()];
+    for dir in ["systemd", "systemd/openrc"] {
+        for entry in fs::read_dir(Path::new("..").join(dir)).unwrap() {
+            let entry = entry.unwrap();
+            if entry.path().is_file() {
+                files.push(format!("{dir}/{}", entry.file_name().to_str().unwrap()));
+            }
+        }
+    }
+    files.sort();
+    if backwards {
+        files.reverse();
+    }
+    for file in files {
+        let to = dir.join(&file);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        // Written now: its date is another one.
+        fs::write(to, fs::read(Path::new("..").join(file)).unwrap()).unwrap();
+    }
+    let text = |what: &str| format!("# {what}\n");
+    Source {
+        root: dir.into(),
+        date: 1_700_000_000,
+        version: "1.2.3".into(),
+        public_key: Some(key.public()),
+        texts: Texts {
+            bash: text("bash"),
+            zsh: text("zsh"),
+            fish: text("fish"),
+            man: text("man"),
+        },
+    }
+}
+
+/// A program for this machine: nobody starts it.
+fn program() -> Vec<u8> {
+    fs::read(fs::canonicalize("/bin/sh").unwrap()).unwrap()
+}
+
+fn released(dir: &Path, key: &Key, backwards: bool) -> Vec<(String, Vec<u8>)> {
+    let source = source(dir, backwards, key);
+    source
+        .files("x86_64", Some("amd64"), &program(), "{}\n")
+        .unwrap()
+}
+
+#[test]
+fn the_same_bytes_anywhere_and_any_day() {
+    // PKG-01 PKG-03
+    let (one, other) = (Dir::new("one"), Dir::new("other-and-longer"));
+    let key = key();
+    let first = released(&one.0, &key, false);
+    let old = Command::new("find")
+        .arg(&one.0)
+        .args(["-exec", "touch", "-d", "2001-01-01", "{}", "+"])
+        .status();
+    assert!(old.unwrap().success());
+    assert!(first == released(&other.0, &key, true));
+    assert!(
+        first == released(&one.0, &key, false),
+        "files of another date"
+    );
+    let names: Vec<_> = first.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            &*format!("{BOARD}.tar.gz"),
+            "picolet_1.2.3_amd64.deb",
+            "picolet-kubelet_1.2.3_amd64.deb"
+        ]
+    );
+}
+
+fn call(program: &str, words: &[&str]) -> Output {
+    Command::new(program).args(words).output().unwrap()
+}
+
+#[test]
+fn everybody_can_unpack_it() {
+    // PKG-01 PKG-10
+    let dir = Dir::new("unpack");
+    for (name, bytes) in released(&dir.path("source"), &key(), false) {
+        fs::write(dir.path(&name), bytes).unwrap();
+    }
+    let tarball = dir.path(&format!("{BOARD}.tar.gz")).display().to_string();
+    for tar in [&["tar"][..], &["busybox", "tar"]] {
+        if find(tar[0]).is_none() {
+            println!(
+                "SKIPPED everybody_can_unpack_it: {} is not installed",
+                tar[0]
+            );
+            continue;
+        }
+        let to = dir.path(tar[0]);
+        fs::create_dir(&to).unwrap();
+        let words = [&tar[1..], &["-xzf", &tarball, "-C", to.to_str().unwrap()]].concat();
+        let done = call(tar[0], &words);
+        assert!(done.status.success(), "{done:?}");
+        let inside = to.join(BOARD);
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "one directory");
+        assert_eq!(fs::read_to_string(inside.join("arch")).unwrap(), "x86_64\n");
+        for file in [
+            "picolet",
+            "install.sh",
+            "guard",
+            "LICENSE",
+            "sbom.json",
+            "release.pub",
+            "completion/zsh",
+            "man/picolet.8",
+            "systemd/picolet.service",
+            "systemd/picolet-upgrade.service",
+            "openrc/picolet-pods",
+        ] {
+            assert!(inside.join(file).is_file(), "{file}");
+        }
+        assert!(fs::read(inside.join("picolet")).unwrap() == program());
+    }
+    if find("dpkg-deb").is_none() {
+        println!("SKIPPED everybody_can_unpack_it: dpkg-deb is not installed");
+        return;
+    }
+    let package = |name: &str| {
+        dir.path(&format!("{name}_1.2.3_amd64.deb"))
+            .display()
+            .to_string()
+    };
+    let field = |name: &str, field: &str| {
+        let told = call("dpkg-deb", &["--field", &package(name), field]);
+        String::from_utf8(told.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(field("picolet", "Architecture"), "amd64");
+    assert_eq!(field("picolet-kubelet", "Conflicts"), "kubelet");
+    assert_eq!(field("picolet-kubelet", "Depends"), "picolet (= 1.2.3)");
+    let to = dir.path("root").display().to_string();
+    for name in ["picolet", "picolet-kubelet"] {
+        let done = call("dpkg-deb", &["--extract", &package(name), &to]);
+        assert!(done.status.success(), "{done:?}");
+    }
+    let root = dir.path("root");
+    let unit = fs::read_to_string(root.join("usr/lib/systemd/system/picolet.service")).unwrap();
+    assert!(unit.contains("ExecStart=/usr/bin/picolet run") && !unit.contains("/usr/local"));
+    assert!(unit.contains("ExecStartPre=-/usr/lib/picolet/guard /usr/bin/picolet"));
+    assert_eq!(
+        fs::read_link(root.join("usr/bin/kubelet")).unwrap(),
+        Path::new("picolet")
+    );
+    assert!(
+        root.join("usr/share/zsh/vendor-completions/_picolet")
+            .is_file()
+    );
+    let control = dir.path("control").display().to_string();
+    assert!(
+        call("dpkg-deb", &["--control", &package("picolet"), &control])
+            .status
+            .success()
+    );
+    for script in ["postinst", "prerm", "postrm"] {
+        let script = dir.path("control").join(script);
+        let checked = call("sh", &["-n", script.to_str().unwrap()]);
+        assert!(checked.status.success(), "{checked:?}");
+    }
+}
+
+#[test]
+fn only_what_was_released_is_installed() {
+    // PKG-02 PKG-06
+    let dir = Dir::new("install");
+    let (own, foreign) = (key(), key());
+    if find("openssl").is_none() {
+        println!("SKIPPED only_what_was_released_is_installed: openssl is not installed");
+        return;
+    }
+    let source = source(&dir.path("source"), false, &own);
+    let mut other = program();
+    // The processor in an ELF header: one that nobody has.
+    other[18] = 0xfe;
+    let mut files = released(&dir.path("source"), &own, false);
+    files.extend(source.files("other", None, &other, "{}\n").unwrap());
+    files.push((
+        "install.sh".into(),
+        fs::read("../cross/install.sh").unwrap(),
+    ));
+    finish(&dir.path("files"), files, Some(&own)).unwrap();
+    fs::write(dir.path("foreign.pub"), foreign.public()).unwrap();
+    for path in ["root/bin", "root/usr/local", "root/lib/systemd"] {
+        fs::create_dir_all(dir.path(path)).unwrap();
+    }
+    fs::write(dir.path("root/bin/sh"), program()).unwrap();
+    fs::write(dir.path("root/lib/systemd/systemd"), "").unwrap();
+    let install = |shell: &[&str], board: &str, more: &[&str]| -> (Option<i32>, String) {
+        let done = Command::new(shell[0])
+            .args(&shell[1..])
+            .arg(dir.path("files/install.sh"))
+            .arg("--root")
+            .arg(dir.path("root"))
+            .args(more)
+            .arg(dir.path(&format!("files/picolet-1.2.3-{board}.tar.gz")))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        (done.status.code(), said)
+    };
+    let installed = dir.path("root/usr/local/bin/picolet");
+    let tarball = dir.path(&format!("files/{BOARD}.tar.gz"));
+    let sums = dir.path("files/SHA256SUMS");
+    let foreign_key = dir.path("foreign.pub").display().to_string();
+    let changed = |path: &Path, change: &dyn Fn(&mut Vec<u8>)| {
+        let whole = fs::read(path).unwrap();
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(path, bytes).unwrap();
+        let path = path.to_owned();
+        move || fs::write(path, whole).unwrap()
+    };
+    for shell in [&["dash"][..], &["busybox", "sh"]] {
+        if find(shell[0]).is_none() {
+            println!(
+                "SKIPPED only_what_was_released_is_installed: {} is not installed",
+                shell[0]
+            );
+            continue;
+        }
+        let refused = |board: &str, more: &[&str], says: &str| {
+            let (code, said) = install(shell, board, more);
+            assert_eq!(code, Some(3), "{said}");
+            assert!(said.contains(says), "{said}");
+            assert!(!installed.exists(), "{says}");
+        };
+        let undo = changed(&tarball, &|bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+        });
+        refused("x86_64", &[], "is not what was released: fetch it again");
+        undo();
+        let undo = changed(&sums, &|bytes| bytes[0] ^= 1);
+        refused("x86_64", &[], "SHA256SUMS is not signed by");
+        undo();
+        refused(
+            "x86_64",
+            &["--key", &foreign_key],
+            "or name the key of who released it by --key",
+        );
+        refused("other", &[], "take the tarball for that");
+        fs::rename(&tarball, dir.path("files/picolet-1.2.3-renamed.tar.gz")).unwrap();
+        refused(
+            "renamed",
+            &[],
+            "SHA256SUMS does not name picolet-1.2.3-renamed.tar.gz",
+        );
+        fs::rename(dir.path("files/picolet-1.2.3-renamed.tar.gz"), &tarball).unwrap();
+        fs::rename(dir.path("files/SHA256SUMS.sig"), dir.path("kept")).unwrap();
+        refused(
+            "x86_64",
+            &[],
+            "put SHA256SUMS and SHA256SUMS.sig of the release beside",
+        );
+        fs::rename(dir.path("kept"), dir.path("files/SHA256SUMS.sig")).unwrap();
+
+        let (code, said) = install(shell, "x86_64", &[]);
+        assert_eq!(code, Some(0), "{said}");
+        assert!(fs::read(&installed).unwrap() == program());
+        let library = dir.path("root/usr/local/lib/picolet");
+        assert_eq!(
+            fs::read_to_string(library.join("release.pub")).unwrap(),
+            own.public()
+        );
+        assert!(dir.path("root/usr/local/share/man/man8/picolet.8").exists());
+        let uninstalled = Command::new(shell[0])
+            .args(&shell[1..])
+            .arg(dir.path("files/install.sh"))
+            .args(["--uninstall", "--root"])
+            .arg(dir.path("root"))
+            .status();
+        assert!(uninstalled.unwrap().success());
+        assert!(!installed.exists() && !library.exists());
+    }
+}
+
+#[test]
+fn archives_of_debian() {
+    // PKG-10
+    let made = ar(&[("a", b"odd"), ("b", b"even")], 7);
+    let text = String::from_utf8(made).unwrap();
+    assert_eq!(
+        text,
+        "!<arch>\na               7           0     0     100644  3         `\nodd\n\
+         b               7           0     0     100644  4         `\neven"
+    );
+}
