@@ -38,6 +38,9 @@ use crate::{
     sys::lane::Lane,
 };
 
+/// Grace of pods that are deleted at the end, seconds.
+pub(super) const LAST_GRACE_S: i64 = 5;
+
 /// Image that pods of the API are given by an edit.
 pub(super) const NEW_IMAGE: &str = "new:1";
 /// A watch that tells nothing is given up so long after it should have ended.
@@ -576,7 +579,9 @@ impl Control {
             if self.api.with(|s| s.objects.contains_key(&key(name))) {
                 let deed = match name % 3 {
                     0 => Deed::Force,
-                    _ => Deed::Delete { grace_s: 5 },
+                    _ => Deed::Delete {
+                        grace_s: LAST_GRACE_S,
+                    },
                 };
                 let _ = self.act(name, &deed, now);
             }

@@ -1052,6 +1052,11 @@ impl Machine {
         self.look(false);
         let now = self.hands.wall();
         if let Some(control) = &mut self.control {
+            let mut judge = self.judge.borrow_mut();
+            for (uid, ..) in control.alive(NODE) {
+                judge.ends_within(&uid, super::control::LAST_GRACE_S);
+            }
+            drop(judge);
             control.delete_all(now);
         }
         self.note_wanted();

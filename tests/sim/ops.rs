@@ -263,6 +263,10 @@ impl Judge {
 
     /// Takes down what the agent shows of containers that do not run again.
     pub(super) fn look(&mut self, agent: &Agent) {
+        // What ends while all pods are stopped runs again with the next start.
+        if self.stops_all {
+            return;
+        }
         let now = self.hands.now();
         for (uid, past) in self.pods.iter().filter(|(_, past)| past.wanted) {
             let (Some(status), Some(pod)) = (agent.pods().status(uid), past.newest()) else {
