@@ -263,7 +263,7 @@ mod tests {
         })));
         assert!(keep(&store, &uid, failed()).expect("kept"), "it waits");
         assert_eq!(reason(), "Evicted", "for an agent of this boot");
-        assert_eq!(store.waiting_pods(), [uid.clone()]);
+        assert_eq!(store.waiting_pods(), core::slice::from_ref(&uid));
         file::watched::watch(None);
         store.settle(&uid).expect("moved");
         assert_eq!(store.waiting_pods(), []);
