@@ -34,7 +34,7 @@ pub(super) enum Outcome {
     Back(String),
 }
 
-/// Watches a trial to its end, which comes after [`crate::logic::upgrade::PATIENCE`] and a moment at most.
+/// Watches a trial to its end, which comes after [`crate::logic::upgrade::PATIENCE_S`] and a moment at most.
 pub(super) fn watch(places: &Places, trial: &Trial) -> Result<Outcome, CliError> {
     let client = Client::new(Path::new(&trial.socket));
     let mut gate = Gate::new(trial, clock::mono());
