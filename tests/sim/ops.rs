@@ -169,11 +169,16 @@ impl Judge {
         for (uid, (manifest, pod)) in wanted {
             let past = self.pods.entry(uid.clone()).or_default();
             if !past.wanted && past.ended_by.is_some() {
-                // Another life under its uid. An agent that has heard of neither may still go by the last word before.
-                let unheard = past.ended_by.is_some_and(|at| now - at < ARRIVAL);
+                // Another life under its uid. An agent that has heard of neither may still go by a word before.
+                let heard = past.ended_by.is_some_and(|at| now - at >= ARRIVAL);
                 past.ended_by = Some(now);
-                let last = past.told.len().saturating_sub(usize::from(unheard));
-                let told = past.told.drain(..last);
+                let in_force = past.told.iter().rposition(|(at, ..)| now - *at >= ARRIVAL);
+                let first = if heard {
+                    past.told.len()
+                } else {
+                    in_force.unwrap_or(0)
+                };
+                let told = past.told.drain(..first);
                 past.graces.extend(told.map(|(_, old, _)| old.grace_s));
             }
             past.wanted = true;
