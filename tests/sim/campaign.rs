@@ -30,7 +30,7 @@ use crate::{
 /// between syncs, and some housekeeping.
 const SETTLE_LIMIT: Duration = Duration::from_secs(900);
 /// The latest an event is, and a relist.
-pub(super) const ARRIVAL: Duration = Duration::from_secs(11);
+const ARRIVAL: Duration = Duration::from_secs(11);
 /// The longest that calls go on which hang one after the other: three looks of a probe.
 const HANGING: Duration = Duration::from_secs(70);
 /// The same of a node of a cluster: what happened to ended pods is found by a list of all phases.

@@ -16,7 +16,6 @@ use serde_json::Value;
 
 use super::{
     super::{core::Agent, tests::world::Hands},
-    campaign::ARRIVAL,
     pods::{Kind, Manifest, PRE_STOP, has_port},
 };
 use crate::{
@@ -170,9 +169,9 @@ impl Judge {
             let past = self.pods.entry(uid.clone()).or_default();
             if !past.wanted && past.ended_by.is_some() {
                 // Another life under its uid. An agent that has heard of neither may still go by a word before.
-                let heard = past.ended_by.is_some_and(|at| now - at >= ARRIVAL);
+                let heard = past.ended_by.is_some_and(|at| now - at >= LATE);
                 past.ended_by = Some(now);
-                let in_force = past.told.iter().rposition(|(at, ..)| now - *at >= ARRIVAL);
+                let in_force = past.told.iter().rposition(|(at, ..)| now - *at >= LATE);
                 let first = if heard {
                     past.told.len()
                 } else {
