@@ -73,6 +73,10 @@ fn what_answers_is_ready_and_what_does_not_is_killed() {
     host.wait_pod("slow", "has started", |pod| {
         status_of(pod, "main")["started"] == true
     });
+    host.until("its probe takes too long", |host| {
+        let log = host.agent_log();
+        (log.contains("command timed out"), log)
+    });
     let pod = host.get("slow");
     assert!(!ready(&pod, "main"), "its probe takes too long");
     host.exec("slow", "main", "touch /tmp/ready");
@@ -91,7 +95,6 @@ fn what_answers_is_ready_and_what_does_not_is_killed() {
     ] {
         assert!(log.contains(text), "{text}: {log}");
     }
-    assert!(log.contains("command timed out"), "{log}");
     host.remove("web.yaml");
     host.remove("slow.yaml");
     host.wait_gone("web");
