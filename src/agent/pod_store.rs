@@ -309,7 +309,11 @@ impl PodStore {
         if !path.exists() {
             return Ok(());
         }
-        let kept = fs::read(&path).and_then(|text| self.keep_outcome(uid, &text));
+        // The one that waits goes before that on disk, and no more than this ever waits.
+        let Some(text) = self.outcome(uid, MAX_WAITING_BYTES) else {
+            return Ok(());
+        };
+        let kept = self.keep_outcome(uid, &text);
         kept.map(drop)
             .map_err(|source| StoreError::Io { path, source })
     }
