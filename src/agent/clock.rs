@@ -1,10 +1,16 @@
 //! The seam for time: the simulator drives it, the agent reads the machine's clocks through it.
 
-use core::{future::Future, pin::Pin, time::Duration};
+use core::{
+    cell::{Cell, RefCell},
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+use std::{io, rc::Rc};
 
 use crate::{
     api::{Mono, Wall},
-    sys,
+    sys::{self, timer::Timer},
 };
 
 /// A future that resolves at some time.
@@ -20,12 +26,35 @@ pub(super) trait Clock {
     fn until(&self, deadline: Mono) -> Alarm;
 }
 
-/// The machine's clocks.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SystemClock;
+/// The machine's clocks. All waits of an agent share one timer of the kernel: those for the same time end by one wake-up, and
+/// the reactor's thread, which a timer of its own for each would wake whenever one is set, sleeps on.
+#[derive(Clone, Debug)]
+pub(super) struct SystemClock(Rc<Waits>);
 
-/// A wait is cut into pieces of this length: timers stand still while the machine is suspended, deadlines do not.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+impl SystemClock {
+    /// Whoever makes one runs [`drive`](Self::drive), too.
+    ///
+    /// # Errors
+    /// The kernel has no timer for it.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(Rc::new(Waits {
+            timer: Timer::new()?,
+            set_to: Cell::new(NEVER),
+            open: RefCell::default(),
+        })))
+    }
+
+    /// Ends the waits whose time has come, until it is dropped.
+    pub(super) async fn drive(self) {
+        loop {
+            if let Err(e) = self.0.timer.expired().await {
+                // Descriptors of this kind do not fail.
+                log::error!("the timer of all waits: {e}");
+            }
+            self.0.end_due(sys::clock::mono());
+        }
+    }
+}
 
 impl Clock for SystemClock {
     fn now(&self) -> Mono {
@@ -37,15 +66,95 @@ impl Clock for SystemClock {
     }
 
     fn until(&self, deadline: Mono) -> Alarm {
-        Box::pin(async move {
-            loop {
-                let now = sys::clock::mono();
-                if now >= deadline {
-                    return;
-                }
-                async_io::Timer::after((deadline - now).min(LONGEST_WAIT)).await;
-            }
+        Box::pin(Wait {
+            deadline,
+            place: None,
+            waits: Rc::clone(&self.0),
         })
+    }
+}
+
+/// A time that does not come.
+const NEVER: Mono = Mono(u64::MAX);
+
+/// The waits that are not over.
+#[derive(Debug)]
+struct Waits {
+    timer: Timer,
+    /// Not later than the first of them.
+    set_to: Cell<Mono>,
+    /// Few: an agent waits for some twenty things at once, and one more for each operation that has a limit.
+    open: RefCell<Vec<Option<(Mono, Waker)>>>,
+}
+
+impl Waits {
+    /// Has the timer expire at `deadline`, if it would not before.
+    fn set(&self, deadline: Mono) {
+        if deadline < self.set_to.get() {
+            self.set_to.set(deadline);
+            if let Err(e) = self.timer.set(deadline) {
+                log::error!("the timer of all waits: {e}");
+            }
+        }
+    }
+
+    fn end_due(&self, now: Mono) {
+        self.set_to.set(NEVER);
+        let mut first = NEVER;
+        for (deadline, waker) in self.open.borrow().iter().flatten() {
+            if *deadline <= now {
+                waker.wake_by_ref();
+            } else {
+                first = first.min(*deadline);
+            }
+        }
+        self.set(first);
+    }
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Wait {
+    deadline: Mono,
+    /// Where it is in the list.
+    place: Option<usize>,
+    waits: Rc<Waits>,
+}
+
+impl Future for Wait {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if sys::clock::mono() >= self.deadline {
+            return Poll::Ready(());
+        }
+        let place = {
+            let mut open = self.waits.open.borrow_mut();
+            let place = self.place.unwrap_or_else(|| {
+                open.iter().position(Option::is_none).unwrap_or_else(|| {
+                    open.push(None);
+                    open.len() - 1
+                })
+            });
+            match &mut open[place] {
+                Some((_, waker)) => waker.clone_from(cx.waker()),
+                free => *free = Some((self.deadline, cx.waker().clone())),
+            }
+            place
+        };
+        if self.place.replace(place).is_none() {
+            self.waits.set(self.deadline);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        // The timer stays as it is: it expires once for nothing, which is rarer and cheaper than setting it each time.
+        if let Some(place) = self.place {
+            self.waits.open.borrow_mut()[place] = None;
+        }
     }
 }
 
@@ -58,7 +167,39 @@ pub(super) fn in_step(due: Mono) -> Mono {
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+
+    use smol::{
+        LocalExecutor,
+        future::{FutureExt as _, block_on, poll_once},
+    };
+
     use super::*;
+
+    #[test]
+    fn waits_end_at_their_time_and_leave_nothing() {
+        let clock = SystemClock::new().expect("timer");
+        let executor = LocalExecutor::new();
+        executor.spawn(clock.clone().drive()).detach();
+        block_on(executor.run(async {
+            let start = clock.now();
+            let after = |ms| clock.until(start + Duration::from_millis(ms));
+            let (mut never, mut late) = (clock.until(NEVER), after(40));
+            assert!(poll_once(&mut never).await.is_none());
+            assert!(poll_once(&mut late).await.is_none());
+            // One that is given up, and two for the same time, which is before what the timer is set to.
+            assert!(poll_once(after(10)).await.is_none());
+            smol::future::zip(after(20), after(20)).await;
+            assert!(clock.now() >= start + Duration::from_millis(20));
+            assert_eq!(clock.0.open.borrow().iter().flatten().count(), 2);
+            late.or(never).await;
+            assert!(clock.now() >= start + Duration::from_millis(40));
+            assert_eq!(clock.0.open.borrow().iter().flatten().count(), 0);
+            // What is over needs no timer.
+            after(0).await;
+            assert_eq!(clock.0.open.borrow().len(), 4, "places are used again");
+        }));
+    }
 
     #[test]
     fn ticks_fall_together() {

@@ -503,6 +503,8 @@ async fn assemble(
         JoinError::Usage(why) => usage(why),
         JoinError::Failed(why) => fatal(why),
     })?;
+    let clock = SystemClock::new().map_err(|e| fatal(format!("timer: {e}")))?;
+    executor.spawn(boxed(clock.clone().drive())).detach();
     let disk = lane("disk")?;
     let host = runc::host::facts(&cgroups);
     let (kernel, apparmor) = (host.kernel, host.apparmor);
@@ -543,14 +545,14 @@ async fn assemble(
     let gauge = MachineGauge {
         cgroups: cgroups.clone(),
         disk: disk.clone(),
-        clock: Rc::new(SystemClock),
+        clock: Rc::new(clock.clone()),
         places: Arc::new(places),
     };
     let parts = Parts::new(Given {
         gauge: Rc::new(gauge),
         unused_images: Some(unused_images),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),
-        clock: Box::new(SystemClock),
+        clock: Box::new(clock),
         joined,
         wire: Rc::new(Prober::default()),
         runtime,

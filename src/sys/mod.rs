@@ -21,6 +21,7 @@ pub mod proc;
 pub mod socket;
 mod spawn;
 pub mod start;
+pub mod timer;
 #[cfg(test)]
 pub(crate) mod trace;
 pub mod tty;

@@ -113,7 +113,13 @@ fn images_of(
     keyring: Rc<dyn NodeKeyring>,
     parallel: Option<u32>,
 ) -> Rc<Images> {
-    images_by(dir, fake, keyring, parallel, Rc::new(SystemClock))
+    images_by(
+        dir,
+        fake,
+        keyring,
+        parallel,
+        Rc::new(SystemClock::new().expect("timer")),
+    )
 }
 
 /// The same by another clock.

@@ -18,16 +18,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smol::{LocalExecutor, future::FutureExt as _};
+use smol::{LocalExecutor, Timer, future::FutureExt as _};
 
 use super::{
-    backends,
-    clock::{Clock as _, SystemClock},
-    executor::join_all,
-    neighbours,
-    pod_store::PodStore,
-    run,
-    start_error::StartError,
+    backends, executor::join_all, neighbours, pod_store::PodStore, run, start_error::StartError,
 };
 use crate::{
     api::{Pod, cri::PodRuntimeStatus},
@@ -40,7 +34,7 @@ use crate::{
         RuntimeError, RuntimeService,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
-    sys::{lane::Lane, proc},
+    sys::{clock, lane::Lane, proc},
     volume::{VolumeError, Volumes},
 };
 
@@ -155,7 +149,7 @@ impl Reset {
                     });
                 }
                 Err(e) if tries == 0 => return Err(e),
-                Err(_) => smol::block_on(async { smol::Timer::after(LOCK_PAUSE).await }),
+                Err(_) => smol::block_on(async { Timer::after(LOCK_PAUSE).await }),
             };
         }
     }
@@ -293,14 +287,13 @@ impl Reset {
                 target.grace_s = target.grace_s.min(most);
             }
         }
-        let clock = SystemClock;
-        let started = clock.now();
+        let started = clock::mono();
         let ended: Rc<[Cell<bool>]> = plan.containers.iter().map(|_| Cell::new(false)).collect();
         let stops = plan.containers.iter().enumerate().map(|(index, target)| {
             let (ended, plan) = (Rc::clone(&ended), &plan);
             async move {
                 let grace = Duration::from_secs(u64::try_from(target.grace_s).unwrap_or(0));
-                let left_s = || kill::remaining_s(target.grace_s, clock.now() - started);
+                let left_s = || kill::remaining_s(target.grace_s, clock::mono() - started);
                 let turn = poll_fn(|_| {
                     let ended: Vec<bool> = ended.iter().map(Cell::get).collect();
                     if plan.may_signal(index, &ended, left_s()) {
@@ -309,7 +302,10 @@ impl Reset {
                         Poll::Pending
                     }
                 });
-                turn.or(clock.until(started + grace)).await;
+                let late = async {
+                    Timer::after((started + grace) - clock::mono()).await;
+                };
+                turn.or(late).await;
                 let stopped = runtime.stop_container(&target.id, kill::stop_grace(left_s()));
                 if let Err(e) = stopped.await {
                     log::warn!("container={} {e}", target.id);
