@@ -46,12 +46,18 @@ impl SystemClock {
 
     /// Ends the waits whose time has come, until it is dropped.
     pub(super) async fn drive(self) {
+        let waits = self.0;
         loop {
-            if let Err(e) = self.0.timer.expired().await {
+            if let Err(e) = waits.timer.expired().await {
                 // Descriptors of this kind do not fail.
                 log::error!("the timer of all waits: {e}");
             }
-            self.0.end_due(sys::clock::mono());
+            waits.set_to.set(Mono(0));
+            waits.end_due(sys::clock::mono());
+            // Who was woken waits for something else now, as a rule: the timer is set once for all of them.
+            smol::future::yield_now().await;
+            waits.set_to.set(waits.first());
+            waits.set();
         }
     }
 }
@@ -81,34 +87,43 @@ const NEVER: Mono = Mono(u64::MAX);
 #[derive(Debug)]
 struct Waits {
     timer: Timer,
-    /// Not later than the first of them.
+    /// Not later than the first of them; zero while they are gone through.
     set_to: Cell<Mono>,
     /// Few: an agent waits for some twenty things at once, and one more for each operation that has a limit.
     open: RefCell<Vec<Option<(Mono, Waker)>>>,
 }
 
 impl Waits {
-    /// Has the timer expire at `deadline`, if it would not before.
-    fn set(&self, deadline: Mono) {
-        if deadline < self.set_to.get() {
-            self.set_to.set(deadline);
-            if let Err(e) = self.timer.set(deadline) {
-                log::error!("the timer of all waits: {e}");
-            }
+    fn set(&self) {
+        let deadline = self.set_to.get();
+        let deadline = (deadline < NEVER).then_some(deadline);
+        if let Err(e) = self.timer.set(deadline) {
+            log::error!("the timer of all waits: {e}");
         }
     }
 
+    /// Has the timer expire at `deadline`, if it would not before.
+    fn expect(&self, deadline: Mono) {
+        if deadline < self.set_to.get() {
+            self.set_to.set(deadline);
+            self.set();
+        }
+    }
+
+    fn first(&self) -> Mono {
+        let open = self.open.borrow();
+        let deadlines = open.iter().flatten().map(|(deadline, _)| *deadline);
+        deadlines.min().unwrap_or(NEVER)
+    }
+
     fn end_due(&self, now: Mono) {
-        self.set_to.set(NEVER);
-        let mut first = NEVER;
-        for (deadline, waker) in self.open.borrow().iter().flatten() {
+        for (deadline, waker) in self.open.borrow_mut().iter_mut().flatten() {
             if *deadline <= now {
+                // It is told once, whenever its task may look.
+                *deadline = NEVER;
                 waker.wake_by_ref();
-            } else {
-                first = first.min(*deadline);
             }
         }
-        self.set(first);
     }
 }
 
@@ -143,7 +158,7 @@ impl Future for Wait {
             place
         };
         if self.place.replace(place).is_none() {
-            self.waits.set(self.deadline);
+            self.waits.expect(self.deadline);
         }
         Poll::Pending
     }

@@ -1,15 +1,18 @@
 //! One timer of the kernel that goes by the clock of deadlines. Man page: timerfd_create(2).
 
-use core::time::Duration;
+use core::{
+    future::{Future as _, poll_fn},
+    mem,
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 use std::io;
 
 use async_io::Async;
-use nix::{
-    errno::Errno,
-    sys::{
-        time::TimeSpec,
-        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
-    },
+use nix::sys::{
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
 };
 
 use crate::api::Mono;
@@ -27,11 +30,14 @@ impl Timer {
         Async::new_nonblocking(timer).map(Self)
     }
 
-    /// Sets it to `deadline`. What it was set to before does not count any more.
-    pub fn set(&self, deadline: Mono) -> io::Result<()> {
+    /// Sets it to `deadline`, if there is one. What it was set to before does not count any more.
+    pub fn set(&self, deadline: Option<Mono>) -> io::Result<()> {
+        let timer = self.0.get_ref();
+        let Some(deadline) = deadline else {
+            return Ok(timer.unset()?);
+        };
         // A time of zero would unset it.
         let at = TimeSpec::from_duration(Duration::from_millis(deadline.0.max(1)));
-        let timer = self.0.get_ref();
         timer.set(
             Expiration::OneShot(at),
             TimerSetTimeFlags::TFD_TIMER_ABSTIME,
@@ -39,17 +45,18 @@ impl Timer {
         Ok(())
     }
 
-    /// Waits until it has expired.
+    /// Waits until it has expired, or a little less: the caller looks at the clock. It stays expired until it is set anew.
     pub async fn expired(&self) -> io::Result<()> {
-        // Bounded: goes round only if the timer was set anew between its end and the look at it.
-        loop {
-            self.0.readable().await?;
-            match self.0.get_ref().wait() {
-                // It was set anew in between.
-                Err(Errno::EAGAIN) => {}
-                waited => return Ok(waited?),
+        // The reactor's word for it comes in two wake-ups if its thread waited already when we began to. The first will do.
+        let mut readable = pin!(self.0.readable());
+        let mut has_begun = false;
+        poll_fn(|cx| {
+            if mem::replace(&mut has_begun, true) {
+                return Poll::Ready(Ok(()));
             }
-        }
+            readable.as_mut().poll(cx)
+        })
+        .await
     }
 }
 
@@ -63,17 +70,19 @@ mod tests {
     fn expires_at_a_time_of_the_clock_of_deadlines() {
         block_on(async {
             let timer = Timer::new().expect("timer");
-            timer.set(Mono(u64::MAX / 2)).expect("set");
+            timer.set(Some(Mono(u64::MAX / 2))).expect("set");
             assert!(poll_once(timer.expired()).await.is_none());
 
             let deadline = clock::mono() + Duration::from_millis(20);
-            timer.set(deadline).expect("set");
+            timer.set(Some(deadline)).expect("set");
+            while clock::mono() < deadline {
+                timer.expired().await.expect("expired");
+            }
+            // And at once for a time that has passed; but not after it is unset.
+            timer.set(Some(Mono(0))).expect("set");
             timer.expired().await.expect("expired");
-            assert!(clock::mono() >= deadline);
-            // It does so once; and at once for a time that has passed.
+            timer.set(None).expect("unset");
             assert!(poll_once(timer.expired()).await.is_none());
-            timer.set(Mono(0)).expect("set");
-            timer.expired().await.expect("expired");
         });
     }
 }
