@@ -1,10 +1,12 @@
 //! Has an optimised program linked by a script. It leaves the tables for unwinding out: the program aborts on a panic, so
-//! nothing reads them. And it keeps together what an agent at rest runs, by `cross/layout.txt`.
+//! nothing reads them. And it keeps together what an agent at rest runs, by `cross/rest.txt` and `cross/layout.txt`.
 
 use std::{env, fs, path::Path};
 
-/// See the file.
-const LAYOUT: &str = "cross/layout.txt";
+/// See the files. What both name goes by the first.
+const LAYOUTS: [&str; 2] = ["cross/rest.txt", "cross/layout.txt"];
+/// Crates that come with the compiler.
+const COMPILERS: [&str; 3] = ["alloc", "core", "std"];
 /// The project's crates that are in the program, and their sources.
 const OWN: [(&str, &str); 4] = [
     ("picolet", "src"),
@@ -21,7 +23,9 @@ const TABLES: &str = "/DISCARD/ : { *(EXCLUDE_FILE(*crtbegin*.o *crtend*.o) .eh_
 )]
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed={LAYOUT}");
+    for layout in LAYOUTS {
+        println!("cargo::rerun-if-changed={layout}");
+    }
     let script = script();
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|v| v == value);
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.
@@ -37,11 +41,11 @@ fn main() {
 
 /// The script that is added to the linker's own. One file: of several some linkers take the last.
 fn script() -> String {
-    let layout = fs::read_to_string(LAYOUT).unwrap_or_else(|e| panic!("{LAYOUT}: {e}"));
     let crates = fs::read_to_string("Cargo.lock").expect("it is beside Cargo.toml");
     let mut script = format!("SECTIONS\n{{\n{TABLES}\n");
     let mut is_open = false;
-    for line in layout.lines() {
+    let read = |file| fs::read_to_string(file).unwrap_or_else(|e| panic!("{file}: {e}"));
+    for line in LAYOUTS.map(read).join("\n").lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             script += if is_open { "}\n" } else { "" };
             script += &format!(".text.{name} :\n{{\n");
@@ -55,25 +59,47 @@ fn script() -> String {
     script + "}\n}\nINSERT AFTER .text;\n"
 }
 
-/// A module's or crate's part of a name in the compiler's v0 mangling, which is set in `.cargo/config.toml`: length and name of
-/// each segment. Generic code speaks of its instances so, too.
+/// The part of a name that a crate, a module, or a function in one has in the compiler's v0 mangling, which is set in
+/// `.cargo/config.toml`: length and name of each segment. Generic code speaks of its instances so, too.
 fn mangled(entry: &str, crates: &str) -> String {
-    let (first, modules) = entry.split_once("::").unwrap_or((entry, ""));
-    if let Some((_, dir)) = OWN.iter().find(|(name, _)| *name == first) {
-        let path = Path::new(dir).join(modules.replace("::", "/"));
+    let segments: Vec<&str> = entry.split("::").collect();
+    let (first, others) = (segments[0], &segments[1..]);
+    let own = OWN.iter().find(|(name, _)| *name == first);
+    // Modules lie next to each other; between a type, its methods and what they are made for there is more.
+    let modules = if let Some((_, dir)) = own {
+        let mut path = Path::new(dir).to_path_buf();
+        let is_module = |segment: &&&str| {
+            path.push(segment);
+            path.is_dir() || path.with_extension("rs").is_file()
+        };
+        let modules = others.iter().take_while(is_module).count();
         assert!(
-            path.is_dir() || path.with_extension("rs").is_file(),
-            "{LAYOUT}: there is no module {entry}"
+            modules == others.len() || modules > 0,
+            "there is no module {entry}: see {LAYOUTS:?}"
         );
-        let segments = entry.split("::");
-        return segments.map(|s| format!("{}{s}", s.len())).collect();
-    }
-    assert!(
-        crates.contains(&format!("\nname = \"{entry}\"\n")),
-        "{LAYOUT}: there is no crate {entry}"
-    );
+        modules
+    } else {
+        let is_lower = |segment: &&&str| segment.starts_with(|c: char| c.is_ascii_lowercase());
+        let is_there = |name: &str| crates.contains(&format!("\nname = \"{name}\"\n"));
+        assert!(
+            COMPILERS.contains(&first) || is_there(first) || is_there(&first.replace('_', "-")),
+            "there is no crate {entry}: see {LAYOUTS:?}"
+        );
+        others.iter().take_while(is_lower).count()
+    };
     // The name of a library is not always that of its package.
-    let name = entry.replace('-', "_").replace("rustls_webpki", "webpki");
-    // The number tells it from one that begins the same.
-    format!("{}{name}[0-9]", name.len())
+    let first = first.replace('-', "_").replace("rustls_webpki", "webpki");
+    let mut name = String::new();
+    for (n, segment) in [&*first].iter().chain(others).enumerate() {
+        name += if n > modules { "*" } else { "" };
+        // A name that begins like a number is kept from the number before it.
+        let gap = if segment.starts_with('_') { "_" } else { "" };
+        name += &format!("{}{gap}{segment}", segment.len());
+    }
+    // The number tells a crate from one that begins the same.
+    if others.is_empty() && own.is_none() {
+        name + "[0-9]"
+    } else {
+        name
+    }
 }

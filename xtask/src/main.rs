@@ -12,6 +12,7 @@ mod elf;
 mod fuzz;
 mod image;
 mod install;
+mod layout;
 mod mutants;
 mod process;
 mod reach;
@@ -34,6 +35,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
            `--long`: with all that takes long; `--only LANE,…`: only these
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
+  layout   Name the functions that agents at rest run, for cross/rest.txt: layout PID…
   reach    Name what the program as it ships cannot reach: rules that only their own tests call
   crates   Check licences, sources and versions of the crates that the project uses
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "sim" => sim::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "layout" => layout::run(&env::args().skip(2).collect::<Vec<_>>()),
         "reach" => reach::run(),
         "crates" => crates::run(),
         "spec" => spec::run(),
