@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::recorder::{Recorder, Severity};
+use crate::logic::upgrade;
 
 /// Bytes of the note.
 const MAX_NOTE_BYTES: u64 = 1024;
@@ -32,13 +33,13 @@ fn take_note(program: &Path) -> Option<String> {
         PathBuf::from(path)
     };
     // While a program is on trial the guard is not through.
-    if beside(".trial").exists() {
+    if beside(upgrade::TRIAL).exists() {
         return None;
     }
     let mut note = String::new();
-    let file = File::open(beside(".back")).ok()?;
+    let file = File::open(beside(upgrade::BACK)).ok()?;
     file.take(MAX_NOTE_BYTES).read_to_string(&mut note).ok()?;
-    if let Err(e) = fs::remove_file(beside(".back")) {
+    if let Err(e) = fs::remove_file(beside(upgrade::BACK)) {
         log::warn!("cannot remove the note of an upgrade: {e}");
     }
     // Sum, version, reason.

@@ -7,6 +7,10 @@ use core::{fmt, str::FromStr, time::Duration};
 
 use crate::api::Mono;
 
+/// Ends of the names of files beside a program; `systemd/guard.sh` knows them, too. This one is there while it is on trial.
+pub const TRIAL: &str = ".trial";
+/// What the guard put back, and why, for the agent to tell.
+pub const BACK: &str = ".back";
 /// Starts that a new program has to become healthy in.
 pub const TRIES: u32 = 3;
 /// By then it has to be healthy, seconds, unless another time is asked for.

@@ -10,7 +10,7 @@ use std::{
 
 use super::{CliError, failed};
 use crate::{
-    logic::upgrade::{MAX_TRIAL_BYTES, Trial},
+    logic::upgrade::{self, MAX_TRIAL_BYTES, Trial},
     sys::file,
 };
 
@@ -57,7 +57,7 @@ impl Places {
     }
 
     pub(super) fn trial(&self) -> PathBuf {
-        self.beside(".trial")
+        self.beside(upgrade::TRIAL)
     }
 
     fn part(&self) -> PathBuf {
@@ -337,7 +337,9 @@ mod tests {
                 );
                 let list = fs::read_to_string(board.places.beside(".bad")).expect("list");
                 assert_eq!(list.lines().count(), 1, "{tries} {n}: {list}");
-                assert!(board.places.beside(".back").exists() && !board.places.trial().exists());
+                assert!(
+                    board.places.beside(upgrade::BACK).exists() && !board.places.trial().exists()
+                );
                 if whole {
                     assert!(n > 4, "there are more steps than {n}");
                     break;
