@@ -48,6 +48,13 @@ pub(super) fn bystanders() -> Vec<(String, String)> {
     all
 }
 
+/// A Burstable pod with a limit.
+pub(super) fn kept() -> String {
+    let asking =
+        "imagePullPolicy: Never\n    resources: {requests: {memory: 8Mi}, limits: {memory: 32Mi}}";
+    sleeper("kept", 1_000_000).replace("imagePullPolicy: Never", asking)
+}
+
 /// A pod that takes all there is of something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Eater {
@@ -313,6 +320,7 @@ mod tests {
         all.push(("stray", under_profile("stray", "other")));
         let few: Vec<_> = bystanders();
         all.extend(few.into_iter().map(|(_, text)| ("bystander", text)));
+        all.push(("kept", kept()));
         all.push(("eater", Eater::Memory.manifest("eater")));
         for (name, text) in all {
             let document = decode::parse(text.as_bytes()).expect(name);

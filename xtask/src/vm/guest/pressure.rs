@@ -1,13 +1,14 @@
 //! A machine of 256 MiB that runs short of one thing after the other: the pod that takes it is evicted, and no other one
 //! notices.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
 
 use super::{
     Guest, LIMIT, call, expect,
-    facts::{available, inits, text, unit},
+    facts::{TREE, available, inits, text, unit},
+    groups::{check_files, group_of},
     node::{MIB, STATE, drop_manifest, manifest, no_restarts, set_up},
     pod, pods, until, wait_running,
 };
@@ -27,6 +28,7 @@ const FEW: u32 = 5;
 /// What is left of disk, inodes and process numbers above their thresholds. An eater takes more.
 const SPARE: [u64; 3] = [64 * MIB, 4000, 100];
 
+const CONFIG: &str = "/etc/picolet/config.yaml";
 /// How a pod ended that the kernel was quicker with.
 const BY_KERNEL: &str = "its own process was ended by the kernel";
 
@@ -66,7 +68,34 @@ pub(super) fn run(guest: &mut Guest) {
         expect("told", &known, &true)?;
         Ok(String::new())
     });
+    guest.step(
+        "MemoryQoS throttles a container and keeps what it asked for",
+        memory_qos,
+    );
     guest.say(&Line::End);
+}
+
+fn memory_qos() -> Result<String, Failure> {
+    let mut config = fs::read_to_string(CONFIG)?;
+    config
+        .push_str("featureGates: {MemoryQoS: true}\nmemoryReservationPolicy: TieredReservation\n");
+    fs::write(CONFIG, config)?;
+    call(&["systemctl", "restart", "picolet"])?;
+    drop_manifest("kept", &manifests::kept())?;
+    wait_running(&["kept".to_owned()])?;
+    let (pod, own) = group_of("kept", "burstable", "main")?;
+    // 8 MiB and nine tenths of what is between that and 32 MiB, in pages of 4 KiB.
+    let files = [("memory.low", "8388608"), ("memory.high", "31035392")];
+    check_files(&own, &files)?;
+    check_files(&pod, &files[..1])?;
+    // With it those of two other pods.
+    let all = [("memory.low", "25165824"), ("memory.min", "0")];
+    let kubepods = Path::new(TREE).join("kubepods");
+    until(LIMIT, || {
+        check_files(&kubepods, &all)?;
+        check_files(&kubepods.join("burstable"), &all)
+    })?;
+    Ok("memory.high of the container, memory.low up to kubepods".into())
 }
 
 /// Takes what is there as the measure: a new machine has more of everything than a step can take in a minute.
@@ -93,15 +122,14 @@ fn configure() -> Result<String, Failure> {
         (inodes - SPARE[1]).to_string(),
         (all - tasks.parse::<u64>()? - SPARE[2]).to_string(),
     ];
-    let file = "/etc/picolet/config.yaml";
     // The limit of processes is another one's test, and lower than what one needs here.
-    let old: String = fs::read_to_string(file)?
+    let old: String = fs::read_to_string(CONFIG)?
         .lines()
         .filter(|line| !line.starts_with("podPidsLimit"))
         .map(|line| format!("{line}\n"))
         .collect();
     fs::write(
-        file,
+        CONFIG,
         format!(
             "{old}evictionHard: {{nodefs.available: '{bytes}', nodefs.inodesFree: '{inodes}', pid.available: '{pids}'}}\n\
              mergeDefaultEvictionSettings: true\nevictionPressureTransitionPeriod: 1s\n\
