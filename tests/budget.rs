@@ -67,6 +67,15 @@ const ROUND: Duration = Duration::from_secs(5);
 const BARE_PROBES: u64 = 400;
 const BARE_PAUSE: Duration = Duration::from_millis(5);
 
+/// Thresholds of everything.
+const EVICTION: &str = "--eviction-hard=memory.available<1Mi,nodefs.available<1Mi,nodefs.inodesFree<9,imagefs.available<1Mi,\
+    imagefs.inodesFree<9,pid.available<9";
+/// Files of each pod whose use of the disk is counted, and the part of one processor that this may take, in hundredths.
+const FILES: usize = 1000;
+const COUNT_PER_CENT: u64 = 1;
+/// Over which that is measured: some rounds, each of which rests for a hundred times as long as it took.
+const COUNTED: Duration = Duration::from_secs(120);
+
 /// Over which wake-ups are counted.
 const REST: Duration = Duration::from_secs(15);
 /// After which an agent counts as at rest: two passes of housekeeping.
@@ -284,6 +293,68 @@ fn a_crowd_that_is_probed() {
     node.stop();
 }
 
+/// What the files of pods take is counted for those that have a limit; without one nobody asks.
+#[test]
+#[ignore = "long: two crowds with many files take some minutes"]
+fn a_crowd_with_files() {
+    // EVICT-11
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(why) = missing() {
+        skipped!("what counting files costs: {why}");
+        return;
+    }
+    let node = Node::start(4);
+    node.import_image();
+    let agent = node.agent.id();
+    let pods = if is_shipped() { PODS } else { FEW_PODS };
+    let fill = format!(
+        "/busybox mkdir /w; cd /w; /busybox seq 1 {FILES} | /busybox xargs /busybox touch; /busybox touch /full; exec /busybox sleep 86400"
+    );
+    let mut used = [0; 2];
+    for (used, limits) in used
+        .iter_mut()
+        .zip([json!({}), json!({"ephemeral-storage": "16Mi"})])
+    {
+        let is_full = ["/busybox", "test", "-e", "/full"];
+        for n in 0..pods {
+            let more = json!({
+                "command": ["/busybox", "sh", "-c", fill],
+                "resources": {"limits": limits, "requests": {"ephemeral-storage": "1Mi"}},
+                "startupProbe": {"exec": {"command": is_full}, "periodSeconds": 1, "failureThreshold": 600},
+            });
+            node.write_pod(n, &more);
+        }
+        until("every pod has its files", || {
+            let all = node.pods()?;
+            let ready = all
+                .iter()
+                .filter(|p| p["status"]["containerStatuses"][0]["ready"] == true);
+            (all.len() == pods && ready.count() == pods).then_some(())
+        });
+        // One round at least, of which the next one knows how long it took.
+        pass(3 * SETTLE);
+        let before = ran_ns(agent);
+        pass(COUNTED);
+        *used = ran_ns(agent) - before;
+        assert_eq!(node.shims().len(), pods, "nobody goes");
+        node.crowd_goes(pods);
+    }
+    let per_mille = used.map(|ns| ns / 1_000_000 / COUNTED.as_secs());
+    eprintln!(
+        "{pods} pods of {FILES} files: the agent runs {per_mille:?} ms a second, without limits and with"
+    );
+    if is_shipped() {
+        let counting = used[1].saturating_sub(used[0]);
+        let most = COUNTED.as_nanos() * u128::from(COUNT_PER_CENT) / 100;
+        assert!(
+            u128::from(counting) <= most,
+            "{counting} ns, at most {most}"
+        );
+        assert!(counting > 0, "nobody counted");
+    }
+    node.stop();
+}
+
 /// `cargo xtask chaos` names places where the agent dies; the program that is shipped knows none of them.
 #[test]
 fn no_trace_of_crash_points() {
@@ -423,6 +494,8 @@ impl Node {
             .args(["--cgroup-root", &format!("/{mark}"), "--bridge", &mark])
             .args(["--hostname-override", "node", "--fail-swap-on=false"])
             .args(["--pod-cidr", &subnet()])
+            // What is promised is promised with eviction on: nothing of this is ever short.
+            .args(["--evict-static-pods", EVICTION])
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("log"))
             .stderr(log)

@@ -56,8 +56,8 @@ impl Housekeeper {
     /// The other half: removes what was found. One pass at a time. Much may have happened since it was decided, so each pod is
     /// claimed and looked at again; one that is busy or wanted by now is left to a later pass.
     pub(super) async fn carry_out(&self, chores: Chores) {
-        if let Some(milli) = chores.tiers
-            && let Err(e) = self.pod_cgroups.refresh_tiers(milli).await
+        if let Some(asked) = chores.tiers
+            && let Err(e) = self.pod_cgroups.refresh_tiers(asked).await
         {
             log::warn!("cgroups of pods: {}", chain(&e));
         }

@@ -47,7 +47,7 @@ use crate::{
     cgroup::{Cgroups, Version},
     config::{self, Config},
     error::chain,
-    logic::cgroup::kubepods_path,
+    logic::{cgroup::kubepods_path, node_resources},
     net::ProxyVariables,
     probe::Prober,
     runtime::runc,
@@ -256,6 +256,26 @@ fn check_swap(cfg: &Config) -> Result<(), StartError> {
             first.split_whitespace().next().unwrap_or("")
         ))),
     }
+}
+
+/// Limits groups of the operator's to what is reserved for them (CG-13): they have to be there.
+fn limit_reserved(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
+    for group in &cfg.cgroup.reserved_groups {
+        let (field, path) = (group.field, &group.path);
+        if !cgroups.exists(path) {
+            return Err(fatal(format!("{field}: there is no control group {path}")));
+        }
+        let reserved = if group.is_system {
+            &cfg.reserved.system
+        } else {
+            &cfg.reserved.kube
+        };
+        let values = node_resources::reserved_group(reserved, group.compressible);
+        cgroups
+            .update(path, &values)
+            .map_err(|e| fatal(format!("{field}: {}", chain(&e))))?;
+    }
+    Ok(())
 }
 
 fn make_dirs(cfg: &Config) -> Result<(), StartError> {
@@ -491,6 +511,7 @@ async fn assemble(
             "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
         ));
     }
+    limit_reserved(&cfg, &cgroups)?;
     let missing = cgroups.missing_controllers();
     if !missing.is_empty() {
         log::warn!(

@@ -42,9 +42,9 @@ mod without_effect;
 pub use cluster::K3S_PASSWORD_FILE;
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
-    EvictionConfig, GarbageConfig, ImageConfig, LogConfig, NetworkConfig, NodeConfig,
-    OfflineSecrets, Reserved, RuntimeConfig, ServerConfig, ServingCertificate, Subnet,
-    SwapBehavior, TimeConfig,
+    EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig,
+    NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig, ServerConfig,
+    ServingCertificate, Subnet, SwapBehavior, TimeConfig,
 };
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.

@@ -13,7 +13,8 @@ use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
 use super::file::{Fields, Own};
 use super::values::{
     CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
-    LogConfig, NetworkConfig, Reserved, RuntimeConfig, Subnet, SwapBehavior, TimeConfig,
+    LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig, Subnet,
+    SwapBehavior, TimeConfig,
 };
 use super::{cluster, configz, endpoints, eviction, manifest_url, node, server};
 use crate::api::{Quantity, names};
@@ -286,15 +287,8 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
         None | Some("") => "/",
         Some(path) => path,
     };
-    let clean = root == "/"
-        || root
-            .strip_prefix('/')
-            .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")));
-    if !clean {
-        return invalid(
-            "cgroupRoot",
-            format!("is {root:?}, must be an absolute path without '.', '..' and doubled slashes"),
-        );
+    if !is_clean(root) {
+        return invalid("cgroupRoot", format!("is {root:?}, {CLEAN}"));
     }
     let period = kept(fields.cpu_cfs_quota_period, Duration::from_millis(100));
     if !(Duration::from_millis(1)..=SECOND).contains(&period) {
@@ -311,10 +305,12 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
         );
     }
     let per_qos = fields.cgroups_per_qos.unwrap_or(true);
+    let (enforce_pods, reserved_groups) = enforce(fields, per_qos)?;
     Ok(CgroupConfig {
         root: root.into(),
         per_qos,
-        enforce_pods: enforce(fields, per_qos)?,
+        enforce_pods,
+        reserved_groups,
         cpu_cfs_quota: fields.cpu_cfs_quota.unwrap_or(true),
         cpu_cfs_quota_period: period,
         pod_pids_limit: fields.pod_pids_limit.filter(|n| *n > 0),
@@ -332,41 +328,93 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
                 );
             }
         },
-        memory_throttling_permille: permille(factor),
+        memory_qos: memory_qos(fields, permille(factor))?,
         single_process_oom_kill: fields.single_process_oom_kill.unwrap_or(false),
     })
 }
 
-/// Whether the pods' cgroup is limited (CONF-12, as far as this version goes).
-fn enforce(fields: &Fields, per_qos: bool) -> Result<bool, Invalid> {
-    let field = "enforceNodeAllocatable";
-    let tiers = fields
-        .enforce_node_allocatable
-        .clone()
-        .unwrap_or_else(|| vec!["pods".into()]);
-    for (n, tier) in tiers.iter().enumerate() {
-        match tier.as_str() {
-            "pods" | "none" => {}
-            "system-reserved"
-            | "kube-reserved"
-            | "system-reserved-compressible"
-            | "kube-reserved-compressible" => {
-                return invalid(field, format!("{tier} is not supported by this version"));
-            }
-            other => return invalid(field, format!("has {other:?}, must be none or pods")),
+/// `MemoryQoS`, which is off unless its gate is named (CG-16).
+fn memory_qos(
+    fields: &Fields,
+    throttling_permille: u32,
+) -> Result<Option<MemoryQosConfig>, Invalid> {
+    let is_on = fields.feature_gates.get("MemoryQoS") == Some(&true);
+    let field = "memoryReservationPolicy";
+    let reserves = match fields.memory_reservation_policy.as_deref() {
+        None | Some("" | "None") => false,
+        Some("TieredReservation") if is_on => true,
+        Some(policy @ "TieredReservation") => {
+            let message = format!("is {policy:?}, which needs featureGates: {{MemoryQoS: true}}");
+            return invalid(field, message);
         }
+        Some(other) => {
+            let message = format!("is {other:?}, must be \"None\" or \"TieredReservation\"");
+            return invalid(field, message);
+        }
+    };
+    Ok(is_on.then_some(MemoryQosConfig {
+        throttling_permille,
+        reserves,
+    }))
+}
+
+/// What is limited: whether all pods together are, and groups of the operator's (CONF-12).
+fn enforce(fields: &Fields, per_qos: bool) -> Result<(bool, Vec<ReservedGroup>), Invalid> {
+    let field = "enforceNodeAllocatable";
+    let tiers = fields.enforce_node_allocatable.clone();
+    let tiers = tiers.unwrap_or_else(|| vec!["pods".into()]);
+    let mut groups: Vec<ReservedGroup> = Vec::new();
+    for (n, tier) in tiers.iter().enumerate() {
         if tiers[..n].contains(tier) {
             return invalid(field, format!("has {tier} twice"));
         }
+        let (name, compressible) = match tier.strip_suffix("-compressible") {
+            Some(name) => (name, true),
+            None => (&**tier, false),
+        };
+        let (key, path) = match name {
+            "pods" | "none" if !compressible => continue,
+            "system-reserved" => ("systemReservedCgroup", &fields.system_reserved_cgroup),
+            "kube-reserved" => ("kubeReservedCgroup", &fields.kube_reserved_cgroup),
+            _ => {
+                let known =
+                    "none, pods, system-reserved, kube-reserved and their -compressible forms";
+                return invalid(field, format!("has {tier:?}, known are {known}"));
+            }
+        };
+        let Some(path) = path.as_deref().filter(|path| !path.is_empty()) else {
+            return invalid(key, format!("is missing, which {tier} in {field} needs"));
+        };
+        if path == "/" || !is_clean(path) {
+            return invalid(key, format!("is {path:?}, {CLEAN}"));
+        }
+        if groups.iter().any(|group| group.field == key) {
+            return invalid(field, format!("has {name} and {name}-compressible"));
+        }
+        groups.push(ReservedGroup {
+            field: key,
+            path: path.into(),
+            is_system: name == "system-reserved",
+            compressible,
+        });
     }
-    let pods = tiers.iter().any(|t| t == "pods");
-    if pods && tiers.len() > 1 {
-        return invalid(field, "none excludes pods");
+    let has = |name: &str| tiers.iter().any(|tier| tier == name);
+    if has("none") && tiers.len() > 1 {
+        return invalid(field, "none excludes all others");
     }
-    if pods && !per_qos {
+    if !(has("none") || tiers.is_empty() || per_qos) {
         return invalid(field, "must be [none] when cgroupsPerQOS is false");
     }
-    Ok(pods)
+    Ok((has("pods"), groups))
+}
+
+/// What [`is_clean`] asks for.
+const CLEAN: &str = "must be an absolute path without '.', '..' and doubled slashes";
+
+fn is_clean(path: &str) -> bool {
+    let rest = path.strip_prefix('/');
+    path == "/"
+        || rest.is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
 }
 
 fn reserved(fields: &Fields) -> Result<Reserved, Invalid> {

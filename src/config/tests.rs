@@ -205,6 +205,7 @@ fn defaults() {
             root: "/".into(),
             per_qos: true,
             enforce_pods: true,
+            reserved_groups: Vec::new(),
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: Duration::from_millis(100),
             pod_pids_limit: None,
@@ -213,7 +214,7 @@ fn defaults() {
             fail_swap_on: false,
             fail_cgroup_v1: false,
             swap: SwapBehavior::NoSwap,
-            memory_throttling_permille: 900,
+            memory_qos: None,
             single_process_oom_kill: false,
         }
     );
@@ -844,6 +845,14 @@ fn refused() {
             "memoryThrottlingFactor: is 1.5",
         ),
         (
+            "memoryReservationPolicy: Some",
+            "memoryReservationPolicy: is \"Some\", must be \"None\" or \"TieredReservation\"",
+        ),
+        (
+            "memoryReservationPolicy: TieredReservation",
+            "memoryReservationPolicy: is \"TieredReservation\", which needs featureGates: {MemoryQoS: true}",
+        ),
+        (
             "memorySwap: {swapBehavior: Some}",
             "memorySwap.swapBehavior: is \"Some\"",
         ),
@@ -869,11 +878,31 @@ fn refused() {
         ),
         (
             "enforceNodeAllocatable: [pods, none]",
-            "enforceNodeAllocatable: none excludes pods",
+            "enforceNodeAllocatable: none excludes all others",
         ),
         (
             "enforceNodeAllocatable: [all]",
             "enforceNodeAllocatable: has \"all\"",
+        ),
+        (
+            "enforceNodeAllocatable: [pods-compressible]",
+            "enforceNodeAllocatable: has \"pods-compressible\", known are none, pods, ",
+        ),
+        (
+            "enforceNodeAllocatable: [pods, kube-reserved]",
+            "kubeReservedCgroup: is missing, which kube-reserved in enforceNodeAllocatable needs",
+        ),
+        (
+            "enforceNodeAllocatable: [system-reserved]\nsystemReservedCgroup: system.slice",
+            "systemReservedCgroup: is \"system.slice\", must be an absolute path",
+        ),
+        (
+            "enforceNodeAllocatable: [system-reserved, system-reserved-compressible]\nsystemReservedCgroup: /a",
+            "enforceNodeAllocatable: has system-reserved and system-reserved-compressible",
+        ),
+        (
+            "enforceNodeAllocatable: [system-reserved]\nsystemReservedCgroup: /a\ncgroupsPerQOS: false",
+            "enforceNodeAllocatable: must be [none] when cgroupsPerQOS is false",
         ),
         (
             "cgroupsPerQOS: false",

@@ -283,6 +283,8 @@ pub struct CgroupConfig {
     pub per_qos: bool,
     /// Whether the `kubepods` cgroup is limited to what is allocatable.
     pub enforce_pods: bool,
+    /// Control groups that are limited to what is reserved for them.
+    pub reserved_groups: Vec<ReservedGroup>,
     /// Whether cpu limits are held.
     pub cpu_cfs_quota: bool,
     /// Period of cpu limits, 1 ms to 1 s.
@@ -299,10 +301,32 @@ pub struct CgroupConfig {
     pub fail_cgroup_v1: bool,
     /// Swap of pods.
     pub swap: SwapBehavior,
-    /// `memory.high` of a container as a part of its limit, in thousandths, 1 to 1000.
-    pub memory_throttling_permille: u32,
+    /// `featureGates.MemoryQoS`; `None`: off, which is the default.
+    pub memory_qos: Option<MemoryQosConfig>,
     /// Whether an out-of-memory kill ends one process instead of the whole container (v2).
     pub single_process_oom_kill: bool,
+}
+
+/// A control group of the operator's that is limited to what is reserved for it (CG-13).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservedGroup {
+    /// The key that names it.
+    pub field: &'static str,
+    /// Absolute path.
+    pub path: String,
+    /// It is the system's; otherwise the agent's.
+    pub is_system: bool,
+    /// Only its processor time is limited.
+    pub compressible: bool,
+}
+
+/// How memory of containers is throttled and protected (v2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryQosConfig {
+    /// `memoryThrottlingFactor`, thousandths, 1 to 1000.
+    pub throttling_permille: u32,
+    /// `memoryReservationPolicy` is `TieredReservation`.
+    pub reserves: bool,
 }
 
 /// Whether pods may swap.

@@ -45,6 +45,8 @@ pub struct CgroupSettings {
     pub pod_pids_limit: i64,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
+    /// Memory is throttled and protected; `None`: neither.
+    pub memory_qos: Option<MemoryQos>,
     /// `memorySwap.swapBehavior` is `LimitedSwap`.
     pub limited_swap: bool,
     /// Unified hierarchy.
@@ -67,6 +69,7 @@ impl Default for CgroupSettings {
             cfs_period_us: DEFAULT_PERIOD_US,
             pod_pids_limit: -1,
             single_process_oom_kill: false,
+            memory_qos: None,
             limited_swap: false,
             v2: true,
             swap_controller: false,
@@ -75,6 +78,30 @@ impl Default for CgroupSettings {
             hugepage_sizes: Vec::new(),
         }
     }
+}
+
+/// How memory is throttled and protected (CG-16): only version 2 can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryQos {
+    /// `memoryThrottlingFactor`, thousandths.
+    pub throttling_permille: i64,
+    /// `memoryReservationPolicy` is `TieredReservation`.
+    pub reserves: bool,
+    /// What pods may ask for together, bytes.
+    pub allocatable_bytes: i64,
+    /// Bytes of a page.
+    pub page_bytes: i64,
+}
+
+/// What active pods ask for together: the shares and protection of the groups above theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// CPU of Burstable ones, thousandths.
+    pub burstable_milli: i64,
+    /// Their memory, bytes.
+    pub burstable_bytes: i64,
+    /// That of Guaranteed ones.
+    pub guaranteed_bytes: i64,
 }
 
 /// cpu.shares for a CPU request in thousandths (RES-01).
@@ -147,6 +174,8 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
                 pod_sum(pod, Amount::Limits, "memory").filter(|&limit| limit > 0);
         }
     }
+    let asked = pod_sum(pod, Amount::Requests, "memory").unwrap_or(0);
+    protect(&mut values, qos, asked, settings);
     PodCgroup {
         path: pod_path(&settings.cgroup_root, qos, &pod.metadata.uid),
         values,
@@ -161,25 +190,56 @@ fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
         || containers.all(|container| limited(container_amount(container, Amount::Limits, name)))
 }
 
-/// Values of a tier (RES-13). `burstable_milli`: sum of the CPU requests of the running Burstable pods, thousandths.
+/// Keeps the kernel from taking so much memory from a group while others have more than they are kept, or at all.
+fn protect(values: &mut LinuxResources, qos: QosClass, bytes: i64, settings: &CgroupSettings) {
+    let file = match qos {
+        QosClass::Guaranteed => "memory.min",
+        QosClass::Burstable => "memory.low",
+        QosClass::BestEffort => return,
+    };
+    if settings.v2 && settings.memory_qos.is_some_and(|memory| memory.reserves) {
+        values.unified.insert(file.into(), bytes.to_string());
+    }
+}
+
+/// What `kubepods` keeps for the pods below it: no group protects more than those above it. `None`: nothing is kept.
 #[must_use]
-pub fn tier_values(
-    qos: QosClass,
-    burstable_milli: i64,
-    settings: &CgroupSettings,
-) -> LinuxResources {
+pub fn kubepods_protection(asked: Asked, settings: &CgroupSettings) -> Option<LinuxResources> {
+    let mut values = LinuxResources::default();
+    protect(
+        &mut values,
+        QosClass::Guaranteed,
+        asked.guaranteed_bytes,
+        settings,
+    );
+    protect(
+        &mut values,
+        QosClass::Burstable,
+        asked.burstable_bytes,
+        settings,
+    );
+    (!values.unified.is_empty()).then_some(values)
+}
+
+/// Values of a tier (RES-13).
+#[must_use]
+pub fn tier_values(qos: QosClass, asked: Asked, settings: &CgroupSettings) -> LinuxResources {
     let sizes = settings.hugepage_sizes.iter();
-    LinuxResources {
+    let mut values = LinuxResources {
         cpu_shares: match qos {
             QosClass::Guaranteed => None,
-            QosClass::Burstable => Some(shares(burstable_milli)),
+            QosClass::Burstable => Some(shares(asked.burstable_milli)),
             QosClass::BestEffort => Some(MIN_SHARES),
         },
         hugepage_limits: sizes
             .map(|&size| (page_size_name(size), HUGETLB_UNLIMITED))
             .gather(),
         ..LinuxResources::default()
+    };
+    if qos == QosClass::Burstable {
+        protect(&mut values, qos, asked.burstable_bytes, settings);
     }
+    values
 }
 
 /// Values of `kubepods` (CG-12): what is left for pods after reservations. `pids`: `None` leaves it alone.
@@ -229,6 +289,17 @@ pub fn container_resources(
     if settings.v2 && !settings.single_process_oom_kill {
         values.unified.insert("memory.oom.group".into(), "1".into());
     }
+    if settings.v2
+        && let Some(qos_memory) = settings.memory_qos
+    {
+        let request = container_amount(container, Amount::Requests, "memory").unwrap_or(0);
+        if let Some(high) = throttled_from(request, memory_limit, qos_memory) {
+            values
+                .unified
+                .insert("memory.high".into(), high.to_string());
+        }
+        protect(&mut values, qos, request, settings);
+    }
     if settings.swap_controller {
         if settings.v2 {
             let swap = swap_bytes(pod, container, qos, settings);
@@ -240,6 +311,15 @@ pub fn container_resources(
         }
     }
     values
+}
+
+/// From where on a container that has its request is slowed down, bytes, whole pages. `None`: nowhere. Its limit ends it.
+fn throttled_from(request: i64, limit: Option<i64>, memory: MemoryQos) -> Option<i64> {
+    let most = limit.unwrap_or(memory.allocatable_bytes);
+    let spare = i128::from(most.saturating_sub(request)) * i128::from(memory.throttling_permille);
+    let bytes = request.saturating_add(i64::try_from(spare / 1000).ok()?);
+    let high = bytes - bytes.checked_rem(memory.page_bytes)?;
+    (limit != Some(request) && high > request).then_some(high)
 }
 
 /// What a sandbox is told: values of the pod's containers together, and of its overhead, which is its own limit. For
@@ -283,9 +363,8 @@ fn swap_bytes(pod: &Pod, container: &Container, qos: QosClass, settings: &Cgroup
     let gets_some = settings.limited_swap
         && qos == QosClass::Burstable
         && !pod_kind::is_critical(pod)
-        && request > 0
-        && limit != Some(request)
-        && settings.node_memory_bytes > 0;
+        && (1..=settings.node_memory_bytes).contains(&request)
+        && limit != Some(request);
     if !gets_some {
         return 0;
     }
@@ -589,7 +668,11 @@ mod tests {
             (Burstable, 1000, Some(1024)),
             (Guaranteed, 1000, None),
         ] {
-            let values = tier_values(qos, milli, &settings);
+            let asked = Asked {
+                burstable_milli: milli,
+                ..Asked::default()
+            };
+            let values = tier_values(qos, asked, &settings);
             assert_eq!(values.cpu_shares, want);
             assert_eq!(values.hugepage_limits["1GB"], 1 << 62);
         }
@@ -663,8 +746,77 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_throttled_and_kept() {
+        // CG-16
+        let pod = pod(r#"{"containers":[
+            {"resources":{"requests":{"memory":"100Mi"},"limits":{"memory":"200Mi"}}},
+            {"resources":{"requests":{"memory":"100Mi"}}},
+            {"resources":{"requests":{"memory":"64Mi"},"limits":{"memory":"64Mi"}}},
+            {}]}"#);
+        let mut settings = CgroupSettings {
+            memory_qos: Some(MemoryQos {
+                throttling_permille: 900,
+                reserves: false,
+                allocatable_bytes: 1000 << 20,
+                page_bytes: 4096,
+            }),
+            ..facts()
+        };
+        let got = |n: usize, qos, settings: &CgroupSettings| {
+            let got = container_resources(&pod, &pod.spec.containers[n], qos, settings).unified;
+            ["high", "low", "min"].map(|name| {
+                let text = got.get(&format!("memory.{name}"))?;
+                Some(text.parse::<i64>().expect("bytes"))
+            })
+        };
+        // 100 + 0.9 * 100 MiB; 100 + 0.9 * 900 MiB; whole pages.
+        for (n, high) in [
+            (0, Some(190 << 20)),
+            (1, Some(910 << 20)),
+            (2, None),
+            (3, Some(900 << 20)),
+        ] {
+            assert_eq!(got(n, Burstable, &settings), [high, None, None], "{n}");
+        }
+        let odd = MemoryQos {
+            throttling_permille: 333,
+            ..settings.memory_qos.expect("on")
+        };
+        assert_eq!(throttled_from(1, Some(10_000), odd), None, "no page");
+        assert_eq!(throttled_from(1, Some(20_000), odd), Some(4096));
+        assert_eq!(kubepods_protection(Asked::default(), &settings), None);
+
+        settings.memory_qos.as_mut().expect("on").reserves = true;
+        let kept = Some(100 << 20);
+        assert_eq!(got(0, Burstable, &settings)[1..], [kept, None]);
+        assert_eq!(got(0, Guaranteed, &settings)[1..], [None, kept]);
+        assert_eq!(got(3, BestEffort, &settings)[1..], [None, None]);
+        let group = pod_cgroup(&pod, Burstable, &settings).values.unified;
+        assert_eq!(group["memory.low"], (264 << 20).to_string());
+        let asked = Asked {
+            burstable_milli: 0,
+            burstable_bytes: 7,
+            guaranteed_bytes: 9,
+        };
+        assert_eq!(
+            tier_values(Burstable, asked, &settings).unified["memory.low"],
+            "7"
+        );
+        let above = kubepods_protection(asked, &settings).expect("kept").unified;
+        assert_eq!((&*above["memory.min"], &*above["memory.low"]), ("9", "7"));
+        settings.v2 = false;
+        assert_eq!(got(0, Burstable, &settings), [None, None, None], "v1");
+        assert!(
+            pod_cgroup(&pod, Burstable, &settings)
+                .values
+                .unified
+                .is_empty()
+        );
+    }
+
+    #[test]
     fn swap() {
-        // RES-08 CG-17
+        // RES-08 CG-17 SWP-01 SWP-02
         let pod = pod(&format!(
             r#"{{"containers":[{LIMITED},{{"resources":{{
             "requests":{{"memory":"1Gi"}},"limits":{{"memory":"1Gi"}}}}}}]}}"#
@@ -696,6 +848,22 @@ mod tests {
             Some("0".into()),
             "request is the limit"
         );
+        for (asked, want) in [
+            ("256Mi", "134217728"),
+            ("1Gi", "536870912"),
+            ("1025Mi", "0"),
+        ] {
+            let of = self::pod(&format!(
+                r#"{{"containers":[{{"resources":{{"requests":{{"memory":"{asked}"}}}}}}]}}"#
+            ));
+            let small = CgroupSettings {
+                node_memory_bytes: GIB,
+                node_swap_bytes: GIB / 2,
+                ..settings.clone()
+            };
+            let got = container_resources(&of, &of.spec.containers[0], Burstable, &small);
+            assert_eq!(got.unified["memory.swap.max"], want, "{asked} of 1Gi");
+        }
         assert_eq!(
             swap(0, Guaranteed, &settings).0,
             Some("0".into()),
@@ -703,6 +871,8 @@ mod tests {
         );
         settings.v2 = false;
         assert_eq!(swap(0, Burstable, &settings), (None, Some(128 << 20)), "v1");
+        settings.swap_controller = false;
+        assert_eq!(swap(0, Burstable, &settings), (None, None), "not counted");
     }
 
     #[test]

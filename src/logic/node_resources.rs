@@ -4,10 +4,10 @@
 //! cgroup `kubepods`). The second is larger by the hard eviction thresholds: between the two, pods are evicted before the
 //! kernel has to end anything.
 
-use alloc::{format, string::String, vec::Vec};
+use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
 
 use super::{cgroup, downward::Allocatable};
-use crate::api::cri::LinuxResources;
+use crate::api::{Quantity, cri::LinuxResources};
 
 /// What the machine has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,9 +119,46 @@ pub fn kubepods(capacity: Capacity, kept: Reservations, enforce: bool) -> LinuxR
     )
 }
 
+/// Values of a group that is limited to what is reserved for it (CG-13): what is not reserved is not limited.
+/// `compressible`: only processor time is.
+#[must_use]
+pub fn reserved_group(reserved: &BTreeMap<String, Quantity>, compressible: bool) -> LinuxResources {
+    let get = |name: &str| reserved.get(name);
+    let rest = |name: &str| get(name).filter(|_| !compressible).map(Quantity::value);
+    LinuxResources {
+        cpu_shares: get("cpu").map(|cpu| cgroup::shares(cpu.milli())),
+        memory_limit_bytes: rest("memory"),
+        pids_limit: rest("pid"),
+        ..LinuxResources::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_have_what_is_reserved() {
+        // CG-13
+        let all = [
+            ("cpu", "500m"),
+            ("memory", "64Mi"),
+            ("pid", "100"),
+            ("ephemeral-storage", "1Gi"),
+        ];
+        let all = all.map(|(name, text)| (name.into(), Quantity::parse(text).expect(text)));
+        let all = BTreeMap::from(all);
+        let got = |compressible| {
+            let got = reserved_group(&all, compressible);
+            (got.cpu_shares, got.memory_limit_bytes, got.pids_limit)
+        };
+        assert_eq!(got(false), (Some(512), Some(64 << 20), Some(100)));
+        assert_eq!(got(true), (Some(512), None, None));
+        assert_eq!(
+            reserved_group(&BTreeMap::new(), false),
+            LinuxResources::default()
+        );
+    }
 
     const MIB: i64 = 1 << 20;
 

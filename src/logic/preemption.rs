@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn room_is_waited_for() {
-        // ADM-15
+        // ADM-15 PRE-03
         let at = |s: u64| Mono(s * 1000);
         let uid = |name: &str| PodUid::from(name);
         let mut waiting = Waiting::default();
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn who_may_go() {
-        // ADM-14
+        // ADM-14 PRE-01
         let rank = |critical, priority| Rank {
             class: Burstable,
             critical,
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn who_goes() {
-        // ADM-14
+        // ADM-14 PRE-01 PRE-02
         for (name, need, active, want) in [
             (
                 "the nearest",

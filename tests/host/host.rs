@@ -401,7 +401,7 @@ impl Host {
             .into_iter()
             .map(|(pid, words)| format!("process {pid}: {words}"))
             .collect();
-        let own = [self.base.clone(), self.path("root"), self.path("run")];
+        let own = ["", "root", "run", "logs"].map(|dir| self.path(dir));
         let mounts = self.mounts();
         found.extend(
             mounts

@@ -1,10 +1,12 @@
 //! All logs together have a limit.
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::FileExt as _, path::Path};
 
+use nix::sys::statfs::statfs;
+use picolet::sys::clock;
 use serde_json::json;
 
-use crate::host::{self, Host, IDLE, sh};
+use crate::host::{self, Host, IDLE, mount_tmpfs, sh};
 
 /// Bytes of all files below.
 fn bytes(dir: &Path) -> u64 {
@@ -41,5 +43,107 @@ fn all_logs_have_a_limit() {
     });
     let little = host.ok(&["logs", &host::full("little")]);
     assert_eq!(little.lines().count(), 101, "{little}");
+    host.finish();
+}
+
+const MIB: u64 = 1 << 20;
+/// What the log of the container that floods it may have: two files.
+const FLOOD: u64 = 2 * 5 * MIB;
+/// A shim gathers less than this before it writes; with it, what files have on disk beyond their bytes.
+const BUFFER: u64 = 64 * 1024;
+
+/// Bytes that are used of a file system.
+fn used(dir: &Path) -> u64 {
+    let fs = statfs(dir).expect("statfs");
+    let block = u64::try_from(fs.block_size()).expect("bytes");
+    (fs.blocks() - fs.blocks_free()) * block
+}
+
+fn ends_with(file: &Path, words: &[u8]) -> std::io::Result<bool> {
+    let file = fs::File::open(file)?;
+    let mut end = vec![0; words.len()];
+    let at = file.metadata()?.len().saturating_sub(7);
+    file.read_exact_at(&mut end, at)?;
+    Ok(end == words)
+}
+
+// LOG-06
+#[test]
+#[ignore = "takes a minute"]
+fn a_flood_of_a_minute() {
+    if !host::able() {
+        return;
+    }
+    let flags = [
+        "--container-log-max-size=5Mi",
+        "--container-log-max-files=2",
+    ];
+    let mut host = Host::new(&flags);
+    // A disk that everything but logs is not on. It is larger than what they may have: a fault is seen, not refused.
+    let logs = host.path("logs");
+    mount_tmpfs(&logs, "mode=755,size=1g");
+    host.start_agent();
+    host.import();
+    // 600 times 100 lines in a tenth of a second: less than its log may have.
+    let counts = "n=0; while [ $n -lt 60000 ]; do n=$((n+1)); echo line $n; [ $((n % 100)) = 0 ] && sleep 0.1; done";
+    host.pod(
+        "counts",
+        json!({"containers": [sh("main", &format!("{counts}; echo whole; {IDLE}"))]}),
+    );
+    let line = "x".repeat(1000);
+    host.pod(
+        "flood",
+        json!({"containers": [sh("main", &format!("exec yes {line}"))]}),
+    );
+    host.wait_ready("flood");
+    host.wait_ready("counts");
+    let shim = |name: &str| {
+        let pod = host.get(name);
+        let id = host::status_of(&pod, "main")["containerID"].as_str();
+        host.pids_of(id.unwrap_or_default()).1
+    };
+    let written = |shim: i32| -> u64 {
+        let text = fs::read_to_string(format!("/proc/{shim}/io")).expect("io");
+        let line = text.lines().find_map(|l| l.strip_prefix("wchar: "));
+        line.expect("wchar").parse().expect("bytes")
+    };
+    let flood = shim("flood");
+    let (began, before) = (clock::mono(), written(flood));
+    let (mut most, mut looks) = (0, 0u64);
+    let uid = host.get("counts")["metadata"]["uid"].clone();
+    let file = format!(
+        "default_{}_{}/main/0.log",
+        host::full("counts"),
+        uid.as_str().unwrap_or_default()
+    );
+    let file = logs.join(file);
+    loop {
+        // As often as this thread can: nothing tells of every write.
+        for _ in 0..1000 {
+            most = most.max(used(&logs));
+            looks += 1;
+        }
+        if ends_with(&file, b" whole\n").unwrap_or(false) {
+            break;
+        }
+        assert!(clock::mono() - began < 4 * host::PATIENCE, "it hangs");
+    }
+    let (took, bytes) = (clock::mono() - began, written(flood) - before);
+    let rate = u128::from(bytes) / took.as_millis().max(1) / 1000;
+    println!("{rate} MB/s for {took:?}; at most {most} bytes in {looks} looks");
+    let other = fs::metadata(&file).expect("a log").len();
+    assert!(
+        most <= FLOOD + other + BUFFER,
+        "{most} bytes, and {FLOOD} of the flood and {other} may be"
+    );
+    assert!(most > FLOOD / 2, "{most} bytes: nothing was flooded");
+    assert!(bytes > 20 * FLOOD, "{bytes} bytes were written");
+    let said = host.ok(&["logs", &host::full("counts")]);
+    let want = (1..=60_000).map(|n| format!("line {n}"));
+    let want: Vec<String> = want.chain(["whole".to_owned()]).collect();
+    assert!(
+        said.lines().eq(want.iter()),
+        "a line of another pod is lost"
+    );
     host.finish();
 }

@@ -6,6 +6,8 @@
 #[macro_use]
 #[path = "../common/skipped.rs"]
 mod skipped;
+#[path = "../common/evicted.rs"]
+mod evicted;
 
 mod host;
 mod image;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    super::tests::world::Template,
+    super::tests::{gauge, world::Template},
     Kind,
     control::Control,
     counts::Counts,
@@ -75,7 +75,7 @@ impl Site {
 
     fn with(root: &Path, max_pods: u32) -> Self {
         std::fs::create_dir_all(root.join("cgroup")).expect("directory");
-        let mut template = Template::new(root, &[&format!("--max-pods={max_pods}")]);
+        let mut template = Template::new(root, &[&format!("--max-pods={max_pods}"), gauge::HARD]);
         template.volumes = template.volumes.without_mounts();
         Self {
             template: Rc::new(template),
@@ -322,8 +322,9 @@ pub(super) fn run_many(
                     }
                     let schedule = match kind {
                         Kind::Alone => input::draw(seed),
-                        Kind::Cluster => pressure::with_pressure(input::draw_cluster(seed), seed),
+                        Kind::Cluster => input::draw_cluster(seed),
                     };
+                    let schedule = pressure::with_pressure(schedule, seed);
                     match replay(&site, Some(seed), schedule) {
                         Ok(counts) => total.lock().expect("no panic").0.add(&counts),
                         Err(failure) => {

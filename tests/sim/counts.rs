@@ -38,6 +38,10 @@ pub(super) enum What {
     KilledUnwell,
     /// Memory was found short.
     MemoryShort,
+    /// Bytes of the disk were, its inodes, process numbers.
+    DiskShort,
+    InodesShort,
+    PidsShort,
     /// `picolet stop --all` ended the agent.
     StoppedAll,
     EventLost,
@@ -76,7 +80,7 @@ pub(super) enum What {
     ClockBack,
 }
 
-const ALL: [What; 41] = [
+const ALL: [What; 44] = [
     What::KilledAtRest,
     What::KilledBeforeStart,
     What::KilledWhileTerminating,
@@ -92,6 +96,9 @@ const ALL: [What; 41] = [
     What::NotReady,
     What::KilledUnwell,
     What::MemoryShort,
+    What::DiskShort,
+    What::InodesShort,
+    What::PidsShort,
     What::StoppedAll,
     What::EventLost,
     What::EventDoubled,
@@ -180,9 +187,12 @@ const CLUSTER: [&str; 33] = [
 ];
 
 /// What else has to happen there.
-const OF_BOTH: [What; 15] = [
+const OF_BOTH: [What; 18] = [
     What::KilledUnwell,
     What::MemoryShort,
+    What::DiskShort,
+    What::InodesShort,
+    What::PidsShort,
     What::KilledAtRest,
     What::KilledBeforeStart,
     What::PowerCut,
@@ -272,9 +282,7 @@ impl Counts {
             missing.extend(none.map(|what| format!("{what:?}")));
             return missing;
         }
-        let of_cluster = |what: &&What| **what != What::MemoryShort;
         let none = ALL.iter().filter(|what| !self.what.contains_key(what));
-        let none = none.filter(of_cluster);
         missing.extend(none.map(|what| format!("{what:?}")));
         let grace = (Op::StopContainer, "uses the grace up");
         if !self.faults.contains_key(&grace) {

@@ -84,12 +84,23 @@ pub(super) enum Input {
     StopAll { down_ms: u64 },
     /// So much memory is left.
     MemoryLeft { mib: u16 },
+    /// So much of something else is.
+    Left(Left),
     /// The machine is a node of a cluster, from the beginning; its agents have a doorbell there, or none.
     Join { doorbell: bool, seed: u64 },
     /// Somebody does something to the pod of that name in the API.
     Api { name: u8, deed: Deed },
     /// Something happens to the apiserver, or on the way to it.
     Apiserver(Apiserver),
+}
+
+/// What is left of something but memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Left {
+    DiskMib(u16),
+    Inodes(u32),
+    Pids(u16),
 }
 
 /// What users and controllers do to a pod in the API.

@@ -38,7 +38,7 @@ use super::{
     input::{Call, Deed, DiskTrouble, Input, Random, Trouble},
     ops::Judge,
     pods::{LATER, LIVES, Manifest, READY, SECRET, SETTINGS, secret, settings},
-    pressure::{Evictions, PLENTY_MIB},
+    pressure::{self, Evictions},
     rules::{Present, Rules},
     truth::Wanted,
 };
@@ -179,7 +179,7 @@ impl Machine {
             let wrong = judging.borrow_mut().judge(&core, &runtime, operation);
             wrong.or_else(|| super::rules::at_the_runtime(&core, &runtime, operation))
         })));
-        template.left.set_memory(i64::from(PLENTY_MIB) << 20);
+        pressure::set_plenty(&template.left);
         let control = joins.map(|(doorbell, seed)| Control::new(&hands, doorbell, seed));
         let link = Rc::new(Cell::new(None));
         let stopped = {
@@ -243,8 +243,16 @@ impl Machine {
         for _ in 0..judge.killed_unwell {
             counts.saw(What::KilledUnwell);
         }
-        for _ in 0..self.template.left.short_looks() {
-            counts.saw(What::MemoryShort);
+        let short = [
+            What::MemoryShort,
+            What::DiskShort,
+            What::InodesShort,
+            What::PidsShort,
+        ];
+        for (what, looks) in short.into_iter().zip(self.template.left.short_looks()) {
+            for _ in 0..looks.count {
+                counts.saw(what);
+            }
         }
         counts.disk = self.disk.hits();
         if !counts.disk.is_empty() {
@@ -871,6 +879,7 @@ impl Machine {
             Input::MemoryLeft { mib } => {
                 self.template.left.set_memory(i64::from(*mib) << 20);
             }
+            Input::Left(amount) => pressure::set(&self.template.left, *amount),
             Input::Join { .. } => {}
             Input::Api { name, deed } => {
                 if let (Deed::Delete { grace_s }, Some(control)) = (deed, &self.control)
@@ -1002,8 +1011,7 @@ impl Machine {
         self.fake.set_deaf(false);
         self.fake.set_conditions(None, None);
         self.fake.offer_image(LATER);
-        let plenty = i64::from(PLENTY_MIB) << 20;
-        self.template.left.set_memory(plenty);
+        pressure::set_plenty(&self.template.left);
         self.put_settings(true);
         self.put_secret(true);
         self.set_tokens(false);

@@ -7,7 +7,7 @@
 //! | `pods` | the pods of the simulation |
 //! | `machine` | one machine: runtime, manifests, an agent that can be killed at each step of its tasks |
 //! | `control` | the control plane of a node of a cluster: a faulty apiserver, the way there, the doorbell, users |
-//! | `pressure` | memory of the node that runs short, and what must hold of those that go for it |
+//! | `pressure` | what runs short on the node, and what must hold of those that go for it |
 //! | `disk` | the machine's disk, which fails, stops at an instant, and loses what was not synced |
 //! | `ops` | judges every operation at the runtime as it begins |
 //! | `rules` | what must hold at every instant, and in the end |

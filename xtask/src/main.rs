@@ -9,6 +9,8 @@ mod crates;
 mod demo;
 mod dist;
 mod elf;
+#[path = "../../tests/common/evicted.rs"]
+mod evicted;
 mod fuzz;
 mod image;
 mod install;
@@ -52,7 +54,8 @@ Tasks of picolet. Usage: cargo xtask TASK
            SHA256SUMS, and a signature: `--key FILE` or PICOLET_RELEASE_KEY name a private key for Ed25519 in PEM
   emulate  Run the unit tests as built for the boards named, by qemu
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
-           [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file
+           [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file;
+           `--pressure`: instead a machine that runs short of memory, disk, inodes and process numbers
 ";
 
 /// What a task could not do; printed once, at the end.

@@ -2,7 +2,10 @@
 
 use core::time::Duration;
 
-use crate::{api::PodUid, logic::housekeeping::CgroupAction};
+use crate::{
+    api::PodUid,
+    logic::{cgroup::Asked, housekeeping::CgroupAction},
+};
 
 /// What housekeeping found to be done by others.
 #[derive(Debug, Default)]
@@ -11,8 +14,8 @@ pub(in crate::agent) struct Chores {
     pub(in crate::agent) forgotten: Vec<PodUid>,
     /// Cgroups of such pods: whose, path, and whether it may go or only loses its CPU.
     pub(in crate::agent) cgroups: Vec<(PodUid, String, CgroupAction)>,
-    /// Processor time that the active pods of the Burstable tier ask for together, thousandths, if the tier has another share.
-    pub(in crate::agent) tiers: Option<i64>,
+    /// What the active pods ask for together, if the tiers were given something else.
+    pub(in crate::agent) tiers: Option<Asked>,
 }
 
 impl Chores {

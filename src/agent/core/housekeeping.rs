@@ -107,10 +107,10 @@ impl Agent {
         let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
         self.owners.probes.retain(|uid| pass.keeps_probes(uid), now);
         self.pods.retain(|uid| pass.keeps_status(uid), has_worker);
-        let burstable_milli = self.pods.burstable_milli();
-        let is_stale = self.pod_cgroups.is_stale(burstable_milli);
+        let asked = self.pods.asked();
+        let is_stale = self.pod_cgroups.is_stale(asked);
         let mut chores = Chores {
-            tiers: is_stale.then_some(burstable_milli),
+            tiers: is_stale.then_some(asked),
             ..Chores::default()
         };
         let mut create = Vec::new();

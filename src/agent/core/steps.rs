@@ -32,7 +32,7 @@ impl Agent {
             runtime: self.known_status(&uid),
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
-            burstable_milli: self.pods.burstable_milli(),
+            asked: self.pods.asked(),
             limited: self.pods.is_limited(&uid),
             cancel,
             line: Line { call, tell },

@@ -1,10 +1,10 @@
 //! Cgroups of pods and tiers: values from `logic::cgroup`, effects in `cgroup`.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::{
-    sync::atomic::{AtomicI64, Ordering},
-    time::Duration,
-};
+use core::time::Duration;
+use std::sync::{Mutex, PoisonError};
+
+use nix::unistd::{SysconfVar, sysconf};
 
 use crate::{
     agent::{
@@ -17,7 +17,7 @@ use crate::{
     config::{Config, SwapBehavior},
     error::chain,
     logic::{
-        cgroup::{self as values, pod_cgroup},
+        cgroup::{self as values, Asked, pod_cgroup},
         node_resources,
         qos::qos_class,
     },
@@ -39,6 +39,12 @@ pub(in crate::agent) fn settings(
             .unwrap_or(values::DEFAULT_PERIOD_US),
         pod_pids_limit: cgroup.pod_pids_limit.unwrap_or(-1),
         single_process_oom_kill: cgroup.single_process_oom_kill,
+        memory_qos: cgroup.memory_qos.map(|memory| values::MemoryQos {
+            throttling_permille: i64::from(memory.throttling_permille),
+            reserves: memory.reserves,
+            allocatable_bytes: node.allocatable().memory_bytes,
+            page_bytes: signed(page_bytes()),
+        }),
         limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
         v2: cgroups.version() == Version::V2,
         swap_controller: accounts_swap(cgroups, &cgroup.root),
@@ -46,6 +52,12 @@ pub(in crate::agent) fn settings(
         node_swap_bytes: signed(node.swap_bytes),
         hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
     }
+}
+
+fn page_bytes() -> u64 {
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|bytes| u64::try_from(bytes).ok())
+        .unwrap_or(4096)
 }
 
 /// Whether the kernel accounts swap. Version 2 has the file in every group but the root, so `kubepods` is made first.
@@ -70,9 +82,6 @@ const TIERS: [QosClass; 3] = [
     QosClass::BestEffort,
 ];
 
-/// Share of the Burstable tier that is not known.
-const UNKNOWN_MILLI: i64 = -1;
-
 /// Cgroups of pods and tiers. Files are read and written on the disk lane, one job after the other.
 #[derive(Clone)]
 pub(in crate::agent) struct PodCgroups {
@@ -87,8 +96,8 @@ struct Tree {
     per_qos: bool,
     settings: values::CgroupSettings,
     kubepods: LinuxResources,
-    /// Processor time that the Burstable tier was last given for its pods, thousandths.
-    burstable_milli: AtomicI64,
+    /// For what its pods ask together the tiers were last given something; `None`: not known.
+    given: Mutex<Option<Asked>>,
 }
 
 /// What there is of a pod's cgroup.
@@ -118,7 +127,7 @@ impl PodCgroups {
             per_qos: cfg.cgroup.per_qos,
             settings,
             kubepods: node_resources::kubepods(node.capacity(), node.kept, enforce),
-            burstable_milli: AtomicI64::new(UNKNOWN_MILLI),
+            given: Mutex::default(),
         };
         Self {
             tree: Arc::new(tree),
@@ -159,21 +168,17 @@ impl PodCgroups {
         }
     }
 
-    /// Whether the Burstable tier's share is not what its pods now ask for together.
-    pub(in crate::agent) fn is_stale(&self, burstable_milli: i64) -> bool {
-        self.tree.is_stale(burstable_milli)
+    /// Whether the tiers were not given what their pods now ask for together.
+    pub(in crate::agent) fn is_stale(&self, asked: Asked) -> bool {
+        self.tree.is_stale(asked)
     }
 
-    /// Gives the Burstable tier the share that its pods ask for together, if it has another (CG-11).
-    pub(in crate::agent) async fn refresh_tiers(
-        &self,
-        burstable_milli: i64,
-    ) -> Result<(), CgroupError> {
-        if !self.is_stale(burstable_milli) {
+    /// Gives the tiers what their pods ask for together, if they have something else (CG-11, CG-16).
+    pub(in crate::agent) async fn refresh_tiers(&self, asked: Asked) -> Result<(), CgroupError> {
+        if !self.is_stale(asked) {
             return Ok(());
         }
-        self.run(move |tree| tree.refresh_tiers(burstable_milli))
-            .await
+        self.run(move |tree| tree.refresh_tiers(asked)).await
     }
 
     /// Makes the pod's cgroup with its limits, or brings its limits up to date. `limited`: this agent has done so before;
@@ -183,7 +188,7 @@ impl PodCgroups {
         pod: &Pod,
         limited: bool,
         runs: bool,
-        burstable_milli: i64,
+        asked: Asked,
     ) -> Result<Ensured, CgroupError> {
         if !self.tree.per_qos {
             return Ok(Ensured::There);
@@ -203,7 +208,7 @@ impl PodCgroups {
             if !tree.cgroups.exists(&tier) {
                 tree.make_tiers()?;
             }
-            tree.refresh_tiers(burstable_milli)?;
+            tree.refresh_tiers(asked)?;
             tree.cgroups.create(&wanted.path, &wanted.values)?;
             Ok(Ensured::Made)
         })
@@ -242,33 +247,42 @@ impl Tree {
             let limits = if qos == QosClass::Guaranteed {
                 self.kubepods.clone()
             } else {
-                let mut limits = values::tier_values(qos, 0, &self.settings);
+                let mut limits = values::tier_values(qos, Asked::default(), &self.settings);
                 // Pods of an agent before this one may run there: what it was given stays until the sources are read.
                 if qos == QosClass::Burstable && self.cgroups.exists(&path) {
                     limits.cpu_shares = None;
+                    limits.unified.clear();
                 }
                 limits
             };
             self.cgroups.create(&path, &limits)?;
         }
-        self.burstable_milli.store(UNKNOWN_MILLI, Ordering::Relaxed);
+        self.set_given(None);
         Ok(())
     }
 
-    fn is_stale(&self, burstable_milli: i64) -> bool {
-        self.per_qos && self.burstable_milli.load(Ordering::Relaxed) != burstable_milli
+    fn set_given(&self, asked: Option<Asked>) {
+        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = asked;
     }
 
-    fn refresh_tiers(&self, burstable_milli: i64) -> Result<(), CgroupError> {
-        if !self.is_stale(burstable_milli) {
+    fn is_stale(&self, asked: Asked) -> bool {
+        let given = *self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        self.per_qos && given != Some(asked)
+    }
+
+    fn refresh_tiers(&self, asked: Asked) -> Result<(), CgroupError> {
+        if !self.is_stale(asked) {
             return Ok(());
+        }
+        if let Some(kept) = values::kubepods_protection(asked, &self.settings) {
+            self.cgroups
+                .update(&values::kubepods_path(&self.root), &kept)?;
         }
         let qos = QosClass::Burstable;
         let path = values::tier_path(&self.root, qos);
-        let limits = values::tier_values(qos, burstable_milli, &self.settings);
+        let limits = values::tier_values(qos, asked, &self.settings);
         self.cgroups.create(&path, &limits)?;
-        self.burstable_milli
-            .store(burstable_milli, Ordering::Relaxed);
+        self.set_given(Some(asked));
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     logic::{
         actions::PodActions,
         backoff::{CrashLoop, Record},
+        cgroup::Asked,
         pod_table::Handle,
     },
 };
@@ -26,8 +27,8 @@ pub(in crate::agent) struct Plan {
     pub(in crate::agent) objects: Rc<Objects>,
     /// Addresses of the node, primary first.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
-    /// Processor time that the active pods of the Burstable tier ask for together, thousandths.
-    pub(in crate::agent) burstable_milli: i64,
+    /// What the active pods ask for together.
+    pub(in crate::agent) asked: Asked,
     /// This agent has given the pod's cgroup its limits.
     pub(in crate::agent) limited: bool,
     /// Whether the call is still wanted.

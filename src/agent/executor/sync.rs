@@ -179,9 +179,7 @@ impl Syncer {
             return Ok(());
         }
         let ensure = async |runs| {
-            let made = self
-                .cgroups
-                .ensure(pod, plan.limited, runs, plan.burstable_milli);
+            let made = self.cgroups.ensure(pod, plan.limited, runs, plan.asked);
             let made = made.await.map_err(|e| {
                 let message = format!("unable to ensure pod container exists: {}", chain(&e));
                 self.warn(pod, "FailedCreatePodContainer", &message);

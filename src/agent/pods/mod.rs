@@ -28,10 +28,11 @@ use crate::{
     logic::{
         admission::ActivePod,
         backoff::{self, Backoff, CrashLoop, Record},
+        cgroup::Asked,
         housekeeping::{self, Gauges, Totals},
         pod_table::{Capacity, Effect, Handle, PodTable, StatusAge, TableFull},
         pod_worker::{Outcome, Update as WorkerUpdate},
-        qos::CPU,
+        qos::{CPU, MEMORY},
         reason_cache::ReasonCache,
         status_cache::StatusCache,
         status_update::Update,
@@ -220,12 +221,19 @@ impl Pods {
             .unzip()
     }
 
-    /// Processor time that the active pods of the Burstable tier ask for together, thousandths.
-    pub(super) fn burstable_milli(&self) -> i64 {
-        self.active()
-            .filter(|(_, pod)| pod.qos == QosClass::Burstable)
-            .filter_map(|(_, pod)| pod.takes.requests.get(CPU))
-            .fold(0_i64, |sum, milli| sum.saturating_add(*milli))
+    /// What the active pods ask for together.
+    pub(super) fn asked(&self) -> Asked {
+        let sum = |qos, name: &str| {
+            self.active()
+                .filter(|(_, pod)| pod.qos == qos)
+                .filter_map(|(_, pod)| pod.takes.requests.get(name))
+                .fold(0_i64, |sum, amount| sum.saturating_add(*amount))
+        };
+        Asked {
+            burstable_milli: sum(QosClass::Burstable, CPU),
+            burstable_bytes: sum(QosClass::Burstable, MEMORY),
+            guaranteed_bytes: sum(QosClass::Guaranteed, MEMORY),
+        }
     }
 
     /// What housekeeping must know of a configured pod.

@@ -7,29 +7,47 @@ use super::{super::eviction::gauge::Gauge, world::Hands};
 use crate::{
     agent::views::Later,
     api::{Mono, cri::FsInfo},
-    logic::eviction::{Observations, Reading},
+    logic::eviction::{Observations, Reading, Signal},
 };
 
-/// The threshold of memory that tests have unless they say otherwise: a kubelet's, bytes.
-const LEAST: i64 = 100 << 20;
+/// Bytes of the only disk, and its inodes.
+const DISK: (u64, u64) = (1 << 34, 1_000_000);
+/// Process numbers.
+const PIDS: i64 = 1000;
+/// Thresholds whose looks are counted: memory, bytes and inodes of the disk, process numbers. That of memory is a kubelet's.
+pub(in crate::agent) const HARD: &str = "--eviction-hard=memory.available<100Mi,nodefs.available<2Gi,nodefs.inodesFree<50k,\
+    pid.available<100";
+/// The same as numbers.
+const LEAST: [(Signal, i64); 4] = [
+    (Signal::MemoryAvailable, 100 << 20),
+    (Signal::NodeFsAvailable, 2 << 30),
+    (Signal::NodeFsInodes, 50_000),
+    (Signal::PidAvailable, 100),
+];
+
+/// How often something was found short, and when last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::agent) struct Looks {
+    pub(in crate::agent) count: u64,
+    pub(in crate::agent) last: Option<Mono>,
+    /// When it was found short at two looks in a row, the first of them: of two one begins a round. The other may be that
+    /// after a reclaim, which changes no condition.
+    pub(in crate::agent) twice: Option<Mono>,
+    /// The last look, if it was found short.
+    latest: Option<Mono>,
+}
 
 /// What is left; nothing is known as long as nothing is said, and then nothing is short.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Left {
     left: Cell<Observations>,
-    /// How often memory was found short, and when last.
-    looks: Cell<(u64, Option<Mono>)>,
+    looks: Cell<[Looks; 4]>,
 }
 
 impl Left {
-    /// How often memory was found short.
-    pub(in crate::agent) fn short_looks(&self) -> u64 {
-        self.looks.get().0
-    }
-
-    /// When that was last.
-    pub(in crate::agent) fn last_short_look(&self) -> Option<Mono> {
-        self.looks.get().1
+    /// How often each was found short, in the order of [`LEAST`].
+    pub(in crate::agent) fn short_looks(&self) -> [Looks; 4] {
+        self.looks.get()
     }
 
     /// Another agent looks from now on.
@@ -38,11 +56,18 @@ impl Left {
     }
 
     fn note_look(&self, now: Mono) {
-        let memory = self.left.get().memory;
-        if memory.is_some_and(|memory| memory.available < LEAST) {
-            let (count, _) = self.looks.get();
-            self.looks.set((count + 1, Some(now)));
+        let (left, mut all) = (self.left.get(), self.looks.get());
+        for (looks, (signal, least)) in all.iter_mut().zip(LEAST) {
+            let reading = left.reading(signal);
+            let short = reading.is_some_and(|reading| reading.available < least);
+            if short {
+                looks.count += 1;
+                looks.twice = looks.latest.or(looks.twice);
+                looks.last = Some(now);
+            }
+            looks.latest = short.then_some(now);
         }
+        self.looks.set(all);
     }
 
     /// So many bytes of memory are left of a GiB.
@@ -58,10 +83,24 @@ impl Left {
 
     /// So many bytes are left of 16 GiB on the only disk.
     pub(in crate::agent) fn set_disk(&self, available_bytes: u64) {
+        let inodes_free = self.file_system().inodes_free;
+        self.set_file_system(available_bytes, inodes_free);
+    }
+
+    /// The only disk.
+    pub(in crate::agent) fn file_system(&self) -> FsInfo {
+        self.left.get().nodefs.unwrap_or_default()
+    }
+
+    /// So many bytes and inodes are left of 16 GiB and a million.
+    pub(in crate::agent) fn set_file_system(&self, available_bytes: u64, inodes_free: u64) {
+        let (capacity_bytes, inodes) = DISK;
         let fs = FsInfo {
-            capacity_bytes: 1 << 34,
+            capacity_bytes,
             available_bytes,
             free_bytes: available_bytes,
+            inodes: if inodes_free > 0 { inodes } else { 0 },
+            inodes_free,
             ..FsInfo::default()
         };
         self.change(|left| {
@@ -72,7 +111,7 @@ impl Left {
 
     /// So many numbers of processes are left of 1000.
     pub(in crate::agent) fn set_pids(&self, available: i64) {
-        let capacity = 1000;
+        let capacity = PIDS;
         self.change(|left| {
             left.pids = Some(Reading {
                 available,

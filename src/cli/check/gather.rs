@@ -5,11 +5,14 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::Read as _,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
-use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::sys::{
+    stat,
+    statvfs::{FsFlags, statvfs},
+};
 
 use super::super::{
     CliError, Client, health::facts as facts_of, named_socket, proxies as named_proxies,
@@ -17,13 +20,13 @@ use super::super::{
 use super::{apiserver, runtime};
 use crate::{
     agent::POD_RECORD_VERSION,
-    api::{order::Order as _, received::Delivered},
+    api::{Quantity, order::Order as _, received::Delivered},
     cgroup::{Cgroups, Hierarchy, Version},
     config::{self, Config, Host, flags},
     error::chain,
     image::record,
     logic::{
-        check::{self, Agent, Clock, Dir, Dirs, Facts, Kernel, Manifests, Network},
+        check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Kernel, Manifests, Network},
         eviction::Signal,
         static_pod, validation,
     },
@@ -99,6 +102,8 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         }
     };
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
+    let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
+    wanted.system_memory = u64::try_from(kept).unwrap_or(0);
     wanted.fail_cgroup_v1 = cfg.cgroup.fail_cgroup_v1;
     wanted.seccomp_default = cfg.seccomp_default;
     wanted.bridge.clone_from(&cfg.network.builtin_bridge);
@@ -234,8 +239,50 @@ fn kernel(cgroups: &Cgroups) -> Kernel {
             .filter_map(|l| l.split_whitespace().next())
             .map(str::to_owned)
             .collect(),
+        zram_bytes: zram_bytes(),
         release,
     }
+}
+
+/// Memory of all zram devices. Source: kernel documentation `admin-guide/blockdev/zram.rst` (`mm_stat`).
+fn zram_bytes() -> u64 {
+    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let taken = disks.filter_map(|disk| {
+        let stat = text(disk.path().join("mm_stat").to_str()?);
+        stat.split_whitespace().nth(2)?.parse::<u64>().ok()
+    });
+    taken.sum()
+}
+
+/// The disk that `path` is on. Sources: kernel documentation `block/stat.rst`, `driver-api/mmc/mmc-dev-attrs.rst`.
+fn disk(path: &Path) -> Option<Disk> {
+    /// Bytes of what `stat` calls a sector.
+    const SECTOR: u64 = 512;
+    /// Normal, of three stages.
+    const NORMAL: u8 = 1;
+    let there = path.ancestors().find(|p| p.exists())?;
+    let dev = fs::metadata(there).ok()?.dev();
+    let at = format!("/sys/dev/block/{}:{}", stat::major(dev), stat::minor(dev));
+    let mut at = fs::canonicalize(at).ok()?;
+    if at.join("partition").exists() {
+        at.pop();
+    }
+    let read = |name: &str| at.join(name).to_str().map(text).unwrap_or_default();
+    let hex = |word: &str| u8::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+    // Of two kinds of cells, each in tenths; 0: it does not say.
+    let tenths = read("device/life_time");
+    let tenths = tenths.split_whitespace().filter_map(hex).max();
+    Some(Disk {
+        name: at.file_name()?.to_string_lossy().into(),
+        written: read("stat")
+            .split_whitespace()
+            .nth(6)?
+            .parse::<u64>()
+            .ok()?
+            .saturating_mul(SECTOR),
+        used_life: tenths.filter(|n| *n > 0).map(|n| n.min(10) * 10),
+        at_its_end: hex(read("device/pre_eol_info").trim()).is_some_and(|stage| stage > NORMAL),
+    })
 }
 
 /// What this program was built for, the versions of 32-bit ARM apart.
@@ -413,6 +460,7 @@ fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
         None => namespaces::in_host_mount_namespace().ok(),
     };
     Dirs {
+        root_disk: disk(&cfg.dirs.root),
         root: dir(&cfg.dirs.root, &mounts),
         run: dir(&cfg.dirs.run, &mounts),
         logs: dir(&cfg.dirs.pod_logs, &mounts),

@@ -46,6 +46,8 @@ pub struct Wanted {
     pub node_name: String,
     /// Refuse to start while swap is on.
     pub fail_swap_on: bool,
+    /// `systemReserved.memory`, bytes.
+    pub system_memory: u64,
     /// Refuse to start on cgroup v1.
     pub fail_cgroup_v1: bool,
     /// `RuntimeDefault` where nothing else is said.
@@ -95,6 +97,8 @@ pub struct Kernel {
     pub inotify_watches: u64,
     /// Active swap devices and files.
     pub swaps: Vec<String>,
+    /// Memory that compressed swap devices (zram) take, bytes.
+    pub zram_bytes: u64,
 }
 
 /// Control groups.
@@ -209,11 +213,26 @@ pub struct Dir {
     pub inodes_free: u64,
 }
 
+/// A disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// `mmcblk0`, `sda`, …
+    pub name: String,
+    /// Bytes written to it since the machine was started.
+    pub written: u64,
+    /// How much of its life is used at most, percent; `None`: it does not say.
+    pub used_life: Option<u8>,
+    /// It says that its spare blocks come to an end.
+    pub at_its_end: bool,
+}
+
 /// Directories of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirs {
     /// What survives a reboot.
     pub root: Dir,
+    /// The disk that it is on, as far as that is one.
+    pub root_disk: Option<Disk>,
     /// What ends with it.
     pub run: Dir,
     /// Logs of containers.

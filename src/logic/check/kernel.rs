@@ -12,16 +12,21 @@ const COMMON_PAGE: u64 = 4096;
 const FEW_PIDS: u64 = 8192;
 /// The kernel's default; programs in containers share it.
 const FEW_INOTIFY_INSTANCES: u64 = 128;
+/// Since then a tmpfs can be kept from swap.
+const NOSWAP_KERNEL: (u32, u32) = (6, 4);
 /// The smallest default of any distribution.
 const FEW_INOTIFY_WATCHES: u64 = 8192;
 
-pub(super) fn version(facts: &Facts) -> Finding {
-    let release = &facts.kernel.release;
+fn release_numbers(release: &str) -> (u32, u32) {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
         .map(|n| n.parse().unwrap_or(0));
-    let have: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if have >= OLDEST_KERNEL {
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+pub(super) fn version(facts: &Facts) -> Finding {
+    let release = &facts.kernel.release;
+    if release_numbers(release) >= OLDEST_KERNEL {
         return Finding::ok(format!("Linux {release}"));
     }
     let (major, minor) = OLDEST_KERNEL;
@@ -213,6 +218,24 @@ pub(super) fn swap(facts: &Facts) -> Finding {
             "swapoff -a && sed -i '/\\sswap\\s/s/^/#/' /etc/fstab"
         };
         return Finding::error(format!("{list} is on, and failSwapOn is true"), off);
+    }
+    let (zram, kept) = (facts.kernel.zram_bytes, facts.wanted.system_memory);
+    if zram > kept {
+        let needed = zram.div_ceil(1 << 20);
+        return Finding::warning(
+            format!(
+                "{list} takes {needed} MiB of memory that is no pod's, and systemReserved keeps {} MiB",
+                kept >> 20
+            ),
+            format!("systemReserved: {{memory: {needed}Mi}} in the configuration"),
+        );
+    }
+    let on_disk = swaps.iter().any(|name| !name.starts_with("/dev/zram"));
+    if on_disk && release_numbers(&facts.kernel.release) < NOSWAP_KERNEL {
+        return Finding::warning(
+            format!("{list}: Secrets in memory may get to the disk, which Linux 6.4 can prevent"),
+            "swapoff -a, or swap to zram, or a newer kernel",
+        );
     }
     Finding::ok(format!("{list}; pods get none of it on cgroup v2"))
 }

@@ -116,6 +116,9 @@ fn percent(free: u64, of: u64) -> u64 {
     u64::try_from(u128::from(free) * 100 / u128::from(of.max(1))).unwrap_or(100)
 }
 
+/// From here on a disk is to be replaced.
+const WORN_PERCENT: u8 = 90;
+
 fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
@@ -218,6 +221,33 @@ pub(super) fn root_dir(facts: &Facts) -> Finding {
         }
         _ => Finding::ok(format!("{path} on {kind}")),
     }
+}
+
+/// Flash wears out by what is written to it.
+pub(super) fn wear(facts: &Facts) -> Finding {
+    let Some(disk) = &facts.dirs.root_disk else {
+        return Finding::ok(format!(
+            "{} is on no disk that could tell",
+            facts.dirs.root.path
+        ));
+    };
+    let written = mib(disk.written);
+    let life = match disk.used_life {
+        Some(percent) => format!("up to {percent} % of its life is used"),
+        None => "it does not tell of its wear".into(),
+    };
+    let says = format!(
+        "{}: {life}; {written} written since the machine was started",
+        disk.name
+    );
+    if disk.at_its_end
+        || disk
+            .used_life
+            .is_some_and(|percent| percent >= WORN_PERCENT)
+    {
+        return Finding::warning(says, "replace the card or the module before it fails");
+    }
+    Finding::ok(says)
 }
 
 pub(super) fn run_dir(facts: &Facts) -> Finding {

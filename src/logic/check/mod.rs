@@ -15,8 +15,8 @@ use alloc::{string::String, vec::Vec};
 
 pub use agent::trouble;
 pub use facts::{
-    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Facts, Handler,
-    Kernel, Manifests, Network, Rights, Runtime, Wanted,
+    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Facts,
+    Handler, Kernel, Manifests, Network, Rights, Runtime, Wanted,
 };
 
 /// How bad something is.
@@ -83,7 +83,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 48] = [
+pub const CHECKS: [Check; 49] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -108,6 +108,7 @@ pub const CHECKS: [Check; 48] = [
     ("eviction", machine::eviction),
     ("read-only", machine::read_only),
     ("root-dir", machine::root_dir),
+    ("wear", machine::wear),
     ("run-dir", machine::run_dir),
     ("records", machine::records),
     ("log-dir", machine::log_dir),

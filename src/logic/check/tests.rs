@@ -42,6 +42,7 @@ fn sound() -> Facts {
             inotify_instances: 128,
             inotify_watches: 8192,
             swaps: Vec::new(),
+            zram_bytes: 0,
         },
         cgroups: Cgroups {
             mounted: true,
@@ -72,6 +73,12 @@ fn sound() -> Facts {
         },
         dirs: Dirs {
             root: dir("/var/lib/picolet", "ext4"),
+            root_disk: Some(Disk {
+                name: "mmcblk0".into(),
+                written: 3 << 30,
+                used_life: Some(20),
+                at_its_end: false,
+            }),
             run: dir("/run/picolet", "tmpfs"),
             logs: dir("/var/log/pods", "ext4"),
             host_mounts: Some(true),
@@ -217,6 +224,15 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "swapoff -a && systemctl disable --now dphys-swapfile"),
     ("swap", |f| { f.kernel.swaps = vec!["/dev/sda3".into()]; f.wanted.fail_swap_on = true; }, Level::Error, "/dev/sda3 is on",
         "swapoff -a && sed -i '/\\sswap\\s/s/^/#/' /etc/fstab"),
+    // SWP-04
+    ("swap", |f| { f.kernel.swaps = vec!["/var/swap".into()]; f.kernel.release = "6.1.21-v8+".into(); }, Level::Warning,
+        "Secrets in memory may get to the disk", "swapoff -a, or swap to zram, or a newer kernel"),
+    // SWP-05
+    ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.kernel.zram_bytes = (40 << 20) + 1; f.wanted.system_memory = 32 << 20; },
+        Level::Warning, "takes 41 MiB of memory that is no pod's, and systemReserved keeps 32 MiB", "systemReserved: {memory: 41Mi} in the configuration"),
+    ("wear", |f| f.dirs.root_disk.as_mut().expect("one").used_life = Some(90), Level::Warning, "up to 90 % of its life is used",
+        "replace the card or the module before it fails"),
+    ("wear", |f| f.dirs.root_disk.as_mut().expect("one").at_its_end = true, Level::Warning, "mmcblk0: ", "replace the card or the module before it fails"),
     ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.wanted.fail_swap_on = true; }, Level::Error, "/dev/zram0 is on",
         "swapoff -a && systemctl mask systemd-zram-setup@zram0.service"),
     ("clock", |f| f.clock.now = Wall::from_secs(60), Level::Warning, "it is 1970-01-01T00:01:00Z",
@@ -348,7 +364,13 @@ const ODD: &[(&str, Change, &str)] = &[
     ("cgroup", |f| f.cgroups.v2 = false, "version 1"),
     ("cgroup-limits", |f| f.cgroups.missing = vec!["memory".into()], "cpu and pids are limited"),
     ("apparmor", |f| { f.kernel.apparmor = false; f.kernel.apparmor_profile = None; }, "not in this kernel"),
+    // SWP-03
     ("swap", |f| f.kernel.swaps = vec!["/dev/zram0".into()], "/dev/zram0"),
+    ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.kernel.zram_bytes = 9; f.wanted.system_memory = 9; }, "/dev/zram0"),
+    ("swap", |f| f.kernel.swaps = vec!["/var/swap".into()], "pods get none"),
+    ("wear", |_| (), "mmcblk0: up to 20 % of its life is used; 3072 MiB written since"),
+    ("wear", |f| f.dirs.root_disk.as_mut().expect("one").used_life = None, "does not tell"),
+    ("wear", |f| f.dirs.root_disk = None, "no disk that could tell"),
     ("clock-sync", |f| f.clock.synchronized = None, "does not say"),
     ("rtc", |f| { f.clock.rtc = true; f.clock.saved_time = None; }, "battery"),
     ("inodes", |f| { f.dirs.root.inodes = 0; f.dirs.root.inodes_free = 0; f.dirs.logs.inodes = 0; }, "100 %"),

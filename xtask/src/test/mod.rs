@@ -55,7 +55,7 @@ enum When {
 type Lane = (&'static str, When, fn(&mut Run) -> Result<(), Failure>);
 
 /// In their order: first what tells most a minute; last the tests, so that what CI shows of a long log ends with their count.
-const LANES: [Lane; 20] = [
+const LANES: [Lane; 21] = [
     ("format", When::Always, format),
     ("crates", When::Always, crates),
     ("lints", When::Always, lints),
@@ -71,6 +71,7 @@ const LANES: [Lane; 20] = [
     ("long simulation", When::Long, long_simulation),
     ("long fuzz", When::Long, long_fuzz),
     ("long tests", When::Long, long_tests),
+    ("pressure", When::Long, pressure),
     ("whole chaos", When::Long, whole_chaos),
     ("demos", When::Long, demos),
     ("all boards", When::Long, all_boards),
@@ -227,6 +228,13 @@ fn machine(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The machine that runs short.
+fn pressure(run: &mut Run) -> Result<(), Failure> {
+    let shipped = run.shipped()?;
+    run.step(task("vm").arg("--pressure").env(SHIPPED, shipped));
+    Ok(())
+}
+
 fn chaos(run: &mut Run) -> Result<(), Failure> {
     let program = run.tests()?.crashing.clone();
     run.step(task("chaos").arg("--quick").arg("--program").arg(program));
@@ -307,6 +315,9 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
         ("image", "memory_does_not_grow_with_the_archive"),
         ("volume_memory", "a_directory_of_a_million_names"),
         ("budget", "thirteen_crowds"),
+        ("budget", "a_crowd_with_files"),
+        ("host", "eviction::pods_that_take_too_much"),
+        ("host", "logs::a_flood_of_a_minute"),
         (
             "host",
             "containerd::containerd_is_killed_many_times_while_pods_come_and_go",

@@ -197,5 +197,6 @@ pub(super) fn console(dir: &Path, boot: Boot) -> PathBuf {
         Boot::Fresh => "console-1.log",
         Boot::AfterPowerCut => "console-2.log",
         Boot::Small => "console-3.log",
+        Boot::Pressure => "console-4.log",
     })
 }

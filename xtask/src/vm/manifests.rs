@@ -32,6 +32,86 @@ pub(super) fn sleeper(name: &str, seconds: u32) -> String {
         .replace("SECONDS", &seconds.to_string())
 }
 
+/// Pods that take little, of which nothing may end.
+pub(super) const BYSTANDERS: [&str; 3] = ["modest-1", "modest-2", "modest-3"];
+
+/// Those: two ask for memory.
+pub(super) fn bystanders() -> Vec<(String, String)> {
+    let asking = "imagePullPolicy: Never\n    resources: {requests: {memory: 8Mi}}";
+    let mut all: Vec<_> = BYSTANDERS
+        .iter()
+        .map(|name| ((*name).to_owned(), sleeper(name, 1_000_000)))
+        .collect();
+    for (_, text) in &mut all[1..] {
+        *text = text.replace("imagePullPolicy: Never", asking);
+    }
+    all
+}
+
+/// A Burstable pod with a limit.
+pub(super) fn kept() -> String {
+    let asking =
+        "imagePullPolicy: Never\n    resources: {requests: {memory: 8Mi}, limits: {memory: 32Mi}}";
+    sleeper("kept", 1_000_000).replace("imagePullPolicy: Never", asking)
+}
+
+/// A pod that takes all there is of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Eater {
+    /// Some MiB a second, in a volume.
+    Memory,
+    /// As fast as a process can.
+    MemoryAtOnce,
+    Disk,
+    Inodes,
+    Pids,
+}
+
+impl Eater {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::MemoryAtOnce => "at-once",
+            Self::Disk => "disk",
+            Self::Inodes => "inodes",
+            Self::Pids => "pids",
+        }
+    }
+
+    /// As a status names what is short.
+    pub(super) fn resource(self) -> &'static str {
+        match self {
+            Self::Memory | Self::MemoryAtOnce => "memory",
+            Self::Disk => "ephemeral-storage",
+            Self::Inodes => "inodes",
+            Self::Pids => "pids",
+        }
+    }
+
+    pub(super) fn manifest(self, name: &str) -> String {
+        let (medium, script) = match self {
+            Self::Memory => (
+                "Memory",
+                "n=0; while :; do n=$((n+1)); dd if=/dev/zero of=/data/$n bs=1M count=4; sleep 0.5; done",
+            ),
+            Self::MemoryAtOnce => ("", "tail /dev/zero"),
+            Self::Disk => (
+                "",
+                "dd if=/dev/zero of=/data/x bs=1M count=128; sleep 1000000",
+            ),
+            Self::Inodes => ("", "cd /data && seq 1 6000 | xargs touch; sleep 1000000"),
+            Self::Pids => (
+                "",
+                "n=0; while [ $n -lt 160 ]; do sleep 1000000 & n=$((n+1)); done; wait",
+            ),
+        };
+        fill(EATER)
+            .replace("NAME", name)
+            .replace("MEDIUM", medium)
+            .replace("SCRIPT", script)
+    }
+}
+
 /// Name of the profile that picolet loads.
 pub(super) const DEFAULT_PROFILE: &str = "picolet-default-v1";
 
@@ -203,6 +283,22 @@ spec:
     command: [sleep, 'SECONDS']
 "#;
 
+const EATER: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sh, -c, 'SCRIPT']
+    volumeMounts:
+    - {name: data, mountPath: /data}
+  volumes:
+  - {name: data, emptyDir: {medium: "MEDIUM"}}
+"#;
+
 #[cfg(test)]
 mod tests {
     use picolet::{config::decode, logic::static_pod};
@@ -222,6 +318,10 @@ mod tests {
         let mut all = few();
         all.push(("sleeper", sleeper("crowd-1", 7)));
         all.push(("stray", under_profile("stray", "other")));
+        let few: Vec<_> = bystanders();
+        all.extend(few.into_iter().map(|(_, text)| ("bystander", text)));
+        all.push(("kept", kept()));
+        all.push(("eater", Eater::Memory.manifest("eater")));
         for (name, text) in all {
             let document = decode::parse(text.as_bytes()).expect(name);
             assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");

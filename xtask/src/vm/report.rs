@@ -26,16 +26,24 @@ pub(super) enum Boot {
     AfterPowerCut,
     /// Another new machine, with half the memory.
     Small,
+    /// The same anew, where pods take what there is. Only if it is asked for.
+    Pressure,
 }
 
 impl Boot {
-    pub(super) const ALL: [Self; 3] = [Self::Fresh, Self::AfterPowerCut, Self::Small];
+    pub(super) const ALL: [Self; 4] = [
+        Self::Fresh,
+        Self::AfterPowerCut,
+        Self::Small,
+        Self::Pressure,
+    ];
 
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Fresh => "a new machine",
             Self::AfterPowerCut => "the same machine after a power cut",
             Self::Small => "a new machine of 256 MiB",
+            Self::Pressure => "a new machine of 256 MiB that runs short",
         }
     }
 
@@ -45,6 +53,7 @@ impl Boot {
             Self::Fresh => "picolet.boot=fresh",
             Self::AfterPowerCut => "picolet.boot=cut",
             Self::Small => "picolet.boot=small",
+            Self::Pressure => "picolet.boot=pressure",
         }
     }
 
@@ -52,14 +61,14 @@ impl Boot {
     pub(super) fn memory_mib(self) -> u32 {
         match self {
             Self::Fresh | Self::AfterPowerCut => 512,
-            Self::Small => 256,
+            Self::Small | Self::Pressure => 256,
         }
     }
 
     /// Whether the disk is a new one.
     pub(super) fn is_new(self) -> bool {
         match self {
-            Self::Fresh | Self::Small => true,
+            Self::Fresh | Self::Small | Self::Pressure => true,
             Self::AfterPowerCut => false,
         }
     }
@@ -68,7 +77,7 @@ impl Boot {
     pub(super) fn ends_in_order(self) -> bool {
         match self {
             Self::Fresh => false,
-            Self::AfterPowerCut | Self::Small => true,
+            Self::AfterPowerCut | Self::Small | Self::Pressure => true,
         }
     }
 }

@@ -149,7 +149,11 @@ pub(super) fn unit_alone() -> Result<String, Failure> {
 }
 
 /// Directory of a pod's control group and of one container's in it.
-fn group_of(name: &str, tier: &str, container: &str) -> Result<(PathBuf, PathBuf), Failure> {
+pub(super) fn group_of(
+    name: &str,
+    tier: &str,
+    container: &str,
+) -> Result<(PathBuf, PathBuf), Failure> {
     let pod = pod(name)?;
     let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
     let dir = Path::new(TREE)
@@ -160,7 +164,7 @@ fn group_of(name: &str, tier: &str, container: &str) -> Result<(PathBuf, PathBuf
     Ok((dir, own))
 }
 
-fn check_files(dir: &Path, files: &[(&str, &str)]) -> Result<(), Failure> {
+pub(super) fn check_files(dir: &Path, files: &[(&str, &str)]) -> Result<(), Failure> {
     for (file, wanted) in files {
         let path = dir.join(file);
         expect(

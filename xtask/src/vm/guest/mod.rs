@@ -6,6 +6,7 @@ mod facts;
 mod figures;
 mod groups;
 mod node;
+mod pressure;
 mod small;
 
 use std::{
@@ -57,6 +58,7 @@ pub(crate) fn run() -> ExitCode {
         Some(Boot::Fresh) => boots::fresh(&mut guest),
         Some(Boot::AfterPowerCut) => boots::after_power_cut(&mut guest),
         Some(Boot::Small) => small::run(&mut guest),
+        Some(Boot::Pressure) => pressure::run(&mut guest),
         None => guest.say(&Line::Failed("no word of a boot".into())),
     }
     ExitCode::SUCCESS
