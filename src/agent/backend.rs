@@ -16,6 +16,7 @@ use super::{
     metrics::Metrics,
     node::Node,
     pod_store::PodStore,
+    provider::Providers,
     recorder::Recorder,
     vitals::{HeapUse, LoopWatch},
 };
@@ -36,10 +37,11 @@ use crate::{
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, Figures, Health, LogTarget, NextShown, Pieces, PressureShown, Reply,
-            RunningPod, ShortShown, Uptime,
+            Backend, Check, Figures, Health, Incoming, LogTarget, NextShown, Pieces, PressureShown,
+            Reply, RunningPod, ShortShown, Uptime,
         },
         http::Refusal,
+        log_reader::LogOptions,
     },
     sys::lane::Lane,
 };
@@ -77,6 +79,8 @@ pub(super) struct LocalBackend {
     pub(super) clock: Rc<dyn Clock>,
     /// Streams, pulls under way.
     pub(super) runtime: Rc<dyn RuntimeService>,
+    /// Who keeps logs that are not here.
+    pub(super) providers: Option<Rc<Providers>>,
     /// Where files are read.
     pub(super) disk: Lane,
     /// What is done with images.
@@ -506,6 +510,17 @@ impl Backend for LocalBackend {
                 })?;
             Ok(LogTarget { path, id })
         })
+    }
+
+    fn provided_log<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a LogOptions,
+    ) -> Reply<'a, Box<dyn Incoming>> {
+        match &self.providers {
+            Some(providers) => Box::pin(providers.log(id, options)),
+            None => Box::pin(async { Err(Refusal::not_found("the log has no file")) }),
+        }
     }
 
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool> {

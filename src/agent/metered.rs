@@ -112,6 +112,10 @@ impl RuntimeService for Metered {
         )
     }
 
+    fn providers(&self) -> Option<Result<(), String>> {
+        self.inner.providers()
+    }
+
     fn status(&self) -> Call<'_, RuntimeStatus> {
         self.count(Operation::Status, self.inner.status())
     }

@@ -36,6 +36,7 @@ use super::{
     node::{self, Node},
     parts::{Given, Parts},
     pollers,
+    provider::{self, Providers},
     recorder::Severity,
     serving,
     start_error::{Exit, StartError, fatal, lane, usage},
@@ -338,6 +339,7 @@ async fn serve(
         store: parts.machine.store.clone(),
         clock: Rc::clone(&parts.tools.clock),
         runtime: Rc::clone(&parts.machine.runtime),
+        providers: parts.machine.providers.clone(),
         disk: parts.machine.disk.clone(),
         images: ImageCommands {
             images: Rc::clone(&parts.owners.images),
@@ -366,7 +368,10 @@ async fn serve(
         Rc::clone(&parts.tools.clock),
         Rc::clone(&parts.tools.recorder),
     )));
-    let driver = assembly::containers(&parts);
+    let driver = assembly::driver(&parts);
+    assembly::providers(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     let read = pollers::tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
     read.into_iter().for_each(spawn);
     assembly::manifests(&parts, &sender)
@@ -522,6 +527,9 @@ async fn assemble(
     if let Err(e) = neighbours::keep_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
+    let clock: Rc<dyn Clock> = Rc::new(SystemClock);
+    let providers = Providers::configured(&cfg.runtime.providers, &cfg.node_name, &clock);
+    let runtime = provider::route(runtime, providers.as_ref());
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
@@ -554,6 +562,7 @@ async fn assemble(
         joined,
         wire: Rc::new(Prober::default()),
         runtime,
+        providers,
         keyring,
         boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
         volumes,

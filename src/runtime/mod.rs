@@ -104,6 +104,10 @@ pub trait RuntimeService: ImageService {
         let _ = cidrs;
         Box::pin(async { Ok(()) })
     }
+    /// Whether the providers of pods that are no containers answer, or why not; `None`: the node has none. From memory.
+    fn providers(&self) -> Option<Result<(), String>> {
+        None
+    }
     /// Conditions; cheap enough for every 5 s.
     fn status(&self) -> Call<'_, RuntimeStatus>;
 

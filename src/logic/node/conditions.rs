@@ -141,6 +141,26 @@ pub(super) fn set_pressures(
     }
 }
 
+/// `ProviderReady`, of a node that has providers of pods (PRVD-07). It says nothing about `Ready`.
+pub(super) fn set_providers(
+    conditions: &mut Vec<NodeCondition>,
+    providers: &Result<(), String>,
+    now: Wall,
+) {
+    let condition = place(conditions, "ProviderReady");
+    let (ready, reason, message) = match providers {
+        Ok(()) => (TRUE, "ProvidersAnswer", "all providers answer"),
+        Err(why) => (FALSE, "ProviderSilent", cut(why, MAX_MESSAGE_BYTES)),
+    };
+    if condition.status != ready {
+        condition.last_transition_time = Some(now);
+    }
+    condition.status = ready.into();
+    condition.last_heartbeat_time = Some(now);
+    condition.reason = reason.into();
+    condition.message = message.into();
+}
+
 /// `Ready` (NODE-19, NODE-20). `errors`: why not, as the runtime, the network and the others say.
 pub(super) fn set_ready(
     conditions: &mut Vec<NodeCondition>,
