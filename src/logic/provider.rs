@@ -771,3 +771,439 @@ pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static s
     ];
     checks.into_iter().find_map(|(is, what)| is.then_some(what))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Wall = Wall::from_secs(1_700_000_000);
+    const THEN: &str = "2023-11-14T22:13:20Z";
+
+    fn pod(more: Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "image": "i"}, {"name": "d", "image": "j"}]},
+        });
+        for (key, value) in more.as_object().expect("an object") {
+            pod["spec"][key] = value.clone();
+        }
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    fn running(name: &str, count: u32) -> SaidContainer {
+        SaidContainer {
+            name: name.into(),
+            state: "running".into(),
+            restart_count: count,
+            started_at: THEN.into(),
+            ..SaidContainer::default()
+        }
+    }
+
+    fn ended(name: &str, count: u32, code: i32) -> SaidContainer {
+        SaidContainer {
+            state: "terminated".into(),
+            finished_at: THEN.into(),
+            exit_code: code,
+            ..running(name, count)
+        }
+    }
+
+    fn status(containers: &[SaidContainer]) -> SaidStatus {
+        SaidStatus {
+            containers: containers.to_vec(),
+            pod_ips: Vec::new(),
+        }
+    }
+
+    fn said(uid: &str, containers: &[SaidContainer]) -> Said {
+        Said {
+            uid: uid.into(),
+            node: "node".into(),
+            namespace: "n".into(),
+            name: "p".into(),
+            generation: "g".into(),
+            status: status(containers),
+        }
+    }
+
+    fn list(instance: &str, pods: &[Said]) -> Listed {
+        Listed {
+            instance: instance.into(),
+            cursor: String::new(),
+            pods: pods.to_vec(),
+        }
+    }
+
+    /// Takes in a list that was asked for just now.
+    fn take(table: &mut Table, listed: Listed) -> Result<News, String> {
+        let begun = table.begin();
+        table.take_list(begun, listed, "node", NOW)
+    }
+
+    fn states(table: &Table) -> Vec<(String, ContainerState, u32)> {
+        let status = table.status(&"u".into()).unwrap_or_default();
+        let containers = status.containers.into_iter();
+        containers
+            .map(|c| (c.name, c.state, c.restart_count))
+            .collect()
+    }
+
+    /// A table that was told of the pod `u`.
+    fn told(pod: &Pod) -> Table {
+        let mut table = Table::default();
+        table.expect(pod);
+        take(&mut table, list("one", &[])).expect("good");
+        let bad = table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
+        assert_eq!(bad, []);
+        table
+    }
+
+    #[test]
+    fn only_what_counts_makes_another_pod() {
+        // PROV-06 PROV-11
+        let base = pod(json!({}));
+        let mut same = base.clone();
+        same.status.reason = "x".into();
+        same.metadata.resource_version = "7".into();
+        same.spec.priority = Some(3);
+        same.spec.node_name = "node".into();
+        let seen = same
+            .metadata
+            .annotations
+            .insert(CONFIG_SEEN.into(), "now".into());
+        assert_eq!((seen, generation(&same)), (None, generation(&base)));
+        type Change = fn(&mut Pod);
+        let changes: [(&str, Change); 5] = [
+            ("containers", |p| {
+                p.spec.containers[0].image = "other".into()
+            }),
+            ("init containers", |p| {
+                p.spec.init_containers.push(Container::default())
+            }),
+            ("deadline", |p| p.spec.active_deadline_seconds = Some(1)),
+            ("labels", |p| {
+                drop(p.metadata.labels.insert("a".into(), "b".into()))
+            }),
+            ("annotations", |p| {
+                drop(p.metadata.annotations.insert("a".into(), "b".into()))
+            }),
+        ];
+        for (name, change) in changes {
+            let mut other = base.clone();
+            change(&mut other);
+            assert_ne!(generation(&other), generation(&base), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_told_once() {
+        // PROV-05 PROV-06
+        let mut table = Table::default();
+        let uid = PodUid::from("u");
+        table.expect(&pod(json!({})));
+        assert!(table.is_to_be_told(&uid, "g"), "never told");
+        table.acknowledged(&uid, "g", SaidStatus::default(), NOW);
+        assert!(!table.is_to_be_told(&uid, "g"));
+        assert!(table.is_to_be_told(&uid, "h"), "it changed");
+        // An agent that starts finds it in the list.
+        let mut table = Table::default();
+        take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
+        assert!(!table.is_to_be_told(&uid, "g"));
+        // What is not known any more hears nothing.
+        table.forget(&uid);
+        assert_eq!(
+            table.acknowledged(&uid, "g", SaidStatus::default(), NOW),
+            []
+        );
+        assert!(!table.has(&uid));
+    }
+
+    #[test]
+    fn lists_that_were_asked_for_before_a_newer_word_say_nothing_of_its_pod() {
+        // PROV-02 PRVD-07
+        let mut table = Table::default();
+        table.expect(&pod(json!({})));
+        let early = table.begin();
+        table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
+        for _ in 0..3 {
+            let news = table.take_list(early, list("one", &[]), "node", NOW);
+            assert_eq!(news.expect("good").sync, []);
+        }
+        assert!(!table.is_lost(&"u".into()));
+        let early = table.begin();
+        table.gone(&"u".into(), None, NOW);
+        let stale = list("one", &[said("u", &[running("c", 0)])]);
+        table.take_list(early, stale, "node", NOW).expect("good");
+        assert!(table.is_gone(&"u".into()));
+    }
+
+    #[test]
+    fn forgotten_is_what_two_lists_of_one_instance_leave_out() {
+        // PRVD-07
+        let uid = PodUid::from("u");
+        let all = [said("u", &[running("c", 0)])];
+        for (name, lists, lost) in [
+            ("once", vec![list("one", &[])], false),
+            ("twice", vec![list("one", &[]), list("one", &[])], true),
+            (
+                "with it between",
+                vec![list("one", &[]), list("one", &all), list("one", &[])],
+                false,
+            ),
+            (
+                "by two instances",
+                vec![list("one", &[]), list("two", &[])],
+                false,
+            ),
+            (
+                "by one that never had it",
+                vec![list("two", &[]), list("two", &[]), list("two", &[])],
+                false,
+            ),
+        ] {
+            let mut table = told(&pod(json!({})));
+            take(&mut table, list("one", &all)).expect("good");
+            for list in lists {
+                take(&mut table, list).expect("good");
+                table.silent();
+            }
+            assert_eq!(table.is_lost(&uid), lost, "{name}");
+            let state = if lost {
+                ContainerState::Exited
+            } else {
+                ContainerState::Running
+            };
+            assert_eq!(states(&table), [("c".into(), state, 0)], "{name}");
+        }
+        // One that starts anew is told again.
+        let mut table = told(&pod(json!({})));
+        let news = take(&mut table, list("two", &[])).expect("good");
+        assert_eq!(news.sync, core::slice::from_ref(&uid));
+        assert!(table.is_to_be_told(&uid, "g"));
+    }
+
+    #[test]
+    fn statuses_are_checked() {
+        // PRVD-05
+        let with = |change: fn(&mut SaidContainer)| {
+            let mut container = running("c", 1);
+            change(&mut container);
+            vec![container]
+        };
+        for (name, containers, why) in [
+            (
+                "foreign",
+                vec![running("x", 0)],
+                "no container of that name",
+            ),
+            ("twice", vec![ended("c", 1, 3), ended("c", 1, 3)], "twice"),
+            ("fewer restarts", vec![ended("c", 0, 0)], "became less"),
+            ("another code", vec![ended("c", 1, 4)], "exitCode"),
+            ("runs again", vec![running("c", 1)], "runs again"),
+            (
+                "no such state",
+                with(|c| c.state = "glows".into()),
+                "state must be",
+            ),
+            ("no time", with(|c| c.started_at = "x".into()), "no time"),
+            (
+                "later",
+                with(|c| c.started_at = "2033-01-01T00:00:00Z".into()),
+                "not yet",
+            ),
+            (
+                "no start",
+                with(|c| c.started_at.clear()),
+                "needs startedAt",
+            ),
+        ] {
+            let mut table = told(&pod(json!({})));
+            let before = [ended("c", 1, 3)];
+            take(&mut table, list("one", &[said("u", &before)])).expect("good");
+            let known = states(&table);
+            let news = take(&mut table, list("one", &[said("u", &containers)])).expect("good");
+            assert!(
+                news.bad.len() == 1 && news.bad[0].why.contains(why),
+                "{name}: {news:?}"
+            );
+            assert_eq!(states(&table), known, "{name}");
+            // The same once more is no news.
+            let news = take(&mut table, list("one", &[said("u", &containers)])).expect("good");
+            assert_eq!(news.bad, [], "{name}");
+            let next = [running("c", 2), ended("d", 0, 0)];
+            let news = take(&mut table, list("one", &[said("u", &next)])).expect("good");
+            assert_eq!(news.bad, [], "{name}");
+            assert_eq!(states(&table)[0].2, 2, "{name}");
+        }
+        // One that is never to run again does not.
+        let mut table = told(&pod(json!({"restartPolicy": "Never"})));
+        take(&mut table, list("one", &[said("u", &[ended("c", 0, 0)])])).expect("good");
+        let news = take(&mut table, list("one", &[said("u", &[running("c", 1)])])).expect("good");
+        assert!(news.bad[0].why.contains("Never"));
+    }
+
+    #[test]
+    fn what_is_too_much_is_not_believed() {
+        let mut table = told(&pod(json!({})));
+        let many: Vec<Said> = (0..=MAX_PODS)
+            .map(|n| said(&format!("u{n}"), &[]))
+            .collect();
+        for (listed, why) in [
+            (list("one", &many), "more than 512"),
+            (list("one", &[said("u", &[]), said("u", &[])]), "twice"),
+            (list("", &[]), "instance"),
+            (list(&"x".repeat(MAX_WORD_BYTES + 1), &[]), "instance"),
+        ] {
+            let error = take(&mut table, listed).expect_err(why);
+            assert!(error.contains(why), "{error}");
+        }
+        assert_eq!(table.list().len(), 1, "nothing of it counts");
+        let mut long = running("c", 0);
+        long.message = "x".repeat(MAX_MESSAGE_BYTES + 1);
+        let many = vec![running("c", 0); MAX_CONTAINERS + 1];
+        for containers in [vec![long], many] {
+            let bad = table.acknowledged(&"u".into(), "g", status(&containers), NOW);
+            assert_eq!(bad.len(), 1);
+        }
+        let ip = SaidStatus {
+            pod_ips: vec!["10.0.0.300".into()],
+            ..SaidStatus::default()
+        };
+        let bad = table.acknowledged(&"u".into(), "g", ip, NOW);
+        assert!(bad[0].why.contains("no address"));
+    }
+
+    #[test]
+    fn an_end_is_the_providers_word() {
+        // PROV-01 PRVD-06
+        let uid = PodUid::from("u");
+        let mut table = told(&pod(json!({})));
+        assert!(!table.has_ended(&uid));
+        let one = [ended("c", 0, 3), running("d", 0)];
+        take(&mut table, list("one", &[said("u", &one)])).expect("good");
+        assert!(!table.has_ended(&uid), "another runs");
+        let all = [ended("c", 0, 3), ended("d", 0, 0)];
+        take(&mut table, list("one", &[said("u", &all)])).expect("good");
+        assert!(table.has_ended(&uid) && !table.is_gone(&uid));
+        table.gone(&uid, None, NOW);
+        assert!(table.is_gone(&uid));
+        let codes: Vec<i32> = table
+            .status(&uid)
+            .expect("kept")
+            .containers
+            .iter()
+            .map(|c| c.exit_code)
+            .collect();
+        assert_eq!(codes, [3, 0], "its codes are not invented");
+        // Gone without a word: nobody knows how it ended.
+        let mut table = told(&pod(json!({})));
+        table.gone(&uid, None, NOW);
+        let status = table.status(&uid).expect("kept");
+        assert_eq!(
+            (
+                status.containers[0].exit_code,
+                &*status.containers[0].reason
+            ),
+            (137, LOST)
+        );
+        let mut table = told(&pod(json!({})));
+        let last = SaidStatus {
+            containers: vec![ended("c", 0, 9)],
+            ..SaidStatus::default()
+        };
+        table.gone(&uid, Some(last), NOW);
+        assert_eq!(table.status(&uid).expect("kept").containers[0].exit_code, 9);
+        table.forget(&uid);
+        assert_eq!(table.list(), []);
+    }
+
+    #[test]
+    fn pods_of_other_nodes_are_not_there() {
+        // PROV-04 PRVD-04
+        let mut table = Table::default();
+        let mut other = said("other", &[running("c", 0)]);
+        other.node = "elsewhere".into();
+        let own = said("u", &[running("c", 0)]);
+        take(&mut table, list("one", &[other, own])).expect("good");
+        let uids: Vec<PodUid> = table.list().into_iter().map(|pod| pod.uid).collect();
+        assert_eq!(uids, ["u".into()]);
+        // Nobody asked for it here: it is forgotten as soon as it is not listed.
+        let news = take(&mut table, list("one", &[])).expect("good");
+        assert!(news.changed && table.list().is_empty());
+    }
+
+    #[test]
+    fn ids_lead_to_their_pods() {
+        let table = told(&pod(json!({})));
+        let status = table.status(&"u".into()).expect("there");
+        let (container, sandbox) = (&status.containers[0].id, &status.sandboxes[0].id);
+        assert_eq!(table.container(container), Some(("u".into(), "c".into())));
+        assert_eq!(table.sandbox(sandbox), Some("u".into()));
+        assert_eq!(table.sandbox(&"provided-x".into()), None);
+        assert_eq!(table.sandbox(&"u".into()), None);
+    }
+
+    #[test]
+    fn what_processes_cannot_honour() {
+        // PRVD-08
+        let base = json!({
+            "hostNetwork": true, "containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}],
+        });
+        let refused = |at: &str, value: Value| {
+            let mut spec = base.clone();
+            let (parent, field) = at.rsplit_once('/').expect("a pointer");
+            spec.pointer_mut(parent).expect("there")[field] = value;
+            let pod = pod(spec);
+            refused_by_process(&pod, &pod.spec.containers[0])
+        };
+        assert_eq!(refused("/hostNetwork", json!(true)), None);
+        let own = "/containers/0/securityContext";
+        for (at, value, what) in [
+            ("/hostNetwork", json!(false), "hostPort"),
+            (
+                "/containers/0/volumeMounts",
+                json!([{"name": "v", "mountPath": "/x"}]),
+                "volumeMounts",
+            ),
+            ("/containers/0/tty", json!(true), "tty"),
+            (own, json!({"privileged": true}), "privileged"),
+            (
+                own,
+                json!({"capabilities": {"add": ["NET_ADMIN"]}}),
+                "capabilities.add",
+            ),
+            (
+                own,
+                json!({"allowPrivilegeEscalation": true}),
+                "allowPrivilegeEscalation",
+            ),
+            (
+                own,
+                json!({"readOnlyRootFilesystem": true}),
+                "readOnlyRootFilesystem",
+            ),
+            (
+                own,
+                json!({"seccompProfile": {"type": "RuntimeDefault"}}),
+                "seccompProfile",
+            ),
+            (
+                "/securityContext",
+                json!({"sysctls": [{"name": "a", "value": "b"}]}),
+                "sysctls",
+            ),
+            (
+                "/shareProcessNamespace",
+                json!(true),
+                "shareProcessNamespace",
+            ),
+        ] {
+            assert_eq!(refused(at, value), Some(what), "{at}");
+        }
+        let without = json!({"hostNetwork": false, "containers": [{"name": "c", "image": "i"}]});
+        let without = pod(without);
+        let said = refused_by_process(&without, &without.spec.containers[0]);
+        assert_eq!(said, Some("hostNetwork: false"));
+    }
+}

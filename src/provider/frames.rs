@@ -37,6 +37,9 @@ const MAX_INPUT_BYTES: usize = 8192;
 /// Bytes that may wait for the provider: sizes of the terminal beyond them are dropped.
 const MAX_WAITING_BYTES: usize = 2 * MAX_INPUT_BYTES;
 
+/// Steps of reading in one poll: whoever sends frames without bytes keeps nobody else waiting.
+const MAX_FRAMES: usize = 64;
+
 /// How a command ended.
 type Ended = Rc<RefCell<Option<Result<i32, RuntimeError>>>>;
 
@@ -145,8 +148,8 @@ impl Streams for Framed {
         if self.ended.borrow().is_some() {
             return Poll::Ready(Ok(Output::End));
         }
-        // Bounded: a frame without bytes is passed over only as far as the socket's buffer holds some.
-        loop {
+        // Bounded: by MAX_FRAMES, then others have their turn.
+        for _ in 0..MAX_FRAMES {
             let Some(channel) = self.channel() else {
                 let mut head = [0; HEAD_BYTES];
                 let missing = HEAD_BYTES - self.known;
@@ -204,6 +207,8 @@ impl Streams for Framed {
                 _ => Output::Stderr(n),
             }));
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {

@@ -409,4 +409,48 @@ mod tests {
             assert!(read(text, framing, 1).is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn too_slow_and_too_much() {
+        // PRVD-02
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("too_slow_and_too_much needs root: a provider's socket is root's");
+            return;
+        }
+        let path = std::env::temp_dir().join(format!("picolet-provider-{}", std::process::id()));
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("socket");
+        let allow = |mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&path, mode).expect("mode");
+        };
+        let socket = Socket::new(path.clone());
+        let ask = |limit| {
+            let time = Duration::from_millis(200);
+            let request = Request {
+                limit,
+                time,
+                ..Request::new("GET", "/pods")
+            };
+            smol::block_on(socket.ask(request))
+        };
+        allow(0o660);
+        assert!(matches!(ask(9), Err(ProviderError::Untrusted(_))));
+        allow(0o600);
+        // Nobody answers.
+        assert!(matches!(ask(9), Err(ProviderError::Slow(_))));
+        let _ = listener.accept().expect("the one before");
+        let server = std::thread::spawn(move || {
+            let head = "HTTP/1.1 200 OK\r\npicolet-provider: 1\r\n\r\n";
+            for body in ["123456789", "1234567890"] {
+                let (mut peer, _) = listener.accept().expect("a client");
+                let _ = io::Write::write_all(&mut peer, format!("{head}{body}").as_bytes());
+                // Closed before it has read everything, the client would hear of nothing else.
+                let _ = io::Read::read(&mut peer, &mut [0; 4096]);
+            }
+        });
+        assert_eq!(ask(9).expect("fits").body, b"123456789");
+        assert!(matches!(ask(9), Err(ProviderError::TooLarge(9))));
+        server.join().expect("server");
+        fs::remove_file(path).expect("clean");
+    }
 }

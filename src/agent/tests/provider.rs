@@ -146,7 +146,7 @@ impl Wire for Rc<FakeProvider> {
     fn ask(&self, request: Request) -> Asking<'_, Answer> {
         let cursor = format!("/changes?after={}", self.0.borrow().cursor);
         if request.target.starts_with("/changes") {
-            let provider = Rc::clone(self);
+            let provider = Self::clone(self);
             return Box::pin(core::future::poll_fn(move |_| {
                 // Looked at whenever anything happens at all, as the tests' time does.
                 let state = provider.0.borrow();
