@@ -61,6 +61,8 @@ pub(super) struct Settings {
     pub(super) started: Mono,
     /// What the Node says.
     pub(super) kubelet_version: String,
+    /// Who keeps logs that are not here, if anybody does.
+    pub(super) providers: Option<Rc<Providers>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -79,8 +81,6 @@ pub(super) struct LocalBackend {
     pub(super) clock: Rc<dyn Clock>,
     /// Streams, pulls under way.
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// Who keeps logs that are not here.
-    pub(super) providers: Option<Rc<Providers>>,
     /// Where files are read.
     pub(super) disk: Lane,
     /// What is done with images.
@@ -517,7 +517,7 @@ impl Backend for LocalBackend {
         id: &'a ContainerId,
         options: &'a LogOptions,
     ) -> Reply<'a, Box<dyn Incoming>> {
-        match &self.providers {
+        match &self.settings.providers {
             Some(providers) => Box::pin(providers.log(id, options)),
             None => Box::pin(async { Err(Refusal::not_found("the log has no file")) }),
         }

@@ -8,8 +8,9 @@ use crate::{
     api::{
         ContainerId, Mono, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources,
-            PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+            AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Image,
+            LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
+            Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
@@ -112,7 +113,7 @@ impl RuntimeService for Metered {
         )
     }
 
-    fn providers(&self) -> Option<Result<(), String>> {
+    fn providers(&self) -> Option<Condition> {
         self.inner.providers()
     }
 

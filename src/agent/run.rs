@@ -339,7 +339,6 @@ async fn serve(
         store: parts.machine.store.clone(),
         clock: Rc::clone(&parts.tools.clock),
         runtime: Rc::clone(&parts.machine.runtime),
-        providers: parts.machine.providers.clone(),
         disk: parts.machine.disk.clone(),
         images: ImageCommands {
             images: Rc::clone(&parts.owners.images),
@@ -357,6 +356,7 @@ async fn serve(
             started_at: parts.started_at,
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
+            providers: parts.machine.providers.clone(),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));

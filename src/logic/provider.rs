@@ -56,6 +56,11 @@ const LOST_CODE: i32 = 137;
 /// Its reason.
 const LOST: &str = "ContainerStatusUnknown";
 
+/// What is wrong with what a provider says, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Wrong(String);
+
 /// All pods of a provider, as it lists them.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -310,19 +315,19 @@ impl Table {
         list: Listed,
         node: &str,
         now: Wall,
-    ) -> Result<News, String> {
+    ) -> Result<News, Wrong> {
         let named = |text: &str| text.len() <= MAX_WORD_BYTES;
         if list.instance.is_empty() || !named(&list.instance) || !named(&list.cursor) {
-            return Err(format!(
+            return Err(Wrong(format!(
                 "instance and cursor must have at most {MAX_WORD_BYTES} bytes, and instance at least one"
-            ));
+            )));
         }
         if list.pods.len() > MAX_PODS {
-            return Err(format!("it lists more than {MAX_PODS} pods"));
+            return Err(Wrong(format!("it lists more than {MAX_PODS} pods")));
         }
         let mut listed = BTreeSet::new();
         if let Some(twice) = list.pods.iter().find(|pod| !listed.insert(pod.uid.clone())) {
-            return Err(format!("it lists pod {} twice", twice.uid));
+            return Err(Wrong(format!("it lists pod {} twice", twice.uid)));
         }
         let mut news = News {
             changed: !self.answers,
@@ -414,7 +419,7 @@ impl Table {
                 entry.status.containers = checked.containers;
                 entry.status.ips = checked.ips;
             }
-            Err(why) => {
+            Err(Wrong(why)) => {
                 if entry.bad != why {
                     entry.bad.clone_from(&why);
                     bad.push(Bad {
@@ -616,22 +621,22 @@ fn check(
     spec: Option<&Spec>,
     before: &PodRuntimeStatus,
     now: Wall,
-) -> Result<PodRuntimeStatus, String> {
+) -> Result<PodRuntimeStatus, Wrong> {
     if said.containers.len() > MAX_CONTAINERS || said.pod_ips.len() > MAX_IPS {
-        return Err(format!(
+        return Err(Wrong(format!(
             "at most {MAX_CONTAINERS} containers and {MAX_IPS} addresses are read"
-        ));
+        )));
     }
     let mut checked = PodRuntimeStatus::default();
     for ip in &said.pod_ips {
         let ip = ip
             .parse()
-            .map_err(|_| format!("podIPs: {ip:?} is no address"))?;
+            .map_err(|_| Wrong(format!("podIPs: {ip:?} is no address")))?;
         checked.ips.push(ip);
     }
     for container in &said.containers {
         let name = &container.name;
-        let wrong = |why: &str| Err(format!("container {name:?}: {why}"));
+        let wrong = |why: &str| Err(Wrong(format!("container {name:?}: {why}")));
         let image = match spec {
             Some(spec) => match spec.containers.get(name) {
                 Some(image) => image.clone(),
@@ -645,14 +650,16 @@ fn check(
         if container.message.len() > MAX_MESSAGE_BYTES || container.reason.len() > MAX_WORD_BYTES {
             return wrong("its reason or message is too long");
         }
-        let time = |field: &str, text: &str| -> Result<Option<Wall>, String> {
+        let time = |field: &str, text: &str| -> Result<Option<Wall>, Wrong> {
             if text.is_empty() {
                 return Ok(None);
             }
             let at = Wall::parse(text)
                 .filter(|at| at.0 <= now.0.saturating_add(MAX_AHEAD_NS))
                 .ok_or_else(|| {
-                    format!("container {name:?}: {field} {text:?} is no time, or not yet")
+                    Wrong(format!(
+                        "container {name:?}: {field} {text:?} is no time, or not yet"
+                    ))
                 })?;
             Ok(Some(at))
         };
@@ -836,7 +843,7 @@ mod tests {
     }
 
     /// Takes in a list that was asked for just now.
-    fn take(table: &mut Table, listed: Listed) -> Result<News, String> {
+    fn take(table: &mut Table, listed: Listed) -> Result<News, Wrong> {
         let begun = table.begin();
         table.take_list(begun, listed, "node", NOW)
     }
@@ -1056,7 +1063,7 @@ mod tests {
             (list(&"x".repeat(MAX_WORD_BYTES + 1), &[]), "instance"),
         ] {
             let error = take(&mut table, listed).expect_err(why);
-            assert!(error.contains(why), "{error}");
+            assert!(error.0.contains(why), "{error}");
         }
         assert_eq!(table.list().len(), 1, "nothing of it counts");
         let mut long = running("c", 0);

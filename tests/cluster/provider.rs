@@ -7,7 +7,11 @@
 )]
 mod lamps;
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+};
 
 use lamps::{Lamps, lamp};
 use nix::sys::signal::Signal;
@@ -36,6 +40,7 @@ fn start() -> Option<(Host, TestServer, Lamps)> {
     let lamps = Lamps::start(&dir);
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "imageGCHighThresholdPercent": 100, "evictionHard": lamps::NO_THRESHOLDS.map(|name| (name, "0%")).into_iter().collect::<BTreeMap<_, _>>(),
         "picolet": {"providers": {"lamps": lamps.socket()}},
     });
     let path = dir.join("config.yaml");

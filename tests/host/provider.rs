@@ -4,6 +4,7 @@
 mod lamps;
 
 use std::{
+    collections::BTreeMap,
     fs::{self, Permissions},
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
@@ -74,6 +75,7 @@ fn start() -> Option<(Host, Lamps)> {
     }
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "imageGCHighThresholdPercent": 100, "evictionHard": lamps::NO_THRESHOLDS.map(|name| (name, "0%")).into_iter().collect::<BTreeMap<_, _>>(),
         "picolet": {
             "providers": {"lamps": lamps.socket()},
             "process": {"directories": [apps]},

@@ -18,7 +18,7 @@ use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
         Node as Object, Wall,
-        cri::{FsInfo, Handler, Image, Version},
+        cri::{Condition, FsInfo, Handler, Image, Version},
         node::{NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
     image::import::{RESERVE_BYTES, RESERVE_INODES},
@@ -274,7 +274,7 @@ pub(super) struct Gathered {
     images: Option<Vec<Image>>,
     pressure: Pressure,
     not_ready: Vec<String>,
-    providers: Option<Result<(), String>>,
+    providers: Option<Condition>,
 }
 
 #[cfg(test)]

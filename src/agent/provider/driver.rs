@@ -219,12 +219,15 @@ impl Drivers {
         }
         let told = self.tell(provider, plan, pod, &generation, &begun.ips, &mounted);
         let told = told.await;
+        let why = told.as_ref().err().map(|e| e.message.clone());
         let starts = pod.spec.init_containers.iter().chain(&pod.spec.containers);
         let starts = starts.map(|container| Started {
             container: container.name.clone(),
-            result: told.as_ref().map(drop).map_err(|message| NotStarted {
-                reason: "ProviderFailed",
-                message: message.clone(),
+            result: why.clone().map_or(Ok(()), |message| {
+                Err(NotStarted {
+                    reason: "ProviderFailed",
+                    message,
+                })
             }),
         });
         let acted = Step::Acted {
@@ -233,13 +236,10 @@ impl Drivers {
             failed: told.is_err().then(|| Rc::clone(&plan.runtime)),
         };
         plan.line.tell(acted).await;
-        match told {
-            Ok(()) => Ok(Outcome::Done),
-            Err(message) => {
-                self.warn(pod, "ProviderFailed", &message);
-                Err(SyncError::new(message))
-            }
+        if let Some(message) = why {
+            self.warn(pod, "ProviderFailed", &message);
         }
+        told.map(|()| Outcome::Done)
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
@@ -247,7 +247,7 @@ impl Drivers {
         recorder.pod(pod, Severity::Warning, reason, message);
     }
 
-    /// Tells the provider of a pod, with everything that it refers to. Errors are for people.
+    /// Tells the provider of a pod, with everything that it refers to.
     async fn tell(
         &self,
         provider: &Provider,
@@ -256,13 +256,13 @@ impl Drivers {
         generation: &str,
         ips: &[core::net::IpAddr],
         mounted: &Mounted,
-    ) -> Result<(), String> {
+    ) -> Result<(), SyncError> {
         let syncer = &self.containers.syncer;
         let mut environments = Vec::new();
         for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
             let generator = &syncer.starter.generator;
             let made = generator.environment(plan, pod, container, ips, mounted);
-            let made = made.await.map_err(|e| e.to_string())?;
+            let made = made.await.map_err(|e| SyncError::new(e.to_string()))?;
             environments.push(made.into_vec());
         }
         let volumes: Vec<VolumePath> = mounted
@@ -276,21 +276,21 @@ impl Drivers {
         let told = provider::telling(pod, &provider.node, generation, environments, &volumes);
         let told = told.to_string().into_bytes();
         if told.len() > MAX_POD_BYTES {
-            return Err(format!(
+            return Err(SyncError::new(format!(
                 "the pod has {} bytes with all that it refers to, a provider takes {MAX_POD_BYTES}",
                 told.len()
-            ));
+            )));
         }
         self.keep_record(provider, &plan.uid)
             .await
-            .map_err(|e| format!("cannot note the pod's provider: {e}"))?;
+            .map_err(|e| SyncError::new(format!("cannot note the pod's provider: {e}")))?;
         crash::point("provider.recorded");
         if plan.cancel.is_to_end() {
             return Ok(());
         }
         let put = provider.put(&plan.uid, generation, told).await;
         crash::point("provider.told");
-        let bad = put.map_err(|e| chain(&e))?;
+        let bad = put.map_err(|e| SyncError::new(chain(&e)))?;
         tell_bad(&syncer.recorder, &bad);
         Ok(())
     }

@@ -170,7 +170,7 @@ impl Provider {
             let cursor = list.cursor.clone();
             let mut table = self.table.borrow_mut();
             let news = table.take_list(begun, list, &self.node, self.clock.wall());
-            let news = news.map_err(ProviderError::Nonsense)?;
+            let news = news.map_err(|e| ProviderError::Nonsense(e.to_string()))?;
             *self.cursor.borrow_mut() = cursor;
             Ok(news)
         });

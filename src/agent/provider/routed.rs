@@ -17,9 +17,9 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
-            AuthConfig, Capabilities, ContainerConfig, ContainerState, ExecOutput, FsInfo, Handler,
-            Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
-            SandboxStatus, Version,
+            AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState, ExecOutput,
+            FsInfo, Handler, Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus,
+            SandboxConfig, SandboxStatus, Version,
         },
         order::Order as _,
         stats::{ContainerUsage, Cpu, Detail, DiskUsage, Memory, PodUsage, Usage},
@@ -272,8 +272,16 @@ impl RuntimeService for Routed {
         self.inner.status()
     }
 
-    fn providers(&self) -> Option<Result<(), String>> {
-        Some(self.providers.trouble().map_or(Ok(()), Err))
+    fn providers(&self) -> Option<Condition> {
+        let condition = |ok, reason: &str, message| Condition {
+            ok,
+            reason: reason.into(),
+            message,
+        };
+        Some(match self.providers.trouble() {
+            None => condition(true, "ProvidersAnswer", "all providers answer".into()),
+            Some(why) => condition(false, "ProviderSilent", why),
+        })
     }
 
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {

@@ -6,6 +6,7 @@ use alloc::{format, string::String, vec::Vec};
 use super::events::NodeEvent;
 use crate::api::{
     Wall,
+    cri::Condition,
     node::{NodeCondition, ResourceList},
 };
 use crate::text::cut;
@@ -142,23 +143,16 @@ pub(super) fn set_pressures(
 }
 
 /// `ProviderReady`, of a node that has providers of pods (PRVD-07). It says nothing about `Ready`.
-pub(super) fn set_providers(
-    conditions: &mut Vec<NodeCondition>,
-    providers: &Result<(), String>,
-    now: Wall,
-) {
+pub(super) fn set_providers(conditions: &mut Vec<NodeCondition>, providers: &Condition, now: Wall) {
     let condition = place(conditions, "ProviderReady");
-    let (ready, reason, message) = match providers {
-        Ok(()) => (TRUE, "ProvidersAnswer", "all providers answer"),
-        Err(why) => (FALSE, "ProviderSilent", cut(why, MAX_MESSAGE_BYTES)),
-    };
+    let ready = status(providers.ok);
     if condition.status != ready {
         condition.last_transition_time = Some(now);
     }
     condition.status = ready.into();
     condition.last_heartbeat_time = Some(now);
-    condition.reason = reason.into();
-    condition.message = message.into();
+    condition.reason.clone_from(&providers.reason);
+    condition.message = cut(&providers.message, MAX_MESSAGE_BYTES).into();
 }
 
 /// `Ready` (NODE-19, NODE-20). `errors`: why not, as the runtime, the network and the others say.

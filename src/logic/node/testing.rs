@@ -4,7 +4,7 @@ use alloc::{string::String, vec::Vec};
 
 use super::{Identity, Interface, Local, Pressure, Resources, RuntimeView, Settings, View};
 use crate::{
-    api::cri::Image,
+    api::cri::{Condition, Image},
     node_resources::{Capacity, Reservations},
 };
 
@@ -21,7 +21,7 @@ pub(crate) struct Parts {
     pub(crate) images: Vec<Image>,
     pub(crate) pressure: Pressure,
     pub(crate) not_ready: Vec<String>,
-    pub(crate) providers: Option<Result<(), String>>,
+    pub(crate) providers: Option<Condition>,
     pub(crate) volumes: Option<Vec<String>>,
 }
 
