@@ -60,7 +60,7 @@ fn with(mut spec: Value, field: &str, value: Value) -> Value {
 }
 
 /// An agent with the provider, processes and an image.
-fn start() -> Option<(Host, Lamps)> {
+fn start() -> Option<(Lamps, Host)> {
     if !host::able() {
         return None;
     }
@@ -87,7 +87,14 @@ fn start() -> Option<(Host, Lamps)> {
         .extend(["--config".into(), path.display().to_string()]);
     host.start_agent();
     host.import();
-    Some((host, lamps))
+    // What is bound last is dropped first: an agent ends its pods at the provider.
+    Some((lamps, host))
+}
+
+/// Demands that nothing is left; the provider has nothing to do any more.
+fn finish(host: Host, lamps: Lamps) {
+    drop(lamps);
+    host.finish();
 }
 
 fn container(pod: &Value, at: usize) -> &Value {
@@ -97,7 +104,7 @@ fn container(pod: &Value, at: usize) -> &Value {
 #[test]
 fn every_driver_runs_the_same_pods() {
     // PRVD-08 PRVD-09
-    let Some((host, lamps)) = start() else {
+    let Some((lamps, host)) = start() else {
         return;
     };
     for (kind, make, laid) in [
@@ -126,13 +133,13 @@ fn every_driver_runs_the_same_pods() {
         let left = lamps.pods();
         (left.is_empty(), format!("{left:?}"))
     });
-    host.finish();
+    finish(host, lamps);
 }
 
 #[test]
 fn a_lamp_is_reached_like_a_container() {
     // PRVD-01 PRVD-02
-    let Some((host, mut lamps)) = start() else {
+    let Some((mut lamps, host)) = start() else {
         return;
     };
     let mut one = lamp("main", None);
@@ -218,13 +225,13 @@ fn a_lamp_is_reached_like_a_container() {
     host.wait_ready("lamp");
     host.remove("lamp.yaml");
     host.wait_gone("lamp");
-    host.finish();
+    finish(host, lamps);
 }
 
 #[test]
 fn kills_of_the_agent_and_of_the_provider_lose_and_double_nothing() {
     // PRVD-07
-    let Some((mut host, mut lamps)) = start() else {
+    let Some((mut lamps, mut host)) = start() else {
         return;
     };
     host.pod("box", json!({"containers": [sh("c", IDLE)]}));
@@ -271,13 +278,13 @@ fn kills_of_the_agent_and_of_the_provider_lose_and_double_nothing() {
     host.wait_ready("lamp");
     host.remove("lamp.yaml");
     host.wait_gone("lamp");
-    host.finish();
+    finish(host, lamps);
 }
 
 #[test]
 fn processes_have_what_their_pod_says_and_nothing_more() {
     // PRVD-08
-    let Some((mut host, _lamps)) = start() else {
+    let Some((lamps, mut host)) = start() else {
         return;
     };
     let mut idle = process("c", None);
@@ -376,5 +383,5 @@ fn processes_have_what_their_pod_says_and_nothing_more() {
         host.remove(&format!("{name}.yaml"));
         host.wait_gone(name);
     }
-    host.finish();
+    finish(host, lamps);
 }
