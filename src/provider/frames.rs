@@ -103,6 +103,7 @@ impl Framed {
 
     /// Sends what waits.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Bounded: by what waits, a few frames.
         while !self.waiting.is_empty() {
             let socket = Pin::new(&mut self.socket);
             let n = ready!(socket.poll_write(cx, &self.waiting))?;
